@@ -1,0 +1,40 @@
+"""What the engine asks of a group of ranks."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Comm(Protocol):
+    """A group of ranks; every method but ``abort`` is collective."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """This rank's place among the ranks of its host: which GPU it takes."""
+
+    def sum(self, tensor: Tensor) -> None:
+        """Collective: replace ``tensor`` (contiguous; int64, float32 or float64) by its sum."""
+        ...
+
+    def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Collective: the elementwise maximum of a few finite numbers."""
+        ...
+
+    def share(self, text: str) -> str:
+        """Collective: rank 0's text, on every rank."""
+        ...
+
+    def barrier(self) -> None:
+        """Collective: wait for every rank."""
+        ...
+
+    def close(self) -> None:
+        """Collective: leave the group in good order."""
+        ...
+
+    def abort(self, code: int) -> None:
+        """End every rank at once with exit code ``code``; does not return."""
+        ...

@@ -1,0 +1,1 @@
+"""Data sets, how they are dealt to clients, and the batches clients train on."""

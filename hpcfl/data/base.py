@@ -1,0 +1,62 @@
+"""What a data set is to the rest of the program."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from hpcfl.data.partition import Iid, Partition, Rows
+from hpcfl.types import Count, Examples, Section
+
+LossName = Literal["cross_entropy", "squared", "quadratic"]
+
+
+class Transform(Protocol):
+    """Stored rows to model inputs."""
+
+    def __call__(
+        self, inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None
+    ) -> Tensor:
+        """Model inputs [B, ...] of ``dtype`` from stored rows [B, ...], on the rows' device.
+
+        Augmentation draws from ``generator`` (on the same device); None means no augmentation.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set in memory (or memory-mapped), before it is dealt to clients."""
+
+    train: Examples
+    test: Examples | None
+    natural: Sequence[Rows] | None
+    """The rows of each natural client, or None where the data has no owners."""
+    classes: int | None
+    """Number of classes, or None for regression."""
+    loss: LossName
+    transform: Transform
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    """The ``data`` section of a job; a data set's own keys are the fields of its subclass."""
+
+    clients: Count | None = None
+    """N: how many clients the examples are dealt to; of a natural split, how many are drawn."""
+    partition: Partition = field(default_factory=Iid)
+    """How the training examples are dealt."""
+
+    @abstractmethod
+    def load(self, seed: int) -> Dataset:
+        """Read the data set.
+
+        Args:
+            seed: the job's, for data that is itself drawn at random.
+
+        Raises:
+            DataError: a file is missing, damaged or not what it should be.
+        """

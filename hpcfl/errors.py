@@ -1,0 +1,57 @@
+"""What can go wrong, one class per exit code or per thing the caller must know."""
+
+
+class HpcflError(Exception):
+    """An error whose message is complete: it is printed as one line, without a traceback."""
+
+    exit_code = 1
+
+
+class JobError(HpcflError):
+    """The job, the arguments or a file the user named is wrong; nothing was trained."""
+
+    exit_code = 2
+
+
+class DataError(JobError):
+    """A data file is missing, damaged or not what the job says."""
+
+
+class StoreError(JobError):
+    """A store or checkpoint file is missing, damaged or of another run."""
+
+
+class DivergedError(HpcflError):
+    """A client's update is not finite; the last checkpoint stands."""
+
+    exit_code = 3
+
+
+class ClientError(HpcflError):
+    """An algorithm, a model or a data set raised while one client was being trained.
+
+    Args:
+        client: the client's id.
+        round: counted from zero.
+        step: the local step, or None outside the local loop.
+        stage: what the client was doing: "begin", "step", "finish", "survey".
+    """
+
+    def __init__(self, client: int, round: int, step: int | None, stage: str) -> None:
+        self.client, self.round, self.step, self.stage = client, round, step, stage
+        where = f"client {client}, round {round}, " + (stage if step is None else f"step {step}")
+        super().__init__(where)
+
+    def __str__(self) -> str:
+        cause = self.__cause__
+        return f"{self.args[0]}: {type(cause).__name__}: {cause}" if cause else self.args[0]
+
+
+class RankError(HpcflError):
+    """Ranks disagree on what must be the same everywhere, or the launcher and MPI do not match."""
+
+
+class Stopped(HpcflError):
+    """A signal asked the run to stop; a checkpoint was written and the job may be requeued."""
+
+    exit_code = 75

@@ -1,0 +1,1 @@
+"""The homes of client states: memory, and HDF5 files."""

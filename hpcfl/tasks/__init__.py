@@ -1,0 +1,1 @@
+"""Tasks: a data set, a model and a loss under one name."""

@@ -1,0 +1,40 @@
+"""The few types that every room speaks."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from annotated_types import Ge, Gt, Interval
+from torch import Tensor
+
+Vector = Annotated[Tensor, "P"]  # all parameters of a model, flat
+Scalar = Annotated[Tensor, ""]  # 0-d
+
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Interval(gt=0, le=1)]  # (0, 1]
+Decay = Annotated[float, Interval(ge=0, lt=1)]  # [0, 1)
+Count = Annotated[int, Ge(1)]
+Seed = Annotated[int, Interval(ge=0, lt=2**63)]
+
+
+class Section:
+    """Base of every dataclass whose fields are keys of a job: strict types, no unknown key."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True}
+
+
+class Examples(NamedTuple):
+    """Rows of data, as stored: n examples."""
+
+    inputs: Tensor  # [n, ...]
+    labels: Tensor  # [n, ...]
+
+
+class Batch(NamedTuple):
+    """What a model and a loss take: B examples, on the device, in the compute dtype."""
+
+    inputs: Tensor  # [B, ...]
+    labels: Tensor  # [B, ...]
+
+
+Loss = Callable[[Tensor, Tensor], Scalar]  # (outputs [B, ...], labels [B, ...]) -> mean loss
