@@ -1,9 +1,11 @@
 """The few types that every room speaks."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Gt, Interval
+from pydantic import AfterValidator
 from torch import Tensor
 
 Vector = Annotated[Tensor, "P"]  # all parameters of a model, flat
@@ -14,6 +16,7 @@ NonNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]  # (0, 1]
 Decay = Annotated[float, Interval(ge=0, lt=1)]  # [0, 1)
 Count = Annotated[int, Ge(1)]
+PathText = Annotated[str, AfterValidator(lambda path: str(Path(path).absolute()))]
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
 
 
