@@ -1,8 +1,11 @@
 """What an algorithm sends and keeps, found by playing a dry round on no data."""
 
+from collections import namedtuple
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort
@@ -25,6 +28,26 @@ class Schema(NamedTuple):
             type(self.state),
             tuple(Field(name, tuple(leaf.shape), leaf.dtype) for name, leaf in fields),
         )
+
+
+    @property
+    def sent(self) -> Any:
+        """What is summed over the cohort: the upload, and the loss its client trained at."""
+        return self.send(self.upload, torch.empty((), device="meta"))
+
+    def send(self, upload: Any, loss: Tensor) -> Any:
+        """An upload together with its client's training loss."""
+        return _sent(type(upload))(*upload, loss)
+
+    def receive(self, mean: Any) -> tuple[Any, Tensor]:
+        """The mean upload and the mean loss, from the mean of what was sent."""
+        *upload, loss = mean
+        return type(self.upload)(*upload), loss
+
+
+@cache
+def _sent(upload: Any) -> Any:
+    return namedtuple("Sent", [*upload._fields, "train_loss"])
 
 
 class Traffic(NamedTuple):
