@@ -1,0 +1,58 @@
+# Tasks of hpcfl.  Everything is installed into .venv; nothing else on the machine is touched.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+RUNS := runs/quickstart-fedavg runs/quickstart-fedhbm
+# These start ranks, clusters or faults of their own: one at a time.
+SERIAL := $(wildcard tests/parallel tests/faults tests/slurm)
+
+.PHONY: help install quickstart check format test clean
+
+help:  ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(STAMP)  ## Build .venv with hpcfl, mpirun and the tools
+
+# torch by its exact pin and before anything that depends on it: a range may bring a CUDA build.
+$(STAMP): setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'hpcfl needs Python 3.11 or newer: make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0 setuptools
+	$(BIN)/pip install --quiet -c constraints.txt --use-pep517 --no-build-isolation \
+	  -e '.[mpi,demo,test,dev]'
+	touch $@
+
+# mpirun hands its ranks a pipe for stderr; on a terminal rich is told that it may draw its bar.
+quickstart: $(STAMP)  ## FedAvg and FedHBM on 2 ranks, then a table and a plot
+	rm -rf $(RUNS)
+	@if [ -t 2 ]; then export TTY_COMPATIBLE=1 TTY_INTERACTIVE=1; fi; \
+	for run in $(RUNS); do \
+	  (set -x; $(BIN)/mpirun -n 2 $(BIN)/hpcfl run jobs/quickstart.yaml \
+	    "algorithm.name=$${run##*-}" --out "$$run"); \
+	done
+	$(BIN)/hpcfl report $(RUNS)
+
+check: $(STAMP)  ## Style, types, import rules, shell scripts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --config .importlinter --no-logo
+	$(BIN)/shellcheck .ci/run $(wildcard slurm/*.sh tests/*/*.sh)
+	$(BIN)/yamllint --strict .
+	$(BIN)/codespell
+
+format: $(STAMP)  ## Let ruff repair what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: check  ## The checks and all tests
+	$(BIN)/pytest -q -n 2 $(SERIAL:%=--ignore=%)
+	$(BIN)/pytest -q $(SERIAL)
+
+clean:  ## Remove .venv and the caches of the tools
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

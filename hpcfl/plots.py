@@ -1,0 +1,123 @@
+"""Pictures: scores against rounds, and who holds which classes.  matplotlib is loaded on use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.errors import JobError
+from hpcfl.report import RunRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart by colour-blind readers too, on white; yellow left out.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", ":", "-.")
+
+
+def plot(runs: Sequence[RunRecord], path: Path) -> None:
+    """Draw test accuracy against rounds, one curve a run; test loss where nothing is classified.
+
+    Args:
+        runs: all with an accuracy, or none.
+        path: the PNG file to write.
+
+    Raises:
+        JobError: a run has no evaluation yet, or only some have an accuracy.
+    """
+    for run in runs:
+        if not run.scores["test_loss"]:
+            raise JobError(f"{run.path}: no evaluated round in log.jsonl yet, so nothing to plot")
+    without = [run for run in runs if not run.scores["test_accuracy"]]
+    if without and len(without) < len(runs):
+        raise JobError(
+            f"{without[0].path}: has no test accuracy, as other runs of this plot have; "
+            "plot regression and classification apart"
+        )
+    key = "test_loss" if without else "test_accuracy"
+    figure, axes = _figure(7.0, 4.2)
+    for index, run in enumerate(runs):
+        rounds, values = np.array(run.scores[key]).T
+        axes.plot(
+            rounds,
+            values if without else 100 * values,
+            color=COLOURS[index % len(COLOURS)],
+            linestyle=DASHES[index // len(COLOURS) % len(DASHES)],
+            linewidth=1.6,
+            marker="o" if len(rounds) <= 30 else None,
+            markersize=3.5,
+            label=run.name,
+        )
+    if without:
+        axes.set_yscale("log")
+    axes.set_xlabel("round")
+    axes.set_ylabel("test loss" if without else "test accuracy, %")
+    axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
+    axes.set_xlim(0, max(run.rounds for run in runs))
+    if len(runs) <= 6:
+        axes.legend(frameon=False, loc="best")
+    else:
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
+    _save(figure, path)
+
+
+def plot_partition(counts: NDArray[np.int64], path: Path) -> None:
+    """Draw how many examples each client holds and, of a classification, of which classes.
+
+    A class is a row and a client a column, coloured by the class's share of the client: this
+    stays readable with a hundred classes or thousands of clients, where stacked bars do not.
+
+    Args:
+        counts: examples by client and class [N, classes], or by client alone [N].
+        path: the PNG file to write.
+    """
+    sizes = counts if counts.ndim == 1 else counts.sum(axis=1)
+    clients = np.arange(len(sizes))
+    if counts.ndim == 1:
+        figure, axes = _figure(7.0, 3.0)
+        below = axes
+    else:
+        figure, axes = _figure(7.0, 2.2 + min(4.0, 0.9 + 0.18 * counts.shape[1]))
+        axes.remove()
+        axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
+        shares = counts / np.maximum(sizes, 1)[:, None]
+        image = below.imshow(
+            shares.T, aspect="auto", origin="lower", cmap="Blues", vmin=0, vmax=1,
+            interpolation="nearest" if len(sizes) <= 1000 else "antialiased",
+        )  # fmt: skip
+        below.set_ylabel("class")
+        below.yaxis.get_major_locator().set_params(integer=True)
+        figure.colorbar(image, ax=[axes, below], label="share of the client's examples")
+    axes.fill_between(clients, sizes, step="mid", color=COLOURS[0], alpha=0.8, linewidth=0)
+    axes.set_ylim(0, None)
+    axes.set_xlim(-0.5, len(sizes) - 0.5)
+    axes.set_ylabel("examples")
+    axes.set_title(
+        f"{len(sizes)} clients, {sizes.sum()} examples: {sizes.min()} to {sizes.max()} a client",
+        fontsize="medium",
+    )
+    below.set_xlabel("client")
+    _save(figure, path)
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure that needs no display and no global state (Figure's own canvas is Agg's)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _save(figure: Figure, path: Path) -> None:
+    try:
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise JobError(f"{path}: the plot cannot be written: {error.strerror}") from error

@@ -1,0 +1,172 @@
+"""What a run tells a person: one bar on a terminal, one plain line at a time anywhere else."""
+
+import socket
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import IO, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as RichProgress
+
+Record = Mapping[str, float | int]  # a round's line of log.jsonl
+Clock = Callable[[], float]  # seconds
+
+DRAW_S = 0.1  # between two draws of the bar
+LINE_S = 1.0  # between two plain lines, unless a round was evaluated
+
+
+class Progress:
+    """The silent one, and the base of those that speak: ranks other than 0 only warn."""
+
+    def __init__(self, rank: int, stream: IO[str]) -> None:
+        self._rank, self._stream = rank, stream
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def round(self, record: Record) -> None:
+        """Report a round; called once a round with what goes to log.jsonl."""
+
+    def note(self, text: str) -> None:
+        """Say one line, on rank 0 only."""
+
+    def warn(self, text: str) -> None:
+        """Say one line on any rank, with the rank and its node in front."""
+        self._say(f"[rank {self._rank}, node {socket.gethostname()}] {text}")
+
+    def _say(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+class _Paced(Progress, ABC):
+    """Rank 0: speaks when ``interval`` seconds have passed, at evaluations and at the end."""
+
+    def __init__(
+        self, job_name: str, rounds: int, start: int, stream: IO[str], clock: Clock, interval: float
+    ) -> None:
+        super().__init__(0, stream)
+        self._job_name, self._rounds, self._start = job_name, rounds, start
+        self._clock, self._interval = clock, interval
+        self._began = clock()
+        self._due = self._began  # the first round is always shown
+
+    def round(self, record: Record) -> None:
+        evaluated = "test_loss" in record
+        now = self._clock()
+        if now < self._due and not evaluated and record["round"] != self._rounds:
+            return
+        self._due = now + self._interval
+        self._show(int(record["round"]), record, now - self._began)
+
+    def note(self, text: str) -> None:
+        self._say(text)
+
+    @abstractmethod
+    def _show(self, round: int, record: Record, elapsed: float) -> None: ...
+
+    def _pace(self, round: int, elapsed: float) -> str:
+        """Rounds per second of this process and the time left at that pace."""
+        done = round - self._start
+        if done <= 0 or elapsed <= 0:
+            return "rounds/s       -  eta -"
+        left = timedelta(seconds=int((self._rounds - round) * elapsed / done))
+        return f"rounds/s {done / elapsed:7.4g}  eta {left}"
+
+
+class _Lines(_Paced):
+    """One line a round, aligned, for a log file: about one a second and every evaluation."""
+
+    def _show(self, round: int, record: Record, elapsed: float) -> None:
+        width = len(str(self._rounds))
+        scores = {k: v for k, v in record.items() if k == "train_loss" or k.startswith("test_")}
+        fields = [f"{name} {value:<9.4g}" for name, value in scores.items()]
+        where = f"{self._job_name} round {round:{width}d}/{self._rounds}"
+        self._say("  ".join([where, self._pace(round, elapsed), *fields]).rstrip())
+
+
+class _Bar(_Paced):
+    """One bar for the whole run, drawn from the calls: no thread beside MPI's."""
+
+    def __init__(
+        self, job_name: str, rounds: int, start: int, console: Console, clock: Clock
+    ) -> None:
+        super().__init__(job_name, rounds, start, console.file, clock, DRAW_S)
+        self._accuracy = ""  # of the newest evaluation
+        self._bar = RichProgress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}", markup=False),
+            console=console,
+            auto_refresh=False,
+            expand=True,
+        )
+        self._task = self._bar.add_task(job_name, total=rounds, completed=start, status="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def _say(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _show(self, round: int, record: Record, elapsed: float) -> None:
+        loss = f"loss {record['train_loss']:.4g}" if "train_loss" in record else ""
+        if "test_accuracy" in record:
+            self._accuracy = f"accuracy {record['test_accuracy']:.4f}"
+        parts = [loss, self._accuracy, self._pace(round, elapsed)]
+        status = "  ".join(part for part in parts if part)
+        self._bar.update(self._task, completed=round, status=status, refresh=True)
+
+
+def open_progress(
+    job_name: str,
+    rounds: int,
+    start: int,
+    rank: int,
+    *,
+    stream: IO[str] | None = None,
+    clock: Clock = time.monotonic,
+) -> Progress:
+    """The progress of a run, to be used as a context manager.
+
+    A bar where rich finds an interactive terminal.  Under mpirun, which hands its ranks a pipe,
+    TTY_COMPATIBLE=1 TTY_INTERACTIVE=1 in the environment ask for it.
+
+    Args:
+        job_name: what the lines begin with.
+        rounds: how many rounds the run shall complete.
+        start: how many are already complete.
+        rank: of this process; only rank 0 reports rounds.
+        stream: where to speak; standard error when absent.
+        clock: a monotonic clock, in seconds.
+    """
+    stream = sys.stderr if stream is None else stream
+    if rank != 0:
+        return Progress(rank, stream)
+    console = Console(file=stream)
+    if console.is_interactive:
+        return _Bar(job_name, rounds, start, console, clock)
+    return _Lines(job_name, rounds, start, stream, clock, LINE_S)
