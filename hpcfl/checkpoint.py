@@ -34,17 +34,14 @@ class Checkpoint(NamedTuple):
     """A committed checkpoint."""
 
     folder: Path
-    manifest: dict[str, Any]
-
-    @property
-    def round(self) -> int:
-        """Rounds completed."""
-        return int(self.manifest["round"])
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks that wrote it."""
-        return int(self.manifest["ranks"])
+    round: int
+    """Rounds completed."""
+    ranks: int
+    """The number of ranks that wrote it."""
+    log_bytes: int
+    """The length of log.jsonl at its commit."""
+    files: dict[str, int]
+    """The crc32 of every file of the folder."""
 
 
 class Checkpoints:
@@ -127,7 +124,7 @@ def read_server(checkpoint: Checkpoint, template: Any) -> Any:
     Raises:
         StoreError: a file is missing, damaged, or of another model.
     """
-    for name, expected in checkpoint.manifest["files"].items():
+    for name, expected in checkpoint.files.items():
         path = checkpoint.folder / name
         try:
             found = crc32(path.read_bytes())
@@ -181,12 +178,18 @@ def _read(folder: Path) -> Checkpoint:
     try:
         manifest = json.loads(path.read_text())
         found = manifest["format"]
-        Checkpoint(folder, manifest).round, Checkpoint(folder, manifest).ranks  # noqa: B018
+        checkpoint = Checkpoint(
+            folder,
+            int(manifest["round"]),
+            int(manifest["ranks"]),
+            int(manifest["log_bytes"]),
+            dict(manifest["files"]),
+        )
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise StoreError(f"{path}: is not a manifest: {e!r}; {_OTHER}") from e
     if found != FORMAT:
         raise StoreError(f"{path}: format {found}, expected {FORMAT}: another version wrote it")
-    return Checkpoint(folder, manifest)
+    return checkpoint
 
 
 def same(server: Any) -> int:

@@ -25,7 +25,7 @@ from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 from hpcfl.sampling import CohortConfig
 from hpcfl.tasks.presets import TASKS
-from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
+from hpcfl.types import Count, NonNegative, Positive, Section, Seed
 
 Precision = Literal["float32", "float64", "bf16", "tf32"]
 
@@ -157,7 +157,7 @@ class Loaded:
     job: Job
     tree: Tree
     name: str
-    """The job file's name without its ending, and a short hash of the overrides if there are any."""
+    """The file's name without its ending, and a short hash of the overrides if there are any."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
@@ -205,7 +205,7 @@ def digest(tree: Tree) -> str:
 
 
 def suggestion(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    """ "; did you mean X?" where something known is near."""
+    """The end of a sentence about an unknown name: a near one that is known, if there is one."""
     near = get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else "."
 
@@ -257,7 +257,11 @@ def _line(fault: ErrorDetails, cls: type[Any], raw: Tree, file: JobFile, at: Key
 
 def raw_name(file: JobFile, at: Key) -> str | None:
     """The name a job gives to the class of a section, if its class is chosen by name."""
-    return file.tree[at[0]].get(KINDS[str(at[0])].key) if at else None
+    if not at:
+        return None
+    section = str(at[0])
+    name: str | None = file.tree[section].get(KINDS[section].key)
+    return name
 
 
 def _without_tags(loc: tuple[int | str, ...], raw: Any) -> Key:
@@ -278,7 +282,7 @@ def _keys(cls: type[Any], path: Key, raw: Any) -> set[str]:
     for part in path:
         raw = raw[part]
         hint = get_type_hints(cls)[str(part)]
-        options = [c for c in (hint, *get_args(hint)) if is_dataclass(c)]
+        options = [c for c in (hint, *get_args(hint)) if isinstance(c, type) and is_dataclass(c)]
         cls = next(
             (c for c in options if getattr(c, "kind", None) == raw.get("kind", "")), options[0]
         )

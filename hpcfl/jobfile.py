@@ -125,7 +125,7 @@ class _Walk:
             return self._mapping(node, key)
         if isinstance(node, yaml.SequenceNode):
             return tuple(self._node(below, (*key, k)) for k, below in enumerate(node.value))
-        return self._scalars.construct_object(node)  # type: ignore[no-untyped-call]
+        return self._scalars.construct_object(node)
 
     def _mapping(self, node: yaml.MappingNode, key: Key) -> Tree:
         tree: Tree = {}

@@ -29,7 +29,6 @@ class Schema(NamedTuple):
             tuple(Field(name, tuple(leaf.shape), leaf.dtype) for name, leaf in fields),
         )
 
-
     @property
     def sent(self) -> Any:
         """What is summed over the cohort: the upload, and the loss its client trained at."""
@@ -37,7 +36,7 @@ class Schema(NamedTuple):
 
     def send(self, upload: Any, loss: Tensor) -> Any:
         """An upload together with its client's training loss."""
-        return _sent(type(upload))(*upload, loss)
+        return _sent(upload._fields)(*upload, loss)
 
     def receive(self, mean: Any) -> tuple[Any, Tensor]:
         """The mean upload and the mean loss, from the mean of what was sent."""
@@ -46,8 +45,8 @@ class Schema(NamedTuple):
 
 
 @cache
-def _sent(upload: Any) -> Any:
-    return namedtuple("Sent", [*upload._fields, "train_loss"])
+def _sent(fields: tuple[str, ...]) -> Any:
+    return namedtuple("Sent", [*fields, "train_loss"])
 
 
 class Traffic(NamedTuple):

@@ -91,6 +91,7 @@ class Population:
         for positions in order(
             count,
             batch_size=batch_size,
+            epochs=None,
             steps=work,
             drop_last=self._local.drop_last,
             generator=shuffle,
@@ -109,7 +110,7 @@ class Population:
 
 
 class TestSet:
-    """The test examples of one rank: every so-manieth batch of the whole test set."""
+    """The test examples of one rank: every size-th batch of the whole test set."""
 
     def __init__(
         self, dataset: Dataset, *, batch_size: int, dtype: torch.dtype, device: torch.device
@@ -117,6 +118,9 @@ class TestSet:
         self._examples = dataset.test
         self._transform = dataset.transform
         self._batch_size, self._dtype, self._device = batch_size, dtype, device
+
+    def __len__(self) -> int:
+        return len(self._examples.labels) if self._examples else 0
 
     def batches(self, rank: int, ranks: int) -> Iterator[Batch]:
         """Batches number ``rank``, ``rank + ranks``, ...; none where there is no test set."""

@@ -97,8 +97,15 @@ class Gradient:
         self._model.train()
         return total.div_(count)
 
-    def outputs(self, x: Vector, inputs: Tensor) -> Tensor:
-        """The model's outputs at ``x``, in the run's precision."""
+    def predict(self, x: Vector, inputs: Tensor) -> Tensor:
+        """The model's outputs at ``x`` in the run's precision: no dropout, no gradient."""
+        self._model.eval()
+        with torch.no_grad():
+            outputs = self._outputs(x, inputs)
+        self._model.train()
+        return outputs
+
+    def _outputs(self, x: Vector, inputs: Tensor) -> Tensor:
         if x is not self._at:
             for parameter, view in zip(self._parameters, self._layout.views(x), strict=True):
                 parameter.data = view
@@ -108,7 +115,7 @@ class Gradient:
         return outputs
 
     def _value_and_grad(self, point: Vector, batch: Batch) -> tuple[Tensor, Vector]:
-        value = self._loss(self.outputs(point, batch.inputs), batch.labels)
+        value = self._loss(self._outputs(point, batch.inputs), batch.labels)
         grads = torch.autograd.grad(value, self._parameters)
         return value.detach(), torch.cat([grad.reshape(-1) for grad in grads])
 
