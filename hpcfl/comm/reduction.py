@@ -88,7 +88,8 @@ class Layout(NamedTuple):
 
 def _column(tensors: list[Tensor]) -> Column:
     if tensors and tensors[0].numel() <= _SMALL:
-        return torch.stack(tensors).view(len(tensors), -1)
+        stacked = torch.stack(tensors)
+        return stacked if stacked.dim() == 2 else stacked.view(len(tensors), -1)
     return [tensor.reshape(-1) for tensor in tensors]
 
 
@@ -124,12 +125,12 @@ def inspect(
     fields = len(layout.names)
     peaks, worst = [0.0] * fields, _NOBODY
     for field, (column, weights) in enumerate(zip(columns, factors, strict=True)):
-        for client, weight, top in zip(clients, weights, _magnitudes(column), strict=True):
-            term = weight * top
-            if math.isfinite(term):
-                peaks[field] = max(peaks[field], term)
-            else:
-                worst = max(worst, -float((client * fields + field) * comm.size + comm.rank))
+        terms = [w * top for w, top in zip(weights, _magnitudes(column), strict=True)]
+        if all(map(math.isfinite, terms)):
+            peaks[field] = max(terms, default=0.0)
+        else:
+            client = min(c for c, t in zip(clients, terms, strict=True) if not math.isfinite(t))
+            worst = max(worst, -float((client * fields + field) * comm.size + comm.rank))
     agreed = comm.max(np.concatenate(([*peaks, worst], flags)))
     if agreed[fields] > _NOBODY:
         place, rank = divmod(int(-agreed[fields]), comm.size)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import NamedTuple, NoReturn
 
-from torch.distributed import DistError
-from torch.distributed.distributed_c10d import TCPStore
+# torch exports TCPStore, but its stubs do not say so.
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from hpcfl.comm.launch import Launch, require_mpi4py
 from hpcfl.comm.solo import end_process
