@@ -29,7 +29,8 @@ def plot(runs: Sequence[RunRecord], path: Path) -> None:
         path: the PNG file to write.
 
     Raises:
-        JobError: a run has no evaluation yet, or only some have an accuracy.
+        JobError: a run has no evaluation yet, only some have an accuracy, or the file cannot be
+            written.
     """
     for run in runs:
         if not run.scores["test_loss"]:
@@ -76,25 +77,31 @@ def plot_partition(counts: NDArray[np.int64], path: Path) -> None:
     Args:
         counts: examples by client and class [N, classes], or by client alone [N].
         path: the PNG file to write.
+
+    Raises:
+        JobError: the file cannot be written.
     """
-    sizes = counts if counts.ndim == 1 else counts.sum(axis=1)
-    clients = np.arange(len(sizes))
+    from matplotlib.colors import PowerNorm
+
     if counts.ndim == 1:
+        sizes = np.sort(counts)[::-1]
         figure, axes = _figure(7.0, 3.0)
-        below = axes
+        axes.set_xlabel("clients, the largest first")
     else:
+        sizes = counts.sum(axis=1)
         figure, axes = _figure(7.0, 2.2 + min(4.0, 0.9 + 0.18 * counts.shape[1]))
         axes.remove()
         axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
         shares = counts / np.maximum(sizes, 1)[:, None]
+        # The square root keeps a share of a few percent apart from none.
         image = below.imshow(
-            shares.T, aspect="auto", origin="lower", cmap="Blues", vmin=0, vmax=1,
-            interpolation="nearest" if len(sizes) <= 1000 else "antialiased",
-        )  # fmt: skip
+            shares.T, aspect="auto", origin="lower", cmap="Blues", norm=PowerNorm(0.5, 0, 1)
+        )
+        below.set_xlabel("client")
         below.set_ylabel("class")
         below.yaxis.get_major_locator().set_params(integer=True)
         figure.colorbar(image, ax=[axes, below], label="share of the client's examples")
-    axes.fill_between(clients, sizes, step="mid", color=COLOURS[0], alpha=0.8, linewidth=0)
+    axes.stairs(sizes, np.arange(len(sizes) + 1) - 0.5, fill=True, color=COLOURS[0])
     axes.set_ylim(0, None)
     axes.set_xlim(-0.5, len(sizes) - 0.5)
     axes.set_ylabel("examples")
@@ -102,7 +109,6 @@ def plot_partition(counts: NDArray[np.int64], path: Path) -> None:
         f"{len(sizes)} clients, {sizes.sum()} examples: {sizes.min()} to {sizes.max()} a client",
         fontsize="medium",
     )
-    below.set_xlabel("client")
     _save(figure, path)
 
 

@@ -17,8 +17,6 @@ from rich.table import Table
 
 from hpcfl.errors import JobError, StoreError
 
-Cell = str | int | float | None
-
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -123,71 +121,76 @@ def _read_log(path: Path) -> tuple[Mapping[str, Any], ...]:
     return tuple(entries)
 
 
-def _plain(value: Cell) -> str:
-    return "-" if value is None else str(value)
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f}"
 
 
-def _percent(value: Cell) -> str:
-    return f"{100 * value:.2f}" if isinstance(value, float) else "-"
+def _loss(loss: float | None) -> str:
+    return "-" if loss is None else f"{loss:.4g}"
 
 
-def _loss(value: Cell) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "-"
+def _rounds(run: RunRecord) -> str:
+    return f"{run.done}/{run.rounds}" + ("" if run.finished else " unfinished")
 
 
-def _size(value: Cell) -> str:
-    size = float(value or 0)
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            break
+def _best(run: RunRecord) -> str:
+    return "-" if run.best is None else f"{_percent(run.best[1])} @{run.best[0]}"
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.4g} {unit}"
         size /= 1000
-    return f"{size:.4g} {unit}"
+    return f"{size:.4g} TB"
 
 
-def _duration(value: Cell) -> str:
-    seconds = float(value or 0)
+def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, seconds = divmod(round(seconds), 60)
+    minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
+    return f"{hours}:{minutes:02d}:{whole:02d}"
 
 
-@dataclass(frozen=True)
-class _Column:
-    key: str  # of the CSV file, with its unit
-    title: str
-    value: Callable[[RunRecord], Cell]
-    show: Callable[[Cell], str] = _plain
-    numeric: bool = True
+# For people: a title, and a run's cell below it.
+_SHOWN: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
+    ("run", lambda run: run.name),
+    ("algorithm", lambda run: run.algorithm),
+    ("rounds", _rounds),
+    ("accuracy\n%", lambda run: _percent(run.last("test_accuracy"))),
+    ("best\n% @round", _best),
+    ("mean of\nlast %", lambda run: _percent(run.mean_accuracy)),
+    ("test\nloss", lambda run: _loss(run.last("test_loss"))),
+    ("down", lambda run: _size(run.total("down_bytes"))),
+    ("up", lambda run: _size(run.total("up_bytes"))),
+    ("wall\ntime", lambda run: _duration(run.total("wall_s"))),
+)
 
-
-_COLUMNS = (
-    _Column("run", "run", lambda run: run.name, numeric=False),
-    _Column("algorithm", "algorithm", lambda run: run.algorithm, numeric=False),
-    _Column("rounds_done", "rounds", lambda run: run.done),
-    _Column("rounds", "of", lambda run: run.rounds),
-    _Column(
-        "state", "state", lambda run: "done" if run.finished else "unfinished", numeric=False
-    ),
-    _Column("accuracy", "accuracy %", lambda run: run.last("test_accuracy"), _percent),
-    _Column("best_accuracy", "best %", lambda run: run.best[1] if run.best else None, _percent),
-    _Column("best_round", "at round", lambda run: run.best[0] if run.best else None),
-    _Column("mean_accuracy", "mean of last %", lambda run: run.mean_accuracy, _percent),
-    _Column("test_loss", "test loss", lambda run: run.last("test_loss"), _loss),
-    _Column("down_bytes", "down", lambda run: int(run.total("down_bytes")), _size),
-    _Column("up_bytes", "up", lambda run: int(run.total("up_bytes")), _size),
-    _Column("wall_s", "wall time", lambda run: run.total("wall_s"), _duration),
-)  # fmt: skip
+# For programs: a key, with its unit, and a run's value.
+_VALUES: tuple[tuple[str, Callable[[RunRecord], str | float | None]], ...] = (
+    ("run", lambda run: run.name),
+    ("algorithm", lambda run: run.algorithm),
+    ("rounds", lambda run: run.rounds),
+    ("rounds_done", lambda run: run.done),
+    ("test_accuracy", lambda run: run.last("test_accuracy")),
+    ("best_accuracy", lambda run: run.best[1] if run.best else None),
+    ("best_round", lambda run: run.best[0] if run.best else None),
+    ("mean_accuracy", lambda run: run.mean_accuracy),
+    ("test_loss", lambda run: run.last("test_loss")),
+    ("down_bytes", lambda run: int(run.total("down_bytes"))),
+    ("up_bytes", lambda run: int(run.total("up_bytes"))),
+    ("wall_s", lambda run: run.total("wall_s")),
+)
 
 
 def table(runs: Sequence[RunRecord]) -> Table:
-    """Runs side by side, one a row."""
+    """Runs side by side, one a row; sizes in powers of 1000."""
     made = Table(box=box.ASCII2)
-    for column in _COLUMNS:
-        made.add_column(column.title, justify="right" if column.numeric else "left", no_wrap=True)
-    for cells in _shown(runs):
-        made.add_row(*cells)
+    for index, (title, _) in enumerate(_SHOWN):
+        made.add_column(title, justify="left" if index < 2 else "right", no_wrap=True)
+    for run in runs:
+        made.add_row(*(show(run) for _, show in _SHOWN))
     return made
 
 
@@ -201,21 +204,17 @@ def text(runs: Sequence[RunRecord]) -> str:
 def markdown(runs: Sequence[RunRecord]) -> str:
     """The table in Markdown."""
     rows = [
-        [column.title for column in _COLUMNS],
-        ["--:" if column.numeric else ":--" for column in _COLUMNS],
-        *([cell.replace("|", "\\|") for cell in cells] for cells in _shown(runs)),
+        [title.replace("\n", " ") for title, _ in _SHOWN],
+        [":--" if index < 2 else "--:" for index in range(len(_SHOWN))],
+        *([show(run).replace("|", "\\|") for _, show in _SHOWN] for run in runs),
     ]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def comma_separated(runs: Sequence[RunRecord]) -> str:
-    """The table as CSV: full precision, fractions and plain units, absent values empty."""
+    """The runs as CSV: full precision, fractions and plain units; what is absent stays empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(column.key for column in _COLUMNS)
-    writer.writerows([column.value(run) for column in _COLUMNS] for run in runs)
+    writer.writerow(key for key, _ in _VALUES)
+    writer.writerows([value(run) for _, value in _VALUES] for run in runs)
     return out.getvalue()
-
-
-def _shown(runs: Sequence[RunRecord]) -> list[list[str]]:
-    return [[column.show(column.value(run)) for column in _COLUMNS] for run in runs]

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.comm.base import Comm
-from hpcfl.comm.reduction import Layout, inspect
+from hpcfl.comm.reduction import Column, Layout, inspect
 
 _SHIFTER = 3.0 * 2.0**51
 _PATTERN = int(np.float64(_SHIFTER).view(np.int64))
@@ -79,8 +79,8 @@ class Exact:
         peaks, flags = inspect(comm, layout, columns, factors, clients, flags, round)
         shifts = [_shift(peak, cohort) for peak in peaks]
         sums = [self._sums[begin:end] for begin, end in layout.bounds]
-        for out, tensors, field_weights, shift in zip(sums, columns, factors, shifts, strict=True):
-            _accumulate(tensors, field_weights, shift, out, self._scratch)
+        for out, column, field_weights, shift in zip(sums, columns, factors, shifts, strict=True):
+            _accumulate(column, field_weights, shift, out, self._scratch)
         comm.sum(self._sums)
         means = [
             _restore(out, divisor, shift, self._dtype, self._scratch).view(shape)
@@ -99,24 +99,27 @@ def _shift(peak: float, cohort: int) -> int:
 
 
 def _accumulate(
-    tensors: Sequence[Tensor], weights: Sequence[float], shift: int, out: Tensor, scratch: Tensor
+    column: Column, weights: Sequence[float], shift: int, out: Tensor, scratch: Tensor
 ) -> None:
-    """Set ``out`` [n] (int64) to the sum of round(2^shift x weight x tensor [n]) over clients."""
-    clients, n = len(tensors), out.numel()
+    """Set ``out`` [n] (int64) to the sum over clients of round(2^shift x weight x value)."""
+    clients, n = len(column), out.numel()
     if not clients:
         out.zero_()
         return
     # Only float64 uploads below 1e-256 need the second factor.
     first, rest = min(shift, _LARGEST_SHIFT), max(shift - _LARGEST_SHIFT, 0)
-    scales = torch.tensor(weights, dtype=torch.float64, device=out.device)[:, None] * 2.0**first
+    scales = torch.tensor([[w * 2.0**first] for w in weights], dtype=scratch.dtype).to(out.device)
     # Sums wrap around modulo 2^64 until the constants are taken away again; the result fits.
     constants = (clients * _PATTERN + 2**63) % 2**64 - 2**63
     width = scratch.numel() // clients
     for begin in range(0, n, width):
         end = min(begin + width, n)
         block = scratch[: clients * (end - begin)].view(clients, end - begin)
-        for row, tensor in zip(block.unbind(), tensors, strict=True):
-            row.copy_(tensor[begin:end])
+        if isinstance(column, Tensor):
+            block.copy_(column[:, begin:end])
+        else:
+            for row, tensor in zip(block.unbind(), column, strict=True):
+                row.copy_(tensor[begin:end])
         block.mul_(scales)
         if rest:
             block.mul_(2.0**rest)

@@ -48,10 +48,10 @@ class Fast:
         buffer = torch.zeros(layout.numel, dtype=self._dtype, device=self._device)
         fields = [buffer[begin:end] for begin, end in layout.bounds]
         totals = layout.totals(total, cohort)
-        for out, tensors, field_weights, divisor in zip(
+        for out, column, field_weights, divisor in zip(
             fields, columns, factors, totals, strict=True
         ):
-            for tensor, weight in zip(tensors, field_weights, strict=True):
+            for tensor, weight in zip(column, field_weights, strict=True):
                 out.add_(tensor, alpha=weight / divisor)  # never larger than the largest upload
         comm.sum(buffer)
         means = [field.view(shape) for field, shape in zip(fields, layout.shapes, strict=True)]

@@ -16,6 +16,9 @@ from hpcfl.errors import DivergedError
 _NOBODY = -(2.0**53)  # below every marker of a non-finite upload
 _SMALL = 1 << 14  # elements up to which one stacked tensor beats one call per client
 
+Column = Tensor | list[Tensor]
+"""One field of K clients' uploads: K flat tensors [n], or [K, n] stacked where n is small."""
+
 
 class Reduction(Protocol):
     """How the uploads of a round, spread over the ranks, become one mean on every rank."""
@@ -69,9 +72,9 @@ class Layout(NamedTuple):
         """Elements of the whole buffer."""
         return self.bounds[-1][1]
 
-    def columns(self, uploads: Sequence[Any]) -> list[list[Tensor]]:
-        """For each field, the clients' flat tensors."""
-        return [[upload[i].reshape(-1) for upload in uploads] for i in range(len(self.names))]
+    def columns(self, uploads: Sequence[Any]) -> list[Column]:
+        """For each field, what the clients sent."""
+        return [_column([u[i] for u in uploads]) for i in range(len(self.names))]
 
     def factors(self, weights: Sequence[float]) -> list[Sequence[float]]:
         """For each field, the clients' weights."""
@@ -83,22 +86,29 @@ class Layout(NamedTuple):
         return [float(cohort) if name in self.plain else total for name in self.names]
 
 
-def magnitudes(tensors: Sequence[Tensor]) -> list[float]:
-    """The largest absolute value of each of these equally long tensors; NaN if it holds one."""
-    if not tensors:
-        return []
-    if tensors[0].numel() <= _SMALL:
-        tops: list[float] = torch.stack(list(tensors)).abs().amax(1).tolist()
+def _column(tensors: list[Tensor]) -> Column:
+    if tensors and tensors[0].numel() <= _SMALL:
+        stacked = torch.stack(tensors)
+        return stacked if stacked.dim() == 2 else stacked.view(len(tensors), -1)
+    return [tensor.reshape(-1) for tensor in tensors]
+
+
+def _magnitudes(column: Column) -> list[float]:
+    """Each client's largest absolute value; NaN if it sent one."""
+    if isinstance(column, Tensor):
+        tops: list[float] = column.abs().amax(1).tolist()
         return tops
+    if not column:
+        return []
     # One pass without a temporary, and one transfer from the device for all clients.
-    ends = torch.stack([end for tensor in tensors for end in torch.aminmax(tensor)]).tolist()
+    ends = torch.stack([end for tensor in column for end in torch.aminmax(tensor)]).tolist()
     return [max(-low, high) for low, high in zip(ends[::2], ends[1::2], strict=True)]
 
 
 def inspect(
     comm: Comm,
     layout: Layout,
-    columns: list[list[Tensor]],
+    columns: list[Column],
     factors: list[Sequence[float]],
     clients: Sequence[int],
     flags: NDArray[np.float64],
@@ -114,14 +124,13 @@ def inspect(
     """
     fields = len(layout.names)
     peaks, worst = [0.0] * fields, _NOBODY
-    for field, (tensors, weights) in enumerate(zip(columns, factors, strict=True)):
-        tops = magnitudes(tensors)
-        for client, weight, top in zip(clients, weights, tops, strict=True):
-            term = weight * top
-            if math.isfinite(term):
-                peaks[field] = max(peaks[field], term)
-            else:
-                worst = max(worst, -float((client * fields + field) * comm.size + comm.rank))
+    for field, (column, weights) in enumerate(zip(columns, factors, strict=True)):
+        terms = [w * top for w, top in zip(weights, _magnitudes(column), strict=True)]
+        if all(map(math.isfinite, terms)):
+            peaks[field] = max(terms, default=0.0)
+        else:
+            client = min(c for c, t in zip(clients, terms, strict=True) if not math.isfinite(t))
+            worst = max(worst, -float((client * fields + field) * comm.size + comm.rank))
     agreed = comm.max(np.concatenate(([*peaks, worst], flags)))
     if agreed[fields] > _NOBODY:
         place, rank = divmod(int(-agreed[fields]), comm.size)

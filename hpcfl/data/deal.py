@@ -141,8 +141,10 @@ def _dirichlet(
                 mass = (left - taken).astype(np.float64)
             draw = generator.multinomial(missing, mass / mass.sum())
             taken = np.minimum(taken + draw, left)
-        begin = first + counts - left
-        pieces = [by_class[b : b + k] for b, k in zip(begin, taken, strict=True)]
+        chosen = np.flatnonzero(taken)
+        begin = (first + counts - left)[chosen]
+        end = begin + taken[chosen]
+        pieces = [by_class[b:e] for b, e in zip(begin, end, strict=True)]
         clients.append(np.sort(np.concatenate(pieces)))
         left -= taken
     return tuple(clients)

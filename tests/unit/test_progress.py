@@ -1,0 +1,130 @@
+import io
+
+import pytest
+
+from hpcfl.progress import open_progress
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def record(round, **more):
+    return {"round": round, "wall_s": 0.1, "clients": 2, "train_loss": 0.5, **more}
+
+
+def lines_of(clock, records, seconds, *, rounds=1000, start=0):
+    out = io.StringIO()
+    with open_progress("digits", rounds, start, 0, stream=out, clock=clock) as progress:
+        for entry in records:
+            clock.now += seconds
+            progress.round(entry)
+    return out.getvalue().splitlines()
+
+
+def test_a_line_a_round_when_rounds_are_slow():
+    lines = lines_of(Clock(), [record(t) for t in range(1, 6)], seconds=1.5)
+    assert len(lines) == 5
+    assert lines[0].startswith("digits round    1/1000  rounds/s  0.6667  eta 0:24:58")
+    assert lines[0].endswith("train_loss 0.5")
+    assert len({line.index("train_loss") for line in lines}) == 1  # aligned
+
+
+def test_about_one_line_a_second_when_rounds_are_quick():
+    lines = lines_of(Clock(), [record(t) for t in range(1, 501)], seconds=1 / 128)
+    assert [int(line.split()[2].split("/")[0]) for line in lines] == [1, 129, 257, 385]
+
+
+def test_evaluated_and_final_rounds_are_always_shown():
+    records = [record(t) for t in range(1, 11)]
+    records[4] = record(5, test_loss=0.25, test_accuracy=0.875)
+    lines = lines_of(Clock(), records, seconds=0.001, rounds=10)
+    assert [line.split()[2] for line in lines] == ["1/10", "5/10", "10/10"]
+    assert lines[1].split()[-4:] == ["test_loss", "0.25", "test_accuracy", "0.875"]
+
+
+def test_pace_counts_from_where_the_process_started():
+    (line,) = lines_of(Clock(), [record(910)], seconds=5, start=900)
+    assert "rounds/s       2  eta 0:00:45" in line
+
+
+def test_the_initial_model_has_no_pace():
+    (line,) = lines_of(Clock(), [{"round": 0, "test_loss": 2.3}], seconds=1)
+    assert "eta -" in line
+
+
+def test_notes_are_lines_of_their_own():
+    out = io.StringIO()
+    with open_progress("digits", 10, 0, 0, stream=out) as progress:
+        progress.note("signal USR1: checkpoint at round 7")
+    assert out.getvalue() == "signal USR1: checkpoint at round 7\n"
+
+
+def test_other_ranks_only_warn():
+    out = io.StringIO()
+    with open_progress("digits", 10, 0, 3, stream=out) as progress:
+        progress.round(record(10, test_loss=0.1))
+        progress.note("for rank 0 only")
+        assert out.getvalue() == ""
+        progress.warn("this node is slow")
+    assert out.getvalue().startswith("[rank 3, node ")
+    assert out.getvalue().endswith("] this node is slow\n")
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A stream that rich takes for an interactive terminal of 110 columns."""
+    for name, value in {"TERM": "xterm", "COLUMNS": "110", "LINES": "24"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    return Terminal()
+
+
+def test_a_terminal_shows_one_bar(terminal):
+    clock = Clock()
+    with open_progress("digits [a]", 10, 0, 0, stream=terminal, clock=clock) as progress:
+        clock.now = 1.0
+        progress.round(record(3, test_loss=1.0, test_accuracy=0.75))
+        clock.now = 2.0
+        progress.round(record(4))
+        progress.note("a note")
+    shown = terminal.getvalue()
+    assert "digits [a]" in shown
+    assert "4/10" in shown
+    assert "loss 0.5  accuracy 0.7500  rounds/s       2  eta 0:00:03" in shown
+    assert "a note" in shown
+
+
+def test_the_bar_is_drawn_only_when_due(terminal):
+    clock = Clock()
+    with open_progress("digits", 10_000, 0, 0, stream=terminal, clock=clock) as progress:
+        clock.now = 1.0
+        progress.round(record(1))
+        before = terminal.tell()
+        clock.now = 1.05
+        progress.round(record(2))
+        assert terminal.tell() == before
+        clock.now = 1.15
+        progress.round(record(3))
+        assert terminal.tell() > before
+
+
+def test_ranks_under_mpirun_get_the_bar_when_the_environment_says_so(monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    pipe = io.StringIO()
+    with open_progress("digits", 10, 0, 0, stream=pipe) as progress:
+        progress.round(record(10))
+    assert "\x1b[" in pipe.getvalue()
+    assert "10/10" in pipe.getvalue()
