@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import deterministic
 from torch import nn
 
 from hpcfl.algorithms.base import Algorithm, Fresh
@@ -25,8 +26,8 @@ from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.init import load_initial
-from hpcfl.seeds import key
 from hpcfl.schema import Schema, dry_round
+from hpcfl.seeds import key
 from hpcfl.store.base import ClientStore
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
@@ -66,9 +67,9 @@ class Parts:
 
     def fresh(self, client: int) -> Fresh:
         """The client's source of random initialisations: always the same one."""
-        return lambda: initial(self.loaded, self.dataset, key(self.job.seed, "fresh", client=client))[
-            0
-        ].to(self.device)
+        return lambda: initial(
+            self.loaded, self.dataset, key(self.job.seed, "fresh", client=client)
+        )[0].to(self.device)
 
     def population(self) -> Population:
         """The clients."""
@@ -113,7 +114,7 @@ class Parts:
         return self._reduction(comm, Survey(self.x0.to("meta")), frozenset({"grad"}))
 
     def _reduction(self, comm: Comm, template: Any, plain: frozenset[str]) -> Reduction:
-        kind = {"exact": Exact, "fast": Fast}[self.job.reduction]
+        kind = Exact if self.job.reduction == "exact" else Fast
         return kind(comm, template, plain, self.x0.dtype, self.device)
 
     def store(self, root: Path, rank: int, life: str, clients: Sequence[int]) -> ClientStore:
@@ -152,7 +153,7 @@ def prepare_torch(job: Job, device: torch.device) -> None:
     """Set what is global in torch: threads, precision, deterministic kernels."""
     torch.set_num_threads(job.threads)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, hides nothing here
+    deterministic.fill_uninitialized_memory = False  # costs time, hides nothing here
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.cuda.set_device(device)
@@ -193,9 +194,7 @@ def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Mod
     return parameters(model), model
 
 
-def _initial_model(
-    loaded: Loaded, dataset: Dataset
-) -> tuple[Vector, nn.Module, tuple[str, ...]]:
+def _initial_model(loaded: Loaded, dataset: Dataset) -> tuple[Vector, nn.Module, tuple[str, ...]]:
     """The initial model, its parameters, and what its file left to chance."""
     job = loaded.job
     x0, model = initial(loaded, dataset, key(job.seed, "model"))

@@ -44,61 +44,63 @@ class Checkpoint(NamedTuple):
     """The crc32 of every file of the folder."""
 
 
-class Checkpoints:
-    """The checkpoints of one run directory; ``keep`` of them are kept."""
+def save(
+    root: Path,
+    round: int,
+    server: Any,
+    store: ClientStore,
+    comm: Comm,
+    *,
+    log_bytes: int,
+    keep: int,
+) -> list[Checkpoint]:
+    """Collective: commit the server and every rank's states after ``round`` rounds.
 
-    def __init__(self, run: Path, keep: int, facts: dict[str, Any]) -> None:
-        self._root = run / "checkpoints"
-        self._keep = keep
-        self._facts = facts
+    Args:
+        root: the folder of the checkpoints.
+        round: rounds completed.
+        server: the algorithm's server, the same on every rank.
+        store: this rank's client states.
+        comm: the ranks.
+        log_bytes: the length of the log, which is on the disk.
+        keep: how many checkpoints are kept.
 
-    def committed(self) -> list[Checkpoint]:
-        """All that can be resumed from, oldest first."""
-        return committed(self._root)
+    Returns:
+        The checkpoints that are kept, oldest first.
 
-    def save(
-        self, round: int, server: Any, store: ClientStore, comm: Comm, log_bytes: int
-    ) -> list[Checkpoint]:
-        """Collective: commit the server and every rank's states after ``round`` rounds.
-
-        Returns:
-            The checkpoints that are kept now, oldest first.
-
-        Raises:
-            StoreError: a file cannot be written.
-        """
-        folder = self._root / f"{round:08d}"
-        if comm.rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            write_file(folder / SERVER, save_tensors(flat(server)))
-        comm.barrier()
-        store.commit(folder)
-        comm.barrier()
-        if comm.rank == 0:
-            self._commit(folder, round, comm.size, log_bytes)
-        comm.barrier()
-        kept = self.committed()[-self._keep :]
-        store.keep(checkpoint.folder for checkpoint in kept)
-        comm.barrier()
-        return kept
-
-    def _commit(self, folder: Path, round: int, ranks: int, log_bytes: int) -> None:
-        files = sorted(path.name for path in folder.iterdir())
-        manifest = {
-            "format": FORMAT,
-            "round": round,
-            "ranks": ranks,
-            "log_bytes": log_bytes,
-            "files": {name: crc32((folder / name).read_bytes()) for name in files},
-            **self._facts,
-        }
-        sync_folder(folder)
-        write_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
-        sync_folder(self._root)
-        for old in self.committed()[: -self._keep]:
+    Raises:
+        StoreError: on this rank alone: a file cannot be written.
+    """
+    folder = root / f"{round:08d}"
+    if comm.rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        write_file(folder / SERVER, save_tensors(flat(server)))
+    comm.barrier()
+    store.commit(folder)
+    comm.barrier()
+    if comm.rank == 0:
+        _commit(folder, round, comm.size, log_bytes)
+        for old in committed(root)[:-keep]:
             (old.folder / MANIFEST).unlink()
             shutil.rmtree(old.folder)
+    comm.barrier()
+    kept = committed(root)
+    store.keep([checkpoint.folder for checkpoint in kept])
+    return kept
+
+
+def _commit(folder: Path, round: int, ranks: int, log_bytes: int) -> None:
+    manifest = {
+        "format": FORMAT,
+        "round": round,
+        "ranks": ranks,
+        "log_bytes": log_bytes,
+        "files": {path.name: crc32(path.read_bytes()) for path in sorted(folder.iterdir())},
+    }
+    sync_folder(folder)
+    write_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    sync_folder(folder.parent)
 
 
 def committed(root: Path) -> list[Checkpoint]:
@@ -118,8 +120,8 @@ def sweep(root: Path) -> None:
             shutil.rmtree(folder)
 
 
-def read_server(checkpoint: Checkpoint, template: Any) -> Any:
-    """The server of a checkpoint, on the CPU; ``template`` is the dry round's server.
+def read_server(checkpoint: Checkpoint, template: Any, device: torch.device) -> Any:
+    """The server of a checkpoint, on ``device``; ``template`` is the dry round's server.
 
     Raises:
         StoreError: a file is missing, damaged, or of another model.
@@ -133,9 +135,10 @@ def read_server(checkpoint: Checkpoint, template: Any) -> Any:
         if found != expected:
             raise StoreError(f"{path}: checksum {found}, expected {expected}; {_OTHER}")
     try:
-        tensors = load_tensors((checkpoint.folder / SERVER).read_bytes())
+        entries = load_tensors((checkpoint.folder / SERVER).read_bytes())
     except SafetensorError as e:
         raise StoreError(f"{checkpoint.folder / SERVER}: cannot be read: {e}; {_OTHER}") from e
+    tensors = {name: tensor.to(device) for name, tensor in entries.items()}
     return _nested(tensors, template, checkpoint.folder / SERVER)
 
 
@@ -192,6 +195,6 @@ def _read(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-def same(server: Any) -> int:
+def fingerprint(server: Any) -> int:
     """A checksum of the model, the same on every rank unless something went badly wrong."""
     return crc32(server.x.detach().cpu().contiguous().view(torch.uint8).numpy())

@@ -6,7 +6,9 @@ class HpcflError(Exception):
 
     exit_code = 1
     collective = False
-    """Whether every rank raises it, so that the group can be left in good order."""
+    """Whether every rank raises one at this point, so that the group can be left in good order."""
+    speaker = False
+    """Whether this rank says it for all, though it may not be rank 0."""
 
 
 class JobError(HpcflError):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict as as_tree
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from difflib import get_close_matches
 from hashlib import blake2b
 from importlib import import_module
@@ -58,6 +58,10 @@ class Checkpoint(Section):
     keep: Count = 2
     """How many checkpoints are kept, each complete."""
 
+    def due(self, round: int, rounds: int) -> bool:
+        """Whether a checkpoint is committed after ``round`` rounds, whatever the clock says."""
+        return round % self.every == 0 or round == rounds
+
 
 @dataclass(frozen=True, kw_only=True)
 class Store(Section):
@@ -101,6 +105,16 @@ class Job(Section):
     reduction: Literal["exact", "fast"] = "exact"
     store: Store = field(default_factory=Store)
     comm: CommConfig = field(default_factory=CommConfig)
+
+
+# The job less the sections whose class is chosen by name.
+_REST = make_dataclass(
+    "Rest",
+    [(f.name, f.type, f) for f in fields(Job) if f.name not in ("data", "model", "algorithm")],
+    bases=(Section,),
+    frozen=True,
+    kw_only=True,
+)
 
 
 class Kind:
@@ -176,16 +190,17 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
 def check(file: JobFile, name: str) -> Loaded:
     """Check a job that was read."""
     _lay_under(file)
-    sections: Tree = dict(file.tree)
+    rest: Tree = dict(file.tree)
+    sections: dict[str, Any] = {}
     for section, kind in KINDS.items():
-        raw = file.tree.get(section, {})
+        raw = rest.pop(section, {})
         if not isinstance(raw, dict):
             at = file.where((section,))
             raise JobError(f"{at}: {section}: expected a section, found {raw!r}")
         cls = kind.find(file, raw.get(kind.key))
         own = {key: value for key, value in raw.items() if key != kind.key}
         sections[section] = _build(cls, own, file, (section,))
-    job = _build(Job, sections, file, ())
+    job = Job(**sections, **vars(_build(_REST, rest, file, ())))
     tree: Tree = plain(as_tree(job))
     for section, kind in KINDS.items():
         tree[section] = {kind.key: file.tree[section][kind.key], **tree[section]}
@@ -228,7 +243,8 @@ def _lay_under(file: JobFile) -> None:
 
 def _build(cls: type[Any], raw: Tree, file: JobFile, at: Key) -> Any:
     try:
-        return TypeAdapter(cls).validate_python(raw)
+        # As JSON, where strict types still let a mapping be a section and a list be a tuple.
+        return TypeAdapter(cls).validate_json(dumps(raw, default=str))
     except ValidationError as e:
         fault = min(e.errors(), key=lambda fault: fault["type"] != "unexpected_keyword_argument")
         raise JobError(_line(fault, cls, raw, file, at)) from e

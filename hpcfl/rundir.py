@@ -1,12 +1,12 @@
 """The run directory: where everything a run leaves behind lies, and whose it is.
 
-    job.yaml        the resolved job
-    history.jsonl   one object a start: when, from which round, ranks, versions, git commit
-    log.jsonl       one object a round
-    initial.npy     the initial model, flat
-    checkpoints/    see hpcfl.checkpoint
-    stores/         segments of client states, see hpcfl.store
-    lock            held while a run is alive
+job.yaml        the resolved job
+history.jsonl   one object a start: when, from which round, ranks, versions, git commit
+log.jsonl       one object a round
+initial.npy     the initial model, flat
+checkpoints/    see hpcfl.checkpoint
+stores/         segments of client states, see hpcfl.store
+lock            held while a run is alive
 """
 
 import fcntl

@@ -23,7 +23,11 @@ Seed = Annotated[int, Interval(ge=0, lt=2**63)]
 class Section:
     """Base of every dataclass whose fields are keys of a job: strict types, no unknown key."""
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True}
+    __pydantic_config__: ClassVar[Any] = {
+        "extra": "forbid",
+        "strict": True,
+        "allow_inf_nan": False,
+    }
 
 
 class Examples(NamedTuple):

@@ -29,7 +29,7 @@ def together(comm: Comm) -> Iterator[None]:
     if not first:
         return
     if failed and comm.size - comm.rank == first:
-        failed.collective = True
+        failed.collective = failed.speaker = True
         raise failed
     raise Elsewhere(int(code))
 
