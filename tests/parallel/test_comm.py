@@ -134,6 +134,13 @@ def test_a_launcher_of_another_mpi_is_refused(backend):
     assert "sees rank 0 of 1; use the mpirun that belongs to mpi4py's MPI" in last
 
 
+def test_mpi_that_was_closed_is_an_error_not_a_crash():
+    twice = "; ".join([CONNECT.format("mpi", 5)] * 2)
+    done = run(twice)
+    assert done.returncode == 1
+    assert "RankError: MPI has ended in this process and cannot start again" in done.stderr
+
+
 def test_a_rank_zero_that_never_comes_is_an_error_after_the_timeout():
     done = run(CONNECT.format("gloo", 2), **torchrun_style(1, 2, free_port()))
     assert done.returncode != 0

@@ -1,3 +1,4 @@
+import socket
 import subprocess
 import sys
 
@@ -113,6 +114,23 @@ def test_nccl_is_refused_on_a_cpu_and_mpi_on_a_gpu():
         connect("nccl", "cpu", 1.0)
     with pytest.raises(JobError, match="mpi sums CPU tensors, the device is cuda"):
         connect("mpi", "cuda", 1.0)
+
+
+def test_nccl_is_refused_where_torch_has_none(monkeypatch):
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: False)
+    with pytest.raises(JobError, match="this torch was built without NCCL; say gloo"):
+        connect("nccl", "cuda", 1.0)
+
+
+def test_a_port_that_is_taken_is_an_error(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        first = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        monkeypatch.setattr("os.environ", {**TORCHRUN, **first})
+        with pytest.raises(RankError, match=f"cannot open the store at 127.0.0.1:{port}"):
+            connect("gloo", "cpu", 5.0)
 
 
 @pytest.mark.parametrize(
