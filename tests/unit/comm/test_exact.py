@@ -191,6 +191,7 @@ def test_float_sums_would_not_pass_this_test():
 def test_a_non_finite_upload_names_the_lowest_client_and_its_rank_everywhere(kind, bad):
     uploads = make([[1.0, 2.0, 3.0, 4.0]] * 5, torch.float32)
     uploads[4].delta[0] = bad
+    uploads[3].level.fill_(bad)
     uploads[2].level.fill_(bad)
     outcomes = spread(uploads, [1.0] * 5, [0, 0, 1, 1, 0], 3, kind=kind)
     expected = "client 2 on rank 1, round 4: its upload 'level' is not finite"
