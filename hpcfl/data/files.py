@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
 
-_DAMAGED = (OSError, ValueError, EOFError, BadZipFile, ZlibError, NotImplementedError, MemoryError)
+_DAMAGED = (OSError, ValueError, EOFError, BadZipFile, ZlibError, RuntimeError, MemoryError)
 
 
 def read_arrays(
@@ -65,6 +65,8 @@ def _open(path: Path) -> Iterator[Any]:
         raise DataError(f"{path}: not a readable file of numpy arrays: {reason}") from error
 
 
-def _native(array: NDArray[Any]) -> NDArray[Any]:
+def _native(array: Any) -> NDArray[Any]:
     """Contiguous and in the machine's byte order, as torch needs it."""
+    if not isinstance(array, np.ndarray):  # an archive's member that numpy hands out as bytes
+        raise ValueError("a member of the archive is no array")  # noqa: TRY004
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")

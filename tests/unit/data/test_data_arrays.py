@@ -1,3 +1,5 @@
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -83,7 +85,7 @@ def test_wrong_arrays(tmp_path, arrays, message):
 
 
 def test_classes_too_few_or_of_targets(tmp_path):
-    with pytest.raises(DataError, match="y runs from 0 to 2 .* expected integers from 0 to 1"):
+    with pytest.raises(DataError, match=r"y runs from 0 to 2 .* expected integers from 0 to 1"):
         load(tmp_path, {"classes": 2}, x=X, y=Y)
     with pytest.raises(JobError, match=r"data\.classes: .* float targets"):
         load(tmp_path, {"classes": 2}, x=X, y=Y / 2)
@@ -104,6 +106,14 @@ def test_broken_files(tmp_path):
         np.save(file, X)
     with pytest.raises(DataError, match="a single array, expected an"):
         Arrays(path=str(path)).load(0)
+
+
+def test_an_archive_of_something_else(tmp_path):
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        archive.writestr("x", "text")
+        archive.writestr("y", "text")
+    with pytest.raises(DataError, match="a member of the archive is no array"):
+        Arrays(path=str(tmp_path / "data.npz")).load(0)
 
 
 def test_nothing_is_unpickled(tmp_path):
