@@ -113,6 +113,7 @@ class _Bar(_Paced):
             TextColumn("{task.fields[status]}", markup=False),
             console=console,
             auto_refresh=False,
+            redirect_stdout=False,
             expand=True,
         )
         self._task = self._bar.add_task(job_name, total=rounds, completed=start, status="")

@@ -44,8 +44,8 @@ fi
 echo "$(date '+%F %T') job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)):" \
   "${command[*]}, $SLURM_NTASKS ranks on $SLURM_JOB_NODELIST"
 
-# scancel and the end of a pre-emption's grace send SIGTERM to this shell too.  Untrapped it would
-# end at once and take the ranks with it, before their checkpoint; trapped, bash waits for srun.
+# SIGTERM may reach this shell too (scancel, scancel --batch).  Untrapped it would end at once, and
+# the ranks with it, before their checkpoint; trapped, bash waits for srun.
 trap : TERM
 # srun does not inherit --cpus-per-task since Slurm 22.05.  A rank that fails ends all others,
 # which would wait for it for ever.

@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -42,7 +43,8 @@ class Slurm:
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
-    path = f"{os.environ['PATH']}:/usr/sbin"  # where the daemons are, on no user's path
+    # hpcfl of the Python that runs the tests; the daemons, which are on no user's path.
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
     missing = [c for c in ("slurmctld", "slurmd", "srun") if not shutil.which(c, path=path)]
     if missing:
         give_up = pytest.fail if os.environ.get("HPCFL_REQUIRE_SLURM") else pytest.skip

@@ -34,6 +34,10 @@ def wait_for_starts(here, count):
         time.sleep(0.05)
 
 
+def signal_before_checkpoint(here, job):
+    return (here / f"runs/quick-{job}/checkpoints/7/manifest.json").read_text()
+
+
 def test_a_run_that_ends_is_done(slurm, here):
     job = submit(slurm, here, "0")
     ended = slurm.wait(job)
@@ -70,6 +74,7 @@ def test_preemption_signals_the_ranks_and_the_run_goes_on_after(slurm, here):
     assert slurm.wait(urgent)["JobState"] == "COMPLETED"
     ended = slurm.wait(job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
+    assert signal_before_checkpoint(here, job) == "SIGUSR1"  # --signal, before the SIGTERM
     assert starts(here)[1:] == [f"resume runs/quick-{job}"]
 
 
@@ -79,8 +84,7 @@ def test_a_cancelled_run_stays_cancelled(slurm, here):
     slurm.call("scancel", job)
     ended = slurm.wait(job)
     assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0")
-    manifest = here / f"runs/quick-{job}/checkpoints/7/manifest.json"
-    assert manifest.exists()  # the shell let the ranks write it
+    assert signal_before_checkpoint(here, job) == "SIGTERM"  # and the shell let the ranks write it
     assert len(starts(here)) == 1
 
 
@@ -106,3 +110,14 @@ def test_a_job_file_is_asked_for(slurm, here):
     job = slurm.sbatch(str(RUN), cwd=here)
     assert slurm.wait(job)["ExitCode"] == "2:0"
     assert "usage: sbatch" in (here / f"hpcfl-{job}.out").read_text()
+
+
+def test_a_sigterm_to_the_shell_does_not_end_the_ranks(slurm, here):
+    job = submit(slurm, here, "signal 75", "0")
+    wait_for_starts(here, 1)
+    slurm.call("scancel", "--batch", "--signal=TERM", job)
+    time.sleep(0.5)  # of an untrapped shell the ranks would be gone by now
+    slurm.call("scancel", "--signal=USR1", job)
+    ended = slurm.wait(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
+    assert signal_before_checkpoint(here, job) == "SIGUSR1"

@@ -105,6 +105,12 @@ def test_a_terminal_shows_one_bar(terminal):
     assert "a note" in shown
 
 
+def test_the_bar_leaves_standard_output_alone(terminal, capsys):
+    with open_progress("digits", 10, 0, 0, stream=terminal):
+        print("a result")  # noqa: T201
+    assert capsys.readouterr().out == "a result\n"
+
+
 def test_the_bar_is_drawn_only_when_due(terminal):
     clock = Clock()
     with open_progress("digits", 10_000, 0, 0, stream=terminal, clock=clock) as progress:
