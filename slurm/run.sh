@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run one job under Slurm until it is done, however often it is pre-empted or out of time.
+# Run one job under Slurm until it is done, however often it is preempted or out of time.
 #
 #   sbatch [--ntasks=8 --gpus-per-task=1 ...] slurm/run.sh JOB.yaml [key=value ...]
 #

@@ -38,7 +38,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,sched_min_interval=0,bf_interval=2,batch_sched_delay=0,defer_batch=0
-# As on clusters: urgent jobs pre-empt, and the victim first gets its --signal.
+# As on clusters: urgent jobs preempt, and the victim first gets its --signal.
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
