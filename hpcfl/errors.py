@@ -5,6 +5,10 @@ class HpcflError(Exception):
     """An error whose message is complete: it is printed as one line, without a traceback."""
 
     exit_code = 1
+    collective = False
+    """Whether every rank raises one at this point, so that the group can be left in good order."""
+    speaker = False
+    """Whether this rank says it for all, though it may not be rank 0."""
 
 
 class JobError(HpcflError):
@@ -25,6 +29,7 @@ class DivergedError(HpcflError):
     """A client's update is not finite; the last checkpoint stands."""
 
     exit_code = 3
+    collective = True
 
 
 class ClientError(HpcflError):
@@ -55,3 +60,14 @@ class Stopped(HpcflError):
     """A signal asked the run to stop; a checkpoint was written and the job may be requeued."""
 
     exit_code = 75
+    collective = True
+
+
+class Elsewhere(HpcflError):
+    """Another rank failed, and it is the one that says why."""
+
+    collective = True
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("another rank failed")
+        self.exit_code = exit_code

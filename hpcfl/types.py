@@ -1,9 +1,11 @@
 """The few types that every room speaks."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Gt, Interval
+from pydantic import AfterValidator
 from torch import Tensor
 
 Vector = Annotated[Tensor, "P"]  # all parameters of a model, flat
@@ -14,13 +16,18 @@ NonNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]  # (0, 1]
 Decay = Annotated[float, Interval(ge=0, lt=1)]  # [0, 1)
 Count = Annotated[int, Ge(1)]
+PathText = Annotated[str, AfterValidator(lambda path: str(Path(path).absolute()))]
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
 
 
 class Section:
     """Base of every dataclass whose fields are keys of a job: strict types, no unknown key."""
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True}
+    __pydantic_config__: ClassVar[Any] = {
+        "extra": "forbid",
+        "strict": True,
+        "allow_inf_nan": False,
+    }
 
 
 class Examples(NamedTuple):

@@ -8,8 +8,8 @@ One round, as the engine plays it (x, y, delta, ... are flat vectors [P]):
         for each client i of the cohort, at once or in turn:
             local <- begin(message, state_i, client_i);  y <- message.x
             repeat client_i.steps times:
-                point <- lookahead(y, local, client_i)                 # default y
                 start <- displace(y, local, client_i)                  # default y
+                point <- lookahead(y, start, local, client_i)          # default y
                 d     <- direction(point, local, grad, client_i)       # default grad(point)
                 local <- remember(local, d, client_i)
                 y     <- start - step_scale client_i.lr (d + weight_decay point)
@@ -128,12 +128,12 @@ class Algorithm(Section, ABC):
         """What the client holds during its local steps."""
         return message
 
-    def lookahead(self, y: Vector, local: Any, client: Client) -> Vector:
-        """The point at which the step takes its gradient and its weight decay."""
-        return y
-
     def displace(self, y: Vector, local: Any, client: Client) -> Vector:
         """The point from which the step leaves."""
+        return y
+
+    def lookahead(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
+        """The point at which the step takes its gradient and its weight decay."""
         return y
 
     def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:

@@ -1,1 +1,23 @@
 """Data sets, how they are dealt to clients, and the batches clients train on."""
+
+from collections.abc import Mapping
+
+from hpcfl.data.arrays import Arrays
+from hpcfl.data.base import DataConfig
+from hpcfl.data.cifar10 import Cifar10
+from hpcfl.data.cifar100 import Cifar100
+from hpcfl.data.concrete import Concrete
+from hpcfl.data.digits import Digits
+from hpcfl.data.quadratics import Quadratics
+from hpcfl.data.shakespeare import Shakespeare
+
+SOURCES: Mapping[str, type[DataConfig]] = {
+    "arrays": Arrays,
+    "cifar10": Cifar10,
+    "cifar100": Cifar100,
+    "concrete": Concrete,
+    "digits": Digits,
+    "quadratics": Quadratics,
+    "shakespeare": Shakespeare,
+}
+"""The data sets a job can name as ``data.kind``."""

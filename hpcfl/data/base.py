@@ -2,13 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from hpcfl.data.partition import Iid, Partition, Rows
+from hpcfl.data.partition import Partition, Rows
 from hpcfl.types import Count, Examples, Section
 
 LossName = Literal["cross_entropy", "squared", "quadratic"]
@@ -47,8 +47,8 @@ class DataConfig(Section):
 
     clients: Count | None = None
     """N: how many clients the examples are dealt to; of a natural split, how many are drawn."""
-    partition: Partition = field(default_factory=Iid)
-    """How the training examples are dealt."""
+    partition: Partition | None = None
+    """How the training examples are dealt; when absent, natural if the data has owners, or iid."""
 
     @abstractmethod
     def load(self, seed: int) -> Dataset:

@@ -1,15 +1,17 @@
-"""How training examples are dealt to clients."""
+"""The ways of dealing training examples to clients, as a job names them."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
 from pydantic import Discriminator
 
-from hpcfl.types import NonNegative, Section, Seed
+from hpcfl.types import Count, NonNegative, Section, Seed
 
 Rows = NDArray[np.int64]  # indices into a data set's training examples
+Percent = Annotated[float, Interval(ge=0, le=100)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +21,8 @@ class Iid(Section):
     kind: Literal["iid"] = "iid"
     seed: Seed | None = None
     """The seed of the split; the job's when absent."""
+    examples: Count | None = None
+    """How many examples each client gets; an equal share of all of them when absent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,4 +35,35 @@ class Dirichlet(Section):
     seed: Seed | None = None
 
 
-Partition = Annotated[Iid | Dirichlet, Discriminator("kind")]
+@dataclass(frozen=True, kw_only=True)
+class Similarity(Section):
+    """Deal some examples at random, sort the rest by label and cut (Karimireddy et al., 2020)."""
+
+    kind: Literal["similarity"] = "similarity"
+    percent: Percent
+    """How much of the data is dealt at random: 0 is one shard each, 100 is iid."""
+    seed: Seed | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Natural(Section):
+    """The data's own clients: all of them, or ``data.clients`` of them drawn at random."""
+
+    kind: Literal["natural"] = "natural"
+    seed: Seed | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class File(Section):
+    """A file holds the client of every training example."""
+
+    kind: Literal["file"] = "file"
+    path: str
+    """A .npy or .npz of n integers: the example's client, counted from 0; none if -1 or 255."""
+    key: str | None = None
+    """Which array of an .npz that holds several."""
+    seed: Seed | None = None
+    """Unused: a file draws nothing."""
+
+
+Partition = Annotated[Iid | Dirichlet | Similarity | Natural | File, Discriminator("kind")]

@@ -10,9 +10,12 @@ kept checkpoint names them.
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
+
+if TYPE_CHECKING:
+    from hpcfl.store.rows import Table
 
 
 class Field(NamedTuple):
@@ -60,6 +63,24 @@ class ClientStore(Protocol):
 
     def keep(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; rows that only others name may be reused."""
+        ...
+
+    def adopt(self, table: "Table") -> None:
+        """Go on with the segments of a checkpoint that as many ranks as now committed.
+
+        ``keep`` comes next.
+
+        Raises:
+            StoreError: a segment is missing or damaged, or the owners are others.
+        """
+        ...
+
+    def rehome(self, table: "Table") -> None:
+        """Copy this rank's states from a checkpoint that another number of ranks committed.
+
+        Raises:
+            StoreError: a state is missing or damaged, or the disk is full.
+        """
         ...
 
     def close(self) -> None:

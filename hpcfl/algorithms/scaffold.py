@@ -1,0 +1,89 @@
+"""SCAFFOLD: clients correct their drift by control variates.
+
+    server  x, c = 0                          client i  c_i = 0
+    send    x, c
+    step    y <- y - eta (g(y) - c_i + c)
+    finish  c_i+ = grad f_i(x)                                (option 1)
+            c_i+ = c_i - c + (x - y) / (K eta)                (option 2)
+            dc = c_i+ - c_i
+    update  x <- x - eta_g mean(x - y);  c <- c + |S|/N mean(dc)
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning. ICML 2020, algorithm 1. arXiv:1910.06378
+
+Departures: dc is averaged plainly even where delta is weighted by examples, so that c stays the
+mean of all c_i.  Option 1 takes the gradient over all of the client's examples, not a batch.
+With weight decay, option 2's (x - y) / (K eta) also holds the decay; the paper has none.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from torch import zeros_like
+
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Fresh, Grad, Survey
+from hpcfl.types import Vector
+
+
+class Server(NamedTuple):
+    x: Vector
+    c: Vector  # the mean of all clients' control variates
+
+
+class State(NamedTuple):
+    c: Vector  # c_i, this client's control variate
+
+
+class Local(NamedTuple):
+    correction: Vector  # c - c_i, constant over the round
+
+
+class Upload(NamedTuple):
+    delta: Vector
+    dc: Vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Algorithm):
+    """SCAFFOLD (Karimireddy et al., 2020)."""
+
+    plain: ClassVar[frozenset[str]] = frozenset({"dc"})
+
+    option: Literal[1, 2] = 2
+    """How a client renews c_i: 1, a full gradient at x; 2, the mean of its local steps."""
+
+    @property
+    def full_gradient(self) -> Survey:
+        """Option 1 needs the client's own."""
+        return "client" if self.option == 1 else "none"
+
+    def init_server(self, x0: Vector) -> Server:
+        return Server(x=x0, c=zeros_like(x0))
+
+    def init_client(self, x0: Vector, fresh: Fresh) -> State:
+        return State(c=zeros_like(x0))
+
+    def broadcast(self, server: Server) -> Server:
+        return server
+
+    def begin(self, message: Server, state: State, client: Client) -> Local:
+        return Local(correction=message.c - state.c)
+
+    def direction(self, point: Vector, local: Local, grad: Grad, client: Client) -> Vector:
+        return grad(point) + local.correction
+
+    def finish(
+        self, y: Vector, local: Local, message: Server, state: State, client: Client
+    ) -> tuple[Upload, State]:
+        delta = message.x - y
+        if self.option == 1:
+            dc = client.full_grad - state.c
+        else:
+            dc = delta / (client.steps * client.lr) - message.c
+        return Upload(delta, dc), State(state.c + dc)
+
+    def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:
+        return Server(
+            x=server.x - self.server_lr * mean.delta,
+            c=server.c + cohort.size / cohort.population * mean.dc,
+        )

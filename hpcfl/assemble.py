@@ -1,0 +1,215 @@
+"""A checked job becomes live objects; the only place that picks things by name."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import deterministic
+from torch import nn
+
+from hpcfl.algorithms.base import Algorithm, Fresh
+from hpcfl.comm.base import Comm
+from hpcfl.comm.exact import Exact
+from hpcfl.comm.fast import Fast
+from hpcfl.comm.reduction import Reduction
+from hpcfl.data.base import Dataset
+from hpcfl.data.deal import deal
+from hpcfl.data.partition import Rows
+from hpcfl.engine import Survey
+from hpcfl.errors import JobError
+from hpcfl.job import Job, Loaded, settled
+from hpcfl.local.population import Population, TestSet
+from hpcfl.local.sequential import Sequential
+from hpcfl.local.step import Gradient
+from hpcfl.models.init import load_initial
+from hpcfl.schema import Schema, dry_round
+from hpcfl.seeds import key
+from hpcfl.store.base import ClientStore
+from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.memory import MemoryStore
+from hpcfl.store.nothing import NoStore
+from hpcfl.tasks.losses import LOSSES
+from hpcfl.types import Vector
+from hpcfl.vectors import parameters
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a job describes, loaded: the same on every rank."""
+
+    loaded: Loaded
+    """The job, settled for this population."""
+    dataset: Dataset
+    rows: tuple[Rows, ...]
+    """Each client's training examples."""
+    model: nn.Module
+    x0: Vector
+    skipped: tuple[str, ...]
+    """What ``model.init`` did not provide."""
+    schema: Schema
+    device: torch.device
+
+    @property
+    def job(self) -> Job:
+        """The settled job."""
+        return self.loaded.job
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The settled algorithm."""
+        return self.loaded.job.algorithm
+
+    def fresh(self, client: int) -> Fresh:
+        """The client's source of random initialisations: always the same one."""
+        return lambda: initial(
+            self.loaded, self.dataset, key(self.job.seed, "fresh", client=client)
+        )[0].to(self.device)
+
+    def population(self) -> Population:
+        """The clients."""
+        return Population(
+            self.dataset,
+            self.rows,
+            self.job.local,
+            seed=self.job.seed,
+            dtype=self.x0.dtype,
+            device=self.device,
+            full_batch=self.job.evaluate.batch_size,
+        )
+
+    def tests(self) -> TestSet:
+        """The test set."""
+        return TestSet(
+            self.dataset,
+            batch_size=self.job.evaluate.batch_size,
+            dtype=self.x0.dtype,
+            device=self.device,
+        )
+
+    def gradient(self) -> Gradient:
+        """The gradient of the model's loss."""
+        return Gradient(
+            self.model,
+            LOSSES[self.dataset.loss],
+            bf16=self.job.precision == "bf16",
+            clip=self.job.local.clip,
+        )
+
+    def executor(self, gradient: Gradient) -> Sequential:
+        """What trains this rank's clients."""
+        return Sequential(self.algorithm, gradient, self.job.local.weight_decay)
+
+    def reduction(self, comm: Comm) -> Reduction:
+        """The mean of the uploads."""
+        return self._reduction(comm, self.schema.sent, self.algorithm.plain)
+
+    def surveys(self, comm: Comm) -> Reduction:
+        """The plain mean of full gradients."""
+        return self._reduction(comm, Survey(self.x0.to("meta")), frozenset({"grad"}))
+
+    def _reduction(self, comm: Comm, template: Any, plain: frozenset[str]) -> Reduction:
+        kind = Exact if self.job.reduction == "exact" else Fast
+        return kind(comm, template, plain, self.x0.dtype, self.device)
+
+    def store(self, root: Path, rank: int, life: str, clients: Sequence[int]) -> ClientStore:
+        """The home of the states of ``clients``."""
+        kept = self.schema.kept
+        if not kept.fields:
+            return NoStore(rank)
+        if self.job.store.kind == "memory":
+            return MemoryStore(root, rank, life, clients, kept)
+        cache = int(self.job.store.cache_gib * GIB)
+        return Hdf5Store(root, rank, life, clients, kept, cache)
+
+
+def device_of(job: Job, local_rank: int) -> torch.device:
+    """The device of a rank.
+
+    Raises:
+        JobError: the job asks for a GPU or a precision that is not there.
+    """
+    cuda = torch.cuda.is_available()
+    if job.device == "cuda" and not cuda:
+        raise JobError("device: found no GPU, but the job says cuda; say cpu or auto")
+    if job.device == "cpu" or not cuda:
+        if job.precision == "tf32":
+            raise JobError("precision: tf32 needs a GPU; say float32 or bf16 on a CPU")
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise JobError(
+            f"device: rank {local_rank} of this host needs a GPU of its own, but there are "
+            f"{torch.cuda.device_count()}; start fewer ranks per host"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def prepare_torch(job: Job, device: torch.device) -> None:
+    """Set what is global in torch: threads, precision, deterministic kernels."""
+    torch.set_num_threads(job.threads)
+    torch.use_deterministic_algorithms(True)
+    deterministic.fill_uninitialized_memory = False  # costs time, hides nothing here
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.cuda.set_device(device)
+        tf32 = job.precision == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32
+
+
+def assemble(loaded: Loaded, device: torch.device) -> Parts:
+    """Load the data, deal it, build the model, and play the dry round.
+
+    Raises:
+        JobError, DataError: something in the job does not fit.
+    """
+    job = loaded.job
+    prepare_torch(job, device)
+    dataset = job.data.load(job.seed)
+    rows = deal(job.data, dataset, job.seed)
+    job.cohort.check(len(rows), job.rounds)
+    algorithm = job.algorithm.settle(job.cohort.participation(len(rows)))
+    loaded = settled(loaded, algorithm)
+    x0, model, skipped = _initial_model(loaded, dataset)
+    schema = dry_round(algorithm, x0.numel(), x0.dtype)
+    return Parts(loaded, dataset, rows, model.to(device), x0.to(device), skipped, schema, device)
+
+
+def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Module]:
+    """A random initialisation, flat, and the model it was drawn for."""
+    job = loaded.job
+    sample = dataset.transform(dataset.train.inputs[:1], torch.float32, None)
+    labels = dataset.train.labels
+    targets = labels.shape[1] if labels.ndim > 1 else 1
+    outputs = dataset.classes if dataset.classes is not None else targets
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = job.model.build(tuple(sample.shape[1:]), outputs)
+    model = model.double() if job.precision == "float64" else model
+    return parameters(model), model
+
+
+def _initial_model(loaded: Loaded, dataset: Dataset) -> tuple[Vector, nn.Module, tuple[str, ...]]:
+    """The initial model, its parameters, and what its file left to chance."""
+    job = loaded.job
+    x0, model = initial(loaded, dataset, key(job.seed, "model"))
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
+        raise JobError(
+            f"model.name: {loaded.tree['model']['name']} has batch normalisation, whose running "
+            "statistics are no parameters and would differ between clients; use GroupNorm"
+        )
+    if job.model.init is None:
+        return x0, model, ()
+    skipped = load_initial(model, Path(job.model.init))
+    return parameters(model), model, skipped
+
+
+def client_weights(job: Job, rows: Sequence[Rows]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """[N], every client's aggregation weight, not yet divided by the cohort's total."""
+    sizes = np.array([len(own) for own in rows], dtype=np.float64)
+    return sizes if job.weights == "examples" else np.ones_like(sizes)

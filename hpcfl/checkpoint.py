@@ -1,0 +1,200 @@
+"""Checkpoints: what a run needs to go on as if nothing had happened, committed by one rename.
+
+    checkpoints/00000500/
+        server.safetensors   the server's state, written by rank 0
+        rows-RANK.npz        where the states of the clients of RANK lie, one file a rank
+        manifest.json        round, ranks, job, checksums; the rename into place is the commit
+
+A folder without a manifest was never committed and is swept away.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from hpcfl.comm.base import Comm
+from hpcfl.errors import StoreError
+from hpcfl.store.base import ClientStore
+from hpcfl.store.durable import sync_folder, write_file
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+SERVER = "server.safetensors"
+
+
+class Checkpoint(NamedTuple):
+    """A committed checkpoint."""
+
+    folder: Path
+    round: int
+    """Rounds completed."""
+    ranks: int
+    """The number of ranks that wrote it."""
+    log_bytes: int
+    """The length of log.jsonl at its commit."""
+    files: dict[str, int]
+    """The crc32 of every file of the folder."""
+
+
+def save(
+    root: Path,
+    round: int,
+    server: Any,
+    store: ClientStore,
+    comm: Comm,
+    *,
+    log_bytes: int,
+    keep: int,
+) -> list[Checkpoint]:
+    """Collective: commit the server and every rank's states after ``round`` rounds.
+
+    Args:
+        root: the folder of the checkpoints.
+        round: rounds completed.
+        server: the algorithm's server, the same on every rank.
+        store: this rank's client states.
+        comm: the ranks.
+        log_bytes: the length of the log, which is on the disk.
+        keep: how many checkpoints are kept.
+
+    Returns:
+        The checkpoints that are kept, oldest first.
+
+    Raises:
+        StoreError: on this rank alone: a file cannot be written.
+    """
+    folder = root / f"{round:08d}"
+    if comm.rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        write_file(folder / SERVER, save_tensors(flat(server)))
+    comm.barrier()
+    store.commit(folder)
+    comm.barrier()
+    if comm.rank == 0:
+        _commit(folder, round, comm.size, log_bytes)
+        for old in committed(root)[:-keep]:
+            (old.folder / MANIFEST).unlink()
+            shutil.rmtree(old.folder)
+    comm.barrier()
+    kept = committed(root)
+    store.keep([checkpoint.folder for checkpoint in kept])
+    return kept
+
+
+def _commit(folder: Path, round: int, ranks: int, log_bytes: int) -> None:
+    manifest = {
+        "format": FORMAT,
+        "round": round,
+        "ranks": ranks,
+        "log_bytes": log_bytes,
+        "files": {path.name: crc32(path.read_bytes()) for path in sorted(folder.iterdir())},
+    }
+    sync_folder(folder)
+    write_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    sync_folder(folder.parent)
+
+
+def committed(root: Path) -> list[Checkpoint]:
+    """The committed checkpoints under ``root``, oldest first.
+
+    Raises:
+        StoreError: a manifest is not one.
+    """
+    found = [_read(path.parent) for path in sorted(root.glob(f"*/{MANIFEST}"))]
+    return sorted(found, key=lambda checkpoint: checkpoint.round)
+
+
+def sweep(root: Path) -> None:
+    """Remove the folders that a killed run left uncommitted."""
+    for folder in root.glob("*"):
+        if not (folder / MANIFEST).exists():
+            shutil.rmtree(folder)
+
+
+def read_server(checkpoint: Checkpoint, template: Any, device: torch.device) -> Any:
+    """The server of a checkpoint, on ``device``; ``template`` is the dry round's server.
+
+    Raises:
+        StoreError: a file is missing, damaged, or of another model.
+    """
+    for name, expected in checkpoint.files.items():
+        path = checkpoint.folder / name
+        try:
+            found = crc32(path.read_bytes())
+        except OSError as e:
+            raise StoreError(f"{path}: cannot be read: {e.strerror}; {_OTHER}") from e
+        if found != expected:
+            raise StoreError(f"{path}: checksum {found}, expected {expected}; {_OTHER}")
+    try:
+        entries = load_tensors((checkpoint.folder / SERVER).read_bytes())
+    except SafetensorError as e:
+        raise StoreError(f"{checkpoint.folder / SERVER}: cannot be read: {e}; {_OTHER}") from e
+    tensors = {name: tensor.to(device) for name, tensor in entries.items()}
+    return _nested(tensors, template, checkpoint.folder / SERVER)
+
+
+def flat(server: Any) -> dict[str, Tensor]:
+    """A server's tensors by name; those of a tuple get a number: "past.0"."""
+    tensors: dict[str, Tensor] = {}
+    for name, value in zip(server._fields, server, strict=True):
+        if isinstance(value, Tensor):
+            tensors[name] = value
+        else:
+            tensors |= {f"{name}.{k}": part for k, part in enumerate(value)}
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+_OTHER = "remove this checkpoint's folder to resume from an older one, if there is one"
+
+
+def _nested(tensors: dict[str, Tensor], template: Any, path: Path) -> Any:
+    values: list[Any] = []
+    for name, value in zip(template._fields, template, strict=True):
+        if isinstance(value, Tensor):
+            found = tensors.get(name)
+            if found is None or (found.shape, found.dtype) != (value.shape, value.dtype):
+                what = "nothing" if found is None else f"{tuple(found.shape)} {found.dtype}"
+                raise StoreError(
+                    f"{path}: {name}: found {what}, expected {tuple(value.shape)} {value.dtype}"
+                )
+            values.append(found)
+        else:
+            names = sorted(
+                (n for n in tensors if n.startswith(f"{name}.")),
+                key=lambda n: int(n.rpartition(".")[2]),
+            )
+            values.append(tuple(tensors[n] for n in names))
+    return type(template)(*values)
+
+
+def _read(folder: Path) -> Checkpoint:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+        found = manifest["format"]
+        checkpoint = Checkpoint(
+            folder,
+            int(manifest["round"]),
+            int(manifest["ranks"]),
+            int(manifest["log_bytes"]),
+            dict(manifest["files"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise StoreError(f"{path}: is not a manifest: {e!r}; {_OTHER}") from e
+    if found != FORMAT:
+        raise StoreError(f"{path}: format {found}, expected {FORMAT}: another version wrote it")
+    return checkpoint
+
+
+def fingerprint(server: Any) -> int:
+    """A checksum of the model, the same on every rank unless something went badly wrong."""
+    return crc32(server.x.detach().cpu().contiguous().view(torch.uint8).numpy())

@@ -1,0 +1,184 @@
+"""The command line: every command of ``hpcfl``, and the only place that prints."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcfl import __version__
+from hpcfl.errors import ClientError, Elsewhere, HpcflError
+
+# Rooms that need torch are imported by the command that uses them: `hpcfl --help` is instant.
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        The exit code: 0 done, 2 the job, the arguments or the files are wrong, 3 diverged,
+        75 stopped by a signal with a checkpoint, 1 anything else.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except Elsewhere as e:
+        return e.exit_code
+    except HpcflError as e:
+        if e.speaker or _rank() == 0:
+            print(f"{type(e).__name__}: {e}", file=sys.stderr)
+            if isinstance(e, ClientError) and e.__cause__:
+                traceback.print_exception(e.__cause__)
+        return e.exit_code
+    return 0
+
+
+def _rank() -> int:
+    """This process's rank, as far as its launcher says."""
+    from hpcfl.comm.launch import detect
+
+    return detect(os.environ).rank
+
+
+def _run(options: argparse.Namespace) -> None:
+    from hpcfl.job import load
+    from hpcfl.session import start
+
+    start(load(options.job, options.overrides), options.out)
+
+
+def _resume(options: argparse.Namespace) -> None:
+    from hpcfl.session import resume
+
+    resume(options.dir)
+
+
+def _check(options: argparse.Namespace) -> None:
+    from hpcfl.describe import describe
+    from hpcfl.job import load
+
+    print(describe(load(options.job, options.overrides), data=options.data))
+
+
+def _status(options: argparse.Namespace) -> None:
+    from hpcfl.status import status
+
+    print(status(options.dir))
+
+
+def _export(options: argparse.Namespace) -> None:
+    from hpcfl.export import export
+
+    for path in export(
+        options.dir,
+        round=options.round,
+        npz=options.output,
+        state_dict=options.state_dict,
+        clients=options.clients,
+    ):
+        print(path)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from hpcfl import report
+    from hpcfl.plots import plot
+
+    records = [report.read_run(path) for path in options.dirs]
+    if options.format == "table":
+        print(report.plain(records), end="")
+    elif options.format == "csv":
+        print(report.to_csv(records), end="")
+    else:
+        print(report.to_markdown(records), end="")
+    plot(records, options.plot)
+    print(f"plot: {options.plot}")
+
+
+def _data_show(options: argparse.Namespace) -> None:
+    from hpcfl.describe import show_partition
+    from hpcfl.job import load
+
+    print(show_partition(load(options.job, options.overrides), options.plot))
+    print(f"plot: {options.plot}")
+
+
+def _list(options: argparse.Namespace) -> None:
+    from hpcfl.describe import catalogue
+
+    print(catalogue())
+
+
+def _bench_round(options: argparse.Namespace) -> None:
+    from hpcfl.bench.round import bench_round
+
+    print(bench_round(options.job, options.overrides, options.rounds))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hpcfl",
+        description="Federated learning at scale on HPC machines.  Several ranks: mpirun -n 4 "
+        "hpcfl run JOB.yaml, or srun.",
+    )
+    parser.add_argument("--version", action="version", version=f"hpcfl {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="start a run of a job")
+    _add_job(run)
+    run.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
+    run.set_defaults(command=_run)
+
+    resume = commands.add_parser("resume", help="take up a run again from its last checkpoint")
+    resume.add_argument("dir", type=Path, help="run directory")
+    resume.set_defaults(command=_resume)
+
+    check = commands.add_parser("check", help="check a job without training")
+    _add_job(check)
+    check.add_argument("--data", action="store_true", help="load the data and build the model too")
+    check.set_defaults(command=_check)
+
+    status = commands.add_parser("status", help="how far a run is, alive or not")
+    status.add_argument("dir", type=Path, help="run directory")
+    status.set_defaults(command=_status)
+
+    export = commands.add_parser("export", help="write a checkpoint's model to a file")
+    export.add_argument("dir", type=Path, help="run directory")
+    export.add_argument("--round", type=int, help="round (default: the newest checkpoint's)")
+    export.add_argument("-o", "--output", type=Path, help="F.npz with the flat model as x")
+    export.add_argument("--state-dict", type=Path, help="F.safetensors with named parameters")
+    export.add_argument("--clients", action="store_true", help="add the client states to F.npz")
+    export.set_defaults(command=_export)
+
+    report = commands.add_parser("report", help="a table and a plot of runs")
+    report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="run directory")
+    report.add_argument("--format", choices=["table", "csv", "markdown"], default="table")
+    report.add_argument("--plot", type=Path, default=Path("runs/report.png"), help="PNG to write")
+    report.set_defaults(command=_report)
+
+    data = commands.add_parser("data", help="look at data").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    show = data.add_parser("show", help="who holds what: clients x classes, sizes")
+    _add_job(show)
+    show.add_argument("--plot", type=Path, default=Path("partition.png"), help="PNG to write")
+    show.set_defaults(command=_data_show)
+
+    commands.add_parser("list", help="algorithms, data, models, tasks").set_defaults(command=_list)
+
+    bench = commands.add_parser("bench", help="measure, as ratios within one run").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    rounds = bench.add_parser("round", help="a round against a bare loop of the same SGD steps")
+    rounds.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
+    rounds.add_argument("overrides", nargs="*", metavar="key.path=value")
+    rounds.add_argument("--rounds", type=int, help="rounds to time on each side")
+    rounds.set_defaults(command=_bench_round)
+    return parser
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=Path, help="JOB.yaml")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key.path=value", help="settings over those of the job"
+    )

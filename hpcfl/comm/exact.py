@@ -1,0 +1,143 @@
+"""The exact mean: the same bits however the clients are spread over ranks.
+
+Floating-point addition depends on the order of its terms; addition of integers does not.  So each
+client's weighted value becomes an integer in units of one power of two per field, known to all
+ranks from the field's largest term; the integers are summed, over clients and then over ranks in
+one all-reduce, and the sum is turned back once.
+
+    peak  = max over the cohort and the field of |w u|            (all-reduced)
+    unit  = 2^(e - b),  2^(e-1) <= peak < 2^e,  b = min(51, 62 - ceil(log2 |S|))
+    sum   = sum over clients of round(w u / unit)                 (int64, below 2^62)
+    mean  = sum unit / W                                          (W: total weight, or |S|)
+
+Error.  w u is formed in float64: exactly for float32 uploads and integer weights below 2^29, else
+with one rounding (relative 2^-53).  A term then moves by at most unit / 2 <= 2^-b peak, so every
+coordinate of the mean is within |S| / W x 2^-b x peak of the true one (b = 51 up to 2048 clients),
+plus two roundings to float64 and one to the uploads' dtype.
+
+Rounding is done by adding 3 x 2^51: the sum then lies in [2^52, 2^53], where neighbouring doubles
+differ by 1 and so do their bit patterns, which makes the pattern itself the integer, up to a
+constant.  On a CPU this is five times cheaper than a conversion from float64 to int64.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfl.comm.base import Comm
+from hpcfl.comm.reduction import Column, Layout, inspect
+
+_SHIFTER = 3.0 * 2.0**51
+_PATTERN = int(np.float64(_SHIFTER).view(np.int64))
+_BLOCK = {"cpu": 1 << 19, "cuda": 1 << 24}  # doubles of scratch: 4 MiB stay in cache, 128 MiB
+_LARGEST_SHIFT = 900  # 2.0**shift x weight must itself be a finite double
+
+
+class Exact:
+    """A ``Reduction`` whose result does not depend on the number of ranks, bit for bit.
+
+    Args:
+        comm: the group of ranks.
+        template: a NamedTuple of meta tensors, shaped like an upload.
+        plain: fields averaged with weight 1 over |S|.
+        dtype: of the uploads and of the mean, float32 or float64.
+        device: of the uploads and of the mean.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        template: Any,
+        plain: frozenset[str],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._comm, self._dtype = comm, dtype
+        self._layout = Layout.of(template, plain)
+        self._sums = torch.empty(self._layout.numel, dtype=torch.int64, device=device)
+        self._scratch = torch.empty(_BLOCK[device.type], dtype=torch.float64, device=device)
+
+    def mean(
+        self,
+        uploads: Sequence[Any],
+        clients: Sequence[int],
+        weights: Sequence[float],
+        total: float,
+        cohort: int,
+        flags: NDArray[np.float64],
+        *,
+        round: int,
+    ) -> tuple[Any, NDArray[np.float64]]:
+        """Collective: see ``Reduction.mean``; two all-reduces, a small maximum and the sum."""
+        layout, comm = self._layout, self._comm
+        columns, factors = layout.columns(uploads), layout.factors(weights)
+        peaks, flags = inspect(comm, layout, columns, factors, clients, flags, round)
+        shifts = [_shift(peak, cohort) for peak in peaks]
+        sums = [self._sums[begin:end] for begin, end in layout.bounds]
+        for out, column, field_weights, shift in zip(sums, columns, factors, shifts, strict=True):
+            _accumulate(column, field_weights, shift, out, self._scratch)
+        comm.sum(self._sums)
+        means = [
+            _restore(out, divisor, shift, self._dtype, self._scratch).view(shape)
+            for out, divisor, shift, shape in zip(
+                sums, layout.totals(total, cohort), shifts, layout.shapes, strict=True
+            )
+        ]
+        return layout.type(*means), flags
+
+
+def _shift(peak: float, cohort: int) -> int:
+    """The s for which terms up to ``peak``, times 2^s, can be rounded and summed in int64."""
+    if peak == 0:
+        return 0
+    return min(51, 62 - (cohort - 1).bit_length()) - math.frexp(peak)[1]
+
+
+def _accumulate(
+    column: Column, weights: Sequence[float], shift: int, out: Tensor, scratch: Tensor
+) -> None:
+    """Set ``out`` [n] (int64) to the sum over clients of round(2^shift x weight x value)."""
+    clients, n = len(column), out.numel()
+    if not clients:
+        out.zero_()
+        return
+    # Only float64 uploads below 1e-256 need the second factor.
+    first, rest = min(shift, _LARGEST_SHIFT), max(shift - _LARGEST_SHIFT, 0)
+    scales = torch.tensor([[w * 2.0**first] for w in weights], dtype=scratch.dtype).to(out.device)
+    # Sums wrap around modulo 2^64 until the constants are taken away again; the result fits.
+    constants = (clients * _PATTERN + 2**63) % 2**64 - 2**63
+    width = scratch.numel() // clients
+    for begin in range(0, n, width):
+        end = min(begin + width, n)
+        block = scratch[: clients * (end - begin)].view(clients, end - begin)
+        if isinstance(column, Tensor):
+            block.copy_(column[:, begin:end])
+        else:
+            for row, tensor in zip(block.unbind(), column, strict=True):
+                row.copy_(tensor[begin:end])
+        block.mul_(scales)
+        if rest:
+            block.mul_(2.0**rest)
+        block.add_(_SHIFTER)
+        torch.sum(block.view(torch.int64), 0, out=out[begin:end]).sub_(constants)
+
+
+def _restore(
+    sums: Tensor, divisor: float, shift: int, dtype: torch.dtype, scratch: Tensor
+) -> Tensor:
+    """``sums`` [n] x 2^-shift / divisor, rounded to ``dtype``."""
+    first, rest = min(shift, _LARGEST_SHIFT), max(shift - _LARGEST_SHIFT, 0)
+    means = torch.empty(sums.numel(), dtype=dtype, device=sums.device)
+    width = scratch.numel()
+    for begin in range(0, sums.numel(), width):
+        part = sums[begin : begin + width]
+        block = scratch[: part.numel()].copy_(part).div_(divisor * 2.0**first)
+        if rest:
+            block.mul_(2.0**-rest)
+        means[begin : begin + width] = block
+    return means

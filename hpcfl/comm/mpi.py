@@ -1,0 +1,110 @@
+"""A group of ranks over MPI, for tensors in host memory."""
+
+import sys
+from typing import NoReturn
+
+import mpi4py
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfl.comm.launch import Launch
+from hpcfl.errors import RankError
+
+# MPI starts in ``start`` and ends in ``close``.  Left to mpi4py, an uncaught exception would run
+# into MPI_Finalize, which waits for the other ranks for ever.
+mpi4py.rc.initialize = False
+mpi4py.rc.finalize = False
+from mpi4py import MPI  # noqa: E402
+
+_REMEDY = (
+    "use the mpirun that belongs to mpi4py's MPI (under Slurm: srun --mpi=pmi2 or pmix),"
+    " or comm.backend: gloo with srun or torchrun"
+)
+
+
+class Mpi:
+    """All ranks of MPI_COMM_WORLD; buffers only, nothing is pickled."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._world = start(launch)
+        self.rank, self.size = self._world.rank, self._world.size
+        self.local_rank = local_rank(launch, self._world)[0]
+
+    def sum(self, tensor: Tensor) -> None:
+        """Collective: replace ``tensor`` (contiguous, on the CPU) by its sum."""
+        self._world.Allreduce(MPI.IN_PLACE, tensor.numpy(), op=MPI.SUM)
+
+    def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Collective: the elementwise maximum."""
+        out = values.copy()
+        self._world.Allreduce(MPI.IN_PLACE, out, op=MPI.MAX)
+        return out
+
+    def share(self, text: str) -> str:
+        """Collective: rank 0's text."""
+        return share(self._world, text)
+
+    def barrier(self) -> None:
+        """Collective: wait for every rank."""
+        self._world.Barrier()
+
+    def close(self) -> None:
+        """Collective: end MPI in this process, for good."""
+        finish()
+
+    def abort(self, code: int) -> NoReturn:
+        """End every rank at once with exit code ``code``."""
+        abort(self._world, code)
+
+
+def start(launch: Launch) -> MPI.Intracomm:
+    """Collective: start MPI and return its world.
+
+    Raises:
+        RankError: MPI sees other ranks than the launcher started (it would run N worlds of one
+            rank each, all of them rank 0), or it was ended before in this process.
+    """
+    if MPI.Is_finalized():
+        raise RankError("MPI has ended in this process and cannot start again; use a new process")
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_FUNNELED)  # only the main thread calls MPI
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (launch.rank, launch.size):
+        library = " ".join(MPI.Get_library_version().split("\n")[0].split())
+        seen = f"{launch.launcher} started rank {launch.rank} of {launch.size}"
+        found = f"MPI ({library}) sees rank {world.rank} of {world.size}"
+        raise RankError(f"launcher and MPI do not match: {seen}, but {found}; {_REMEDY}")
+    return world
+
+
+def finish() -> None:
+    """Collective: end MPI in this process; it cannot start again."""
+    MPI.Finalize()
+
+
+def local_rank(launch: Launch, world: MPI.Intracomm) -> tuple[int, bool]:
+    """Collective: this rank's place on its host, and whether all ranks are on one host."""
+    host = world.Split_type(MPI.COMM_TYPE_SHARED)
+    place = host.rank if launch.local_rank is None else launch.local_rank
+    alone = host.size == world.size
+    host.Free()
+    return place, alone
+
+
+def share(world: MPI.Intracomm, text: str) -> str:
+    """Collective: rank 0's text."""
+    data = np.frombuffer(text.encode(), dtype=np.uint8)
+    length = np.array([data.size], dtype=np.int64)
+    world.Bcast(length)
+    payload = data.copy() if world.rank == 0 else np.empty(length[0], dtype=np.uint8)
+    world.Bcast(payload)
+    return payload.tobytes().decode()
+
+
+def abort(world: MPI.Intracomm, code: int) -> NoReturn:
+    """End every rank at once with exit code ``code``."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    world.Abort(code)
+    raise AssertionError("MPI_Abort returned")

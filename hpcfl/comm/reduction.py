@@ -1,0 +1,143 @@
+"""What every mean of uploads shares: its contract, its layout, and the look before the sum."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfl.comm.base import Comm
+from hpcfl.errors import DivergedError
+
+_NOBODY = -(2.0**53)  # below every marker of a non-finite upload
+_SMALL = 1 << 14  # elements up to which one stacked tensor beats one call per client
+
+Column = Tensor | list[Tensor]
+"""One field of K clients' uploads: K flat tensors [n], or [K, n] stacked where n is small."""
+
+
+class Reduction(Protocol):
+    """How the uploads of a round, spread over the ranks, become one mean on every rank."""
+
+    def mean(
+        self,
+        uploads: Sequence[Any],
+        clients: Sequence[int],
+        weights: Sequence[float],
+        total: float,
+        cohort: int,
+        flags: NDArray[np.float64],
+        *,
+        round: int,
+    ) -> tuple[Any, NDArray[np.float64]]:
+        """Collective: the mean of the cohort's uploads, and the elementwise maximum of ``flags``.
+
+        Args:
+            uploads: those of the clients that this rank trained, one NamedTuple each; may be empty.
+            clients: their ids, each in the cohort of one rank only.
+            weights: theirs, not negative; what is averaged plainly ignores them.
+            total: the weights' sum over the whole cohort, positive, the same on every rank.
+            cohort: clients over all ranks, at least 1, the same on every rank.
+            flags: finite numbers that the ranks want the maximum of.
+            round: for the error message only.
+
+        Raises:
+            DivergedError: on every rank, before anything is summed, if an upload is not finite.
+        """
+        ...
+
+
+class Layout(NamedTuple):
+    """Where each field of an upload lies in one flat buffer."""
+
+    type: type[Any]
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    bounds: tuple[tuple[int, int], ...]  # [begin, end) in the buffer, one per field
+    plain: frozenset[str]
+
+    @classmethod
+    def of(cls, template: Any, plain: frozenset[str]) -> "Layout":
+        """The layout of ``template``, a NamedTuple of (meta) tensors."""
+        ends = np.cumsum([0, *(field.numel() for field in template)]).tolist()
+        shapes = tuple(field.shape for field in template)
+        return cls(type(template), template._fields, shapes, tuple(pairwise(ends)), plain)
+
+    @property
+    def numel(self) -> int:
+        """Elements of the whole buffer."""
+        return self.bounds[-1][1]
+
+    def columns(self, uploads: Sequence[Any]) -> list[Column]:
+        """For each field, what the clients sent."""
+        return [_column([u[i] for u in uploads]) for i in range(len(self.names))]
+
+    def factors(self, weights: Sequence[float]) -> list[Sequence[float]]:
+        """For each field, the clients' weights."""
+        ones = [1.0] * len(weights)
+        return [ones if name in self.plain else weights for name in self.names]
+
+    def totals(self, total: float, cohort: int) -> list[float]:
+        """For each field, what its sum is divided by."""
+        return [float(cohort) if name in self.plain else total for name in self.names]
+
+
+def _column(tensors: list[Tensor]) -> Column:
+    if tensors and tensors[0].numel() <= _SMALL:
+        stacked = torch.stack(tensors)
+        return stacked if stacked.dim() == 2 else stacked.view(len(tensors), -1)
+    return [tensor.reshape(-1) for tensor in tensors]
+
+
+def _magnitudes(column: Column) -> list[float]:
+    """Each client's largest absolute value; NaN if it sent one."""
+    if isinstance(column, Tensor):
+        tops: list[float] = column.abs().amax(1).tolist()
+        return tops
+    if not column:
+        return []
+    # One pass without a temporary, and one transfer from the device for all clients.
+    ends = torch.stack([end for tensor in column for end in torch.aminmax(tensor)]).tolist()
+    return [max(-low, high) for low, high in zip(ends[::2], ends[1::2], strict=True)]
+
+
+def inspect(
+    comm: Comm,
+    layout: Layout,
+    columns: list[Column],
+    factors: list[Sequence[float]],
+    clients: Sequence[int],
+    flags: NDArray[np.float64],
+    round: int,
+) -> tuple[list[float], NDArray[np.float64]]:
+    """Collective: each field's largest |weight x value| over the cohort, and the flags' maxima.
+
+    The lowest client whose upload is not finite rides in the same maximum, as one number that
+    also tells the field and the rank (exact while clients x fields x ranks < 2**53).
+
+    Raises:
+        DivergedError: on every rank, if there is such a client.
+    """
+    fields = len(layout.names)
+    peaks, worst = [0.0] * fields, _NOBODY
+    for field, (column, weights) in enumerate(zip(columns, factors, strict=True)):
+        terms = [w * top for w, top in zip(weights, _magnitudes(column), strict=True)]
+        if all(map(math.isfinite, terms)):
+            peaks[field] = max(terms, default=0.0)
+        else:
+            client = min(c for c, t in zip(clients, terms, strict=True) if not math.isfinite(t))
+            worst = max(worst, -float((client * fields + field) * comm.size + comm.rank))
+    agreed = comm.max(np.concatenate(([*peaks, worst], flags)))
+    if agreed[fields] > _NOBODY:
+        place, rank = divmod(int(-agreed[fields]), comm.size)
+        client, field = divmod(place, fields)
+        message = (
+            f"client {client} on rank {rank}, round {round}: its upload {layout.names[field]!r} is"
+            " not finite; the round was not summed. Lower local.lr or set local.clip"
+        )
+        raise DivergedError(message)
+    return agreed[:fields].tolist(), agreed[fields + 1 :]

@@ -1,0 +1,55 @@
+"""Sums of a few scalars over ranks, correctly rounded, whoever holds which term."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from hpcfl.comm.base import Comm
+
+_UNIT = 1074  # every double is an integer times 2^-1074 ...
+_LIMB = 32  # ... kept in limbs of 32 bits, so that 2^31 ranks cannot overflow an int64
+_LIMBS = 70  # ... of which 70 hold 2^(1024 + 1074 + 64 + 32): 2^64 terms of any size
+
+
+def exact_sums(
+    comm: Comm, terms: Sequence[Iterable[float]], device: torch.device | str = "cpu"
+) -> list[float]:
+    """Collective: for each list of this rank's terms, the correctly rounded sum over all ranks.
+
+    The sum is that of the real numbers, rounded once to a double, so it does not depend on how
+    the terms are spread; it is NaN if any term is not finite.  For tens to thousands of terms
+    (about 1 us each), not for vectors.
+
+    Args:
+        comm: the group of ranks.
+        terms: as many lists on every rank; a list may be empty.
+        device: where ``comm`` sums tensors.
+
+    Raises:
+        OverflowError: a sum is beyond the largest double; on every rank.
+    """
+    rows = torch.tensor([_limbs(list(column)) for column in terms], dtype=torch.int64)
+    sums = rows.to(device)
+    comm.sum(sums)
+    return [_value(row) for row in sums.tolist()]
+
+
+def _limbs(terms: list[float]) -> list[int]:
+    """The terms' sum as signed limbs, the lowest first; last, how many were not finite."""
+    finite = [term for term in terms if math.isfinite(term)]
+    ratios = (term.as_integer_ratio() for term in finite)
+    whole = sum((top << _UNIT) // bottom for top, bottom in ratios)
+    sign = -1 if whole < 0 else 1
+    mask = (1 << _LIMB) - 1
+    limbs = [sign * (abs(whole) >> _LIMB * i & mask) for i in range(_LIMBS)]
+    return [*limbs, len(terms) - len(finite)]
+
+
+def _value(row: list[int]) -> float:
+    """What ``_limbs`` stands for, also after rows were added."""
+    *limbs, spoiled = row
+    if spoiled:
+        return math.nan
+    whole = sum(limb << _LIMB * i for i, limb in enumerate(limbs))
+    return whole / (1 << _UNIT)  # Python rounds the quotient of integers correctly

@@ -1,0 +1,66 @@
+"""Failing together: every rank learns that one failed, and one of them says why."""
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from hpcfl.comm.base import Comm
+from hpcfl.errors import ClientError, Elsewhere, HpcflError
+
+
+@contextmanager
+def together(comm: Comm) -> Iterator[None]:
+    """Collective: after the block, which communicates nothing, fail on all ranks or on none.
+
+    Raises:
+        HpcflError: the block's own, on the lowest rank whose block failed.
+        Elsewhere: on every other rank.
+    """
+    failed: HpcflError | None = None
+    try:
+        yield
+    except HpcflError as e:
+        failed = e
+    mine = [comm.size - comm.rank, failed.exit_code] if failed else [0, 0]
+    first, code = comm.max(np.array(mine, dtype=np.float64))
+    if not first:
+        return
+    if failed and comm.size - comm.rank == first:
+        failed.collective = failed.speaker = True
+        raise failed
+    raise Elsewhere(int(code))
+
+
+@contextmanager
+def group(comm: Comm) -> Iterator[Comm]:
+    """Leave ``comm`` in good order, or end every rank: no failure leaves others waiting.
+
+    A failure of this rank alone is told on standard error, and every rank ends with exit code 1.
+    On a single rank errors pass unchanged.
+    """
+    try:
+        yield comm
+    except HpcflError as e:
+        if comm.size > 1 and not e.collective:
+            _end_all(comm, e)
+        comm.close()
+        raise
+    except BaseException as e:
+        if comm.size > 1:
+            _end_all(comm, e)
+        comm.close()
+        raise
+    comm.close()
+
+
+def _end_all(comm: Comm, error: BaseException) -> None:
+    where = f"[rank {comm.rank} of {comm.size}]"
+    if isinstance(error, HpcflError):
+        sys.stderr.write(f"{where} {error}\n")
+    if isinstance(error, ClientError) or not isinstance(error, HpcflError):
+        traceback.print_exception(error.__cause__ or error)
+    sys.stderr.flush()
+    comm.abort(1)

@@ -1,0 +1,106 @@
+"""Groups of ranks over torch.distributed: Gloo through host memory, NCCL between GPUs."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import ClassVar, NoReturn
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfl.comm.launch import Launch
+from hpcfl.comm.rendezvous import meet
+from hpcfl.errors import JobError, RankError
+
+
+class _ProcessGroup:
+    """What both backends share; small host values travel where the backend's tensors live."""
+
+    backend: ClassVar[str]
+
+    def __init__(self, launch: Launch, timeout_s: float) -> None:
+        self._meeting = meet(launch, timeout_s)
+        self.rank, self.size = launch.rank, launch.size
+        self.local_rank = self._meeting.local_rank
+        dist.init_process_group(
+            self.backend,
+            store=self._meeting.store,
+            rank=launch.rank,
+            world_size=launch.size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+
+    def _device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def sum(self, tensor: Tensor) -> None:
+        """Collective: replace ``tensor`` (contiguous) by its sum."""
+        self._all(lambda: dist.all_reduce(tensor, dist.ReduceOp.SUM))
+
+    def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Collective: the elementwise maximum."""
+        out = torch.tensor(values, device=self._device())
+        self._all(lambda: dist.all_reduce(out, dist.ReduceOp.MAX))
+        result: NDArray[np.float64] = out.numpy(force=True)
+        return result
+
+    def share(self, text: str) -> str:
+        """Collective: rank 0's text."""
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self._device())
+        length = torch.tensor([data.numel()], device=self._device())
+        self._all(lambda: dist.broadcast(length, 0))
+        payload = data if self.rank == 0 else data.new_empty(int(length.item()))
+        if length.item():
+            self._all(lambda: dist.broadcast(payload, 0))
+        return bytes(payload.tolist()).decode()
+
+    def barrier(self) -> None:
+        """Collective: wait for every rank."""
+        self.max(np.zeros(1))
+
+    def close(self) -> None:
+        """Collective: leave the group; rank 0's store outlives every use of it."""
+        self.barrier()
+        dist.destroy_process_group()
+        self._meeting.finish()
+
+    def abort(self, code: int) -> NoReturn:
+        """End every rank (this one, if no MPI is there to end the others) with ``code``."""
+        self._meeting.abort(code)
+
+    def _all(self, collective: Callable[[], object]) -> None:
+        try:
+            collective()
+        except RuntimeError as error:  # torch has no narrower one for a timeout or a lost peer
+            cause = str(error).split("\n")[0]
+            message = f"rank {self.rank} of {self.size}: {self.backend}: {cause}"
+            raise RankError(
+                f"{message}; another rank has ended or hangs (comm.timeout_s)"
+            ) from error
+
+
+class Gloo(_ProcessGroup):
+    """Ranks over TCP; ``GLOO_SOCKET_IFNAME`` names the network interface where it must be told."""
+
+    backend = "gloo"
+
+
+class Nccl(_ProcessGroup):
+    """Ranks with one GPU each; ``torch.cuda.set_device`` comes before the first collective.
+
+    Small host values are reduced on the GPU too: the maximum waits for the GPU anyhow, and a
+    companion Gloo group would need a second network set up on every cluster.  NCCL's watchdog
+    ends a process whose collective is late by ``timeout_s``.
+    """
+
+    backend = "nccl"
+
+    def __init__(self, launch: Launch, timeout_s: float) -> None:
+        if not dist.is_nccl_available():
+            raise JobError("comm.backend: nccl: this torch was built without NCCL; say gloo")
+        super().__init__(launch, timeout_s)
+
+    def _device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device())

@@ -1,0 +1,72 @@
+"""Which examples a client's local steps take."""
+
+from collections.abc import Iterator
+from itertools import repeat
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def steps(
+    examples: int, *, batch_size: int | None, epochs: int | None, steps: int | None, drop_last: bool
+) -> int:
+    """K, the local steps of a client in a round: ``steps``, or ``epochs`` passes.
+
+    A pass is ceil(examples / batch_size) steps; floor with ``drop_last``, but one at least.
+
+    Args:
+        examples: n, those of the client.
+        batch_size: B, or None for full batches.
+        epochs: E; exactly one of ``epochs`` and ``steps`` is given.
+        steps: K itself.
+        drop_last: leave out the last partial batch of every pass.
+    """
+    if (epochs is None) == (steps is None):
+        raise ValueError("exactly one of epochs and steps must be given")
+    if steps is not None:
+        return steps
+    return (epochs or 0) * _per_pass(examples, batch_size, drop_last)
+
+
+def order(
+    examples: int,
+    *,
+    batch_size: int | None,
+    epochs: int | None,
+    steps: int | None,
+    drop_last: bool,
+    generator: np.random.Generator,
+) -> Iterator[NDArray[np.int64]]:
+    """The positions, out of 0..n-1, of the batch of each local step.
+
+    Every pass is shuffled anew; ``steps`` goes on through as many passes as it takes.  A batch
+    that holds every example is not shuffled.
+    """
+    count = _steps(examples, batch_size=batch_size, epochs=epochs, steps=steps, drop_last=drop_last)
+    if batch_size is None or batch_size >= examples:
+        return repeat(np.arange(examples), count)
+    return _shuffled(
+        examples, batch_size, count, _per_pass(examples, batch_size, drop_last), generator
+    )
+
+
+_steps = steps  # ``order`` has an argument of that name
+
+
+def _per_pass(examples: int, batch_size: int | None, drop_last: bool) -> int:
+    """Steps of one pass over the examples."""
+    if batch_size is None:
+        return 1
+    return max(1, examples // batch_size) if drop_last else -(-examples // batch_size)
+
+
+def _shuffled(
+    examples: int, size: int, count: int, per_pass: int, generator: np.random.Generator
+) -> Iterator[NDArray[np.int64]]:
+    """``count`` batches out of shuffled passes of ``per_pass`` batches."""
+    ends = range(size, size * per_pass + 1, size)
+    while count > 0:
+        positions = generator.permutation(examples)
+        for end in ends[:count]:
+            yield positions[end - size : end]
+        count -= per_pass

@@ -1,0 +1,54 @@
+"""Concrete: compressive strength of 1030 mixtures, a linear regression (Yeh, 1998; UCI 165)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from annotated_types import Ge
+
+from hpcfl.data.arrays import cast
+from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.errors import DataError
+from hpcfl.types import Examples
+
+_COLUMNS = 9  # eight features, then the target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concrete(DataConfig):
+    """Eight features [n, 8] and one target [n, 1], each of mean 0 and variance 1 over all rows."""
+
+    root: str = "data"
+    """The folder that holds Concrete_Data.csv: a header, then 9 numbers a row."""
+    test_every: Annotated[int, Ge(2)] | None = None
+    """Keep every k-th row for testing; when absent, every row is for training and none for test."""
+
+    def load(self, seed: int) -> Dataset:
+        """Read and standardise the table."""
+        path = Path(self.root) / "Concrete_Data.csv"
+        try:
+            table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, encoding="utf-8-sig")
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: not a readable table: {error}") from error
+        if table.shape[1] != _COLUMNS or len(table) < 2 or not np.isfinite(table).all():
+            raise DataError(
+                f"{path}: {len(table)} rows of {table.shape[1]} columns, expected at least 2 rows "
+                f"of {_COLUMNS} finite numbers"
+            )
+        spread = table.std(axis=0)
+        if not spread.all():
+            raise DataError(f"{path}: column {int(np.argmin(spread)) + 1} never changes")
+        rows = torch.from_numpy((table - table.mean(axis=0)) / spread)
+        test = torch.zeros(len(rows), dtype=torch.bool)
+        if self.test_every is not None:
+            test[self.test_every - 1 :: self.test_every] = True
+        return Dataset(
+            train=Examples(rows[~test, :-1], rows[~test, -1:]),
+            test=Examples(rows[test, :-1], rows[test, -1:]) if test.any() else None,
+            natural=None,
+            classes=None,
+            loss="squared",
+            transform=cast,
+        )

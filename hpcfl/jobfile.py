@@ -1,0 +1,148 @@
+"""YAML as users write it: a tree of plain values, and the line every value came from.
+
+PyYAML's traps are errors here: a duplicate key, a key that is no text (``on``), ``1e-3`` (which
+YAML reads as text) where a number is due.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpcfl.errors import JobError
+
+Key = tuple[str | int, ...]
+Tree = dict[str, Any]
+
+LARGEST_FILE = 1 << 20  # bytes; a replay of cohorts belongs in a file of its own
+LARGEST_TREE = 200_000  # values, so that aliases cannot multiply without end
+
+
+@dataclass
+class JobFile:
+    """A tree of plain values (lists as tuples) and where each came from."""
+
+    name: str
+    tree: Tree
+    lines: dict[Key, str] = field(default_factory=dict)
+
+    def where(self, key: Key) -> str:
+        """The place of ``key``, or of the nearest value above it: "jobs/x.yaml:12"."""
+        while key:
+            if key in self.lines:
+                return self.lines[key]
+            key = key[:-1]
+        return self.name
+
+    def put(self, key: Key, value: Any, where: str) -> None:
+        """Set a value, with the sections above it; ``where`` is said in errors about it."""
+        tree = self.tree
+        for depth, part in enumerate(key[:-1], 1):
+            below = tree.setdefault(part, {})  # type: ignore[arg-type]
+            if not isinstance(below, dict):
+                dotted = ".".join(map(str, key[:depth]))
+                raise JobError(f"{where}: {dotted} is a single value ({below!r}), not a section")
+            tree = below
+        tree[str(key[-1])] = value
+        for known in [k for k in self.lines if k[: len(key)] == key]:
+            del self.lines[known]
+        self.lines[key] = where
+
+
+def read(path: str | Path, overrides: Sequence[str] = ()) -> JobFile:
+    """Read a job file and put ``key.path=value`` overrides over it.
+
+    Raises:
+        JobError: the file cannot be read, or is no YAML mapping, or an override is malformed.
+    """
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as e:
+        raise JobError(f"{path}: cannot be read: {e.strerror or e}") from e
+    if len(raw) > LARGEST_FILE:
+        raise JobError(f"{path}: {len(raw)} bytes are too many for a job; expected under 1 MiB")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as e:
+        raise JobError(f"{path}: is not text in UTF-8: {e}") from e
+    file = JobFile(str(path), {})
+    tree = _Walk(file).value(text)
+    if not isinstance(tree, dict):
+        raise JobError(f"{path}: expected a mapping of sections, found {_kind(tree)}")
+    file.tree = tree
+    override(file, overrides)
+    return file
+
+
+def override(file: JobFile, overrides: Sequence[str]) -> None:
+    """Put ``key.path=value`` settings over a job, each value read as YAML."""
+    for setting in overrides:
+        dotted, equals, text = setting.partition("=")
+        if not equals or not all(dotted.split(".")):
+            raise JobError(f"command line: {setting!r}: expected key.path=value")
+        key: Key = tuple(dotted.split("."))
+        value = _Walk(JobFile("command line", {}), numbered=False).value(text)
+        file.put(key, value, "command line")
+
+
+def plain(value: Any) -> Any:
+    """A tree with lists for tuples, ready to be written as YAML or JSON."""
+    if isinstance(value, Mapping):
+        return {key: plain(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(below) for below in value]
+    return value
+
+
+class _Walk:
+    """Turns YAML's nodes into plain values, noting lines and refusing traps."""
+
+    def __init__(self, file: JobFile, *, numbered: bool = True) -> None:
+        self._file, self._numbered, self._left = file, numbered, LARGEST_TREE
+        self._scalars = yaml.SafeLoader("")
+
+    def value(self, text: str) -> Any:
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            return None if node is None else self._node(node, ())
+        except (yaml.YAMLError, ValueError, RecursionError) as e:
+            mark = getattr(e, "problem_mark", None)
+            where = self._line(mark) if mark else self._file.name
+            problem = getattr(e, "problem", None) or str(e) or type(e).__name__
+            raise JobError(f"{where}: is not valid YAML: {problem}") from e
+
+    def _line(self, mark: yaml.Mark) -> str:
+        return f"{self._file.name}:{mark.line + 1}" if self._numbered else self._file.name
+
+    def _node(self, node: yaml.Node, key: Key) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise JobError(f"{self._file.name}: more than {LARGEST_TREE} values, aliases counted")
+        self._file.lines.setdefault(key, self._line(node.start_mark))
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, key)
+        if isinstance(node, yaml.SequenceNode):
+            return tuple(self._node(below, (*key, k)) for k, below in enumerate(node.value))
+        return self._scalars.construct_object(node)
+
+    def _mapping(self, node: yaml.MappingNode, key: Key) -> Tree:
+        tree: Tree = {}
+        for key_node, value_node in node.value:
+            line = self._line(key_node.start_mark)
+            name = self._node(key_node, ("",))
+            if not isinstance(name, str):
+                raise JobError(
+                    f"{line}: the key {key_node.value!r} is read by YAML as {name!r}; "
+                    "put it in quotes"
+                )
+            if name in tree:
+                raise JobError(f"{line}: the key {name!r} stands twice in this section")
+            self._file.lines[(*key, name)] = line
+            tree[name] = self._node(value_node, (*key, name))
+        return tree
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"

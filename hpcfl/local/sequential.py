@@ -1,0 +1,77 @@
+"""One client after the other, by plain autograd: the reference, bit for bit."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.errors import ClientError
+from hpcfl.local.step import Gradient, Oracle, Trained, Visit
+from hpcfl.types import Vector
+
+
+class Sequential:
+    """Trains the clients that a rank is given, in the order given."""
+
+    def __init__(self, algorithm: Algorithm, gradient: Gradient, weight_decay: float) -> None:
+        self._algorithm = algorithm
+        self._gradient = gradient
+        self._weight_decay = weight_decay
+
+    def survey(self, x: Vector, visits: Iterable[Visit]) -> list[Vector]:
+        """Each client's gradient at ``x`` of its mean loss over all its examples.
+
+        Raises:
+            ClientError: a client's data or the model raised.
+        """
+        gradients = []
+        for visit in visits:
+            with _named(visit, "survey"):
+                gradients.append(self._gradient.full(x, visit.survey))
+        return gradients
+
+    def train(self, message: Any, visits: Sequence[Visit], states: Sequence[Any]) -> list[Trained]:
+        """Play every visit's local round, all from the same message.
+
+        Raises:
+            ClientError: a client's data, the model or the algorithm raised.
+        """
+        return [
+            self._visit(message, visit, state) for visit, state in zip(visits, states, strict=True)
+        ]
+
+    def _visit(self, message: Any, visit: Visit, state: Any) -> Trained:
+        algorithm, gradient, about = self._algorithm, self._gradient, visit.about
+        with _named(visit, "begin"):
+            local = algorithm.begin(message, state, about)
+        y = message.x.clone()
+        loss = torch.zeros((), dtype=torch.float64, device=y.device)
+        rate, steps, step = algorithm.step_scale * float(about.lr), int(about.steps), 0
+        try:
+            for step in range(steps):
+                oracle = Oracle(gradient, next(visit.batches), visit.dropout_seed + step)
+                start = algorithm.displace(y, local, about)
+                point = algorithm.lookahead(y, start, local, about)
+                d = algorithm.direction(point, local, oracle, about)
+                local = algorithm.remember(local, d, about)
+                if oracle.loss is not None:
+                    loss += oracle.loss
+                if self._weight_decay:
+                    d = d.add(point, alpha=self._weight_decay)
+                torch.add(start, d, alpha=-rate, out=y)
+        except Exception as e:
+            raise ClientError(visit.client, visit.round, step, "step") from e
+        with _named(visit, "finish"):
+            upload, after = algorithm.finish(y, local, message, state, about)
+        return Trained(upload, after, loss / steps)
+
+
+@contextmanager
+def _named(visit: Visit, stage: str) -> Iterator[None]:
+    """Let an error say which client, round and stage it came from."""
+    try:
+        yield
+    except Exception as e:
+        raise ClientError(visit.client, visit.round, None, stage) from e

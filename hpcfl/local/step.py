@@ -1,0 +1,145 @@
+"""What local training is made of: a client's visit, and the gradient of its batches."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hpcfl.algorithms.base import Client
+from hpcfl.types import Batch, Count, Fraction, Loss, NonNegative, Positive, Section, Vector
+from hpcfl.vectors import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Section):
+    """The ``local`` section of a job: plain SGD, whatever the algorithm adds to it."""
+
+    lr: Positive
+    """eta, the local learning rate of round 0."""
+    lr_decay: Fraction = 1.0
+    """Factor on the learning rate from each round to the next."""
+    epochs: Count | None = None
+    """Passes over the client's data; 1 when ``steps`` is absent too."""
+    steps: Count | None = None
+    """Local steps, going on through reshuffled passes; instead of ``epochs``."""
+    batch_size: Count | Literal["full"] = 64
+    """Examples a step, or all of the client's."""
+    drop_last: bool = False
+    """Leave out a pass's last partial batch, but keep at least one batch."""
+    weight_decay: NonNegative = 0.0
+    """Added last to the direction, at the point where the gradient is taken."""
+    clip: Positive | None = None
+    """Largest norm of a stochastic gradient."""
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give epochs or steps, not both")
+
+    def rate(self, round: int) -> float:
+        """Eta of a round."""
+        return self.lr * self.lr_decay**round
+
+
+class Visit(NamedTuple):
+    """One client's work in one round, as the executor gets it."""
+
+    client: int
+    round: int
+    about: Client
+    batches: Iterator[Batch]  # one a local step
+    survey: Iterator[tuple[int, Batch]]  # (examples, batch): its whole data, no augmentation
+    dropout_seed: int
+
+
+class Gradient:
+    """The gradient of a model's mean loss at any flat vector.
+
+    The model's parameters are re-pointed to views of the vector, so none is copied; a vector that
+    changes in place between calls (the executor's ``y``) stays pointed at.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, *, bf16: bool = False, clip: float | None = None
+    ) -> None:
+        self._model = model
+        self._loss = loss
+        self._layout = Layout.of(model)
+        self._parameters = list(model.parameters())
+        self._precision = (
+            partial(torch.autocast, self._parameters[0].device.type, torch.bfloat16)
+            if bf16
+            else nullcontext
+        )
+        self._clip = clip
+        self._at: Vector | None = None
+        self._dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
+
+    def stochastic(self, point: Vector, batch: Batch, seed: int) -> tuple[Tensor, Vector]:
+        """Mean loss and gradient on a batch: dropout masks from ``seed``, clipped if asked for."""
+        if self._dropout:
+            torch.manual_seed(seed)
+        value, grad = self._value_and_grad(point, batch)
+        if self._clip is not None:
+            grad = grad * (self._clip / grad.norm()).clamp(max=1.0)
+        return value, grad
+
+    def full(self, point: Vector, batches: Iterable[tuple[int, Batch]]) -> Vector:
+        """The gradient of the mean loss over all batches: no dropout, not clipped."""
+        self._model.eval()
+        total, count = torch.zeros_like(point), 0
+        for examples, batch in batches:
+            total.add_(self._value_and_grad(point, batch)[1], alpha=examples)
+            count += examples
+        self._model.train()
+        return total.div_(count)
+
+    def predict(self, x: Vector, inputs: Tensor) -> Tensor:
+        """The model's outputs at ``x`` in the run's precision: no dropout, no gradient."""
+        self._model.eval()
+        with torch.no_grad():
+            outputs = self._outputs(x, inputs)
+        self._model.train()
+        return outputs
+
+    def _outputs(self, x: Vector, inputs: Tensor) -> Tensor:
+        if x is not self._at:
+            for parameter, view in zip(self._parameters, self._layout.views(x), strict=True):
+                parameter.data = view
+            self._at = x
+        with self._precision():
+            outputs: Tensor = self._model(inputs)
+        return outputs
+
+    def _value_and_grad(self, point: Vector, batch: Batch) -> tuple[Tensor, Vector]:
+        value = self._loss(self._outputs(point, batch.inputs), batch.labels)
+        grads = torch.autograd.grad(value, self._parameters)
+        return value.detach(), torch.cat([grad.reshape(-1) for grad in grads])
+
+
+class Oracle:
+    """The gradient of one step's batch, wherever and as often as the algorithm asks for it."""
+
+    __slots__ = ("_batch", "_gradient", "_seed", "loss")
+
+    def __init__(self, gradient: Gradient, batch: Batch, seed: int) -> None:
+        self._gradient, self._batch, self._seed = gradient, batch, seed
+        self.loss: Tensor | None = None  # at the first point asked for
+
+    def __call__(self, point: Vector) -> Vector:
+        """The gradient of the batch's mean loss at ``point``."""
+        value, grad = self._gradient.stochastic(point, self._batch, self._seed)
+        if self.loss is None:
+            self.loss = value
+        return grad
+
+
+class Trained(NamedTuple):
+    """What a client's visit leaves."""
+
+    upload: Any
+    state: Any
+    loss: Tensor  # 0-d, the mean over its local steps of the batch loss

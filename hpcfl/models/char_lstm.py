@@ -1,0 +1,42 @@
+"""Char LSTM: the next character of a text, as LEAF, FedProx and the FedHBM paper model it."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from hpcfl.errors import JobError
+from hpcfl.models.base import ModelConfig
+
+_EMBEDDED = 8
+_HIDDEN = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class CharLstm(ModelConfig):
+    """Embedding of 8, two LSTM layers of 100, one dense layer: 133 520 parameters for 80 classes.
+
+    Characters in and characters out share one alphabet, so ``outputs`` is its size.
+    """
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Takes texts [T] of character classes."""
+        if len(input_shape) != 1:
+            raise JobError(
+                f"model.name: char_lstm takes texts of shape (T,), not examples of {input_shape}"
+            )
+        return Reader(outputs)
+
+
+class Reader(nn.Module):
+    """Reads a text and answers once, after its last character."""
+
+    def __init__(self, alphabet: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(alphabet, _EMBEDDED)
+        self.lstm = nn.LSTM(_EMBEDDED, _HIDDEN, num_layers=2, batch_first=True)
+        self.fc = nn.Linear(_HIDDEN, alphabet)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Logits [B, n] of the character after each text [B, T] (int64)."""
+        states, _ = self.lstm(self.embedding(text))
+        return self.fc(states[:, -1])  # type: ignore[no-any-return]

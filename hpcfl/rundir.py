@@ -1,0 +1,166 @@
+"""The run directory: where everything a run leaves behind lies, and whose it is.
+
+job.yaml        the resolved job
+history.jsonl   one object a start: when, from which round, ranks, versions, git commit
+log.jsonl       one object a round
+initial.npy     the initial model, flat
+checkpoints/    see hpcfl.checkpoint
+stores/         segments of client states, see hpcfl.store
+lock            held while a run is alive
+"""
+
+import fcntl
+import io
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from hpcfl import __version__
+from hpcfl.errors import JobError, StoreError
+from hpcfl.store.durable import write_file
+from hpcfl.types import Vector
+
+
+class RunDir:
+    """The paths of one run directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.job = root / "job.yaml"
+        self.history = root / "history.jsonl"
+        self.log = root / "log.jsonl"
+        self.initial = root / "initial.npy"
+        self.checkpoints = root / "checkpoints"
+        self.stores = root / "stores"
+        self._lock = root / "lock"
+
+    def claim(self, tree: dict[str, Any]) -> None:
+        """Make the directory, for a new run of the job ``tree``; called on rank 0.
+
+        Raises:
+            JobError: it cannot be written, or holds a run already.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+            self.stores.mkdir(exist_ok=True)
+        except OSError as e:
+            raise JobError(
+                f"{self.root}: cannot be made: {e.strerror}; choose another with --out"
+            ) from e
+        self.lock()
+        if self.job.exists():
+            if yaml.safe_load(self.job.read_text()) == tree:
+                raise JobError(
+                    f"{self.root}: holds a run of this job already; use "
+                    f"`hpcfl resume {self.root}`, or remove the directory to start anew"
+                )
+            raise JobError(
+                f"{self.root}: holds a run of another job; choose another directory with --out"
+            )
+        write_file(self.job, yaml.safe_dump(tree, sort_keys=False).encode())
+
+    def require(self) -> None:
+        """Refuse a directory that holds no run.
+
+        Raises:
+            JobError: it does not.
+        """
+        if not self.job.is_file():
+            raise JobError(
+                f"{self.root}: holds no run (no job.yaml); name the --out directory of a run, "
+                "or start one with `hpcfl run`"
+            )
+
+    def lock(self) -> None:
+        """Hold the directory until this process ends.
+
+        Raises:
+            JobError: it is not writable, or another run holds it.
+        """
+        try:
+            fd = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as e:
+            raise JobError(f"{self._lock}: cannot be opened: {e.strerror}") from e
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            os.close(fd)
+            raise JobError(
+                f"{self.root}: a run is alive in this directory; wait for it or stop it"
+            ) from e
+
+    def write_initial(self, x0: Vector) -> None:
+        """Keep the initial model."""
+        buffer = io.BytesIO()
+        np.save(buffer, x0.cpu().numpy(), allow_pickle=False)
+        write_file(self.initial, buffer.getvalue())
+
+    def read_initial(self, like: Vector) -> Vector:
+        """The initial model, of the shape and dtype of ``like``.
+
+        Raises:
+            StoreError: it is missing, damaged or of another model.
+        """
+        try:
+            x0 = torch.from_numpy(np.load(self.initial, allow_pickle=False))
+        except (OSError, ValueError, EOFError) as e:
+            raise StoreError(f"{self.initial}: cannot be read: {e}") from e
+        if (x0.shape, x0.dtype) != (like.shape, like.dtype):
+            raise StoreError(
+                f"{self.initial}: found {tuple(x0.shape)} {x0.dtype}, "
+                f"expected {tuple(like.shape)} {like.dtype}"
+            )
+        return x0
+
+    def note_start(self, facts: dict[str, Any]) -> None:
+        """Append a start to the history."""
+        entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **facts, **versions()}
+        with self.history.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def versions() -> dict[str, Any]:
+    """What the bits of a run may depend on besides its job."""
+    found: dict[str, Any] = {"hpcfl": __version__, "python": platform.python_version()}
+    for package in ("torch", "numpy", "h5py", "mpi4py"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    found["git"] = _git_commit()
+    found["processor"] = _processor()
+    return found
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that hpcfl runs from, or None where there is none."""
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(  # noqa: S603
+            ["git", "-C", str(here), "rev-parse", "HEAD"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() or None
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

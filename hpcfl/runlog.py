@@ -1,0 +1,38 @@
+"""log.jsonl: one JSON object a round, appended by rank 0."""
+
+import json
+import os
+from collections.abc import Mapping
+from io import BufferedWriter
+from pathlib import Path
+
+
+class RunLog:
+    """The log of a run; on ranks other than 0, a log that keeps nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file: BufferedWriter | None = path.open("ab") if path else None
+
+    def write(self, record: Mapping[str, float | int]) -> None:
+        """Append one round."""
+        if self._file:
+            self._file.write(json.dumps(record).encode() + b"\n")
+            self._file.flush()
+
+    def sync(self) -> int:
+        """Make what was written durable; its length in bytes."""
+        if not self._file:
+            return 0
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+
+
+def cut(path: Path, length: int) -> None:
+    """Take away what lies beyond ``length`` bytes: the rounds after a checkpoint."""
+    if path.exists():
+        os.truncate(path, min(length, path.stat().st_size))

@@ -1,0 +1,105 @@
+"""What an algorithm sends and keeps, found by playing a dry round on no data."""
+
+from collections import namedtuple
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from hpcfl.algorithms.base import Algorithm, Client, Cohort
+from hpcfl.store.base import Field, StateSchema
+
+
+class Schema(NamedTuple):
+    """The NamedTuples of one round, made of meta tensors."""
+
+    server: Any
+    message: Any
+    state: Any
+    upload: Any
+
+    @property
+    def kept(self) -> StateSchema:
+        """The schema of the store of client states."""
+        fields = zip(self.state._fields, self.state, strict=True)
+        return StateSchema(
+            type(self.state),
+            tuple(Field(name, tuple(leaf.shape), leaf.dtype) for name, leaf in fields),
+        )
+
+    @property
+    def sent(self) -> Any:
+        """What is summed over the cohort: the upload, and the loss its client trained at."""
+        return self.send(self.upload, torch.empty((), device="meta"))
+
+    def send(self, upload: Any, loss: Tensor) -> Any:
+        """An upload together with its client's training loss."""
+        return _sent(upload._fields)(*upload, loss)
+
+    def receive(self, mean: Any) -> tuple[Any, Tensor]:
+        """The mean upload and the mean loss, from the mean of what was sent."""
+        *upload, loss = mean
+        return type(self.upload)(*upload), loss
+
+
+@cache
+def _sent(fields: tuple[str, ...]) -> Any:
+    return namedtuple("Sent", [*fields, "train_loss"])
+
+
+class Traffic(NamedTuple):
+    """Bytes that a real client would receive and send in one round."""
+
+    down: int
+    up: int
+
+
+def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
+    """Play one round of ``algorithm`` on meta tensors of a model with ``size`` parameters.
+
+    Raises:
+        TypeError, ValueError, AttributeError: whatever a faulty algorithm raises.
+    """
+    with torch.device("meta"):
+        x0 = torch.empty(size, dtype=dtype)
+        number = torch.empty((), dtype=torch.float64)
+        whole = torch.empty((), dtype=torch.int64)
+    server = algorithm.init_server(x0)
+    message = algorithm.broadcast(server)
+    state = algorithm.init_client(x0, lambda: x0)
+    client = Client(whole, number, number, number, full_grad=x0, cohort_grad=x0)
+    local = algorithm.begin(message, state, client)
+    start = algorithm.displace(x0, local, client)
+    point = algorithm.lookahead(x0, start, local, client)
+    d = algorithm.direction(point, local, lambda y: y.clone(), client)
+    local = algorithm.remember(local, d, client)
+    upload, after = algorithm.finish(start - d, local, message, state, client)
+    algorithm.update(server, upload, Cohort(round=0, size=1, population=1, lr=1.0, grad=x0))
+    before = [(leaf.shape, leaf.dtype) for leaf in state]
+    if [(leaf.shape, leaf.dtype) for leaf in after] != before:
+        raise TypeError(
+            f"{type(algorithm).__name__}.finish returns a state of other shapes or dtypes than "
+            f"init_client: {[tuple(leaf.shape) for leaf in after]} after {before}"
+        )
+    return Schema(server, message, after, upload)
+
+
+def traffic(algorithm: Algorithm, schema: Schema) -> Traffic:
+    """Bytes down and up per client and round, as a real client would count them."""
+    vector = nbytes(schema.message.x)
+    surveyed = algorithm.full_gradient == "cohort"
+    sent = [
+        leaf
+        for name, leaf in zip(schema.upload._fields, schema.upload, strict=True)
+        if name not in algorithm.derived
+    ]
+    return Traffic(
+        down=nbytes(schema.message) + vector * surveyed, up=nbytes(sent) + vector * surveyed
+    )
+
+
+def nbytes(tree: Any) -> int:
+    """Bytes of all tensors of a tree."""
+    return sum(leaf.numel() * leaf.dtype.itemsize for leaf in tree_leaves(tree))

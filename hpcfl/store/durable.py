@@ -1,0 +1,38 @@
+"""Files that are complete and on the disk, or not there at all."""
+
+import os
+from pathlib import Path
+
+from hpcfl.errors import StoreError
+
+PART = ".part"  # ends the name of a file that is not complete yet
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new names in ``folder`` survive a loss of power."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name, fsync it and rename it into place.
+
+    Raises:
+        StoreError: the disk is full or fails.
+    """
+    part = path.with_name(path.name + PART)
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot write {len(content)} bytes: {error.strerror}; the last checkpoint "
+            "stands: make room or repair the disk, then resume"
+        ) from error

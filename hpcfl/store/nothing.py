@@ -1,0 +1,59 @@
+"""The store of algorithms whose clients remember nothing."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfl.errors import StoreError
+from hpcfl.store import rows
+
+
+class NoStore:
+    """Keeps nothing; its commits say so."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def read(self, client: int) -> Any | None:
+        """None: no client ever has a state."""
+        return None
+
+    def stage(self, client: int, state: Any) -> None:
+        """Forget the empty state."""
+
+    def commit(self, folder: Path) -> None:
+        """Write an empty ``folder/rows-RANK.npz``, durably.
+
+        Raises:
+            StoreError: the disk is full or fails.
+        """
+        none = np.zeros(0, np.int64)
+        rows.write(folder, self._rank, rows.Rows(none, none, none, none, ()))
+
+    def keep(self, folders: Iterable[Path]) -> None:
+        """Nothing lies anywhere."""
+
+    def adopt(self, table: rows.Table) -> None:
+        """Check that the checkpoint holds no states.
+
+        Raises:
+            StoreError: it does, so another algorithm made it.
+        """
+        if table.clients.size:
+            raise StoreError(
+                f"{table.paths[0]}: the checkpoint holds {table.clients.size} client states, "
+                "expected none; it was made by another algorithm: resume the job that made it"
+            )
+
+    def rehome(self, table: rows.Table) -> None:
+        """Check that the checkpoint holds no states.
+
+        Raises:
+            StoreError: it does, so another algorithm made it.
+        """
+        self.adopt(table)
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,147 @@
+"""All rows of one rank's segments under one numbering: which are free, which must not change."""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfl.errors import StoreError
+from hpcfl.store import segment
+from hpcfl.store.base import StateSchema
+from hpcfl.store.segment import Segment
+
+FIRST_ROWS, FIRST_BYTES = 64, 8 * 2**20  # the first segment has at least one of the two
+FILE_BYTES = 16 * 2**30  # no segment is larger, unless one row is
+
+Addresses = NDArray[np.int64]
+
+
+class Pool:
+    """Rows numbered from 0 on, through all segments; a row's number is its address.
+
+    A row is free, or taken by a client's latest state, or pinned by a kept checkpoint, or both.
+    There are never more than twice the clients plus the pinned rows.
+    """
+
+    def __init__(self, root: Path, rank: int, life: str, schema: StateSchema, clients: int) -> None:
+        self._root, self._rank, self._life, self._schema = root, rank, life, schema
+        self._clients = clients
+        self._segments: list[Segment] = []
+        self._starts = array("q")  # the first address of each segment
+        self._pinned = np.zeros(0, np.bool_)
+        self._free = array("q")  # a stack
+        self._unflushed: set[int] = set()
+        self._created = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The file names of the segments, in order."""
+        return tuple(part.path.name for part in self._segments)
+
+    def take(self) -> int:
+        """The address of a free row, in a new segment if need be.
+
+        Raises:
+            StoreError: the disk is too small for one.
+        """
+        if not self._free:
+            self._grow()
+        return self._free.pop()
+
+    def pinned(self, address: int) -> bool:
+        """Whether a kept checkpoint needs the row."""
+        return bool(self._pinned[address])
+
+    def write(self, address: int, tensors: Sequence[Tensor]) -> None:
+        """Replace a row that is not pinned."""
+        index, row = self._locate(address)
+        self._unflushed.add(index)
+        self._segments[index].write(row, tensors)
+
+    def source(self, address: int) -> tuple[Segment, int]:
+        """The segment and the row of an address."""
+        index, row = self._locate(address)
+        return self._segments[index], row
+
+    def flush(self) -> None:
+        """Bring all written rows to the disk."""
+        for index in sorted(self._unflushed):
+            self._segments[index].flush()
+        self._unflushed.clear()
+
+    def pin(self, addresses: Addresses) -> None:
+        """Promise these rows to a checkpoint."""
+        self._pinned[addresses] = True
+
+    def keep(self, pinned: Addresses, taken: Addresses) -> None:
+        """Pin exactly ``pinned``; every row that is neither pinned nor taken becomes free."""
+        self._pinned[:] = False
+        self._pinned[pinned] = True
+        busy = self._pinned.copy()
+        busy[taken] = True
+        # Lowest address on top: neighbouring rows are written one after the other.
+        self._free = array("q", np.flatnonzero(~busy)[::-1].tolist())
+
+    def adopt(self, paths: Iterable[Path]) -> None:
+        """Take over segments of an earlier life, all rows pinned until the next ``keep``.
+
+        Raises:
+            StoreError: one is missing, damaged, or open for writing elsewhere.
+        """
+        for path in paths:
+            self._append(Segment.open(path, self._schema, "r+"), pinned=True)
+
+    def addresses(
+        self, names: Sequence[str], segments: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> Addresses:
+        """Addresses of rows of named segments; -1 for a segment that is not in the pool.
+
+        Raises:
+            StoreError: a segment has no such row.
+        """
+        mine = {name: index for index, name in enumerate(self.names)}
+        index = np.array([mine.get(name, -1) for name in names], np.int64)[segments]
+        starts = np.array([*self._starts, 0], np.int64)[index]
+        sizes = np.array([*(part.rows for part in self._segments), 0], np.int64)[index]
+        if ((index >= 0) & (rows >= sizes)).any():
+            raise StoreError(
+                f"{self._root}: a row table names rows that its segments do not have; "
+                "it is of another run: resume from an older checkpoint"
+            )
+        return np.where(index >= 0, starts + rows, -1)
+
+    def split(self, addresses: Addresses) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Segment and row of each address."""
+        starts = np.array(self._starts, np.int64)
+        index = np.searchsorted(starts, addresses, side="right") - 1
+        return index, addresses - starts[index] if len(starts) else addresses
+
+    def close(self) -> None:
+        """Release the files."""
+        while self._segments:
+            self._segments.pop().close()
+
+    def _locate(self, address: int) -> tuple[int, int]:
+        index = bisect_right(self._starts, address) - 1
+        return index, address - self._starts[index]
+
+    def _grow(self) -> None:
+        """Add a segment as large as all others together, within the bounds."""
+        each = max(1, self._schema.bytes)
+        have = len(self._pinned)
+        room = 2 * self._clients + int(self._pinned.sum()) - have
+        rows = max(FIRST_ROWS, FIRST_BYTES // each, have)
+        rows = min(rows, max(1, FILE_BYTES // each), room)
+        path = self._root / segment.name(self._life, self._rank, self._created)
+        self._append(Segment.create(path, self._schema, rows), pinned=False)
+        self._created += 1
+        self._free = array("q", range(have + rows - 1, have - 1, -1))
+
+    def _append(self, part: Segment, *, pinned: bool) -> None:
+        self._starts.append(len(self._pinned))
+        self._segments.append(part)
+        self._pinned = np.concatenate([self._pinned, np.full(part.rows, pinned)])

@@ -1,0 +1,281 @@
+"""The row table of a checkpoint: which row of which segment holds each client's state.
+
+Every rank writes ``rows-RANK.npz`` into the checkpoint's folder; ``Table`` is all of them.
+"""
+
+import io
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.errors import StoreError
+from hpcfl.store import segment
+from hpcfl.store.base import StateSchema
+from hpcfl.store.durable import write_file
+from hpcfl.store.segment import Segment
+
+OPEN_FILES = 64  # a reader's limit; a machine may have more segments than a process has handles
+
+Ints = NDArray[np.int64]
+
+
+class Rows(NamedTuple):
+    """One rank's part: n states in named segments (arrays of n numbers)."""
+
+    clients: Ints
+    segments: Ints  # index into names
+    rows: Ints
+    crcs: Ints  # crc32 of the state's bytes
+    names: tuple[str, ...]  # every segment of the rank, with or without states, below the root
+
+
+class Place(NamedTuple):
+    """Where a state lies, and its checksum."""
+
+    path: Path
+    row: int
+    crc: int
+
+
+def write(folder: Path, rank: int, rows: Rows) -> None:
+    """Write a rank's part into a checkpoint's folder, durably.
+
+    Raises:
+        StoreError: the disk is full or fails.
+    """
+    buffer = io.BytesIO()
+    arrays = {name: getattr(rows, name) for name in Rows._fields[:-1]}
+    np.savez(buffer, names=np.array(rows.names, dtype=np.str_), **arrays)
+    write_file(folder / _file(rank), buffer.getvalue())
+
+
+def read(folder: Path, rank: int) -> Rows:
+    """Read a rank's part.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    path = folder / _file(rank)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            rows = Rows(
+                file["clients"],
+                file["segments"],
+                file["rows"],
+                file["crcs"],
+                tuple(map(str, file["names"])),
+            )
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"{path}: the file is missing, expected the row table of rank {rank}; "
+            "resume from an older checkpoint"
+        ) from error
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise StoreError(
+            f"{path}: damaged ({error}), expected a row table; resume from an older checkpoint"
+        ) from error
+    _check(path, rows)
+    return rows
+
+
+def ranks(folder: Path) -> int:
+    """How many ranks wrote their part of a checkpoint.
+
+    Raises:
+        StoreError: there is none, or one of the first is missing.
+    """
+    files = list(folder.glob("rows-*.npz"))
+    missing = [rank for rank in range(max(1, len(files))) if folder / _file(rank) not in files]
+    if missing:
+        raise StoreError(
+            f"{folder / _file(missing[0])}: the file is missing, found row tables of "
+            f"{len(files)} ranks in the folder; resume from an older checkpoint"
+        )
+    return len(files)
+
+
+def named(folders: Iterable[Path]) -> set[str]:
+    """The segments' file names that these checkpoints need."""
+    return {
+        name
+        for folder in folders
+        for rank in range(ranks(folder))
+        for name in read(folder, rank).names
+    }
+
+
+@dataclass(frozen=True)
+class Table:
+    """The row table of all ranks (arrays of n states, sorted by client)."""
+
+    clients: Ints
+    segments: Ints  # index into paths
+    rows: Ints
+    crcs: Ints
+    paths: tuple[Path, ...]
+    owners: tuple[int, ...]
+    """The rank that wrote each path."""
+    ranks: int
+    """How many ranks wrote the checkpoint: compare it with the manifest's."""
+
+    @classmethod
+    def load(cls, folder: Path, root: Path) -> Self:
+        """Read every rank's part.
+
+        Args:
+            folder: the checkpoint's.
+            root: the folder of the segments.
+
+        Raises:
+            StoreError: a part is missing or damaged, or a client stands in it twice.
+        """
+        parts = [read(folder, rank) for rank in range(ranks(folder))]
+        starts = np.cumsum([0] + [len(part.names) for part in parts])
+        clients = np.concatenate([part.clients for part in parts])
+        order = np.argsort(clients, kind="stable")
+        clients = clients[order]
+        double = clients[1:][clients[1:] == clients[:-1]]
+        if double.size:
+            raise StoreError(
+                f"{folder}: client {double[0]} has two rows, expected one; the row tables are of "
+                "different runs: resume from an older checkpoint"
+            )
+        shifted = [part.segments + start for part, start in zip(parts, starts, strict=False)]
+        return cls(
+            clients,
+            np.concatenate(shifted)[order],
+            np.concatenate([part.rows for part in parts])[order],
+            np.concatenate([part.crcs for part in parts])[order],
+            tuple(root / name for part in parts for name in part.names),
+            tuple(rank for rank, part in enumerate(parts) for _ in part.names),
+            len(parts),
+        )
+
+    def for_clients(self, ids: Sequence[int] | Ints) -> "Table":
+        """The states of these clients alone; clients without a state are left out."""
+        chosen = np.flatnonzero(np.isin(self.clients, np.asarray(ids, np.int64)))
+        return replace(
+            self,
+            clients=self.clients[chosen],
+            segments=self.segments[chosen],
+            rows=self.rows[chosen],
+            crcs=self.crcs[chosen],
+        )
+
+    def find(self, client: int) -> Place | None:
+        """Where the client's state lies, or None if it has none."""
+        at = int(np.searchsorted(self.clients, client))
+        if at == len(self.clients) or self.clients[at] != client:
+            return None
+        return Place(self.paths[self.segments[at]], int(self.rows[at]), int(self.crcs[at]))
+
+
+class Reader:
+    """Reads the states of a checkpoint, from whatever rank wrote them; a context manager."""
+
+    def __init__(self, table: Table, schema: StateSchema) -> None:
+        self._table, self._schema = table, schema
+        self._open: OrderedDict[Path, Segment] = OrderedDict()
+
+    def read(self, client: int) -> Any | None:
+        """The client's state, or None if it has none.
+
+        Raises:
+            StoreError: its file is missing or damaged, or its checksum is wrong.
+        """
+        place = self._table.find(client)
+        if place is None:
+            return None
+        return verified(self._segment(place.path), place.row, place.crc, client, self._schema)
+
+    def close(self) -> None:
+        """Release the files."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _segment(self, path: Path) -> Segment:
+        if path not in self._open:
+            if len(self._open) == OPEN_FILES:
+                self._open.popitem(last=False)[1].close()
+            self._open[path] = Segment.open(path, self._schema, "r")
+        return self._open[path]
+
+
+def verified(source: Segment, row: int, crc: int, client: int, schema: StateSchema) -> Any:
+    """The client's state in a row, if its checksum is ``crc``.
+
+    Raises:
+        StoreError: it is not, or the row cannot be read.
+    """
+    tensors = source.read(row)
+    found = segment.checksum(tensors)
+    if found != crc:
+        raise StoreError(
+            f"{source.path}: row {row} (client {client}): found checksum {found:08x}, expected "
+            f"{crc:08x}; the state is damaged: resume from an older checkpoint"
+        )
+    return schema.type(*tensors)
+
+
+def sweep(root: Path, keep_names: Iterable[str], life: str) -> list[Path]:
+    """Delete the segments that no kept checkpoint needs; called by rank 0 alone.
+
+    Args:
+        root: the folder of the segments.
+        keep_names: what ``named`` says of every kept checkpoint.
+        life: the life that is running; its files, complete or not, are left to its stores.
+
+    Returns:
+        What was deleted.
+    """
+    keep = set(keep_names)
+    deleted = []
+    for path in sorted(root.iterdir()):
+        match = segment.NAME.fullmatch(path.name)
+        if match and match["life"] != life and path.name not in keep:
+            path.unlink()
+            deleted.append(path)
+    return deleted
+
+
+def _file(rank: int) -> str:
+    return f"rows-{rank:04d}.npz"
+
+
+def _check(path: Path, rows: Rows) -> None:
+    """Refuse a table that points outside its own segments."""
+    arrays = rows[:-1]
+    same = {(array.dtype, array.shape) for array in arrays} == {
+        (np.dtype(np.int64), (rows.clients.size,))
+    }
+    inside = same and all(
+        (
+            (rows.segments >= 0).all(),
+            (rows.segments < len(rows.names)).all(),
+            (rows.rows >= 0).all(),
+            all(segment.NAME.fullmatch(name) for name in rows.names),
+        )
+    )
+    if not inside:
+        raise StoreError(
+            f"{path}: its columns do not fit together, expected a row table; "
+            "resume from an older checkpoint"
+        )

@@ -1,0 +1,179 @@
+"""One file of R client states: rows are read and written in place.
+
+Rows go by pread and pwrite to the raw storage of the contiguous datasets, beside HDF5, not
+through it: a row's place is exact (offset + row * stride), a write can touch no metadata, an I/O
+error is a plain OSError (inside HDF5 it can crash the interpreter), and both calls release the
+interpreter lock.  The file stays a valid HDF5 file for any reader.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hpcfl.errors import StoreError
+from hpcfl.store import layout
+from hpcfl.store.base import StateSchema
+from hpcfl.store.durable import PART
+
+NAME = re.compile(rf"(?P<life>[0-9A-Za-z]+)-r\d{{4,}}-s\d{{4,}}\.h5({re.escape(PART)})?")
+NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
+
+
+def name(life: str, rank: int, index: int) -> str:
+    """The file name of the ``index``-th segment that ``rank`` makes in ``life``."""
+    return f"{life}-r{rank:04d}-s{index:04d}.h5"
+
+
+def checksum(tensors: Sequence[Tensor]) -> int:
+    """The crc32 of a state's bytes, field after field."""
+    crc = 0
+    for tensor in tensors:
+        crc = zlib.crc32(_view(tensor), crc)
+    return crc
+
+
+class Segment:
+    """An open segment file; use ``create`` or ``open``."""
+
+    def __init__(self, path: Path, schema: StateSchema, place: layout.Layout, fd: int) -> None:
+        self.path, self.rows = path, place.rows
+        self._schema, self._offsets, self._fd = schema, place.offsets, fd
+
+    @classmethod
+    def create(cls, path: Path, schema: StateSchema, rows: int) -> "Segment":
+        """Make a new, complete file of ``rows`` rows of undefined content; open it for writing.
+
+        Raises:
+            StoreError: the disk is too small, or the file exists.
+        """
+        layout.create(path, schema, rows)
+        return cls.open(path, schema, "r+")
+
+    @classmethod
+    def open(cls, path: Path, schema: StateSchema, mode: Literal["r", "r+"]) -> "Segment":
+        """Open a file that ``create`` made.
+
+        Raises:
+            StoreError: it is missing, damaged, not of this schema, or another process writes it.
+        """
+        place = layout.inspect(path, schema)
+        try:
+            fd = os.open(path, os.O_RDWR if mode == "r+" else os.O_RDONLY)
+        except OSError as error:
+            raise StoreError(
+                f"{path}: cannot open with mode {mode}: {error.strerror}; repair its permissions"
+            ) from error
+        if mode == "r+":
+            _lock(path, fd)
+        return cls(path, schema, place, fd)
+
+    def read(self, row: int) -> tuple[Tensor, ...]:
+        """The tensors of a row, in new memory.
+
+        Raises:
+            StoreError: there is no such row, or the disk fails.
+        """
+        self._check(row)
+        tensors = []
+        for field, start in zip(self._schema.fields, self._offsets, strict=True):
+            tensor = torch.empty(field.shape, dtype=field.dtype)
+            view = _view(tensor)
+            self._read(row, view, start + row * len(view))
+            tensors.append(tensor)
+        return tuple(tensors)
+
+    def write(self, row: int, tensors: Sequence[Tensor]) -> None:
+        """Replace a row in place; durable only after ``flush``.
+
+        Raises:
+            StoreError: there is no such row, or the disk fails.
+            ValueError: the tensors are not of the schema.
+        """
+        self._check(row)
+        for field, start, tensor in zip(self._schema.fields, self._offsets, tensors, strict=True):
+            if tensor.dtype != field.dtype or tensor.shape != field.shape:
+                raise ValueError(
+                    f"state field {field.name!r}: got {tensor.dtype} {tuple(tensor.shape)}, "
+                    f"expected {field.dtype} {field.shape}"
+                )
+            view = _view(tensor)
+            self._write(row, view, start + row * len(view))
+
+    def flush(self) -> None:
+        """Bring all written rows to the disk.
+
+        Raises:
+            StoreError: the disk fails.
+        """
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: cannot fsync: {error.strerror}; the last checkpoint stands: "
+                "repair the disk, then resume"
+            ) from error
+
+    def close(self) -> None:
+        """Release the file."""
+        os.close(self._fd)
+
+    def _check(self, row: int) -> None:
+        if not 0 <= row < self.rows:
+            raise StoreError(
+                f"{self.path}: row {row} was asked for, found {self.rows} rows; the row table "
+                "is of another run: resume from an older checkpoint"
+            )
+
+    def _read(self, row: int, view: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(view):
+            try:
+                count = os.preadv(self._fd, [view[done:]], offset + done)
+            except OSError as error:
+                raise self._failed("read", row, str(error.strerror)) from error
+            if count == 0:
+                raise self._failed("read", row, "the file ends before it")
+            done += count
+
+    def _write(self, row: int, view: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(view):  # one call moves 2 GiB at most
+            try:
+                done += os.pwrite(self._fd, view[done:], offset + done)
+            except OSError as error:
+                raise self._failed("write", row, str(error.strerror)) from error
+
+    def _failed(self, verb: str, row: int, reason: str) -> StoreError:
+        return StoreError(
+            f"{self.path}: cannot {verb} row {row}: {reason}; the last checkpoint stands: "
+            "repair the disk, then resume"
+        )
+
+
+def _view(tensor: Tensor) -> memoryview:
+    """The tensor's bytes, row-major (a copy if it is not contiguous)."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _lock(path: Path, fd: int) -> None:
+    """Refuse a file that another process has open for writing, where the disk knows locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # Some parallel file systems have no flock; the lock guards against two runs in one
+        # directory and nothing else rests on it.
+        if error.errno in NO_LOCKS:
+            return
+        os.close(fd)
+        raise StoreError(
+            f"{path}: another process has it open for writing; "
+            "is another run using this directory? Stop it, then resume"
+        ) from error

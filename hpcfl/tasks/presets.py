@@ -1,0 +1,16 @@
+"""Tasks by name: the data and the model of a published experiment, as sections of a job."""
+
+from collections.abc import Mapping
+from typing import Any
+
+TASKS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "cifar10-lenet": {"data": {"kind": "cifar10"}, "model": {"name": "lenet"}},
+    "cifar10-resnet20": {"data": {"kind": "cifar10"}, "model": {"name": "resnet20"}},
+    "cifar100-lenet": {"data": {"kind": "cifar100"}, "model": {"name": "lenet"}},
+    "cifar100-resnet20": {"data": {"kind": "cifar100"}, "model": {"name": "resnet20"}},
+    "concrete": {"data": {"kind": "concrete"}, "model": {"name": "linear"}},
+    "digits": {"data": {"kind": "digits"}, "model": {"name": "linear"}},
+    "quadratics": {"data": {"kind": "quadratics"}, "model": {"name": "point", "start": 1.0}},
+    "shakespeare": {"data": {"kind": "shakespeare"}, "model": {"name": "char_lstm"}},
+}
+"""What ``task`` stands for; the job's own ``data`` and ``model`` sections override it."""

@@ -1,0 +1,54 @@
+"""A model's parameters as one flat vector [P], and back."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Size, Tensor, nn
+
+from hpcfl.types import Vector
+
+
+class Layout(NamedTuple):
+    """Where each parameter lies in the vector: ``named_parameters()`` order, each row-major."""
+
+    names: tuple[str, ...]
+    shapes: tuple[Size, ...]
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def of(model: nn.Module) -> "Layout":
+        """The layout of ``model``'s parameters."""
+        named = dict(model.named_parameters())
+        return Layout(
+            tuple(named),
+            tuple(p.shape for p in named.values()),
+            tuple(p.numel() for p in named.values()),
+        )
+
+    @property
+    def total(self) -> int:
+        """P, the number of parameters."""
+        return sum(self.sizes)
+
+    def views(self, x: Vector) -> list[Tensor]:
+        """Views into ``x``, one a parameter, in order."""
+        parts = torch.split_with_sizes(x, self.sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+
+def flatten(tensors: Sequence[Tensor]) -> Vector:
+    """One vector of all tensors, each row-major; a copy."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def parameters(model: nn.Module) -> Vector:
+    """A copy of the model's parameters, flat."""
+    return flatten(list(model.parameters()))
+
+
+def load(model: nn.Module, x: Vector) -> None:
+    """Copy ``x`` into the model's own parameters."""
+    with torch.no_grad():
+        for parameter, view in zip(model.parameters(), Layout.of(model).views(x), strict=True):
+            parameter.copy_(view)
