@@ -35,7 +35,7 @@ quickstart: $(STAMP)  ## FedAvg and FedHBM on 2 ranks, then a table and a plot
 	fi; \
 	for run in $(RUNS); do \
 	  (set -x; $(BIN)/mpirun -n 2 $(BIN)/hpcfl run jobs/quickstart.yaml \
-	    "algorithm.name=$${run##*-}" --out "$$run"); \
+	    "algorithm={name: $${run##*-}}" --out "$$run"); \
 	done
 	$(BIN)/hpcfl report $(RUNS)
 
