@@ -30,10 +30,12 @@ $(STAMP): setup.py constraints.txt
 # mpirun hands its ranks a pipe for stderr; on a terminal rich is told that it may draw its bar.
 quickstart: $(STAMP)  ## FedAvg and FedHBM on 2 ranks, then a table and a plot
 	rm -rf $(RUNS)
-	@if [ -t 2 ]; then export TTY_COMPATIBLE=1 TTY_INTERACTIVE=1; fi; \
+	@if [ -t 2 ]; then \
+	  export TTY_COMPATIBLE=1 TTY_INTERACTIVE=1 COLUMNS=$$(tput cols || echo 80); \
+	fi; \
 	for run in $(RUNS); do \
 	  (set -x; $(BIN)/mpirun -n 2 $(BIN)/hpcfl run jobs/quickstart.yaml \
-	    "algorithm.name=$${run##*-}" --out "$$run"); \
+	    "algorithm={name: $${run##*-}}" --out "$$run"); \
 	done
 	$(BIN)/hpcfl report $(RUNS)
 

@@ -12,6 +12,7 @@ from typing import IO, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 
 Record = Mapping[str, float | int]  # a round's line of log.jsonl
 Clock = Callable[[], float]  # seconds
@@ -82,9 +83,9 @@ class _Paced(Progress, ABC):
         """Rounds per second of this process and the time left at that pace."""
         done = round - self._start
         if done <= 0 or elapsed <= 0:
-            return "rounds/s       -  eta -"
+            return "      - rounds/s  eta -"
         left = timedelta(seconds=int((self._rounds - round) * elapsed / done))
-        return f"rounds/s {done / elapsed:7.4g}  eta {left}"
+        return f"{done / elapsed:7.4g} rounds/s  eta {left}"
 
 
 class _Lines(_Paced):
@@ -109,10 +110,11 @@ class _Bar(_Paced):
         self._bar = RichProgress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[status]}", markup=False),
             console=console,
             auto_refresh=False,
+            redirect_stdout=False,
             expand=True,
         )
         self._task = self._bar.add_task(job_name, total=rounds, completed=start, status="")
@@ -135,8 +137,8 @@ class _Bar(_Paced):
     def _show(self, round: int, record: Record, elapsed: float) -> None:
         loss = f"loss {record['train_loss']:.4g}" if "train_loss" in record else ""
         if "test_accuracy" in record:
-            self._accuracy = f"accuracy {record['test_accuracy']:.4f}"
-        parts = [loss, self._accuracy, self._pace(round, elapsed)]
+            self._accuracy = f"acc {record['test_accuracy']:.4f}"
+        parts = [loss, self._accuracy, self._pace(round, elapsed).lstrip()]
         status = "  ".join(part for part in parts if part)
         self._bar.update(self._task, completed=round, status=status, refresh=True)
 

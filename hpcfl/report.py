@@ -194,14 +194,14 @@ def table(runs: Sequence[RunRecord]) -> Table:
     return made
 
 
-def text(runs: Sequence[RunRecord]) -> str:
+def plain(runs: Sequence[RunRecord]) -> str:
     """The table in plain ASCII, as wide as it needs to be."""
     out = io.StringIO()
     Console(file=out, width=1000, color_system=None).print(table(runs), markup=False)
     return out.getvalue()
 
 
-def markdown(runs: Sequence[RunRecord]) -> str:
+def to_markdown(runs: Sequence[RunRecord]) -> str:
     """The table in Markdown."""
     rows = [
         [title.replace("\n", " ") for title, _ in _SHOWN],
@@ -211,7 +211,7 @@ def markdown(runs: Sequence[RunRecord]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def comma_separated(runs: Sequence[RunRecord]) -> str:
+def to_csv(runs: Sequence[RunRecord]) -> str:
     """The runs as CSV: full precision, fractions and plain units; what is absent stays empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -29,7 +29,7 @@ def lines_of(clock, records, seconds, *, rounds=1000, start=0):
 def test_a_line_a_round_when_rounds_are_slow():
     lines = lines_of(Clock(), [record(t) for t in range(1, 6)], seconds=1.5)
     assert len(lines) == 5
-    assert lines[0].startswith("digits round    1/1000  rounds/s  0.6667  eta 0:24:58")
+    assert lines[0].startswith("digits round    1/1000   0.6667 rounds/s  eta 0:24:58")
     assert lines[0].endswith("train_loss 0.5")
     assert len({line.index("train_loss") for line in lines}) == 1  # aligned
 
@@ -49,7 +49,7 @@ def test_evaluated_and_final_rounds_are_always_shown():
 
 def test_pace_counts_from_where_the_process_started():
     (line,) = lines_of(Clock(), [record(910)], seconds=5, start=900)
-    assert "rounds/s       2  eta 0:00:45" in line
+    assert "      2 rounds/s  eta 0:00:45" in line
 
 
 def test_the_initial_model_has_no_pace():
@@ -77,8 +77,8 @@ def test_other_ranks_only_warn():
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """A stream that rich takes for an interactive terminal of 110 columns."""
-    for name, value in {"TERM": "xterm", "COLUMNS": "110", "LINES": "24"}.items():
+    """A stream that rich takes for an interactive terminal of 80 columns."""
+    for name, value in {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}.items():
         monkeypatch.setenv(name, value)
     for name in ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "FORCE_COLOR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -101,8 +101,14 @@ def test_a_terminal_shows_one_bar(terminal):
     shown = terminal.getvalue()
     assert "digits [a]" in shown
     assert "4/10" in shown
-    assert "loss 0.5  accuracy 0.7500  rounds/s       2  eta 0:00:03" in shown
+    assert "loss 0.5  acc 0.7500  2 rounds/s  eta 0:00:03" in shown
     assert "a note" in shown
+
+
+def test_the_bar_leaves_standard_output_alone(terminal, capsys):
+    with open_progress("digits", 10, 0, 0, stream=terminal):
+        print("a result")  # noqa: T201
+    assert capsys.readouterr().out == "a result\n"
 
 
 def test_the_bar_is_drawn_only_when_due(terminal):

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from hpcfl.errors import JobError, StoreError
-from hpcfl.report import comma_separated, markdown, read_run, table, text
+from hpcfl.report import plain, read_run, table, to_csv, to_markdown
 
 JOB = "rounds: 4\nalgorithm: {name: fedhbm, beta: 1.0}\nevaluate: {every: 2, last: 2}\n"
 LOG = [
@@ -48,7 +48,7 @@ def test_a_finished_run(run_dir):
 def test_a_run_in_progress_is_read_up_to_its_cut_line(run_dir):
     run = read_run(run_dir(LOG[:3], tail='{"round": 3, "wall_'))
     assert (run.done, run.finished, run.mean_accuracy) == (2, False, None)
-    assert "unfinished" in text([run])
+    assert "unfinished" in plain([run])
 
 
 def test_a_number_cut_short_does_not_count(run_dir):
@@ -61,7 +61,7 @@ def test_a_run_that_only_just_began(run_dir):
     (path / "log.jsonl").unlink()
     run = read_run(path)
     assert (run.done, run.best, run.last("test_loss")) == (0, None, None)
-    assert "| 0/4 unfinished | - | - | - | - | 0 B | 0 B | 0.0 s |" in markdown([run])
+    assert "| 0/4 unfinished | - | - | - | - | 0 B | 0 B | 0.0 s |" in to_markdown([run])
 
 
 def test_the_first_of_equally_good_rounds_is_the_best(run_dir):
@@ -94,20 +94,20 @@ ROW = ["a-run", "fedhbm", "4/4", "62.50", "87.50 @3", "75.00", "0.5"]
 
 def test_tables_agree(run_dir):
     runs = [read_run(run_dir()), read_run(run_dir(LOG[:2], name="b|run"))]
-    first, second = markdown(runs).splitlines()[2:]
+    first, second = to_markdown(runs).splitlines()[2:]
     assert first == "| " + " | ".join([*ROW, "40 B", "80 B", "6.0 s"]) + " |"
     assert second.startswith(r"| b\|run | fedhbm | 1/4 unfinished | 12.50 |")
-    plain = text(runs)
-    assert plain.isascii()
-    assert [cell.strip() for cell in plain.splitlines()[4].split("|")[1:-1]][:7] == ROW
+    printed = plain(runs)
+    assert printed.isascii()
+    assert [cell.strip() for cell in printed.splitlines()[4].split("|")[1:-1]][:7] == ROW
     out = io.StringIO()
     Console(file=out, width=1000).print(table(runs))
-    assert out.getvalue() == plain
+    assert out.getvalue() == printed
 
 
 def test_csv_keeps_full_precision_and_plain_units(run_dir):
     log = [{**LOG[0], "test_accuracy": 1 / 3, "up_bytes": 2**40 + 1}]
-    (row,) = csv.DictReader(io.StringIO(comma_separated([read_run(run_dir(log))])))
+    (row,) = csv.DictReader(io.StringIO(to_csv([read_run(run_dir(log))])))
     assert float(row["test_accuracy"]) == 1 / 3
     assert row["up_bytes"] == str(2**40 + 1)
     assert row["mean_accuracy"] == ""
@@ -115,5 +115,5 @@ def test_csv_keeps_full_precision_and_plain_units(run_dir):
 
 def test_a_regression_has_no_accuracy(run_dir):
     log = [{"round": t, "wall_s": 1000.0, "test_loss": 1.0, "up_bytes": 4e9} for t in range(5)]
-    row = markdown([read_run(run_dir(log))]).splitlines()[2]
+    row = to_markdown([read_run(run_dir(log))]).splitlines()[2]
     assert row.endswith("| 4/4 | - | - | - | 1 | 0 B | 20 GB | 1:23:20 |")

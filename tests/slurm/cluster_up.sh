@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Start a private Slurm on this machine, all on loopback, as root or as an ordinary user.
+#   cluster_up.sh DIR PORT NODES CPUS
+# Needs Debian's slurmctld, slurmd and slurm-client.  Afterwards: export SLURM_CONF=DIR/slurm.conf
+set -euo pipefail
+dir=$1 port=$2 nodes=$3 cpus=$4
+host=$(hostname -s)
+conf=$dir/slurm.conf
+# A failed start leaves nothing running.
+trap '[ $? = 0 ] || "$(dirname "$0")/cluster_down.sh" "$dir"' EXIT
+mkdir -p "$dir"/{state,log,run}
+
+{
+  cat <<CONF
+ClusterName=hpcfl
+SlurmctldHost=$host(127.0.0.1)
+SlurmctldPort=$port
+SlurmUser=$(id -un)
+SlurmdUser=$(id -un)
+# One user, one machine: nobody to authenticate against, so no munge daemon.
+AuthType=auth/none
+CredType=cred/none
+AuthInfo=cred_expire=5
+StateSaveLocation=$dir/state
+SlurmdSpoolDir=$dir/spool.%n
+SlurmctldPidFile=$dir/run/slurmctld.pid
+SlurmdPidFile=$dir/run/slurmd.%n.pid
+SlurmctldLogFile=$dir/log/slurmctld.log
+SlurmdLogFile=$dir/log/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+# Nodes claim more CPUs than this machine may have.
+SlurmdParameters=config_overrides
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,sched_min_interval=0,bf_interval=2,batch_sched_delay=0,defer_batch=0
+# As on clusters: urgent jobs preempt, and the victim first gets its --signal.
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+JobRequeue=1
+KillWait=5
+MinJobAge=600
+CompleteWait=0
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+CONF
+  for ((i = 1; i <= nodes; i++)); do
+    echo "NodeName=node$i NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + i))" \
+      "CPUs=$cpus RealMemory=1000 State=UNKNOWN"
+  done
+  echo "PartitionName=normal Nodes=ALL Default=YES DefaultTime=10 PriorityTier=1 GraceTime=20"
+  echo "PartitionName=urgent Nodes=ALL DefaultTime=10 PriorityTier=10 PreemptMode=OFF"
+} >"$conf"
+
+export SLURM_CONF=$conf
+slurmctld -c
+for ((i = 1; i <= nodes; i++)); do
+  mkdir -p "$dir/spool.node$i"
+  slurmd -N "node$i"
+done
+for ((try = 0; try < 300; try++)); do
+  idle=$(sinfo -h -N -p normal -o %T | grep -c '^idle$' || true)
+  [ "$idle" = "$nodes" ] && exit 0
+  sleep 0.1
+done
+echo "Slurm did not come up; its logs:" >&2
+tail -n 20 "$dir"/log/*.log >&2
+exit 1

@@ -1,0 +1,62 @@
+"""A private Slurm cluster of two nodes with four CPUs each, for the session."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+
+
+class Slurm:
+    def __init__(self, directory, path):
+        self.env = {**os.environ, "PATH": path, "SLURM_CONF": str(directory / "slurm.conf")}
+
+    def call(self, *command, cwd=None, **env):
+        """Run a Slurm command and return what it printed."""
+        made = subprocess.run(
+            command, env={**self.env, **env}, cwd=cwd, capture_output=True, text=True, check=False
+        )
+        assert made.returncode == 0, f"{command}: {made.stderr}"
+        return made.stdout.strip()
+
+    def sbatch(self, *arguments, cwd, **env):
+        return self.call("sbatch", "--parsable", *arguments, cwd=cwd, **env)
+
+    def show(self, job):
+        fields = self.call("scontrol", "show", "job", "-o", job).split()
+        return dict(field.split("=", 1) for field in fields if "=" in field)
+
+    def wait(self, job, states=ENDED):
+        """The job's fields once it is in one of the states for good."""
+        while (found := self.show(job))["JobState"] not in states:
+            time.sleep(0.1)
+        return found
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory):
+    # hpcfl of the Python that runs the tests; the daemons, which are on no user's path.
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
+    missing = [c for c in ("slurmctld", "slurmd", "srun") if not shutil.which(c, path=path)]
+    if missing:
+        give_up = pytest.fail if os.environ.get("HPCFL_REQUIRE_SLURM") else pytest.skip
+        give_up(f"not installed: {', '.join(missing)}")
+    directory = tmp_path_factory.mktemp("slurm")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = min(free.getsockname()[1], 65000)  # the nodes take the next ones
+    env = {**os.environ, "PATH": path}
+    # No pipes: the daemons would hold them open.
+    subprocess.run(
+        [HERE / "cluster_up.sh", directory, str(port), "2", "4"],
+        env=env, check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    yield Slurm(directory, path)
+    subprocess.run([HERE / "cluster_down.sh", directory], env=env, check=True)
