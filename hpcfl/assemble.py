@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import deterministic
 from torch import nn
+from torch.utils import deterministic
 
 from hpcfl.algorithms.base import Algorithm, Fresh
 from hpcfl.comm.base import Comm
