@@ -112,7 +112,7 @@ def _list(options: argparse.Namespace) -> None:
 def _bench_round(options: argparse.Namespace) -> None:
     from hpcfl.bench.round import bench_round
 
-    print(bench_round(options.job, options.overrides, options.rounds))
+    print(bench_round(options.job, options.overrides))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -172,7 +172,6 @@ def _parser() -> argparse.ArgumentParser:
     rounds = bench.add_parser("round", help="a round against a bare loop of the same SGD steps")
     rounds.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
     rounds.add_argument("overrides", nargs="*", metavar="key.path=value")
-    rounds.add_argument("--rounds", type=int, help="rounds to time on each side")
     rounds.set_defaults(command=_bench_round)
     return parser
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.assemble import Parts, assemble, client_weights, device_of
+from hpcfl.assemble import Parts, assemble, device_of, wire
 from hpcfl.checkpoint import Checkpoint, committed, fingerprint, read_server, save, sweep
 from hpcfl.comm.base import Comm
 from hpcfl.comm.launch import connect, detect
 from hpcfl.comm.together import group, together
-from hpcfl.engine import Record, Run, play
+from hpcfl.engine import Record, play
 from hpcfl.errors import RankError, StoreError
 from hpcfl.evaluation import Evaluation
 from hpcfl.job import Loaded, load
@@ -25,7 +25,6 @@ from hpcfl.placement import owners
 from hpcfl.progress import Progress, open_progress
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import RunLog, cut
-from hpcfl.schema import traffic
 from hpcfl.signals import Signals
 from hpcfl.store import rows as row_tables
 from hpcfl.store.base import ClientStore
@@ -192,33 +191,10 @@ def _live(
         )
     gradient = parts.gradient()
     evaluation = Evaluation(gradient, parts.tests(), parts.dataset.loss, comm)
-    population = parts.population()
     with open_progress(folder.root.name, job.rounds, done, comm.rank) as progress:
         progress.note(_opening(parts, comm, folder, done))
         desk = _Desk(parts, folder, comm, store, life, evaluation, progress)
-        run = Run(
-            algorithm=parts.algorithm,
-            rounds=job.rounds,
-            draw=lambda t: job.cohort.draw(t, len(population), job.seed),
-            rate=job.local.rate,
-            weights=client_weights(job, parts.rows),
-            owner=owner,
-            population=population,
-            executor=parts.executor(gradient),
-            store=store,
-            comm=comm,
-            reduction=parts.reduction(comm),
-            surveys=parts.surveys(comm),
-            schema=parts.schema,
-            traffic=traffic(parts.algorithm, parts.schema),
-            x0=parts.x0,
-            fresh=parts.fresh,
-            evaluation=job.evaluate.due,
-            checkpoint=job.checkpoint.due,
-            minutes=job.checkpoint.minutes,
-            signals=Signals().listen(),
-            desk=desk,
-        )
+        run = wire(parts, comm, owner, store, gradient, desk, Signals().listen())
         if newest is None:
             desk.save(0, server)
         server = play(run, server, done)
