@@ -25,6 +25,7 @@ from hpcfl.types import Count, Examples
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters; a character's place is its class."""
 WINDOW = 80  # characters in
+_DEFLATE = 1032  # the most that HDF5's usual compression can save
 
 # LEAF looks a character up by str.find, whose -1 for an unknown one means, as an index, the last.
 _CODES = np.full(256, len(ALPHABET) - 1, dtype=np.uint8)
@@ -121,6 +122,11 @@ def _text(path: Path, group: Any, role: str) -> bytes:
         raise DataError(
             f"{path}: {snippets.name} is {snippets.dtype} of shape {snippets.shape}, expected a "
             "list of strings"
+        )
+    stored = min(snippets.id.get_storage_size(), path.stat().st_size)
+    if snippets.nbytes > _DEFLATE * stored:  # HDF5 would make up the rest, however much it is
+        raise DataError(
+            f"{path}: {snippets.name} claims {snippets.nbytes} bytes, the file holds {stored}"
         )
     return b"\n".join(snippets[()])
 
