@@ -19,7 +19,7 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import JobError
-from hpcfl.jobfile import JobFile, Key, Tree, plain, read
+from hpcfl.jobfile import JobFile, Key, Tree, override, plain, read, tuples
 from hpcfl.local.step import Local
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
@@ -174,14 +174,17 @@ class Loaded:
     """The file's name without its ending, and a short hash of the overrides if there are any."""
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
-    """Read and check a job file; ``key.path=value`` overrides come last.
+def load(job: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Loaded:
+    """Read and check a job, a file or a mapping; ``key.path=value`` overrides come last.
 
     Raises:
         JobError: where, what was found, what was expected.
     """
-    file = read(path, overrides)
-    name = Path(path).stem
+    if isinstance(job, Mapping):
+        file, name = JobFile("job", tuples(job)), "job"
+    else:
+        file, name = read(job), Path(job).stem
+    override(file, overrides)
     if overrides:
         name += "-" + blake2b("\0".join(sorted(overrides)).encode(), digest_size=3).hexdigest()
     return check(file, name)
@@ -212,11 +215,6 @@ def settled(loaded: Loaded, algorithm: Algorithm) -> Loaded:
     tree = {**loaded.tree, "algorithm": {"name": loaded.tree["algorithm"]["name"]}}
     tree["algorithm"] |= plain(as_tree(algorithm))
     return replace(loaded, job=replace(loaded.job, algorithm=algorithm), tree=tree)
-
-
-def digest(tree: Tree) -> str:
-    """A short hash of a resolved job: two runs of one digest do the same work."""
-    return blake2b(dumps(tree, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def suggestion(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:

@@ -164,7 +164,7 @@ class _Bare:
         self._model = copy.deepcopy(parts.model)
         load_vector(self._model, self._x)
         if parts.dataset.train.inputs.ndim == 4:
-            self._model = self._model.to(memory_format=torch.channels_last)
+            self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         bf16 = parts.job.precision == "bf16"
         self._precision = (
             partial(torch.autocast, run.x0.device.type, torch.bfloat16) if bf16 else nullcontext
@@ -198,7 +198,7 @@ class _Bare:
                 with self._precision():
                     outputs = self._model(batch.inputs)
                 loss = loss_of(outputs, batch.labels)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 count += len(batch.labels)
             total.add_(parameters(self._model), alpha=count)
