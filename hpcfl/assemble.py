@@ -1,5 +1,6 @@
 """A checked job becomes live objects; the only place that picks things by name."""
 
+import ctypes
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import deterministic
 from torch import nn
+from torch.utils import deterministic
 
 from hpcfl.algorithms.base import Algorithm, Fresh
 from hpcfl.comm.base import Comm
@@ -151,6 +152,7 @@ def device_of(job: Job, local_rank: int) -> torch.device:
 
 def prepare_torch(job: Job, device: torch.device) -> None:
     """Set what is global in torch: threads, precision, deterministic kernels."""
+    keep_freed_memory()
     torch.set_num_threads(job.threads)
     torch.use_deterministic_algorithms(True)
     deterministic.fill_uninitialized_memory = False  # costs time, hides nothing here
@@ -160,6 +162,19 @@ def prepare_torch(job: Job, device: torch.device) -> None:
         tf32 = job.precision == "tf32"
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
+
+
+def keep_freed_memory() -> None:
+    """Let the C library reuse large blocks of memory instead of returning them to the system.
+
+    A convolution's activations are freed and wanted again at every step; faulting their pages in
+    anew takes a quarter of LeNet's step.  Elsewhere than on glibc nothing is changed.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        trim_threshold, mmap_threshold, largest = -1, -3, 2**31 - 1
+        mallopt(mmap_threshold, 1 << 30)
+        mallopt(trim_threshold, largest)
 
 
 def assemble(loaded: Loaded, device: torch.device) -> Parts:

@@ -102,29 +102,32 @@ def _accumulate(
     column: Column, weights: Sequence[float], shift: int, out: Tensor, scratch: Tensor
 ) -> None:
     """Set ``out`` [n] (int64) to the sum over clients of round(2^shift x weight x value)."""
-    clients, n = len(column), out.numel()
+    clients, n = len(weights), out.numel()
     if not clients:
         out.zero_()
         return
-    # Only float64 uploads below 1e-256 need the second factor.
+    # Only float64 uploads below 1e-255 need the second factor.
     first, rest = min(shift, _LARGEST_SHIFT), max(shift - _LARGEST_SHIFT, 0)
     scales = torch.tensor([[w * 2.0**first] for w in weights], dtype=scratch.dtype).to(out.device)
-    # Sums wrap around modulo 2^64 until the constants are taken away again; the result fits.
-    constants = (clients * _PATTERN + 2**63) % 2**64 - 2**63
+    if isinstance(column, Tensor):
+        _sum_rounded(column * scales, rest, out)  # promoted to float64 before it is multiplied
+        return
     width = scratch.numel() // clients
     for begin in range(0, n, width):
         end = min(begin + width, n)
         block = scratch[: clients * (end - begin)].view(clients, end - begin)
-        if isinstance(column, Tensor):
-            block.copy_(column[:, begin:end])
-        else:
-            for row, tensor in zip(block.unbind(), column, strict=True):
-                row.copy_(tensor[begin:end])
-        block.mul_(scales)
-        if rest:
-            block.mul_(2.0**rest)
-        block.add_(_SHIFTER)
-        torch.sum(block.view(torch.int64), 0, out=out[begin:end]).sub_(constants)
+        for row, tensor in zip(block.unbind(), column, strict=True):
+            row.copy_(tensor[begin:end])
+        _sum_rounded(block.mul_(scales), rest, out[begin:end])
+
+
+def _sum_rounded(terms: Tensor, rest: int, out: Tensor) -> None:
+    """Set ``out`` [n] to the sum over rows of round(2^rest x terms [K, n]); overwrites terms."""
+    if rest:
+        terms.mul_(2.0**rest)
+    # The sum wraps around modulo 2^64 until the constants are taken away again; the result fits.
+    constants = (terms.shape[0] * _PATTERN + 2**63) % 2**64 - 2**63
+    torch.sum(terms.add_(_SHIFTER).view(torch.int64), 0, out=out).sub_(constants)
 
 
 def _restore(

@@ -50,12 +50,13 @@ class Arrays(DataConfig):
                     f"{path}: x_test holds examples of shape {tuple(test.inputs.shape[1:])}, "
                     f"x of shape {tuple(train.inputs.shape[1:])}"
                 )
+        natural = None
+        if "client" in arrays:
+            natural = self._natural(path, arrays["client"], len(train.labels))
         return Dataset(
             train=train,
             test=test,
-            natural=self._natural(path, arrays["client"], len(train.labels))
-            if "client" in arrays
-            else None,
+            natural=natural,
             classes=classes,
             loss="squared" if classes is None else "cross_entropy",
             transform=cast,

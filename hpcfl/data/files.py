@@ -1,6 +1,7 @@
 """Reading numpy files that anyone may have written."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
 
-_DAMAGED = (OSError, ValueError, EOFError, BadZipFile, ZlibError, NotImplementedError)
+_DAMAGED = (OSError, ValueError, EOFError, BadZipFile, ZlibError, RuntimeError, MemoryError)
 
 
 def read_arrays(
@@ -24,13 +25,15 @@ def read_arrays(
         DataError: the file is missing or damaged, or lacks a required array.
     """
     with _open(path) as archive:
+        if not isinstance(archive, NpzFile):
+            raise DataError(f"{path}: a single array, expected an .npz archive")
         absent = [name for name in required if name not in archive.files]
         if absent:
             raise DataError(
                 f"{path}: no array {absent[0]!r}; found {', '.join(archive.files) or 'none'}"
             )
         present = [*required, *(name for name in optional if name in archive.files)]
-        return {name: _read(path, archive, name) for name in present}
+        return {name: _native(archive[name]) for name in present}
 
 
 def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
@@ -39,46 +42,31 @@ def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
     Raises:
         DataError: the file is missing or damaged, or holds no such array.
     """
-    if path.suffix == ".npz":
-        if key is None:
-            with _open(path) as archive:
-                if len(archive.files) != 1:
-                    raise DataError(
-                        f"{path}: say which array by key; found {', '.join(archive.files)}"
-                    )
-                key = archive.files[0]
-        return read_arrays(path, [key])[key]
+    with _open(path) as content:
+        if isinstance(content, np.ndarray):
+            if key is not None:
+                raise DataError(f"{path}: a single array, which has no key {key!r}")
+            return _native(content)
+        names = content.files if key is None else [key]
+        if len(names) != 1:
+            raise DataError(f"{path}: say which array by key; found {', '.join(names) or 'none'}")
+    return read_arrays(path, names)[names[0]]
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """What ``np.load`` makes of the file; damage found inside the block becomes a DataError."""
     try:
-        array = np.load(path, allow_pickle=False)
+        # Opened here, because numpy does not close a file in which it finds a broken archive.
+        with path.open("rb") as file:
+            yield np.load(file, allow_pickle=False)
     except _DAMAGED as error:
-        raise DataError(f"{path}: not a readable .npy file: {_reason(error)}") from error
-    if not isinstance(array, np.ndarray):
-        raise DataError(f"{path}: an .npz archive, expected the suffix .npz")
-    return _native(array)
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise DataError(f"{path}: not a readable file of numpy arrays: {reason}") from error
 
 
-def _open(path: Path) -> NpzFile:
-    try:
-        archive = np.load(path, allow_pickle=False)
-    except _DAMAGED as error:
-        raise DataError(f"{path}: not a readable .npz file: {_reason(error)}") from error
-    if not isinstance(archive, NpzFile):
-        raise DataError(f"{path}: a single array, expected an .npz archive")
-    return archive
-
-
-def _read(path: Path, archive: NpzFile, name: str) -> NDArray[Any]:
-    try:
-        return _native(np.asarray(archive[name]))
-    except _DAMAGED as error:
-        raise DataError(f"{path}: array {name!r} cannot be read: {_reason(error)}") from error
-
-
-def _native(array: NDArray[Any]) -> NDArray[Any]:
-    """In the machine's byte order, as torch needs it."""
-    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
-
-
-def _reason(error: Exception) -> str:
-    """The error in one line."""
-    return str(error).partition("\n")[0] or type(error).__name__
+def _native(array: Any) -> NDArray[Any]:
+    """Contiguous and in the machine's byte order, as torch needs it."""
+    if not isinstance(array, np.ndarray):  # an archive's member that numpy hands out as bytes
+        raise ValueError("a member of the archive is no array")  # noqa: TRY004
+    return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")

@@ -4,7 +4,9 @@ Every rank writes ``rows-RANK.npz`` into the checkpoint's folder; ``Table`` is a
 """
 
 import io
+import struct
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +24,20 @@ from hpcfl.store.durable import write_file
 from hpcfl.store.segment import Segment
 
 OPEN_FILES = 64  # a reader's limit; a machine may have more segments than a process has handles
+
+# What numpy and zipfile raise when they parse a damaged file, found by flipping every byte of one.
+DAMAGE: tuple[type[Exception], ...] = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    EOFError,
+    RuntimeError,
+    SyntaxError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+)
 
 Ints = NDArray[np.int64]
 
@@ -64,7 +80,7 @@ def read(folder: Path, rank: int) -> Rows:
     """
     path = folder / _file(rank)
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             rows = Rows(
                 file["clients"],
                 file["segments"],
@@ -77,9 +93,10 @@ def read(folder: Path, rank: int) -> Rows:
             f"{path}: the file is missing, expected the row table of rank {rank}; "
             "resume from an older checkpoint"
         ) from error
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGE as error:
+        reason = " ".join(str(error).split())
         raise StoreError(
-            f"{path}: damaged ({error}), expected a row table; resume from an older checkpoint"
+            f"{path}: damaged ({reason}), expected a row table; resume from an older checkpoint"
         ) from error
     _check(path, rows)
     return rows

@@ -1,0 +1,77 @@
+"""A process that stages and commits until it is killed; and what its commits must hold."""
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hpcfl.store import rows
+from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.rows import Table
+
+CLIENTS = 24
+KEEP = 2
+
+
+class State(NamedTuple):
+    drift: Tensor
+    round: Tensor
+
+
+SCHEMA = StateSchema(
+    State, (Field("drift", (3000,), torch.float32), Field("round", (), torch.int64))
+)
+
+
+def expected(client: int, round: int) -> State | None:
+    """The state after ``round``: a third of the clients rests in each."""
+    seen = [t for t in range(round + 1) if (client + t) % 3]
+    if not seen:
+        return None
+    generator = torch.Generator().manual_seed(100 * seen[-1] + client)
+    return State(torch.randn(3000, generator=generator), torch.tensor(seen[-1]))
+
+
+def committed(folder: Path) -> list[int]:
+    """The rounds of complete checkpoints, oldest first."""
+    return sorted(int(path.parent.name) for path in folder.glob("*/manifest.json"))
+
+
+def write(folder: Path, life: str, tell: Callable[[int], None]) -> None:
+    """Go on from the last checkpoint, commit after every round and keep two checkpoints."""
+    root = folder / "stores"
+    root.mkdir(exist_ok=True)
+    done = committed(folder)
+    store = Hdf5Store(root, 0, life, range(CLIENTS), SCHEMA, 5 * SCHEMA.bytes)
+    if done:
+        store.adopt(Table.load(folder / str(done[-1]), root))
+    for round in itertools.count(done[-1] + 1 if done else 0):
+        kept = [folder / str(past) for past in committed(folder)[-KEEP:]]
+        store.keep(kept)
+        rows.sweep(root, rows.named(kept), life)
+        for client in range(CLIENTS):
+            if (client + round) % 3:
+                state = expected(client, round)
+                assert state is not None
+                store.stage(client, state)
+        place = folder / str(round)
+        place.mkdir(exist_ok=True)
+        store.commit(place)
+        with (place / "part").open("w") as file:
+            os.fsync(file.fileno())
+        (place / "part").rename(place / "manifest.json")
+        tell(round)
+
+
+def write_and_tell(folder: Path, life: str, pipe) -> None:
+    write(folder, life, pipe.send)
+
+
+def write_when_told(folder: Path, life: str, pipe) -> None:
+    pipe.recv()
+    write(folder, life, lambda round: None)

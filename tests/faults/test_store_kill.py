@@ -1,0 +1,94 @@
+"""A process killed at any instant leaves its last two checkpoints whole, bit for bit."""
+
+import multiprocessing
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import store_writer
+import torch
+
+from hpcfl.store.rows import Reader, Table
+
+KILLS = 12
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "hpcfl.store.hdf5"])
+
+
+def check(folder: Path) -> int:
+    """Compare the kept checkpoints with what was staged; return the last committed round."""
+    done = store_writer.committed(folder)
+    for round in done[-store_writer.KEEP :]:
+        table = Table.load(folder / str(round), folder / "stores")
+        with Reader(table, store_writer.SCHEMA) as reader:
+            for client in range(store_writer.CLIENTS):
+                found = reader.read(client)
+                expected = store_writer.expected(client, round)
+                if expected is None:
+                    assert found is None
+                else:
+                    assert found is not None
+                    assert all(map(torch.equal, found, expected))
+    return done[-1] if done else -1
+
+
+def test_kills_at_random_instants(tmp_path):
+    """Every life goes on from what the kill of the one before left."""
+    draw = random.Random(0)
+    last = -1
+    for kill in range(KILLS):
+        pipe, end = CONTEXT.Pipe(duplex=False)
+        child = CONTEXT.Process(
+            target=store_writer.write_and_tell, args=(tmp_path, f"life{kill}", end)
+        )
+        child.start()
+        end.close()
+        for _ in range(draw.randint(1, 6)):
+            told = pipe.recv()
+        time.sleep(draw.random() * 0.01)
+        child.kill()
+        child.join()
+        pipe.close()
+        reached = check(tmp_path)
+        assert reached >= told > last
+        last = reached
+    size = sum(path.stat().st_size for path in (tmp_path / "stores").iterdir())
+    rows = size // store_writer.SCHEMA.bytes
+    assert rows < 8 * store_writer.CLIENTS  # not a little more after every life
+
+
+@pytest.mark.parametrize(
+    ("call", "nth"),
+    [("pwrite64", 3), ("pwrite64", 30), ("pwrite64", 101), ("fsync", 2), ("fsync", 11)],
+)
+def test_kills_exactly_at_a_system_call(tmp_path, call, nth):
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed (apt-get install strace)")
+    inject = ["-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={nth}"]
+    for life in ("a", "b"):  # the second starts from what the first left
+        before = check(tmp_path)
+        end, pipe = CONTEXT.Pipe(duplex=False)
+        child = CONTEXT.Process(target=store_writer.write_when_told, args=(tmp_path, life, end))
+        child.start()
+        trace = [strace, "-qq", "-o", "/dev/null", *inject, "-p", str(child.pid)]
+        with subprocess.Popen(trace) as tracer:
+            while not traced(child.pid) and tracer.poll() is None:
+                time.sleep(0.01)
+            refused = tracer.poll() is not None
+            if refused:
+                child.kill()
+            pipe.send("go")
+            child.join()
+        if refused:
+            pytest.skip("strace may not attach to a process here (ptrace_scope)")
+        assert child.exitcode == -signal.SIGKILL
+        assert check(tmp_path) >= before
+
+
+def traced(pid: int) -> bool:
+    return "TracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text()

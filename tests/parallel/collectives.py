@@ -1,0 +1,87 @@
+"""What one rank does in test_comm.py: ``collectives.py BACKEND FOLDER`` writes FOLDER/RANK.json."""
+
+import json
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfl.comm.exact import Exact
+from hpcfl.comm.launch import connect
+from hpcfl.comm.sums import exact_sums
+from hpcfl.errors import DivergedError
+
+CLIENTS, PARAMETERS = 7, 20_001
+WEIGHTS = [500.0, 1.0, 37.0, 9999.0, 2.0, 64.0, 100.0]
+
+
+class Upload(NamedTuple):
+    delta: Tensor  # [P]
+    drift: Tensor  # [P], averaged plainly
+    level: Tensor  # 0-d
+
+
+def upload(client: int) -> Upload:
+    """Client's numbers, of very different sizes, so that float sums depend on the order."""
+    generator = torch.Generator().manual_seed(client)
+    vectors = torch.randn(2, PARAMETERS, generator=generator) * 10.0 ** (client - 3)
+    return Upload(vectors[0], vectors[1], vectors[0, 0])
+
+
+def owners(size: int) -> list[list[int]]:
+    """Ways to spread the clients: in turn, all on the last rank, rank 0 empty or nearly so."""
+    return [
+        [i % size for i in range(CLIENTS)],
+        [size - 1] * CLIENTS,
+        [0] + [size - 1 - i % max(size - 1, 1) for i in range(1, CLIENTS)],
+    ]
+
+
+def main(backend: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    comm = connect(backend, "cpu", 60.0)
+    template = Upload(*(field.to("meta") for field in upload(0)))
+    mean = Exact(comm, template, frozenset({"drift"}), torch.float32, torch.device("cpu")).mean
+    said = {"rank": comm.rank, "size": comm.size, "local_rank": comm.local_rank}
+    said["kind"] = type(comm).__name__
+    digests, agreed = [], []
+    for split in owners(comm.size):
+        mine = [i for i in range(CLIENTS) if split[i] == comm.rank]
+        result, flags = mean(
+            [upload(i) for i in mine],
+            mine,
+            [WEIGHTS[i] for i in mine],
+            sum(WEIGHTS),
+            CLIENTS,
+            np.array([float(comm.rank)]),
+            round=0,
+        )
+        digests.append(sha256(b"".join(f.numpy().tobytes() for f in result)).hexdigest())
+        agreed.append(flags.tolist())
+    said |= {"digests": digests, "flags": agreed}
+    said["delta"] = result.delta[:5].tolist()
+    broken = upload(0)
+    broken.drift[17] = torch.nan
+    last = comm.rank == comm.size - 1
+    try:
+        mean([broken] * last, [12] * last, [1.0] * last, 1.0, 1, np.zeros(0), round=9)
+    except DivergedError as error:
+        said["diverged"] = str(error)
+    total = torch.tensor([comm.rank + 1, 2**61 // comm.size])
+    comm.sum(total)
+    said["sum"] = total.tolist()
+    said["max"] = comm.max(np.array([float(comm.rank), -float(comm.rank)])).tolist()
+    said["shared"] = [comm.share(f"from {comm.rank}: \u00e9\n"), comm.share("")]
+    terms = [0.1 * i for i in range(100) if i % comm.size == comm.rank]
+    said["sums"] = exact_sums(comm, [terms, [1.0], []])
+    comm.barrier()
+    (folder / f"{comm.rank}.json").write_text(json.dumps(said))
+    comm.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,187 @@
+"""Real ranks: the same bits on any number of them, and every way to start them."""
+
+import json
+import math
+import socket
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from tests.parallel.collectives import CLIENTS, WEIGHTS, upload
+from tests.parallel.harness import environment, mpirun
+
+PROGRAM = Path(__file__).with_name("collectives.py")
+
+
+def read(folder, size):
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def check(said, size, kind):
+    """Everything that is the same whatever the backend is."""
+    assert [(s["rank"], s["size"], s["local_rank"]) for s in said] == [
+        (rank, size, rank) for rank in range(size)
+    ]
+    for s in said:
+        assert s["kind"] == kind
+        assert s["flags"] == [[size - 1.0]] * 3
+        assert s["diverged"].startswith(
+            f"client 12 on rank {size - 1}, round 9: its upload 'drift' is not finite"
+        )
+        assert s["sum"] == [size * (size + 1) // 2, size * (2**61 // size)]
+        assert s["max"] == [size - 1.0, 0.0]
+        assert s["shared"] == ["from 0: \u00e9\n", ""]
+        assert s["sums"] == [math.fsum(0.1 * i for i in range(100)), size, 0.0]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one process without MPI finds: the reference."""
+    folder = tmp_path_factory.mktemp("alone")
+    command = [sys.executable, PROGRAM, "auto", folder]
+    subprocess.run(command, env=environment(), check=True, timeout=300)
+    return read(folder, 1)[0]
+
+
+def test_one_process_is_right_and_independent_of_the_order(alone):
+    check([alone], 1, "Solo")
+    assert len(set(alone["digests"])) == 1
+    total = sum(WEIGHTS)
+    for i, found in enumerate(alone["delta"]):
+        terms = [Fraction(WEIGHTS[c]) * Fraction(upload(c).delta[i].item()) for c in range(CLIENTS)]
+        true = sum(terms) / Fraction(total)
+        peak = max(WEIGHTS[c] * upload(c).delta.abs().max().item() for c in range(CLIENTS))
+        bound = CLIENTS / total * peak * 2.0**-51
+        assert abs(Fraction(found) - true) <= bound + 2.0**-24 * abs(found)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("backend", "kind"), [("mpi", "Mpi"), ("gloo", "Gloo")])
+def test_the_same_bits_on_any_number_of_ranks(backend, kind, size, alone, tmp_path):
+    done = mpirun(size, PROGRAM, backend, tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = read(tmp_path, size)
+    check(said, size, kind)
+    assert {digest for s in said for digest in s["digests"]} == set(alone["digests"])
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def torchrun_style(rank, size, port):
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+
+
+def slurm_style(rank, size, port):
+    return {
+        "SLURM_JOB_ID": port,
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_NTASKS": str(size),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_STEP_NODELIST": "localhost",
+    }
+
+
+@pytest.mark.parametrize("launcher", [torchrun_style, slurm_style])
+def test_gloo_without_mpi(launcher, alone, tmp_path):
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, "gloo", tmp_path],
+            env=environment(**launcher(rank, 2, port)),
+        )
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    said = read(tmp_path, 2)
+    check(said, 2, "Gloo")
+    assert {digest for s in said for digest in s["digests"]} == set(alone["digests"])
+
+
+def run(program, **changes):
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(**changes),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+CONNECT = "from hpcfl.comm.launch import connect; connect('{}', 'cpu', {}).close()"
+
+
+@pytest.mark.parametrize("backend", ["auto", "mpi", "gloo"])
+def test_a_launcher_of_another_mpi_is_refused(backend):
+    done = run(CONNECT.format(backend, 5), PMI_RANK="0", PMI_SIZE="2")
+    assert done.returncode != 0
+    last = done.stderr.strip().split("\n")[-1]
+    assert "mpich started rank 0 of 2, but MPI" in last
+    assert "sees rank 0 of 1; use the mpirun that belongs to mpi4py's MPI" in last
+
+
+def test_mpi_that_was_closed_is_an_error_not_a_crash():
+    twice = "; ".join([CONNECT.format("mpi", 5)] * 2)
+    done = run(twice)
+    assert done.returncode == 1
+    assert "RankError: MPI has ended in this process and cannot start again" in done.stderr
+
+
+def test_a_rank_zero_that_never_comes_is_an_error_after_the_timeout():
+    done = run(CONNECT.format("gloo", 2), **torchrun_style(1, 2, free_port()))
+    assert done.returncode != 0
+    assert "RankError: rank 1 of 2 cannot reach, within 2 s, the store at" in done.stderr
+
+
+def test_a_peer_that_hangs_is_an_error_after_the_timeout(tmp_path):
+    program = tmp_path / "hang.py"
+    program.write_text(
+        "import time\n"
+        "from hpcfl.comm.launch import connect\n"
+        "comm = connect('gloo', 'cpu', 3.0)\n"
+        "if comm.rank == 0:\n"
+        "    time.sleep(600)\n"
+        "try:\n"
+        "    comm.barrier()\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error, flush=True)\n"
+        "    comm.abort(5)\n"
+    )
+    done = mpirun(2, program)
+    assert done.returncode != 0
+    assert "RankError rank 1 of 2: gloo: " in done.stdout
+    assert "another rank has ended or hangs (comm.timeout_s)" in done.stdout
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize("end", ["comm.abort(3)", "raise RuntimeError"])
+def test_one_rank_that_fails_ends_all(backend, end, tmp_path):
+    program = tmp_path / "fail.py"
+    program.write_text(
+        "from hpcfl.comm.launch import connect\n"
+        f"comm = connect('{backend}', 'cpu', 600.0)\n"
+        "print('met', flush=True)\n"
+        "comm.barrier()\n"
+        "if comm.rank == 1:\n"
+        f"    {end}\n"
+        "comm.barrier()\n"
+        "print('went on')\n"
+    )
+    done = mpirun(3, program)
+    assert done.returncode != 0
+    assert done.stdout.count("met") == 3
+    assert "went on" not in done.stdout

@@ -1,0 +1,123 @@
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfl.data.arrays import Arrays
+from hpcfl.errors import DataError, JobError
+
+X = np.arange(12).reshape(6, 2)
+Y = np.array([0, 1, 2, 0, 1, 2])
+
+
+def load(tmp_path, config=None, **arrays):
+    path = tmp_path / "data.npz"
+    np.savez(path, **arrays)
+    return Arrays(path=str(path), **(config or {})).load(0)
+
+
+@pytest.mark.parametrize("kind", ["u1", "u2", "<i4", ">i8", "f2", "<f4", ">f8", "?"])
+def test_inputs_are_cast_and_never_rescaled(tmp_path, kind):
+    x = X.astype(kind)
+    dataset = load(tmp_path, x=x, y=Y)
+    assert torch.equal(
+        dataset.transform(dataset.train.inputs, torch.float64, None),
+        torch.from_numpy(x.astype(np.float64)),
+    )
+
+
+@pytest.mark.parametrize("kind", ["u1", "u8", "i4", ">i2"])
+def test_integers_are_classes(tmp_path, kind):
+    dataset = load(tmp_path, x=X, y=Y.astype(kind))
+    assert (dataset.classes, dataset.loss) == (3, "cross_entropy")
+    assert dataset.train.labels.dtype == torch.int64
+    assert dataset.train.labels.tolist() == Y.tolist()
+    assert dataset.test is None
+    assert dataset.natural is None
+    assert load(tmp_path, {"classes": 7}, x=X, y=Y).classes == 7
+
+
+def test_floats_are_targets(tmp_path):
+    dataset = load(tmp_path, x=X, y=Y / 3, x_test=X[:2], y_test=Y[:2] / 3)
+    assert (dataset.classes, dataset.loss) == (None, "squared")
+    assert dataset.train.labels.shape == (6, 1)
+    assert dataset.train.labels.dtype == torch.float64
+    assert len(dataset.test.labels) == 2
+
+
+def test_clients_own_their_rows(tmp_path):
+    dataset = load(tmp_path, x=X, y=Y, client=np.array([1, 0, 2, 1, 1, 0], np.uint8))
+    assert [list(rows) for rows in dataset.natural] == [[1, 5], [0, 3, 4], [2]]
+    with pytest.raises(JobError, match=r"data\.clients: not allowed"):
+        load(tmp_path, {"clients": 2}, x=X, y=Y, client=Y)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X}, "no array 'y'; found x"),
+        ({"x": X, "y": Y[:4]}, r"x has 6 rows but y has shape \(4,\)"),
+        ({"x": X, "y": X}, r"y has shape \(6, 2\)"),
+        ({"x": X[:0], "y": Y[:0]}, "x has no example"),
+        ({"x": np.array(3), "y": Y}, "x is int64 of shape"),
+        ({"x": X.astype(complex), "y": Y}, "x is complex128"),
+        ({"x": X.astype(str), "y": Y}, "x is <U"),
+        ({"x": X / np.array([1.0, np.nan]), "y": Y}, "x is not finite in row 0"),
+        ({"x": X, "y": Y + np.array([0, 0, 0, np.inf, 0, 0])}, "y is not finite in row 3"),
+        ({"x": X, "y": Y - 1}, "y runs from -1 to 1"),
+        ({"x": X, "y": Y, "x_test": X}, "x_test and y_test go together"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "y_test runs from 1 to 3"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y / 2}, "y_test runs .* expected integers"),
+        ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, r"x_test holds examples of shape \(1"),
+        ({"x": X, "y": Y, "client": Y[:3]}, "client is int64 of shape"),
+        ({"x": X, "y": Y, "client": Y / 2}, "client is float64"),
+        ({"x": X, "y": Y, "client": Y - 1}, "client holds -1"),
+        ({"x": X, "y": Y, "client": Y * 2}, "client 1 has no example"),
+        ({"x": X, "y": Y, "client": Y * 10**9}, "client holds 2000000000"),
+    ],
+)
+def test_wrong_arrays(tmp_path, arrays, message):
+    with pytest.raises(DataError, match=message) as caught:
+        load(tmp_path, **arrays)
+    assert "data.npz" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_classes_too_few_or_of_targets(tmp_path):
+    with pytest.raises(DataError, match=r"y runs from 0 to 2 .* expected integers from 0 to 1"):
+        load(tmp_path, {"classes": 2}, x=X, y=Y)
+    with pytest.raises(JobError, match=r"data\.classes: .* float targets"):
+        load(tmp_path, {"classes": 2}, x=X, y=Y / 2)
+
+
+def test_broken_files(tmp_path):
+    path = tmp_path / "data.npz"
+    with pytest.raises(DataError, match="not a readable"):
+        Arrays(path=str(path)).load(0)
+    np.savez(path, x=X, y=Y)
+    whole = path.read_bytes()
+    for broken in (b"", b"PK\x03\x04", whole[:100], whole[:-30], whole[:200] + b"!" + whole[201:]):
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match=r"data\.npz") as caught:
+            Arrays(path=str(path)).load(0)
+        assert "\n" not in str(caught.value)
+    with path.open("wb") as file:
+        np.save(file, X)
+    with pytest.raises(DataError, match="a single array, expected an"):
+        Arrays(path=str(path)).load(0)
+
+
+def test_an_archive_of_something_else(tmp_path):
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        archive.writestr("x", "text")
+        archive.writestr("y", "text")
+    with pytest.raises(DataError, match="a member of the archive is no array"):
+        Arrays(path=str(tmp_path / "data.npz")).load(0)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    objects = np.array([{}, {}], dtype=object)
+    np.savez(tmp_path / "data.npz", x=objects, y=Y)
+    with pytest.raises(DataError, match="Object arrays cannot be loaded"):
+        Arrays(path=str(tmp_path / "data.npz")).load(0)

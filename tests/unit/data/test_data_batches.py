@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from hpcfl.data.batches import order, steps
+
+
+def drawn(examples, seed=0, **how):
+    settings = {"batch_size": None, "epochs": None, "steps": None, "drop_last": False, **how}
+    batches = list(order(examples, **settings, generator=np.random.default_rng(seed)))
+    assert len(batches) == steps(examples, **settings)
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch_size", "epochs", "given", "drop_last", "expected"),
+    [
+        (500, 64, 1, None, False, 8),  # the FedHBM paper's J on CIFAR-10, 100 clients
+        (100, 64, 1, None, False, 2),  # and with 500 clients
+        (500, 64, 3, None, False, 24),
+        (500, 64, 1, None, True, 7),
+        (500, 50, 5, None, True, 50),
+        (3, 64, 2, None, True, 2),  # drop_last keeps at least one batch a pass
+        (10, None, 4, None, False, 4),
+        (10, 3, None, 17, False, 17),
+        (10, None, None, 17, True, 17),
+    ],
+)
+def test_steps(examples, batch_size, epochs, given, drop_last, expected):
+    assert (
+        steps(examples, batch_size=batch_size, epochs=epochs, steps=given, drop_last=drop_last)
+        == expected
+    )
+
+
+def test_exactly_one_of_epochs_and_steps():
+    with pytest.raises(ValueError, match="exactly one"):
+        steps(4, batch_size=2, epochs=1, steps=1, drop_last=False)
+    with pytest.raises(ValueError, match="exactly one"):
+        steps(4, batch_size=2, epochs=None, steps=None, drop_last=False)
+
+
+def test_each_pass_holds_every_example_once_and_is_shuffled_anew():
+    batches = drawn(10, batch_size=4, epochs=2)
+    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
+    first, second = np.concatenate(batches[:3]), np.concatenate(batches[3:])
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, np.arange(10))
+
+
+def test_batches_are_slices_of_the_generators_permutations():
+    generator = np.random.default_rng(7)
+    first, second = generator.permutation(5), generator.permutation(5)
+    batches = drawn(5, seed=7, batch_size=2, steps=5)
+    expected = [first[:2], first[2:4], first[4:], second[:2], second[2:4]]
+    assert all(np.array_equal(a, b) for a, b in zip(batches, expected, strict=True))
+
+
+def test_drop_last_leaves_the_partial_batch_out_but_keeps_one():
+    assert [len(batch) for batch in drawn(10, batch_size=4, epochs=2, drop_last=True)] == [4] * 4
+    assert [len(batch) for batch in drawn(10, batch_size=4, steps=3, drop_last=True)] == [4] * 3
+    assert [len(batch) for batch in drawn(3, batch_size=4, epochs=2, drop_last=True)] == [3, 3]
+
+
+@pytest.mark.parametrize("batch_size", [None, 5, 9])
+def test_a_full_batch_is_not_shuffled(batch_size):
+    batches = drawn(5, batch_size=batch_size, steps=3)
+    assert all(np.array_equal(batch, np.arange(5)) for batch in batches)
+
+
+def test_no_step_at_all():
+    assert drawn(5, batch_size=2, epochs=0) == []

@@ -1,0 +1,147 @@
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfl.data.cifar10 import Cifar10
+from hpcfl.data.cifar100 import Cifar100
+from hpcfl.errors import DataError
+from tests.real_data import cifar10
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (14, 3, 32, 32), dtype=np.uint8)
+LABELS = np.arange(14) % 10
+
+
+def write_batches(root, protocol=2, labels=LABELS):
+    """The official layout: five training files of two images, one test file of four."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir()
+    names = [f"data_batch_{k}" for k in range(1, 6)] + ["test_batch"]
+    for name, first, end in zip(names, range(0, 12, 2), [2, 4, 6, 8, 10, 14], strict=True):
+        content = {
+            b"batch_label": b"a batch",
+            b"labels": [int(label) for label in labels[first:end]],
+            b"data": PIXELS[first:end].reshape(-1, 3072),
+            b"filenames": [b"a.png"] * (end - first),
+        }
+        (folder / name).write_bytes(pickle.dumps(content, protocol=protocol))
+    return folder
+
+
+def check(dataset):
+    assert dataset.train.inputs.dtype == torch.uint8
+    assert dataset.train.inputs.is_contiguous()
+    stored = np.concatenate([dataset.train.inputs, dataset.test.inputs])
+    assert np.array_equal(stored, PIXELS.transpose(0, 2, 3, 1))
+    assert np.array_equal(np.concatenate([dataset.train.labels, dataset.test.labels]), LABELS)
+    assert len(dataset.test.labels) == 4
+    assert (dataset.classes, dataset.loss, dataset.natural) == (10, "cross_entropy", None)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_the_official_folder(tmp_path, protocol):
+    write_batches(tmp_path, protocol)
+    check(Cifar10(root=str(tmp_path)).load(0))
+
+
+def test_a_pickle_as_python_2_wrote_it(tmp_path):
+    folder = write_batches(tmp_path)
+    # What the official files hold: short byte strings, and numpy under its old names.
+    pixels = PIXELS[:2].tobytes()
+    head = (
+        b"\x80\x02}(U\x06labelsK\x00K\x01\x86U\x04datacnumpy.core.multiarray\n_reconstruct\n"
+        b"cnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01K\x02M\x00\x0c\x86cnumpy\ndtype\nU\x02u1"
+        b"K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
+    )
+    (folder / "data_batch_1").write_bytes(
+        head + len(pixels).to_bytes(4, "little") + pixels + b"tbu."
+    )
+    check(Cifar10(root=str(tmp_path)).load(0))
+
+
+@pytest.mark.parametrize("layout", ["channels first", "channels last"])
+def test_an_npz(tmp_path, layout):
+    x = PIXELS if layout == "channels first" else PIXELS.transpose(0, 2, 3, 1)
+    np.savez(
+        tmp_path / "cifar10.npz",
+        x_train=x[:10],
+        y_train=LABELS[:10].astype(np.uint8),
+        x_test=x[10:],
+        y_test=LABELS[10:],
+    )
+    check(Cifar10(root=str(tmp_path)).load(0))
+
+
+def test_cifar100_takes_the_fine_labels(tmp_path):
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    for name, rows in (("train", slice(0, 10)), ("test", slice(10, 14))):
+        content = {
+            b"coarse_labels": [0] * len(LABELS[rows]),
+            b"fine_labels": (LABELS[rows] + 90).tolist(),
+            b"data": PIXELS[rows].reshape(-1, 3072),
+        }
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    dataset = Cifar100(root=str(tmp_path)).load(0)
+    assert dataset.classes == 100
+    assert np.array_equal(dataset.train.labels, LABELS[:10] + 90)
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.mkdir, ("pwned",)
+
+
+class Encoded:
+    def __reduce__(self):
+        return __import__("codecs").encode, ("x", "rot13")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (pickle.dumps({b"data": Hostile()}), "it wants posix.mkdir, which is no array"),
+        (pickle.dumps({b"data": Encoded()}), "bytes encoded as 'rot13'"),
+        (pickle.dumps(open), r"it wants (_io|io)\.open"),
+        (b"", "not a readable data file"),
+        (b"\x80\x02}q", "not a readable data file"),
+        (b"no pickle", "not a readable data file"),
+        (pickle.dumps([1]), "holds a list, expected a dictionary"),
+        (pickle.dumps({b"labels": [1]}), "no 'data'; found labels"),
+        (pickle.dumps({b"data": 3, b"labels": [1]}), "'data' is not an array"),
+        (pickle.dumps({b"data": np.zeros((1, 9)), b"labels": [1]}), "rows of 3072 bytes"),
+        (pickle.dumps({b"data": np.zeros((1, 3072)), b"labels": [1]}), "float64"),
+        (pickle.dumps({b"data": np.zeros((1, 3072), "u1"), b"labels": [1, 2]}), "expected 1 int"),
+        (pickle.dumps({b"data": np.zeros((1, 3072), "u1"), b"labels": [10]}), "expected 0 to 9"),
+        (pickle.dumps({b"data": np.zeros((1, 3072), "u1"), b"labels": [[1], []]}), "list of int"),
+    ],
+)
+def test_hostile_and_broken_files(tmp_path, monkeypatch, content, message):
+    monkeypatch.chdir(tmp_path)
+    folder = write_batches(tmp_path)
+    (folder / "data_batch_3").write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        Cifar10(root=str(tmp_path)).load(0)
+    assert str(folder / "data_batch_3") in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_missing_file_and_a_missing_folder(tmp_path):
+    with pytest.raises(DataError, match=r"neither cifar-10-batches-py/ nor cifar10\.npz"):
+        Cifar10(root=str(tmp_path)).load(0)
+    (write_batches(tmp_path) / "test_batch").unlink()
+    with pytest.raises(DataError, match="test_batch: not a readable data file"):
+        Cifar10(root=str(tmp_path)).load(0)
+
+
+def test_real_cifar10(request):
+    dataset = Cifar10(root=str(cifar10(request.config))).load(0)
+    assert dataset.train.inputs.shape == (50_000, 32, 32, 3)
+    assert torch.equal(torch.bincount(dataset.train.labels), torch.full((10,), 5000))
+    assert torch.equal(torch.bincount(dataset.test.labels), torch.full((10,), 1000))
+    inputs = dataset.transform(dataset.train.inputs[::10], torch.float32, None)
+    assert inputs.mean((0, 2, 3)).abs().max() < 0.02
+    assert (inputs.std((0, 2, 3)) - 1).abs().max() < 0.02

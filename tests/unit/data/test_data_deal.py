@@ -1,0 +1,213 @@
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfl.data.arrays import cast
+from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.deal import deal
+from hpcfl.data.partition import Dirichlet, File, Iid, Natural, Similarity
+from hpcfl.errors import DataError, JobError
+from hpcfl.types import Examples
+from tests.real_data import real
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(DataConfig):
+    def load(self, seed):
+        raise NotImplementedError
+
+
+def dataset(labels, natural=None, classes=10):
+    labels = torch.as_tensor(labels)
+    return Dataset(Examples(labels, labels), None, natural, classes, "cross_entropy", cast)
+
+
+def split(partition, clients, labels, seed=0, **rest):
+    return deal(Given(partition=partition, clients=clients), dataset(labels, **rest), seed)
+
+
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 100))
+ALL = [
+    Iid(),
+    Dirichlet(alpha=0.0),
+    Dirichlet(alpha=0.1),
+    Dirichlet(alpha=1e-9),
+    Dirichlet(alpha=1e-320),
+    Dirichlet(alpha=1e4),
+    Similarity(percent=0.0),
+    Similarity(percent=13.0),
+    Similarity(percent=100.0),
+]
+
+
+@pytest.mark.parametrize("clients", [1, 7, 20, 1000])
+@pytest.mark.parametrize("partition", ALL, ids=str)
+def test_every_row_is_dealt_once_in_equal_shares(partition, clients):
+    rows = split(partition, clients, LABELS)
+    sizes = [len(r) for r in rows]
+    assert len(rows) == clients
+    assert max(sizes) - min(sizes) <= 1
+    assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(1000))
+    assert all(r.dtype == np.int64 for r in rows)
+
+
+@pytest.mark.parametrize("partition", ALL, ids=str)
+def test_only_the_seed_determines_a_split(partition):
+    def text(seed, own=None):
+        return str(split(type(partition)(**{**vars(partition), "seed": own}), 20, LABELS, seed))
+
+    assert text(1) == text(1)
+    assert text(1) != text(2)
+    assert text(1, own=5) == text(2, own=5) == text(5)
+
+
+@pytest.mark.parametrize("partition", [Dirichlet(alpha=0.0), Similarity(percent=0.0)], ids=str)
+def test_sorted_shards_hold_one_class_each(partition):
+    rows = split(partition, 20, LABELS)
+    assert [set(LABELS[r]) for r in rows] == [{client // 2} for client in range(20)]
+
+
+def test_similarity_deals_its_percentage_at_random():
+    rows = split(Similarity(percent=40.0), 10, LABELS)
+    own = [np.bincount(LABELS[r], minlength=10)[client] for client, r in enumerate(rows)]
+    # 60 of 100 come from the sorted rest, and of the other 40 a tenth or so by chance.
+    assert np.mean(own) == pytest.approx(64, abs=6)
+
+
+@pytest.mark.parametrize("partition", [Iid(), Similarity(percent=100.0), Dirichlet(alpha=1e4)])
+def test_iid_like_splits_hold_every_class_about_equally(partition):
+    labels = np.repeat(np.arange(10), 2000)
+    counts = [np.bincount(labels[r], minlength=10) for r in split(partition, 10, labels)]
+    # Five standard deviations; the last client takes what the others' draws left over.
+    assert np.abs(np.array(counts[:-1]) - 200).max() < 70
+
+
+def test_dirichlet_has_the_moments_of_its_proportions():
+    # Two classes, p = (1/4, 3/4), alpha 2: q_0 ~ Beta(1/2, 3/2), mean 1/4, variance 1/16.
+    labels = np.repeat([0, 1], [10_000, 30_000])
+    rows = split(Dirichlet(alpha=2.0), 400, labels)
+    share = np.array([np.mean(labels[r] == 0) for r in rows[:200]])
+    assert share.mean() == pytest.approx(0.25, abs=0.06)
+    assert share.var() == pytest.approx(1 / 16 + 0.25 * 0.75 / 100, rel=0.3)
+
+
+def test_a_small_alpha_is_nearly_one_class_per_client():
+    rows = split(Dirichlet(alpha=1e-9), 10, LABELS)
+    assert len(set(LABELS[rows[0]])) == 1
+
+
+def test_iid_with_a_number_of_examples_leaves_the_rest_out():
+    rows = split(Iid(examples=30), 4, LABELS)
+    assert [len(r) for r in rows] == [30] * 4
+    assert len(set(np.concatenate(rows))) == 120
+    with pytest.raises(JobError, match=r"partition\.examples: 4 clients of 300 need 1200"):
+        split(Iid(examples=300), 4, LABELS)
+
+
+OWNED = [np.array([0, 1, 2]), np.array([5]), np.array([7, 8])]
+
+
+def test_natural_clients_are_the_default_where_there_are_any():
+    rows = split(None, None, np.zeros(9, int), natural=OWNED)
+    assert [list(r) for r in rows] == [[0, 1, 2], [5], [7, 8]]
+    assert len(split(None, 3, np.zeros(9, int))) == 3  # iid elsewhere
+
+
+def test_some_natural_clients_drawn_by_the_seed():
+    owned = [np.array([k]) for k in range(50)]
+    drawn = [
+        [int(r[0]) for r in split(Natural(), 10, np.zeros(50, int), seed, natural=owned)]
+        for seed in (0, 0, 1)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(set(drawn[0])) == 10
+    assert drawn[0] == sorted(drawn[0])
+
+
+def test_other_splits_pool_the_natural_rows():
+    rows = split(Iid(), 2, np.zeros(9, int), natural=OWNED)
+    assert sorted(np.concatenate(rows)) == [0, 1, 2, 5, 7, 8]
+    assert len(split(Iid(), None, np.zeros(9, int), natural=OWNED)) == 3
+
+
+def test_targets_can_be_sorted_but_not_stratified():
+    targets = np.array([[0.5], [-1.0], [3.0], [2.0]])
+    rows = split(Dirichlet(alpha=0.0), 2, targets, classes=None)
+    assert [list(r) for r in rows] == [[0, 1], [2, 3]]
+    with pytest.raises(JobError, match="dirichlet needs one label per example"):
+        split(Dirichlet(alpha=1.0), 2, targets, classes=None)
+
+
+@pytest.mark.parametrize(
+    ("partition", "clients", "message"),
+    [
+        (Iid(), None, r"data\.clients: missing"),
+        (Iid(), 1001, r"data\.clients: 1001 clients, but only 1000 .* client 1000 would have none"),
+        (Natural(), None, "no natural clients"),
+    ],
+)
+def test_what_cannot_be_dealt(partition, clients, message):
+    with pytest.raises(JobError, match=message):
+        split(partition, clients, LABELS)
+
+
+def test_more_clients_than_there_are_owners():
+    with pytest.raises(JobError, match="5 clients, but the data set has 3"):
+        split(Natural(), 5, np.zeros(9, int), natural=OWNED)
+
+
+def test_an_empty_natural_client_is_named():
+    with pytest.raises(DataError, match="client 1 of 2 has no example"):
+        split(Natural(), None, np.zeros(9, int), natural=[np.array([0]), np.array([], int)])
+
+
+def test_a_file_names_the_client_of_each_row(tmp_path):
+    path = tmp_path / "split.npy"
+    np.save(path, np.array([1, 0, 255, 1], np.uint8))
+    assert [list(r) for r in split(File(path=str(path)), None, [0, 0, 0, 0])] == [[1], [0, 3]]
+    np.save(path, np.array([1, 0, -1, 1]))
+    assert [list(r) for r in split(File(path=str(path)), 2, [0, 0, 0, 0])] == [[1], [0, 3]]
+
+
+def test_255_is_a_client_like_any_other_in_a_wider_file(tmp_path):
+    path = tmp_path / "split.npz"
+    np.savez(path, a=np.arange(300), b=np.zeros(3))
+    rows = split(File(path=str(path), key="a"), None, np.zeros(300, int))
+    assert [list(r) for r in rows] == [[k] for k in range(300)]
+
+
+@pytest.mark.parametrize(
+    ("content", "clients", "message"),
+    [
+        (np.zeros(3, int), None, r"expected the client of each of the 4 training examples"),
+        (np.zeros(4), None, "float64"),
+        (np.array([0, 2, 0, 2]), None, "client 1 of 3 has no example"),
+        (np.array([0, -2, 0, 1]), None, "counted from 0"),
+        (np.array([-1, -1, -1, -1]), None, "counted from 0"),
+        (np.array([0, 1, 0, 1]), 3, r"over 2 clients, but data\.clients is 3"),
+    ],
+)
+def test_wrong_files(tmp_path, content, clients, message):
+    np.save(tmp_path / "split.npy", content)
+    with pytest.raises(DataError, match=message):
+        split(File(path=str(tmp_path / "split.npy")), clients, [0, 0, 0, 0])
+
+
+def test_a_missing_file_or_key(tmp_path):
+    with pytest.raises(DataError, match="not a readable"):
+        split(File(path=str(tmp_path / "none.npy")), None, [0])
+    np.savez(tmp_path / "two.npz", a=[0], b=[0])
+    with pytest.raises(DataError, match="say which array by key; found a, b"):
+        split(File(path=str(tmp_path / "two.npz")), None, [0])
+    with pytest.raises(DataError, match="no array 'c'; found a, b"):
+        split(File(path=str(tmp_path / "two.npz"), key="c"), None, [0])
+
+
+def test_the_published_split_of_cifar10():
+    path = real("cifar_dirichlet_100clients.npz")
+    partition = File(path=str(path), key="cifar10_alpha_0.50")
+    rows = split(partition, 100, np.zeros(50_000, int))
+    assert len(rows) == 100
+    assert len(set(np.concatenate(rows))) == sum(len(r) for r in rows) <= 50_000

@@ -1,0 +1,119 @@
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from hpcfl.errors import JobError
+from hpcfl.models import MODELS
+
+IMAGE = (3, 32, 32)
+CASES = [
+    ("lenet", IMAGE, 10, 797_962),
+    ("lenet", IMAGE, 100, 815_332),
+    ("resnet20", IMAGE, 10, 269_722),
+    ("resnet20", IMAGE, 100, 275_572),
+    ("char_lstm", (80,), 80, 133_520),
+    ("linear", (64,), 10, 650),
+    ("linear", IMAGE, 10, 30_730),
+    ("linear", (8,), 1, 9),
+    ("point", (2, 5), 1, 5),
+]
+
+
+def build(name, shape, outputs, **fields):
+    torch.manual_seed(0)
+    return MODELS[name](**fields).build(shape, outputs)
+
+
+def batch(name, shape, count=4):
+    generator = torch.Generator().manual_seed(1)
+    if name == "char_lstm":
+        return torch.randint(80, (count, *shape), generator=generator)
+    return torch.randn(count, *shape, generator=generator)
+
+
+@pytest.mark.parametrize(("name", "shape", "outputs", "parameters"), CASES)
+def test_parameter_counts(name, shape, outputs, parameters):
+    model = build(name, shape, outputs)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert not list(model.buffers())
+
+
+@pytest.mark.parametrize(("name", "shape", "outputs", "parameters"), CASES)
+def test_outputs_follow_the_memory_that_parameters_point_to(name, shape, outputs, parameters):
+    model, inputs = build(name, shape, outputs), batch(name, shape)
+    expected = model(inputs).detach()
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    other = flat + 0.1
+    home = flat.clone()
+    first = 0
+    for p in model.parameters():
+        p.data = home[first : first + p.numel()].view_as(p)
+        first += p.numel()
+    assert torch.equal(model(inputs), expected)
+    home.copy_(other)
+    assert not torch.allclose(model(inputs), expected, rtol=1e-3)
+    gradients = torch.autograd.grad(model(inputs).square().sum(), list(model.parameters()))
+    assert all(g.isfinite().all() for g in gradients)
+    home.copy_(flat)
+    assert torch.equal(model(inputs), expected)
+
+
+@pytest.mark.parametrize(("name", "shape", "outputs", "parameters"), CASES)
+def test_bfloat16_autocast_is_close(name, shape, outputs, parameters):
+    model, inputs = build(name, shape, outputs), batch(name, shape)
+    expected = model(inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = model(inputs)
+    assert rough.shape == expected.shape
+    assert torch.allclose(rough.float(), expected, atol=0.05, rtol=0.05)
+    gradients = torch.autograd.grad(rough.float().sum(), list(model.parameters()))
+    assert all(g.dtype == torch.float32 for g in gradients)
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet20"])
+def test_memory_layout_changes_nothing_but_rounding(name):
+    model, inputs = build(name, IMAGE, 10), batch(name, IMAGE)
+    last = inputs.to(memory_format=torch.channels_last)
+    assert torch.allclose(model(inputs), model(last), atol=1e-5)
+
+
+def test_linear_is_linear():
+    model = build("linear", (2, 3), 4)
+    inputs = batch("linear", (2, 3))
+    weight, bias = model.parameters()
+    assert torch.allclose(model(inputs), linear(inputs.reshape(4, 6), weight, bias))
+    assert [p.shape for p in build("linear", (6,), 4, bias=False).parameters()] == [(4, 6)]
+
+
+def test_point_by_hand():
+    model = build("point", (2, 2), 1, start=2.0)
+    inputs = torch.tensor([[[1.0, 3.0], [5.0, -1.0]]])
+    assert model(inputs).tolist() == [0.5 * (1 * 4 + 3 * 4) - (10 - 2)]
+    (gradient,) = torch.autograd.grad(model(inputs).sum(), list(model.parameters()))
+    assert gradient.tolist() == [2 - 5, 6 + 1]
+
+
+def test_resnet_shortcuts_pass_the_input_on():
+    model = build("resnet20", IMAGE, 10)
+    block = model.blocks[3]  # 16 to 32 channels, half the size
+    with torch.no_grad():
+        block.norm2.weight.zero_()
+    inputs = torch.rand(1, 16, 8, 8)
+    outputs = block(inputs)
+    assert torch.equal(outputs[:, 8:24], inputs[:, :, ::2, ::2])
+    assert not outputs[:, :8].any()
+    assert not outputs[:, 24:].any()
+
+
+def test_lenet_takes_other_sizes():
+    assert build("lenet", (1, 28, 28), 47)(batch("lenet", (1, 28, 28))).shape == (4, 47)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("lenet", (64,)), ("lenet", (3, 15, 32)), ("resnet20", (3, 32)), ("resnet20", (1, 2, 2)),
+     ("char_lstm", IMAGE), ("point", (8,)), ("point", (3, 2))],
+)  # fmt: skip
+def test_a_shape_that_does_not_fit(name, shape):
+    with pytest.raises(JobError, match=rf"model\.name: {name} takes"):
+        MODELS[name]().build(shape, 10)

@@ -1,0 +1,204 @@
+"""What the store on disk promises beyond the others: its cache, its rows, its owners."""
+
+import pytest
+
+from hpcfl.errors import StoreError
+from hpcfl.store import pool
+from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.rows import Reader
+from hpcfl.store.segment import Segment
+
+CLIENTS = 30
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Counts the rows written to disk."""
+    count = [0]
+    write = Segment.write
+
+    def counted(self, row, tensors):
+        count[0] += 1
+        write(self, row, tensors)
+
+    monkeypatch.setattr(Segment, "write", counted)
+    return count
+
+
+def build(root, schema, states, clients=range(CLIENTS), life="a", rank=0):
+    return Hdf5Store(root, rank, life, clients, schema, states * schema.bytes)
+
+
+def test_cached_states_are_the_same_objects_and_wait_for_the_commit(
+    root, schema, make, commit, written
+):
+    store = build(root, schema, 10)
+    states = [make(client, 0) for client in range(10)]
+    for client, state in enumerate(states):
+        store.stage(client, state)
+    assert all(store.read(client) is state for client, state in enumerate(states))
+    assert written == [0]
+    assert not list(root.iterdir())
+    commit("a", store)
+    assert written == [10]
+    assert all(store.read(client) is state for client, state in enumerate(states))
+    commit("b", store)
+    assert written == [10]  # nothing changed
+    store.close()
+
+
+def test_the_cache_keeps_its_limit_and_evicts_the_least_recently_used(
+    root, schema, make, bits, written
+):
+    store = build(root, schema, 3)
+    states = [make(client, 0) for client in range(5)]
+    for client in range(3):
+        store.stage(client, states[client])
+    store.read(0)  # now 1 is the oldest
+    store.stage(3, states[3])
+    assert written == [1]
+    assert store.read(0) is states[0]
+    again = store.read(1)  # from disk, evicts 2
+    assert again is not states[1]
+    assert bits(again) == bits(states[1])
+    assert written == [2]
+    for client in range(4, CLIENTS):
+        store.stage(client, make(client, 0))
+        assert len(store._cache) == 3
+    for client in range(CLIENTS):  # clean states are dropped without a write
+        store.read(client)
+    count = written[0]
+    for client in range(CLIENTS):
+        assert bits(store.read(client)) == bits(make(client, 0))
+    assert written == [count]
+    store.close()
+
+
+def test_without_cache_every_state_is_written_at_once(root, schema, make, bits, written):
+    store = build(root, schema, 0)
+    state = make(1, 0)
+    store.stage(1, state)
+    assert written == [1]
+    assert store.read(1) is not state
+    assert bits(store.read(1)) == bits(state)
+    store.close()
+
+
+def test_a_row_written_since_the_commit_is_overwritten_in_place(root, schema, make, commit):
+    store = build(root, schema, 0)
+    for version in range(20):
+        store.stage(4, make(4, version))
+    _, first = commit("a", store)
+    for version in range(20):
+        store.stage(4, make(4, version))
+    _, second = commit("b", store)
+    assert [first.find(4).row, second.find(4).row] == [0, 1]
+    store.close()
+
+
+def test_a_damaged_row_is_found_when_the_store_reads_it(root, schema, make, commit):
+    store = build(root, schema, 0)
+    store.stage(4, make(4, 0))
+    _, table = commit("a", store)
+    place = table.find(4)
+    with place.path.open("r+b") as file:
+        content = file.read()
+        at = content.index(make(4, 0).drift.numpy().tobytes())
+        file.seek(at)
+        file.write(bytes([content[at] ^ 128]))
+    with pytest.raises(StoreError, match=rf"{place.path}: row 0 \(client 4\): found checksum"):
+        store.read(4)
+    store.close()
+
+
+def test_a_checkpoint_that_was_never_kept_frees_its_rows(root, schema, make, commit, bits):
+    store = build(root, schema, 0)
+    for client in range(CLIENTS):
+        store.stage(client, make(client, 0))
+    kept, table = commit("kept", store)
+    store.keep([kept])
+    for version in range(1, 20):  # commits whose manifest never came
+        for client in range(CLIENTS):
+            store.stage(client, make(client, version))
+        commit(f"lost{version}", store)
+        store.keep([kept])
+    with Reader(table, schema) as reader:
+        assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(CLIENTS))
+    assert sum(part.rows for part in store._pool._segments) <= 3 * CLIENTS
+    store.close()
+
+
+def test_growth_doubles_and_small_files_bound_it(root, schema, make, bits, commit, monkeypatch):
+    monkeypatch.setattr(pool, "FIRST_ROWS", 4)
+    monkeypatch.setattr(pool, "FIRST_BYTES", 0)
+    monkeypatch.setattr(pool, "FILE_BYTES", 8 * schema.bytes)
+    store = build(root, schema, 2)
+    for client in range(CLIENTS):
+        store.stage(client, make(client, 0))
+    a, table = commit("a", store)
+    assert [part.rows for part in store._pool._segments] == [4, 4, 8, 8, 8]
+    with Reader(table, schema) as reader:
+        assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(CLIENTS))
+    store.close()
+    store = build(root, schema, 2, life="b")
+    store.adopt(table)
+    store.keep([a])
+    assert all(bits(store.read(client)) == bits(make(client, 0)) for client in range(CLIENTS))
+    store.stage(0, make(0, 1))
+    store.stage(1, make(1, 1))
+    _, table = commit("b", store)
+    assert table.find(0).path.name == "a-r0000-s0004.h5"  # its free rows first
+    store.close()
+
+
+def test_no_more_than_two_rows_a_client_at_first(root, schema, make):
+    store = build(root, schema, 0, clients=[7, 9])
+    store.stage(7, make(7, 0))
+    assert [part.rows for part in store._pool._segments] == [4]
+    store.close()
+
+
+def test_adopt_refuses_other_owners(root, schema, make, commit):
+    stores = [build(root, schema, 0, range(rank, CLIENTS, 2), rank=rank) for rank in range(2)]
+    for client in range(CLIENTS):
+        stores[client % 2].stage(client, make(client, 0))
+    _, table = commit("a", *stores)
+    for store in stores:
+        store.close()
+    for clients in (range(15), range(0, CLIENTS, 3), range(CLIENTS)):
+        store = build(root, schema, 0, clients, life="b")
+        with pytest.raises(StoreError, match=r"client \d+ changed its rank since the checkpoint"):
+            store.adopt(table)
+        store.close()
+
+
+def test_two_runs_cannot_adopt_the_same_segments(root, schema, make, commit):
+    store = build(root, schema, 0)
+    store.stage(0, make(0, 0))
+    _, table = commit("a", store)
+    other = build(root, schema, 0, life="b")
+    with pytest.raises(StoreError, match="another process has it open for writing"):
+        other.adopt(table)
+    other.close()
+    store.close()
+
+
+def test_a_full_disk_is_met_at_growth_and_the_checkpoint_stands(
+    root, schema, make, bits, commit, monkeypatch
+):
+    store = build(root, schema, 0, clients=[0, 1])
+    for client in range(2):
+        store.stage(client, make(client, 0))
+    a, table = commit("a", store)
+    for client in range(2):
+        store.stage(client, make(client, 1))
+    b, _ = commit("b", store)
+    store.keep([a, b])
+    monkeypatch.setattr(
+        "hpcfl.store.layout.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})
+    )
+    with pytest.raises(StoreError, match=r"needs 0\.000 GiB, 0\.000 GiB free; make room"):
+        store.stage(0, make(0, 2))
+    with Reader(table, schema) as reader:
+        assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(2))
+    store.close()

@@ -1,0 +1,260 @@
+"""What both stores promise: states survive commits, kept checkpoints, resumes and other ranks."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfl.errors import StoreError
+from hpcfl.store import rows
+from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.memory import MemoryStore
+from hpcfl.store.nothing import NoStore
+from hpcfl.store.rows import Reader, Table
+
+CLIENTS = 30
+
+
+class One(NamedTuple):
+    x: torch.Tensor
+
+
+@pytest.fixture(params=["memory", "hdf5", "hdf5 without cache", "hdf5 with room for 3"])
+def build(request, root, schema):
+    def store(rank: int, life: str, clients):
+        if request.param == "memory":
+            return MemoryStore(root, rank, life, clients, schema)
+        states = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with room for 3": 3}[request.param]
+        return Hdf5Store(root, rank, life, clients, schema, states * schema.bytes)
+
+    return store
+
+
+def test_the_latest_staged_state_is_read(build, make, bits):
+    store = build(0, "a", range(CLIENTS))
+    for version in range(3):
+        for client in range(0, CLIENTS, 2):
+            store.stage(client, make(client, version))
+    for client in range(0, CLIENTS, 2):
+        assert bits(store.read(client)) == bits(make(client, 2))
+    assert all(store.read(client) is None for client in range(1, CLIENTS, 2))
+    store.close()
+
+
+def test_a_client_of_another_rank_is_refused(build, make):
+    store = build(1, "a", [5, 3])
+    with pytest.raises(ValueError, match="client 4 is not one of rank 1's"):
+        store.stage(4, make(4, 0))
+    with pytest.raises(ValueError, match="client 4 is not one of rank 1's"):
+        store.read(4)
+    store.close()
+
+
+def test_a_kept_checkpoint_never_changes(build, make, bits, commit, schema):
+    store = build(0, "a", range(CLIENTS))
+    for client in range(20):
+        store.stage(client, make(client, 0))
+    a, table_a = commit("a", store)
+    store.keep([a])
+    for version in range(1, 6):
+        for client in range(CLIENTS):
+            store.stage(client, make(client, version))
+    b, table_b = commit("b", store)
+    store.keep([a, b])
+    for client in range(CLIENTS):  # staged after b, never committed
+        store.stage(client, make(client, 9))
+    with Reader(table_a, schema) as reader:
+        assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(20))
+        assert all(reader.read(client) is None for client in range(20, CLIENTS))
+    with Reader(table_b, schema) as reader:
+        assert all(bits(reader.read(client)) == bits(make(client, 5)) for client in range(CLIENTS))
+    store.close()
+
+
+def test_disk_stays_bounded_over_50_commits(build, make, bits, commit, schema, root):
+    store = build(0, "a", range(CLIENTS))
+    folders = []
+    for version in range(50):
+        for client in range(CLIENTS):
+            store.stage(client, make(client, version))
+        folder, table = commit(f"c{version}", store)
+        folders.append(folder)
+        store.keep(folders[-2:])
+        with Reader(Table.load(folders[-min(2, len(folders))], root), schema) as reader:
+            assert bits(reader.read(7)) == bits(make(7, max(0, version - 1)))
+    files = list(root.glob("*.h5"))
+    assert len(files) <= 3
+    assert sum(file.stat().st_size for file in files) < (4 * schema.bytes * CLIENTS) + 3 * 8192
+    with Reader(table, schema) as reader:
+        assert all(bits(reader.read(client)) == bits(make(client, 49)) for client in range(CLIENTS))
+    store.close()
+
+
+def test_adopt_goes_on_where_the_commit_was(build, make, bits, commit, schema):
+    first = [build(rank, "a", range(rank, CLIENTS, 2)) for rank in range(2)]
+    for client in range(20):
+        first[client % 2].stage(client, make(client, 0))
+    a, table = commit("a", *first)
+    for client in range(CLIENTS):  # lost
+        first[client % 2].stage(client, make(client, 1))
+    for store in first:
+        store.close()
+
+    second = [build(rank, "b", range(rank, CLIENTS, 2)) for rank in range(2)]
+    for store in second:
+        store.adopt(table)
+    for client in range(CLIENTS):
+        found = second[client % 2].read(client)
+        assert found is None if client >= 20 else bits(found) == bits(make(client, 0))
+    for client in range(10, CLIENTS):  # before keep: nothing old may be overwritten
+        second[client % 2].stage(client, make(client, 2))
+    for store in second:
+        store.keep([a])
+    for client in range(10):
+        second[client % 2].stage(client, make(client, 2))
+    with Reader(table, schema) as reader:
+        assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(20))
+    _, table = commit("b", *second)
+    with Reader(table, schema) as reader:
+        assert all(bits(reader.read(client)) == bits(make(client, 2)) for client in range(CLIENTS))
+    for store in second:
+        store.close()
+
+
+def test_rehome_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
+    ids = np.random.default_rng(0).choice(10**6, CLIENTS, replace=False).tolist()
+    table = None
+    for life, ranks in (("a", 2), ("b", 3), ("c", 1)):
+        stores = [build(rank, life, ids[rank::ranks]) for rank in range(ranks)]
+        if table is None:
+            for at, client in enumerate(ids[:25]):
+                stores[at % ranks].stage(client, make(at, 0))
+        else:
+            for store in stores:
+                store.rehome(table)
+        folder, table = commit(life, *stores)
+        assert table.ranks == ranks
+        for store in stores:
+            store.keep([folder])
+        for at, client in enumerate(ids):
+            found = stores[at % ranks].read(client)
+            assert found is None if at >= 25 else bits(found) == bits(make(at, 0))
+        for store in stores:
+            store.close()
+        rows.sweep(root, rows.named([folder]), life)  # the earlier lives are no longer needed
+
+
+def test_more_ranks_than_the_kept_checkpoint_had(build, make, bits, commit, schema):
+    one = build(0, "a", range(CLIENTS))
+    one.stage(7, make(7, 0))
+    a, table = commit("a", one)
+    one.close()
+    two = [build(rank, "b", range(rank, CLIENTS, 2)) for rank in range(2)]
+    for store in two:
+        store.rehome(table)
+    b, table = commit("b", *two)
+    for store in two:
+        store.keep([a, b])
+    two[1].stage(7, make(7, 1))
+    with Reader(table, schema) as reader:
+        assert bits(reader.read(7)) == bits(make(7, 0))
+    for store in two:
+        store.close()
+
+
+def flip(path, needle: bytes):
+    content = path.read_bytes()
+    at = content.index(needle)
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+
+
+def test_a_flipped_byte_is_found_and_named(build, make, commit, schema):
+    store = build(0, "a", range(CLIENTS))
+    for client in range(CLIENTS):
+        store.stage(client, make(client, 0))
+    _, table = commit("a", store)
+    store.close()
+    place = table.find(12)
+    flip(place.path, make(12, 0).anchor.numpy().tobytes())
+    match = rf"{place.path}: row {place.row} \(client 12\): found checksum"
+    with Reader(table, schema) as reader, pytest.raises(StoreError, match=match):
+        reader.read(12)
+    store = build(0, "b", range(CLIENTS))
+    with pytest.raises(StoreError, match=match):
+        store.rehome(table)
+    store.close()
+
+
+def test_a_lost_segment_is_named(build, make, commit):
+    store = build(0, "a", range(CLIENTS))
+    store.stage(3, make(3, 0))
+    _, table = commit("a", store)
+    store.close()
+    table.find(3).path.unlink()
+    store = build(0, "b", range(CLIENTS))
+    with pytest.raises(StoreError, match=r"a-r0000-s0000\.h5: the file is missing"):
+        store.adopt(table)
+    store.close()
+
+
+def test_no_states_at_all(build, commit):
+    store = build(0, "a", range(CLIENTS))
+    _, table = commit("a", store)
+    assert table.clients.size == 0
+    store.close()
+    store = build(0, "b", range(CLIENTS))
+    store.adopt(table)
+    assert store.read(0) is None
+    store.close()
+
+
+def test_sweep_deletes_what_nobody_names(build, make, commit, root):
+    store = build(0, "old", range(CLIENTS))
+    store.stage(0, make(0, 0))
+    a, _ = commit("a", store)
+    store.close()
+    lost = build(0, "lost", range(CLIENTS))
+    lost.stage(0, make(0, 1))
+    commit("never-kept", lost)
+    lost.close()
+    open_store = build(0, "now", range(CLIENTS))
+    open_store.stage(0, make(0, 2))
+    commit("b", open_store)
+    (root / "lost-r0001-s0000.h5.part").touch()
+    (root / "now-r0001-s0000.h5.part").touch()
+    (root / "notes.h5").touch()
+    before = set(root.iterdir())
+    deleted = rows.sweep(root, rows.named([a]), "now")
+    assert [path.name for path in deleted] == ["lost-r0000-s0000.h5", "lost-r0001-s0000.h5.part"]
+    assert before - set(root.iterdir()) == set(deleted)
+    open_store.close()
+
+
+def test_no_store_keeps_nothing(make, commit, build):
+    store = NoStore(0)
+    store.stage(3, make(3, 0))
+    assert store.read(3) is None
+    folder, table = commit("a", store)
+    store.keep([folder])
+    store.adopt(table)
+    other = build(0, "a", range(CLIENTS))
+    other.stage(0, make(0, 0))
+    _, table = commit("b", other)
+    other.close()
+    with pytest.raises(StoreError, match="holds 1 client states, expected none"):
+        store.adopt(table)
+    store.close()
+
+
+def test_ten_thousand_small_states_take_few_files(root, commit):
+    schema = StateSchema(One, (Field("x", (8,), torch.float32),))
+    store = Hdf5Store(root, 0, "a", range(10_000), schema, 0)
+    for client in range(10_000):
+        store.stage(client, One(torch.full((8,), float(client))))
+    _, table = commit("a", store)
+    assert len(list(root.iterdir())) == 1
+    assert table.find(9_999).row < 20_000
+    assert table.find(10_000) is None
+    store.close()

@@ -1,0 +1,68 @@
+import math
+
+import pytest
+import torch
+
+from hpcfl.data import SOURCES
+from hpcfl.metrics import totals
+from hpcfl.models import MODELS
+from hpcfl.tasks import LOSSES, TASKS
+
+LOGITS = torch.tensor([[0.0, math.log(3)], [0.0, 0.0], [math.log(3), 0.0]])
+CLASSES = torch.tensor([1, 0, 1])
+OUTPUTS = torch.tensor([[1.0, 2.0], [0.0, -1.0]])
+TARGETS = torch.tensor([[0.0, 0.0], [3.0, -1.0]], dtype=torch.float64)
+CASES = [  # loss, outputs, labels, the sum of the losses
+    ("cross_entropy", LOGITS, CLASSES, -math.log(3 / 4) - math.log(1 / 2) - math.log(1 / 4)),
+    ("squared", OUTPUTS, TARGETS, (1 + 4) / 2 + 9 / 2),
+    ("squared", OUTPUTS[:, :1], TARGETS[:, 0], 1 / 2 + 9 / 2),
+    ("quadratic", torch.tensor([2.0, -3.5]), torch.zeros(2), -1.5),
+]
+
+
+@pytest.mark.parametrize(("loss", "outputs", "labels", "total"), CASES)
+def test_losses_by_hand(loss, outputs, labels, total):
+    assert float(LOSSES[loss](outputs, labels)) == pytest.approx(total / len(outputs))
+    assert totals(loss, outputs, labels)["loss"] == pytest.approx(total)
+
+
+@pytest.mark.parametrize(("loss", "outputs", "labels", "total"), CASES)
+def test_losses_are_never_narrower_than_float32(loss, outputs, labels, total):
+    def dtype(narrow):
+        return LOSSES[loss](outputs.to(narrow), labels).dtype
+
+    assert dtype(torch.bfloat16) == dtype(torch.float16) == dtype(torch.float32) == torch.float32
+    assert dtype(torch.float64) == torch.float64
+    rough = totals(loss, outputs.bfloat16(), labels)["loss"]
+    assert rough == pytest.approx(total, rel=0.02)
+
+
+def test_totals_add_up_over_batches():
+    whole = totals("cross_entropy", LOGITS, CLASSES)
+    parts = [totals("cross_entropy", LOGITS[k : k + 1], CLASSES[k : k + 1]) for k in range(3)]
+    assert whole == {"loss": pytest.approx(whole["loss"]), "examples": 3.0, "correct": 2.0}
+    for name, value in whole.items():
+        assert sum(part[name] for part in parts) == pytest.approx(value)
+
+
+def test_squared_refuses_to_broadcast():
+    with pytest.raises(RuntimeError):
+        LOSSES["squared"](torch.zeros(4, 1), torch.zeros(1))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_tasks_name_what_there_is(name):
+    data, model = dict(TASKS[name]["data"]), dict(TASKS[name]["model"])
+    SOURCES[data.pop("kind")](**data)
+    MODELS[model.pop("name")](**model)
+
+
+def test_tasks_have_fitting_parts():
+    for name in ("digits", "quadratics"):
+        data, model = dict(TASKS[name]["data"]), dict(TASKS[name]["model"])
+        dataset = SOURCES[data.pop("kind")](**data).load(0)
+        inputs = dataset.transform(dataset.train.inputs[:3], torch.float32, None)
+        built = MODELS[model.pop("name")](**model).build(
+            tuple(inputs.shape[1:]), dataset.classes or 1
+        )
+        assert LOSSES[dataset.loss](built(inputs), dataset.train.labels[:3]).isfinite()
