@@ -153,7 +153,7 @@ def prepare_torch(job: Job, device: torch.device) -> None:
     keep_freed_memory()
     torch.set_num_threads(job.threads)
     torch.use_deterministic_algorithms(True)
-    deterministic.fill_uninitialized_memory = False  # costs time, hides nothing here
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, hides nothing here
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.cuda.set_device(device)
