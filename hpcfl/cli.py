@@ -20,7 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 2 the job, the arguments or the files are wrong, 3 diverged,
         75 stopped by a signal with a checkpoint, 1 anything else.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and ("overrides" not in options or any(r.startswith("-") for r in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # overrides that stand after an option
+        options.overrides += rest
     try:
         options.command(options)
     except Elsewhere as e:

@@ -20,7 +20,7 @@ from torch import Tensor
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
-from hpcfl.types import Count, Examples
+from hpcfl.types import Count, Examples, PathText
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters; a character's place is its class."""
@@ -40,7 +40,7 @@ class Shakespeare(DataConfig):
     roles that have enough training examples, whether or not ``clients`` draws them.
     """
 
-    root: str = "data"
+    root: PathText = "data"
     """The folder with shakespeare_train.h5 and shakespeare_test.h5 (examples/ROLE/snippets)."""
     min_examples: Count | None = None
     """Leave out roles with fewer training examples."""
