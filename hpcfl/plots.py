@@ -22,7 +22,8 @@ DASHES = ("-", "--", ":", "-.")
 
 
 def plot(runs: Sequence[RunRecord], path: Path) -> None:
-    """Draw test accuracy against rounds, one curve a run; test loss where nothing is classified.
+    """Draw test accuracy against rounds, one curve a run; test loss where nothing is classified
+    (on a log scale where it is positive).
 
     Args:
         runs: all with an accuracy, or none.
@@ -55,7 +56,7 @@ def plot(runs: Sequence[RunRecord], path: Path) -> None:
             markersize=3.5,
             label=run.name,
         )
-    if without:
+    if without and all(value > 0 for run in runs for _, value in run.scores[key]):
         axes.set_yscale("log")
     axes.set_xlabel("round")
     axes.set_ylabel("test loss" if without else "test accuracy, %")

@@ -23,7 +23,10 @@ class Concrete(DataConfig):
     root: PathText = "data"
     """The folder that holds Concrete_Data.csv: a header, then 9 numbers a row."""
     test_every: Annotated[int, Ge(2)] | None = None
-    """Keep every k-th row for testing; when absent, every row is for training and none for test."""
+    """Keep every k-th row for testing.
+
+    When absent every row is for training and for testing: the test loss is then the objective.
+    """
 
     def load(self, seed: int) -> Dataset:
         """Read and standardise the table."""
@@ -41,12 +44,14 @@ class Concrete(DataConfig):
         if not spread.all():
             raise DataError(f"{path}: column {int(np.argmin(spread)) + 1} never changes")
         rows = torch.from_numpy((table - table.mean(axis=0)) / spread)
-        test = torch.zeros(len(rows), dtype=torch.bool)
+        test = train = torch.ones(len(rows), dtype=torch.bool)
         if self.test_every is not None:
+            test = torch.zeros_like(train)
             test[self.test_every - 1 :: self.test_every] = True
+            train = ~test
         return Dataset(
-            train=Examples(rows[~test, :-1], rows[~test, -1:]),
-            test=Examples(rows[test, :-1], rows[test, -1:]) if test.any() else None,
+            train=Examples(rows[train, :-1], rows[train, -1:]),
+            test=Examples(rows[test, :-1], rows[test, -1:]),
             natural=None,
             classes=None,
             loss="squared",

@@ -21,7 +21,8 @@ from hpcfl.types import Count, Decay, Examples, NonNegative, Positive
 class Quadratics(DataConfig):
     """One client, one example (h_i, b_i), stored as inputs [N, 2, dim]; labels are unused zeros.
 
-    Two clients in one dimension are f_1 = h_1 w^2/2 + G w and f_2 = h_2 w^2/2 - G w.
+    The test set is all of them, so the test loss is the objective: 0 at the optimum.  Two clients
+    in one dimension are f_1 = h_1 w^2/2 + G w and f_2 = h_2 w^2/2 - G w.
     """
 
     clients: Count | None = 2
@@ -54,9 +55,10 @@ class Quadratics(DataConfig):
             gradients *= self.heterogeneity / np.sqrt((gradients**2).sum(axis=1).mean())
             gradients *= np.sign(gradients[0, 0])
         rows = np.stack([np.broadcast_to(curvature[:, None], gradients.shape), -gradients], axis=1)
+        functions = Examples(torch.from_numpy(rows), torch.zeros(count, dtype=torch.int64))
         return Dataset(
-            train=Examples(torch.from_numpy(rows), torch.zeros(count, dtype=torch.int64)),
-            test=None,
+            train=functions,
+            test=functions,
             natural=[np.array([client]) for client in range(count)],
             classes=None,
             loss="quadratic",

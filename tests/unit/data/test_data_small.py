@@ -56,7 +56,7 @@ def test_concrete_is_standardised(tmp_path):
     assert torch.allclose(table.var(0, correction=0), torch.ones(9, dtype=torch.float64))
     expected = (ROWS[:, 8] - ROWS[:, 8].mean()) / ROWS[:, 8].std()
     assert np.allclose(dataset.train.labels[:, 0], expected)
-    assert dataset.test is None
+    assert torch.equal(dataset.test.inputs, dataset.train.inputs)  # the objective
     assert (dataset.loss, dataset.classes) == ("squared", None)
 
 
