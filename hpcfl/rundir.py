@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import subprocess
+import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +29,8 @@ from hpcfl import __version__
 from hpcfl.errors import JobError, StoreError
 from hpcfl.store.durable import write_file
 from hpcfl.types import Vector
+
+PATIENCE = 3  # more tries for the lock, which someone may hold for an instant to look
 
 
 class RunDir:
@@ -91,13 +94,33 @@ class RunDir:
             fd = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as e:
             raise JobError(f"{self._lock}: cannot be opened: {e.strerror}") from e
+        for patience in range(PATIENCE, -1, -1):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                if patience:
+                    time.sleep(0.1)
+                    continue
+                os.close(fd)
+                raise JobError(
+                    f"{self.root}: a run is alive in this directory; wait for it or stop it"
+                ) from e
+            return
+
+    def held(self) -> bool:
+        """Whether a run is alive in the directory; needs no right to write there."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
+            fd = os.open(self._lock, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            # Shared, and for an instant: `lock` has the patience to outlast it.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
             os.close(fd)
-            raise JobError(
-                f"{self.root}: a run is alive in this directory; wait for it or stop it"
-            ) from e
+        return False
 
     def write_initial(self, x0: Vector) -> None:
         """Keep the initial model."""
@@ -105,8 +128,8 @@ class RunDir:
         np.save(buffer, x0.cpu().numpy(), allow_pickle=False)
         write_file(self.initial, buffer.getvalue())
 
-    def read_initial(self, like: Vector) -> Vector:
-        """The initial model, of the shape and dtype of ``like``.
+    def read_initial(self, like: Vector | None = None) -> Vector:
+        """The initial model, of the shape and dtype of ``like`` if that is given.
 
         Raises:
             StoreError: it is missing, damaged or of another model.
@@ -115,7 +138,7 @@ class RunDir:
             x0 = torch.from_numpy(np.load(self.initial, allow_pickle=False))
         except (OSError, ValueError, EOFError) as e:
             raise StoreError(f"{self.initial}: cannot be read: {e}") from e
-        if (x0.shape, x0.dtype) != (like.shape, like.dtype):
+        if like is not None and (x0.shape, x0.dtype) != (like.shape, like.dtype):
             raise StoreError(
                 f"{self.initial}: found {tuple(x0.shape)} {x0.dtype}, "
                 f"expected {tuple(like.shape)} {like.dtype}"
