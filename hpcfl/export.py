@@ -1,7 +1,6 @@
 """What a checkpoint holds, as files for other programs."""
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 
+from hpcfl.algorithms.base import Algorithm
 from hpcfl.assemble import initial
 from hpcfl.checkpoint import MANIFEST, Checkpoint, committed, read_server
 from hpcfl.errors import JobError, StoreError
@@ -21,8 +21,6 @@ from hpcfl.store.rows import Reader, Table
 from hpcfl.types import Vector
 from hpcfl.vectors import Layout
 from hpcfl.vectors import load as load_vector
-
-CPU = torch.device("cpu")
 
 
 def export(
@@ -50,38 +48,26 @@ def export(
         JobError: the directory holds no run or not that round, or a file cannot be written.
         StoreError: the checkpoint or a store is damaged.
     """
-    if npz is None and state_dict is None:
+    files = [path for path in (npz, state_dict) if path is not None]
+    if not files:
         raise JobError("export: nothing to write; give -o F.npz or --state-dict F.safetensors")
     if clients and npz is None:
         raise JobError("export: --clients adds to an .npz; give -o F.npz")
-    for path in (npz, state_dict):
-        if path is not None and not path.parent.is_dir():
+    for path in files:
+        if not path.parent.is_dir():
             raise JobError(f"{path}: cannot be written: there is no directory {path.parent}")
     folder = RunDir(root)
     folder.require()
     loaded = load(folder.job)
     checkpoint = _find(folder, round)
-    x0 = folder.read_initial()
-    schema = dry_round(loaded.job.algorithm, x0.numel(), x0.dtype)
-    try:
-        x = read_server(checkpoint, schema.server, CPU).x
-        arrays = {"x": _array(x), "round": np.array(checkpoint.round)}
-        if clients:
-            arrays |= _states(checkpoint, folder, schema)
-    except StoreError as e:
-        if (checkpoint.folder / MANIFEST).exists():
-            raise
-        raise JobError(
-            f"{checkpoint.folder}: the live run let go of this checkpoint meanwhile; export again"
-        ) from e
-    files: dict[Path, Callable[[], bytes]] = {}
+    arrays = _arrays(checkpoint, folder, loaded.job.algorithm, clients=clients)
     if npz is not None:
-        files[npz] = lambda: _npz(arrays)
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays)
+        write_file(npz, buffer.getvalue())
     if state_dict is not None:
-        files[state_dict] = lambda: _state_dict(loaded, x)
-    for path, content in files.items():
-        write_file(path, content())
-    return list(files)
+        write_file(state_dict, _state_dict(loaded, torch.from_numpy(arrays["x"])))
+    return files
 
 
 def _find(folder: RunDir, round: int | None) -> Checkpoint:
@@ -96,6 +82,24 @@ def _find(folder: RunDir, round: int | None) -> Checkpoint:
     return kept[round]
 
 
+def _arrays(
+    checkpoint: Checkpoint, folder: RunDir, algorithm: Algorithm, *, clients: bool
+) -> dict[str, NDArray[Any]]:
+    """What the .npz holds; the initial model tells the sizes, so that no data is needed."""
+    x0 = folder.read_initial()
+    schema = dry_round(algorithm, x0.numel(), x0.dtype)
+    try:
+        server = read_server(checkpoint, schema.server, torch.device("cpu"))
+        states = _states(checkpoint, folder, schema) if clients else {}
+    except StoreError as e:
+        if (checkpoint.folder / MANIFEST).exists():
+            raise
+        raise JobError(
+            f"{checkpoint.folder}: the live run let go of this checkpoint meanwhile; export again"
+        ) from e
+    return {"x": _array(server.x), "round": np.array(checkpoint.round), **states}
+
+
 def _states(checkpoint: Checkpoint, folder: RunDir, schema: Schema) -> dict[str, NDArray[Any]]:
     """The ids and states of the clients that have one, ascending."""
     table, kept = Table.load(checkpoint.folder, folder.stores), schema.kept
@@ -107,20 +111,15 @@ def _states(checkpoint: Checkpoint, folder: RunDir, schema: Schema) -> dict[str,
     }
     with Reader(table, kept) as reader:
         for row, client in enumerate(table.clients):
-            for array, leaf in zip(arrays.values(), reader.read(int(client)), strict=True):
-                array[row] = _array(leaf)
+            state = reader.read(int(client))
+            for field in kept.fields:
+                arrays[f"state_{field.name}"][row] = _array(getattr(state, field.name))
     return {"client": table.clients, **arrays}
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
     """As numpy, which has no bfloat16: that becomes float32."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-def _npz(arrays: dict[str, NDArray[Any]]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
 
 
 def _state_dict(loaded: Loaded, x: Vector) -> bytes:
