@@ -19,7 +19,8 @@ import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ PATIENCE = 3  # more tries for the lock, which someone may hold for an instant t
 
 
 class RunDir:
-    """The paths of one run directory."""
+    """The paths of one run directory; as a context manager, it lets go of the lock at the end."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -45,6 +46,20 @@ class RunDir:
         self.checkpoints = root / "checkpoints"
         self.stores = root / "stores"
         self._lock = root / "lock"
+        self._held: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def claim(self, tree: dict[str, Any]) -> None:
         """Make the directory, for a new run of the job ``tree``; called on rank 0.
@@ -85,7 +100,7 @@ class RunDir:
             )
 
     def lock(self) -> None:
-        """Hold the directory until this process ends.
+        """Hold the directory until the context or this process ends.
 
         Raises:
             JobError: it is not writable, or another run holds it.
@@ -105,6 +120,7 @@ class RunDir:
                 raise JobError(
                     f"{self.root}: a run is alive in this directory; wait for it or stop it"
                 ) from e
+            self._held = fd
             return
 
     def held(self) -> bool:

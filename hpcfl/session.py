@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
@@ -56,7 +57,7 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
         DivergedError, Stopped: see ``hpcfl.engine.play``.
     """
     folder = RunDir(out or Path("runs") / loaded.name)
-    with group(_connect(loaded)) as comm:
+    with group(_connect(loaded)) as comm, folder:
         life = comm.share(token_hex(4))
         with together(comm):
             parts = assemble(loaded, device_of(loaded.job, comm.local_rank))
@@ -82,7 +83,7 @@ def resume(root: Path) -> Result:
     folder = RunDir(root)
     folder.require()
     loaded = load(folder.job)
-    with group(_connect(loaded)) as comm:
+    with group(_connect(loaded)) as comm, folder:
         life = comm.share(token_hex(4))
         with together(comm):
             parts = assemble(loaded, device_of(loaded.job, comm.local_rank))
@@ -193,9 +194,11 @@ def _live(
     gradient = parts.gradient()
     evaluation = Evaluation(gradient, parts.tests(), parts.dataset.loss, comm)
     population = parts.population()
-    with open_progress(folder.root.name, job.rounds, done, comm.rank) as progress:
+    with (
+        open_progress(folder.root.name, job.rounds, done, comm.rank) as progress,
+        closing(_Desk(parts, folder, comm, store, life, evaluation, progress)) as desk,
+    ):
         progress.note(_opening(parts, comm, folder, done))
-        desk = _Desk(parts, folder, comm, store, life, evaluation, progress)
         run = Run(
             algorithm=parts.algorithm,
             rounds=job.rounds,
@@ -222,7 +225,6 @@ def _live(
         if newest is None:
             desk.save(0, server)
         server = play(run, server, done)
-        desk.close()
     log = tuple(json.loads(line) for line in folder.log.read_text().splitlines())
     return Result(folder.root, job.rounds, server.x.cpu(), log)
 
