@@ -1,4 +1,4 @@
-"""What users get wrong: one line that says where, what was found and what to do, and exit code 2."""
+"""What users get wrong: exit code 2 and one line: where, what was found, what to do."""
 
 import fcntl
 import json
@@ -264,7 +264,7 @@ def test_divergence_keeps_the_last_checkpoint(tmp_path, arrays, hpcfl, job, out,
     contains(done.err[-1], "DivergedError: client 3 on rank 0, round 3", "'delta' is not finite")
     assert [checkpoint.round for checkpoint in committed(out / "checkpoints")] == [0, 2]
     log = [json.loads(line)["round"] for line in (out / "log.jsonl").read_text().splitlines()]
-    assert log == [1, 2, 3]
+    assert log == [0, 1, 2, 3]
 
     # The cause removed, the run goes on from its checkpoint as if it had never diverged.
     resolved = out / "job.yaml"
