@@ -113,11 +113,11 @@ def _data_lines(parts: Parts) -> Iterable[tuple[str, str]]:
     low, median, high = _spread(sizes)
     yield (
         "examples",
-        f"{low} to {high} a client, median {median}; {sizes.sum()} in all, {tests} test",
+        f"{_between(low, high)} a client, median {median}; {sizes.sum()} in all, {tests} test",
     )
     population = parts.population()
     steps = [int(population.visit(client, 0).about.steps) for client in range(len(population))]
-    yield "steps", f"K = {min(steps)} to {max(steps)}"
+    yield "steps", f"K = {_between(min(steps), max(steps))}"
     yield "parameters", f"{parts.x0.numel()}"
     bytes_ = traffic(parts.algorithm, parts.schema)
     yield "traffic", f"{decimal(bytes_.down)} down, {decimal(bytes_.up)} up per client and round"
@@ -140,6 +140,10 @@ def _setting(value: Any) -> str:
     if isinstance(value, tuple):
         return f"of {len(value)} lists"
     return str(plain(value)).lower() if isinstance(value, bool) else f"{value}"
+
+
+def _between(low: Any, high: Any) -> str:
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _spread(numbers: NDArray[np.int64]) -> tuple[str, str, str]:

@@ -12,10 +12,10 @@ from hpcfl.kinds import KINDS, SECTION, shown, suggestion
 _WORDS = {  # where pydantic's own are not a user's
     "bool_type": "true or false",
     "dataclass_type": SECTION,
+    "dict_type": SECTION,
     "float_type": "a number",
     "int_from_float": "a whole number",
     "int_type": "a whole number",
-    "model_attributes_type": SECTION,
     "string_type": "text",
     "tuple_type": "a list",
 }

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from hpcfl.checkpoint import MANIFEST
+from hpcfl.errors import StoreError
 from hpcfl.report import RunRecord, read_run
 from hpcfl.rundir import RunDir
 
@@ -74,9 +76,10 @@ def _newest(checkpoints: Path) -> str:
 def _disk(root: Path) -> str:
     """What the files below ``root`` take on the disk."""
     taken = 0
-    for path in root.rglob("*"):
-        with suppress(FileNotFoundError):  # pruned meanwhile
-            taken += path.stat().st_blocks * 512
+    for folder, _, names in os.walk(root):  # unlike rglob, it bears folders that vanish
+        for name in names:
+            with suppress(FileNotFoundError):
+                taken += Path(folder, name).stat().st_blocks * 512
     return decimal(taken)
 
 
@@ -85,5 +88,8 @@ def _last_life(history: Path) -> dict[str, Any] | None:
     if not history.exists():
         return None
     whole = history.read_text().split("\n")[:-1]  # a last line without its end is not written
-    life: dict[str, Any] | None = json.loads(whole[-1]) if whole else None
+    try:
+        life: dict[str, Any] | None = json.loads(whole[-1]) if whole else None
+    except ValueError as e:
+        raise StoreError(f"{history}:{len(whole)}: found no JSON object of a start: {e}") from e
     return life

@@ -1,6 +1,5 @@
 """The typed job: what is checked, what is written, what it is called."""
 
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -93,7 +92,6 @@ def test_digest_tells_jobs_apart(job):
 
 def test_an_algorithm_by_dotted_path(job):
     name = f"{Mine.__module__}.{Mine.__qualname__}"
-    sys.modules.setdefault(Mine.__module__, sys.modules[__name__])
     loaded = load(job, [f"algorithm={{name: {name}, alpha: 2.0}}"])
     assert loaded.job.algorithm == Mine(alpha=2.0)
     assert loaded.tree["algorithm"] == {"name": name, "server_lr": 1.0, "alpha": 2.0}
