@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.utils import deterministic
 
@@ -20,15 +21,16 @@ from hpcfl.comm.reduction import Reduction
 from hpcfl.data.base import Dataset
 from hpcfl.data.deal import deal
 from hpcfl.data.partition import Rows
-from hpcfl.engine import Survey
+from hpcfl.engine import Desk, Run, Survey
 from hpcfl.errors import JobError
 from hpcfl.job import Job, Loaded, settled
 from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.init import load_initial
-from hpcfl.schema import Schema, dry_round
+from hpcfl.schema import Schema, dry_round, traffic
 from hpcfl.seeds import key
+from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
@@ -102,10 +104,6 @@ class Parts:
             clip=self.job.local.clip,
         )
 
-    def executor(self, gradient: Gradient) -> Sequential:
-        """What trains this rank's clients."""
-        return Sequential(self.algorithm, gradient, self.job.local.weight_decay)
-
     def reduction(self, comm: Comm) -> Reduction:
         """The mean of the uploads."""
         return self._reduction(comm, self.schema.sent, self.algorithm.plain)
@@ -155,7 +153,7 @@ def prepare_torch(job: Job, device: torch.device) -> None:
     keep_freed_memory()
     torch.set_num_threads(job.threads)
     torch.use_deterministic_algorithms(True)
-    deterministic.fill_uninitialized_memory = False  # costs time, hides nothing here
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, hides nothing here
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.cuda.set_device(device)
@@ -224,7 +222,38 @@ def _initial_model(loaded: Loaded, dataset: Dataset) -> tuple[Vector, nn.Module,
     return parameters(model), model, skipped
 
 
-def client_weights(job: Job, rows: Sequence[Rows]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """[N], every client's aggregation weight, not yet divided by the cohort's total."""
-    sizes = np.array([len(own) for own in rows], dtype=np.float64)
-    return sizes if job.weights == "examples" else np.ones_like(sizes)
+def wire(
+    parts: Parts,
+    comm: Comm,
+    owner: NDArray[np.int64],
+    store: ClientStore,
+    gradient: Gradient,
+    desk: Desk,
+    signals: Signals,
+) -> Run:
+    """The engine's live objects on one rank."""
+    job, population = parts.job, parts.population()
+    sizes = np.array(population.examples, dtype=np.float64)
+    return Run(
+        algorithm=parts.algorithm,
+        rounds=job.rounds,
+        draw=lambda t: job.cohort.draw(t, len(population), job.seed),
+        rate=job.local.rate,
+        weights=sizes if job.weights == "examples" else np.ones_like(sizes),
+        owner=owner,
+        population=population,
+        executor=Sequential(parts.algorithm, gradient, job.local.weight_decay),
+        store=store,
+        comm=comm,
+        reduction=parts.reduction(comm),
+        surveys=parts.surveys(comm),
+        schema=parts.schema,
+        traffic=traffic(parts.algorithm, parts.schema),
+        x0=parts.x0,
+        fresh=parts.fresh,
+        evaluation=job.evaluate.due,
+        checkpoint=job.checkpoint.due,
+        minutes=job.checkpoint.minutes,
+        signals=signals,
+        desk=desk,
+    )

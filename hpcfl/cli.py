@@ -20,7 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 2 the job, the arguments or the files are wrong, 3 diverged,
         75 stopped by a signal with a checkpoint, 1 anything else.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and ("overrides" not in options or any(r.startswith("-") for r in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # overrides that stand after an option
+        options.overrides += rest
     try:
         options.command(options)
         sys.stdout.flush()
@@ -116,7 +121,7 @@ def _list(options: argparse.Namespace) -> None:
 def _bench_round(options: argparse.Namespace) -> None:
     from hpcfl.bench.round import bench_round
 
-    print(bench_round(options.job, options.overrides, options.rounds))
+    print(bench_round(options.job, options.overrides))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -176,7 +181,6 @@ def _parser() -> argparse.ArgumentParser:
     rounds = bench.add_parser("round", help="a round against a bare loop of the same SGD steps")
     rounds.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
     rounds.add_argument("overrides", nargs="*", metavar="key.path=value")
-    rounds.add_argument("--rounds", type=int, help="rounds to time on each side")
     rounds.set_defaults(command=_bench_round)
     return parser
 

@@ -113,7 +113,7 @@ def _data_lines(parts: Parts) -> Iterable[tuple[str, str]]:
     low, median, high = _spread(sizes)
     yield (
         "examples",
-        f"{_between(low, high)} a client, median {median}; {sizes.sum()} in all, {tests} test",
+        f"{_between(low, high)} a client, median {median}; {sizes.sum()} in all, {tests} for testing",
     )
     population = parts.population()
     steps = [int(population.visit(client, 0).about.steps) for client in range(len(population))]

@@ -1,6 +1,6 @@
 """The typed job: what a run is to do, checked before anything is loaded or trained."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict as as_tree
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from hashlib import blake2b
@@ -14,7 +14,7 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import JobError
 from hpcfl.faults import describe_fault
-from hpcfl.jobfile import JobFile, Key, Tree, plain, read
+from hpcfl.jobfile import JobFile, Key, Tree, override, plain, read, tuples
 from hpcfl.kinds import KINDS, SECTION, shown, suggestion
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
@@ -122,14 +122,17 @@ class Loaded:
     """The file's name without its ending, and a short hash of the overrides if there are any."""
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
-    """Read and check a job file; ``key.path=value`` overrides come last.
+def load(job: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Loaded:
+    """Read and check a job, a file or a mapping; ``key.path=value`` overrides come last.
 
     Raises:
         JobError: where, what was found, what was expected.
     """
-    file = read(path, overrides)
-    name = Path(path).stem
+    if isinstance(job, Mapping):
+        file, name = JobFile("job", tuples(job)), "job"
+    else:
+        file, name = read(job), Path(job).stem
+    override(file, overrides)
     if overrides:
         name += "-" + blake2b("\0".join(sorted(overrides)).encode(), digest_size=3).hexdigest()
     return check(file, name)
@@ -160,11 +163,6 @@ def settled(loaded: Loaded, algorithm: Algorithm) -> Loaded:
     tree = {**loaded.tree, "algorithm": {"name": loaded.tree["algorithm"]["name"]}}
     tree["algorithm"] |= plain(as_tree(algorithm))
     return replace(loaded, job=replace(loaded.job, algorithm=algorithm), tree=tree)
-
-
-def digest(tree: Tree) -> str:
-    """A short hash of a resolved job: two runs of one digest do the same work."""
-    return blake2b(dumps(tree, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _lay_under(file: JobFile) -> None:

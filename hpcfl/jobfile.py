@@ -51,11 +51,11 @@ class JobFile:
         self.lines[key] = where
 
 
-def read(path: str | Path, overrides: Sequence[str] = ()) -> JobFile:
-    """Read a job file and put ``key.path=value`` overrides over it.
+def read(path: str | Path) -> JobFile:
+    """Read a job file.
 
     Raises:
-        JobError: the file cannot be read, or is no YAML mapping, or an override is malformed.
+        JobError: the file cannot be read, or is no YAML mapping.
     """
     try:
         raw = Path(path).read_bytes()
@@ -72,12 +72,15 @@ def read(path: str | Path, overrides: Sequence[str] = ()) -> JobFile:
     if not isinstance(tree, dict):
         raise JobError(f"{path}: expected a mapping of sections, found {_kind(tree)}")
     file.tree = tree
-    override(file, overrides)
     return file
 
 
 def override(file: JobFile, overrides: Sequence[str]) -> None:
-    """Put ``key.path=value`` settings over a job, each value read as YAML."""
+    """Put ``key.path=value`` settings over a job, each value read as YAML.
+
+    Raises:
+        JobError: one is malformed, or goes below a single value.
+    """
     for setting in overrides:
         dotted, equals, text = setting.partition("=")
         if not equals or not all(dotted.split(".")):
@@ -93,6 +96,15 @@ def plain(value: Any) -> Any:
         return {key: plain(below) for key, below in value.items()}
     if isinstance(value, list | tuple):
         return [plain(below) for below in value]
+    return value
+
+
+def tuples(value: Any) -> Any:
+    """A tree with tuples for lists, and dicts of its own."""
+    if isinstance(value, Mapping):
+        return {key: tuples(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(tuples(below) for below in value)
     return value
 
 

@@ -2,23 +2,23 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.assemble import Parts, assemble, client_weights, device_of
+from hpcfl.assemble import Parts, assemble, device_of, wire
 from hpcfl.checkpoint import Checkpoint, committed, fingerprint, read_server, save, sweep
 from hpcfl.comm.base import Comm
 from hpcfl.comm.launch import connect, detect
 from hpcfl.comm.together import group, together
-from hpcfl.engine import Record, Run, play
+from hpcfl.engine import Record, play
 from hpcfl.errors import RankError, StoreError
 from hpcfl.evaluation import Evaluation
 from hpcfl.job import Loaded, load
@@ -26,23 +26,27 @@ from hpcfl.placement import owners
 from hpcfl.progress import Progress, open_progress
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import RunLog, cut
-from hpcfl.schema import traffic
 from hpcfl.signals import Signals
 from hpcfl.store import rows as row_tables
 from hpcfl.store.base import ClientStore
 from hpcfl.types import Vector
 
 
-class Result(NamedTuple):
+@dataclass(frozen=True)
+class Result:
     """What a finished run leaves."""
 
     path: Path
     """The run directory."""
-    round: int
+    rounds: int
+    """Rounds completed."""
     x: Vector
     """The final model, flat, on the CPU."""
-    log: tuple[Record, ...]
-    """One object a round, as in log.jsonl."""
+
+    @property
+    def log(self) -> list[Record]:
+        """One object a round, from log.jsonl."""
+        return [json.loads(line) for line in (self.path / "log.jsonl").read_text().splitlines()]
 
 
 def start(loaded: Loaded, out: Path | None = None) -> Result:
@@ -57,19 +61,19 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
         DivergedError, Stopped: see ``hpcfl.engine.play``.
     """
     folder = RunDir(out or Path("runs") / loaded.name)
-    with group(_connect(loaded)) as comm, folder:
-        life = comm.share(token_hex(4))
-        with together(comm):
-            parts = assemble(loaded, device_of(loaded.job, comm.local_rank))
-            owner = owners([len(own) for own in parts.rows], comm.size)
-        with together(comm):
-            if comm.rank == 0:
+
+    def begin(life: _Life) -> tuple[Any, int]:
+        parts = life.parts
+        with together(life.comm):
+            if life.comm.rank == 0:
                 folder.claim(parts.loaded.tree)
                 folder.write_initial(parts.x0)
-        with together(comm):
-            store = parts.store(folder.stores, comm.rank, life, _own(owner, comm))
+        life.open_store()
         server = parts.algorithm.init_server(parts.x0)
-        return _live(parts, folder, comm, owner, store, life, server, None)
+        life.save(0, server, log_bytes=0)
+        return server, 0
+
+    return _live(loaded, folder, begin)
 
 
 def resume(root: Path) -> Result:
@@ -82,162 +86,158 @@ def resume(root: Path) -> Result:
     """
     folder = RunDir(root)
     folder.require()
-    loaded = load(folder.job)
-    with group(_connect(loaded)) as comm, folder:
-        life = comm.share(token_hex(4))
-        with together(comm):
-            parts = assemble(loaded, device_of(loaded.job, comm.local_rank))
-            owner = owners([len(own) for own in parts.rows], comm.size)
-        with together(comm):
-            if comm.rank == 0:
+
+    def begin(life: _Life) -> tuple[Any, int]:
+        with together(life.comm):
+            if life.comm.rank == 0:
                 folder.lock()
                 newest = _newest(folder)
                 sweep(folder.checkpoints)
-                kept = [checkpoint.folder for checkpoint in committed(folder.checkpoints)]
-                row_tables.sweep(folder.stores, row_tables.named(kept), life)
+                life.sweep_stores()
                 cut(folder.log, newest.log_bytes)
-        with together(comm):
+        with together(life.comm):
             newest = _newest(folder)
-            server = read_server(newest, parts.schema.server, parts.device)
-            parts = replace(parts, x0=folder.read_initial(parts.x0).to(parts.device))
-            store = parts.store(folder.stores, comm.rank, life, _own(owner, comm))
-            table = row_tables.Table.load(newest.folder, folder.stores)
-            if table.ranks != newest.ranks:
-                raise StoreError(
-                    f"{newest.folder}: row tables of {table.ranks} ranks, expected {newest.ranks}"
-                )
-            take = store.adopt if newest.ranks == comm.size else store.rehome
-            take(table)
-            store.keep([checkpoint.folder for checkpoint in committed(folder.checkpoints)])
-        return _live(parts, folder, comm, owner, store, life, server, newest)
+            server = read_server(newest, life.parts.schema.server, life.parts.device)
+            x0 = folder.read_initial(life.parts.x0).to(life.parts.device)
+            life.parts = replace(life.parts, x0=x0)
+        life.open_store()
+        with together(life.comm):
+            life.take_over(newest)
+        return server, newest.round
+
+    return _live(load(folder.job), folder, begin)
 
 
-class _Desk:
-    """The engine's surroundings: evaluation, log, progress and checkpoints of one rank."""
+class _Life:
+    """What one start of the program holds on one rank."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        folder: RunDir,
-        comm: Comm,
-        store: ClientStore,
-        life: str,
-        evaluation: Evaluation,
-        progress: Progress,
-    ) -> None:
-        self._parts, self._folder, self._comm, self._store = parts, folder, comm, store
-        self._life, self._evaluation, self._progress = life, evaluation, progress
-        self._log = RunLog(folder.log if comm.rank == 0 else None)
+    def __init__(self, parts: Parts, folder: RunDir, comm: Comm) -> None:
+        self.parts, self.folder, self.comm = parts, folder, comm
+        self.name = comm.share(token_hex(4))
+        with together(comm):
+            self.owner: NDArray[np.int64] = owners([len(own) for own in parts.rows], comm.size)
+        self.store: ClientStore
 
-    def evaluate(self, x: Vector) -> Record:
-        """Collective: the scores of ``x``, and the time they took."""
-        began = perf_counter()
-        scores: Record = {**self._evaluation.scores(x)}
-        scores["evaluate_s"] = perf_counter() - began
-        return scores
+    def open_store(self) -> None:
+        """Collective: open the home of this rank's client states."""
+        own = np.flatnonzero(self.owner == self.comm.rank).tolist()
+        with together(self.comm):
+            self.store = self.parts.store(self.folder.stores, self.comm.rank, self.name, own)
 
-    def record(self, record: Record) -> None:
-        """Append to the log, and tell the person who watches."""
-        if self._comm.rank == 0:
-            self._log.write(record)
-            self._progress.round(record)
+    def take_over(self, newest: Checkpoint) -> None:
+        """Let the store go on from a checkpoint."""
+        table = row_tables.Table.load(newest.folder, self.folder.stores)
+        if table.ranks != newest.ranks:
+            raise StoreError(
+                f"{newest.folder}: row tables of {table.ranks} ranks, expected {newest.ranks}"
+            )
+        if newest.ranks == self.comm.size:
+            self.store.adopt(table)
+        else:
+            self.store.rehome(table)
+        self.store.keep([kept.folder for kept in committed(self.folder.checkpoints)])
 
-    def save(self, round: int, server: Any) -> None:
+    def save(self, round: int, server: Any, *, log_bytes: int) -> None:
         """Collective: commit a checkpoint.
 
         Raises:
             RankError: the ranks' models differ.
         """
-        print_ = float(fingerprint(server))
-        low, high = self._comm.max(np.array([-print_, print_]))
+        mark = float(fingerprint(server))
+        low, high = self.comm.max(np.array([-mark, mark]))
         if -low != high:
             raise RankError(
-                f"round {round}: the ranks' models differ (checksums {-low:.0f} to {high:.0f}); no "
-                "checkpoint was written. Are all ranks on one processor model and one torch?"
+                f"round {round}: the ranks' models differ (checksums {-low:.0f} to {high:.0f}), so "
+                "no checkpoint was written; are all ranks on one processor model and one torch?"
             )
-        folder = self._folder
-        kept = save(
-            folder.checkpoints,
+        save(
+            self.folder.checkpoints,
             round,
             server,
-            self._store,
-            self._comm,
-            log_bytes=self._log.sync(),
-            keep=self._parts.job.checkpoint.keep,
+            self.store,
+            self.comm,
+            log_bytes=log_bytes,
+            keep=self.parts.job.checkpoint.keep,
         )
-        if self._comm.rank == 0:
-            named = row_tables.named(checkpoint.folder for checkpoint in kept)
-            row_tables.sweep(folder.stores, named, self._life)
+        if self.comm.rank == 0:
+            self.sweep_stores()
+
+    def sweep_stores(self) -> None:
+        """Delete the segments of earlier lives that no checkpoint needs; on rank 0 alone."""
+        kept = [checkpoint.folder for checkpoint in committed(self.folder.checkpoints)]
+        row_tables.sweep(self.folder.stores, row_tables.named(kept), self.name)
+
+    def opening(self, done: int) -> str:
+        """One line: what is about to run."""
+        parts = self.parts
+        return (
+            f"{parts.loaded.tree['algorithm']['name']}: {len(parts.rows)} clients, "
+            f"{parts.x0.numel()} parameters, {self.comm.size} rank(s) by "
+            f"{type(self.comm).__name__.lower()} on {parts.device.type}, {parts.job.precision}, "
+            f"into {self.folder.root}"
+            + (f", from round {done}" if done else "")
+            + (f"; model.init left out {', '.join(parts.skipped)}" if parts.skipped else "")
+        )
+
+
+class _Desk:
+    """The engine's surroundings: evaluation, log, progress and checkpoints of one rank."""
+
+    def __init__(self, life: _Life, evaluation: Evaluation, progress: Progress) -> None:
+        self._life, self._evaluation, self._progress = life, evaluation, progress
+        self._log = RunLog(life.folder.log if life.comm.rank == 0 else None)
+
+    def evaluate(self, x: Vector) -> Record:
+        """Collective: the scores of ``x``, and the time they took."""
+        began = perf_counter()
+        return {**self._evaluation.scores(x), "evaluate_s": perf_counter() - began}
+
+    def record(self, record: Record) -> None:
+        """Append to the log, and tell the person who watches."""
+        if self._life.comm.rank == 0:
+            self._log.write(record)
+            self._progress.round(record)
+
+    def save(self, round: int, server: Any) -> None:
+        """Collective: commit a checkpoint."""
+        self._life.save(round, server, log_bytes=self._log.sync())
 
     def close(self) -> None:
         """Close what is open."""
         self._log.close()
-        self._store.close()
+        self._life.store.close()
 
 
-def _live(
-    parts: Parts,
-    folder: RunDir,
-    comm: Comm,
-    owner: NDArray[np.int64],
-    store: ClientStore,
-    life: str,
-    server: Any,
-    newest: Checkpoint | None,
-) -> Result:
-    """Collective: play from a server and its stores to the end."""
-    job, done = parts.job, newest.round if newest else 0
-    if comm.rank == 0:
-        folder.note_start(
-            {"life": life, "round": done, "ranks": comm.size, "device": parts.device.type}
-        )
-    gradient = parts.gradient()
-    evaluation = Evaluation(gradient, parts.tests(), parts.dataset.loss, comm)
-    population = parts.population()
-    with (
-        open_progress(folder.root.name, job.rounds, done, comm.rank) as progress,
-        closing(_Desk(parts, folder, comm, store, life, evaluation, progress)) as desk,
-    ):
-        progress.note(_opening(parts, comm, folder, done))
-        run = Run(
-            algorithm=parts.algorithm,
-            rounds=job.rounds,
-            draw=lambda t: job.cohort.draw(t, len(population), job.seed),
-            rate=job.local.rate,
-            weights=client_weights(job, parts.rows),
-            owner=owner,
-            population=population,
-            executor=parts.executor(gradient),
-            store=store,
-            comm=comm,
-            reduction=parts.reduction(comm),
-            surveys=parts.surveys(comm),
-            schema=parts.schema,
-            traffic=traffic(parts.algorithm, parts.schema),
-            x0=parts.x0,
-            fresh=parts.fresh,
-            evaluation=job.evaluate.due,
-            checkpoint=job.checkpoint.due,
-            minutes=job.checkpoint.minutes,
-            signals=Signals().listen(),
-            desk=desk,
-        )
-        if newest is None:
-            desk.save(0, server)
-        server = play(run, server, done)
-    log = tuple(json.loads(line) for line in folder.log.read_text().splitlines())
-    return Result(folder.root, job.rounds, server.x.cpu(), log)
-
-
-def _connect(loaded: Loaded) -> Comm:
+def _live(loaded: Loaded, folder: RunDir, begin: Callable[[_Life], tuple[Any, int]]) -> Result:
+    """Collective: make the parts, ``begin`` from nothing or from a checkpoint, play to the end."""
     launch = detect(os.environ)
     device = device_of(loaded.job, launch.local_rank or 0)
-    return connect(loaded.job.comm.backend, device.type, loaded.job.comm.timeout_s)
-
-
-def _own(owner: NDArray[np.int64], comm: Comm) -> Sequence[int]:
-    own: list[int] = np.flatnonzero(owner == comm.rank).tolist()
-    return own
+    config = loaded.job.comm
+    with (
+        Signals() as signals,
+        group(connect(config.backend, device.type, config.timeout_s)) as comm,
+        folder,
+    ):
+        with together(comm):
+            parts = assemble(loaded, device_of(loaded.job, comm.local_rank))
+        life = _Life(parts, folder, comm)
+        server, done = begin(life)
+        parts = life.parts
+        if comm.rank == 0:
+            folder.note_start(
+                {"life": life.name, "round": done, "ranks": comm.size, "device": device.type}
+            )
+        gradient = parts.gradient()
+        evaluation = Evaluation(gradient, parts.tests(), parts.dataset.loss, comm)
+        rounds = parts.job.rounds
+        with (
+            open_progress(folder.root.name, rounds, done, comm.rank) as progress,
+            closing(_Desk(life, evaluation, progress)) as desk,
+        ):
+            progress.note(life.opening(done))
+            run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
+            server = play(run, server, done)
+        return Result(folder.root, rounds, server.x.cpu())
 
 
 def _newest(folder: RunDir) -> Checkpoint:
@@ -247,14 +247,3 @@ def _newest(folder: RunDir) -> Checkpoint:
             f"{folder.checkpoints}: holds no checkpoint; remove {folder.root} and run the job anew"
         )
     return found[-1]
-
-
-def _opening(parts: Parts, comm: Comm, folder: RunDir, done: int) -> str:
-    """One line: what is about to run."""
-    went = f", from round {done}" if done else ""
-    left = f"; model.init left {', '.join(parts.skipped)} at random" if parts.skipped else ""
-    return (
-        f"{parts.loaded.tree['algorithm']['name']}: {len(parts.rows)} clients, "
-        f"{parts.x0.numel()} parameters, {comm.size} rank(s) by {type(comm).__name__.lower()} on "
-        f"{parts.device.type}, {parts.job.precision}, into {folder.root}{went}{left}"
-    )

@@ -1,16 +1,18 @@
 """Signals that ask a run to stop or to checkpoint; latched here, agreed on by the engine."""
 
 import signal
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 STOP = (signal.SIGTERM, signal.SIGUSR1)
 SAVE = signal.SIGUSR2
 
 
 class Signals:
-    """What was asked of this process since the start.
+    """What was asked of this process; a context manager that listens while it is open.
 
-    The first signal to stop counts; those that follow it (Slurm sends SIGCONT and more) do not.
+    The first signal to stop counts; those that follow it (Slurm sends more than one) do not.
+    Only a process's main thread can open it.
     """
 
     def __init__(self) -> None:
@@ -18,13 +20,22 @@ class Signals:
         """The number of the signal that asked for a stop, or 0."""
         self.save = False
         """Whether a checkpoint was asked for."""
+        self._before: dict[signal.Signals, Any] = {}
 
-    def listen(self) -> "Signals":
-        """Begin to latch; only the main thread may."""
+    def __enter__(self) -> Self:
         for number in STOP:
-            signal.signal(number, self._latch_stop)
-        signal.signal(SAVE, self._latch_save)
+            self._before[number] = signal.signal(number, self._latch_stop)
+        self._before[SAVE] = signal.signal(SAVE, self._latch_save)
         return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _latch_stop(self, number: int, frame: FrameType | None) -> None:
         self.stop = self.stop or number

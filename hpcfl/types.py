@@ -16,6 +16,7 @@ NonNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]  # (0, 1]
 Decay = Annotated[float, Interval(ge=0, lt=1)]  # [0, 1)
 Count = Annotated[int, Ge(1)]
+# A path as the user gives it, relative to the current directory; kept absolute.
 PathText = Annotated[str, AfterValidator(lambda path: str(Path(path).absolute()))]
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
 
@@ -27,6 +28,7 @@ class Section:
         "extra": "forbid",
         "strict": True,
         "allow_inf_nan": False,
+        "validate_default": True,
     }
 
 

@@ -13,7 +13,7 @@ from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.files import read_arrays
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
-from hpcfl.types import Count, Examples
+from hpcfl.types import Count, Examples, PathText
 
 _OPTIONAL = ("client", "x_test", "y_test")
 
@@ -25,7 +25,7 @@ class Arrays(DataConfig):
     Integers in y are classes (cross-entropy), floats are targets (mean of r^2 / 2).
     """
 
-    path: str
+    path: PathText
     """The .npz file."""
     classes: Count | None = None
     """How many classes there are, where the largest label does not tell."""

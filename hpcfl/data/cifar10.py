@@ -6,6 +6,7 @@ from pathlib import Path
 from hpcfl.data import cifar
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.images import CropFlipNormalize
+from hpcfl.types import PathText
 
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
@@ -14,7 +15,7 @@ _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 class Cifar10(DataConfig):
     """Images uint8 [n, 32, 32, 3] and labels; training images are cropped and flipped."""
 
-    root: str = "data"
+    root: PathText = "data"
     """The folder that holds cifar-10-batches-py/ or cifar10.npz."""
     download: bool = False
     """Fetch the official files into root if they are missing (needs torchvision)."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from hpcfl.data import cifar
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.images import CropFlipNormalize
+from hpcfl.types import PathText
 
 _MEAN, _STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
@@ -14,7 +15,7 @@ _MEAN, _STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 class Cifar100(DataConfig):
     """Images uint8 [n, 32, 32, 3] and labels; training images are cropped and flipped."""
 
-    root: str = "data"
+    root: PathText = "data"
     """The folder that holds cifar-100-python/ or cifar100.npz."""
     download: bool = False
     """Fetch the official files into root if they are missing (needs torchvision)."""

@@ -11,7 +11,7 @@ from annotated_types import Ge
 from hpcfl.data.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.errors import DataError
-from hpcfl.types import Examples
+from hpcfl.types import Examples, PathText
 
 _COLUMNS = 9  # eight features, then the target
 
@@ -20,7 +20,7 @@ _COLUMNS = 9  # eight features, then the target
 class Concrete(DataConfig):
     """Eight features [n, 8] and one target [n, 1], each of mean 0 and variance 1 over all rows."""
 
-    root: str = "data"
+    root: PathText = "data"
     """The folder that holds Concrete_Data.csv: a header, then 9 numbers a row."""
     test_every: Annotated[int, Ge(2)] | None = None
     """Keep every k-th row for testing; when absent, every row is for training and none for test."""

@@ -8,7 +8,7 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 from pydantic import Discriminator
 
-from hpcfl.types import Count, NonNegative, Section, Seed
+from hpcfl.types import Count, NonNegative, PathText, Section, Seed
 
 Rows = NDArray[np.int64]  # indices into a data set's training examples
 Percent = Annotated[float, Interval(ge=0, le=100)]
@@ -58,7 +58,7 @@ class File(Section):
     """A file holds the client of every training example."""
 
     kind: Literal["file"] = "file"
-    path: str
+    path: PathText
     """A .npy or .npz of n integers: the example's client, counted from 0; none if -1 or 255."""
     key: str | None = None
     """Which array of an .npz that holds several."""

@@ -20,11 +20,12 @@ from torch import Tensor
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
-from hpcfl.types import Count, Examples
+from hpcfl.types import Count, Examples, PathText
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters; a character's place is its class."""
 WINDOW = 80  # characters in
+_DEFLATE = 1032  # the most that HDF5's usual compression can save
 
 # LEAF looks a character up by str.find, whose -1 for an unknown one means, as an index, the last.
 _CODES = np.full(256, len(ALPHABET) - 1, dtype=np.uint8)
@@ -39,7 +40,7 @@ class Shakespeare(DataConfig):
     roles that have enough training examples, whether or not ``clients`` draws them.
     """
 
-    root: str = "data"
+    root: PathText = "data"
     """The folder with shakespeare_train.h5 and shakespeare_test.h5 (examples/ROLE/snippets)."""
     min_examples: Count | None = None
     """Leave out roles with fewer training examples."""
@@ -121,6 +122,11 @@ def _text(path: Path, group: Any, role: str) -> bytes:
         raise DataError(
             f"{path}: {snippets.name} is {snippets.dtype} of shape {snippets.shape}, expected a "
             "list of strings"
+        )
+    stored = min(snippets.id.get_storage_size(), path.stat().st_size)
+    if snippets.nbytes > _DEFLATE * stored:  # HDF5 would make up the rest, however much it is
+        raise DataError(
+            f"{path}: {snippets.name} claims {snippets.nbytes} bytes, the file holds {stored}"
         )
     return b"\n".join(snippets[()])
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hpcfl.types import Section
+from hpcfl.types import PathText, Section
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
     """The ``model`` section of a job; a model's own keys are the fields of its subclass."""
 
-    init: str | None = None
+    init: PathText | None = None
     """A file of initial weights: a flat .npy vector or a .safetensors state dict."""
 
     @abstractmethod

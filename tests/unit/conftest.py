@@ -1,6 +1,5 @@
 """The command line in this process, and a small job for it."""
 
-import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 import torch
 
 from hpcfl.cli import main
-from hpcfl.signals import SAVE, STOP
 
 torch.set_num_threads(1)
 
@@ -25,18 +23,15 @@ checkpoint: {{every: 2}}
 
 
 @pytest.fixture
-def handlers():
-    """Signal handlers and torch's global switch as they were."""
-    before = {number: signal.getsignal(number) for number in (*STOP, SAVE)}
-    deterministic = torch.are_deterministic_algorithms_enabled()
+def determinism():
+    """torch's global switch as it was."""
+    before = torch.are_deterministic_algorithms_enabled()
     yield
-    torch.use_deterministic_algorithms(deterministic)
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    torch.use_deterministic_algorithms(before)
 
 
 @pytest.fixture
-def hpcfl(capsys, handlers):
+def hpcfl(capsys, determinism):
     """Run a command: its exit code and the lines of its two streams."""
 
     def run(*arguments):

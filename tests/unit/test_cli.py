@@ -34,12 +34,27 @@ def test_help_and_version(capsys):
     assert capsys.readouterr().out.endswith(f"hpcfl {__version__}\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["ran"], ["run"], ["export", "x", "--round", "two"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["ran"],
+        ["run"],
+        ["export", "x", "--round", "two"],
+        ["status", "x", "y"],
+        ["run", "j", "--outt", "x"],
+    ],
+)
 def test_wrong_arguments_are_exit_2(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 2
     assert "usage: hpcfl" in capsys.readouterr().err
+
+
+def test_overrides_stand_anywhere(job, hpcfl):
+    done = hpcfl("check", job, "rounds=8", "--data", "seed=3", "rounds=9")
+    assert "9 rounds, float32, seed 3" in done.text
 
 
 def test_nobody_reads_on():

@@ -17,6 +17,8 @@ from hpcfl.job import load
 from hpcfl.models import MODELS
 from hpcfl.tasks.presets import TASKS
 
+ONE_CLASS_EACH = "data.partition={kind: dirichlet, alpha: 0.0}"
+
 
 def lines(text):
     """The text by title; a title of its own line only."""
@@ -72,7 +74,7 @@ def test_check_says_what_the_data_decide(job):
     ("override", "message"),
     [
         ("cohort.size=5", "cohorts of 5 clients, but the population has 4"),
-        ("model.init=no/such.npy", "model.init: no/such.npy: there is no such file"),
+        ("model.init=no/such.npy", "no/such.npy: there is no such file"),
         ("cohort={kind: replay, path: no.json}", "no.json: cannot be read as JSON"),
         ("cohort={kind: replay, rounds: [[0], [1]]}", "2 cohorts are given for 4 rounds"),
         ("cohort={kind: replay, rounds: [[0], [1], [4], [2]]}", "client 4 is unknown"),
@@ -100,9 +102,7 @@ def test_check_with_data_finds_what_only_they_tell(job, refused, hpcfl):
 
 def test_partition_of_few_clients(job, tmp_path, hpcfl):
     plot = tmp_path / "p.png"
-    done = hpcfl(
-        "data", "show", job, "data.partition={kind: dirichlet, alpha: 0.0}", "--plot", plot
-    )
+    done = hpcfl("data", "show", job, ONE_CLASS_EACH, "--plot", plot)
     assert (done.code, done.err) == (0, [])
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert re.search(r"4 clients \| min \| median \| max", done.text)
@@ -183,7 +183,7 @@ def test_catalogue_tells_defaults_ranges_and_papers(monkeypatch):
         "- beta = 1.0 (number >= 0): Momentum factor.",
         "- first = zero (zero | shared | random): ",
         "- nesterov = false (true | false): ",
-        "- participation (number > 0 <= 1): ",
+        "- participation (number > 0, <= 1): ",
         "- alpha, required (number >= 0): Concentration;",
         "- clients (whole number >= 1): N: ",
         "arXiv:1602.05629",

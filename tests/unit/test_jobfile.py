@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hpcfl.errors import JobError
 from hpcfl.job import load
-from hpcfl.jobfile import read
+from hpcfl.jobfile import override, read
 
 KEYS = ("data", "kind", "cohort", "size", "algorithm", "name", "local", "lr", "rounds", "task")
 VALUES = ("uniform", "fedhbm", "digits", "1e-3", "on", "~", ".nan", "-1", "0.1", "2024-01-01", "'")
@@ -35,7 +35,9 @@ overrides = st.builds(lambda path, value: f"{'.'.join(path)}={value}", paths, tr
 def reading(tmp_path, text, *settings_):
     path = tmp_path / "j.yaml"
     path.write_text(text)
-    return read(path, settings_)
+    file = read(path)
+    override(file, settings_)
+    return file
 
 
 def is_job_or_error(path, *settings_):

@@ -130,6 +130,11 @@ def group(file):
     file.create_group("examples/HAMLET/snippets")
 
 
+def bomb(file):
+    del file["examples/HAMLET/snippets"]
+    file["examples/HAMLET"].create_dataset("snippets", (1 << 40,), "S84", chunks=(1 << 10,))
+
+
 def empty(file):
     del file["examples"]
     file.create_group("examples")
@@ -146,6 +151,7 @@ def empty(file):
         (numbers, r"snippets is int64 of shape \(2,\), expected a list of strings"),
         (scalar, "expected a list of strings"),
         (group, "/examples/HAMLET/snippets is no dataset"),
+        (bomb, r"claims 92358976733184 bytes, the file holds 0"),
         (empty, "the group 'examples' holds no role"),
     ],
 )

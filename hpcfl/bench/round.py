@@ -1,0 +1,206 @@
+"""A round of the engine against a bare PyTorch loop that does the same SGD steps and no more.
+
+The bare loop is what one would write by hand: the model's own parameters, torch.optim.SGD, the
+same batches and augmentation, and a running mean of the clients' models.  It draws no streams,
+keeps no states, sums nothing exactly, logs nothing.  Both sides take turns in one process.
+"""
+
+import copy
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from hpcfl.assemble import Parts, assemble, device_of, wire
+from hpcfl.comm.solo import Solo
+from hpcfl.engine import Record, Run, play
+from hpcfl.job import Loaded, load
+from hpcfl.placement import owners
+from hpcfl.runlog import RunLog
+from hpcfl.signals import Signals
+from hpcfl.tasks.losses import LOSSES
+from hpcfl.types import Batch, Vector
+from hpcfl.vectors import load as load_vector
+from hpcfl.vectors import parameters
+
+SOFTMAX = """
+task: digits
+data: {clients: 100}
+cohort: {kind: uniform, size: 10}
+algorithm: {name: fedavg}
+local: {epochs: 1, batch_size: 16, lr: 0.1}
+rounds: 1000
+"""
+LENET = """
+task: cifar10-lenet
+data: {root: ROOT, clients: 10}
+cohort: {kind: uniform, size: 2}
+algorithm: {name: fedavg}
+local: {epochs: 1, batch_size: 64, lr: 0.01, weight_decay: 1.0e-3}
+rounds: 12
+"""
+PAIRS = 12  # turns of each side
+
+
+class Turn(NamedTuple):
+    """Medians over the turns of one job."""
+
+    name: str
+    visits: int
+    """Client visits a turn."""
+    engine_s: float
+    bare_s: float
+    ratio: float
+    """The median over the turns of engine time / bare time."""
+
+    @property
+    def overhead_ms(self) -> float:
+        """Engine time over the bare loop's, per client visit."""
+        return 1e3 * (self.engine_s - self.bare_s) / self.visits
+
+
+def built_in(folder: Path) -> list[Loaded]:
+    """Softmax regression on digits, and LeNet on random images in CIFAR-10's shape."""
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 256, (5000, 3, 32, 32), dtype=np.uint8)
+    labels = draw.integers(0, 10, 5000)
+    np.savez(
+        folder / "cifar10.npz",
+        x_train=images, y_train=labels, x_test=images[:10], y_test=labels[:10],
+    )  # fmt: skip
+    jobs = []
+    for name, text in (("softmax-digits", SOFTMAX), ("lenet-cifar10", LENET)):
+        path = folder / f"{name}.yaml"
+        path.write_text(text.replace("ROOT", str(folder)))
+        jobs.append(load(path))
+    return jobs
+
+
+def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Turn:
+    """Time the job's rounds in ``pairs`` turns of both sides, after a warm-up of each."""
+    parts = assemble(loaded, device_of(loaded.job, 0))
+    desk = _Desk(RunLog(folder / "log.jsonl"))
+    comm = Solo()
+    sizes = [len(own) for own in parts.rows]
+    store = parts.store(folder, 0, "bench", range(len(sizes)))
+    run = wire(parts, comm, owners(sizes, 1), store, parts.gradient(), desk, Signals())
+    turn = max(1, loaded.job.rounds // pairs)
+    engine, bare = _Engine(run, turn), _Bare(parts, run, turn)
+    engine(), bare()
+    times = [(engine(), bare()) for _ in range(pairs)]
+    return Turn(
+        loaded.name,
+        turn * max(1, round(loaded.job.cohort.participation(len(sizes)) * len(sizes))),
+        median(a for a, _ in times),
+        median(b for _, b in times),
+        median(a / b for a, b in times),
+    )
+
+
+def report(turns: Sequence[Turn]) -> str:
+    """A table of the turns."""
+    lines = ["job                client visits    engine      bare   ratio   engine - bare"]
+    lines += [
+        f"{t.name:18} {t.visits:13d} {t.engine_s:8.3f} s {t.bare_s:7.3f} s {t.ratio:7.3f} "
+        f"{t.overhead_ms:8.3f} ms/visit"
+        for t in turns
+    ]
+    return "\n".join(lines)
+
+
+def bench_round(job: Path | None, overrides: Sequence[str]) -> str:
+    """Measure a job, or the built-in ones."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        jobs = [load(job, overrides)] if job else built_in(folder)
+        return report([measure(loaded, folder) for loaded in jobs])
+
+
+class _Desk:
+    """Takes the log down, as a run does; evaluates and commits nothing."""
+
+    def __init__(self, log: RunLog) -> None:
+        self._log = log
+
+    def evaluate(self, x: Vector) -> Record:
+        return {}
+
+    def record(self, record: Record) -> None:
+        self._log.write(record)
+
+    def save(self, round: int, server: Any) -> None:
+        return None
+
+
+class _Engine:
+    """One turn: the next rounds by the engine; returns seconds."""
+
+    def __init__(self, run: Run, rounds: int) -> None:
+        self._run, self._turn, self._done = run, rounds, 0
+        self._server = run.algorithm.init_server(run.x0)
+
+    def __call__(self) -> float:
+        end = self._done + self._turn
+        began = perf_counter()
+        self._server = play(replace(self._run, rounds=end), self._server, self._done)
+        self._done = end
+        return perf_counter() - began
+
+
+class _Bare:
+    """One turn: the same rounds by hand; returns seconds."""
+
+    def __init__(self, parts: Parts, run: Run, rounds: int) -> None:
+        self._parts, self._run, self._turn, self._done = parts, run, rounds, 0
+        self._x = run.x0.clone()
+        self._model = copy.deepcopy(parts.model)
+        load_vector(self._model, self._x)
+        if parts.dataset.train.inputs.ndim == 4:
+            self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        bf16 = parts.job.precision == "bf16"
+        self._precision = (
+            partial(torch.autocast, run.x0.device.type, torch.bfloat16) if bf16 else nullcontext
+        )
+
+    def __call__(self) -> float:
+        rounds = range(self._done, self._done + self._turn)
+        self._done += self._turn
+        cohorts = [[self._batches(int(i), t) for i in self._run.draw(t)] for t in rounds]
+        began = perf_counter()
+        for cohort in cohorts:
+            self._round(cohort)
+        return perf_counter() - began
+
+    def _batches(self, client: int, round: int) -> list[Batch]:
+        return list(self._run.population.visit(client, round).batches)
+
+    def _round(self, cohort: Sequence[list[Batch]]) -> None:
+        local = self._parts.job.local
+        loss_of = LOSSES[self._parts.dataset.loss]
+        total = torch.zeros_like(self._x)
+        examples = 0
+        for batches in cohort:
+            load_vector(self._model, self._x)
+            optimizer = torch.optim.SGD(
+                self._model.parameters(), lr=local.lr, weight_decay=local.weight_decay
+            )
+            count = 0
+            for batch in batches:
+                optimizer.zero_grad()
+                with self._precision():
+                    outputs = self._model(batch.inputs)
+                loss = loss_of(outputs, batch.labels)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                count += len(batch.labels)
+            total.add_(parameters(self._model), alpha=count)
+            examples += count
+        self._x = total / examples
