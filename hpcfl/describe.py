@@ -20,7 +20,6 @@ from hpcfl.data.deal import deal
 from hpcfl.data.partition import Rows
 from hpcfl.errors import JobError
 from hpcfl.job import Job, Loaded
-from hpcfl.jobfile import plain
 from hpcfl.plots import plot_partition
 from hpcfl.schema import traffic
 
@@ -111,10 +110,8 @@ def _data_lines(parts: Parts) -> Iterable[tuple[str, str]]:
     sizes = np.array([len(own) for own in parts.rows])
     tests = len(parts.tests())
     low, median, high = _spread(sizes)
-    yield (
-        "examples",
-        f"{_between(low, high)} a client, median {median}; {sizes.sum()} in all, {tests} for testing",
-    )
+    spread = f"{_between(low, high)} a client, median {median}"
+    yield "examples", f"{spread}; {sizes.sum()} in all, {tests} for testing"
     population = parts.population()
     steps = [int(population.visit(client, 0).about.steps) for client in range(len(population))]
     yield "steps", f"K = {_between(min(steps), max(steps))}"
@@ -139,7 +136,7 @@ def _setting(value: Any) -> str:
         return f"{value.kind}{_settings(value, 'kind').replace(':', ' of', 1)}"
     if isinstance(value, tuple):
         return f"of {len(value)} lists"
-    return str(plain(value)).lower() if isinstance(value, bool) else f"{value}"
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def _between(low: Any, high: Any) -> str:
