@@ -28,11 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.overrides += rest
     try:
         options.command(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `hpcfl list | head`: nobody reads on, at exit neither
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except Elsewhere as e:
         return e.exit_code
     except HpcflError as e:
         if e.speaker or _rank() == 0:
-            print(f"{type(e).__name__}: {e}", file=sys.stderr)
+            print(f"{type(e).__name__}: {' '.join(str(e).splitlines())}", file=sys.stderr)
             if isinstance(e, ClientError) and e.__cause__:
                 traceback.print_exception(e.__cause__)
         return e.exit_code
@@ -109,7 +113,7 @@ def _data_show(options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from hpcfl.describe import catalogue
+    from hpcfl.catalogue import catalogue
 
     print(catalogue())
 

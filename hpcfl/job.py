@@ -2,26 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict as as_tree
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
-from difflib import get_close_matches
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from hashlib import blake2b
-from importlib import import_module
-from importlib.metadata import entry_points
 from json import dumps
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
-from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import JobError
+from hpcfl.faults import describe_fault
 from hpcfl.jobfile import JobFile, Key, Tree, override, plain, read, tuples
+from hpcfl.kinds import KINDS, SECTION, shown, suggestion
 from hpcfl.local.step import Local
-from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 from hpcfl.sampling import CohortConfig
 from hpcfl.tasks.presets import TASKS
@@ -117,53 +112,6 @@ _REST = make_dataclass(
 )
 
 
-class Kind:
-    """A section whose class is chosen by name: a registry, an entry point or a dotted path."""
-
-    def __init__(self, section: str, key: str, base: type[Any], known: Mapping[str, Any]) -> None:
-        self.section, self.key, self.base, self.known = section, key, base, known
-
-    def find(self, file: JobFile, name: Any) -> type[Any]:
-        """The class called ``name``.
-
-        Raises:
-            JobError: there is none.
-        """
-        at = f"{file.where((self.section, self.key))}: {self.section}.{self.key}"
-        if name is None:
-            raise JobError(f"{at}: missing; expected one of {', '.join(sorted(self.known))}")
-        if not isinstance(name, str):
-            raise JobError(f"{at}: found {name!r}, expected a name")
-        if name in self.known:
-            return self._checked(at, name, self.known[name])
-        plugins = entry_points(group=f"hpcfl.{self.section}")
-        if name in plugins.names:
-            return self._checked(at, name, plugins[name].load())
-        module, _, attribute = name.rpartition(".")
-        if not module:
-            raise JobError(
-                f"{at}: there is no {self.section} {name!r}"
-                f"{suggestion(name, self.known)} Known: {', '.join(sorted(self.known))}; "
-                "or a dotted path to a class of your own"
-            )
-        try:
-            return self._checked(at, name, getattr(import_module(module), attribute))
-        except (ImportError, AttributeError) as e:
-            raise JobError(f"{at}: {name!r} cannot be imported: {e}") from e
-
-    def _checked(self, at: str, name: str, found: Any) -> type[Any]:
-        if not (isinstance(found, type) and issubclass(found, self.base)):
-            raise JobError(f"{at}: {name!r} is {found!r}, not a subclass of {self.base.__name__}")
-        return found
-
-
-KINDS = {
-    "data": Kind("data", "kind", DataConfig, SOURCES),
-    "model": Kind("model", "name", ModelConfig, MODELS),
-    "algorithm": Kind("algorithm", "name", Algorithm, ALGORITHMS),
-}
-
-
 @dataclass(frozen=True)
 class Loaded:
     """A checked job, and the tree it is written as."""
@@ -199,7 +147,7 @@ def check(file: JobFile, name: str) -> Loaded:
         raw = rest.pop(section, {})
         if not isinstance(raw, dict):
             at = file.where((section,))
-            raise JobError(f"{at}: {section}: expected a section, found {raw!r}")
+            raise JobError(f"{at}: {section}: found {shown(raw)}, expected {SECTION}")
         cls = kind.find(file, raw.get(kind.key))
         own = {key: value for key, value in raw.items() if key != kind.key}
         sections[section] = _build(cls, own, file, (section,))
@@ -217,12 +165,6 @@ def settled(loaded: Loaded, algorithm: Algorithm) -> Loaded:
     return replace(loaded, job=replace(loaded.job, algorithm=algorithm), tree=tree)
 
 
-def suggestion(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    """The end of a sentence about an unknown name: a near one that is known, if there is one."""
-    near = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else "."
-
-
 def _lay_under(file: JobFile) -> None:
     """Put the task's sections under the user's, whose keys win."""
     task = file.tree.get("task")
@@ -231,7 +173,9 @@ def _lay_under(file: JobFile) -> None:
     at = f"{file.where(('task',))}: task"
     if not isinstance(task, str) or task not in TASKS:
         hint = suggestion(str(task), TASKS)
-        raise JobError(f"{at}: there is no task {task!r}{hint} Known: {', '.join(sorted(TASKS))}")
+        raise JobError(
+            f"{at}: found {shown(task)}, expected one of {', '.join(sorted(TASKS))}{hint}"
+        )
     for section, defaults in TASKS[task].items():
         own = file.tree.get(section, {})
         key = KINDS[section].key
@@ -244,80 +188,4 @@ def _build(cls: type[Any], raw: Tree, file: JobFile, at: Key) -> Any:
         # As JSON, where strict types still let a mapping be a section and a list be a tuple.
         return TypeAdapter(cls).validate_json(dumps(raw, default=str))
     except ValidationError as e:
-        fault = min(e.errors(), key=lambda fault: fault["type"] != "unexpected_keyword_argument")
-        raise JobError(_line(fault, cls, raw, file, at)) from e
-
-
-def _line(fault: ErrorDetails, cls: type[Any], raw: Tree, file: JobFile, at: Key) -> str:
-    """A fault of a section in one line: where, found, expected, what to do."""
-    path = _without_tags(fault["loc"], raw)
-    key, found = (*at, *path), fault["input"]
-    where = f"{file.where(key)}: {'.'.join(map(str, key))}" if key else file.name
-    match fault["type"]:
-        case "unexpected_keyword_argument":
-            known = sorted(_keys(cls, path[:-1], raw))
-            owner = raw_name(file, at) or ".".join(map(str, key[:-1])) or "a job"
-            hint = suggestion(str(key[-1]), known)
-            return f'{where}: {owner} has no "{key[-1]}"{hint} It has: {", ".join(known)}'
-        case "missing":
-            return f"{where}: missing; it has no default, so the job must say it"
-        case "union_tag_not_found" | "union_tag_invalid":
-            return f"{where}: {fault['msg']}"
-        case "value_error":
-            return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
-        case _:
-            return f"{where}: found {found!r}: {fault['msg'].lower()}{_trap(found)}"
-
-
-def raw_name(file: JobFile, at: Key) -> str | None:
-    """The name a job gives to the class of a section, if its class is chosen by name."""
-    if not at:
-        return None
-    section = str(at[0])
-    name: str | None = file.tree[section].get(KINDS[section].key)
-    return name
-
-
-def _without_tags(loc: tuple[int | str, ...], raw: Any) -> Key:
-    """Pydantic's location without the tags of unions, which are no keys of the file."""
-    path: list[int | str] = []
-    for depth, part in enumerate(loc):
-        present = part in raw if isinstance(raw, dict) else isinstance(part, int)
-        if present:
-            raw = raw[part]
-        elif depth < len(loc) - 1:
-            continue
-        path.append(part)
-    return tuple(path)
-
-
-def _keys(cls: type[Any], path: Key, raw: Any) -> set[str]:
-    """The keys that the section at ``path`` below ``cls`` may have."""
-    for part in path:
-        raw = raw[part]
-        hint = get_type_hints(cls)[str(part)]
-        options = [c for c in (hint, *get_args(hint)) if isinstance(c, type) and is_dataclass(c)]
-        cls = next(
-            (c for c in options if getattr(c, "kind", None) == raw.get("kind", "")), options[0]
-        )
-    return {f.name for f in fields(cls)}
-
-
-def _trap(found: Any) -> str:
-    """What to do about values that YAML reads otherwise than people do."""
-    if isinstance(found, bool):
-        return "; YAML reads on, off, yes and no as true and false: use quotes for text"
-    if not isinstance(found, str):
-        return ""
-    try:
-        number = float(found)
-    except ValueError:
-        return ""
-    written = repr(int(number)) if number.is_integer() else _yaml_float(number)
-    return f"; YAML reads it as text: write {written}"
-
-
-def _yaml_float(number: float) -> str:
-    """A number as YAML wants it: a point before the exponent."""
-    mantissa, e, exponent = f"{number:g}".partition("e")
-    return mantissa + ("" if "." in mantissa or not e else ".0") + e + exponent
+        raise JobError(describe_fault(e.errors(), cls, raw, file, at)) from e

@@ -15,10 +15,12 @@ import json
 import os
 import platform
 import subprocess
+import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -29,9 +31,11 @@ from hpcfl.errors import JobError, StoreError
 from hpcfl.store.durable import write_file
 from hpcfl.types import Vector
 
+PATIENCE = 3  # more tries for the lock, which someone may hold for an instant to look
+
 
 class RunDir:
-    """The paths of one run directory."""
+    """The paths of one run directory; as a context manager, it lets go of the lock at the end."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -42,6 +46,20 @@ class RunDir:
         self.checkpoints = root / "checkpoints"
         self.stores = root / "stores"
         self._lock = root / "lock"
+        self._held: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def claim(self, tree: dict[str, Any]) -> None:
         """Make the directory, for a new run of the job ``tree``; called on rank 0.
@@ -82,7 +100,7 @@ class RunDir:
             )
 
     def lock(self) -> None:
-        """Hold the directory until this process ends.
+        """Hold the directory until the context or this process ends.
 
         Raises:
             JobError: it is not writable, or another run holds it.
@@ -91,13 +109,34 @@ class RunDir:
             fd = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as e:
             raise JobError(f"{self._lock}: cannot be opened: {e.strerror}") from e
+        for patience in range(PATIENCE, -1, -1):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                if patience:
+                    time.sleep(0.1)
+                    continue
+                os.close(fd)
+                raise JobError(
+                    f"{self.root}: a run is alive in this directory; wait for it or stop it"
+                ) from e
+            self._held = fd
+            return
+
+    def held(self) -> bool:
+        """Whether a run is alive in the directory; needs no right to write there."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
+            fd = os.open(self._lock, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            # Shared, and for an instant: `lock` has the patience to outlast it.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
             os.close(fd)
-            raise JobError(
-                f"{self.root}: a run is alive in this directory; wait for it or stop it"
-            ) from e
+        return False
 
     def write_initial(self, x0: Vector) -> None:
         """Keep the initial model."""
@@ -105,8 +144,8 @@ class RunDir:
         np.save(buffer, x0.cpu().numpy(), allow_pickle=False)
         write_file(self.initial, buffer.getvalue())
 
-    def read_initial(self, like: Vector) -> Vector:
-        """The initial model, of the shape and dtype of ``like``.
+    def read_initial(self, like: Vector | None = None) -> Vector:
+        """The initial model, of the shape and dtype of ``like`` if that is given.
 
         Raises:
             StoreError: it is missing, damaged or of another model.
@@ -115,7 +154,7 @@ class RunDir:
             x0 = torch.from_numpy(np.load(self.initial, allow_pickle=False))
         except (OSError, ValueError, EOFError) as e:
             raise StoreError(f"{self.initial}: cannot be read: {e}") from e
-        if (x0.shape, x0.dtype) != (like.shape, like.dtype):
+        if like is not None and (x0.shape, x0.dtype) != (like.shape, like.dtype):
             raise StoreError(
                 f"{self.initial}: found {tuple(x0.shape)} {x0.dtype}, "
                 f"expected {tuple(like.shape)} {like.dtype}"

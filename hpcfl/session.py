@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
@@ -215,6 +216,7 @@ def _live(loaded: Loaded, folder: RunDir, begin: Callable[[_Life], tuple[Any, in
     with (
         Signals() as signals,
         group(connect(config.backend, device.type, config.timeout_s)) as comm,
+        folder,
     ):
         with together(comm):
             parts = assemble(loaded, device_of(loaded.job, comm.local_rank))
@@ -228,12 +230,13 @@ def _live(loaded: Loaded, folder: RunDir, begin: Callable[[_Life], tuple[Any, in
         gradient = parts.gradient()
         evaluation = Evaluation(gradient, parts.tests(), parts.dataset.loss, comm)
         rounds = parts.job.rounds
-        with open_progress(folder.root.name, rounds, done, comm.rank) as progress:
+        with (
+            open_progress(folder.root.name, rounds, done, comm.rank) as progress,
+            closing(_Desk(life, evaluation, progress)) as desk,
+        ):
             progress.note(life.opening(done))
-            desk = _Desk(life, evaluation, progress)
             run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
             server = play(run, server, done)
-            desk.close()
         return Result(folder.root, rounds, server.x.cpu())
 
 

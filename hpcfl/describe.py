@@ -1,0 +1,148 @@
+"""What a job would do, in a few lines, and who would hold which data."""
+
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from sys import maxsize
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.box import ASCII2
+from rich.filesize import decimal
+from rich.table import Table
+
+from hpcfl.assemble import Parts, assemble
+from hpcfl.catalogue import drawn, multiples
+from hpcfl.data.base import Dataset
+from hpcfl.data.deal import deal
+from hpcfl.data.partition import Rows
+from hpcfl.errors import JobError
+from hpcfl.job import Job, Loaded
+from hpcfl.plots import plot_partition
+from hpcfl.schema import traffic
+
+FEW = 20  # clients whose classes are counted one by one
+UNLIMITED = 1000  # columns
+
+
+def describe(loaded: Loaded, *, data: bool) -> str:
+    """A summary of a checked job; all that can be checked without its data is checked.
+
+    Args:
+        loaded: the job.
+        data: load the data and build the model too.
+
+    Raises:
+        JobError, DataError: something in the job does not fit.
+    """
+    parts = assemble(loaded, torch.device("cpu")) if data else None
+    population = len(parts.rows) if parts else loaded.job.data.clients
+    if not parts:
+        _check_without_data(loaded.job, population)
+    lines = [*_job_lines(parts.loaded if parts else loaded, population)]
+    if parts:
+        lines += _data_lines(parts)
+    return "\n".join(f"{title:<11} {text}" for title, text in lines)
+
+
+def show_partition(loaded: Loaded, plot: Path) -> str:
+    """Who holds what, as tables and as a picture.
+
+    Raises:
+        JobError, DataError: the data cannot be loaded or dealt, or the plot not be written.
+    """
+    job = loaded.job
+    dataset = job.data.load(job.seed)
+    rows = deal(job.data, dataset, job.seed)
+    counts = count_classes(dataset, rows)
+    plot_partition(counts, plot)
+    sizes = counts if counts.ndim == 1 else counts.sum(axis=1)
+    table = Table(f"{len(rows)} clients", "min", "median", "max", box=ASCII2)
+    table.add_row("examples", *_spread(sizes))
+    if counts.ndim == 1:
+        return drawn(table, width=UNLIMITED)
+    table.add_row("classes", *_spread((counts > 0).sum(axis=1)))
+    if len(rows) > FEW:
+        return drawn(table, width=UNLIMITED)
+    every = Table("class | client", *(f"{client}" for client in range(len(rows))), box=ASCII2)
+    for label, held in enumerate(counts.T):
+        every.add_row(f"{label}", *(f"{n}" if n else "." for n in held))
+    return drawn(table, every, width=UNLIMITED)
+
+
+def count_classes(dataset: Dataset, rows: Iterable[Rows]) -> NDArray[np.int64]:
+    """[N, classes] examples of each client and class; [N] where the data has no classes."""
+    if dataset.classes is None:
+        return np.array([len(own) for own in rows])
+    labels = dataset.train.labels.numpy()
+    return np.array([np.bincount(labels[own], minlength=dataset.classes) for own in rows])
+
+
+def _check_without_data(job: Job, population: int | None) -> None:
+    # A population that only the data knows refuses no cohort yet.
+    job.cohort.check(population or maxsize, job.rounds)
+    init = job.model.init
+    if init is not None and not Path(init).is_file():
+        raise JobError(f"model.init: {init}: there is no such file")
+
+
+def _job_lines(loaded: Loaded, population: int | None) -> Iterable[tuple[str, str]]:
+    job, tree = loaded.job, loaded.tree
+    yield "job", loaded.name + (f" (task {job.task})" if job.task else "")
+    count = "as many clients as the data has" if population is None else f"{population} clients"
+    yield "data", f"{tree['data']['kind']}, {count}{_settings(job.data, 'clients')}"
+    share = f", C = {job.cohort.participation(population):.4g}" if population else ""
+    yield "cohort", f"{job.cohort.kind}{_settings(job.cohort, 'kind')}{share}"
+    down, up, kept = multiples(job.algorithm)
+    yield "algorithm", f"{tree['algorithm']['name']}{_settings(job.algorithm)}"
+    yield "", f"vectors per client: {down} down, {up} up, {kept} kept"
+    yield "local", f"sgd{_settings(job.local)}"
+    yield "weights", job.weights
+    yield "model", f"{tree['model']['name']}{_settings(job.model)}"
+    yield "run", f"{job.rounds} rounds, {job.precision}, seed {job.seed}"
+    yield "evaluate", _settings(job.evaluate).removeprefix(": ")
+    yield "checkpoint", _settings(job.checkpoint).removeprefix(": ")
+
+
+def _data_lines(parts: Parts) -> Iterable[tuple[str, str]]:
+    sizes = np.array([len(own) for own in parts.rows])
+    tests = len(parts.tests())
+    low, median, high = _spread(sizes)
+    spread = f"{_between(low, high)} a client, median {median}"
+    yield "examples", f"{spread}; {sizes.sum()} in all, {tests} for testing"
+    population = parts.population()
+    steps = [int(population.visit(client, 0).about.steps) for client in range(len(population))]
+    yield "steps", f"K = {_between(min(steps), max(steps))}"
+    yield "parameters", f"{parts.x0.numel()}"
+    bytes_ = traffic(parts.algorithm, parts.schema)
+    yield "traffic", f"{decimal(bytes_.down)} down, {decimal(bytes_.up)} up per client and round"
+    state = parts.schema.kept.bytes
+    yield "states", f"{decimal(state)} a client, {decimal(state * len(sizes))} in all"
+    if parts.skipped:
+        yield "skipped", f"model.init leaves {', '.join(parts.skipped)} at random"
+
+
+def _settings(section: Any, *but: str) -> str:
+    """The fields of a section that are set: ": lr 0.1, steps 3"."""
+    named = {f.name: getattr(section, f.name) for f in fields(section) if f.name not in but}
+    set_ = [f"{name} {_setting(v)}" for name, v in named.items() if v is not None]
+    return ": " + ", ".join(set_) if set_ else ""
+
+
+def _setting(value: Any) -> str:
+    if hasattr(value, "kind"):
+        return f"{value.kind}{_settings(value, 'kind').replace(':', ' of', 1)}"
+    if isinstance(value, tuple):
+        return f"of {len(value)} lists"
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+def _between(low: Any, high: Any) -> str:
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _spread(numbers: NDArray[np.int64]) -> tuple[str, str, str]:
+    """The least, the median and the most."""
+    return f"{numbers.min()}", f"{np.median(numbers):g}", f"{numbers.max()}"

@@ -1,0 +1,135 @@
+"""What a checkpoint holds, as files for other programs."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save as save_tensors
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.assemble import initial
+from hpcfl.checkpoint import MANIFEST, Checkpoint, committed, read_server
+from hpcfl.errors import JobError, StoreError
+from hpcfl.job import Loaded, load
+from hpcfl.rundir import RunDir
+from hpcfl.schema import Schema, dry_round
+from hpcfl.store.durable import write_file
+from hpcfl.store.rows import Reader, Table
+from hpcfl.types import Vector
+from hpcfl.vectors import Layout
+from hpcfl.vectors import load as load_vector
+
+
+def export(
+    root: Path,
+    *,
+    round: int | None,
+    npz: Path | None,
+    state_dict: Path | None,
+    clients: bool,
+) -> list[Path]:
+    """Write a checkpoint's global model, and its client states, to files; a live run goes on.
+
+    Args:
+        root: the run directory.
+        round: which checkpoint; the newest when None.
+        npz: gets ``x``, the flat model, and ``round``.
+        state_dict: gets the model's parameters by name, as safetensors.
+        clients: add ``client`` [n], the ids of those that ever took part, to ``npz``, and their
+            states: ``state_FIELD`` [n, ...].
+
+    Returns:
+        The files written.
+
+    Raises:
+        JobError: the directory holds no run or not that round, or a file cannot be written.
+        StoreError: the checkpoint or a store is damaged.
+    """
+    files = [path for path in (npz, state_dict) if path is not None]
+    if not files:
+        raise JobError("export: nothing to write; give -o F.npz or --state-dict F.safetensors")
+    if clients and npz is None:
+        raise JobError("export: --clients adds to an .npz; give -o F.npz")
+    for path in files:
+        if not path.parent.is_dir():
+            raise JobError(f"{path}: cannot be written: there is no directory {path.parent}")
+    folder = RunDir(root)
+    folder.require()
+    loaded = load(folder.job)
+    checkpoint = _find(folder, round)
+    arrays = _arrays(checkpoint, folder, loaded.job.algorithm, clients=clients)
+    if npz is not None:
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays)
+        write_file(npz, buffer.getvalue())
+    if state_dict is not None:
+        write_file(state_dict, _state_dict(loaded, torch.from_numpy(arrays["x"])))
+    return files
+
+
+def _find(folder: RunDir, round: int | None) -> Checkpoint:
+    kept = {checkpoint.round: checkpoint for checkpoint in committed(folder.checkpoints)}
+    if not kept:
+        raise JobError(f"{folder.checkpoints}: holds no checkpoint")
+    if round is None:
+        return kept[max(kept)]
+    if round not in kept:
+        rounds = ", ".join(map(str, sorted(kept)))
+        raise JobError(f"{folder.checkpoints}: round {round} is not kept; kept are {rounds}")
+    return kept[round]
+
+
+def _arrays(
+    checkpoint: Checkpoint, folder: RunDir, algorithm: Algorithm, *, clients: bool
+) -> dict[str, NDArray[Any]]:
+    """What the .npz holds; the initial model tells the sizes, so that no data is needed."""
+    x0 = folder.read_initial()
+    schema = dry_round(algorithm, x0.numel(), x0.dtype)
+    try:
+        server = read_server(checkpoint, schema.server, torch.device("cpu"))
+        states = _states(checkpoint, folder, schema) if clients else {}
+    except StoreError as e:
+        if (checkpoint.folder / MANIFEST).exists():
+            raise
+        raise JobError(
+            f"{checkpoint.folder}: the live run let go of this checkpoint meanwhile; export again"
+        ) from e
+    return {"x": _array(server.x), "round": np.array(checkpoint.round), **states}
+
+
+def _states(checkpoint: Checkpoint, folder: RunDir, schema: Schema) -> dict[str, NDArray[Any]]:
+    """The ids and states of the clients that have one, ascending."""
+    table, kept = Table.load(checkpoint.folder, folder.stores), schema.kept
+    arrays = {
+        f"state_{field.name}": np.empty(
+            (len(table.clients), *field.shape), _array(torch.empty(0, dtype=field.dtype)).dtype
+        )
+        for field in kept.fields
+    }
+    with Reader(table, kept) as reader:
+        for row, client in enumerate(table.clients):
+            state = reader.read(int(client))
+            for field in kept.fields:
+                arrays[f"state_{field.name}"][row] = _array(getattr(state, field.name))
+    return {"client": table.clients, **arrays}
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    """As numpy, which has no bfloat16: that becomes float32."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _state_dict(loaded: Loaded, x: Vector) -> bytes:
+    """The model with the parameters ``x``; its data tell the shape of its inputs."""
+    _, model = initial(loaded, loaded.job.data.load(loaded.job.seed), seed=0)
+    size = Layout.of(model).total
+    if size != x.numel():
+        raise StoreError(
+            f"--state-dict: the model has {size} parameters with the data as they are now, "
+            f"{x.numel()} in the checkpoint; put back the run's data"
+        )
+    load_vector(model, x)
+    return save_tensors(model.state_dict())

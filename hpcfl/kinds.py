@@ -1,0 +1,83 @@
+"""Sections whose class is chosen by name: from a registry, an entry point or a dotted path."""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import entry_points
+from inspect import isabstract
+from reprlib import Repr
+from typing import Any
+
+from hpcfl.algorithms import ALGORITHMS
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.data import SOURCES
+from hpcfl.data.base import DataConfig
+from hpcfl.errors import JobError
+from hpcfl.jobfile import JobFile, plain
+from hpcfl.models import MODELS
+from hpcfl.models.base import ModelConfig
+
+SECTION = "a section (a mapping of keys to values)"
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
+class Kind:
+    """A section whose class is chosen by name: a registry, an entry point or a dotted path."""
+
+    def __init__(self, section: str, key: str, base: type[Any], known: Mapping[str, Any]) -> None:
+        self.section, self.key, self.base, self.known = section, key, base, known
+
+    def find(self, file: JobFile, name: Any) -> type[Any]:
+        """The class called ``name``.
+
+        Raises:
+            JobError: there is none.
+        """
+        at = f"{file.where((self.section, self.key))}: {self.section}.{self.key}"
+        if name is None:
+            raise JobError(f"{at}: missing; expected one of {', '.join(sorted(self.known))}")
+        if not isinstance(name, str):
+            raise JobError(f"{at}: found {shown(name)}, expected a name")
+        if name in self.known:
+            return self._checked(at, name, self.known[name])
+        plugins = entry_points(group=f"hpcfl.{self.section}")
+        parts = name.split(".")
+        try:
+            if name in plugins.names:
+                return self._checked(at, name, plugins[name].load())
+            if len(parts) == 1 or not all(part.isidentifier() for part in parts):
+                raise JobError(
+                    f"{at}: found {shown(name)}, expected one of {', '.join(sorted(self.known))}, "
+                    f"or a dotted path to a class of your own{suggestion(name, self.known)}"
+                )
+            module = import_module(".".join(parts[:-1]))
+            return self._checked(at, name, getattr(module, parts[-1]))
+        except (ImportError, AttributeError) as e:
+            raise JobError(f"{at}: {name!r} cannot be imported: {e}") from e
+
+    def _checked(self, at: str, name: str, found: Any) -> type[Any]:
+        if not (isinstance(found, type) and issubclass(found, self.base)):
+            raise JobError(f"{at}: {name!r} is {found!r}, not a subclass of {self.base.__name__}")
+        if isabstract(found):
+            lacks = ", ".join(sorted(found.__abstractmethods__))  # type: ignore[attr-defined]
+            raise JobError(f"{at}: {name!r} cannot be used, it does not define {lacks}")
+        return found
+
+
+KINDS = {
+    "data": Kind("data", "kind", DataConfig, SOURCES),
+    "model": Kind("model", "name", ModelConfig, MODELS),
+    "algorithm": Kind("algorithm", "name", Algorithm, ALGORITHMS),
+}
+
+
+def suggestion(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    """The end of a message about an unknown name: a near one that is known, if there is one."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: on one line, cut where it is long."""
+    return _SHORT.repr(plain(value))

@@ -1,0 +1,95 @@
+"""How far a run is, read from its directory without disturbing it."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.filesize import decimal
+
+from hpcfl.checkpoint import MANIFEST
+from hpcfl.errors import StoreError
+from hpcfl.report import RunRecord, read_run
+from hpcfl.rundir import RunDir
+
+RECENT = 100  # rounds whose pace is the run's
+
+
+def status(root: Path) -> str:
+    """A few lines about a run, alive or not.
+
+    Raises:
+        JobError: the directory holds no run.
+        StoreError: a file of the run is damaged.
+    """
+    folder = RunDir(root)
+    folder.require()
+    run = read_run(root)
+    alive = folder.held()
+    return "\n".join(f"{title:<11} {text}" for title, text in _lines(folder, run, alive=alive))
+
+
+def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
+    state = "alive" if alive else "finished" if run.finished else "not running"
+    yield "run", f"{run.path}: {run.algorithm}, {state}"
+    pace = _pace(run)
+    left = f", {timedelta(seconds=round((run.rounds - run.done) / pace))} left" if pace else ""
+    yield "rounds", f"{run.done} of {run.rounds}" + (left if alive else "")
+    if pace:
+        yield "pace", f"{pace:.3g} rounds/s over the last {min(RECENT, run.done)}"
+    losses = [entry["train_loss"] for entry in run.log if "train_loss" in entry]
+    if losses:
+        yield "train loss", f"{losses[-1]:.4g}"
+    for key, title in (("test_loss", "test loss"), ("test_accuracy", "accuracy")):
+        if run.scores[key]:
+            at, score = run.scores[key][-1]
+            yield title, f"{score:.4g} after round {at}"
+    yield "checkpoint", _newest(folder.checkpoints)
+    yield "on disk", f"{_disk(folder.checkpoints)} checkpoints, {_disk(folder.stores)} stores"
+    life = _last_life(folder.history)
+    if life:
+        yield "last start", f"{life['time']} from round {life['round']}, {life['ranks']} rank(s)"
+        known = ("hpcfl", "git", "python", "torch", "numpy", "h5py", "mpi4py", "processor")
+        yield "versions", ", ".join(f"{name} {life[name]}" for name in known if life.get(name))
+
+
+def _pace(run: RunRecord) -> float | None:
+    """Rounds per second lately, or None before the first."""
+    recent = [entry for entry in run.log[-RECENT:] if "wall_s" in entry]
+    spent = math.fsum(entry["wall_s"] + entry.get("evaluate_s", 0.0) for entry in recent)
+    return len(recent) / spent if spent else None
+
+
+def _newest(checkpoints: Path) -> str:
+    for manifest in sorted(checkpoints.glob(f"*/{MANIFEST}"), reverse=True):
+        with suppress(FileNotFoundError):  # pruned meanwhile
+            age = timedelta(seconds=round(time.time() - manifest.stat().st_mtime))
+            return f"round {int(manifest.parent.name)}, {age} ago"
+    return "none yet"
+
+
+def _disk(root: Path) -> str:
+    """What the files below ``root`` take on the disk."""
+    taken = 0
+    for folder, _, names in os.walk(root):  # unlike rglob, it bears folders that vanish
+        for name in names:
+            with suppress(FileNotFoundError):
+                taken += Path(folder, name).stat().st_blocks * 512
+    return decimal(taken)
+
+
+def _last_life(history: Path) -> dict[str, Any] | None:
+    """The newest whole line of the history."""
+    if not history.exists():
+        return None
+    whole = history.read_text().split("\n")[:-1]  # a last line without its end is not written
+    try:
+        life: dict[str, Any] | None = json.loads(whole[-1]) if whole else None
+    except ValueError as e:
+        raise StoreError(f"{history}:{len(whole)}: found no JSON object of a start: {e}") from e
+    return life

@@ -1,0 +1,34 @@
+"""Every job of the repository is a good one, and every script for Slurm parses."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcfl.describe import describe
+from hpcfl.job import load
+
+ROOT = Path(__file__).parents[2]
+JOBS = sorted((ROOT / "jobs").rglob("*.yaml"))
+SCRIPTS = sorted((ROOT / "slurm").glob("*.sh"))
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def test_there_are_some():
+    assert JOBS
+    assert SCRIPTS
+
+
+@pytest.mark.parametrize("path", JOBS, ids=name)
+def test_job_passes_the_check(path):
+    loaded = load(path)
+    said = describe(loaded, data=False)
+    assert f"{loaded.job.rounds} rounds" in said
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=name)
+def test_script_parses(path):
+    subprocess.run(["bash", "-n", path], check=True)

@@ -1,0 +1,83 @@
+"""The command line in this process, and a small job for it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfl.cli import main
+
+torch.set_num_threads(1)
+
+JOB = """\
+data: {{kind: arrays, path: {path}, clients: 4, partition: {{kind: iid}}}}
+model: {{name: linear}}
+cohort: {{kind: uniform, size: 2}}
+algorithm: {{name: fedhbm}}
+local: {{lr: 0.1, batch_size: 4}}
+rounds: 4
+evaluate: {{every: 2}}
+checkpoint: {{every: 2}}
+"""
+
+
+@pytest.fixture
+def determinism():
+    """torch's global switch as it was."""
+    before = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def hpcfl(capsys, determinism):
+    """Run a command: its exit code and the lines of its two streams."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return SimpleNamespace(
+            code=code, out=said.out.splitlines(), err=said.err.splitlines(), text=said.out
+        )
+
+    return run
+
+
+@pytest.fixture
+def refused(hpcfl):
+    """Run a command that must fail with exit code 2 and one line, and return the line."""
+
+    def run(*arguments):
+        done = hpcfl(*arguments)
+        assert done.code == 2, done.err
+        assert len(done.err) == 1, done.err
+        assert not done.out
+        return done.err[0]
+
+    return run
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    """Make an .npz of 40 examples of 3 features and 4 classes; keywords replace arrays."""
+
+    def make(name="data.npz", **changes):
+        random = np.random.default_rng(0)
+        y = np.arange(40) % 4
+        x = random.standard_normal((40, 3)) + y[:, None]
+        given = {"x": x, "y": y, "x_test": x[:12], "y_test": y[:12], **changes}
+        path = tmp_path / name
+        np.savez(path, **{key: value for key, value in given.items() if value is not None})
+        return path
+
+    return make
+
+
+@pytest.fixture
+def job(tmp_path, arrays):
+    """A job file of four short rounds of FedHBM with 4 clients."""
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.format(path=arrays()))
+    return path

@@ -1,0 +1,168 @@
+"""The command line itself, and status."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hpcfl import __version__
+from hpcfl.cli import main
+from hpcfl.rundir import RunDir
+
+
+@pytest.fixture
+def run(job, tmp_path, hpcfl):
+    out = tmp_path / "run"
+    assert hpcfl("run", job, "--out", out).code == 0
+    return out
+
+
+def lines(done):
+    assert (done.code, done.err) == (0, [])
+    return {line[:11].strip(): line[12:] for line in done.out}
+
+
+def test_help_and_version(capsys):
+    for arguments in (["--help"], ["run", "--help"], ["data", "show", "--help"], ["--version"]):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 0
+    assert capsys.readouterr().out.endswith(f"hpcfl {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["ran"],
+        ["run"],
+        ["export", "x", "--round", "two"],
+        ["status", "x", "y"],
+        ["run", "j", "--outt", "x"],
+    ],
+)
+def test_wrong_arguments_are_exit_2(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert "usage: hpcfl" in capsys.readouterr().err
+
+
+def test_overrides_stand_anywhere(job, hpcfl):
+    done = hpcfl("check", job, "rounds=8", "--data", "seed=3", "rounds=9")
+    assert "9 rounds, float32, seed 3" in done.text
+
+
+def test_nobody_reads_on():
+    """As in `hpcfl list | head -1`: no traceback."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcfl", "list"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_an_error_is_one_line_whatever_is_in_it(job, refused):
+    line = refused("check", job, '"a\\nb"=3')
+    assert "a job has no" in line
+
+
+def test_report_of_a_run(run, tmp_path, hpcfl):
+    done = hpcfl("report", run, "--format", "csv", "--plot", tmp_path / "r.png")
+    assert (done.code, done.err) == (0, [])
+    assert done.out[1].startswith("run,fedhbm,4,4,")
+    assert (tmp_path / "r.png").exists()
+
+
+def test_status_of_a_finished_run(run, hpcfl):
+    said = lines(hpcfl("status", run))
+    assert said["run"] == f"{run}: fedhbm, finished"
+    assert said["rounds"] == "4 of 4"
+    assert "rounds/s over the last 4" in said["pace"]
+    last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])
+    assert said["train loss"] == f"{last['train_loss']:.4g}"
+    assert said["accuracy"] == f"{last['test_accuracy']:.4g} after round 4"
+    assert said["checkpoint"].startswith("round 4, 0:00:")
+    assert "from round 0, 1 rank(s)" in said["last start"]
+    assert f"hpcfl {__version__}" in said["versions"]
+
+
+def test_status_of_a_run_at_work(run, hpcfl):
+    log = (run / "log.jsonl").read_text().splitlines(keepends=True)
+    (run / "log.jsonl").write_text("".join(log[:-2]) + log[-2][:20])  # round 3 is being written
+    (run / "checkpoints" / "00000006").mkdir()  # not committed yet
+    old = run / "checkpoints" / "00000002" / "manifest.json"
+    two_hours_ago = time.time() - 7200
+    os.utime(old, (two_hours_ago, two_hours_ago))
+    (run / "checkpoints" / "00000004" / "manifest.json").unlink()  # being pruned
+    with (run / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        said = lines(hpcfl("status", run))
+    assert said["run"].endswith("fedhbm, alive")
+    assert said["rounds"].startswith("2 of 4, 0:00:")
+    assert said["rounds"].endswith(" left")
+    assert said["checkpoint"].startswith("round 2, 2:00:")
+
+
+def test_status_of_a_dead_run(run, hpcfl):
+    log = (run / "log.jsonl").read_text().splitlines(keepends=True)
+    (run / "log.jsonl").write_text("".join(log[:-1]))
+    said = lines(hpcfl("status", run))
+    assert said["run"].endswith("fedhbm, not running")
+    assert said["rounds"] == "3 of 4"
+
+
+def test_status_before_the_first_round(run, hpcfl):
+    for name in ("log.jsonl", "history.jsonl", "lock"):
+        (run / name).unlink()
+    said = lines(hpcfl("status", run))
+    assert said["rounds"] == "0 of 4"
+    assert "pace" not in said
+    assert "versions" not in said
+
+
+def test_status_changes_nothing(run, hpcfl):
+    def look():
+        return {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+
+    before = look()
+    assert hpcfl("status", run).code == 0
+    assert look() == before
+
+
+def test_status_of_what_is_no_run(tmp_path, refused):
+    assert "holds no run" in refused("status", tmp_path)
+    assert "holds no run" in refused("status", tmp_path / "absent")
+
+
+def test_damaged_history_is_told(run, refused):
+    (run / "history.jsonl").write_text('{"time"\n')
+    assert "history.jsonl:1: found no JSON object" in refused("status", run)
+
+
+def test_a_look_at_the_lock_does_not_stop_a_start(run, monkeypatch):
+    """Someone looks just when a run starts: the run tries again."""
+    looker = os.open(run / "lock", os.O_RDONLY)
+    fcntl.flock(looker, fcntl.LOCK_SH)
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        os.close(looker)
+
+    monkeypatch.setattr("hpcfl.rundir.time.sleep", nap)
+    with RunDir(run) as folder:
+        folder.lock()
+        assert len(naps) == 1
+        assert RunDir(run).held()
+    assert not RunDir(run).held()

@@ -1,0 +1,192 @@
+"""What check, data show and list say."""
+
+import json
+import re
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from hpcfl.algorithms import ALGORITHMS
+from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.algorithms.scaffold import Scaffold
+from hpcfl.catalogue import catalogue, multiples
+from hpcfl.data import SOURCES
+from hpcfl.describe import count_classes, describe
+from hpcfl.job import load
+from hpcfl.models import MODELS
+from hpcfl.tasks.presets import TASKS
+
+ONE_CLASS_EACH = "data.partition={kind: dirichlet, alpha: 0.0}"
+
+
+def lines(text):
+    """The text by title; a title of its own line only."""
+    return {line[:11].strip(): line[12:] for line in text.splitlines()}
+
+
+def test_check_without_data(job, tmp_path, hpcfl):
+    (tmp_path / "data.npz").unlink()
+    done = hpcfl("check", job)
+    assert (done.code, done.err) == (0, [])
+    said = lines(done.text)
+    assert said["data"].startswith("arrays, 4 clients: partition iid, path ")
+    assert said["cohort"] == "uniform: size 2, C = 0.5"
+    assert said["algorithm"].startswith("fedhbm: server_lr 1.0, beta 1.0, first zero")
+    assert said[""] == "vectors per client: 1 down, 1 up, 1 kept"
+    assert "lr 0.1" in said["local"]
+    assert "batch_size 4" in said["local"]
+    assert said["model"] == "linear: bias true"
+    assert said["run"] == "4 rounds, float32, seed 0"
+    assert "parameters" not in said
+
+
+def test_check_with_data(job, hpcfl, tmp_path, arrays):
+    path = arrays("owned.npz", client=np.repeat(np.arange(4), [8, 9, 10, 13]))
+    job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", ""))
+    done = hpcfl("check", job, "--data", f"data.path={path}")
+    assert (done.code, done.err) == (0, [])
+    said = lines(done.text)
+    assert said["data"].startswith("arrays, 4 clients")
+    assert said["examples"] == "8 to 13 a client, median 9.5; 40 in all, 12 for testing"
+    assert said["steps"] == "K = 2 to 4"
+    assert said["parameters"] == "16"
+    assert said["traffic"] == "64 bytes down, 64 bytes up per client and round"
+    assert said["states"] == "68 bytes a client, 272 bytes in all"
+    assert "participation 0.5" in said["algorithm"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_check_counts_what_scaffold_sends(job, hpcfl):
+    said = lines(hpcfl("check", job, "--data", "algorithm={name: scaffold}").text)
+    assert said["traffic"] == "128 bytes down, 128 bytes up per client and round"
+    assert said["states"] == "64 bytes a client, 256 bytes in all"
+
+
+def test_check_says_what_the_data_decide(job):
+    job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", ""))
+    said = lines(describe(load(job), data=False))
+    assert said["data"].startswith("arrays, as many clients as the data has")
+    assert "C =" not in said["cohort"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cohort.size=5", "cohorts of 5 clients, but the population has 4"),
+        ("model.init=no/such.npy", "no/such.npy: there is no such file"),
+        ("cohort={kind: replay, path: no.json}", "no.json: cannot be read as JSON"),
+        ("cohort={kind: replay, rounds: [[0], [1]]}", "2 cohorts are given for 4 rounds"),
+        ("cohort={kind: replay, rounds: [[0], [1], [4], [2]]}", "client 4 is unknown"),
+    ],
+)
+def test_check_finds_without_data(job, refused, override, message):
+    assert message in refused("check", job, override)
+
+
+def test_check_reads_a_replay_of_an_unknown_population(job, tmp_path, refused, hpcfl):
+    job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", ""))
+    path = tmp_path / "cohorts.json"
+    path.write_text(json.dumps([[0, 1], [1, 1], [2], [3]]))
+    setting = f"cohort={{kind: replay, path: {path}}}"
+    assert "client 1 stands twice" in refused("check", job, setting)
+    path.write_text(json.dumps([[0, 1], [1], [2], [3]]))
+    assert hpcfl("check", job, setting).code == 0
+
+
+def test_check_with_data_finds_what_only_they_tell(job, refused, hpcfl):
+    assert hpcfl("check", job, "data.classes=3").code == 0
+    assert "y runs from 0 to 3" in refused("check", job, "data.classes=3", "--data")
+    assert "lenet takes images" in refused("check", job, "model={name: lenet}", "--data")
+
+
+def test_partition_of_few_clients(job, tmp_path, hpcfl):
+    plot = tmp_path / "p.png"
+    done = hpcfl("data", "show", job, ONE_CLASS_EACH, "--plot", plot)
+    assert (done.code, done.err) == (0, [])
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert re.search(r"4 clients \| min \| median \| max", done.text)
+    assert re.search(r"examples +\| 10 +\| 10 +\| 10 ", done.text)
+    assert re.search(r"classes +\| 1 +\| 1 +\| 1 ", done.text)
+    for label in range(4):
+        cells = ["10" if client == label else "." for client in range(4)]
+        assert re.search(rf"\| {label} +\| " + r" +\| ".join(map(re.escape, cells)), done.text)
+    assert done.text.isascii()
+
+
+def test_partition_of_many_clients_is_not_listed(job, tmp_path, hpcfl):
+    done = hpcfl("data", "show", job, "data.clients=21", "--plot", tmp_path / "p.png")
+    assert done.code == 0
+    assert "21 clients" in done.text
+    assert "class |" not in done.text
+
+
+def test_partition_of_a_regression(job, arrays, tmp_path, hpcfl):
+    arrays(y=np.linspace(0, 1, 40), x_test=None, y_test=None)
+    done = hpcfl("data", "show", job, "--plot", tmp_path / "p.png")
+    assert done.code == 0
+    assert "classes" not in done.text
+    assert (tmp_path / "p.png").exists()
+
+
+def test_partition_of_a_natural_split(job, arrays, tmp_path, hpcfl):
+    arrays(client=np.repeat([0, 1], [30, 10]))
+    job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", ""))
+    done = hpcfl("data", "show", job, "--plot", tmp_path / "p.png")
+    assert re.search(r"examples +\| 10 +\| 20 +\| 30 ", done.text)
+
+
+def test_counts(job):
+    loaded = load(job)
+    dataset = loaded.job.data.load(0)
+    counts = count_classes(dataset, [np.array([0, 4, 1]), np.array([3])])
+    assert counts.tolist() == [[2, 1, 0, 0], [0, 0, 0, 1]]
+
+
+def test_plot_that_cannot_be_written(job, tmp_path, refused):
+    line = refused("data", "show", job, "--plot", tmp_path / "no" / "p.png")
+    assert "the plot cannot be written" in line
+
+
+# list
+
+
+def test_multiples():
+    assert multiples(FedHBM()) == ("1", "1", "1")
+    assert multiples(Scaffold()) == ("2", "2", "1")
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "200", "20"])
+def test_catalogue_fits_and_is_plain(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    said = catalogue()
+    assert said.isascii()
+    assert max(map(len, said.splitlines())) <= max(80, min(int(columns), 100))
+
+
+def test_catalogue_has_everything(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    said = catalogue()
+    for name in (*ALGORITHMS, *SOURCES, *MODELS, *TASKS):
+        assert re.search(rf"^\| {re.escape(name)} ", said, re.MULTILINE), name
+    for cls in (*ALGORITHMS.values(), *SOURCES.values(), *MODELS.values()):
+        for field in fields(cls):
+            assert f"- {field.name}" in said
+    for kind in ("uniform", "bernoulli", "cyclic", "replay", "iid", "dirichlet", "similarity"):
+        assert re.search(rf"^\| {kind} ", said, re.MULTILINE), kind
+
+
+def test_catalogue_tells_defaults_ranges_and_papers(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    said = catalogue()
+    for part in (
+        "- beta = 1.0 (number >= 0): Momentum factor.",
+        "- first = zero (zero | shared | random): ",
+        "- nesterov = false (true | false): ",
+        "- participation (number > 0, <= 1): ",
+        "- alpha, required (number >= 0): Concentration;",
+        "- clients (whole number >= 1): N: ",
+        "arXiv:1602.05629",
+    ):
+        assert part in said, part
+    assert "Departures" not in said

@@ -1,0 +1,149 @@
+"""Exported models and states are those of the checkpoint."""
+
+import fcntl
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from hpcfl.checkpoint import SERVER, committed
+
+
+@pytest.fixture
+def run(job, tmp_path, hpcfl):
+    """A run of four rounds, of which 2 and 4 are kept."""
+    out = tmp_path / "run"
+    assert hpcfl("run", job, "--out", out).code == 0
+    return out
+
+
+def server(run, round):
+    return load_file(run / "checkpoints" / f"{round:08d}" / SERVER)
+
+
+def test_the_newest_model(run, tmp_path, hpcfl):
+    target = tmp_path / "x.npz"
+    done = hpcfl("export", run, "-o", target)
+    assert (done.code, done.out, done.err) == (0, [str(target)], [])
+    with np.load(target) as found:
+        assert set(found.files) == {"x", "round"}
+        assert found["round"] == 4
+        np.testing.assert_array_equal(found["x"], server(run, 4)["x"])
+
+
+def test_an_older_round_needs_no_data(run, tmp_path, hpcfl):
+    (tmp_path / "data.npz").unlink()
+    target = tmp_path / "x.npz"
+    assert hpcfl("export", run, "--round", 2, "-o", target).code == 0
+    with np.load(target) as found:
+        assert found["round"] == 2
+        np.testing.assert_array_equal(found["x"], server(run, 2)["x"])
+    assert (server(run, 2)["x"] != server(run, 4)["x"]).any()
+
+
+def test_named_parameters(run, tmp_path, hpcfl):
+    target = tmp_path / "x.safetensors"
+    assert hpcfl("export", run, "--state-dict", target).code == 0
+    found = load_file(target)
+    assert {name: value.shape for name, value in found.items()} == {
+        "1.weight": (4, 3),
+        "1.bias": (4,),
+    }
+    flat = np.concatenate([found["1.weight"].ravel(), found["1.bias"]])
+    np.testing.assert_array_equal(flat, server(run, 4)["x"])
+
+
+def test_an_exported_model_starts_another_run(run, job, tmp_path, hpcfl):
+    target = tmp_path / "x.safetensors"
+    assert hpcfl("export", run, "--state-dict", target).code == 0
+    other = tmp_path / "other"
+    assert hpcfl("run", job, f"model.init={target}", "--out", other).code == 0
+    np.testing.assert_array_equal(np.load(other / "initial.npy"), server(run, 4)["x"])
+
+
+def test_client_states(job, tmp_path, hpcfl):
+    """With one client a round, the client's last model is what the server just took over."""
+    run, target = tmp_path / "one", tmp_path / "x.npz"
+    assert hpcfl("run", job, "cohort={kind: cyclic, size: 1}", "rounds=3", "--out", run).code == 0
+    assert hpcfl("export", run, "-o", target, "--clients").code == 0
+    with np.load(target) as found:
+        assert found["client"].tolist() == [0, 1, 2]  # client 3 was never asked
+        assert found["state_z"].shape == (3, 16)
+        assert found["state_known"].tolist() == [1, 1, 1]
+        np.testing.assert_allclose(found["state_z"][2], found["x"], rtol=1e-6)
+        assert (found["state_z"][0] != found["state_z"][1]).any()
+
+
+def test_no_client_states(job, tmp_path, hpcfl):
+    run, target = tmp_path / "avg", tmp_path / "x.npz"
+    assert hpcfl("run", job, "algorithm.name=fedavg", "--out", run).code == 0
+    assert hpcfl("export", run, "-o", target, "--clients").code == 0
+    with np.load(target) as found:
+        assert set(found.files) == {"x", "round", "client"}
+        assert not found["client"].size
+
+
+def test_a_live_run_is_left_alone(run, tmp_path, hpcfl):
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    with (run / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = hpcfl("export", run, "-o", tmp_path / "x.npz", "--clients")
+    assert done.code == 0
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_a_checkpoint_that_goes_away_meanwhile(run, tmp_path, refused, monkeypatch):
+    def prune_first(checkpoint, template, device):
+        shutil.rmtree(checkpoint.folder)
+        return real(checkpoint, template, device)
+
+    from hpcfl import export
+
+    real = export.read_server
+    monkeypatch.setattr(export, "read_server", prune_first)
+    line = refused("export", run, "-o", tmp_path / "x.npz")
+    assert "let go of this checkpoint meanwhile; export again" in line
+    assert not (tmp_path / "x.npz").exists()
+
+
+def test_a_round_that_is_not_kept(run, tmp_path, refused):
+    line = refused("export", run, "--round", 3, "-o", tmp_path / "x.npz")
+    assert line.endswith("round 3 is not kept; kept are 2, 4")
+
+
+def test_damage_is_told(run, tmp_path, refused):
+    path = committed(run / "checkpoints")[-1].folder / SERVER
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "server.safetensors: checksum" in refused("export", run, "-o", tmp_path / "x.npz")
+
+
+def test_data_of_another_shape(run, arrays, tmp_path, refused):
+    arrays(x=np.zeros((40, 5)), x_test=None, y_test=None)
+    line = refused("export", run, "--state-dict", tmp_path / "x.safetensors")
+    assert "the model has 24 parameters with the data as they are now, 16 in the check" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to write; give -o F.npz or --state-dict F.safetensors"),
+        (["--clients", "--state-dict", "x"], "--clients adds to an .npz; give -o F.npz"),
+        (["-o", "no/such/x.npz"], "no/such/x.npz: cannot be written: there is no directory"),
+    ],
+)
+def test_arguments(run, refused, arguments, message):
+    assert message in refused("export", run, *arguments)
+
+
+def test_no_run(tmp_path, refused):
+    assert "holds no run" in refused("export", tmp_path, "-o", tmp_path / "x.npz")
+
+
+def test_half_precision_states_become_float32():
+    from hpcfl.export import _array
+
+    found = _array(torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
+    assert found.dtype == np.float32
+    assert found.tolist() == [1.5, -2.0]

@@ -1,0 +1,147 @@
+"""The typed job: what is checked, what is written, what it is called."""
+
+from dataclasses import dataclass
+
+import pytest
+import yaml
+
+from hpcfl.algorithms import ALGORITHMS
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.data.digits import Digits
+from hpcfl.data.partition import Dirichlet, Iid
+from hpcfl.errors import JobError
+from hpcfl.job import load, settled
+from hpcfl.models.linear import Linear
+from hpcfl.sampling import Cyclic, Uniform
+from hpcfl.tasks.presets import TASKS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(FedAvg):
+    """An algorithm outside the package."""
+
+    alpha: float
+
+
+def fails(path, *overrides):
+    with pytest.raises(JobError) as caught:
+        load(path, overrides)
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+def test_sections_become_typed_objects(job):
+    loaded = load(job, ["cohort={kind: cyclic, size: 3}", "local.lr=1", "seed=7"])
+    assert loaded.job.cohort == Cyclic(size=3)
+    assert loaded.job.algorithm == FedHBM()
+    assert loaded.job.data.partition == Iid()
+    assert (loaded.job.local.lr, loaded.job.seed) == (1.0, 7)
+
+
+def test_a_task_lies_under_the_job(tmp_path):
+    path = tmp_path / "t.yaml"
+    path.write_text(
+        "task: digits\ndata: {clients: 3, flat: false}\ncohort: {kind: uniform, size: 1}\n"
+        "algorithm: {name: fedavg}\nlocal: {lr: 0.1}\nrounds: 1\n"
+    )
+    loaded = load(path)
+    assert loaded.job.data == Digits(clients=3, flat=False)
+    assert loaded.job.model == Linear()
+    assert loaded.job.cohort == Uniform(size=1)
+    other = load(path, ["model={name: lenet}"]).tree
+    assert (other["data"]["kind"], other["model"]["name"]) == ("digits", "lenet")
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+def test_what_is_written_loads_again(job, tmp_path, algorithm):
+    overrides = [f"algorithm={{name: {algorithm}}}", "data.partition={kind: dirichlet, alpha: 0.3}"]
+    loaded = load(job, overrides)
+    loaded = settled(loaded, loaded.job.algorithm.settle(0.25))
+    path = tmp_path / "again.yaml"
+    path.write_text(yaml.safe_dump(loaded.tree, sort_keys=False))
+    again = load(path)
+    assert again.job == loaded.job
+    assert again.tree == loaded.tree
+    assert again.job.data.partition == Dirichlet(alpha=0.3)
+
+
+@pytest.mark.parametrize("given, kept", [("", 0.5), ("algorithm.participation=0.125", 0.125)])
+def test_a_run_writes_its_settled_participation(job, tmp_path, hpcfl, given, kept):
+    out = tmp_path / "run"
+    assert hpcfl("run", job, *filter(None, [given]), "--out", out).code == 0
+    written = load(out / "job.yaml")
+    assert written.job.algorithm == FedHBM(participation=kept)
+    # C stays what it was, whatever the cohort is when the job is loaded again.
+    assert written.job.algorithm.settle(1.0) == written.job.algorithm
+
+
+def test_overrides_give_a_run_its_name(job):
+    assert load(job).name == "job"
+    one = load(job, ["seed=1", "rounds=2"]).name
+    assert one.startswith("job-")
+    assert load(job, ["rounds=2", "seed=1"]).name == one
+    assert load(job, ["rounds=2", "seed=2"]).name != one
+
+
+def test_an_algorithm_by_dotted_path(job):
+    name = f"{Mine.__module__}.{Mine.__qualname__}"
+    loaded = load(job, [f"algorithm={{name: {name}, alpha: 2.0}}"])
+    assert loaded.job.algorithm == Mine(alpha=2.0)
+    assert loaded.tree["algorithm"] == {"name": name, "server_lr": 1.0, "alpha": 2.0}
+    assert "algorithm.alpha: missing; it has no default" in fails(job, f"algorithm.name={name}")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.name=fedhmb", "algorithm.name: found 'fedhmb', expected one of "),
+        ("algorithm.name=fedhmb", "; did you mean fedhbm?"),
+        ("algorithm.name=no.such.Class", "'no.such.Class' cannot be imported: No module named"),
+        ("algorithm.name=hpcfl.types.Count", "not a subclass of Algorithm"),
+        ("algorithm.name=hpcfl.data.digits.Digits", "not a subclass of Algorithm"),
+        ("algorithm.name=hpcfl.algorithms.base.Algorithm", "does not define init_server, update"),
+        ("algorithm.name=..x", "found '..x', expected one of "),
+        ("algorithm.name=3", "algorithm.name: found 3, expected a name"),
+        ("algorithm={}", "algorithm.name: missing; expected one of "),
+        ("task=digit", "task: found 'digit', expected one of "),
+        ("data=digits", "data: found 'digits', expected a section"),
+        ("data.partition=iid", "data.partition: found 'iid', expected a section"),
+        ("cohort={size: 2}", "cohort.kind: missing, expected one of uniform, bernoulli"),
+        ("cohort={kind: uniform}", "cohort.size: missing; it has no default"),
+        ("cohort={kind: uniform, sise: 2}", 'cohort.sise: uniform has no "sise" (it has kind, si'),
+        ("cohort={kind: replay}", "cohort: give the cohorts as rounds or as path"),
+        ("cohort={kind: replay, rounds: [[0, x]]}", "cohort.rounds.0.1: found 'x', expected a wh"),
+        ("local={lr: 0.1, steps: 1, epochs: 1}", "local: give epochs or steps, not both"),
+        ("evaluate.evry=3", 'evaluate has no "evry" (it has batch_size, every, last); did you me'),
+        ("local.drop_last=1", "local.drop_last: found 1, expected true or false"),
+        ("rounds=on", "rounds: found True, expected a whole number; YAML reads on, off"),
+        ("rounds=~", "rounds: found None, expected a whole number"),
+        ("rounds=0", "rounds: found 0, expected a number greater than or equal to 1"),
+        ("rounds=1.5", "rounds: found 1.5, expected a whole number"),
+        ("local.lr=.nan", "local.lr: found nan, expected a finite number"),
+        ("local.lr=1e3", "YAML reads it as text: write 1000"),
+        ("local.lr=5e-7", "YAML reads it as text: write 5.0e-07"),
+        ("store.kind=disk", "store.kind: found 'disk', expected 'hdf5' or 'memory'"),
+        ("seed=-1", "seed: found -1, expected a number greater than or equal to 0"),
+    ],
+)
+def test_faults(job, override, message):
+    line = fails(job, override)
+    assert line.startswith("command line: ")
+    assert message in line
+
+
+def test_every_key_of_a_job_is_said(job):
+    line = fails(job, "extra=1")
+    for key in ("algorithm", "cohort", "data", "local", "model", "task", "weights"):
+        assert key in line.partition("(it has ")[2]
+
+
+def test_long_values_are_cut(job):
+    line = fails(job, f"rounds={list(range(1000))}")
+    assert len(line) < 200
+
+
+def test_presets_are_names_of_what_exists(job):
+    assert {section for sections in TASKS.values() for section in sections} == {"data", "model"}
