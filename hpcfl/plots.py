@@ -22,8 +22,9 @@ DASHES = ("-", "--", ":", "-.")
 
 
 def plot(runs: Sequence[RunRecord], path: Path) -> None:
-    """Draw test accuracy against rounds, one curve a run; test loss where nothing is classified
-    (on a log scale where it is positive).
+    """Draw test accuracy against rounds, one curve a run; test loss where nothing is classified.
+
+    Losses are drawn on a log scale where all are positive.
 
     Args:
         runs: all with an accuracy, or none.
