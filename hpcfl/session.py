@@ -57,6 +57,7 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
     """
     folder = RunDir(out or Path("runs") / loaded.name)
     with group(_connect(loaded)) as comm:
+        signals = Signals().listen()  # after MPI's start, which takes SIGUSR1 for itself
         life = comm.share(token_hex(4))
         with together(comm):
             parts = assemble(loaded, device_of(loaded.job, comm.local_rank))
@@ -68,7 +69,7 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
         with together(comm):
             store = parts.store(folder.stores, comm.rank, life, _own(owner, comm))
         server = parts.algorithm.init_server(parts.x0)
-        return _live(parts, folder, comm, owner, store, life, server, None)
+        return _live(parts, folder, comm, owner, store, life, signals, server, None)
 
 
 def resume(root: Path) -> Result:
@@ -83,6 +84,7 @@ def resume(root: Path) -> Result:
     folder.require()
     loaded = load(folder.job)
     with group(_connect(loaded)) as comm:
+        signals = Signals().listen()  # after MPI's start, which takes SIGUSR1 for itself
         life = comm.share(token_hex(4))
         with together(comm):
             parts = assemble(loaded, device_of(loaded.job, comm.local_rank))
@@ -108,7 +110,7 @@ def resume(root: Path) -> Result:
             take = store.adopt if newest.ranks == comm.size else store.rehome
             take(table)
             store.keep([checkpoint.folder for checkpoint in committed(folder.checkpoints)])
-        return _live(parts, folder, comm, owner, store, life, server, newest)
+        return _live(parts, folder, comm, owner, store, life, signals, server, newest)
 
 
 class _Desk:
@@ -181,6 +183,7 @@ def _live(
     owner: NDArray[np.int64],
     store: ClientStore,
     life: str,
+    signals: Signals,
     server: Any,
     newest: Checkpoint | None,
 ) -> Result:
@@ -216,7 +219,7 @@ def _live(
             evaluation=job.evaluate.due,
             checkpoint=job.checkpoint.due,
             minutes=job.checkpoint.minutes,
-            signals=Signals().listen(),
+            signals=signals,
             desk=desk,
         )
         if newest is None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import yaml
 
@@ -47,13 +48,14 @@ class Going:
 
     def __init__(self, ranks: int, *args: str | Path, env: Mapping[str, str] | None = None):
         command = [find_mpirun(), "-n", str(ranks), sys.executable, "-m", "hpcfl", *map(str, args)]
+        self._token = f"HPCFL_TEST_RUN={uuid4().hex}"  # by which its processes are known
+        name, _, value = self._token.partition("=")
         self._process = subprocess.Popen(
             command,
-            env=environment(**(env or {})),
+            env=environment(**{**(env or {}), name: value}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,
         )
 
     def __enter__(self) -> "Going":
@@ -61,7 +63,8 @@ class Going:
 
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            for pid in (self._process.pid, *self.ranks()):
+                os.kill(pid, signal.SIGKILL)
         self._process.communicate()
 
     @property
@@ -75,11 +78,10 @@ class Going:
             try:
                 words = (path / "environ").read_bytes().split(b"\0")
                 command = (path / "cmdline").read_bytes().split(b"\0")
-                session = os.getsid(int(path.name))
             except OSError:
                 continue
             rank = [w for w in words if w.startswith((b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK="))]
-            if rank and session == self._process.pid and b"hpcfl" in command:
+            if rank and self._token.encode() in words and b"hpcfl" in command:
                 found[int(rank[0].partition(b"=")[2])] = int(path.name)
         return [found[rank] for rank in sorted(found)]
 
