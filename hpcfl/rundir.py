@@ -18,7 +18,8 @@ import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ from hpcfl.types import Vector
 
 
 class RunDir:
-    """The paths of one run directory."""
+    """The paths of one run directory; a context manager that gives the lock back."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -42,6 +43,20 @@ class RunDir:
         self.checkpoints = root / "checkpoints"
         self.stores = root / "stores"
         self._lock = root / "lock"
+        self._held: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def claim(self, tree: dict[str, Any]) -> None:
         """Make the directory, for a new run of the job ``tree``; called on rank 0.
@@ -82,7 +97,7 @@ class RunDir:
             )
 
     def lock(self) -> None:
-        """Hold the directory until this process ends.
+        """Hold the directory until the end of the context, or of this process.
 
         Raises:
             JobError: it is not writable, or another run holds it.
@@ -98,6 +113,7 @@ class RunDir:
             raise JobError(
                 f"{self.root}: a run is alive in this directory; wait for it or stop it"
             ) from e
+        self._held = fd
 
     def write_initial(self, x0: Vector) -> None:
         """Keep the initial model."""

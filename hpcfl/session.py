@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
@@ -56,7 +57,7 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
         DivergedError, Stopped: see ``hpcfl.engine.play``.
     """
     folder = RunDir(out or Path("runs") / loaded.name)
-    with group(_connect(loaded)) as comm:
+    with folder, group(_connect(loaded)) as comm:
         signals = Signals().listen()  # after MPI's start, which takes SIGUSR1 for itself
         life = comm.share(token_hex(4))
         with together(comm):
@@ -83,7 +84,7 @@ def resume(root: Path) -> Result:
     folder = RunDir(root)
     folder.require()
     loaded = load(folder.job)
-    with group(_connect(loaded)) as comm:
+    with folder, group(_connect(loaded)) as comm:
         signals = Signals().listen()  # after MPI's start, which takes SIGUSR1 for itself
         life = comm.share(token_hex(4))
         with together(comm):
@@ -222,10 +223,10 @@ def _live(
             signals=signals,
             desk=desk,
         )
-        if newest is None:
-            desk.save(0, server)
-        server = play(run, server, done)
-        desk.close()
+        with closing(desk):
+            if newest is None:
+                desk.save(0, server)
+            server = play(run, server, done)
     log = tuple(json.loads(line) for line in folder.log.read_text().splitlines())
     return Result(folder.root, job.rounds, server.x.cpu(), log)
 
