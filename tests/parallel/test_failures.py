@@ -1,8 +1,13 @@
 """One client, one rank or one file fails: every rank ends, one of them says why."""
 
+import os
+import sys
+
+import numpy as np
 import pytest
 
 from tests.parallel.background import finish, write
+from tests.parallel.harness import ROOT
 from tests.parallel.outcome import outcome
 
 MODULE = '''
@@ -33,9 +38,10 @@ LARGEST = 33
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, monkeypatch):
     """Writes a user's module with a fault; returns the job and the environment to find it."""
-    np = pytest.importorskip("numpy")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "user_module", raising=False)
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(len(SHARES), 4)), draw.integers(0, 3, len(SHARES))
     np.savez(tmp_path / "data.npz", x=x, y=y, client=np.array(SHARES))
@@ -54,7 +60,7 @@ def start(tmp_path):
             checkpoint={"every": 1},
             **changes,
         )
-        return job, {"PYTHONPATH": f"{tmp_path}:."}
+        return job, {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
 
     return go
 
@@ -105,7 +111,7 @@ def test_a_data_error_on_one_rank(tmp_path):
         "        raise DataError('digits.npz: damaged, expected an archive')\n"
         "    Digits.load = load\n"
     )
-    env = {"PYTHONPATH": f"{tmp_path}:."}
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = finish(3, "run", write(tmp_path), "--out", tmp_path / "run", env=env)
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if "Error" in line]
