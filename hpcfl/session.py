@@ -214,8 +214,8 @@ def _live(loaded: Loaded, folder: RunDir, begin: Callable[[_Life], tuple[Any, in
     device = device_of(loaded.job, launch.local_rank or 0)
     config = loaded.job.comm
     with (
-        Signals() as signals,
         group(connect(config.backend, device.type, config.timeout_s)) as comm,
+        Signals() as signals,  # after MPI's start, which takes SIGUSR1 for itself
         folder,
     ):
         with together(comm):

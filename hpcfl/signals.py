@@ -12,7 +12,8 @@ class Signals:
     """What was asked of this process; a context manager that listens while it is open.
 
     The first signal to stop counts; those that follow it (Slurm sends more than one) do not.
-    Only a process's main thread can open it.
+    Once asked to stop, the process is on its way out and goes on ignoring them.  Only a process's
+    main thread can open it.
     """
 
     def __init__(self) -> None:
@@ -34,8 +35,9 @@ class Signals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        if not self.stop:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
 
     def _latch_stop(self, number: int, frame: FrameType | None) -> None:
         self.stop = self.stop or number

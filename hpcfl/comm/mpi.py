@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.comm.launch import Launch
+from hpcfl.comm.solo import end_process
 from hpcfl.errors import RankError
 
 # MPI starts in ``start`` and ends in ``close``.  Left to mpi4py, an uncaught exception would run
@@ -107,4 +108,4 @@ def abort(world: MPI.Intracomm, code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     world.Abort(code)
-    raise AssertionError("MPI_Abort returned")
+    end_process(code)  # MPICH's Abort may return while the launcher is still ending the ranks

@@ -76,12 +76,11 @@ class Gradient:
         )
         self._clip = clip
         self._at: Vector | None = None
-        self._dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
+        self._masks = _generator(self._parameters[0].device)
 
     def stochastic(self, point: Vector, batch: Batch, seed: int) -> tuple[Tensor, Vector]:
         """Mean loss and gradient on a batch: dropout masks from ``seed``, clipped if asked for."""
-        if self._dropout:
-            torch.manual_seed(seed)
+        self._masks.manual_seed(seed)
         value, grad = self._value_and_grad(point, batch)
         if self._clip is not None:
             grad = grad * (self._clip / grad.norm()).clamp(max=1.0)
@@ -118,6 +117,16 @@ class Gradient:
         value = self._loss(self._outputs(point, batch.inputs), batch.labels)
         grads = torch.autograd.grad(value, self._parameters)
         return value.detach(), torch.cat([grad.reshape(-1) for grad in grads])
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """What layers draw from on ``device``.
+
+    Seeded by itself: ``torch.manual_seed`` seeds every device and takes as long as a small step.
+    """
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index]
+    return torch.default_generator
 
 
 class Oracle:

@@ -1,0 +1,18 @@
+"""A run in this process leaves its signal handlers behind: put back those of pytest."""
+
+import signal
+
+import pytest
+import torch
+
+from hpcfl.signals import SAVE, STOP
+
+
+@pytest.fixture(autouse=True)
+def own_process():
+    torch.set_num_threads(1)
+    before = {number: signal.getsignal(number) for number in (*STOP, SAVE)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    torch.use_deterministic_algorithms(False)

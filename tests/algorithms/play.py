@@ -1,0 +1,114 @@
+"""Plays a job in this process, from a plain tree, and reads back everything it left."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import yaml
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from hpcfl.assemble import Parts, assemble
+from hpcfl.checkpoint import committed
+from hpcfl.job import Loaded, load
+from hpcfl.session import Result, start
+from hpcfl.store.rows import Reader, Table
+
+Array = NDArray[np.float64]
+
+ROUNDS = 6
+
+
+class Problem(NamedTuple):
+    """Examples and who holds them."""
+
+    x: Array  # [n, features]
+    y: NDArray[Any]  # [n], integers (classes) or floats (targets)
+    client: NDArray[np.int64]  # [n]
+
+    @property
+    def population(self) -> int:
+        return int(self.client.max()) + 1
+
+    def rows(self, client: int) -> NDArray[np.int64]:
+        """A client's examples, in the order of the file."""
+        return np.flatnonzero(self.client == client)
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """The data section of a job."""
+        path = folder / "problem.npz"
+        np.savez(path, x=self.x, y=self.y, client=self.client)
+        return {"kind": "arrays", "path": str(path)}
+
+
+def softmax_problem(sizes: Sequence[int] = (3, 8, 5, 12, 7, 1), seed: int = 0) -> Problem:
+    """Three classes, four features; clients of very different sizes and means."""
+    draw = np.random.default_rng(seed)
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    draw.shuffle(client)
+    x = draw.normal(size=(len(client), 4)) + 0.8 * draw.normal(size=(len(sizes), 4))[client]
+    y = np.argmax(x @ draw.normal(size=(4, 3)) + draw.normal(size=(len(client), 3)), axis=1)
+    y[:3] = [0, 1, 2]
+    return Problem(x, y, client)
+
+
+def tree(
+    folder: Path, problem: Problem, algorithm: Mapping[str, Any], **changes: Any
+) -> dict[str, Any]:
+    """A job of full participation in float64; ``changes`` replace its keys."""
+    return {
+        "data": problem.write(folder),
+        "model": {"name": "linear"},
+        "cohort": {"kind": "cyclic", "size": problem.population},
+        "algorithm": dict(algorithm),
+        "local": {"epochs": 2, "batch_size": 4, "lr": 0.3},
+        "precision": "float64",
+        "rounds": ROUNDS,
+        "device": "cpu",
+        "seed": 5,
+        **changes,
+    }
+
+
+def read(folder: Path, job: Mapping[str, Any]) -> Loaded:
+    """The job checked, as a user's file would be."""
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(dict(job)))
+    return load(path)
+
+
+def play(folder: Path, job: Mapping[str, Any]) -> Result:
+    """Run the job into a new directory below ``folder``."""
+    return start(read(folder, job), folder / f"run{len(list(folder.glob('run*')))}")
+
+
+def kept(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The job, with a checkpoint after every round that is never removed."""
+    return {**job, "checkpoint": {"every": 1, "keep": 10_000}}
+
+
+def servers(run: Path) -> list[dict[str, Array]]:
+    """The server in every kept checkpoint, oldest first."""
+    return [
+        {name: value.numpy() for name, value in load_file(c.folder / "server.safetensors").items()}
+        for c in committed(run / "checkpoints")
+    ]
+
+
+def xs(folder: Path, job: Mapping[str, Any]) -> Array:
+    """[rounds + 1, P]: the model before and after every round of the job."""
+    return np.stack([server["x"] for server in servers(play(folder, kept(job)).path)])
+
+
+def parts(folder: Path, job: Mapping[str, Any]) -> Parts:
+    """What the job describes."""
+    return assemble(read(folder, job), torch.device("cpu"))
+
+
+def states(run: Path, parts: Parts, index: int = -1) -> list[Any]:
+    """Every client's state in a kept checkpoint (the newest), None where it has none."""
+    folder = committed(run / "checkpoints")[index].folder
+    with Reader(Table.load(folder, run / "stores"), parts.schema.kept) as reader:
+        return [reader.read(client) for client in range(len(parts.rows))]

@@ -1,0 +1,55 @@
+"""What a run left, in a form that is equal only if every bit is."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file
+
+from hpcfl.assemble import assemble
+from hpcfl.checkpoint import committed
+from hpcfl.job import load
+from hpcfl.store.rows import Reader, Table
+
+TIMES = ("wall_s", "evaluate_s")
+
+
+class Outcome(NamedTuple):
+    round: int
+    server: dict[str, str]
+    clients: dict[int, dict[str, str]]
+    """Of every client that has a state."""
+    log: list[dict[str, Any]]
+    """Without what is measured in seconds."""
+
+
+def bits(tensor: torch.Tensor) -> str:
+    """A digest of dtype, shape and bytes."""
+    data = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return f"{tensor.dtype} {tuple(tensor.shape)} {sha256(data).hexdigest()}"
+
+
+def outcome(run: Path) -> Outcome:
+    """Of the newest checkpoint of a run directory, and its log up to there."""
+    newest = committed(run / "checkpoints")[-1]
+    schema = assemble(load(run / "job.yaml"), torch.device("cpu")).schema.kept
+    table = Table.load(newest.folder, run / "stores")
+    clients = {}
+    with Reader(table, schema) as reader:
+        for client in table.clients.tolist():
+            state = reader.read(client)
+            clients[client] = {n: bits(v) for n, v in zip(state._fields, state, strict=True)}
+    server = {n: bits(v) for n, v in load_file(newest.folder / "server.safetensors").items()}
+    log = (run / "log.jsonl").read_bytes()[: newest.log_bytes].decode()
+    return Outcome(newest.round, server, clients, [_timeless(line) for line in log.splitlines()])
+
+
+def _timeless(line: str) -> dict[str, Any]:
+    return {key: value for key, value in json.loads(line).items() if key not in TIMES}
+
+
+def model(run: Path) -> torch.Tensor:
+    """The newest checkpoint's model."""
+    return load_file(committed(run / "checkpoints")[-1].folder / "server.safetensors")["x"]

@@ -1,0 +1,139 @@
+"""One client, one rank or one file fails: every rank ends, one of them says why."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from tests.parallel.background import finish, write
+from tests.parallel.harness import ROOT
+from tests.parallel.outcome import outcome
+
+MODULE = '''
+"""FedHBM, until client 7 comes in round 3."""
+
+from dataclasses import dataclass
+
+import torch
+
+from hpcfl.algorithms.fedhbm import FedHBM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(FedHBM):
+    """An algorithm of the user's own."""
+
+    def finish(self, y, local, message, state, client):
+        upload, after = super().finish(y, local, message, state, client)
+        if not y.is_meta and int(client.round) == 3 and int(client.examples) == LARGEST:
+            FAULT
+        return upload, after
+'''
+RAISES = 'raise RuntimeError("the flux capacitor is empty")'
+DIVERGES = "upload = upload._replace(delta=upload.delta * float('nan'))"
+# Client 7 is the only one that holds so many examples.
+SHARES = [i % 7 for i in range(7 * 20)] + [7] * 33
+LARGEST = 33
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Writes a user's module with a fault; returns the job and the environment to find it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "user_module", raising=False)
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(len(SHARES), 4)), draw.integers(0, 3, len(SHARES))
+    np.savez(tmp_path / "data.npz", x=x, y=y, client=np.array(SHARES))
+
+    def go(fault, **changes):
+        code = MODULE.replace("FAULT", fault).replace("LARGEST", str(LARGEST))
+        (tmp_path / "user_module.py").write_text(code)
+        job = write(
+            tmp_path,
+            task=None,
+            data={"kind": "arrays", "path": str(tmp_path / "data.npz")},
+            model={"name": "linear"},
+            cohort={"kind": "uniform", "size": 8},
+            algorithm={"name": "user_module.Mine"},
+            rounds=6,
+            checkpoint={"every": 1},
+            **changes,
+        )
+        return job, {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+
+    return go
+
+
+@pytest.mark.parametrize(("ranks", "backend"), [(1, "auto"), (3, "mpi"), (2, "gloo")])
+def test_an_algorithm_raises(start, tmp_path, ranks, backend):
+    job, env = start(RAISES, comm={"backend": backend, "timeout_s": 60.0})
+    done = finish(ranks, "run", job, "--out", tmp_path / "run", env=env)
+    assert done.returncode not in (0, 2, 3, 75)
+    told = [line for line in done.stderr.splitlines() if "client 7, round 3" in line]
+    assert len(told) == 1, done.stderr
+    assert "RuntimeError: the flux capacitor is empty" in told[0]
+    if ranks > 1:
+        assert f"of {ranks}]" in told[0]
+    assert outcome(tmp_path / "run").round == 3
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_an_upload_is_not_finite(start, tmp_path, ranks):
+    """Exit code 3, one line; with the fault mended the run goes on from the last checkpoint."""
+    run = tmp_path / "run"
+    job, env = start(DIVERGES)
+    done = finish(ranks, "run", job, "--out", run, env=env)
+    assert done.returncode == 3, done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if "DivergedError" in line]
+    assert "client 7 on rank" in told
+    assert "round 3" in told
+    assert "'delta' is not finite" in told
+    assert "Traceback" not in done.stderr
+    assert outcome(run).round == 3
+    start("pass")
+    again = finish(2, "resume", run, env=env)
+    assert again.returncode == 0, again.stderr
+    whole = tmp_path / "whole"
+    fine = finish(1, "run", job, "--out", whole, env=env)
+    assert fine.returncode == 0, fine.stderr
+    assert outcome(run) == outcome(whole)
+
+
+def test_a_data_error_on_one_rank(tmp_path):
+    """One line, and no rank waits for ever."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '1':\n"
+        "    from hpcfl.data.digits import Digits\n"
+        "    from hpcfl.errors import DataError\n"
+        "    def load(self, seed):\n"
+        "        raise DataError('digits.npz: damaged, expected an archive')\n"
+        "    Digits.load = load\n"
+    )
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = finish(3, "run", write(tmp_path), "--out", tmp_path / "run", env=env)
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "Error" in line]
+    assert lines == ["DataError: digits.npz: damaged, expected an archive"]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_wrong_job_says_so_once(tmp_path, ranks):
+    job = write(tmp_path, algorithm={"name": "fedhbm", "betta": 0.5})
+    done = finish(ranks, "run", job, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert len([line for line in done.stderr.splitlines() if "betta" in line]) == 1
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_ranks_than_clients(tmp_path):
+    data = {"partition": {"kind": "iid"}, "clients": 2}
+    job = write(tmp_path, data=data)
+    done = finish(3, "run", job, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "Error" in line]
+    assert "3 ranks for 2 clients" in line

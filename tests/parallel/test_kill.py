@@ -1,0 +1,81 @@
+"""kill -9 at any instant, resumed on any number of ranks: as if nothing had happened."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from tests.parallel.background import Going, finish, rounds, write
+from tests.parallel.outcome import outcome
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = finish(1, "run", write(folder), "--out", folder / "run")
+    assert done.returncode == 0, done.stderr
+    return outcome(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("seed", "victims", "ranks", "store"),
+    [
+        (0, "one", [2, 3, 1], "hdf5"),
+        (1, "all", [3, 2, 2], "hdf5"),
+        (2, "one", [3, 3, 2], "memory"),
+        (3, "all", [1, 2, 3], "hdf5"),
+    ],
+)
+def test_killed_and_resumed(whole, tmp_path, seed, victims, ranks, store):
+    """Two kills, each on another number of ranks, and a last life that ends well."""
+    draw = random.Random(seed)
+    run = tmp_path / "run"
+    job = write(tmp_path, store={"kind": store, **({"cache_gib": 0.0} if seed == 0 else {})})
+    command = ["run", job, "--out", run]
+    for life, size in enumerate(ranks[:-1]):
+        reached = draw.randint(20 * life + 3, 20 * life + 18)
+        with Going(size, *command) as going:
+            going.wait_until(lambda goal=reached: rounds(run) >= goal)
+            time.sleep(draw.random() * 0.02)
+            pids = going.ranks()
+            assert len(pids) == size
+            for pid in pids if victims == "all" else [draw.choice(pids)]:
+                os.kill(pid, signal.SIGKILL)
+            code, _, _ = going.end()
+            assert code != 0
+            assert going.ranks() == []
+        command = ["resume", run]
+    done = finish(ranks[-1], *command)
+    assert done.returncode == 0, done.stderr
+    assert outcome(run) == whole
+    assert [record["round"] for record in whole.log] == list(range(1, 61))
+
+
+def test_killed_before_the_first_checkpoint(tmp_path):
+    """Nothing to resume from is said in one line, and nothing is invented."""
+    run = tmp_path / "run"
+    with Going(2, "run", write(tmp_path), "--out", run) as going:
+        going.wait_until((run / "job.yaml").exists)
+        for pid in going.ranks():
+            os.kill(pid, signal.SIGKILL)
+        going.end()
+    for folder in (run / "checkpoints").glob("*/manifest.json"):
+        folder.unlink()  # whether the kill came in time or not
+    done = finish(2, "resume", run)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("StoreError")]
+    assert "holds no checkpoint" in line
+    assert "Traceback" not in done.stderr
+
+
+def test_two_runs_in_one_directory_are_refused(tmp_path):
+    run = tmp_path / "run"
+    with Going(1, "run", write(tmp_path, rounds=100_000), "--out", run) as going:
+        going.wait_until(lambda: rounds(run) > 2)
+        done = finish(2, "resume", run)
+        assert done.returncode == 2
+        assert "a run is alive in this directory" in done.stderr
+        assert going.alive

@@ -1,0 +1,152 @@
+"""A job and its seed determine every bit: on any number of ranks, stopped and resumed or not."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.parallel.harness import mpirun
+from tests.parallel.outcome import model, outcome
+
+RUNS = __file__.replace("test_same_bits.py", "runs.py")
+
+LENET = {
+    "task": "cifar10-lenet",
+    "cohort": {"kind": "uniform", "size": 4},
+    "local": {"epochs": 1, "batch_size": 8, "lr": 0.05, "lr_decay": 0.9, "weight_decay": 1.0e-3},
+    "rounds": 5,
+    "evaluate": {"every": 4},
+    "seed": 3,
+}
+# Of 9 clients at p = 0.15 a quarter of the rounds is empty.
+DIGITS = {
+    "task": "digits",
+    "data": {"partition": {"kind": "dirichlet", "alpha": 0.1}, "clients": 9},
+    "cohort": {"kind": "bernoulli", "p": 0.15},
+    "algorithm": {"name": "fedhbm"},
+    "local": {"epochs": 1, "batch_size": 16, "lr": 0.1, "weight_decay": 1.0e-4},
+    "rounds": 40,
+    "checkpoint": {"every": 7},
+    "evaluate": {"every": 8, "last": 3},
+    "seed": 11,
+}
+SCAFFOLD_1 = {"name": "scaffold", "option": 1, "server_lr": 0.5}
+JOBS = {
+    "lenet-fedavg": {**LENET, "algorithm": {"name": "fedavg"}},
+    "lenet-scaffold": {**LENET, "algorithm": {"name": "scaffold"}},
+    "lenet-fedhbm": {**LENET, "algorithm": {"name": "fedhbm", "first": "random"}},
+    "digits": DIGITS,
+    "digits-memory": {**DIGITS, "store": {"kind": "memory"}},
+    "digits-no-cache": {**DIGITS, "store": {"cache_gib": 0.0}},
+    "digits-scaffold": {**DIGITS, "algorithm": SCAFFOLD_1, "weights": "uniform"},
+    "digits-bf16": {**DIGITS, "precision": "bf16"},
+    "digits-fast": {**DIGITS, "reduction": "fast"},
+}
+EXACT = [name for name in JOBS if name != "digits-fast"]
+LEADING = ["lenet-fedavg", "lenet-scaffold", "lenet-fedhbm", "digits"]
+# More ranks than cores wait for each other by spinning, so they play fewer jobs.
+ON_RANKS = {2: EXACT, 3: LEADING, 4: ["lenet-scaffold", "digits"]}
+STOPPED = [*LEADING, "digits-memory", "digits-scaffold"]
+STAGES = {"2, 3": [(2, 3), (3, 0)], "3, 1, 2": [(3, 2), (1, 4), (2, 0)]}  # (ranks, stop)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A folder with cifar10.npz: 120 random images, and shares of 8 clients of unequal sizes."""
+    folder = tmp_path_factory.mktemp("images")
+    draw = np.random.default_rng(0)
+
+    def pixels(n):
+        return draw.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
+
+    labels = {"y_train": draw.integers(0, 10, 120), "y_test": draw.integers(0, 10, 20)}
+    np.savez(folder / "cifar10.npz", x_train=pixels(120), x_test=pixels(20), **labels)
+    np.save(folder / "shares.npy", np.repeat(np.arange(8), [3, 7, 10, 12, 16, 20, 24, 28]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def play(images, tmp_path_factory):
+    """Starts jobs (or resumes, where ``folder`` is given) on so many ranks; returns the folder."""
+
+    def go(ranks, names, *, stop=0, folder=None, backend="auto"):
+        root = folder or tmp_path_factory.mktemp(f"on{ranks}")
+        plan = []
+        for name in names:
+            job = {**JOBS[name], "comm": {"backend": backend}, "device": "cpu"}
+            if "lenet" in name:
+                shares = {"kind": "file", "path": str(images / "shares.npy")}
+                job["data"] = {"root": str(images), "clients": 8, "partition": shares}
+            path = root / f"{name}.yaml"
+            path.write_text(yaml.safe_dump(job))
+            at = None if folder else str(path)
+            plan.append({"job": at, "out": str(root / name), "stop": stop})
+        (root / "plan.json").write_text(json.dumps(plan))
+        done = mpirun(ranks, RUNS, root / "plan.json")
+        assert done.returncode == 0, done.stderr
+        return root
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def alone(play):
+    """Every job, uninterrupted on one rank."""
+    return play(1, JOBS)
+
+
+def test_the_jobs_exercise_what_they_should(alone):
+    for name in JOBS:
+        found = outcome(alone / name)
+        rounds = [record["round"] for record in found.log]
+        assert rounds == list(range(JOBS[name]["rounds"] + 1))
+        sizes = [record["clients"] for record in found.log[1:]]
+        if "lenet" in name:
+            assert sizes == [4] * 5
+        else:
+            assert {0, 1, 2} <= set(sizes)
+        kept = {"fedavg": 0, "scaffold": 1, "fedhbm": 2}[JOBS[name]["algorithm"]["name"]]
+        assert {len(state) for state in found.clients.values()} <= {kept}
+        assert bool(found.clients) == bool(kept)
+
+
+def test_the_store_does_not_show(alone):
+    one = outcome(alone / "digits")
+    assert outcome(alone / "digits-memory") == one == outcome(alone / "digits-no-cache")
+    assert outcome(alone / "digits-bf16").server != one.server
+
+
+@pytest.mark.parametrize("ranks", ON_RANKS)
+def test_on_any_number_of_ranks(alone, play, ranks):
+    many = play(ranks, ON_RANKS[ranks])
+    for name in ON_RANKS[ranks]:
+        assert outcome(many / name) == outcome(alone / name), name
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_fast_sum_is_near(alone, play, ranks):
+    run = (alone if ranks == 1 else play(ranks, ["digits-fast"])) / "digits-fast"
+    fast, exact = model(run), model(alone / "digits")
+    assert 0 < (fast - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_with_gloo(alone, play, ranks):
+    many = play(ranks, LEADING, backend="gloo")
+    for name in LEADING:
+        assert outcome(many / name) == outcome(alone / name), name
+
+
+@pytest.mark.parametrize("stages", STAGES)
+def test_stopped_and_resumed_on_other_numbers_of_ranks(alone, play, stages):
+    folder = None
+    for ranks, stop in STAGES[stages]:
+        folder = play(ranks, STOPPED, stop=stop, folder=folder)
+        for name in STOPPED:
+            found, whole = outcome(folder / name), outcome(alone / name)
+            if stop:
+                assert found.round == stop, name
+                assert found.log == whole.log[: stop + 1], name
+            else:
+                assert found == whole, name

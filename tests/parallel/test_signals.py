@@ -1,0 +1,80 @@
+"""Signals: stop with a checkpoint and exit code 75, or checkpoint and go on.
+
+SIGTERM and SIGUSR1 go to mpirun, which hands them on; SIGUSR2 goes to one rank, because MPICH's
+mpirun dies of it.
+"""
+
+import json
+import os
+import re
+import signal
+
+import pytest
+
+from tests.parallel.background import Going, finish, rounds, write
+from tests.parallel.outcome import outcome
+
+NEVER = {"every": 100_000}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = finish(1, "run", write(folder, checkpoint=NEVER), "--out", folder / "run")
+    assert done.returncode == 0, done.stderr
+    return outcome(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("number", "ranks", "then"), [(signal.SIGTERM, 2, 3), (signal.SIGUSR1, 3, 1)]
+)
+def test_stops_with_a_checkpoint(whole, tmp_path, number, ranks, then):
+    run = tmp_path / "run"
+    with Going(ranks, "run", write(tmp_path, checkpoint=NEVER), "--out", run) as going:
+        going.wait_until(lambda: rounds(run) >= 10)
+        going.signal(number)
+        going.signal(number)  # Slurm may send it twice
+        code, _, err = going.end()
+    assert code == 75, err
+    (line,) = [line for line in err.splitlines() if line.startswith("Stopped: ")]
+    assert "Traceback" not in err
+    told = re.search(rf"stopped by {number.name} after round (\d+) of 60", line)
+    assert told, line
+    stopped = outcome(run)
+    assert stopped.round == int(told[1]) >= 10
+    assert rounds(run) == stopped.round
+    done = finish(then, "resume", run)
+    assert done.returncode == 0, done.stderr
+    assert outcome(run) == whole
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_stops_before_the_first_round(whole, tmp_path, number):
+    """As soon as the directory is the run's, a signal leaves something to resume."""
+    run = tmp_path / "run"
+    with Going(2, "run", write(tmp_path, checkpoint=NEVER), "--out", run) as going:
+        going.wait_until((run / "job.yaml").exists)
+        going.signal(number)
+        code, _, err = going.end()
+    assert code == 75, err
+    assert outcome(run).round >= 1
+    done = finish(2, "resume", run)
+    assert done.returncode == 0, done.stderr
+    assert outcome(run) == whole
+
+
+def test_saves_and_goes_on(whole, tmp_path):
+    run = tmp_path / "run"
+    with Going(2, "run", write(tmp_path, checkpoint=NEVER), "--out", run) as going:
+        going.wait_until(lambda: rounds(run) >= 10)
+        os.kill(going.ranks()[-1], signal.SIGUSR2)
+        going.wait_until(lambda: len(list(run.glob("checkpoints/*/manifest.json"))) == 2)
+        code, _, err = going.end()
+    assert code == 0, err
+    saved = sorted(int(path.parent.name) for path in run.glob("checkpoints/*/manifest.json"))
+    assert len(saved) == 2  # keep: 2
+    assert 10 <= saved[0] < saved[1] == 60
+    assert outcome(run) == whole
+    manifest = run / "checkpoints" / f"{saved[0]:08d}" / "manifest.json"
+    assert json.loads(manifest.read_text())["ranks"] == 2

@@ -1,0 +1,44 @@
+"""What a newcomer reads first exists and stays short."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FIRST = [
+    "jobs/quickstart.yaml",
+    "hpcfl/algorithms/base.py",
+    "hpcfl/algorithms/scaffold.py",
+    "hpcfl/engine.py",
+    "hpcfl/local/sequential.py",
+]
+ENGINE_LINES = 170
+FILE_LINES = 330
+
+
+def lines(path):
+    return len((ROOT / path).read_text().splitlines())
+
+
+@pytest.mark.parametrize("path", FIRST)
+def test_the_first_five_files_exist(path):
+    assert (ROOT / path).is_file()
+
+
+def test_they_are_read_in_an_hour():
+    assert sum(map(lines, FIRST)) <= 550
+
+
+def test_the_engine_keeps_its_budget():
+    assert lines("hpcfl/engine.py") <= ENGINE_LINES
+
+
+@pytest.mark.parametrize(
+    "path", sorted(path.relative_to(ROOT) for path in (ROOT / "hpcfl").rglob("*.py")), ids=str
+)
+def test_files_are_short_and_plain(path):
+    text = (ROOT / path).read_text()
+    assert len(text.splitlines()) <= FILE_LINES
+    assert text.isascii()
+    for trace in ("TODO", "FIXME", "XXX", "/work", "../shared"):
+        assert trace not in text

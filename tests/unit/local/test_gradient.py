@@ -1,0 +1,166 @@
+"""The gradient at a flat vector: torch's own, clipped, masked, whole, and in low precision."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from hpcfl.local.step import Gradient, Oracle
+from hpcfl.types import Batch
+from hpcfl.vectors import flatten, load, parameters
+
+torch.set_num_threads(1)
+
+
+def network(dropout=0.0, dtype=torch.float64):
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8), nn.ReLU(), nn.Dropout(dropout), nn.GroupNorm(2, 8), nn.Linear(8, 3)]
+    return nn.Sequential(*layers).to(dtype)
+
+
+def batch(seed, n=5, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(n, 6, generator=generator, dtype=dtype)
+    return Batch(inputs, torch.randint(3, (n,), generator=generator))
+
+
+def truth(x, examples, model=None):
+    """By torch, on a model of its own."""
+    model = model or network(dtype=x.dtype)
+    load(model, x)
+    value = cross_entropy(model(examples.inputs), examples.labels)
+    return value.detach(), flatten(torch.autograd.grad(value, list(model.parameters())))
+
+
+def points(count, dtype=torch.float64):
+    x = parameters(network(dtype=dtype))
+    return [x + 0.1 * k * torch.randn(len(x), dtype=dtype) for k in range(count)]
+
+
+def test_equals_torch_bit_for_bit():
+    """At one point after the other, and back."""
+    gradient = Gradient(network(), cross_entropy)
+    x = points(3)
+    for point, seed in [(x[0], 1), (x[1], 1), (x[2], 2), (x[0], 3)]:
+        found = gradient.stochastic(point, batch(seed), 0)
+        for ours, theirs in zip(found, truth(point, batch(seed)), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_follows_a_vector_that_changes_in_place():
+    """The executor's y does, after every step."""
+    gradient = Gradient(network(), cross_entropy)
+    y = points(1)[0].clone()
+    for step in range(3):
+        _, grad = gradient.stochastic(y, batch(step), 0)
+        assert torch.equal(grad, truth(y.clone(), batch(step))[1])
+        y.add_(grad, alpha=-0.5)
+
+
+def test_leaves_the_point_alone():
+    gradient, (x,) = Gradient(network(), cross_entropy), points(1)
+    before = x.clone()
+    gradient.stochastic(x, batch(0), 0)
+    gradient.full(x, [(5, batch(0))])
+    gradient.predict(x, batch(0).inputs)
+    assert torch.equal(x, before)
+    assert not x.requires_grad
+
+
+def test_clips_the_norm():
+    x = points(2)[1]
+    whole = truth(x, batch(0))[1]
+    tight = Gradient(network(), cross_entropy, clip=0.25 * float(whole.norm()))
+    _, clipped = tight.stochastic(x, batch(0), 0)
+    torch.testing.assert_close(clipped, 0.25 * whole, rtol=1e-12, atol=0)
+    loose = Gradient(network(), cross_entropy, clip=1.01 * float(whole.norm()))
+    assert torch.equal(loose.stochastic(x, batch(0), 0)[1], whole)
+    full = tight.full(x, [(5, batch(0))])  # full gradients are not clipped
+    torch.testing.assert_close(full, whole, rtol=1e-12, atol=1e-14)
+
+
+def test_clips_nothing_of_a_zero_gradient():
+    model = nn.Linear(2, 1, bias=False).double()
+    gradient = Gradient(model, lambda out, labels: (0 * out).sum(), clip=1.0)
+    _, grad = gradient.stochastic(torch.ones(2).double(), Batch(torch.ones(1, 2).double(), None), 0)
+    assert torch.equal(grad, torch.zeros(2).double())
+
+
+def test_a_full_gradient_is_that_of_the_mean():
+    """Over batches of unequal sizes, without dropout."""
+    gradient = Gradient(network(dropout=0.5), cross_entropy)
+    x = points(2)[1]
+    whole = batch(0, 11)
+    split = [(4, Batch(whole.inputs[:4], whole.labels[:4])), (6, Batch(whole.inputs[4:10],
+              whole.labels[4:10])), (1, Batch(whole.inputs[10:], whole.labels[10:]))]  # fmt: skip
+    found = gradient.full(x, iter(split))
+    torch.testing.assert_close(found, truth(x, whole)[1], rtol=1e-12, atol=1e-14)
+    # and dropout is on again afterwards
+    assert not torch.equal(gradient.stochastic(x, whole, 0)[1], truth(x, whole)[1])
+
+
+def models_with_dropout():
+    inner = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, inputs):
+            return self.inner(nn.functional.dropout(inputs, 0.5, self.training))
+
+    return {
+        "Dropout": nn.Sequential(nn.Dropout(0.5), inner),
+        "Dropout1d": nn.Sequential(nn.Dropout1d(0.5), inner),
+        "AlphaDropout": nn.Sequential(nn.AlphaDropout(0.5), inner),
+        "functional": Functional(),
+    }
+
+
+@pytest.mark.parametrize("kind", models_with_dropout())
+def test_one_mask_a_step(kind):
+    """The same within a step whatever was drawn between, another in the next step."""
+    model = models_with_dropout()[kind].double()
+    x, examples = parameters(model), batch(0, 20)
+    gradient = Gradient(model, cross_entropy)
+    first = Oracle(gradient, examples, 1)
+    torch.manual_seed(99)
+    once = first(x)
+    torch.rand(3)
+    assert torch.equal(first(x), once)
+    torch.manual_seed(100)
+    assert torch.equal(Oracle(gradient, examples, 1)(x), once)
+    assert not torch.equal(Oracle(gradient, examples, 2)(x), once)
+
+
+def test_the_oracle_keeps_the_loss_of_the_first_point():
+    x = points(2)
+    oracle = Oracle(Gradient(network(), cross_entropy), batch(0), 0)
+    assert oracle.loss is None
+    oracle(x[0])
+    oracle(x[1])
+    assert oracle.loss == truth(x[0], batch(0))[0]
+
+
+def test_bf16_computes_in_bf16_and_keeps_float32():
+    low = Gradient(network(dtype=torch.float32), cross_entropy, bf16=True)
+    x, examples = points(2, torch.float32)[1], batch(0, 16, torch.float32)
+    _, grad = low.stochastic(x, examples, 0)
+    _, exact = truth(x, examples)
+    assert grad.dtype == torch.float32
+    assert not torch.equal(grad, exact)
+    assert (grad - exact).norm() < 0.03 * exact.norm()
+    assert low.predict(x, examples.inputs).dtype == torch.bfloat16
+
+
+def test_bf16_sees_a_point_that_changed_in_place():
+    """Autocast keeps cast weights; not from one step to the next."""
+    low = Gradient(network(dtype=torch.float32), cross_entropy, bf16=True)
+    y, examples = points(1, torch.float32)[0].clone(), batch(0, 16, torch.float32)
+    _, before = low.stochastic(y, examples, 0)
+    y.mul_(3)
+    _, after = low.stochastic(y, examples, 0)
+    fresh = Gradient(network(dtype=torch.float32), cross_entropy, bf16=True)
+    assert torch.equal(after, fresh.stochastic(y.clone(), examples, 0)[1])
+    assert not torch.equal(after, before)

@@ -1,0 +1,156 @@
+"""Checkpoints: committed by one file, refused when damaged, as many kept as asked for."""
+
+import json
+import shutil
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from hpcfl.checkpoint import committed, fingerprint, flat, read_server, save, sweep
+from hpcfl.comm.solo import Solo
+from hpcfl.errors import StoreError
+from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.memory import MemoryStore
+from hpcfl.store.rows import Reader, Table
+
+CPU = torch.device("cpu")
+
+
+class Server(NamedTuple):
+    x: Tensor
+    past: tuple[Tensor, ...]
+
+
+class State(NamedTuple):
+    c: Tensor
+
+
+SCHEMA = StateSchema(State, (Field("c", (3,), torch.float64),))
+
+
+def server(k):
+    return Server(torch.full((4,), float(k)), tuple(torch.full((2,), float(j)) for j in range(12)))
+
+
+@pytest.fixture
+def commit(tmp_path):
+    """Commits a round; the states of two clients hold its number."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "stores").mkdir()
+    store = MemoryStore(tmp_path / "stores", 0, "0123abcd", range(2), SCHEMA)
+
+    def go(round, keep=2):
+        for client in range(2):
+            store.stage(client, State(torch.full((3,), float(10 * round + client)).double()))
+        root = tmp_path / "checkpoints"
+        return save(root, round, server(round), store, Solo(), log_bytes=7 * round, keep=keep)
+
+    return go
+
+
+def states(root, checkpoint):
+    table = Table.load(checkpoint.folder, root / "stores")
+    with Reader(table, SCHEMA) as reader:
+        return [float(reader.read(client).c[0]) for client in range(2)]
+
+
+def test_every_kept_checkpoint_is_whole(tmp_path, commit):
+    for round in range(5):
+        kept = commit(round, keep=3)
+        assert [c.round for c in kept] == list(range(max(0, round - 2), round + 1))
+        for c in kept:
+            found = read_server(c, server(0), CPU)
+            assert type(found) is Server
+            assert torch.equal(found.x, server(c.round).x)
+            assert [float(p[0]) for p in found.past] == list(range(12))  # 10 is after 9
+            assert states(tmp_path, c) == [10 * c.round, 10 * c.round + 1]
+            assert (c.ranks, c.log_bytes) == (1, 7 * c.round)
+    assert committed(tmp_path / "checkpoints") == kept
+
+
+def test_an_uncommitted_folder_does_not_count_and_is_swept(tmp_path, commit):
+    commit(1)
+    root = tmp_path / "checkpoints"
+    shutil.copytree(root / "00000001", root / "00000002")
+    (root / "00000002" / "manifest.json").unlink()
+    assert [c.round for c in committed(root)] == [1]
+    sweep(root)
+    assert [path.name for path in root.iterdir()] == ["00000001"]
+    assert states(tmp_path, committed(root)[0]) == [10, 11]
+
+
+def test_a_torn_folder_of_the_same_round_is_replaced(tmp_path, commit):
+    torn = tmp_path / "checkpoints" / "00000003"
+    torn.mkdir()
+    (torn / "rows-0007.npz").write_text("left by a killed run of eight ranks")
+    (kept,) = commit(3)
+    assert sorted(kept.files) == ["rows-0000.npz", "server.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: json.dumps({**json.loads(text), "round": None}),
+        lambda text: text.replace('"log_bytes"', '"log"'),
+    ],
+)
+def test_a_damaged_manifest_says_which(tmp_path, commit, damage):
+    commit(1)
+    path = tmp_path / "checkpoints" / "00000001" / "manifest.json"
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(StoreError, match=r"00000001/manifest.json: is not a manifest: .*older"):
+        committed(tmp_path / "checkpoints")
+
+
+def test_a_manifest_of_another_format(tmp_path, commit):
+    commit(1)
+    path = tmp_path / "checkpoints" / "00000001" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    with pytest.raises(StoreError, match="format 99, expected 1: another version wrote it"):
+        committed(tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize("name", ["server.safetensors", "rows-0000.npz"])
+@pytest.mark.parametrize("fault", ["flip", "cut", "gone"])
+def test_a_damaged_file_is_found_before_it_is_used(commit, name, fault):
+    (checkpoint,) = commit(1)
+    path = checkpoint.folder / name
+    data = bytearray(path.read_bytes())
+    if fault == "flip":
+        data[len(data) // 2] ^= 1
+    path.write_bytes(data[: -3 if fault == "cut" else None])
+    if fault == "gone":
+        path.unlink()
+    with pytest.raises(StoreError, match=rf"{name}: (checksum|cannot be read).*older"):
+        read_server(checkpoint, server(0), CPU)
+
+
+def test_a_server_of_another_model(commit):
+    (checkpoint,) = commit(1)
+    wide = server(0)._replace(x=torch.zeros(5))
+    with pytest.raises(StoreError, match=r"x: found \(4,\) torch.float32, expected \(5,\)"):
+        read_server(checkpoint, wide, CPU)
+
+    class Other(NamedTuple):
+        x: Tensor
+        c: Tensor
+
+    with pytest.raises(StoreError, match=r"c: found nothing, expected \(4,\)"):
+        read_server(checkpoint, Other(torch.zeros(4), torch.zeros(4)), CPU)
+
+
+def test_tensors_of_a_server_are_named():
+    assert list(flat(server(0)))[:3] == ["x", "past.0", "past.1"]
+
+
+def test_the_fingerprint_sees_a_single_bit():
+    one = server(1)
+    other = one._replace(x=one.x.clone())
+    assert fingerprint(one) == fingerprint(other)
+    other.x.view(torch.int32)[3] ^= 1
+    assert fingerprint(one) != fingerprint(other)

@@ -1,0 +1,158 @@
+"""The round loop, played in this process: what it logs, evaluates, commits and keeps."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from hpcfl import engine
+from hpcfl.checkpoint import committed
+from hpcfl.errors import ClientError, DivergedError, Stopped
+from hpcfl.local.sequential import Sequential
+from hpcfl.session import resume, start
+from hpcfl.signals import SAVE, STOP
+from tests.algorithms.play import parts, play, read, softmax_problem, states, tree
+
+PROBLEM = softmax_problem()
+P = 15
+
+
+@pytest.fixture(autouse=True)
+def own_process():
+    before = {number: signal.getsignal(number) for number in (*STOP, SAVE)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    torch.use_deterministic_algorithms(False)
+
+
+def job(folder, **changes):
+    return tree(folder, PROBLEM, {"name": "scaffold"}, **changes)
+
+
+def test_the_log_has_every_round_once(tmp_path):
+    cohort = {"kind": "replay", "rounds": [[0, 1], [], [2, 3, 4]]}
+    log = play(tmp_path, job(tmp_path, cohort=cohort, rounds=3)).log
+    assert [record["round"] for record in log] == [1, 2, 3]
+    assert [record["clients"] for record in log] == [2, 0, 3]
+    assert [record["down_bytes"] for record in log] == [n * 2 * 8 * P for n in (2, 0, 3)]
+    assert [record["up_bytes"] for record in log] == [n * 2 * 8 * P for n in (2, 0, 3)]
+    assert ["train_loss" in record for record in log] == [True, False, True]
+    assert all(record["wall_s"] > 0 for record in log)
+
+
+def test_the_training_loss_is_the_weighted_mean_over_clients(tmp_path):
+    """One full-batch step: the loss at x0 over the examples of the cohort."""
+    changes = {"local": {"steps": 1, "batch_size": "full", "lr": 0.1}, "rounds": 1}
+    log = play(tmp_path, job(tmp_path, **changes)).log
+    described = parts(tmp_path, job(tmp_path, **changes))
+    inputs, labels = described.dataset.train
+    logits = described.gradient().predict(described.x0, inputs)
+    whole = torch.nn.functional.cross_entropy(logits, labels)
+    assert log[0]["train_loss"] == pytest.approx(float(whole), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "due"),
+    [
+        ({}, [7]),
+        ({"every": 3}, [0, 3, 6, 7]),
+        ({"every": 3, "last": 3}, [0, 3, 5, 6, 7]),
+        ({"last": 2}, [6, 7]),
+    ],
+)
+def test_when_the_model_is_evaluated(tmp_path, evaluate, due):
+    digits = {"data": {"kind": "digits", "clients": 6}, "rounds": 7, "evaluate": evaluate}
+    log = play(tmp_path, job(tmp_path, **digits)).log
+    assert [record["round"] for record in log if "test_accuracy" in record] == due
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "kept"),
+    [({"every": 3, "keep": 9}, [0, 3, 6, 7]), ({"every": 100}, [0, 7]), ({"every": 1}, [6, 7])],
+)
+def test_when_checkpoints_are_committed(tmp_path, checkpoint, kept):
+    path = play(tmp_path, job(tmp_path, rounds=7, checkpoint=checkpoint)).path
+    assert [c.round for c in committed(path / "checkpoints")] == kept
+
+
+def test_each_kept_checkpoint_resumes_to_the_same_end(tmp_path):
+    """Removing the newest ones by hand, as the error messages say."""
+    changes = {"rounds": 6, "checkpoint": {"every": 2, "keep": 9}}
+    whole = play(tmp_path, job(tmp_path, **changes))
+    own = states(whole.path, parts(tmp_path, job(tmp_path, **changes)))
+    for round in (4, 2, 0):
+        for c in committed(whole.path / "checkpoints"):
+            if c.round > round:
+                (c.folder / "manifest.json").unlink()
+        assert torch.equal(resume(whole.path).x, whole.x)
+        again = states(whole.path, parts(tmp_path, job(tmp_path, **changes)))
+        assert all(torch.equal(a.c, b.c) for a, b in zip(own, again, strict=True))
+        lines = (whole.path / "log.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("number", STOP)
+def test_a_signal_stops_after_the_round_and_counts_once(tmp_path, monkeypatch, number):
+    play_round = engine.play_round
+
+    def signalled(run, server, t, asked):
+        if t == 2:
+            os.kill(os.getpid(), number)
+        return play_round(run, server, t, asked)
+
+    monkeypatch.setattr(engine, "play_round", signalled)
+    with pytest.raises(Stopped, match=rf"{number.name} after round 4 of 6, with a checkpoint"):
+        play(tmp_path, job(tmp_path, checkpoint={"every": 100}))
+    assert [c.round for c in committed(tmp_path / "run0" / "checkpoints")] == [0, 4]
+
+
+def test_a_signal_in_the_last_round_changes_nothing(tmp_path, monkeypatch):
+    play_round = engine.play_round
+
+    def signalled(run, server, t, asked):
+        if t == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return play_round(run, server, t, asked)
+
+    monkeypatch.setattr(engine, "play_round", signalled)
+    assert len(play(tmp_path, job(tmp_path)).log) == 6
+
+
+def test_a_round_that_diverges_leaves_nothing(tmp_path):
+    """The last checkpoint stands; the log ends before the round."""
+    local = {"epochs": 2, "batch_size": 4, "lr": 1.0e300, "weight_decay": 1.0e10}
+    with pytest.raises(DivergedError, match=r"client \d on rank 0, round \d: its upload"):
+        play(tmp_path, job(tmp_path, local=local, checkpoint={"every": 1}))
+    run = tmp_path / "run0"
+    newest = committed(run / "checkpoints")[-1]
+    assert (run / "log.jsonl").read_bytes().count(b"\n") == newest.round
+
+
+def test_an_error_of_a_client_names_it(tmp_path, monkeypatch):
+    train = Sequential._visit
+
+    def broken(self, message, visit, state):
+        if (visit.client, visit.round) == (3, 2):
+            visit = visit._replace(batches=iter([next(visit.batches)]))
+        return train(self, message, visit, state)
+
+    monkeypatch.setattr(Sequential, "_visit", broken)
+    with pytest.raises(ClientError, match="client 3, round 2, step 1: StopIteration"):
+        play(tmp_path, job(tmp_path))
+
+
+def test_two_runs_of_one_process(tmp_path):
+    """Nothing of the first shows in the second."""
+    once = play(tmp_path, job(tmp_path)).x
+    play(tmp_path, job(tmp_path, precision="float32", seed=9))
+    assert torch.equal(play(tmp_path, job(tmp_path)).x, once)
+
+
+def test_a_run_that_ended_may_be_resumed_in_the_same_process(tmp_path):
+    """As a notebook does: the lock is of the run, not of the process."""
+    loaded = read(tmp_path, job(tmp_path))
+    first = start(loaded, tmp_path / "run")
+    assert torch.equal(resume(tmp_path / "run").x, first.x)

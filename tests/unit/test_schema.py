@@ -1,0 +1,121 @@
+"""What is sent and kept is found, not declared: traffic, states, and faults in an algorithm."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from hpcfl.algorithms.base import Upload
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.algorithms.scaffold import Scaffold
+from hpcfl.schema import dry_round, nbytes, traffic
+
+P = 1000
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "down", "up", "kept"),
+    [
+        (FedAvg(), 1, 1, []),
+        (Scaffold(option=1), 2, 2, ["c"]),
+        (Scaffold(option=2), 2, 2, ["c"]),
+        (FedHBM(), 1, 1, ["z", "known"]),
+        (FedHBM(first="random"), 1, 1, ["z", "known"]),
+        (FedHBM(nesterov=True), 1, 1, ["z", "known"]),
+    ],
+)
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 4), (torch.float64, 8)])
+def test_traffic_and_state_in_vectors(algorithm, down, up, kept, dtype, width):
+    schema = dry_round(algorithm, P, dtype)
+    vector = width * P
+    assert traffic(algorithm, schema) == (down * vector, up * vector)
+    assert [field.name for field in schema.kept.fields] == kept
+    vectors = [field for field in schema.kept.fields if field.shape == (P,)]
+    assert len(vectors) == min(len(kept), 1)
+    assert all(field.dtype == dtype for field in schema.kept.fields)
+
+
+def test_the_loss_rides_along_but_is_no_traffic():
+    schema = dry_round(Scaffold(), P, torch.float32)
+    assert schema.sent._fields == ("delta", "dc", "train_loss")
+    upload = schema.upload._replace(delta=torch.ones(P), dc=torch.zeros(P))
+    back, loss = schema.receive(schema.send(upload, torch.tensor(0.5)))
+    assert type(back) is type(upload)
+    assert back.delta is upload.delta
+    assert loss == 0.5
+
+
+class Twice(NamedTuple):
+    delta: Tensor
+    again: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubled(FedAvg):
+    """Sends the same vector twice, the second derived."""
+
+    derived = frozenset({"again"})
+
+    def finish(self, y, local, message, state, client):
+        return Twice(message.x - y, message.x - y), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surveys(FedAvg):
+    """Wants the cohort's mean gradient."""
+
+    full_gradient = "cohort"
+
+
+def test_derived_fields_are_summed_but_not_counted():
+    schema = dry_round(Doubled(), P, torch.float32)
+    assert traffic(Doubled(), schema) == (4 * P, 4 * P)
+    assert schema.sent._fields == ("delta", "again", "train_loss")
+
+
+def test_a_survey_costs_a_vector_each_way():
+    assert traffic(Surveys(), dry_round(Surveys(), P, torch.float32)) == (8 * P, 8 * P)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grows(Scaffold):
+    """Keeps another shape than it starts with."""
+
+    def finish(self, y, local, message, state, client):
+        upload, after = super().finish(y, local, message, state, client)
+        return upload, after._replace(c=after.c[:-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widens(Scaffold):
+    """Keeps another dtype than it starts with."""
+
+    def finish(self, y, local, message, state, client):
+        upload, after = super().finish(y, local, message, state, client)
+        return upload, after._replace(c=after.c.double())
+
+
+@pytest.mark.parametrize("cls", [Grows, Widens])
+def test_a_state_that_changes_its_shape_is_refused(cls):
+    with pytest.raises(TypeError, match=f"{cls.__name__}.finish returns a state of other shapes"):
+        dry_round(cls(), P, torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branches(FedAvg):
+    """Looks at a tensor's value, against the law."""
+
+    def finish(self, y, local, message, state, client):
+        return Upload(y if y.sum() > 0 else -y), state
+
+
+def test_a_branch_on_a_value_is_found():
+    with pytest.raises(RuntimeError, match="meta"):
+        dry_round(Branches(), P, torch.float32)
+
+
+def test_nbytes_counts_tuples_of_tensors():
+    assert nbytes({"past": (torch.zeros(3), torch.zeros(2, dtype=torch.float64))}) == 12 + 16
