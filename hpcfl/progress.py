@@ -6,7 +6,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from types import TracebackType
 from typing import IO, Self
 
 from rich.console import Console
@@ -30,13 +29,8 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
+    def __exit__(self, *exception: object) -> None:
+        """Nothing is open."""
 
     def round(self, record: Record) -> None:
         """Report a round; called once a round with what goes to log.jsonl."""
@@ -123,12 +117,7 @@ class _Bar(_Paced):
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
     def _say(self, text: str) -> None:

@@ -17,20 +17,12 @@ from hpcfl.types import Count, Fraction, PathText, Section
 Clients = NDArray[np.int64]
 
 
-def _at_most(size: int, population: int, kind: str) -> None:
-    if size > population:
-        raise JobError(
-            f"cohort.size: {kind} cohorts of {size} clients, but the population has {population}; "
-            f"use at most {population}"
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
-class Uniform(Section):
-    """``size`` clients, without replacement."""
+class _Sized(Section):
+    """Cohorts of one size."""
 
-    kind: Literal["uniform"] = "uniform"
     size: Count
+    """|S|, clients of a round."""
 
     def participation(self, population: int) -> float:
         """C, the configured participation."""
@@ -38,7 +30,18 @@ class Uniform(Section):
 
     def check(self, population: int, rounds: int) -> None:
         """Raise JobError where the cohorts do not fit the population."""
-        _at_most(self.size, population, self.kind)
+        if self.size > population:
+            raise JobError(
+                f"cohort.size: cohorts of {self.size} clients, but the population has "
+                f"{population}; use at most {population}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(_Sized):
+    """``size`` clients, without replacement."""
+
+    kind: Literal["uniform"] = "uniform"
 
     def draw(self, round: int, population: int, seed: int) -> Clients:
         """The round's clients, ascending."""
@@ -67,19 +70,10 @@ class Bernoulli(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cyclic(Section):
+class Cyclic(_Sized):
     """Round t takes clients t size ... t size + size - 1, modulo the population."""
 
     kind: Literal["cyclic"] = "cyclic"
-    size: Count
-
-    def participation(self, population: int) -> float:
-        """C, the configured participation."""
-        return self.size / population
-
-    def check(self, population: int, rounds: int) -> None:
-        """Raise JobError where the cohorts do not fit the population."""
-        _at_most(self.size, population, self.kind)
 
     def draw(self, round: int, population: int, seed: int) -> Clients:
         """The round's clients, ascending."""

@@ -1,7 +1,7 @@
 """Signals that ask a run to stop or to checkpoint; latched here, agreed on by the engine."""
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 STOP = (signal.SIGTERM, signal.SIGUSR1)
@@ -29,12 +29,7 @@ class Signals:
         self._before[SAVE] = signal.signal(SAVE, self._latch_save)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if not self.stop:
             for number, handler in self._before.items():
                 signal.signal(number, handler)

@@ -22,15 +22,13 @@ constant.  On a CPU this is five times cheaper than a conversion from float64 to
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.comm.base import Comm
-from hpcfl.comm.reduction import Column, Layout, inspect
+from hpcfl.comm.reduction import Column, Place, Reduction
 
 _SHIFTER = 3.0 * 2.0**51
 _PATTERN = int(np.float64(_SHIFTER).view(np.int64))
@@ -38,64 +36,32 @@ _BLOCK = {"cpu": 1 << 19, "cuda": 1 << 24}  # doubles of scratch: 4 MiB stay in 
 _LARGEST_SHIFT = 900  # 2.0**shift x weight must itself be a finite double
 
 
-class Exact:
-    """A ``Reduction`` whose result does not depend on the number of ranks, bit for bit.
+class Exact(Reduction):
+    """A reduction whose result does not depend on the number of ranks, bit for bit."""
 
-    Args:
-        comm: the group of ranks.
-        template: a NamedTuple of meta tensors, shaped like an upload.
-        plain: fields averaged with weight 1 over |S|.
-        dtype: of the uploads and of the mean, float32 or float64.
-        device: of the uploads and of the mean.
-    """
+    def summed(self, dtype: torch.dtype) -> torch.dtype:
+        """Integers, whatever is averaged."""
+        return torch.int64
 
-    def __init__(
-        self,
-        comm: Comm,
-        template: Any,
-        plain: frozenset[str],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._comm, self._dtype = comm, dtype
-        self._layout = Layout.of(template, plain)
-        self._sums = torch.empty(self._layout.numel, dtype=torch.int64, device=device)
-        self._scratch = torch.empty(_BLOCK[device.type], dtype=torch.float64, device=device)
+    def accumulate(self, place: Place, column: Column, weights: Sequence[float]) -> None:
+        """Set the place's sum to that of this rank's clients, in units of 2^-shift."""
+        _accumulate(column, weights, _shift(place), place.sum, self._scratch)
 
-    def mean(
-        self,
-        uploads: Sequence[Any],
-        clients: Sequence[int],
-        weights: Sequence[float],
-        total: float,
-        cohort: int,
-        flags: NDArray[np.float64],
-        *,
-        round: int,
-    ) -> tuple[Any, NDArray[np.float64]]:
-        """Collective: see ``Reduction.mean``; two all-reduces, a small maximum and the sum."""
-        layout, comm = self._layout, self._comm
-        columns, factors = layout.columns(uploads), layout.factors(weights)
-        peaks, flags = inspect(comm, layout, columns, factors, clients, flags, round)
-        shifts = [_shift(peak, cohort) for peak in peaks]
-        sums = [self._sums[begin:end] for begin, end in layout.bounds]
-        for out, column, field_weights, shift in zip(sums, columns, factors, shifts, strict=True):
-            _accumulate(column, field_weights, shift, out, self._scratch)
-        comm.sum(self._sums)
-        means = [
-            _restore(out, divisor, shift, self._dtype, self._scratch).view(shape)
-            for out, divisor, shift, shape in zip(
-                sums, layout.totals(total, cohort), shifts, layout.shapes, strict=True
-            )
-        ]
-        return layout.type(*means), flags
+    def restore(self, place: Place) -> Tensor:
+        """The flat mean, from the integers summed over all ranks."""
+        return _restore(place.sum, place.divisor, _shift(place), self._dtype, self._scratch)
+
+    @cached_property
+    def _scratch(self) -> Tensor:
+        device = self._buffer.device
+        return torch.empty(_BLOCK[device.type], dtype=torch.float64, device=device)
 
 
-def _shift(peak: float, cohort: int) -> int:
-    """The s for which terms up to ``peak``, times 2^s, can be rounded and summed in int64."""
-    if peak == 0:
+def _shift(place: Place) -> int:
+    """The s for which terms up to the peak, times 2^s, can be rounded and summed in int64."""
+    if place.peak == 0:
         return 0
-    return min(51, 62 - (cohort - 1).bit_length()) - math.frexp(peak)[1]
+    return min(51, 62 - (place.cohort - 1).bit_length()) - math.frexp(place.peak)[1]
 
 
 def _accumulate(

@@ -1,9 +1,10 @@
 """What every mean of uploads shares: its contract, its layout, and the look before the sum."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,37 +19,6 @@ _SMALL = 1 << 14  # elements up to which one stacked tensor beats one call per c
 
 Column = Tensor | list[Tensor]
 """One field of K clients' uploads: K flat tensors [n], or [K, n] stacked where n is small."""
-
-
-class Reduction(Protocol):
-    """How the uploads of a round, spread over the ranks, become one mean on every rank."""
-
-    def mean(
-        self,
-        uploads: Sequence[Any],
-        clients: Sequence[int],
-        weights: Sequence[float],
-        total: float,
-        cohort: int,
-        flags: NDArray[np.float64],
-        *,
-        round: int,
-    ) -> tuple[Any, NDArray[np.float64]]:
-        """Collective: the mean of the cohort's uploads, and the elementwise maximum of ``flags``.
-
-        Args:
-            uploads: those of the clients that this rank trained, one NamedTuple each; may be empty.
-            clients: their ids, each in the cohort of one rank only.
-            weights: theirs, not negative; what is averaged plainly ignores them.
-            total: the weights' sum over the whole cohort, positive, the same on every rank.
-            cohort: clients over all ranks, at least 1, the same on every rank.
-            flags: finite numbers that the ranks want the maximum of.
-            round: for the error message only.
-
-        Raises:
-            DivergedError: on every rank, before anything is summed, if an upload is not finite.
-        """
-        ...
 
 
 class Layout(NamedTuple):
@@ -84,6 +54,15 @@ class Layout(NamedTuple):
     def totals(self, total: float, cohort: int) -> list[float]:
         """For each field, what its sum is divided by."""
         return [float(cohort) if name in self.plain else total for name in self.names]
+
+
+class Place(NamedTuple):
+    """One field's part of the buffer that the ranks sum, in one round."""
+
+    sum: Tensor  # [n], a view of the buffer
+    peak: float  # the largest |weight x value| over the cohort
+    divisor: float  # what makes a mean of the sum
+    cohort: int  # clients over all ranks
 
 
 def _column(tensors: list[Tensor]) -> Column:
@@ -141,3 +120,81 @@ def inspect(
         )
         raise DivergedError(message)
     return agreed[:fields].tolist(), agreed[fields + 1 :]
+
+
+class Reduction(ABC):
+    """How the uploads of a round, spread over the ranks, become one mean on every rank.
+
+    Args:
+        comm: the group of ranks.
+        template: a NamedTuple of meta tensors, shaped like an upload.
+        plain: fields averaged with weight 1 over |S|.
+        dtype: of the uploads and of the mean, float32 or float64.
+        device: of the uploads and of the mean.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        template: Any,
+        plain: frozenset[str],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._comm, self._dtype = comm, dtype
+        self._layout = Layout.of(template, plain)
+        self._buffer = torch.empty(self._layout.numel, dtype=self.summed(dtype), device=device)
+
+    def mean(
+        self,
+        uploads: Sequence[Any],
+        clients: Sequence[int],
+        weights: Sequence[float],
+        total: float,
+        cohort: int,
+        flags: NDArray[np.float64],
+        *,
+        round: int,
+    ) -> tuple[Any, NDArray[np.float64]]:
+        """Collective: the mean of the cohort's uploads, and the elementwise maximum of ``flags``.
+
+        Two all-reduces: a small maximum, then the sum of one buffer for all fields.
+
+        Args:
+            uploads: those of the clients that this rank trained, one NamedTuple each; may be empty.
+            clients: their ids, each in the cohort of one rank only.
+            weights: theirs, not negative; what is averaged plainly ignores them.
+            total: the weights' sum over the whole cohort, positive, the same on every rank.
+            cohort: clients over all ranks, at least 1, the same on every rank.
+            flags: finite numbers that the ranks want the maximum of.
+            round: for the error message only.
+
+        Raises:
+            DivergedError: on every rank, before anything is summed, if an upload is not finite.
+        """
+        layout = self._layout
+        columns, factors = layout.columns(uploads), layout.factors(weights)
+        peaks, flags = inspect(self._comm, layout, columns, factors, clients, flags, round)
+        divisors = layout.totals(total, cohort)
+        places = [
+            Place(self._buffer[begin:end], peak, divisor, cohort)
+            for (begin, end), peak, divisor in zip(layout.bounds, peaks, divisors, strict=True)
+        ]
+        for place, column, factor in zip(places, columns, factors, strict=True):
+            self.accumulate(place, column, factor)
+        self._comm.sum(self._buffer)
+        means = map(self.restore, places)
+        shaped = (mean.view(shape) for mean, shape in zip(means, layout.shapes, strict=True))
+        return layout.type(*shaped), flags
+
+    @abstractmethod
+    def summed(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of what the ranks sum."""
+
+    @abstractmethod
+    def accumulate(self, place: Place, column: Column, weights: Sequence[float]) -> None:
+        """Set the place's sum to that of this rank's clients."""
+
+    @abstractmethod
+    def restore(self, place: Place) -> Tensor:
+        """The flat mean, a tensor of its own, from the sum over all ranks."""

@@ -1,52 +1,94 @@
 """What CIFAR-10 and CIFAR-100 have in common: 32x32 colour images in pickles or an .npz."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.files import read_arrays
+from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.unpickle import unpickle
 from hpcfl.data.vision import torchvision
 from hpcfl.errors import DataError
-from hpcfl.types import Examples
+from hpcfl.types import Examples, PathText
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
-def read(
-    root: Path, name: str, folder: str, train: tuple[str, ...], test: str, labels: str, classes: int
-) -> tuple[Examples, Examples]:
+class Layout(NamedTuple):
+    """One of the two data sets, as its owners publish it."""
+
+    name: str
+    """Of torchvision's class; in lower case, of the .npz."""
+    folder: str
+    """The official folder, as torchvision unpacks it."""
+    train: tuple[str, ...]
+    """Its files of training examples, in order."""
+    test: str
+    """Its file of test examples."""
+    labels: str
+    """Which entry of a file holds the labels."""
+    classes: int
+    mean: tuple[float, float, float]
+    """Of red, green and blue in [0, 1], over the training images."""
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar(DataConfig):
+    """Images uint8 [n, 32, 32, 3] and labels; training images are cropped and flipped."""
+
+    layout: ClassVar[Layout]
+
+    root: PathText = "data"
+    """The folder that holds the official folder or an .npz: see README.md."""
+    download: bool = False
+    """Fetch the official files into root if they are missing (needs torchvision)."""
+    augment: bool = True
+    """Crop training images from a padding of 4 and flip them, per image."""
+
+    def load(self, seed: int) -> Dataset:
+        """Read the official pickles, or the .npz."""
+        layout, root = self.layout, Path(self.root)
+        if self.download:
+            download(root, layout.name)
+        train, test = read(root, layout)
+        return Dataset(
+            train=train,
+            test=test,
+            natural=None,
+            classes=layout.classes,
+            loss="cross_entropy",
+            transform=CropFlipNormalize(mean=layout.mean, std=layout.std, augment=self.augment),
+        )
+
+
+def read(root: Path, layout: Layout) -> tuple[Examples, Examples]:
     """The training and test examples: uint8 [n, 32, 32, 3] and int64 [n].
 
-    Args:
-        root: holds ``folder``, or NAME.npz with x_train, y_train, x_test and y_test.
-        name: "cifar10" or "cifar100".
-        folder: the official folder, as torchvision unpacks it.
-        train: its files of training examples, in order.
-        test: its file of test examples.
-        labels: which entry of a file holds the labels.
-        classes: how many there are.
-
     Raises:
-        DataError: neither is there, or it is not what it should be.
+        DataError: neither the folder nor the .npz is in ``root``, or it is not what it should be.
     """
-    if (root / folder).is_dir():
-        parts = [_pickled(root / folder / part, labels, classes) for part in train]
+    official = root / layout.folder
+    if official.is_dir():
+        parts = [_pickled(official / part, layout) for part in layout.train]
         inputs, targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        return Examples(inputs, targets), _pickled(root / folder / test, labels, classes)
-    path = root / f"{name}.npz"
+        return Examples(inputs, targets), _pickled(official / layout.test, layout)
+    path = root / f"{layout.name.lower()}.npz"
     if not path.is_file():
         raise DataError(
-            f"{root}: found neither {folder}/ nor {path.name}; put one there, set data.root to "
-            "where it is, or set data.download to true"
+            f"{root}: found neither {layout.folder}/ nor {path.name}; put one there, set "
+            "data.root to where it is, or set data.download to true"
         )
     arrays = read_arrays(path, _KEYS)
+    x_train, y_train, x_test, y_test = (arrays[key] for key in _KEYS)
     return (
-        _examples(f"{path}: x_train, y_train", arrays["x_train"], arrays["y_train"], classes),
-        _examples(f"{path}: x_test, y_test", arrays["x_test"], arrays["y_test"], classes),
+        _examples(f"{path}: x_train, y_train", x_train, y_train, layout.classes),
+        _examples(f"{path}: x_test, y_test", x_test, y_test, layout.classes),
     )
 
 
@@ -63,20 +105,20 @@ def download(root: Path, dataset: str) -> None:
         raise DataError(f"{root}: {dataset} could not be downloaded: {error}") from error
 
 
-def _pickled(path: Path, labels: str, classes: int) -> Examples:
+def _pickled(path: Path, layout: Layout) -> Examples:
     """One official file: rows of 3072 bytes, channel by channel."""
     content = unpickle(path)
-    for key in ("data", labels):
+    for key in ("data", layout.labels):
         if key not in content:
             raise DataError(f"{path}: no {key!r}; found {', '.join(content) or 'nothing'}")
     pixels = content["data"]
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:
         raise DataError(f"{path}: 'data' is not an array of rows of 3072 bytes")
     try:
-        targets = np.asarray(content[labels])
+        targets = np.asarray(content[layout.labels])
     except ValueError as error:
-        raise DataError(f"{path}: {labels!r} is not a list of integers") from error
-    return _examples(str(path), pixels.reshape(-1, 3, 32, 32), targets, classes)
+        raise DataError(f"{path}: {layout.labels!r} is not a list of integers") from error
+    return _examples(str(path), pixels.reshape(-1, 3, 32, 32), targets, layout.classes)
 
 
 def _examples(where: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> Examples:

@@ -116,7 +116,7 @@ def test_no_job_file(tmp_path, refused):
 
 
 def test_cohort_larger_than_the_population(run):
-    contains(run("cohort.size=5"), "cohort.size: uniform cohorts of 5 clients", "at most 4")
+    contains(run("cohort.size=5"), "cohort.size: cohorts of 5 clients", "at most 4")
 
 
 def test_more_ranks_than_clients():
