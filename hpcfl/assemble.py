@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,16 +18,17 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import Exact
 from hpcfl.comm.fast import Fast
 from hpcfl.comm.reduction import Reduction
+from hpcfl.comm.together import together
 from hpcfl.data.base import Dataset
 from hpcfl.data.deal import deal
 from hpcfl.data.partition import Rows
-from hpcfl.engine import Desk, Run, Survey
 from hpcfl.errors import JobError
 from hpcfl.job import Job, Loaded, settled
 from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.init import load_initial
+from hpcfl.run import Desk, Run, Survey
 from hpcfl.schema import Schema, dry_round, traffic
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
@@ -127,25 +128,44 @@ class Parts:
         return Hdf5Store(root, rank, life, clients, kept, cache)
 
 
+def device_type(job: Job) -> Literal["cpu", "cuda"]:
+    """Where the job computes on this host, if it can; ``device_of`` says whether."""
+    return "cpu" if job.device == "cpu" or not torch.cuda.is_available() else "cuda"
+
+
 def device_of(job: Job, local_rank: int) -> torch.device:
-    """The device of a rank.
+    """The device of a rank: its own GPU of the host's, or the only one that it sees.
 
     Raises:
         JobError: the job asks for a GPU or a precision that is not there.
     """
-    cuda = torch.cuda.is_available()
-    if job.device == "cuda" and not cuda:
-        raise JobError("device: found no GPU, but the job says cuda; say cpu or auto")
-    if job.device == "cpu" or not cuda:
+    if device_type(job) == "cpu":
+        if job.device == "cuda":
+            raise JobError("device: found no GPU, but the job says cuda; say cpu or auto")
         if job.precision == "tf32":
             raise JobError("precision: tf32 needs a GPU; say float32 or bf16 on a CPU")
         return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
+    count = torch.cuda.device_count()
+    if count == 1:  # as Slurm's --gpus-per-task shows it to every rank
+        return torch.device("cuda", 0)
+    if local_rank >= count:
         raise JobError(
             f"device: rank {local_rank} of this host needs a GPU of its own, but there are "
-            f"{torch.cuda.device_count()}; start fewer ranks per host"
+            f"{count}; start fewer ranks per host"
         )
     return torch.device("cuda", local_rank)
+
+
+def place(job: Job, comm: Comm) -> torch.device:
+    """Collective: this rank's device, which it computes on from now on.
+
+    Raises:
+        JobError: a rank's device is not there.
+    """
+    if device_type(job) == "cuda":  # even a rank that fails takes part in saying so, on a GPU
+        torch.cuda.set_device(comm.local_rank % torch.cuda.device_count())
+    with together(comm):
+        return device_of(job, comm.local_rank)
 
 
 def prepare_torch(job: Job, device: torch.device) -> None:
@@ -175,8 +195,13 @@ def keep_freed_memory() -> None:
         mallopt(trim_threshold, largest)
 
 
-def assemble(loaded: Loaded, device: torch.device) -> Parts:
+def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> Parts:
     """Load the data, deal it, build the model, and play the dry round.
+
+    Args:
+        loaded: the checked job.
+        device: this rank's.
+        resumed: the initial model is known, so the file of ``model.init`` is not read.
 
     Raises:
         JobError, DataError: something in the job does not fit.
@@ -188,7 +213,7 @@ def assemble(loaded: Loaded, device: torch.device) -> Parts:
     job.cohort.check(len(rows), job.rounds)
     algorithm = job.algorithm.settle(job.cohort.participation(len(rows)))
     loaded = settled(loaded, algorithm)
-    x0, model, skipped = _initial_model(loaded, dataset)
+    x0, model, skipped = _initial_model(loaded, dataset, resumed)
     schema = dry_round(algorithm, x0.numel(), x0.dtype)
     return Parts(loaded, dataset, rows, model.to(device), x0.to(device), skipped, schema, device)
 
@@ -207,16 +232,19 @@ def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Mod
     return parameters(model), model
 
 
-def _initial_model(loaded: Loaded, dataset: Dataset) -> tuple[Vector, nn.Module, tuple[str, ...]]:
+def _initial_model(
+    loaded: Loaded, dataset: Dataset, resumed: bool
+) -> tuple[Vector, nn.Module, tuple[str, ...]]:
     """The initial model, its parameters, and what its file left to chance."""
     job = loaded.job
     x0, model = initial(loaded, dataset, key(job.seed, "model"))
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
+    if any(getattr(m, "track_running_stats", False) for m in model.modules()):
         raise JobError(
-            f"model.name: {loaded.tree['model']['name']} has batch normalisation, whose running "
-            "statistics are no parameters and would differ between clients; use GroupNorm"
+            f"model.name: {loaded.tree['model']['name']} keeps running statistics "
+            "(batch or instance normalisation), which are no parameters and would differ between "
+            "clients; use GroupNorm"
         )
-    if job.model.init is None:
+    if job.model.init is None or resumed:
         return x0, model, ()
     skipped = load_initial(model, Path(job.model.init))
     return parameters(model), model, skipped

@@ -23,7 +23,8 @@ from torch import Tensor
 from hpcfl.comm.base import Comm
 from hpcfl.errors import StoreError
 from hpcfl.store.base import ClientStore
-from hpcfl.store.durable import sync_folder, write_file
+from hpcfl.store.durable import storing, sync_folder, write_file
+from hpcfl.store.rows import file_name
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -38,6 +39,8 @@ class Checkpoint(NamedTuple):
     """Rounds completed."""
     ranks: int
     """The number of ranks that wrote it."""
+    job: str
+    """The mark of the job it belongs to."""
     log_bytes: int
     """The length of log.jsonl at its commit."""
     files: dict[str, int]
@@ -51,9 +54,10 @@ def save(
     store: ClientStore,
     comm: Comm,
     *,
+    job: str,
     log_bytes: int,
     keep: int,
-) -> list[Checkpoint]:
+) -> list[Path]:
     """Collective: commit the server and every rank's states after ``round`` rounds.
 
     Args:
@@ -62,45 +66,58 @@ def save(
         server: the algorithm's server, the same on every rank.
         store: this rank's client states.
         comm: the ranks.
+        job: the job's mark; a resume refuses another.
         log_bytes: the length of the log, which is on the disk.
         keep: how many checkpoints are kept.
 
     Returns:
-        The checkpoints that are kept, oldest first.
+        The folders of the checkpoints that are kept, oldest first.
 
     Raises:
         StoreError: on this rank alone: a file cannot be written.
     """
     folder = root / f"{round:08d}"
     if comm.rank == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        with storing(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
         write_file(folder / SERVER, save_tensors(flat(server)))
     comm.barrier()
     store.commit(folder)
     comm.barrier()
+    names = ""
     if comm.rank == 0:
-        _commit(folder, round, comm.size, log_bytes)
-        for old in committed(root)[:-keep]:
-            (old.folder / MANIFEST).unlink()
-            shutil.rmtree(old.folder)
-    comm.barrier()
-    kept = committed(root)
-    store.keep([checkpoint.folder for checkpoint in kept])
+        with storing(folder):
+            _commit(folder, round, comm.size, job=job, log_bytes=log_bytes)
+        names = " ".join(kept.folder.name for kept in _prune(root, keep))
+    # Only what rank 0 knows to be kept: another host's view of the folder may be seconds old.
+    kept = [root / name for name in comm.share(names).split()]
+    store.keep(kept)
     return kept
 
 
-def _commit(folder: Path, round: int, ranks: int, log_bytes: int) -> None:
+def _commit(folder: Path, round: int, ranks: int, *, job: str, log_bytes: int) -> None:
+    names = [SERVER, *(file_name(rank) for rank in range(ranks))]
     manifest = {
         "format": FORMAT,
         "round": round,
         "ranks": ranks,
+        "job": job,
         "log_bytes": log_bytes,
-        "files": {path.name: crc32(path.read_bytes()) for path in sorted(folder.iterdir())},
+        "files": {name: crc32((folder / name).read_bytes()) for name in names},
     }
     sync_folder(folder)
     write_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
     sync_folder(folder.parent)
+
+
+def _prune(root: Path, keep: int) -> list[Checkpoint]:
+    """Remove all but the newest ``keep`` checkpoints, which are returned."""
+    found = committed(root)
+    for old in found[:-keep]:
+        (old.folder / MANIFEST).unlink()
+        shutil.rmtree(old.folder, ignore_errors=True)  # `sweep` removes what is left of it
+    return found[-keep:]
 
 
 def committed(root: Path) -> list[Checkpoint]:
@@ -109,15 +126,19 @@ def committed(root: Path) -> list[Checkpoint]:
     Raises:
         StoreError: a manifest is not one.
     """
-    found = [_read(path.parent) for path in sorted(root.glob(f"*/{MANIFEST}"))]
-    return sorted(found, key=lambda checkpoint: checkpoint.round)
+    return [read(folder) for folder in _folders(root) if (folder / MANIFEST).exists()]
 
 
 def sweep(root: Path) -> None:
     """Remove the folders that a killed run left uncommitted."""
-    for folder in root.glob("*"):
+    for folder in _folders(root):
         if not (folder / MANIFEST).exists():
             shutil.rmtree(folder)
+
+
+def _folders(root: Path) -> list[Path]:
+    """Those named like checkpoints, in the order of their rounds."""
+    return sorted(path for path in root.glob("[0-9]" * 8) if path.is_dir())
 
 
 def read_server(checkpoint: Checkpoint, template: Any, device: torch.device) -> Any:
@@ -176,7 +197,12 @@ def _nested(tensors: dict[str, Tensor], template: Any, path: Path) -> Any:
     return type(template)(*values)
 
 
-def _read(folder: Path) -> Checkpoint:
+def read(folder: Path) -> Checkpoint:
+    """The committed checkpoint in ``folder``.
+
+    Raises:
+        StoreError: its manifest is missing or not one.
+    """
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text())
@@ -185,6 +211,7 @@ def _read(folder: Path) -> Checkpoint:
             folder,
             int(manifest["round"]),
             int(manifest["ranks"]),
+            str(manifest["job"]),
             int(manifest["log_bytes"]),
             dict(manifest["files"]),
         )

@@ -1,83 +1,19 @@
 """The round loop.  Every rank runs it; only comm, store and owner know which rank that is."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from signal import Signals as Names
 from time import monotonic, perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.algorithms.base import Algorithm, Cohort, Fresh
-from hpcfl.comm.base import Comm
-from hpcfl.comm.reduction import Reduction
+from hpcfl.algorithms.base import Cohort
 from hpcfl.errors import Stopped
-from hpcfl.local.population import Population
-from hpcfl.local.sequential import Sequential
-from hpcfl.schema import Schema, Traffic
-from hpcfl.signals import Signals
-from hpcfl.store.base import ClientStore
-from hpcfl.types import Vector
+from hpcfl.run import Record, Run, Survey
 
-Record = dict[str, float | int]
-
-
-class Survey(NamedTuple):
-    """What a client sends before local training, where the algorithm asks for it."""
-
-    grad: Vector
-
-
-class Desk(Protocol):
-    """What the engine hands to the run's surroundings, all of it collective."""
-
-    def evaluate(self, x: Vector) -> Mapping[str, float]:
-        """Scores of the model."""
-        ...
-
-    def record(self, record: Record) -> None:
-        """Take down what a round gave."""
-        ...
-
-    def save(self, round: int, server: Any) -> None:
-        """Commit a checkpoint of the state after ``round`` rounds."""
-        ...
-
-
-class Due(Protocol):
-    """When something is to be done, by rounds completed out of all."""
-
-    def __call__(self, round: int, rounds: int) -> bool:
-        """Whether it is due."""
-        ...
-
-
-@dataclass(frozen=True)
-class Run:
-    """The live objects of a run on one rank."""
-
-    algorithm: Algorithm
-    rounds: int
-    draw: Callable[[int], NDArray[np.int64]]  # round -> its cohort, the same on every rank
-    rate: Callable[[int], float]  # round -> eta
-    weights: NDArray[np.float64]  # [N], of every client
-    owner: NDArray[np.int64]  # [N], the rank of every client
-    population: Population
-    executor: Sequential
-    store: ClientStore
-    comm: Comm
-    reduction: Reduction  # of uploads, each with its train_loss
-    surveys: Reduction  # of full gradients
-    schema: Schema
-    traffic: Traffic
-    x0: Vector
-    fresh: Callable[[int], Fresh]  # client -> its source of random initialisations
-    evaluation: Due
-    checkpoint: Due
-    minutes: float | None
-    signals: Signals
-    desk: Desk
+Asked = NDArray[np.float64]  # the signal that asked for a stop (0: none), a checkpoint is wanted
 
 
 def play(run: Run, server: Any, start: int) -> Any:
@@ -93,9 +29,7 @@ def play(run: Run, server: Any, start: int) -> Any:
     saved = monotonic()
     for t in range(start, run.rounds):
         began = perf_counter()
-        late = run.minutes is not None and monotonic() - saved > 60 * run.minutes
-        asked = np.array([run.signals.stop, run.signals.save or late], dtype=np.float64)
-        server, record, asked = play_round(run, server, t, asked)
+        server, record, asked = play_round(run, server, t, partial(_asked, run, saved))
         record["wall_s"] = perf_counter() - began
         done, stop = t + 1, int(asked[0])
         if run.evaluation(done, run.rounds):
@@ -113,9 +47,9 @@ def play(run: Run, server: Any, start: int) -> Any:
 
 
 def play_round(
-    run: Run, server: Any, t: int, asked: NDArray[np.float64]
-) -> tuple[Any, Record, NDArray[np.float64]]:
-    """Collective: one round; also the maximum over ranks of what was ``asked`` of them."""
+    run: Run, server: Any, t: int, ask: Callable[[], Asked]
+) -> tuple[Any, Record, Asked]:
+    """Collective: one round; also the maximum over ranks of what was asked of them by its end."""
     algorithm, comm, store = run.algorithm, run.comm, run.store
     members = run.draw(t)
     size = len(members)
@@ -126,7 +60,7 @@ def play_round(
         "up_bytes": size * run.traffic.up,
     }
     if not size:
-        return server, record, comm.max(asked)
+        return server, record, comm.max(ask())
     mine = [int(i) for i in members[run.owner[members] == comm.rank]]
     weights = [float(run.weights[i]) for i in mine]
     total = float(run.weights[members].sum())
@@ -139,7 +73,7 @@ def play_round(
         common = run.x0[:0]
         if algorithm.full_gradient == "cohort":
             own = [Survey(gradient) for gradient in gradients]
-            (common,), _ = run.surveys.mean(own, mine, weights, total, size, asked, round=t)
+            (common,), _ = run.surveys.mean(own, mine, weights, total, size, ask(), round=t + 1)
             cohort = cohort._replace(grad=common)
         visits = [
             visit._replace(about=visit.about._replace(full_grad=gradient, cohort_grad=common))
@@ -149,12 +83,18 @@ def play_round(
     states = [_state(run, i) for i in mine]
     trained = run.executor.train(message, visits, states)
     sent = [run.schema.send(end.upload, end.loss) for end in trained]
-    mean, asked = run.reduction.mean(sent, mine, weights, total, size, asked, round=t)
+    mean, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
     for i, end in zip(mine, trained, strict=True):
         store.stage(i, type(end.state)(*(leaf.cpu() for leaf in end.state)))
     upload, loss = run.schema.receive(mean)
     record["train_loss"] = float(loss)
     return algorithm.update(server, upload, cohort), record, asked
+
+
+def _asked(run: Run, saved: float) -> Asked:
+    """What signals and the clock ask of this rank, ``saved`` being when it last checkpointed."""
+    late = run.minutes is not None and monotonic() - saved > 60 * run.minutes
+    return np.array([run.signals.stop, run.signals.save or late], dtype=np.float64)
 
 
 def _state(run: Run, client: int) -> Any:

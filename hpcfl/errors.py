@@ -37,8 +37,8 @@ class ClientError(HpcflError):
 
     Args:
         client: the client's id.
-        round: counted from zero.
-        step: the local step, or None outside the local loop.
+        round: counted from one, as the log does.
+        step: the local step, from zero, or None outside the local loop.
         stage: what the client was doing: "begin", "step", "finish", "survey".
     """
 

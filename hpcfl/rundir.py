@@ -16,7 +16,9 @@ import os
 import platform
 import subprocess
 import time
+import warnings
 from datetime import UTC, datetime
+from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
@@ -71,14 +73,15 @@ class RunDir:
             ) from e
         self.lock()
         if self.job.exists():
-            if yaml.safe_load(self.job.read_text()) == tree:
+            if yaml.safe_load(self.job.read_text()) != tree:
+                raise JobError(
+                    f"{self.root}: holds a run of another job; choose another directory with --out"
+                )
+            if any(self.checkpoints.glob("*/manifest.json")):
                 raise JobError(
                     f"{self.root}: holds a run of this job already; use "
                     f"`hpcfl resume {self.root}`, or remove the directory to start anew"
                 )
-            raise JobError(
-                f"{self.root}: holds a run of another job; choose another directory with --out"
-            )
         write_file(self.job, yaml.safe_dump(tree, sort_keys=False).encode())
 
     def require(self) -> None:
@@ -106,7 +109,7 @@ class RunDir:
         for patience in range(PATIENCE, -1, -1):
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as e:
+            except BlockingIOError as e:
                 if patience:
                     time.sleep(0.1)
                     continue
@@ -114,6 +117,9 @@ class RunDir:
                 raise JobError(
                     f"{self.root}: a run is alive in this directory; wait for it or stop it"
                 ) from e
+            except OSError as e:
+                text = f"{self._lock}: no locks on this file system ({e.strerror}): nothing keeps "
+                warnings.warn(text + "a second run out of the directory", stacklevel=2)
             self._held = fd
             return
 
@@ -128,6 +134,8 @@ class RunDir:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        except OSError:  # a file system without locks
+            return False
         finally:
             os.close(fd)
         return False
@@ -158,8 +166,37 @@ class RunDir:
     def note_start(self, facts: dict[str, Any]) -> None:
         """Append a start to the history."""
         entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **facts, **versions()}
-        with self.history.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+        lines = [json.dumps(start) for start in [*self.starts(), entry]]
+        write_file(self.history, "".join(line + "\n" for line in lines).encode())
+
+    def starts(self) -> list[dict[str, Any]]:
+        """Every start of the run so far, oldest first.
+
+        Raises:
+            StoreError: the history is damaged.
+        """
+        if not self.history.exists():
+            return []
+        try:
+            return [json.loads(line) for line in self.history.read_text().splitlines()]
+        except ValueError as e:
+            raise StoreError(f"{self.history}: is not one JSON object a line: {e}") from e
+
+    def changes(self) -> list[str]:
+        """What changed since the last start that the bits may depend on, a line each."""
+        now, starts = versions(), self.starts()
+        before = starts[-1] if starts else now
+        return [
+            f"{name} was {before.get(name)}, is {found}: the bits may differ from those of an "
+            "uninterrupted run"
+            for name, found in now.items()
+            if name != "git" and before.get(name) != found
+        ]
+
+    @property
+    def mark(self) -> str:
+        """What identifies the job of this directory."""
+        return blake2b(self.job.read_bytes(), digest_size=8).hexdigest()
 
 
 def versions() -> dict[str, Any]:
@@ -176,18 +213,21 @@ def versions() -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    """The commit of the checkout that hpcfl runs from, or None where there is none."""
-    here = Path(__file__).parent
+    """The commit of the checkout that hpcfl runs from, "-dirty" if changed; None without one."""
+    here = Path(__file__).parent.parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        return done.stdout.strip()
+
     try:
-        done = subprocess.run(  # noqa: S603
-            ["git", "-C", str(here), "rev-parse", "HEAD"],  # noqa: S607
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        if git("rev-parse", "--show-toplevel") != str(here):
+            return None  # installed, perhaps below somebody else's checkout
+        commit = git("rev-parse", "HEAD")
+        return commit + ("-dirty" if git("status", "--porcelain", "-uno") else "") or None
     except OSError:
         return None
-    return done.stdout.strip() or None
 
 
 def _processor() -> str:

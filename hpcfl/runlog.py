@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from io import BufferedWriter
 from pathlib import Path
 
+from hpcfl.errors import StoreError
+from hpcfl.store.durable import storing
+
 
 class RunLog:
     """The log of a run; on ranks other than 0, a log that keeps nothing."""
@@ -14,16 +17,22 @@ class RunLog:
         self._file: BufferedWriter | None = path.open("ab") if path else None
 
     def write(self, record: Mapping[str, float | int]) -> None:
-        """Append one round."""
+        """Append one round.
+
+        Raises:
+            StoreError: the disk is full or fails.
+        """
         if self._file:
-            self._file.write(json.dumps(record).encode() + b"\n")
-            self._file.flush()
+            with storing(Path(self._file.name)):
+                self._file.write(json.dumps(record).encode() + b"\n")
+                self._file.flush()
 
     def sync(self) -> int:
         """Make what was written durable; its length in bytes."""
         if not self._file:
             return 0
-        os.fsync(self._file.fileno())
+        with storing(Path(self._file.name)):
+            os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:
@@ -33,6 +42,16 @@ class RunLog:
 
 
 def cut(path: Path, length: int) -> None:
-    """Take away what lies beyond ``length`` bytes: the rounds after a checkpoint."""
-    if path.exists():
-        os.truncate(path, min(length, path.stat().st_size))
+    """Take away what lies beyond ``length`` bytes: the rounds after a checkpoint.
+
+    Raises:
+        StoreError: it is shorter than that, so rounds are missing.
+    """
+    found = path.stat().st_size if path.exists() else 0
+    if found < length:
+        raise StoreError(
+            f"{path}: {found} bytes, expected at least the {length} of the checkpoint; put the "
+            "log back"
+        )
+    if found > length:
+        os.truncate(path, length)

@@ -1,7 +1,6 @@
 """One life of a run: from a job or a run directory to the end, a stop or an error."""
 
 import json
-import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -13,22 +12,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.assemble import Parts, assemble, device_of, wire
-from hpcfl.checkpoint import Checkpoint, committed, fingerprint, read_server, save, sweep
+from hpcfl.assemble import Parts, assemble, device_type, place, wire
+from hpcfl.checkpoint import Checkpoint, committed, fingerprint, read, read_server, save, sweep
 from hpcfl.comm.base import Comm
-from hpcfl.comm.launch import connect, detect
+from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
-from hpcfl.engine import Record, play
-from hpcfl.errors import RankError, StoreError
+from hpcfl.engine import play
+from hpcfl.errors import JobError, RankError, StoreError
 from hpcfl.evaluation import Evaluation
 from hpcfl.job import Loaded, load
 from hpcfl.placement import owners
 from hpcfl.progress import Progress, open_progress
+from hpcfl.run import Record
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import RunLog, cut
 from hpcfl.signals import Signals
 from hpcfl.store import rows as row_tables
 from hpcfl.store.base import ClientStore
+from hpcfl.store.durable import storing
 from hpcfl.types import Vector
 
 
@@ -88,24 +89,28 @@ def resume(root: Path) -> Result:
     folder.require()
 
     def begin(life: _Life) -> tuple[Any, int]:
-        with together(life.comm):
-            if life.comm.rank == 0:
+        parts, comm = life.parts, life.comm
+        names = ""
+        with together(comm):
+            if comm.rank == 0:
                 folder.lock()
-                newest = _newest(folder)
+                kept = committed(folder.checkpoints)
+                _check_newest(kept, folder)
                 sweep(folder.checkpoints)
-                life.sweep_stores()
-                cut(folder.log, newest.log_bytes)
-        with together(life.comm):
-            newest = _newest(folder)
-            server = read_server(newest, life.parts.schema.server, life.parts.device)
-            x0 = folder.read_initial(life.parts.x0).to(life.parts.device)
-            life.parts = replace(life.parts, x0=x0)
+                life.sweep_stores([checkpoint.folder for checkpoint in kept])
+                cut(folder.log, kept[-1].log_bytes)
+                names = " ".join(checkpoint.folder.name for checkpoint in kept)
+        kept_folders = [folder.checkpoints / name for name in comm.share(names).split()]
+        with together(comm):
+            newest = read(kept_folders[-1])
+            server = read_server(newest, parts.schema.server, parts.device)
+            life.parts = replace(parts, x0=folder.read_initial(parts.x0).to(parts.device))
         life.open_store()
-        with together(life.comm):
-            life.take_over(newest)
+        with together(comm):
+            life.take_over(newest, kept_folders)
         return server, newest.round
 
-    return _live(load(folder.job), folder, begin)
+    return _live(load(folder.job), folder, begin, resumed=True)
 
 
 class _Life:
@@ -116,15 +121,22 @@ class _Life:
         self.name = comm.share(token_hex(4))
         with together(comm):
             self.owner: NDArray[np.int64] = owners([len(own) for own in parts.rows], comm.size)
-        self.store: ClientStore
+        self._store: ClientStore | None = None
+
+    @property
+    def store(self) -> ClientStore:
+        """The home of this rank's client states, once it is open."""
+        if self._store is None:
+            raise RuntimeError("the store is not open yet")
+        return self._store
 
     def open_store(self) -> None:
         """Collective: open the home of this rank's client states."""
         own = np.flatnonzero(self.owner == self.comm.rank).tolist()
         with together(self.comm):
-            self.store = self.parts.store(self.folder.stores, self.comm.rank, self.name, own)
+            self._store = self.parts.store(self.folder.stores, self.comm.rank, self.name, own)
 
-    def take_over(self, newest: Checkpoint) -> None:
+    def take_over(self, newest: Checkpoint, kept: list[Path]) -> None:
         """Let the store go on from a checkpoint."""
         table = row_tables.Table.load(newest.folder, self.folder.stores)
         if table.ranks != newest.ranks:
@@ -135,7 +147,7 @@ class _Life:
             self.store.adopt(table)
         else:
             self.store.rehome(table)
-        self.store.keep([kept.folder for kept in committed(self.folder.checkpoints)])
+        self.store.keep(kept)
 
     def save(self, round: int, server: Any, *, log_bytes: int) -> None:
         """Collective: commit a checkpoint.
@@ -146,26 +158,33 @@ class _Life:
         mark = float(fingerprint(server))
         low, high = self.comm.max(np.array([-mark, mark]))
         if -low != high:
-            raise RankError(
+            error = RankError(
                 f"round {round}: the ranks' models differ (checksums {-low:.0f} to {high:.0f}), so "
                 "no checkpoint was written; are all ranks on one processor model and one torch?"
             )
-        save(
+            error.collective = True
+            raise error
+        kept = save(
             self.folder.checkpoints,
             round,
             server,
             self.store,
             self.comm,
+            job=self.folder.mark,
             log_bytes=log_bytes,
             keep=self.parts.job.checkpoint.keep,
         )
         if self.comm.rank == 0:
-            self.sweep_stores()
+            self.sweep_stores(kept)
 
-    def sweep_stores(self) -> None:
+    def sweep_stores(self, kept: list[Path]) -> None:
         """Delete the segments of earlier lives that no checkpoint needs; on rank 0 alone."""
-        kept = [checkpoint.folder for checkpoint in committed(self.folder.checkpoints)]
         row_tables.sweep(self.folder.stores, row_tables.named(kept), self.name)
+
+    def close(self) -> None:
+        """Release the files of the store, if it was opened."""
+        if self._store is not None:
+            self._store.close()
 
     def opening(self, done: int) -> str:
         """One line: what is about to run."""
@@ -203,47 +222,73 @@ class _Desk:
         self._life.save(round, server, log_bytes=self._log.sync())
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the log."""
         self._log.close()
-        self._life.store.close()
 
 
-def _live(loaded: Loaded, folder: RunDir, begin: Callable[[_Life], tuple[Any, int]]) -> Result:
+def _live(
+    loaded: Loaded,
+    folder: RunDir,
+    begin: Callable[[_Life], tuple[Any, int]],
+    *,
+    resumed: bool = False,
+) -> Result:
     """Collective: make the parts, ``begin`` from nothing or from a checkpoint, play to the end."""
-    launch = detect(os.environ)
-    device = device_of(loaded.job, launch.local_rank or 0)
     config = loaded.job.comm
     with (
-        group(connect(config.backend, device.type, config.timeout_s)) as comm,
+        group(connect(config.backend, device_type(loaded.job), config.timeout_s)) as comm,
         Signals() as signals,  # after MPI's start, which takes SIGUSR1 for itself
         folder,
     ):
+        device = place(loaded.job, comm)
         with together(comm):
-            parts = assemble(loaded, device_of(loaded.job, comm.local_rank))
-        life = _Life(parts, folder, comm)
-        server, done = begin(life)
-        parts = life.parts
+            parts = assemble(loaded, device, resumed=resumed)
+        with closing(_Life(parts, folder, comm)) as life:
+            server, done = begin(life)
+            x = _play(life, server, done, signals)
+        return Result(folder.root, parts.job.rounds, x)
+
+
+def _play(life: _Life, server: Any, done: int, signals: Signals) -> Vector:
+    """Collective: play from ``server`` to the end; the final model."""
+    parts, folder, comm = life.parts, life.folder, life.comm
+    gradient = parts.gradient()
+    evaluation = Evaluation(gradient, parts.tests(), parts.dataset.loss, comm)
+    with (
+        open_progress(folder.root.name, parts.job.rounds, done, comm.rank) as progress,
+        closing(_Desk(life, evaluation, progress)) as desk,
+    ):
+        progress.note(life.opening(done))
         if comm.rank == 0:
-            folder.note_start(
-                {"life": life.name, "round": done, "ranks": comm.size, "device": device.type}
-            )
-        gradient = parts.gradient()
-        evaluation = Evaluation(gradient, parts.tests(), parts.dataset.loss, comm)
-        rounds = parts.job.rounds
-        with (
-            open_progress(folder.root.name, rounds, done, comm.rank) as progress,
-            closing(_Desk(life, evaluation, progress)) as desk,
-        ):
-            progress.note(life.opening(done))
-            run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
+            for change in folder.changes():
+                progress.note(change)
+            with storing(folder.history):
+                folder.note_start(
+                    {
+                        "life": life.name,
+                        "round": done,
+                        "ranks": comm.size,
+                        "device": parts.device.type,
+                    }
+                )
+        run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
+        try:
             server = play(run, server, done)
-        return Result(folder.root, rounds, server.x.cpu())
+        except StoreError as e:
+            e.exit_code = 1  # 2 says that nothing was trained
+            raise
+    final: Vector = server.x.cpu()
+    return final
 
 
-def _newest(folder: RunDir) -> Checkpoint:
-    found = committed(folder.checkpoints)
-    if not found:
+def _check_newest(kept: list[Checkpoint], folder: RunDir) -> None:
+    """Refuse to resume from nothing, or another job than the one that was checkpointed."""
+    if not kept:
         raise StoreError(
-            f"{folder.checkpoints}: holds no checkpoint; remove {folder.root} and run the job anew"
+            f"{folder.checkpoints}: holds no checkpoint; run the job again into {folder.root}"
         )
-    return found[-1]
+    if kept[-1].job != folder.mark:
+        raise JobError(
+            f"{folder.job}: was changed after the checkpoint of round {kept[-1].round}; put it "
+            "back, or run the changed job into another directory"
+        )

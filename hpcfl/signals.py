@@ -4,6 +4,8 @@ import signal
 from types import FrameType
 from typing import Any, Self
 
+from hpcfl.errors import Stopped
+
 STOP = (signal.SIGTERM, signal.SIGUSR1)
 SAVE = signal.SIGUSR2
 
@@ -12,8 +14,8 @@ class Signals:
     """What was asked of this process; a context manager that listens while it is open.
 
     The first signal to stop counts; those that follow it (Slurm sends more than one) do not.
-    Once asked to stop, the process is on its way out and goes on ignoring them.  Only a process's
-    main thread can open it.
+    A context that ends by Stopped goes on latching: the process is on its way out, and signals
+    that follow must not change its exit code.  Only a process's main thread can open it.
     """
 
     def __init__(self) -> None:
@@ -30,7 +32,7 @@ class Signals:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if not self.stop:
+        if not isinstance(exception[1], Stopped):
             for number, handler in self._before.items():
                 signal.signal(number, handler)
 

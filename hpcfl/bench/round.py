@@ -21,9 +21,10 @@ import torch
 
 from hpcfl.assemble import Parts, assemble, device_of, wire
 from hpcfl.comm.solo import Solo
-from hpcfl.engine import Record, Run, play
+from hpcfl.engine import play
 from hpcfl.job import Loaded, load
 from hpcfl.placement import owners
+from hpcfl.run import Record, Run
 from hpcfl.runlog import RunLog
 from hpcfl.signals import Signals
 from hpcfl.tasks.losses import LOSSES

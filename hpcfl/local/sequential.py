@@ -62,7 +62,7 @@ class Sequential:
                     d = d.add(point, alpha=self._weight_decay)
                 torch.add(start, d, alpha=-rate, out=y)
         except Exception as e:
-            raise ClientError(visit.client, visit.round, step, "step") from e
+            raise ClientError(visit.client, visit.round + 1, step, "step") from e
         with _named(visit, "finish"):
             upload, after = algorithm.finish(y, local, message, state, about)
         return Trained(upload, after, loss / steps)
@@ -74,4 +74,4 @@ def _named(visit: Visit, stage: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        raise ClientError(visit.client, visit.round, None, stage) from e
+        raise ClientError(visit.client, visit.round + 1, None, stage) from e

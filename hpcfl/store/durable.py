@@ -1,6 +1,8 @@
 """Files that are complete and on the disk, or not there at all."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpcfl.errors import StoreError
@@ -35,4 +37,20 @@ def write_file(path: Path, content: bytes) -> None:
         raise StoreError(
             f"{path}: cannot write {len(content)} bytes: {error.strerror}; the last checkpoint "
             "stands: make room or repair the disk, then resume"
+        ) from error
+
+
+@contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """Turn a failure of the disk under ``path``, in a run, into one line.
+
+    Raises:
+        StoreError: the block raised OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be written: {error.strerror}; the last checkpoint stands: make room "
+            "or repair the disk, then resume"
         ) from error

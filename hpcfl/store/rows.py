@@ -68,7 +68,7 @@ def write(folder: Path, rank: int, rows: Rows) -> None:
     buffer = io.BytesIO()
     arrays = {name: getattr(rows, name) for name in Rows._fields[:-1]}
     np.savez(buffer, names=np.array(rows.names, dtype=np.str_), **arrays)
-    write_file(folder / _file(rank), buffer.getvalue())
+    write_file(folder / file_name(rank), buffer.getvalue())
 
 
 def read(folder: Path, rank: int) -> Rows:
@@ -77,7 +77,7 @@ def read(folder: Path, rank: int) -> Rows:
     Raises:
         StoreError: it is missing or damaged.
     """
-    path = folder / _file(rank)
+    path = folder / file_name(rank)
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             rows = Rows(
@@ -108,10 +108,10 @@ def ranks(folder: Path) -> int:
         StoreError: there is none, or one of the first is missing.
     """
     files = list(folder.glob("rows-*.npz"))
-    missing = [rank for rank in range(max(1, len(files))) if folder / _file(rank) not in files]
+    missing = [rank for rank in range(max(1, len(files))) if folder / file_name(rank) not in files]
     if missing:
         raise StoreError(
-            f"{folder / _file(missing[0])}: the file is missing, found row tables of "
+            f"{folder / file_name(missing[0])}: the file is missing, found row tables of "
             f"{len(files)} ranks in the folder; resume from an older checkpoint"
         )
     return len(files)
@@ -267,7 +267,8 @@ def sweep(root: Path, keep_names: Iterable[str], life: str) -> list[Path]:
     return deleted
 
 
-def _file(rank: int) -> str:
+def file_name(rank: int) -> str:
+    """The name of a rank's part."""
     return f"rows-{rank:04d}.npz"
 
 

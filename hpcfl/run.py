@@ -1,0 +1,77 @@
+"""The live objects of a run on one rank, and what the engine asks of their surroundings."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.algorithms.base import Algorithm, Fresh
+from hpcfl.comm.base import Comm
+from hpcfl.comm.reduction import Reduction
+from hpcfl.local.population import Population
+from hpcfl.local.sequential import Sequential
+from hpcfl.schema import Schema, Traffic
+from hpcfl.signals import Signals
+from hpcfl.store.base import ClientStore
+from hpcfl.types import Vector
+
+Record = dict[str, float | int]
+
+
+class Survey(NamedTuple):
+    """What a client sends before local training, where the algorithm asks for it."""
+
+    grad: Vector
+
+
+class Desk(Protocol):
+    """What the engine hands to the run's surroundings, all of it collective."""
+
+    def evaluate(self, x: Vector) -> Mapping[str, float]:
+        """Scores of the model."""
+        ...
+
+    def record(self, record: Record) -> None:
+        """Take down what a round gave."""
+        ...
+
+    def save(self, round: int, server: Any) -> None:
+        """Commit a checkpoint of the state after ``round`` rounds."""
+        ...
+
+
+class Due(Protocol):
+    """When something is to be done, by rounds completed out of all."""
+
+    def __call__(self, round: int, rounds: int) -> bool:
+        """Whether it is due."""
+        ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """The live objects of a run on one rank."""
+
+    algorithm: Algorithm
+    rounds: int
+    draw: Callable[[int], NDArray[np.int64]]  # round -> its cohort, the same on every rank
+    rate: Callable[[int], float]  # round -> eta
+    weights: NDArray[np.float64]  # [N], of every client
+    owner: NDArray[np.int64]  # [N], the rank of every client
+    population: Population
+    executor: Sequential
+    store: ClientStore
+    comm: Comm
+    reduction: Reduction  # of uploads, each with its train_loss
+    surveys: Reduction  # of full gradients
+    schema: Schema
+    traffic: Traffic
+    x0: Vector
+    fresh: Callable[[int], Fresh]  # client -> its source of random initialisations
+    evaluation: Due
+    checkpoint: Due
+    minutes: float | None
+    signals: Signals
+    desk: Desk
