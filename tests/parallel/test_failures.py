@@ -11,7 +11,7 @@ from tests.parallel.harness import ROOT
 from tests.parallel.outcome import outcome
 
 MODULE = '''
-"""FedHBM, until client 7 comes in round 3."""
+"""FedHBM, until client 7 comes in round 3 (the log's 4)."""
 
 from dataclasses import dataclass
 
@@ -70,7 +70,7 @@ def test_an_algorithm_raises(start, tmp_path, ranks, backend):
     job, env = start(RAISES, comm={"backend": backend, "timeout_s": 60.0})
     done = finish(ranks, "run", job, "--out", tmp_path / "run", env=env)
     assert done.returncode not in (0, 2, 3, 75)
-    told = [line for line in done.stderr.splitlines() if "client 7, round 3" in line]
+    told = [line for line in done.stderr.splitlines() if "client 7, round 4" in line]
     assert len(told) == 1, done.stderr
     assert "RuntimeError: the flux capacitor is empty" in told[0]
     if ranks > 1:
@@ -87,7 +87,7 @@ def test_an_upload_is_not_finite(start, tmp_path, ranks):
     assert done.returncode == 3, done.stderr
     (told,) = [line for line in done.stderr.splitlines() if "DivergedError" in line]
     assert "client 7 on rank" in told
-    assert "round 3" in told
+    assert "round 4" in told
     assert "'delta' is not finite" in told
     assert "Traceback" not in done.stderr
     assert outcome(run).round == 3

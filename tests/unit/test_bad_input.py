@@ -201,7 +201,7 @@ def test_resume_of_nothing(tmp_path, refused):
 def test_resume_without_a_checkpoint(finished, refused):
     for checkpoint in committed(finished / "checkpoints"):
         (checkpoint.folder / "manifest.json").unlink()
-    contains(refused("resume", finished), "checkpoints: holds no checkpoint; remove", "run the job")
+    contains(refused("resume", finished), "checkpoints: holds no checkpoint;", "run the job again")
 
 
 @pytest.mark.parametrize("command", ["run", "resume"])
@@ -239,17 +239,30 @@ from dataclasses import dataclass
 from torch import where
 from hpcfl.algorithms.fedhbm import FedHBM
 
+HEALED = False
+
 
 @dataclass(frozen=True, kw_only=True)
 class Diverging(FedHBM):
-    '''Client 3, the one with 13 examples, breaks in round 3, unless the key is set.'''
-    heal: bool = False
+    '''Client 3, the one with 13 examples, breaks at t = 3, unless healed.'''
 
     def finish(self, y, local, message, state, client):
         upload, state = super().finish(y, local, message, state, client)
-        broken = (client.examples == 13) & (client.round == 3) & (not self.heal)
+        broken = (client.examples == 13) & (client.round == 3) & (not HEALED)
         return upload._replace(delta=where(broken, upload.delta / 0, upload.delta)), state
 """
+
+
+def test_job_changed_after_its_checkpoint(half, refused):
+    job = half / "job.yaml"
+    job.write_text(job.read_text().replace("seed: 0", "seed: 1"))
+    contains(refused("resume", half), "job.yaml: was changed after the checkpoint", "put it back")
+
+
+def test_log_shorter_than_its_checkpoint(half, refused):
+    log = half / "log.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:1]))
+    contains(refused("resume", half), "log.jsonl", "expected at least", "put the log back")
 
 
 def test_divergence_keeps_the_last_checkpoint(tmp_path, arrays, hpcfl, job, out, monkeypatch):
@@ -261,17 +274,16 @@ def test_divergence_keeps_the_last_checkpoint(tmp_path, arrays, hpcfl, job, out,
     overrides = (f"data.path={path}", "algorithm.name=diverging.Diverging")
     done = hpcfl("run", job, *overrides, "--out", out)
     assert done.code == 3
-    contains(done.err[-1], "DivergedError: client 3 on rank 0, round 3", "'delta' is not finite")
+    contains(done.err[-1], "DivergedError: client 3 on rank 0, round 4", "'delta' is not finite")
     assert [checkpoint.round for checkpoint in committed(out / "checkpoints")] == [0, 2]
     log = [json.loads(line)["round"] for line in (out / "log.jsonl").read_text().splitlines()]
     assert log == [0, 1, 2, 3]
 
     # The cause removed, the run goes on from its checkpoint as if it had never diverged.
-    resolved = out / "job.yaml"
-    resolved.write_text(resolved.read_text().replace("heal: false", "heal: true"))
+    monkeypatch.setattr(sys.modules["diverging"], "HEALED", True)
     assert hpcfl("resume", out).code == 0
     whole = tmp_path / "whole"
-    assert hpcfl("run", job, *overrides, "algorithm.heal=true", "--out", whole).code == 0
+    assert hpcfl("run", job, *overrides, "--out", whole).code == 0
     servers = [d / "checkpoints" / "00000004" / "server.safetensors" for d in (out, whole)]
     assert servers[0].read_bytes() == servers[1].read_bytes()
     del sys.modules["diverging"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfl.checkpoint import committed, fingerprint, flat, read_server, save, sweep
+from hpcfl.checkpoint import committed, fingerprint, flat, read, read_server, save, sweep
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
 from hpcfl.store.base import Field, StateSchema
@@ -27,6 +27,7 @@ class State(NamedTuple):
     c: Tensor
 
 
+JOB = "0123456789abcdef"
 SCHEMA = StateSchema(State, (Field("c", (3,), torch.float64),))
 
 
@@ -45,7 +46,11 @@ def commit(tmp_path):
         for client in range(2):
             store.stage(client, State(torch.full((3,), float(10 * round + client)).double()))
         root = tmp_path / "checkpoints"
-        return save(root, round, server(round), store, Solo(), log_bytes=7 * round, keep=keep)
+        log_bytes = 7 * round
+        kept = save(
+            root, round, server(round), store, Solo(), job=JOB, log_bytes=log_bytes, keep=keep
+        )
+        return [read(folder) for folder in kept]
 
     return go
 
@@ -66,7 +71,7 @@ def test_every_kept_checkpoint_is_whole(tmp_path, commit):
             assert torch.equal(found.x, server(c.round).x)
             assert [float(p[0]) for p in found.past] == list(range(12))  # 10 is after 9
             assert states(tmp_path, c) == [10 * c.round, 10 * c.round + 1]
-            assert (c.ranks, c.log_bytes) == (1, 7 * c.round)
+            assert (c.ranks, c.job, c.log_bytes) == (1, JOB, 7 * c.round)
     assert committed(tmp_path / "checkpoints") == kept
 
 

@@ -104,16 +104,16 @@ def test_a_signal_stops_after_the_round_and_counts_once(tmp_path, monkeypatch, n
         return play_round(run, server, t, asked)
 
     monkeypatch.setattr(engine, "play_round", signalled)
-    with pytest.raises(Stopped, match=rf"{number.name} after round 4 of 6, with a checkpoint"):
+    with pytest.raises(Stopped, match=rf"{number.name} after round 3 of 6, with a checkpoint"):
         play(tmp_path, job(tmp_path, checkpoint={"every": 100}))
-    assert [c.round for c in committed(tmp_path / "run0" / "checkpoints")] == [0, 4]
+    assert [c.round for c in committed(tmp_path / "run0" / "checkpoints")] == [0, 3]
 
 
 def test_a_signal_in_the_last_round_changes_nothing(tmp_path, monkeypatch):
     play_round = engine.play_round
 
     def signalled(run, server, t, asked):
-        if t == 4:
+        if t == 5:
             os.kill(os.getpid(), signal.SIGTERM)
         return play_round(run, server, t, asked)
 
@@ -140,7 +140,7 @@ def test_an_error_of_a_client_names_it(tmp_path, monkeypatch):
         return train(self, message, visit, state)
 
     monkeypatch.setattr(Sequential, "_visit", broken)
-    with pytest.raises(ClientError, match="client 3, round 2, step 1: StopIteration"):
+    with pytest.raises(ClientError, match="client 3, round 3, step 1: StopIteration"):
         play(tmp_path, job(tmp_path))
 
 
