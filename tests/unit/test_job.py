@@ -123,6 +123,7 @@ def test_an_algorithm_by_dotted_path(job):
         ("local.lr=1e3", "YAML reads it as text: write 1000"),
         ("local.lr=5e-7", "YAML reads it as text: write 5.0e-07"),
         ("store.kind=disk", "store.kind: found 'disk', expected 'hdf5' or 'memory'"),
+        ("evaluate.last=-1", "evaluate.last: found -1, expected a number greater than or equal"),
         ("seed=-1", "seed: found -1, expected a number greater than or equal to 0"),
     ],
 )
