@@ -23,7 +23,7 @@ from torch import Tensor
 from hpcfl.comm.base import Comm
 from hpcfl.errors import StoreError
 from hpcfl.store.base import ClientStore
-from hpcfl.store.durable import storing, sync_folder, write_file
+from hpcfl.store.durable import STANDS, storing, sync_folder, write_file
 from hpcfl.store.rows import file_name
 
 FORMAT = 1
@@ -81,7 +81,7 @@ def save(
         with storing(folder):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-        write_file(folder / SERVER, save_tensors(flat(server)))
+        write_file(folder / SERVER, save_tensors(flat(server)), advice=STANDS)
     comm.barrier()
     store.commit(folder)
     comm.barrier()
@@ -107,7 +107,7 @@ def _commit(folder: Path, round: int, ranks: int, *, job: str, log_bytes: int) -
         "files": {name: crc32((folder / name).read_bytes()) for name in names},
     }
     sync_folder(folder)
-    write_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    write_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode(), advice=STANDS)
     sync_folder(folder.parent)
 
 

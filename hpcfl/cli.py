@@ -10,6 +10,8 @@ from pathlib import Path
 from hpcfl import __version__
 from hpcfl.errors import ClientError, Elsewhere, HpcflError
 
+REPORT = Path("runs/report.png")
+
 # Rooms that need torch are imported by the command that uses them: `hpcfl --help` is instant.
 
 
@@ -100,8 +102,10 @@ def _report(options: argparse.Namespace) -> None:
         print(report.to_csv(records), end="")
     else:
         print(report.to_markdown(records), end="")
-    plot(records, options.plot)
-    print(f"plot: {options.plot}")
+    picture = options.plot or (REPORT if options.format == "table" else None)
+    if picture is not None:
+        plot(records, picture)
+        print(f"plot: {picture}", file=sys.stderr)
 
 
 def _data_show(options: argparse.Namespace) -> None:
@@ -162,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="a table and a plot of runs")
     report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="run directory")
     report.add_argument("--format", choices=["table", "csv", "markdown"], default="table")
-    report.add_argument("--plot", type=Path, default=Path("runs/report.png"), help="PNG to write")
+    report.add_argument("--plot", type=Path, help=f"PNG to write (with a table: {REPORT})")
     report.set_defaults(command=_report)
 
     data = commands.add_parser("data", help="look at data").add_subparsers(

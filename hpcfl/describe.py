@@ -37,6 +37,8 @@ def describe(loaded: Loaded, *, data: bool) -> str:
     Raises:
         JobError, DataError: something in the job does not fit.
     """
+    if data:
+        loaded.job.data.fetch()
     parts = assemble(loaded, torch.device("cpu")) if data else None
     population = len(parts.rows) if parts else loaded.job.data.clients
     if not parts:
@@ -54,6 +56,7 @@ def show_partition(loaded: Loaded, plot: Path) -> str:
         JobError, DataError: the data cannot be loaded or dealt, or the plot not be written.
     """
     job = loaded.job
+    job.data.fetch()
     dataset = job.data.load(job.seed)
     rows = deal(job.data, dataset, job.seed)
     counts = count_classes(dataset, rows)

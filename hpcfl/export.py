@@ -46,7 +46,7 @@ def export(
 
     Raises:
         JobError: the directory holds no run or not that round, or a file cannot be written.
-        StoreError: the checkpoint or a store is damaged.
+        StoreError: the checkpoint or a store is damaged, or a file cannot be written.
     """
     files = [path for path in (npz, state_dict) if path is not None]
     if not files:
@@ -59,8 +59,7 @@ def export(
     folder = RunDir(root)
     folder.require()
     loaded = load(folder.job)
-    checkpoint = _find(folder, round)
-    arrays = _arrays(checkpoint, folder, loaded.job.algorithm, clients=clients)
+    arrays = _read(folder, round, loaded.job.algorithm, clients=clients)
     if npz is not None:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
@@ -68,6 +67,23 @@ def export(
     if state_dict is not None:
         write_file(state_dict, _state_dict(loaded, torch.from_numpy(arrays["x"])))
     return files
+
+
+def _read(
+    folder: RunDir, round: int | None, algorithm: Algorithm, *, clients: bool
+) -> dict[str, NDArray[Any]]:
+    """What the .npz holds; where a live run lets go of a checkpoint meanwhile, look again."""
+    while True:
+        before = _manifests(folder)
+        try:
+            return _arrays(_find(folder, round), folder, algorithm, clients=clients)
+        except StoreError:
+            if before <= _manifests(folder):  # nothing went away: it is damaged
+                raise
+
+
+def _manifests(folder: RunDir) -> set[Path]:
+    return set(folder.checkpoints.glob(f"*/{MANIFEST}"))
 
 
 def _find(folder: RunDir, round: int | None) -> Checkpoint:
@@ -85,18 +101,11 @@ def _find(folder: RunDir, round: int | None) -> Checkpoint:
 def _arrays(
     checkpoint: Checkpoint, folder: RunDir, algorithm: Algorithm, *, clients: bool
 ) -> dict[str, NDArray[Any]]:
-    """What the .npz holds; the initial model tells the sizes, so that no data is needed."""
+    """The initial model tells the sizes, so that no data is needed."""
     x0 = folder.read_initial()
     schema = dry_round(algorithm, x0.numel(), x0.dtype)
-    try:
-        server = read_server(checkpoint, schema.server, torch.device("cpu"))
-        states = _states(checkpoint, folder, schema) if clients else {}
-    except StoreError as e:
-        if (checkpoint.folder / MANIFEST).exists():
-            raise
-        raise JobError(
-            f"{checkpoint.folder}: the live run let go of this checkpoint meanwhile; export again"
-        ) from e
+    server = read_server(checkpoint, schema.server, torch.device("cpu"))
+    states = _states(checkpoint, folder, schema) if clients else {}
     return {"x": _array(server.x), "round": np.array(checkpoint.round), **states}
 
 

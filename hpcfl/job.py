@@ -20,7 +20,7 @@ from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
 from hpcfl.sampling import CohortConfig
 from hpcfl.tasks.presets import TASKS
-from hpcfl.types import Count, NonNegative, Positive, Section, Seed
+from hpcfl.types import Count, Natural, NonNegative, Positive, Section, Seed
 
 Precision = Literal["float32", "float64", "bf16", "tf32"]
 
@@ -31,7 +31,7 @@ class Evaluate(Section):
 
     every: Count | None = None
     """At every multiple of so many rounds; never before the last round when absent."""
-    last: int = 0
+    last: Natural = 0
     """And at every one of the last so many rounds."""
     batch_size: Count = 500
     """Examples a batch, for evaluation and for full-batch gradients."""
@@ -64,7 +64,7 @@ class Store(Section):
 
     kind: Literal["hdf5", "memory"] = "hdf5"
     cache_gib: NonNegative = 1.0
-    """Host memory per rank for states, in GiB."""
+    """Host memory per rank for states and the objects that hold them, in GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Sections whose class is chosen by name: from a registry, an entry point or a dotted path."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -42,19 +42,16 @@ class Kind:
         if name in self.known:
             return self._checked(at, name, self.known[name])
         plugins = entry_points(group=f"hpcfl.{self.section}")
-        parts = name.split(".")
-        try:
-            if name in plugins.names:
-                return self._checked(at, name, plugins[name].load())
-            if len(parts) == 1 or not all(part.isidentifier() for part in parts):
-                raise JobError(
-                    f"{at}: found {shown(name)}, expected one of {', '.join(sorted(self.known))}, "
-                    f"or a dotted path to a class of your own{suggestion(name, self.known)}"
-                )
-            module = import_module(".".join(parts[:-1]))
-            return self._checked(at, name, getattr(module, parts[-1]))
-        except (ImportError, AttributeError) as e:
-            raise JobError(f"{at}: {name!r} cannot be imported: {e}") from e
+        module, _, attribute = name.rpartition(".")
+        if name in plugins.names:
+            return self._checked(at, name, _imported(at, name, plugins[name].load))
+        if not module or not all(part.isidentifier() for part in name.split(".")):
+            raise JobError(
+                f"{at}: found {shown(name)}, expected one of {', '.join(sorted(self.known))}, "
+                f"or a dotted path to a class of your own{suggestion(name, self.known)}"
+            )
+        found = _imported(at, name, lambda: getattr(import_module(module), attribute))
+        return self._checked(at, name, found)
 
     def _checked(self, at: str, name: str, found: Any) -> type[Any]:
         if not (isinstance(found, type) and issubclass(found, self.base)):
@@ -63,6 +60,14 @@ class Kind:
             lacks = ", ".join(sorted(found.__abstractmethods__))  # type: ignore[attr-defined]
             raise JobError(f"{at}: {name!r} cannot be used, it does not define {lacks}")
         return found
+
+
+def _imported(at: str, name: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except Exception as e:  # a user's module may raise anything
+        reason = " ".join(str(e).split())
+        raise JobError(f"{at}: {name!r} cannot be imported: {type(e).__name__}: {reason}") from e
 
 
 KINDS = {

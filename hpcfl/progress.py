@@ -1,10 +1,9 @@
 """What a run tells a person: one bar on a terminal, one plain line at a time anywhere else."""
 
-import socket
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import IO, Self
 
@@ -13,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 
-Record = Mapping[str, float | int]  # a round's line of log.jsonl
+from hpcfl.types import Record
+
 Clock = Callable[[], float]  # seconds
 
 DRAW_S = 0.1  # between two draws of the bar
@@ -21,10 +21,7 @@ LINE_S = 1.0  # between two plain lines, unless a round was evaluated
 
 
 class Progress:
-    """The silent one, and the base of those that speak: ranks other than 0 only warn."""
-
-    def __init__(self, rank: int, stream: IO[str]) -> None:
-        self._rank, self._stream = rank, stream
+    """The silent one, of ranks other than 0, and the base of those that speak."""
 
     def __enter__(self) -> Self:
         return self
@@ -36,15 +33,7 @@ class Progress:
         """Report a round; called once a round with what goes to log.jsonl."""
 
     def note(self, text: str) -> None:
-        """Say one line, on rank 0 only."""
-
-    def warn(self, text: str) -> None:
-        """Say one line on any rank, with the rank and its node in front."""
-        self._say(f"[rank {self._rank}, node {socket.gethostname()}] {text}")
-
-    def _say(self, text: str) -> None:
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        """Say one line."""
 
 
 class _Paced(Progress, ABC):
@@ -53,7 +42,7 @@ class _Paced(Progress, ABC):
     def __init__(
         self, job_name: str, rounds: int, start: int, stream: IO[str], clock: Clock, interval: float
     ) -> None:
-        super().__init__(0, stream)
+        self._stream = stream
         self._job_name, self._rounds, self._start = job_name, rounds, start
         self._clock, self._interval = clock, interval
         self._began = clock()
@@ -69,6 +58,10 @@ class _Paced(Progress, ABC):
 
     def note(self, text: str) -> None:
         self._say(text)
+
+    def _say(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
 
     @abstractmethod
     def _show(self, round: int, record: Record, elapsed: float) -> None: ...
@@ -150,13 +143,13 @@ def open_progress(
         job_name: what the lines begin with.
         rounds: how many rounds the run shall complete.
         start: how many are already complete.
-        rank: of this process; only rank 0 reports rounds.
+        rank: of this process; only rank 0 speaks.
         stream: where to speak; standard error when absent.
         clock: a monotonic clock, in seconds.
     """
     stream = sys.stderr if stream is None else stream
     if rank != 0:
-        return Progress(rank, stream)
+        return Progress()
     console = Console(file=stream)
     if console.is_interactive:
         return _Bar(job_name, rounds, start, console, clock)

@@ -15,9 +15,7 @@ from hpcfl.local.sequential import Sequential
 from hpcfl.schema import Schema, Traffic
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
-from hpcfl.types import Vector
-
-Record = dict[str, float | int]
+from hpcfl.types import Record, Vector
 
 
 class Survey(NamedTuple):

@@ -23,14 +23,13 @@ from hpcfl.evaluation import Evaluation
 from hpcfl.job import Loaded, load
 from hpcfl.placement import owners
 from hpcfl.progress import Progress, open_progress
-from hpcfl.run import Record
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import RunLog, cut
 from hpcfl.signals import Signals
 from hpcfl.store import rows as row_tables
 from hpcfl.store.base import ClientStore
 from hpcfl.store.durable import storing
-from hpcfl.types import Vector
+from hpcfl.types import Record, Vector
 
 
 @dataclass(frozen=True)
@@ -241,6 +240,9 @@ def _live(
         folder,
     ):
         device = place(loaded.job, comm)
+        with together(comm):
+            if comm.rank == 0:
+                loaded.job.data.fetch()
         with together(comm):
             parts = assemble(loaded, device, resumed=resumed)
         with closing(_Life(parts, folder, comm)) as life:

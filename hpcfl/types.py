@@ -16,6 +16,7 @@ NonNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]  # (0, 1]
 Decay = Annotated[float, Interval(ge=0, lt=1)]  # [0, 1)
 Count = Annotated[int, Ge(1)]
+Natural = Annotated[int, Ge(0)]
 # A path as the user gives it, relative to the current directory; kept absolute.
 PathText = Annotated[str, AfterValidator(lambda path: str(Path(path).absolute()))]
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
@@ -46,4 +47,5 @@ class Batch(NamedTuple):
     labels: Tensor  # [B, ...]
 
 
+Record = dict[str, float | int]  # a round's line of log.jsonl
 Loss = Callable[[Tensor, Tensor], Scalar]  # (outputs [B, ...], labels [B, ...]) -> mean loss

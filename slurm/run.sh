@@ -31,17 +31,18 @@ if [ -d .venv/bin ]; then
   PATH=$PWD/.venv/bin:$PATH
 fi
 
-if compgen -G "$out/checkpoints/*/manifest.json" >/dev/null; then
+# Only what this Slurm job began is resumed: at its first start, hpcfl refuses a directory that
+# holds a run, perhaps of another job, and says what to do.
+restarts=${SLURM_RESTART_COUNT:-0}
+command=(hpcfl run "$@" --out "$out")
+if [ "$restarts" != 0 ] && compgen -G "$out/checkpoints/*/manifest.json" >/dev/null; then
   command=(hpcfl resume "$out")
-else
-  # A start that was killed before its first checkpoint left nothing to resume, and a directory
-  # in use is refused: set it aside, for whoever wants to see why.
-  if [ "${SLURM_RESTART_COUNT:-0}" != 0 ] && [ -d "$out" ]; then
-    mv "$out" "$out.start-$SLURM_RESTART_COUNT"
-  fi
-  command=(hpcfl run "$@" --out "$out")
+elif [ "$restarts" != 0 ] && [ -d "$out" ]; then
+  # A start that was killed before its first checkpoint left nothing to resume: set it aside, for
+  # whoever wants to see why.
+  mv "$out" "$out.start-$restarts"
 fi
-echo "$(date '+%F %T') job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)):" \
+echo "$(date '+%F %T') job $SLURM_JOB_ID, start $((restarts + 1)):" \
   "${command[*]}, $SLURM_NTASKS ranks on $SLURM_JOB_NODELIST"
 
 # SIGTERM may reach this shell too (scancel, scancel --batch).  Untrapped it would end at once, and

@@ -24,11 +24,11 @@ from hpcfl.comm.solo import Solo
 from hpcfl.engine import play
 from hpcfl.job import Loaded, load
 from hpcfl.placement import owners
-from hpcfl.run import Record, Run
+from hpcfl.run import Run
 from hpcfl.runlog import RunLog
 from hpcfl.signals import Signals
 from hpcfl.tasks.losses import LOSSES
-from hpcfl.types import Batch, Vector
+from hpcfl.types import Batch, Record, Vector
 from hpcfl.vectors import load as load_vector
 from hpcfl.vectors import parameters
 

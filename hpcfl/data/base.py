@@ -50,6 +50,13 @@ class DataConfig(Section):
     partition: Partition | None = None
     """How the training examples are dealt; when absent, natural if the data has owners, or iid."""
 
+    def fetch(self) -> None:
+        """Bring files that ``load`` needs into place; called before it, on one rank alone.
+
+        Raises:
+            DataError: they cannot be had.
+        """
+
     @abstractmethod
     def load(self, seed: int) -> Dataset:
         """Read the data set.

@@ -51,12 +51,15 @@ class Cifar(DataConfig):
     augment: bool = True
     """Crop training images from a padding of 4 and flip them, per image."""
 
+    def fetch(self) -> None:
+        """Download the official files if the job says so and they are missing."""
+        if self.download:
+            download(Path(self.root), self.layout.name)
+
     def load(self, seed: int) -> Dataset:
         """Read the official pickles, or the .npz."""
-        layout, root = self.layout, Path(self.root)
-        if self.download:
-            download(root, layout.name)
-        train, test = read(root, layout)
+        layout = self.layout
+        train, test = read(Path(self.root), layout)
         return Dataset(
             train=train,
             test=test,

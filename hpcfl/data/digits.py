@@ -7,6 +7,7 @@ import torch
 
 from hpcfl.data.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.errors import JobError
 from hpcfl.types import Examples
 
 _FOLDS = 5  # the same split as any other seed would find: part of the data set's definition
@@ -20,9 +21,18 @@ class Digits(DataConfig):
     """Inputs are vectors [64]; otherwise images [1, 8, 8]."""
 
     def load(self, seed: int) -> Dataset:
-        """Take the digits out of scikit-learn."""
+        """Take the digits out of scikit-learn.
+
+        Raises:
+            JobError: it is not installed.
+        """
         # Imported here: scikit-learn takes longer to import than everything else together.
-        from sklearn.datasets import load_digits
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError as error:
+            raise JobError(
+                f"data.kind: digits needs scikit-learn: {error}; pip install 'hpcfl[demo]'"
+            ) from error
 
         pixels, digits = load_digits(return_X_y=True)
         images = torch.from_numpy(pixels.astype(np.float32) / 16)

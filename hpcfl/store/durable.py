@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpcfl.errors import StoreError
 
 PART = ".part"  # ends the name of a file that is not complete yet
+STANDS = "the last checkpoint stands: make room or repair the disk, then resume"  # of a run's files
 
 
 def sync_folder(folder: Path) -> None:
@@ -19,11 +20,16 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def write_file(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes, *, advice: str = "make room or repair the disk") -> None:
     """Write a file under a temporary name, fsync it and rename it into place.
 
+    Args:
+        path: its final name.
+        content: all of it.
+        advice: what a person can do when it fails: the end of the error's message.
+
     Raises:
-        StoreError: the disk is full or fails.
+        StoreError: the disk is full or fails; nothing is left behind.
     """
     part = path.with_name(path.name + PART)
     try:
@@ -34,9 +40,9 @@ def write_file(path: Path, content: bytes) -> None:
         part.replace(path)
         sync_folder(path.parent)
     except OSError as error:
+        discard(part)
         raise StoreError(
-            f"{path}: cannot write {len(content)} bytes: {error.strerror}; the last checkpoint "
-            "stands: make room or repair the disk, then resume"
+            f"{path}: cannot write {len(content)} bytes: {error.strerror}; {advice}"
         ) from error
 
 
@@ -50,7 +56,10 @@ def storing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(
-            f"{path}: cannot be written: {error.strerror}; the last checkpoint stands: make room "
-            "or repair the disk, then resume"
-        ) from error
+        raise StoreError(f"{path}: cannot be written: {error.strerror}; {STANDS}") from error
+
+
+def discard(part: Path) -> None:
+    """Remove what a failed write left, as far as the disk lets us: its error is told already."""
+    with suppress(OSError):
+        part.unlink(missing_ok=True)

@@ -17,6 +17,15 @@ from hpcfl.store.pool import Pool
 
 NOWHERE = -1  # the address of a client that has no row yet
 
+# What the objects of a cached state cost beside its numbers; measured as resident memory.
+STATE_OVERHEAD = 200  # bytes a state: its tuple, its entry in the cache
+TENSOR_OVERHEAD = 550  # bytes a tensor: its Python object, its C++ objects, alignment
+
+
+def footprint(schema: StateSchema) -> int:
+    """Bytes of memory that one cached state takes."""
+    return schema.bytes + STATE_OVERHEAD + TENSOR_OVERHEAD * len(schema.fields)
+
 
 class Hdf5Store:
     """The states of one rank's clients in segment files below ``root``; not thread-safe.
@@ -29,7 +38,7 @@ class Hdf5Store:
         life: a short name (letters and digits) that no earlier start of the run had.
         clients: the clients this rank owns.
         schema: the shape of a state.
-        cache_bytes: states held in memory at most; 0 writes every state at once.
+        cache_bytes: memory for states at most, objects included; 0 writes every state at once.
     """
 
     def __init__(
@@ -47,7 +56,7 @@ class Hdf5Store:
         self._address = np.full(len(self._clients), NOWHERE, np.int64)
         self._crc = np.zeros(len(self._clients), np.uint32)
         self._pool = Pool(root, rank, life, schema, len(self._clients))
-        self._capacity = cache_bytes // max(1, schema.bytes)  # states
+        self._capacity = cache_bytes // footprint(schema)  # states
         self._cache: OrderedDict[int, Any] = OrderedDict()  # the least recently used first
         self._dirty: set[int] = set()
 

@@ -15,7 +15,7 @@ import torch
 
 from hpcfl.errors import StoreError
 from hpcfl.store.base import Field, StateSchema
-from hpcfl.store.durable import PART, sync_folder
+from hpcfl.store.durable import PART, discard, sync_folder
 
 # Texts have fixed length: they lie in the checksummed header.  HDF5 keeps others in a heap without
 # a checksum, and one flipped byte there makes it loop for ever.
@@ -60,9 +60,9 @@ def create(path: Path, schema: StateSchema, rows: int) -> None:
             os.fsync(file.fileno())
         part.rename(path)
         sync_folder(path.parent)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        reason = error.strerror or str(error)
+    except (OSError, RuntimeError) as error:  # h5py's close raises the latter on a full disk
+        discard(part)
+        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
         raise StoreError(_no_room(path, need, free, reason)) from error
 
 
@@ -102,7 +102,7 @@ def _check_dtypes(path: Path, schema: StateSchema) -> None:
 def _no_room(path: Path, need: int, free: int, reason: str) -> str:
     return (
         f"{path}: cannot allocate client states ({reason}): needs {need / GIB:.3f} GiB, "
-        f"{free / GIB:.3f} GiB free; make room (or set store.dir), then resume"
+        f"{free / GIB:.3f} GiB free; make room, then resume"
     )
 
 

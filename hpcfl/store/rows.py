@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hpcfl.errors import StoreError
 from hpcfl.store import segment
 from hpcfl.store.base import StateSchema
-from hpcfl.store.durable import write_file
+from hpcfl.store.durable import STANDS, write_file
 from hpcfl.store.segment import Segment
 
 OPEN_FILES = 64  # a reader's limit; a machine may have more segments than a process has handles
@@ -68,7 +68,7 @@ def write(folder: Path, rank: int, rows: Rows) -> None:
     buffer = io.BytesIO()
     arrays = {name: getattr(rows, name) for name in Rows._fields[:-1]}
     np.savez(buffer, names=np.array(rows.names, dtype=np.str_), **arrays)
-    write_file(folder / file_name(rank), buffer.getvalue())
+    write_file(folder / file_name(rank), buffer.getvalue(), advice=STANDS)
 
 
 def read(folder: Path, rank: int) -> Rows:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpcfl.store import rows
 from hpcfl.store.base import Field, StateSchema
-from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.hdf5 import Hdf5Store, footprint
 from hpcfl.store.rows import Table
 
 CLIENTS = 24
@@ -47,7 +47,7 @@ def write(folder: Path, life: str, tell: Callable[[int], None]) -> None:
     root = folder / "stores"
     root.mkdir(exist_ok=True)
     done = committed(folder)
-    store = Hdf5Store(root, 0, life, range(CLIENTS), SCHEMA, 5 * SCHEMA.bytes)
+    store = Hdf5Store(root, 0, life, range(CLIENTS), SCHEMA, 5 * footprint(SCHEMA))
     if done:
         store.adopt(Table.load(folder / str(done[-1]), root))
     for round in itertools.count(done[-1] + 1 if done else 0):

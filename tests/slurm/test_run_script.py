@@ -106,6 +106,17 @@ def test_the_run_directory_can_be_named(slurm, here):
     assert starts(here) == ["run quick.yaml --out mine"]
 
 
+def test_the_first_start_leaves_a_run_of_another_job_alone(slurm, here):
+    old = here / "mine/checkpoints/7"
+    old.mkdir(parents=True)
+    (old / "manifest.json").touch()
+    (here / "plan").write_text("2")  # what hpcfl says to a directory that holds a run
+    job = slurm.sbatch("--ntasks=2", str(RUN), "quick.yaml", cwd=here, HPCFL_OUT="mine")
+    assert slurm.wait(job)["ExitCode"] == "2:0"
+    assert starts(here) == ["run quick.yaml --out mine"]
+    assert (old / "manifest.json").exists()
+
+
 def test_a_job_file_is_asked_for(slurm, here):
     job = slurm.sbatch(str(RUN), cwd=here)
     assert slurm.wait(job)["ExitCode"] == "2:0"

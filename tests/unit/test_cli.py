@@ -79,9 +79,20 @@ def test_an_error_is_one_line_whatever_is_in_it(job, refused):
 
 def test_report_of_a_run(run, tmp_path, hpcfl):
     done = hpcfl("report", run, "--format", "csv", "--plot", tmp_path / "r.png")
-    assert (done.code, done.err) == (0, [])
+    assert (done.code, done.err) == (0, [f"plot: {tmp_path / 'r.png'}"])
+    assert len(done.out) == 2
     assert done.out[1].startswith("run,fedhbm,4,4,")
     assert (tmp_path / "r.png").exists()
+
+
+@pytest.mark.parametrize("form, drawn", [("table", True), ("csv", False), ("markdown", False)])
+def test_a_report_for_programs_draws_only_when_asked(
+    run, tmp_path, monkeypatch, hpcfl, form, drawn
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert hpcfl("report", run, "--format", form).code == 0
+    assert (tmp_path / "runs/report.png").exists() == drawn
 
 
 def test_status_of_a_finished_run(run, hpcfl):

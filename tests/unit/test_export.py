@@ -1,6 +1,8 @@
 """Exported models and states are those of the checkpoint."""
 
+import errno
 import fcntl
+import os
 import shutil
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from hpcfl import checkpoint, export
 from hpcfl.checkpoint import SERVER, committed
 
 
@@ -94,18 +97,53 @@ def test_a_live_run_is_left_alone(run, tmp_path, hpcfl):
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_a_checkpoint_that_goes_away_meanwhile(run, tmp_path, refused, monkeypatch):
-    def prune_first(checkpoint, template, device):
-        shutil.rmtree(checkpoint.folder)
-        return real(checkpoint, template, device)
+@pytest.fixture
+def pruned(run, monkeypatch):
+    """A live run lets go of a round just when a function of a module looks at it."""
 
-    from hpcfl import export
+    def when(module, function, round):
+        def prune_first(*arguments):
+            if folder.exists():
+                shutil.rmtree(folder)
+            return real(*arguments)
 
-    real = export.read_server
-    monkeypatch.setattr(export, "read_server", prune_first)
-    line = refused("export", run, "-o", tmp_path / "x.npz")
-    assert "let go of this checkpoint meanwhile; export again" in line
+        folder = run / f"checkpoints/{round:08d}"
+        real = getattr(module, function)
+        monkeypatch.setattr(module, function, prune_first)
+
+    return when
+
+
+def test_the_newest_that_is_kept_when_one_goes_away_meanwhile(run, tmp_path, pruned, hpcfl):
+    pruned(export, "read_server", 4)
+    target = tmp_path / "x.npz"
+    done = hpcfl("export", run, "-o", target, "--clients")
+    assert (done.code, done.err) == (0, [])
+    assert np.load(target)["round"] == 2
+
+
+def test_a_named_round_that_goes_away_meanwhile(run, tmp_path, pruned, refused):
+    pruned(export, "read_server", 2)
+    line = refused("export", run, "--round", 2, "-o", tmp_path / "x.npz")
+    assert line.endswith("round 2 is not kept; kept are 4")
     assert not (tmp_path / "x.npz").exists()
+
+
+def test_a_checkpoint_that_goes_away_while_they_are_listed(run, tmp_path, pruned, hpcfl):
+    pruned(checkpoint, "_read", 2)
+    assert hpcfl("export", run, "-o", tmp_path / "x.npz").code == 0
+
+
+def test_an_export_that_cannot_be_written_speaks_of_no_checkpoint(
+    run, tmp_path, monkeypatch, refused
+):
+    def full(fd):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    line = refused("export", run, "-o", tmp_path / "x.npz")
+    assert line.endswith("No space left on device; make room or repair the disk")
+    assert not (tmp_path / "x.npz.part").exists()
 
 
 def test_a_round_that_is_not_kept(run, tmp_path, refused):

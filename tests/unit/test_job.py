@@ -1,5 +1,6 @@
 """The typed job: what is checked, what is written, what it is called."""
 
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -93,11 +94,31 @@ def test_an_algorithm_by_dotted_path(job):
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = = 1", "SyntaxError: invalid syntax ("),
+        ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
+        ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("", "AttributeError: module 'broken_module' has no attribute 'Mine'"),
+    ],
+)
+def test_a_module_of_ones_own_that_does_not_import(job, tmp_path, monkeypatch, text, message):
+    (tmp_path / "broken_module.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken_module", raising=False)
+    line = fails(job, "algorithm.name=broken_module.Mine")
+    assert f"algorithm.name: 'broken_module.Mine' cannot be imported: {message}" in line
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("algorithm.name=fedhmb", "algorithm.name: found 'fedhmb', expected one of "),
         ("algorithm.name=fedhmb", "; did you mean fedhbm?"),
-        ("algorithm.name=no.such.Class", "'no.such.Class' cannot be imported: No module named"),
+        (
+            "algorithm.name=no.such.Class",
+            "cannot be imported: ModuleNotFoundError: No module named",
+        ),
         ("algorithm.name=hpcfl.types.Count", "not a subclass of Algorithm"),
         ("algorithm.name=hpcfl.data.digits.Digits", "not a subclass of Algorithm"),
         ("algorithm.name=hpcfl.algorithms.base.Algorithm", "does not define init_server, update"),
@@ -123,6 +144,7 @@ def test_an_algorithm_by_dotted_path(job):
         ("local.lr=1e3", "YAML reads it as text: write 1000"),
         ("local.lr=5e-7", "YAML reads it as text: write 5.0e-07"),
         ("store.kind=disk", "store.kind: found 'disk', expected 'hdf5' or 'memory'"),
+        ("evaluate.last=-1", "evaluate.last: found -1, expected a number greater than or equal"),
         ("seed=-1", "seed: found -1, expected a number greater than or equal to 0"),
     ],
 )

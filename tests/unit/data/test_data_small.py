@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -126,3 +128,9 @@ def test_a_single_quadratic_has_nobody_to_differ_from():
         Quadratics(clients=1).load(0)
     alone = Quadratics(clients=1, heterogeneity=0.0).load(0)
     assert alone.train.inputs.tolist() == [[[1.0], [0.0]]]
+
+
+def test_scikit_learn_is_asked_for_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(JobError, match=r"^data\.kind: digits needs .*hpcfl\[demo\]'$"):
+        Digits().load(0)

@@ -25,7 +25,7 @@ def test_reading_cifar_needs_no_torchvision(tmp_path, monkeypatch):
 def test_torchvision_is_asked_for_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(vision, "find_spec", lambda name: None)
     with pytest.raises(JobError, match="torchvision is not installed"):
-        Cifar10(root=str(tmp_path), download=True).load(0)
+        Cifar10(root=str(tmp_path), download=True).fetch()
 
 
 def test_another_failure_of_its_import_is_told(monkeypatch):
@@ -49,4 +49,16 @@ def test_a_failed_download_names_the_folder(tmp_path, monkeypatch):
 
     monkeypatch.setattr(cifar, "torchvision", lambda: Package)
     with pytest.raises(DataError, match="CIFAR10 could not be downloaded: no route to host"):
+        Cifar10(root=str(tmp_path), download=True).fetch()
+
+
+def test_only_fetch_downloads(tmp_path, monkeypatch):
+    """Every rank loads; one alone fetches."""
+    asked = []
+    monkeypatch.setattr(cifar, "download", lambda root, dataset: asked.append((root, dataset)))
+    Cifar10(root=str(tmp_path)).fetch()
+    with pytest.raises(DataError, match="found neither"):
         Cifar10(root=str(tmp_path), download=True).load(0)
+    assert not asked
+    Cifar10(root=str(tmp_path), download=True).fetch()
+    assert asked == [(tmp_path, "CIFAR10")]

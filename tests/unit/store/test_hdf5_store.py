@@ -1,10 +1,12 @@
 """What the store on disk promises beyond the others: its cache, its rows, its owners."""
 
 import pytest
+import torch
 
 from hpcfl.errors import StoreError
 from hpcfl.store import pool
-from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.hdf5 import Hdf5Store, footprint
 from hpcfl.store.rows import Reader
 from hpcfl.store.segment import Segment
 
@@ -26,7 +28,7 @@ def written(monkeypatch):
 
 
 def build(root, schema, states, clients=range(CLIENTS), life="a", rank=0):
-    return Hdf5Store(root, rank, life, clients, schema, states * schema.bytes)
+    return Hdf5Store(root, rank, life, clients, schema, states * footprint(schema))
 
 
 def test_cached_states_are_the_same_objects_and_wait_for_the_commit(
@@ -202,3 +204,12 @@ def test_a_full_disk_is_met_at_growth_and_the_checkpoint_stands(
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(2))
     store.close()
+
+
+def test_a_small_state_is_charged_for_its_objects():
+    """A gibibyte holds no 50 million states of 20 bytes; as resident memory each takes 700."""
+    one = StateSchema(tuple, (Field("x", (5,), torch.float32),))
+    assert one.bytes == 20
+    assert 700 <= footprint(one) <= 1000
+    three = StateSchema(tuple, tuple(Field(name, (5,), torch.float32) for name in "xyz"))
+    assert 1700 <= footprint(three) <= 2500

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 
 import h5py
 import numpy as np
@@ -235,6 +237,39 @@ def test_a_failed_allocation_leaves_nothing(root, schema, monkeypatch, code):
     with pytest.raises(StoreError, match=rf"cannot allocate client states \({os.strerror(code)}\)"):
         Segment.create(root / "b.h5", schema, ROWS)
     assert not list(root.iterdir())
+
+
+@pytest.mark.parametrize("room", [0, 100, 1000])
+def test_a_disk_that_fills_up_inside_hdf5(root, room):
+    """A file's size limit stands for the disk; in a process of its own, for HDF5 may crash it."""
+    done = subprocess.run(
+        [sys.executable, "-c", FILL, str(root / "b.h5"), str(room)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert "b.h5: cannot allocate client states (" in line
+    assert line.endswith("GiB free; make room, then resume")
+    assert not list(root.iterdir())
+
+
+FILL = """
+import resource, sys
+from pathlib import Path
+import torch
+from hpcfl.errors import StoreError
+from hpcfl.store import layout
+from hpcfl.store.base import Field, StateSchema
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+schema = StateSchema(tuple, (Field("x", (10,), torch.float32),))
+try:
+    layout.create(Path(sys.argv[1]), schema, 100)
+except StoreError as error:
+    print(error)
+"""
 
 
 @pytest.mark.parametrize(("call", "verb"), [("preadv", "read"), ("pwrite", "write")])

@@ -9,7 +9,7 @@ import torch
 from hpcfl.errors import StoreError
 from hpcfl.store import rows
 from hpcfl.store.base import Field, StateSchema
-from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.hdf5 import Hdf5Store, footprint
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.nothing import NoStore
 from hpcfl.store.rows import Reader, Table
@@ -27,7 +27,7 @@ def build(request, root, schema):
         if request.param == "memory":
             return MemoryStore(root, rank, life, clients, schema)
         states = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with room for 3": 3}[request.param]
-        return Hdf5Store(root, rank, life, clients, schema, states * schema.bytes)
+        return Hdf5Store(root, rank, life, clients, schema, states * footprint(schema))
 
     return store
 
