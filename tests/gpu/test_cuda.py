@@ -1,0 +1,44 @@
+"""What needs a GPU: the same jobs as elsewhere, on the device and over NCCL."""
+
+import numpy as np
+import pytest
+import torch
+
+import hpcfl
+from tests.parallel.harness import mpirun
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+JOB = """
+data: {kind: digits, clients: 10, partition: {kind: dirichlet, alpha: 0.0}}
+model: {name: linear}
+cohort: {kind: uniform, size: 4}
+algorithm: {name: fedhbm}
+local: {epochs: 1, batch_size: 16, lr: 0.1}
+rounds: 5
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+def test_a_gpu_gives_the_same_bits_twice_and_the_cpus_model(tmp_path, job):
+    first, again = (hpcfl.run(job, ["device=cuda"], out=tmp_path / name) for name in ("a", "b"))
+    cpu = hpcfl.run(job, ["device=cpu"], out=tmp_path / "cpu")
+    assert torch.equal(first.x, again.x)
+    torch.testing.assert_close(first.x, cpu.x, rtol=1e-4, atol=1e-5)
+
+
+def test_nccl_on_one_rank(tmp_path, job):
+    alone = hpcfl.run(job, ["device=cuda"], out=tmp_path / "alone")
+    out = tmp_path / "nccl"
+    done = mpirun(1, "-m", "hpcfl", "run", str(job), "comm.backend=nccl", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "by nccl on cuda" in done.stderr
+    npz = tmp_path / "x.npz"
+    assert mpirun(1, "-m", "hpcfl", "export", str(out), "-o", str(npz)).returncode == 0
+    assert np.array_equal(np.load(npz)["x"], alone.x.numpy())
