@@ -72,8 +72,9 @@ class RunDir:
                 f"{self.root}: cannot be made: {e.strerror}; choose another with --out"
             ) from e
         self.lock()
+        content = yaml.safe_dump(tree, sort_keys=False).encode()
         if self.job.exists():
-            if yaml.safe_load(self.job.read_text()) != tree:
+            if self.job.read_bytes() != content:
                 raise JobError(
                     f"{self.root}: holds a run of another job; choose another directory with --out"
                 )
@@ -82,7 +83,7 @@ class RunDir:
                     f"{self.root}: holds a run of this job already; use "
                     f"`hpcfl resume {self.root}`, or remove the directory to start anew"
                 )
-        write_file(self.job, yaml.safe_dump(tree, sort_keys=False).encode())
+        write_file(self.job, content)
 
     def require(self) -> None:
         """Refuse a directory that holds no run.

@@ -1,0 +1,67 @@
+"""The bare loop does the engine's work: it ends at the same model, or says that it does not."""
+
+import numpy as np
+import pytest
+
+from hpcfl.bench import round as bench
+from hpcfl.bench.round import measure, report
+from hpcfl.errors import HpcflError, JobError
+from hpcfl.job import load
+
+PAIRS = 2
+
+
+@pytest.fixture
+def played(job, arrays, tmp_path, determinism):
+    """Measure a job whose clients are of unequal sizes."""
+    arrays(client=np.repeat(range(4), (3, 7, 11, 19)))
+    job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", ""))
+
+    def play(*overrides):
+        own = ["algorithm={name: fedavg}", "rounds=9", *overrides]
+        return measure(load(job, own), tmp_path, PAIRS)
+
+    return play
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["local.lr_decay=0.5"],
+        ["local.clip=0.01"],
+        ["weights=uniform"],
+        ["local.steps=3"],
+        ["algorithm.server_lr=0.3"],
+        ["local.weight_decay=0.5"],
+        ["cohort={kind: bernoulli, p: 0.2}"],  # some rounds are empty
+    ],
+)
+def test_both_sides_train_as_the_job_says(played, overrides):
+    turn = played(*overrides)
+    assert turn.gap < 1e-4
+    assert f"{turn.gap:.1e}" in report([turn])
+
+
+def test_different_work_is_not_compared(played, monkeypatch):
+    loss = bench.LOSSES["cross_entropy"]
+    monkeypatch.setattr(bench, "LOSSES", {"cross_entropy": lambda o, y: 1.1 * loss(o, y)})
+    with pytest.raises(HpcflError, match=r"engine and bare loop ended a turn .* of its way apart"):
+        played()
+
+
+def test_another_algorithm_has_no_bare_loop_to_agree_with(played):
+    turn = played("algorithm={name: scaffold}")
+    assert turn.gap is None
+    assert report([turn]).endswith(" -")
+
+
+def test_too_few_rounds_for_the_turns(played):
+    with pytest.raises(JobError, match=r"found 2, but 2 turns and a warm-up play at least 3; set"):
+        played("rounds=2")
+
+
+def test_no_round_beyond_the_jobs_is_played(played):
+    """Five rounds are not enough for two each: one each, and a list of five cohorts will do."""
+    cohorts = "[[0], [1], [2], [3], [0, 1]]"
+    assert played("rounds=5", f"cohort={{kind: replay, rounds: {cohorts}}}").gap < 1e-4
