@@ -130,7 +130,7 @@ def test_a_named_round_that_goes_away_meanwhile(run, tmp_path, pruned, refused):
 
 
 def test_a_checkpoint_that_goes_away_while_they_are_listed(run, tmp_path, pruned, hpcfl):
-    pruned(checkpoint, "_read", 2)
+    pruned(checkpoint, "read", 2)
     assert hpcfl("export", run, "-o", tmp_path / "x.npz").code == 0
 
 
