@@ -68,6 +68,7 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
             if life.comm.rank == 0:
                 folder.claim(parts.loaded.tree)
                 folder.write_initial(parts.x0)
+                cut(folder.log, 0)  # of a start that died before its first checkpoint
         life.open_store()
         server = parts.algorithm.init_server(parts.x0)
         life.save(0, server, log_bytes=0)

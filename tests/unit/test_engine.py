@@ -10,6 +10,7 @@ import torch
 from hpcfl import engine
 from hpcfl.checkpoint import committed
 from hpcfl.errors import ClientError, DivergedError, Stopped
+from hpcfl.job import load
 from hpcfl.local.sequential import Sequential
 from hpcfl.session import resume, start
 from hpcfl.signals import SAVE, STOP
@@ -156,3 +157,14 @@ def test_a_run_that_ended_may_be_resumed_in_the_same_process(tmp_path):
     loaded = read(tmp_path, job(tmp_path))
     first = start(loaded, tmp_path / "run")
     assert torch.equal(resume(tmp_path / "run").x, first.x)
+
+
+def test_a_start_that_died_before_its_first_checkpoint_is_made_again(tmp_path):
+    whole = play(tmp_path, job(tmp_path))
+    died = tmp_path / "died"
+    start(load(job(tmp_path)), died)
+    for checkpoint in committed(died / "checkpoints"):
+        (checkpoint.folder / "manifest.json").unlink()
+    assert torch.equal(start(load(job(tmp_path)), died).x, whole.x)
+    lines = (died / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
