@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.init import load_initial
-from hpcfl.run import Desk, Run, Survey
+from hpcfl.runtime import Desk, Run, Survey
 from hpcfl.schema import Schema, dry_round, traffic
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
@@ -214,8 +215,21 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
     algorithm = job.algorithm.settle(job.cohort.participation(len(rows)))
     loaded = settled(loaded, algorithm)
     x0, model, skipped = _initial_model(loaded, dataset, resumed)
-    schema = dry_round(algorithm, x0.numel(), x0.dtype)
+    schema = _played_dry(loaded, x0)
     return Parts(loaded, dataset, rows, model.to(device), x0.to(device), skipped, schema, device)
+
+
+def _played_dry(loaded: Loaded, x0: Vector) -> Schema:
+    """The dry round of the job's algorithm, its faults told as the user's."""
+    try:
+        return dry_round(loaded.job.algorithm, x0.numel(), x0.dtype)
+    except Exception as e:
+        frame = traceback.extract_tb(e.__traceback__)[-1]
+        raise JobError(
+            f"algorithm.name: {loaded.tree['algorithm']['name']}: its dry round failed in "
+            f"{frame.name} ({frame.filename}:{frame.lineno}): {type(e).__name__}: {e}; hooks take "
+            "and return what hpcfl/algorithms/base.py says, and branch on no tensor's value"
+        ) from e
 
 
 def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Module]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfl import __version__
-from hpcfl.errors import ClientError, Elsewhere, HpcflError
+from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError
 
 REPORT = Path("runs/report.png")
 
@@ -103,8 +103,15 @@ def _report(options: argparse.Namespace) -> None:
     else:
         print(report.to_markdown(records), end="")
     picture = options.plot or (REPORT if options.format == "table" else None)
-    if picture is not None:
+    if picture is None:
+        return
+    try:
         plot(records, picture)
+    except JobError as e:
+        if options.plot:
+            raise
+        print(f"no plot: {e}", file=sys.stderr)  # nobody asked for one
+    else:
         print(f"plot: {picture}", file=sys.stderr)
 
 

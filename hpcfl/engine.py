@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hpcfl.algorithms.base import Cohort
 from hpcfl.errors import Stopped
-from hpcfl.run import Run, Survey
+from hpcfl.runtime import Run, Survey
 from hpcfl.types import Record
 
 Asked = NDArray[np.float64]  # the signal that asked for a stop (0: none), a checkpoint is wanted

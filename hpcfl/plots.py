@@ -126,6 +126,7 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 def _save(figure: Figure, path: Path) -> None:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")
     except OSError as error:
         raise JobError(f"{path}: the plot cannot be written: {error.strerror}") from error

@@ -6,14 +6,15 @@ from typing import Any, Self
 
 from hpcfl.errors import Stopped
 
-STOP = (signal.SIGTERM, signal.SIGUSR1)
+STOP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SAVE = signal.SIGUSR2
 
 
 class Signals:
     """What was asked of this process; a context manager that listens while it is open.
 
-    The first signal to stop counts; those that follow it (Slurm sends more than one) do not.
+    The first signal to stop counts; those that follow it (Slurm sends more than one) do not, but
+    for a second SIGINT (Ctrl-C): who presses it twice does not want to wait.
     A context that ends by Stopped goes on latching: the process is on its way out, and signals
     that follow must not change its exit code.  Only a process's main thread can open it.
     """
@@ -37,6 +38,8 @@ class Signals:
                 signal.signal(number, handler)
 
     def _latch_stop(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.stop:
+            raise KeyboardInterrupt
         self.stop = self.stop or number
 
     def _latch_save(self, number: int, frame: FrameType | None) -> None:

@@ -29,8 +29,8 @@ from hpcfl.engine import play
 from hpcfl.errors import HpcflError, JobError
 from hpcfl.job import Loaded, load
 from hpcfl.placement import owners
-from hpcfl.run import Run
 from hpcfl.runlog import RunLog
+from hpcfl.runtime import Run
 from hpcfl.signals import Signals
 from hpcfl.tasks.losses import LOSSES
 from hpcfl.types import Batch, Record, Vector

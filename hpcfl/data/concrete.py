@@ -31,6 +31,8 @@ class Concrete(DataConfig):
     def load(self, seed: int) -> Dataset:
         """Read and standardise the table."""
         path = Path(self.root) / "Concrete_Data.csv"
+        if not path.is_file():
+            raise DataError(f"{path}: not found; put it there, or set data.root to where it is")
         try:
             table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, encoding="utf-8-sig")
         except (OSError, ValueError) as error:

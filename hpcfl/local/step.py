@@ -37,7 +37,7 @@ class Local(Section):
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
-            raise ValueError("give epochs or steps, not both")
+            raise ValueError("give epochs or steps, not both (null takes one away)")
 
     def rate(self, round: int) -> float:
         """Eta of a round."""

@@ -52,8 +52,14 @@ def test_nothing_evaluated_yet(tmp_path):
 
 
 def test_a_file_that_cannot_be_written(tmp_path):
-    with pytest.raises(JobError, match="cannot be written: No such file"):
-        plot([run("one")], tmp_path / "absent" / "x.png")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JobError, match="cannot be written: (Not a directory|File exists)"):
+        plot([run("one")], tmp_path / "file" / "x.png")
+
+
+def test_missing_folders_are_made(tmp_path):
+    plot([run("one")], tmp_path / "new" / "folder" / "x.png")
+    assert BLUE in colours(tmp_path / "new" / "folder" / "x.png")
 
 
 @pytest.mark.parametrize("clients", [3, 2000])

@@ -1,0 +1,68 @@
+"""hpcfl from Python."""
+
+import signal
+
+import pytest
+import torch
+
+import hpcfl
+from hpcfl.errors import JobError
+from hpcfl.signals import SAVE, STOP
+
+JOB = {
+    "data": {"kind": "digits", "clients": 4},
+    "model": {"name": "linear"},
+    "cohort": {"kind": "uniform", "size": 2},
+    "algorithm": {"name": "fedhbm"},
+    "local": {"batch_size": 64, "lr": 0.1},
+    "rounds": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def own_process():
+    before = {number: signal.getsignal(number) for number in (*STOP, SAVE)}
+    yield
+    after = {number: signal.getsignal(number) for number in (*STOP, SAVE)}
+    torch.use_deterministic_algorithms(False)
+    assert after == before  # a library leaves no handlers behind
+
+
+def test_run_and_resume_as_often_as_one_likes(tmp_path):
+    first = hpcfl.run(JOB, out=tmp_path / "a")
+    second = hpcfl.run(JOB, ["local.lr=0.2"], out=tmp_path / "b")
+    again = hpcfl.resume(tmp_path / "a")
+    third = hpcfl.run(JOB, out=tmp_path / "c")
+    assert torch.equal(first.x, again.x)
+    assert torch.equal(first.x, third.x)
+    assert not torch.equal(first.x, second.x)
+    assert [record["round"] for record in third.log] == [1, 2]
+    assert "test_accuracy" in third.log[-1]
+
+
+def test_the_job_is_not_changed(tmp_path):
+    before = {key: dict(value) if isinstance(value, dict) else value for key, value in JOB.items()}
+    hpcfl.run(JOB, ["rounds=1"], out=tmp_path / "a")
+    assert before == JOB
+
+
+FAULTY = """
+from dataclasses import dataclass
+
+from hpcfl.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branches(FedAvg):
+    def direction(self, point, local, grad, client):
+        g = grad(point)
+        return g if g.norm() > 1 else 2 * g
+"""
+
+
+def test_a_faulty_algorithm_is_told_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(JobError, match=r"Branches: its dry round failed in .*meta.*no tensor's"):
+        hpcfl.run(JOB, ["algorithm={name: faulty.Branches}"], out=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
