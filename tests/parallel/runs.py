@@ -30,11 +30,11 @@ class Lasting:
 
 
 def stop_after(done, comm):
-    """Let the last rank alone get SIGUSR1 while round ``done - 1`` is played."""
+    """Let the last rank alone get SIGUSR1 in the round that makes ``done`` complete."""
     play_round = engine.play_round
 
     def patched(run, server, t, asked):
-        if t == done - 2 and comm.rank == comm.size - 1:
+        if t == done - 1 and comm.rank == comm.size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         return play_round(run, server, t, asked)
 
