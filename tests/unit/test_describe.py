@@ -144,7 +144,8 @@ def test_counts(job):
 
 
 def test_plot_that_cannot_be_written(job, tmp_path, refused):
-    line = refused("data", "show", job, "--plot", tmp_path / "no" / "p.png")
+    (tmp_path / "file").write_text("")
+    line = refused("data", "show", job, "--plot", tmp_path / "file" / "p.png")
     assert "the plot cannot be written" in line
 
 
