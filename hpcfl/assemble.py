@@ -212,11 +212,19 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
     dataset = job.data.load(job.seed)
     rows = deal(job.data, dataset, job.seed)
     job.cohort.check(len(rows), job.rounds)
-    algorithm = job.algorithm.settle(job.cohort.participation(len(rows)))
-    loaded = settled(loaded, algorithm)
+    loaded = settled(loaded, _fitted(loaded, len(rows)))
     x0, model, skipped = _initial_model(loaded, dataset, resumed)
     schema = _played_dry(loaded, x0)
     return Parts(loaded, dataset, rows, model.to(device), x0.to(device), skipped, schema, device)
+
+
+def _fitted(loaded: Loaded, population: int) -> Algorithm:
+    """The job's algorithm, settled for its clients."""
+    participation = loaded.job.cohort.participation(population)
+    try:
+        return loaded.job.algorithm.settle(participation, population)
+    except ValueError as e:
+        raise JobError(f"algorithm.name: {loaded.tree['algorithm']['name']} {e}") from e
 
 
 def _played_dry(loaded: Loaded, x0: Vector) -> Schema:

@@ -11,8 +11,9 @@ One round, as the engine plays it (x, y, delta, ... are flat vectors [P]):
                 start <- displace(y, local, client_i)                  # default y
                 point <- lookahead(y, start, local, client_i)          # default y
                 d     <- direction(point, local, grad, client_i)       # default grad(point)
-                local <- remember(local, d, client_i)
-                y     <- start - step_scale client_i.lr (d + weight_decay point)
+                step  <- d + weight_decay point
+                local <- remember(local, step, client_i)
+                y     <- start - step_scale client_i.lr step
             upload_i, state_i <- finish(y, local, message, state_i, client_i)
         server <- update(server, mean of upload_i, cohort)
 
@@ -109,8 +110,16 @@ class Algorithm(Section, ABC):
         """A factor on the learning rate of every local step (FedMIM's 1 - sum alpha)."""
         return 1.0
 
-    def settle(self, participation: float) -> "Algorithm":
-        """This algorithm with the defaults that depend on the configured participation C."""
+    def settle(self, participation: float, population: int) -> "Algorithm":
+        """This algorithm with the defaults that depend on the job's clients.
+
+        Args:
+            participation: C, the configured one.
+            population: N.
+
+        Raises:
+            ValueError: it cannot run with them.
+        """
         return self
 
     @abstractmethod
@@ -141,8 +150,8 @@ class Algorithm(Section, ABC):
         """What the step follows downhill, without weight decay."""
         return grad(point)
 
-    def remember(self, local: Any, d: Vector, client: Client) -> Any:
-        """The client's local quantities after a step along ``d``."""
+    def remember(self, local: Any, step: Vector, client: Client) -> Any:
+        """The client's local quantities after a ``step``: the direction and its weight decay."""
         return local
 
     def finish(

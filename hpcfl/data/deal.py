@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.files import read_array
-from hpcfl.data.partition import Dirichlet, File, Iid, Natural, Partition, Rows, Similarity
+from hpcfl.data.partition import Dirichlet, File, Iid, Natural, Partition, Pooled, Rows, Similarity
 from hpcfl.errors import DataError, JobError
 from hpcfl.seeds import stream
 
@@ -38,7 +38,8 @@ def deal(config: DataConfig, dataset: Dataset, seed: int) -> tuple[Rows, ...]:
         clients = _file(partition, config.clients, len(dataset.train.labels))
     else:
         pool = np.arange(len(dataset.train.labels)) if natural is None else np.concatenate(natural)
-        population = config.clients or (len(natural) if natural is not None else None)
+        default = None if natural is None else len(natural)
+        population = config.clients or (1 if isinstance(partition, Pooled) else default)
         if population is None:
             raise JobError("data.clients: missing; say to how many clients the data is dealt")
         if population > len(pool):
@@ -54,13 +55,20 @@ def deal(config: DataConfig, dataset: Dataset, seed: int) -> tuple[Rows, ...]:
 
 
 def _shares(
-    partition: Iid | Dirichlet | Similarity,
+    partition: Iid | Dirichlet | Similarity | Pooled,
     dataset: Dataset,
     pool: Rows,
     population: int,
     generator: np.random.Generator,
 ) -> tuple[Rows, ...]:
     """Shares of the pool, made by ``partition``."""
+    if isinstance(partition, Pooled):
+        if population > 1:
+            raise JobError(
+                f"data.clients: {population}, but the partition is pooled: one client holds "
+                "everything; say 1 or leave it out"
+            )
+        return (np.sort(pool),)
     shuffled = generator.permutation(pool)
     sizes = _even(len(pool), population)
     if isinstance(partition, Iid):

@@ -66,4 +66,13 @@ class File(Section):
     """Unused: a file draws nothing."""
 
 
-Partition = Annotated[Iid | Dirichlet | Similarity | Natural | File, Discriminator("kind")]
+@dataclass(frozen=True, kw_only=True)
+class Pooled(Section):
+    """One client holds everything: centralised training."""
+
+    kind: Literal["pooled"] = "pooled"
+    seed: Seed | None = None
+    """Unused: nothing is drawn."""
+
+
+Partition = Annotated[Iid | Dirichlet | Similarity | Natural | File | Pooled, Discriminator("kind")]

@@ -55,11 +55,11 @@ class Sequential:
                 start = algorithm.displace(y, local, about)
                 point = algorithm.lookahead(y, start, local, about)
                 d = algorithm.direction(point, local, oracle, about)
-                local = algorithm.remember(local, d, about)
                 if oracle.loss is not None:
                     loss += oracle.loss
                 if self._weight_decay:
                     d = d.add(point, alpha=self._weight_decay)
+                local = algorithm.remember(local, d, about)
                 torch.add(start, d, alpha=-rate, out=y)
         except Exception as e:
             raise ClientError(visit.client, visit.round + 1, step, "step") from e

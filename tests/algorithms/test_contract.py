@@ -46,7 +46,7 @@ def test_names_are_the_files_names():
 
 def algorithm(name):
     fields = {key: value for key, value in ALL[name].items() if key != "name"}
-    return ALGORITHMS[ALL[name]["name"]](**fields).settle(0.5)
+    return ALGORITHMS[ALL[name]["name"]](**fields).settle(0.5, 6)
 
 
 class Witness:
@@ -104,8 +104,9 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
                 start = algorithm.displace(y, local, client)
                 point = algorithm.lookahead(y, start, local, client)
                 d = algorithm.direction(point, local, lambda z, c=centre: z - c, client)
-                local = algorithm.remember(local, d, client)
-                y = start - algorithm.step_scale * 0.1 * (d + 0.01 * point)
+                step = d + 0.01 * point
+                local = algorithm.remember(local, step, client)
+                y = start - algorithm.step_scale * 0.1 * step
             upload, states[i] = algorithm.finish(y, local, message, state, client)
             uploads.append(upload)
         mean = tree_map(lambda a, b: (a + b) / 2, *uploads)

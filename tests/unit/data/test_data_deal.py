@@ -7,7 +7,7 @@ import torch
 from hpcfl.data.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.deal import deal
-from hpcfl.data.partition import Dirichlet, File, Iid, Natural, Similarity
+from hpcfl.data.partition import Dirichlet, File, Iid, Natural, Pooled, Similarity
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Examples
 from tests.real_data import real
@@ -132,6 +132,12 @@ def test_other_splits_pool_the_natural_rows():
     assert len(split(Iid(), None, np.zeros(9, int), natural=OWNED)) == 3
 
 
+@pytest.mark.parametrize("clients", [None, 1])
+def test_pooled_is_one_client_with_everything(clients):
+    (rows,) = split(Pooled(), clients, np.zeros(9, int), natural=OWNED)
+    assert list(rows) == [0, 1, 2, 5, 7, 8]
+
+
 def test_targets_can_be_sorted_but_not_stratified():
     targets = np.array([[0.5], [-1.0], [3.0], [2.0]])
     rows = split(Dirichlet(alpha=0.0), 2, targets, classes=None)
@@ -146,6 +152,7 @@ def test_targets_can_be_sorted_but_not_stratified():
         (Iid(), None, r"data\.clients: missing"),
         (Iid(), 1001, r"data\.clients: 1001 clients, but only 1000 .* client 1000 would have none"),
         (Natural(), None, "no natural clients"),
+        (Pooled(), 2, r"data\.clients: 2, but the partition is pooled"),
     ],
 )
 def test_what_cannot_be_dealt(partition, clients, message):
