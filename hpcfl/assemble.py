@@ -30,7 +30,7 @@ from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.init import load_initial
 from hpcfl.runtime import Desk, Run, Survey
-from hpcfl.schema import Schema, dry_round, traffic
+from hpcfl.schema import LOSS, Schema, dry_round
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
@@ -108,15 +108,18 @@ class Parts:
 
     def reduction(self, comm: Comm) -> Reduction:
         """The mean of the uploads."""
-        return self._reduction(comm, self.schema.sent, self.algorithm.plain)
+        uncounted = self.algorithm.derived | {LOSS}
+        return self._reduction(comm, self.schema.sent, self.algorithm.plain, uncounted)
 
     def surveys(self, comm: Comm) -> Reduction:
         """The plain mean of full gradients."""
-        return self._reduction(comm, Survey(self.x0.to("meta")), frozenset({"grad"}))
+        return self._reduction(comm, Survey(self.x0.to("meta")), frozenset({"grad"}), frozenset())
 
-    def _reduction(self, comm: Comm, template: Any, plain: frozenset[str]) -> Reduction:
+    def _reduction(
+        self, comm: Comm, template: Any, plain: frozenset[str], uncounted: frozenset[str]
+    ) -> Reduction:
         kind = Exact if self.job.reduction == "exact" else Fast
-        return kind(comm, template, plain, self.x0.dtype, self.device)
+        return kind(comm, template, plain, self.x0.dtype, self.device, uncounted)
 
     def store(self, root: Path, rank: int, life: str, clients: Sequence[int]) -> ClientStore:
         """The home of the states of ``clients``."""
@@ -298,7 +301,6 @@ def wire(
         reduction=parts.reduction(comm),
         surveys=parts.surveys(comm),
         schema=parts.schema,
-        traffic=traffic(parts.algorithm, parts.schema),
         x0=parts.x0,
         fresh=parts.fresh,
         evaluation=job.evaluate.due,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hpcfl.algorithms.base import Cohort
 from hpcfl.errors import Stopped
 from hpcfl.runtime import Run, Survey
+from hpcfl.schema import nbytes
 from hpcfl.types import Record
 
 Asked = NDArray[np.float64]  # the signal that asked for a stop (0: none), a checkpoint is wanted
@@ -54,18 +55,14 @@ def play_round(
     algorithm, comm, store = run.algorithm, run.comm, run.store
     members = run.draw(t)
     size = len(members)
-    record: Record = {
-        "round": t + 1,
-        "clients": size,
-        "down_bytes": size * run.traffic.down,
-        "up_bytes": size * run.traffic.up,
-    }
+    record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
     if not size:
         return server, record, comm.max(ask())
     mine = [int(i) for i in members[run.owner[members] == comm.rank]]
     weights = [float(run.weights[i]) for i in mine]
     total = float(run.weights[members].sum())
     message = algorithm.broadcast(server)
+    record["down_bytes"] += size * nbytes(message)
     visits = [run.population.visit(i, t) for i in mine]
     cohort = Cohort(t, size, len(run.population), run.rate(t), run.x0[:0])
 
@@ -74,8 +71,10 @@ def play_round(
         common = run.x0[:0]
         if algorithm.full_gradient == "cohort":
             own = [Survey(gradient) for gradient in gradients]
-            (common,), _ = run.surveys.mean(own, mine, weights, total, size, ask(), round=t + 1)
+            (common,), up, _ = run.surveys.mean(own, mine, weights, total, size, ask(), round=t + 1)
             cohort = cohort._replace(grad=common)
+            record["up_bytes"] += up
+            record["down_bytes"] += size * nbytes(common)
         visits = [
             visit._replace(about=visit.about._replace(full_grad=gradient, cohort_grad=common))
             for visit, gradient in zip(visits, gradients, strict=True)
@@ -84,7 +83,8 @@ def play_round(
     states = [_state(run, i) for i in mine]
     trained = run.executor.train(message, visits, states)
     sent = [run.schema.send(end.upload, end.loss) for end in trained]
-    mean, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
+    mean, up, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
+    record["up_bytes"] += up
     for i, end in zip(mine, trained, strict=True):
         store.stage(i, type(end.state)(*(leaf.cpu() for leaf in end.state)))
     upload, loss = run.schema.receive(mean)

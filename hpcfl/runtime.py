@@ -12,7 +12,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
 from hpcfl.local.population import Population
 from hpcfl.local.sequential import Sequential
-from hpcfl.schema import Schema, Traffic
+from hpcfl.schema import Schema
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
 from hpcfl.types import Record, Vector
@@ -65,7 +65,6 @@ class Run:
     reduction: Reduction  # of uploads, each with its train_loss
     surveys: Reduction  # of full gradients
     schema: Schema
-    traffic: Traffic
     x0: Vector
     fresh: Callable[[int], Fresh]  # client -> its source of random initialisations
     evaluation: Due
