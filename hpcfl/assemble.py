@@ -23,14 +23,15 @@ from hpcfl.comm.together import together
 from hpcfl.data.base import Dataset
 from hpcfl.data.deal import deal
 from hpcfl.data.partition import Rows
+from hpcfl.diagnostics import Observer
 from hpcfl.errors import JobError
 from hpcfl.job import Job, Loaded, settled
 from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.init import load_initial
-from hpcfl.runtime import Desk, Run, Survey
-from hpcfl.schema import LOSS, Schema, dry_round
+from hpcfl.runtime import Desk, Run
+from hpcfl.schema import LOSS, Schema, Survey, dry_round
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
@@ -287,6 +288,8 @@ def wire(
     """The engine's live objects on one rank."""
     job, population = parts.job, parts.population()
     sizes = np.array(population.examples, dtype=np.float64)
+    executor = Sequential(parts.algorithm, gradient, job.local.weight_decay)
+    surveys = parts.surveys(comm)
     return Run(
         algorithm=parts.algorithm,
         rounds=job.rounds,
@@ -295,11 +298,12 @@ def wire(
         weights=sizes if job.weights == "examples" else np.ones_like(sizes),
         owner=owner,
         population=population,
-        executor=Sequential(parts.algorithm, gradient, job.local.weight_decay),
+        executor=executor,
         store=store,
         comm=comm,
         reduction=parts.reduction(comm),
-        surveys=parts.surveys(comm),
+        surveys=surveys,
+        observer=Observer(job.diagnostics, executor, surveys, comm),
         schema=parts.schema,
         x0=parts.x0,
         fresh=parts.fresh,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hpcfl.algorithms.base import Cohort
 from hpcfl.errors import Stopped
-from hpcfl.runtime import Run, Survey
-from hpcfl.schema import nbytes
+from hpcfl.runtime import Run
+from hpcfl.schema import Survey, nbytes
 from hpcfl.types import Record
 
 Asked = NDArray[np.float64]  # the signal that asked for a stop (0: none), a checkpoint is wanted
@@ -38,7 +38,7 @@ def play(run: Run, server: Any, start: int) -> Any:
             record |= run.desk.evaluate(server.x)
         run.desk.record(record)
         if stop or asked[1] or run.checkpoint(done, run.rounds):
-            run.desk.save(done, server)
+            run.desk.save(done, server, run.observer.kept)
             run.signals.save, saved = False, monotonic()
         if stop and done < run.rounds:
             raise Stopped(
@@ -81,7 +81,7 @@ def play_round(
         ]
 
     states = [_state(run, i) for i in mine]
-    trained = run.executor.train(message, visits, states)
+    trained = run.executor.train(message, visits, states, ends=run.observer.ends(t))
     sent = [run.schema.send(end.upload, end.loss) for end in trained]
     mean, up, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
     record["up_bytes"] += up
@@ -89,7 +89,9 @@ def play_round(
         store.stage(i, type(end.state)(*(leaf.cpu() for leaf in end.state)))
     upload, loss = run.schema.receive(mean)
     record["train_loss"] = float(loss)
-    return algorithm.update(server, upload, cohort), record, asked
+    after = algorithm.update(server, upload, cohort)
+    record |= run.observer.observe(cohort, message.x, after.x, visits, trained)
+    return after, record, asked
 
 
 def _asked(run: Run, saved: float) -> Asked:

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort
 from hpcfl.store.base import Field, StateSchema
+from hpcfl.types import Vector
 
 LOSS = "train_loss"  # the field of what is summed that is ours, no traffic of a real client
 
@@ -44,6 +45,12 @@ class Schema(NamedTuple):
         """The mean upload and the mean loss, from the mean of what was sent."""
         *upload, loss = mean
         return type(self.upload)(*upload), loss
+
+
+class Survey(NamedTuple):
+    """What a client sends before local training, where the algorithm asks for it."""
+
+    grad: Vector
 
 
 @cache
