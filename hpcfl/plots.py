@@ -66,7 +66,7 @@ def plot(runs: Sequence[RunRecord], path: Path, y: str | None = None) -> None:
     axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
     axes.set_xlim(0, max(run.rounds for run in runs))
     if len(runs) <= 6:
-        axes.legend(frameon=False, loc="best")
+        axes.legend(loc="best", framealpha=0.8, edgecolor="none")
     else:
         axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
     _save(figure, path)
