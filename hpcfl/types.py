@@ -15,6 +15,7 @@ Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]  # (0, 1]
 Decay = Annotated[float, Interval(ge=0, lt=1)]  # [0, 1)
+Share = Annotated[float, Interval(ge=0, le=1)]  # [0, 1]
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
 # A path as the user gives it, relative to the current directory; kept absolute.

@@ -3,15 +3,53 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from hpcfl.algorithms.adabest import AdaBest
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.centralized import Centralized
+from hpcfl.algorithms.fedadagrad import FedAdagrad
+from hpcfl.algorithms.fedadam import FedAdam
+from hpcfl.algorithms.fedadc import FedADC
 from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.fedavgm import FedAvgM
+from hpcfl.algorithms.fedcm import FedCM
+from hpcfl.algorithms.feddyn import FedDyn
 from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.algorithms.fedmim import FedMIM
+from hpcfl.algorithms.fedprox import FedProx
+from hpcfl.algorithms.fedsam import FedSAM
+from hpcfl.algorithms.fedyogi import FedYogi
+from hpcfl.algorithms.ghb import GHB
+from hpcfl.algorithms.mime import Mime
+from hpcfl.algorithms.mimelite import MimeLite
+from hpcfl.algorithms.mimelitemom import MimeLiteMom
+from hpcfl.algorithms.mimemom import MimeMom
+from hpcfl.algorithms.mofedsam import MoFedSAM
 from hpcfl.algorithms.scaffold import Scaffold
+from hpcfl.algorithms.server_only import ServerOnly
 
 ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
     {
+        "adabest": AdaBest,
+        "centralized": Centralized,
+        "fedadagrad": FedAdagrad,
+        "fedadam": FedAdam,
+        "fedadc": FedADC,
         "fedavg": FedAvg,
+        "fedavgm": FedAvgM,
+        "fedcm": FedCM,
+        "feddyn": FedDyn,
         "fedhbm": FedHBM,
+        "fedmim": FedMIM,
+        "fedprox": FedProx,
+        "fedsam": FedSAM,
+        "fedyogi": FedYogi,
+        "ghb": GHB,
+        "mime": Mime,
+        "mimelite": MimeLite,
+        "mimelitemom": MimeLiteMom,
+        "mimemom": MimeMom,
+        "mofedsam": MoFedSAM,
         "scaffold": Scaffold,
+        "server_only": ServerOnly,
     }
 )

@@ -57,11 +57,15 @@ def softmax_problem(sizes: Sequence[int] = (3, 8, 5, 12, 7, 1), seed: int = 0) -
 def tree(
     folder: Path, problem: Problem, algorithm: Mapping[str, Any], **changes: Any
 ) -> dict[str, Any]:
-    """A job of full participation in float64; ``changes`` replace its keys."""
+    """A job of full participation in float64; ``changes`` replace its keys.
+
+    Centralised training gets the problem pooled in one client.
+    """
+    pooled = algorithm["name"] == "centralized"
     return {
-        "data": problem.write(folder),
+        "data": problem.write(folder) | ({"partition": {"kind": "pooled"}} if pooled else {}),
         "model": {"name": "linear"},
-        "cohort": {"kind": "cyclic", "size": problem.population},
+        "cohort": {"kind": "cyclic", "size": 1 if pooled else problem.population},
         "algorithm": dict(algorithm),
         "local": {"epochs": 2, "batch_size": 4, "lr": 0.3},
         "precision": "float64",

@@ -1,0 +1,62 @@
+"""Centralised training: SGD with momentum on the pooled data, what targets are fractions of.
+
+    server  x                                 client  v = 0, of the only client
+    send    x
+    step    v <- beta v + g(y);  y <- y - eta v, weight decay being part of g
+    finish  v is kept;  delta = x - y
+    update  x <- x - eta_g delta
+
+A round is as many epochs or steps as the job says; one client holds all data.
+
+Sutskever, Martens, Dahl, Hinton. On the importance of initialization and momentum in deep
+learning. ICML 2013, equations 1 and 2, in the form that deep-learning libraries use.
+
+Departures: v <- beta v + g, y <- y - eta v instead of v <- beta v - eta g, y <- y + v, which
+differ where eta changes.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import zeros_like
+
+from hpcfl.algorithms.base import Client, Fresh, Grad, Message, Upload
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.types import Decay, Vector
+
+
+class State(NamedTuple):
+    v: Vector  # momentum after the last step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centralized(FedAvg):
+    """Centralised SGD with momentum: the data pooled in one client."""
+
+    beta: Decay = 0.9
+    """Momentum factor."""
+
+    def settle(self, participation: float, population: int) -> "Centralized":
+        if population != 1:
+            raise ValueError(
+                f"trains on pooled data, but the data is dealt to {population} clients; say "
+                "data.partition={kind: pooled} and cohort={kind: cyclic, size: 1}"
+            )
+        return self
+
+    def init_client(self, x0: Vector, fresh: Fresh) -> State:
+        return State(zeros_like(x0))
+
+    def begin(self, message: Message, state: State, client: Client) -> State:
+        return state
+
+    def direction(self, point: Vector, local: State, grad: Grad, client: Client) -> Vector:
+        return grad(point) + self.beta * local.v
+
+    def remember(self, local: State, step: Vector, client: Client) -> State:
+        return State(step)
+
+    def finish(
+        self, y: Vector, local: State, message: Message, state: State, client: Client
+    ) -> tuple[Upload, State]:
+        return Upload(message.x - y), local

@@ -1,0 +1,79 @@
+"""FedCM: every local step mixes its gradient with the last round's.
+
+    server  x, Delta = 0                      client  nothing
+    send    x, Delta
+    step    y <- y - eta (alpha g(y) + (1 - alpha) Delta)
+    finish  delta = x - y
+    update  x <- x - eta_g mean(delta)
+            Delta <- mean(delta / (eta K_i))              (norm: server)
+
+With ``norm: client`` the server sends mean(delta) as it is, and each client divides it by its own
+eta K_i of the current round.
+
+Xu, Wang, Wang, Yao. FedCM: Federated Learning with Client-level Momentum. 2021, algorithm 2.
+arXiv:2106.10874
+
+Departures: the paper divides by one K for all; here each K_i is the client's own.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from torch import zeros_like
+
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Upload
+from hpcfl.types import Fraction, Vector
+
+
+class Server(NamedTuple):
+    x: Vector
+    momentum: Vector  # Delta, a gradient; mean(delta) where clients divide
+
+
+class Local(NamedTuple):
+    momentum: Vector  # Delta
+
+
+class Scaled(NamedTuple):
+    """The upload where the server divides."""
+
+    delta: Vector
+    gradient: Vector  # delta / (eta K)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCM(Algorithm):
+    """FedCM (Xu et al., 2021)."""
+
+    derived: ClassVar[frozenset[str]] = frozenset({"gradient"})
+
+    alpha: Fraction = 0.1
+    """Weight of the client's own gradient."""
+    norm: Literal["server", "client"] = "server"
+    """Who divides by eta K: the server by those of the round past, or each client by its own."""
+
+    def init_server(self, x0: Vector) -> Server:
+        return Server(x=x0, momentum=zeros_like(x0))
+
+    def broadcast(self, server: Server) -> Server:
+        return server
+
+    def begin(self, message: Server, state: Any, client: Client) -> Local:
+        if self.norm == "server":
+            return Local(message.momentum)
+        return Local(message.momentum / (client.lr * client.steps))
+
+    def direction(self, point: Vector, local: Local, grad: Grad, client: Client) -> Vector:
+        return self.alpha * grad(point) + (1 - self.alpha) * local.momentum
+
+    def finish(
+        self, y: Vector, local: Local, message: Server, state: Any, client: Client
+    ) -> tuple[Scaled | Upload, Any]:
+        delta = message.x - y
+        if self.norm == "server":
+            return Scaled(delta, delta / (client.lr * client.steps)), state
+        return Upload(delta), state
+
+    def update(self, server: Server, mean: Any, cohort: Cohort) -> Server:
+        momentum = mean.gradient if self.norm == "server" else mean.delta
+        return Server(server.x - self.server_lr * mean.delta, momentum)

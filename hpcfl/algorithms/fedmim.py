@@ -1,0 +1,87 @@
+"""FedMIM: every local step holds the inertia of the last rounds of the global model.
+
+    server  x, x_(t-1) ... x_(t-J), all x_0   client  nothing
+    send    x, x_(t-1) ... x_(t-J)
+    step    d_j = (x_(t-j-1) - x_(t-j)) / K,  j = 0 ... J-1
+            y1 = y - sum_j alpha_j d_j;  y2 = y - sum_j beta_j d_j
+            y <- y1 - (1 - sum_j alpha_j) eta g(y2)
+    finish  delta = x - y
+    update  x <- x - eta_g mean(delta)
+
+Weight decay is taken at y2 and scaled as g is.
+
+Liu, Sun, Ding, Shen, Liu, Tao. Enhance Local Consistency in Federated Learning: A Multi-Step
+Inertial Momentum Approach. 2023, algorithm 1. arXiv:2302.05726
+
+Departures: every difference is divided by the K of the client's current round, whatever the K of
+the round that made it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import fsum
+from typing import Any, NamedTuple
+
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Upload
+from hpcfl.types import NonNegative, Vector
+
+
+class Server(NamedTuple):
+    x: Vector
+    past: tuple[Vector, ...]  # x_(t-1) ... x_(t-J), the newest first
+
+
+class Local(NamedTuple):
+    shift: Vector  # sum_j alpha_j d_j
+    look: Vector  # sum_j beta_j d_j
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMIM(Algorithm):
+    """FedMIM (Liu et al., 2023)."""
+
+    alpha: tuple[NonNegative, ...] = (0.6, 0.3)
+    """Inertia of the step's start, for the newest difference first; in all less than 1."""
+    beta: tuple[NonNegative, ...] = (0.9, 0.1)
+    """Inertia of the point where the gradient is taken; as many as alpha."""
+
+    def __post_init__(self) -> None:
+        if not self.alpha or len(self.alpha) != len(self.beta):
+            raise ValueError(
+                f"alpha and beta have {len(self.alpha)} and {len(self.beta)} entries, expected "
+                "the same number, at least one: one for each past difference"
+            )
+        if fsum(self.alpha) >= 1:
+            raise ValueError(f"alpha sums to {fsum(self.alpha):g}, expected less than 1")
+
+    @property
+    def step_scale(self) -> float:
+        """1 - sum alpha."""
+        return 1 - fsum(self.alpha)
+
+    def init_server(self, x0: Vector) -> Server:
+        return Server(x=x0, past=(x0,) * len(self.alpha))
+
+    def broadcast(self, server: Server) -> Server:
+        return server
+
+    def begin(self, message: Server, state: Any, client: Client) -> Local:
+        differences = [
+            (older - newer) / client.steps for newer, older in pairwise((message.x, *message.past))
+        ]
+        return Local(_combined(self.alpha, differences), _combined(self.beta, differences))
+
+    def displace(self, y: Vector, local: Local, client: Client) -> Vector:
+        return y - local.shift
+
+    def lookahead(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
+        return y - local.look
+
+    def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:
+        return Server(server.x - self.server_lr * mean.delta, (server.x, *server.past[:-1]))
+
+
+def _combined(factors: Sequence[float], vectors: Sequence[Vector]) -> Vector:
+    first, *rest = (factor * vector for factor, vector in zip(factors, vectors, strict=True))
+    return sum(rest, start=first)

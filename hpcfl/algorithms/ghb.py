@@ -1,0 +1,72 @@
+"""GHB: heavy-ball momentum from the global model of tau rounds ago.
+
+    server  x, x_(t-tau) ... x_(t-1)          client  nothing
+    send    x, x_(t-tau)
+    step    y <- y - eta g(y) + beta / (tau K) (x - x_(t-tau));  no momentum while t < tau
+    finish  delta = x - y
+    update  x <- x - eta_g mean(delta)
+
+Communication-efficient Heterogeneous Federated Learning with Generalized Heavy-Ball Momentum,
+equation 4. arXiv:2311.18578
+
+Departures: ``nesterov`` (displace first, gradient and weight decay at the displaced point) is in
+the authors' configuration, not in the paper.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Upload
+from hpcfl.types import Count, Fraction, NonNegative, Vector
+
+
+class Server(NamedTuple):
+    x: Vector
+    past: tuple[Vector, ...]  # x_(t-tau) ... x_(t-1), the oldest first; x_0 where t < tau
+
+
+class Message(NamedTuple):
+    x: Vector
+    anchor: Vector  # x_(t-tau)
+
+
+class Local(NamedTuple):
+    momentum: Vector  # constant over the round
+
+
+@dataclass(frozen=True, kw_only=True)
+class GHB(Algorithm):
+    """GHB (generalised heavy-ball momentum, sent by the server)."""
+
+    beta: NonNegative = 0.9
+    """Momentum factor."""
+    tau: Count | None = None
+    """How many rounds the momentum reaches back; round(1 / C) when absent (1 outside a job)."""
+    nesterov: bool = False
+    """Displace before the gradient is taken."""
+    participation: Fraction | None = None
+    """C; the job's configured participation when absent."""
+
+    def settle(self, participation: float, population: int) -> "GHB":
+        participation = self.participation or participation
+        return replace(self, participation=participation, tau=self.tau or round(1 / participation))
+
+    def init_server(self, x0: Vector) -> Server:
+        return Server(x=x0, past=(x0,) * (self.tau or 1))
+
+    def broadcast(self, server: Server) -> Message:
+        return Message(server.x, server.past[0])
+
+    def begin(self, message: Message, state: Any, client: Client) -> Local:
+        tau = self.tau or 1
+        factor = self.beta / (tau * client.steps) * (client.round >= tau)
+        return Local(factor * (message.x - message.anchor))
+
+    def displace(self, y: Vector, local: Local, client: Client) -> Vector:
+        return y + local.momentum
+
+    def lookahead(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
+        return start if self.nesterov else y
+
+    def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:
+        return Server(server.x - self.server_lr * mean.delta, (*server.past[1:], server.x))

@@ -1,0 +1,70 @@
+"""Mime: clients correct their gradients by the cohort's and apply the server's fixed momentum.
+
+    server  x, m = 0                          client  nothing
+    survey  grad f_i(x) of every client of the cohort;  c = their plain mean
+    send    x, c, and m where beta > 0
+    step    G = g(y; b) - g(x; b) + c
+            y <- y - eta (G + beta m)                     (heavy)
+            y <- y - eta ((1 - beta) G + beta m)          (ema)
+    finish  delta = x - y
+    update  x <- x - eta_g mean(delta)
+            m <- beta m + c                               (heavy)
+            m <- beta m + (1 - beta) c                    (ema)
+
+Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh. Breaking the Centralized Barrier for
+Cross-Device Federated Learning. NeurIPS 2021, algorithm 1. arXiv:2008.03606
+
+Departures: the paper's momentum is the form ema; heavy is the FedHBM paper's.  c is over each
+client's whole data.  The server's learning rate eta_g is ours (1 there).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from torch import zeros_like
+
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Survey
+from hpcfl.types import Decay, Vector
+
+
+class Server(NamedTuple):
+    x: Vector
+    m: Vector  # momentum of the cohorts' gradients; [0] where beta is 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mime(Algorithm):
+    """Mime (Karimireddy et al., 2021) over SGD."""
+
+    beta: Decay = 0.0
+    """Momentum factor."""
+    form: Literal["heavy", "ema"] = "heavy"
+    """Momentum as a heavy ball, or as an exponential moving average."""
+
+    @property
+    def full_gradient(self) -> Survey:
+        """The cohort's, and each client's for it."""
+        return "cohort"
+
+    def init_server(self, x0: Vector) -> Server:
+        return Server(x=x0, m=zeros_like(x0) if self.beta else x0[:0])
+
+    def broadcast(self, server: Server) -> Server:
+        return server
+
+    def blend(self, gradient: Vector, m: Vector) -> Vector:
+        """A gradient and the momentum: what a step follows, and the next momentum."""
+        if not self.beta:
+            return gradient
+        return (gradient if self.form == "heavy" else (1 - self.beta) * gradient) + self.beta * m
+
+    def direction(self, point: Vector, local: Server, grad: Grad, client: Client) -> Vector:
+        return self.blend(grad(point) - grad(local.x) + client.cohort_grad, local.m)
+
+    def update(self, server: Server, mean: Any, cohort: Cohort) -> Server:
+        return self.advance(server, mean.delta, cohort.grad)
+
+    def advance(self, server: Server, delta: Vector, c: Vector) -> Server:
+        """The server after a step along ``delta``, its momentum with the cohort's gradient."""
+        m = self.blend(c, server.m) if self.beta else server.m
+        return Server(server.x - self.server_lr * delta, m)

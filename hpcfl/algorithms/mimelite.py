@@ -1,0 +1,51 @@
+"""MimeLite: clients apply the server's fixed momentum, without Mime's correction.
+
+    server  x, m = 0                          client  nothing
+    send    x, and m where beta > 0
+    step    y <- y - eta (g(y) + beta m)                  (heavy)
+            y <- y - eta ((1 - beta) g(y) + beta m)       (ema)
+    finish  delta = x - y,  grad f_i(x)
+    update  x <- x - eta_g mean(delta);  c = plain mean(grad f_i(x))
+            m <- beta m + c                               (heavy)
+            m <- beta m + (1 - beta) c                    (ema)
+
+Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh. Breaking the Centralized Barrier for
+Cross-Device Federated Learning. NeurIPS 2021, algorithm 1. arXiv:2008.03606
+
+Departures: Mime's.  At beta = 0 the model is FedAvg's, but full gradients are computed and sent.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from hpcfl.algorithms.base import Client, Cohort, Grad, Survey
+from hpcfl.algorithms.mime import Mime, Server
+from hpcfl.types import Vector
+
+
+class Upload(NamedTuple):
+    delta: Vector
+    grad: Vector  # of the client's mean loss over all its examples, at x
+
+
+@dataclass(frozen=True, kw_only=True)
+class MimeLite(Mime):
+    """MimeLite (Karimireddy et al., 2021) over SGD."""
+
+    plain: ClassVar[frozenset[str]] = frozenset({"grad"})
+
+    @property
+    def full_gradient(self) -> Survey:
+        """Each client's own."""
+        return "client"
+
+    def direction(self, point: Vector, local: Server, grad: Grad, client: Client) -> Vector:
+        return self.blend(grad(point), local.m)
+
+    def finish(
+        self, y: Vector, local: Server, message: Server, state: Any, client: Client
+    ) -> tuple[Upload, Any]:
+        return Upload(message.x - y, client.full_grad), state
+
+    def update(self, server: Server, mean: Any, cohort: Cohort) -> Server:
+        return self.advance(server, mean.delta, mean.grad)
