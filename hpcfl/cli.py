@@ -84,7 +84,7 @@ def _sweep(options: argparse.Namespace) -> None:
     from hpcfl.sweepfile import read_sweep
     from hpcfl.sweepplan import listed, plan
 
-    sweep = read_sweep(options.sweep)
+    sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or Path("runs") / sweep.name
     if options.dry_run:
         print(listed(plan(sweep, root)))
@@ -181,6 +181,9 @@ def _parser() -> argparse.ArgumentParser:
 
     sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
     sweep.add_argument("sweep", type=Path, help="SWEEP.yaml")
+    sweep.add_argument(
+        "overrides", nargs="*", metavar="key.path=value", help="settings of every run"
+    )
     sweep.add_argument("--out", type=Path, help="directory of the runs (default runs/SWEEPNAME)")
     sweep.add_argument(
         "--parallel", type=_count, metavar="N", help="runs at once (default: as many as fit)"

@@ -61,12 +61,15 @@ def _label(parts: tuple[str, ...], whole: Sequence[tuple[str, ...]]) -> str:
 
 
 def over_seeds(jobs: Sequence[Settings]) -> list[list[int]]:
-    """The jobs (by index) in groups that differ in the seed alone, in order of appearance."""
-    groups: dict[str, list[int]] = {}
+    """The jobs (by index) in groups that differ in the seed alone, in order of appearance.
+
+    Of jobs that do not even differ in the seed, the first counts.
+    """
+    groups: dict[str, dict[Any, int]] = {}
     for index, job in enumerate(jobs):
         rest = repr(sorted((key, repr(value)) for key, value in job.items() if key != SEED))
-        groups.setdefault(rest, []).append(index)
-    return list(groups.values())
+        groups.setdefault(rest, {}).setdefault(job.get(SEED), index)
+    return [list(group.values()) for group in groups.values()]
 
 
 def changed(before: Settings, now: Settings) -> Iterator[tuple[str, str, str]]:

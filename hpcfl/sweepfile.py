@@ -13,7 +13,9 @@ ranks: 1                                # of each run
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +23,11 @@ import yaml
 
 from hpcfl.errors import JobError
 from hpcfl.job import Loaded, check, settled
-from hpcfl.jobfile import JobFile, Key, plain, read, tuples
+from hpcfl.jobfile import JobFile, Key, override, plain, read, tuples
 from hpcfl.kinds import SECTION, shown, suggestion
 
 KEYS = ("job", "set", "grid", "ranks")
+_COMMAND: Key = ("command line",)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")  # of a directory, typed without quotes
 
 
@@ -72,8 +75,12 @@ class _Choice(NamedTuple):
     at: Key
 
 
-def read_sweep(path: Path) -> Sweep:
+def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read a sweep and check the job of every point of its grid.
+
+    Args:
+        path: the sweep file.
+        overrides: ``key.path=value`` settings over those of `set`, for every run.
 
     Raises:
         JobError: where, what was found, what was expected.
@@ -92,7 +99,7 @@ def read_sweep(path: Path) -> Sweep:
         at = file.where(("ranks",))
         raise JobError(f"{at}: ranks: found {shown(ranks)}, expected a whole number from 1")
     base = path.parent / job
-    always = _settings(file, file.tree.get("set", {}), ("set",))
+    always = _settings(file, file.tree.get("set", {}), ("set",)) + _overridden(file, overrides)
     points: dict[str, Point] = {}
     for choices in product(*_axes(file)):
         point = _point(file, base, always, choices)
@@ -163,6 +170,17 @@ def _settings(file: JobFile, settings: Any, at: Key) -> tuple[_Setting, ...]:
     )
 
 
+def _overridden(file: JobFile, overrides: Sequence[str]) -> tuple[_Setting, ...]:
+    file.lines[_COMMAND] = "command line"
+    settings = []
+    for text in overrides:
+        said = JobFile("command line", {})
+        override(said, [text])
+        key = tuple(text.partition("=")[0].split("."))
+        settings.append(_Setting(key, reduce(getitem, key, said.tree), _COMMAND))
+    return tuple(settings)
+
+
 def _split(file: JobFile, dotted: str, at: Key) -> Key:
     key = tuple(dotted.split("."))
     if not all(key):
@@ -191,15 +209,15 @@ def _point(
 
 
 def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> None:
-    """Refuse what would silently undo another axis's choice, or a part of `set`."""
+    """Refuse what would silently undo another choice, an override or a part of `set`."""
     for earlier in made:
-        same = setting.key == earlier.key and earlier.at[0] == "grid"
+        same = setting.key == earlier.key and earlier.at[0] != "set"
         above = len(setting.key) < len(earlier.key)
         if same or (above and earlier.key[: len(setting.key)] == setting.key):
             raise JobError(
                 f"{file.where(setting.at)}: {'.'.join(map(str, setting.key))} would undo "
                 f"{'.'.join(map(str, earlier.key))} of {file.where(earlier.at)}; "
-                "let this axis come first, or set single keys"
+                "say it once, and whole sections before their keys"
             )
 
 

@@ -119,7 +119,13 @@ def test_a_regression_has_no_accuracy(run_dir):
     assert row.endswith("| 4/4 | - | - | - | 1 | 0 B | 20 GB | 1:23:20 |")
 
 
-SEEDED = "rounds: 4\nseed: {seed}\nlocal: {{lr: {lr}}}\nalgorithm: {{name: {name}}}\nevaluate: {{last: 2}}\n"
+SEEDED = """\
+rounds: 4
+seed: {seed}
+local: {{lr: {lr}}}
+algorithm: {{name: {name}}}
+evaluate: {{last: 2}}
+"""
 
 
 def test_runs_of_one_job_are_told_apart_by_what_differs(run_dir):
@@ -141,9 +147,7 @@ def test_runs_of_one_name_are_told_apart_by_the_folder_above(run_dir, tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         run_dir(name=f"{folder}/run")
-    (tmp_path / "b" / "other").mkdir()
-    run_dir_of_other = tmp_path / "b" / "other"
-    (run_dir_of_other / "job.yaml").write_text(JOB)
+    run_dir(name="b/other", job=JOB.replace("4", "5"))
     runs = [*read_runs(tmp_path / "a" / "run"), *read_runs(tmp_path / "b")]
     lines = to_markdown(runs).splitlines()[2:]
     assert [line.split(" | ")[0] for line in lines] == ["| a/run", "| other", "| b/run"]
