@@ -28,22 +28,32 @@ def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def apart(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
     """For each job, its values of the keys that differ between the jobs: "local.lr 0.1, seed 1".
 
-    A key that a job does not have (another algorithm's) tells it from no job.
+    A hyperparameter is compared between jobs of one algorithm only, and a key that a job does not
+    have tells it from no job.
 
     Args:
         jobs: the settings of each.
         but: keys that do not count, besides the algorithm's name and the rounds.
     """
+    values: dict[str, set[str]] = {}
+    for job in jobs:
+        for key, value in job.items():
+            values.setdefault(_scope(job, key), set()).add(repr(value))
     known = dict.fromkeys(key for job in jobs for key in job)
-    differing = [
-        key
-        for key in known
-        if key not in (*_SHOWN_ELSEWHERE, *but)
-        and len({repr(job[key]) for job in jobs if key in job}) > 1
-    ]
+    counted = [key for key in known if key not in (*_SHOWN_ELSEWHERE, *but)]
     return [
-        ", ".join(f"{key} {_short(job[key])}" for key in differing if key in job) for job in jobs
+        ", ".join(
+            f"{key} {_short(job[key])}"
+            for key in counted
+            if key in job and len(values[_scope(job, key)]) > 1
+        )
+        for job in jobs
     ]
+
+
+def _scope(job: Settings, key: str) -> str:
+    """The key, with the algorithm that it belongs to."""
+    return f"{job['algorithm.name']} {key}" if key.startswith("algorithm.") else key
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
