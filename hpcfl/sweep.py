@@ -26,6 +26,8 @@ from hpcfl.sweepfile import Sweep
 from hpcfl.sweepplan import Planned, plan
 
 LOOK_S = 0.2  # between two looks at the runs
+# Of a run that was told to stop: with a checkpoint, or before it could listen.
+_STOPPED = (Stopped.exit_code, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -203,11 +205,7 @@ class _Play:
         self._largest = self._largest or 1  # the first has ended: wait for it no longer
         if code == 0:
             self._board.say("finished", name, run.came_to())
-        elif self._signals.stop and code in (
-            Stopped.exit_code,
-            -signal.SIGTERM,
-            128 + signal.SIGTERM,
-        ):
+        elif self._signals.stop and code in _STOPPED:
             self._board.say("stopped", name, run.last_words())
         else:
             self._failed[name] = code
