@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl.compare import labels
 from hpcfl.errors import JobError
 from hpcfl.report import RunRecord
 
@@ -47,7 +48,8 @@ def plot(runs: Sequence[RunRecord], path: Path, y: str | None = None) -> None:
             )
     percent = key.endswith("accuracy")
     figure, axes = _figure(7.0, 4.2)
-    for index, (run, (rounds, values)) in enumerate(zip(runs, curves, strict=True)):
+    names = labels([run.path for run in runs])
+    for index, (name, (rounds, values)) in enumerate(zip(names, curves, strict=True)):
         axes.plot(
             rounds,
             100 * values if percent else values,
@@ -56,7 +58,7 @@ def plot(runs: Sequence[RunRecord], path: Path, y: str | None = None) -> None:
             linewidth=1.6,
             marker="o" if len(rounds) <= 30 else None,
             markersize=3.5,
-            label=run.name,
+            label=name,
         )
     least, most = min(v.min() for _, v in curves), max(v.max() for _, v in curves)
     if least > 0 and not percent and (key.endswith("loss") or most >= 10 * least):
