@@ -80,9 +80,9 @@ def _status(options: argparse.Namespace) -> None:
 
 def _sweep(options: argparse.Namespace) -> None:
     from hpcfl import report
-    from hpcfl.sweep import play
-    from hpcfl.sweepfile import read_sweep
-    from hpcfl.sweepplan import listed, plan
+    from hpcfl.sweep.grid import read_sweep
+    from hpcfl.sweep.play import play
+    from hpcfl.sweep.todo import listed, plan
 
     sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or Path("runs") / sweep.name
