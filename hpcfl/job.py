@@ -101,6 +101,10 @@ class Job(Section):
     store: Store = field(default_factory=Store)
     comm: CommConfig = field(default_factory=CommConfig)
 
+    def rate(self, round: int) -> float:
+        """Eta of a round, counted from zero."""
+        return self.local.rate(round, self.rounds)
+
 
 # The job less the sections whose class is chosen by name.
 _REST = make_dataclass(

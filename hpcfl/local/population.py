@@ -1,6 +1,6 @@
 """The simulated clients: whose examples are whose, and what a visit to one of them consists of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ class Population:
         rows: Sequence[Rows],
         local: Local,
         *,
+        rate: Callable[[int], float],
         seed: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -35,6 +36,7 @@ class Population:
             dataset: whose training examples the clients hold.
             rows: each client's.
             local: the job's local section.
+            rate: eta of a round, counted from zero.
             seed: the job's.
             dtype: of the model.
             device: where batches are made.
@@ -44,7 +46,7 @@ class Population:
         self._labels = dataset.train.labels.to(device)
         self._transform = dataset.transform
         self._rows = rows
-        self._local = local
+        self._local, self._rate = local, rate
         self._seed, self._dtype, self._device = seed, dtype, device
         self._full_batch = full_batch
         self._nothing = torch.empty(0, dtype=dtype, device=device)
@@ -69,7 +71,7 @@ class Population:
         about = Client(
             round=torch.tensor(round, dtype=torch.int64),
             steps=torch.tensor(work, dtype=torch.float64),
-            lr=torch.tensor(local.rate(round), dtype=torch.float64),
+            lr=torch.tensor(self._rate(round), dtype=torch.float64),
             examples=torch.tensor(count, dtype=torch.float64),
             full_grad=self._nothing,
             cohort_grad=self._nothing,
