@@ -115,7 +115,7 @@ def _data_lines(parts: Parts) -> Iterable[tuple[str, str]]:
     low, median, high = _spread(sizes)
     spread = f"{_between(low, high)} a client, median {median}"
     yield "examples", f"{spread}; {sizes.sum()} in all, {tests} for testing"
-    population = parts.population()
+    population = parts.population
     steps = [int(population.visit(client, 0).about.steps) for client in range(len(population))]
     yield "steps", f"K = {_between(min(steps), max(steps))}"
     yield "parameters", f"{parts.x0.numel()}"

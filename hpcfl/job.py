@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import JobError
+from hpcfl.evaluation import Evaluate
 from hpcfl.faults import describe_fault
 from hpcfl.jobfile import JobFile, Key, Tree, override, plain, read, tuples
 from hpcfl.kinds import KINDS, SECTION, shown, suggestion
@@ -20,26 +21,9 @@ from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
 from hpcfl.sampling import CohortConfig
 from hpcfl.tasks.presets import TASKS
-from hpcfl.types import Count, Natural, NonNegative, Positive, Section, Seed
+from hpcfl.types import Count, NonNegative, Positive, Section, Seed
 
 Precision = Literal["float32", "float64", "bf16", "tf32"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluate(Section):
-    """When the global model is evaluated; the last round always is."""
-
-    every: Count | None = None
-    """At every multiple of so many rounds; never before the last round when absent."""
-    last: Natural = 0
-    """And at every one of the last so many rounds."""
-    batch_size: Count = 500
-    """Examples a batch, for evaluation and for full-batch gradients."""
-
-    def due(self, round: int, rounds: int) -> bool:
-        """Whether the model after ``round`` rounds is evaluated."""
-        regular = self.every is not None and round % self.every == 0
-        return regular or round > rounds - self.last or round == rounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
@@ -19,7 +20,7 @@ from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
 from hpcfl.engine import play
 from hpcfl.errors import JobError, RankError, StoreError
-from hpcfl.evaluation import Evaluation
+from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.job import Loaded, load
 from hpcfl.placement import owners
 from hpcfl.progress import Progress, open_progress
@@ -256,7 +257,15 @@ def _play(life: _Life, server: Any, done: int, signals: Signals) -> Vector:
     """Collective: play from ``server`` to the end; the final model."""
     parts, folder, comm = life.parts, life.folder, life.comm
     gradient = parts.gradient()
-    evaluation = Evaluation(gradient, parts.tests(), parts.dataset.loss, comm)
+    clients = Clients(
+        parts.population,
+        np.flatnonzero(life.owner == comm.rank).tolist(),
+        parts.weights,
+        partial(parts.own_model, life.store),
+    )
+    evaluation = Evaluation(
+        parts.job.evaluate, gradient, parts.dataset, parts.tests(), clients, comm
+    )
     with (
         open_progress(folder.root.name, parts.job.rounds, done, comm.rank) as progress,
         closing(_Desk(life, evaluation, progress)) as desk,
