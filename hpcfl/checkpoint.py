@@ -2,6 +2,7 @@
 
     checkpoints/00000500/
         server.safetensors   the server's state, written by rank 0
+        best.safetensors     the best model so far, where the job keeps one
         rows-RANK.npz        where the states of the clients of RANK lie, one file a rank
         manifest.json        round, ranks, job, checksums; the rename into place is the commit
 
@@ -29,6 +30,7 @@ from hpcfl.store.rows import file_name
 FORMAT = 1
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
+BEST = "best.safetensors"
 
 
 class Checkpoint(NamedTuple):
@@ -46,6 +48,11 @@ class Checkpoint(NamedTuple):
     files: dict[str, int]
     """The crc32 of every file of the folder."""
 
+    @property
+    def best(self) -> bytes | None:
+        """Its best model, if there is one; ``read_server`` looked at the checksums."""
+        return (self.folder / BEST).read_bytes() if BEST in self.files else None
+
 
 def save(
     root: Path,
@@ -57,6 +64,7 @@ def save(
     job: str,
     log_bytes: int,
     keep: int,
+    best: bytes | None = None,
 ) -> list[Path]:
     """Collective: commit the server and every rank's states after ``round`` rounds.
 
@@ -69,6 +77,7 @@ def save(
         job: the job's mark; a resume refuses another.
         log_bytes: the length of the log, which is on the disk.
         keep: how many checkpoints are kept.
+        best: the file of the best model so far, if there is one; rank 0's counts.
 
     Returns:
         The folders of the checkpoints that are kept, oldest first.
@@ -82,6 +91,8 @@ def save(
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         write_file(folder / SERVER, save_tensors(flat(server)), advice=STANDS)
+        if best is not None:
+            write_file(folder / BEST, best, advice=STANDS)
     comm.barrier()
     store.commit(folder)
     comm.barrier()
@@ -98,6 +109,7 @@ def save(
 
 def _commit(folder: Path, round: int, ranks: int, *, job: str, log_bytes: int) -> None:
     names = [SERVER, *(file_name(rank) for rank in range(ranks))]
+    names += [BEST] if (folder / BEST).exists() else []
     manifest = {
         "format": FORMAT,
         "round": round,

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.assemble import Parts, assemble, device_type, place, wire
+from hpcfl.best import Best
 from hpcfl.checkpoint import Checkpoint, committed, fingerprint, read, read_server, save, sweep
 from hpcfl.comm.base import Comm
 from hpcfl.comm.launch import connect
@@ -69,7 +70,9 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
             if life.comm.rank == 0:
                 folder.claim(parts.loaded.tree)
                 folder.write_initial(parts.x0)
-                cut(folder.log, 0)  # of a start that died before its first checkpoint
+                # Of a start that died before its first checkpoint.
+                cut(folder.log, 0)
+                life.best.restore(None)
         life.open_store()
         server = parts.algorithm.init_server(parts.x0)
         life.save(0, server, log_bytes=0)
@@ -106,6 +109,8 @@ def resume(root: Path) -> Result:
             newest = read(kept_folders[-1])
             server = read_server(newest, parts.schema.server, parts.device)
             life.parts = replace(parts, x0=folder.read_initial(parts.x0).to(parts.device))
+            if comm.rank == 0:
+                life.best.restore(newest.best)
         life.open_store()
         with together(comm):
             life.take_over(newest, kept_folders)
@@ -123,6 +128,7 @@ class _Life:
         with together(comm):
             self.owner: NDArray[np.int64] = owners([len(own) for own in parts.rows], comm.size)
         self._store: ClientStore | None = None
+        self.best = Best(folder.best)
 
     @property
     def store(self) -> ClientStore:
@@ -174,6 +180,7 @@ class _Life:
             job=self.folder.mark,
             log_bytes=log_bytes,
             keep=self.parts.job.checkpoint.keep,
+            best=self.best.content,
         )
         if self.comm.rank == 0:
             self.sweep_stores(kept)
@@ -207,10 +214,13 @@ class _Desk:
         self._life, self._evaluation, self._progress = life, evaluation, progress
         self._log = RunLog(life.folder.log if life.comm.rank == 0 else None)
 
-    def evaluate(self, x: Vector) -> Record:
-        """Collective: the scores of ``x``, and the time they took."""
+    def evaluate(self, round: int, x: Vector) -> Record:
+        """Collective: the scores of ``x``, and the time they took; the best model is kept."""
         began = perf_counter()
-        return {**self._evaluation.scores(x), "evaluate_s": perf_counter() - began}
+        scores = self._evaluation.scores(x)
+        if self._life.parts.job.evaluate.best and self._life.comm.rank == 0:
+            self._life.best.offer(round, scores, x)
+        return {**scores, "evaluate_s": perf_counter() - began}
 
     def record(self, record: Record) -> None:
         """Append to the log, and tell the person who watches."""
