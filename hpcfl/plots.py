@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, told apart by colour-blind readers too, on white; yellow left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LABELS = {"test_accuracy": "test accuracy, %", "test_loss": "test loss", "objective": "objective"}
 DASHES = ("-", "--", ":", "-.")
 
 
 def plot(runs: Sequence[RunRecord], path: Path) -> None:
-    """Draw test accuracy against rounds, one curve a run; test loss where nothing is classified.
+    """Draw test accuracy against rounds, one curve a run.
 
-    Losses are drawn on a log scale where all are positive.
+    Where nothing is classified the test loss takes its place, and where nothing is tested the
+    objective.  Losses are drawn on a log scale where all are positive.
 
     Args:
         runs: all with an accuracy, or none.
@@ -35,7 +37,7 @@ def plot(runs: Sequence[RunRecord], path: Path) -> None:
             written.
     """
     for run in runs:
-        if not run.scores["test_loss"]:
+        if not any(run.scores[key] for key in LABELS):
             raise JobError(f"{run.path}: no evaluated round in log.jsonl yet, so nothing to plot")
     without = [run for run in runs if not run.scores["test_accuracy"]]
     if without and len(without) < len(runs):
@@ -43,7 +45,11 @@ def plot(runs: Sequence[RunRecord], path: Path) -> None:
             f"{without[0].path}: has no test accuracy, as other runs of this plot have; "
             "plot regression and classification apart"
         )
-    key = "test_loss" if without else "test_accuracy"
+    key = next((key for key in LABELS if all(run.scores[key] for run in runs)), None)
+    if key is None:
+        raise JobError(
+            "some of these runs have only a test loss, others only an objective; plot them apart"
+        )
     figure, axes = _figure(7.0, 4.2)
     for index, run in enumerate(runs):
         rounds, values = np.array(run.scores[key]).T
@@ -60,7 +66,7 @@ def plot(runs: Sequence[RunRecord], path: Path) -> None:
     if without and all(value > 0 for run in runs for _, value in run.scores[key]):
         axes.set_yscale("log")
     axes.set_xlabel("round")
-    axes.set_ylabel("test loss" if without else "test accuracy, %")
+    axes.set_ylabel(LABELS[key])
     axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
     axes.set_xlim(0, max(run.rounds for run in runs))
     if len(runs) <= 6:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,18 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfl.errors import JobError, StoreError
+
+SCORES = (
+    "test_loss",
+    "test_accuracy",
+    "test_top5_accuracy",
+    "objective",
+    "client_accuracy_mean",
+    "client_accuracy_worst_decile",
+    "own_accuracy_mean",
+    "own_accuracy_worst_decile",
+)
+"""What an evaluation may leave in the log, see ``hpcfl.evaluation``."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +60,10 @@ class RunRecord:
 
     @cached_property
     def scores(self) -> dict[str, tuple[tuple[int, float], ...]]:
-        """(round, value) of every evaluation, by the names "test_loss" and "test_accuracy"."""
+        """(round, value) of every evaluation, by the names of SCORES."""
         return {
             key: tuple((entry["round"], float(entry[key])) for entry in self.log if key in entry)
-            for key in ("test_loss", "test_accuracy")
+            for key in SCORES
         }
 
     def last(self, key: str) -> float | None:
@@ -62,6 +74,12 @@ class RunRecord:
     def best(self) -> tuple[int, float] | None:
         """(round, value) of the best test accuracy, the first of equals."""
         return max(self.scores["test_accuracy"], key=lambda score: score[1], default=None)
+
+    @property
+    def lowest(self) -> tuple[int, float] | None:
+        """(round, value) of the lowest test loss, the first of equals."""
+        losses = [score for score in self.scores["test_loss"] if not math.isnan(score[1])]
+        return min(losses, key=lambda score: score[1], default=None)
 
     @property
     def mean_accuracy(self) -> float | None:
@@ -134,7 +152,13 @@ def _rounds(run: RunRecord) -> str:
 
 
 def _best(run: RunRecord) -> str:
-    return "-" if run.best is None else f"{_percent(run.best[1])} @{run.best[0]}"
+    if run.best is not None:
+        return f"{_percent(run.best[1])} @{run.best[0]}"
+    return "-" if run.lowest is None else f"loss {_loss(run.lowest[1])} @{run.lowest[0]}"
+
+
+def _accuracy(key: str) -> Callable[[RunRecord], str]:
+    return lambda run: _percent(run.last(key))
 
 
 def _size(size: float) -> str:
@@ -153,15 +177,28 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{whole:02d}"
 
 
+_Columns = tuple[tuple[str, Callable[[RunRecord], str]], ...]
+
 # For people: a title, and a run's cell below it.
-_SHOWN: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
+_SHOWN: _Columns = (
     ("run", lambda run: run.name),
     ("algorithm", lambda run: run.algorithm),
     ("rounds", _rounds),
-    ("accuracy\n%", lambda run: _percent(run.last("test_accuracy"))),
+    ("accuracy\n%", _accuracy("test_accuracy")),
     ("best\n% @round", _best),
     ("mean of\nlast %", lambda run: _percent(run.mean_accuracy)),
     ("test\nloss", lambda run: _loss(run.last("test_loss"))),
+)
+# Where at least one of the runs has it.
+_ASKED: _Columns = (
+    ("top 5\n%", _accuracy("test_top5_accuracy")),
+    ("objective", lambda run: _loss(run.last("objective"))),
+    ("clients\nmean %", _accuracy("client_accuracy_mean")),
+    ("worst\n10th %", _accuracy("client_accuracy_worst_decile")),
+    ("own models\nmean %", _accuracy("own_accuracy_mean")),
+    ("worst\n10th %", _accuracy("own_accuracy_worst_decile")),
+)
+_SPENT: _Columns = (
     ("down", lambda run: _size(run.total("down_bytes"))),
     ("up", lambda run: _size(run.total("up_bytes"))),
     ("wall\ntime", lambda run: _duration(run.total("wall_s"))),
@@ -177,20 +214,29 @@ _VALUES: tuple[tuple[str, Callable[[RunRecord], str | float | None]], ...] = (
     ("best_accuracy", lambda run: run.best[1] if run.best else None),
     ("best_round", lambda run: run.best[0] if run.best else None),
     ("mean_accuracy", lambda run: run.mean_accuracy),
-    ("test_loss", lambda run: run.last("test_loss")),
+    *((key, partial(RunRecord.last, key=key)) for key in SCORES if key != "test_accuracy"),
+    ("lowest_loss", lambda run: run.lowest[1] if run.lowest else None),
+    ("lowest_loss_round", lambda run: run.lowest[0] if run.lowest else None),
     ("down_bytes", lambda run: int(run.total("down_bytes"))),
     ("up_bytes", lambda run: int(run.total("up_bytes"))),
     ("wall_s", lambda run: run.total("wall_s")),
 )
 
 
+def _shown(runs: Sequence[RunRecord]) -> _Columns:
+    """The columns of a table of these runs."""
+    asked = (column for column in _ASKED if any(column[1](run) != "-" for run in runs))
+    return (*_SHOWN, *asked, *_SPENT)
+
+
 def table(runs: Sequence[RunRecord]) -> Table:
     """Runs side by side, one a row; sizes in powers of 1000."""
     made = Table(box=box.ASCII2)
-    for index, (title, _) in enumerate(_SHOWN):
+    shown = _shown(runs)
+    for index, (title, _) in enumerate(shown):
         made.add_column(title, justify="left" if index < 2 else "right", no_wrap=True)
     for run in runs:
-        made.add_row(*(show(run) for _, show in _SHOWN))
+        made.add_row(*(show(run) for _, show in shown))
     return made
 
 
@@ -203,10 +249,11 @@ def plain(runs: Sequence[RunRecord]) -> str:
 
 def to_markdown(runs: Sequence[RunRecord]) -> str:
     """The table in Markdown."""
+    shown = _shown(runs)
     rows = [
-        [title.replace("\n", " ") for title, _ in _SHOWN],
-        [":--" if index < 2 else "--:" for index in range(len(_SHOWN))],
-        *([show(run).replace("|", "\\|") for _, show in _SHOWN] for run in runs),
+        [title.replace("\n", " ") for title, _ in shown],
+        [":--" if index < 2 else "--:" for index in range(len(shown))],
+        *([show(run).replace("|", "\\|") for _, show in shown] for run in runs),
     ]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
