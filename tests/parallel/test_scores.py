@@ -12,7 +12,7 @@ RUNS = __file__.replace("test_scores.py", "runs.py")
 
 JOB = {
     "task": "digits",
-    "data": {"partition": {"kind": "dirichlet", "alpha": 0.1}, "clients": 23},
+    "data": {"partition": {"kind": "dirichlet", "alpha": 10.0}, "clients": 23},
     "cohort": {"kind": "bernoulli", "p": 0.2},
     "algorithm": {"name": "fedhbm"},
     "local": {"steps": 3, "batch_size": 16, "lr": 0.3, "schedule": "cosine"},
