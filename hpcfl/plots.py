@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl.compare import labels
 from hpcfl.errors import JobError
 from hpcfl.report import RunRecord
 
@@ -51,6 +52,7 @@ def plot(runs: Sequence[RunRecord], path: Path) -> None:
             "some of these runs have only a test loss, others only an objective; plot them apart"
         )
     figure, axes = _figure(7.0, 4.2)
+    names = labels([run.path for run in runs])
     for index, run in enumerate(runs):
         rounds, values = np.array(run.scores[key]).T
         axes.plot(
@@ -61,7 +63,7 @@ def plot(runs: Sequence[RunRecord], path: Path) -> None:
             linewidth=1.6,
             marker="o" if len(rounds) <= 30 else None,
             markersize=3.5,
-            label=run.name,
+            label=names[index],
         )
     if without and all(value > 0 for run in runs for _, value in run.scores[key]):
         axes.set_yscale("log")

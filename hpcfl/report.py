@@ -5,9 +5,10 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import yaml
@@ -15,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hpcfl.compare import SEED, Settings, apart, flat, labels, over_seeds
 from hpcfl.errors import JobError, StoreError
 
 SCORES = (
@@ -42,6 +44,8 @@ class RunRecord:
     """The job's evaluate.last: every one of the last ``window`` rounds is evaluated."""
     log: tuple[Mapping[str, Any], ...]
     """One object per round, in order; round 0 is the initial model."""
+    settings: Settings = field(default_factory=dict)
+    """The job's values by their dotted keys."""
 
     @property
     def name(self) -> str:
@@ -105,7 +109,7 @@ def read_run(path: Path) -> RunRecord:
     if not job_file.is_file():
         raise JobError(
             f"{path}: no job.yaml here, so this is no run directory; "
-            "name the --out directory of a hpcfl run"
+            "name the --out directory of a hpcfl run, or of a sweep"
         )
     try:
         job = yaml.safe_load(job_file.read_text("utf-8"))
@@ -117,7 +121,19 @@ def read_run(path: Path) -> RunRecord:
             f"{job_file}: not the resolved job of a run (needs algorithm.name, rounds and "
             f"evaluate.last): {' '.join(str(error).split())}"
         ) from error
-    return RunRecord(path, algorithm, rounds, window, _read_log(path / "log.jsonl"))
+    return RunRecord(path, algorithm, rounds, window, _read_log(path / "log.jsonl"), flat(job))
+
+
+def read_runs(path: Path) -> list[RunRecord]:
+    """Read a run directory, or every run in a folder of them, as a sweep leaves it.
+
+    Raises:
+        JobError, StoreError: as `read_run`.
+    """
+    inside = sorted(job.parent for job in path.glob("*/job.yaml"))
+    if (path / "job.yaml").is_file() or not inside:
+        return [read_run(path)]
+    return [read_run(run) for run in inside]
 
 
 def _read_log(path: Path) -> tuple[Mapping[str, Any], ...]:
@@ -157,10 +173,6 @@ def _best(run: RunRecord) -> str:
     return "-" if run.lowest is None else f"loss {_loss(run.lowest[1])} @{run.lowest[0]}"
 
 
-def _accuracy(key: str) -> Callable[[RunRecord], str]:
-    return lambda run: _percent(run.last(key))
-
-
 def _size(size: float) -> str:
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000:
@@ -177,32 +189,24 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{whole:02d}"
 
 
-_Columns = tuple[tuple[str, Callable[[RunRecord], str]], ...]
-
 # For people: a title, and a run's cell below it.
-_SHOWN: _Columns = (
+_Cell = tuple[str, Callable[["RunRecord"], str]]
+_SHOWN: tuple[_Cell, ...] = (
     ("run", lambda run: run.name),
     ("algorithm", lambda run: run.algorithm),
     ("rounds", _rounds),
-    ("accuracy\n%", _accuracy("test_accuracy")),
+    ("accuracy\n%", lambda run: _percent(run.last("test_accuracy"))),
     ("best\n% @round", _best),
     ("mean of\nlast %", lambda run: _percent(run.mean_accuracy)),
     ("test\nloss", lambda run: _loss(run.last("test_loss"))),
 )
-# Where at least one of the runs has it.
-_ASKED: _Columns = (
-    ("top 5\n%", _accuracy("test_top5_accuracy")),
-    ("objective", lambda run: _loss(run.last("objective"))),
-    ("clients\nmean %", _accuracy("client_accuracy_mean")),
-    ("worst\n10th %", _accuracy("client_accuracy_worst_decile")),
-    ("own models\nmean %", _accuracy("own_accuracy_mean")),
-    ("worst\n10th %", _accuracy("own_accuracy_worst_decile")),
-)
-_SPENT: _Columns = (
+_SPENT: tuple[_Cell, ...] = (
     ("down", lambda run: _size(run.total("down_bytes"))),
     ("up", lambda run: _size(run.total("up_bytes"))),
     ("wall\ntime", lambda run: _duration(run.total("wall_s"))),
 )
+
+_LEFT = ("run", "algorithm", "settings")
 
 # For programs: a key, with its unit, and a run's value.
 _VALUES: tuple[tuple[str, Callable[[RunRecord], str | float | None]], ...] = (
@@ -223,45 +227,130 @@ _VALUES: tuple[tuple[str, Callable[[RunRecord], str | float | None]], ...] = (
 )
 
 
-def _shown(runs: Sequence[RunRecord]) -> _Columns:
-    """The columns of a table of these runs."""
-    asked = (column for column in _ASKED if any(column[1](run) != "-" for run in runs))
-    return (*_SHOWN, *asked, *_SPENT)
+def _in_percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
-def table(runs: Sequence[RunRecord]) -> Table:
-    """Runs side by side, one a row; sizes in powers of 1000."""
+# Over seeds: a title, a run's value, and how values are shown.
+_Score = tuple[str, Callable[["RunRecord"], float | None], str]
+_SCORES: tuple[_Score, ...] = (
+    ("accuracy\n%", lambda run: _in_percent(run.last("test_accuracy")), "{:.2f}"),
+    ("best\n%", lambda run: _in_percent(run.best[1] if run.best else None), "{:.2f}"),
+    ("mean of\nlast %", lambda run: _in_percent(run.mean_accuracy), "{:.2f}"),
+    ("test\nloss", lambda run: run.last("test_loss"), "{:.4g}"),
+)
+# In both tables, where a run has them.
+_ASKED: tuple[_Score, ...] = (
+    ("top 5\n%", lambda run: _in_percent(run.last("test_top5_accuracy")), "{:.2f}"),
+    ("objective", lambda run: run.last("objective"), "{:.4g}"),
+    ("clients\nmean %", lambda run: _in_percent(run.last("client_accuracy_mean")), "{:.2f}"),
+    ("worst\n10th %", lambda run: _in_percent(run.last("client_accuracy_worst_decile")), "{:.2f}"),
+    ("own models\nmean %", lambda run: _in_percent(run.last("own_accuracy_mean")), "{:.2f}"),
+    ("worst\n10th %", lambda run: _in_percent(run.last("own_accuracy_worst_decile")), "{:.2f}"),
+)
+
+
+def _asked(runs: Sequence[RunRecord]) -> list[_Score]:
+    return [score for score in _ASKED if any(score[1](run) is not None for run in runs)]
+
+
+def rows(runs: Sequence[RunRecord]) -> list[list[str]]:
+    """The titles, then a row a run; what their jobs differ in has a column, if there is any."""
+    asked = _asked(runs)
+    shown, spent = ([title for title, _ in cells] for cells in (_SHOWN, _SPENT))
+    found = [[*shown, *(title for title, _, _ in asked), *spent]]
+    found += [
+        [
+            label,
+            *(show(run) for _, show in _SHOWN[1:]),
+            *(_spread([value(run)], show) for _, value, show in asked),
+            *(show(run) for _, show in _SPENT),
+        ]
+        for label, run in zip(labels([run.path for run in runs]), runs, strict=True)
+    ]
+    _insert(found, 2, apart([run.settings for run in runs]))
+    return found
+
+
+def seed_rows(runs: Sequence[RunRecord]) -> list[list[str]]:
+    """The titles and a row for the finished runs of each job but for its seed; or nothing.
+
+    Mean +- sample standard deviation; there are rows once some job was run with several seeds.
+    """
+    groups = over_seeds([run.settings for run in runs])
+    if not any(len(group) > 1 for group in groups):
+        return []
+    differing = apart([run.settings for run in runs], but=[SEED])
+    shown = [*_SCORES, *_asked(runs)]
+    found = [["algorithm", "seeds", *(title for title, _, _ in shown)]]
+    for group in groups:
+        members = [runs[index] for index in group if runs[index].finished]
+        count = f"{len(members)}" + ("" if len(members) == len(group) else f" of {len(group)}")
+        scores = [_spread([value(run) for run in members], show) for _, value, show in shown]
+        found.append([runs[group[0]].algorithm, count, *scores])
+    _insert(found, 1, [differing[group[0]] for group in groups])
+    return found
+
+
+def _insert(found: list[list[str]], place: int, settings: Sequence[str]) -> None:
+    """Add a column of what jobs differ in, if they differ in anything."""
+    if any(settings):
+        for row, text in zip(found, ["settings", *settings], strict=True):
+            row.insert(place, text)
+
+
+def _spread(values: Sequence[float | None], show: str) -> str:
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return "-"
+    mean = show.format(fmean(known))
+    return mean if len(known) == 1 else f"{mean} +- {show.format(stdev(known))}"
+
+
+def tables(runs: Sequence[RunRecord]) -> list[Table]:
+    """Runs side by side, one a row, and means over seeds; sizes in powers of 1000."""
+    return [_drawn(found) for found in (rows(runs), seed_rows(runs)) if found]
+
+
+def _drawn(found: Sequence[Sequence[str]]) -> Table:
     made = Table(box=box.ASCII2)
-    shown = _shown(runs)
-    for index, (title, _) in enumerate(shown):
-        made.add_column(title, justify="left" if index < 2 else "right", no_wrap=True)
-    for run in runs:
-        made.add_row(*(show(run) for _, show in shown))
+    for title in found[0]:
+        made.add_column(title, justify="left" if title in _LEFT else "right", no_wrap=True)
+    for row in found[1:]:
+        made.add_row(*row)
     return made
 
 
 def plain(runs: Sequence[RunRecord]) -> str:
-    """The table in plain ASCII, as wide as it needs to be."""
+    """The tables in plain ASCII, as wide as they need to be."""
     out = io.StringIO()
-    Console(file=out, width=1000, color_system=None).print(table(runs), markup=False)
+    Console(file=out, width=1000, color_system=None).print(*tables(runs), markup=False, sep="\n")
     return out.getvalue()
 
 
 def to_markdown(runs: Sequence[RunRecord]) -> str:
-    """The table in Markdown."""
-    shown = _shown(runs)
-    rows = [
-        [title.replace("\n", " ") for title, _ in shown],
-        [":--" if index < 2 else "--:" for index in range(len(shown))],
-        *([show(run).replace("|", "\\|") for _, show in shown] for run in runs),
+    """The tables in Markdown."""
+    return "\n".join(_marked(found) for found in (rows(runs), seed_rows(runs)) if found)
+
+
+def _marked(found: Sequence[Sequence[str]]) -> str:
+    lines = [
+        [title.replace("\n", " ") for title in found[0]],
+        [":--" if title in _LEFT else "--:" for title in found[0]],
+        *([cell.replace("|", "\\|") for cell in row] for row in found[1:]),
     ]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def to_csv(runs: Sequence[RunRecord]) -> str:
-    """The runs as CSV: full precision, fractions and plain units; what is absent stays empty."""
+    """The runs as CSV: full precision, fractions and plain units; what is absent stays empty.
+
+    The last column holds what their jobs differ in.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(key for key, _ in _VALUES)
-    writer.writerows([value(run) for _, value in _VALUES] for run in runs)
+    writer.writerow([*(key for key, _ in _VALUES), "settings"])
+    differing = apart([run.settings for run in runs])
+    for run, settings in zip(runs, differing, strict=True):
+        writer.writerow([*(value(run) for _, value in _VALUES), settings])
     return out.getvalue()
