@@ -3,6 +3,7 @@
     checkpoints/00000500/
         server.safetensors   the server's state, written by rank 0
         kept.safetensors     what else the coming rounds need, if anything; by rank 0
+        best.safetensors     the best model so far, where the job keeps one
         rows-RANK.npz        where the states of the clients of RANK lie, one file a rank
         manifest.json        round, ranks, job, checksums; the rename into place is the commit
 
@@ -32,6 +33,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
 KEPT = "kept.safetensors"
+BEST = "best.safetensors"
 
 
 class Checkpoint(NamedTuple):
@@ -49,6 +51,11 @@ class Checkpoint(NamedTuple):
     files: dict[str, int]
     """The crc32 of every file of the folder."""
 
+    @property
+    def best(self) -> bytes | None:
+        """Its best model, if there is one; ``read_server`` looked at the checksums."""
+        return (self.folder / BEST).read_bytes() if BEST in self.files else None
+
 
 def save(
     root: Path,
@@ -61,6 +68,7 @@ def save(
     job: str,
     log_bytes: int,
     keep: int,
+    best: bytes | None = None,
 ) -> list[Path]:
     """Collective: commit the server and every rank's states after ``round`` rounds.
 
@@ -74,6 +82,7 @@ def save(
         job: the job's mark; a resume refuses another.
         log_bytes: the length of the log, which is on the disk.
         keep: how many checkpoints are kept.
+        best: the file of the best model so far, if there is one; rank 0's counts.
 
     Returns:
         The folders of the checkpoints that are kept, oldest first.
@@ -90,6 +99,8 @@ def save(
         if kept:
             beside = {name: _copied(tensor) for name, tensor in kept.items()}
             write_file(folder / KEPT, save_tensors(beside), advice=STANDS)
+        if best is not None:
+            write_file(folder / BEST, best, advice=STANDS)
     comm.barrier()
     store.commit(folder)
     comm.barrier()
@@ -106,7 +117,7 @@ def save(
 
 def _commit(folder: Path, round: int, ranks: int, *, job: str, log_bytes: int) -> None:
     names = [SERVER, *(file_name(rank) for rank in range(ranks))]
-    names += [KEPT] if (folder / KEPT).exists() else []
+    names += [name for name in (KEPT, BEST) if (folder / name).exists()]
     manifest = {
         "format": FORMAT,
         "round": round,

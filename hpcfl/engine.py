@@ -27,7 +27,7 @@ def play(run: Run, server: Any, start: int) -> Any:
         ClientError, StoreError: on this rank alone.
     """
     if start == 0 and run.evaluation(0, run.rounds):
-        run.desk.record({"round": 0, **run.desk.evaluate(server.x)})
+        run.desk.record({"round": 0, **run.desk.evaluate(0, server.x)})
     saved = monotonic()
     for t in range(start, run.rounds):
         began = perf_counter()
@@ -35,7 +35,7 @@ def play(run: Run, server: Any, start: int) -> Any:
         record["wall_s"] = perf_counter() - began
         done, stop = t + 1, int(asked[0])
         if run.evaluation(done, run.rounds):
-            record |= run.desk.evaluate(server.x)
+            record |= run.desk.evaluate(done, server.x)
         run.desk.record(record)
         if stop or asked[1] or run.checkpoint(done, run.rounds):
             run.desk.save(done, server, run.observer.kept)

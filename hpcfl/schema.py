@@ -22,6 +22,8 @@ class Schema(NamedTuple):
     message: Any
     state: Any
     upload: Any
+    own: str | None
+    """The field of a client's state that is its last local model, found by identity."""
 
     @property
     def kept(self) -> StateSchema:
@@ -87,7 +89,8 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
     point = algorithm.lookahead(x0, start, local, client)
     d = algorithm.direction(point, local, lambda y: y.clone(), client)
     local = algorithm.remember(local, d, client)
-    upload, after = algorithm.finish(start - d, local, message, state, client)
+    y = start - d
+    upload, after = algorithm.finish(y, local, message, state, client)
     algorithm.update(server, upload, Cohort(round=0, size=1, population=1, lr=1.0, grad=x0))
     before = [(leaf.shape, leaf.dtype) for leaf in state]
     if [(leaf.shape, leaf.dtype) for leaf in after] != before:
@@ -95,7 +98,8 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
             f"{type(algorithm).__name__}.finish returns a state of other shapes or dtypes than "
             f"init_client: {[tuple(leaf.shape) for leaf in after]} after {before}"
         )
-    return Schema(server, message, after, upload)
+    own = next((name for name in after._fields if getattr(after, name) is y), None)
+    return Schema(server, message, after, upload, own)
 
 
 def traffic(algorithm: Algorithm, schema: Schema) -> Traffic:

@@ -78,6 +78,33 @@ def test_fedavg_lr_decay(run):
     assert found[2]["x"][0] == near((0.7500375 + 0.2136) / 2)
 
 
+def test_fedavg_cosine(run):
+    """Of 2 rounds, round 1 is at eta = 0.1 (1 + cos(pi / 2)) / 2 = 0.05: as above."""
+    local = {"steps": 2, "batch_size": "full", "lr": 0.1, "schedule": "cosine"}
+    found, _ = run({"name": "fedavg"}, local=local)
+    assert [s["x"][0] for s in found] == near([1.0, 0.615, (0.7500375 + 0.2136) / 2])
+
+
+@pytest.mark.parametrize(
+    ("work", "x"),
+    [
+        # 0 does one step of one example, 1.1; 1 one of two and one of one, 0.4 -> 0.04.
+        ({"epochs": 1, "batch_size": 2}, (1.1 + 0.04) / 2),
+        # 1 leaves out its last example; 0 keeps its only one.
+        ({"epochs": 1, "batch_size": 2, "drop_last": True}, (1.1 + 0.4) / 2),
+        ({"epochs": 2, "batch_size": 2, "drop_last": True}, (1.19 + 0.04) / 2),
+        # Both do three, going on through their examples: 1.271 and -0.176.
+        ({"steps": 3, "batch_size": 2}, (1.271 - 0.176) / 2),
+        ({"steps": 3, "batch_size": 2, "drop_last": True}, (1.271 - 0.176) / 2),
+        # Neither given: one epoch.
+        ({"batch_size": 2}, (1.1 + 0.04) / 2),
+    ],
+)
+def test_fedavg_local_work(run, work, x):
+    found, _ = run({"name": "fedavg"}, local={"lr": 0.1, **work}, rounds=1)
+    assert found[1]["x"][0] == near(x)
+
+
 def test_fedavg_clip(run):
     """At most 0.5 long: 0 goes 1.05 -> 1.1 (g = -1, -0.95), 1 goes 0.95 -> 0.9 (g = 6, 5.8)."""
     local = {"steps": 2, "batch_size": "full", "lr": 0.1, "clip": 0.5}

@@ -119,3 +119,20 @@ def test_a_branch_on_a_value_is_found():
 
 def test_nbytes_counts_tuples_of_tensors():
     assert nbytes({"past": (torch.zeros(3), torch.zeros(2, dtype=torch.float64))}) == 12 + 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere(FedHBM):
+    """Keeps a model that is not the one it arrived at."""
+
+    def finish(self, y, local, message, state, client):
+        upload, after = super().finish(y, local, message, state, client)
+        return upload, after._replace(z=message.x)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "own"),
+    [(FedAvg(), None), (Scaffold(), None), (FedHBM(), "z"), (Elsewhere(), None)],
+)
+def test_a_client_s_own_last_model_is_found_by_identity(algorithm, own):
+    assert dry_round(algorithm, P, torch.float32).own == own
