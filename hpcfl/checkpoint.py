@@ -5,6 +5,7 @@
         kept.safetensors     what else the coming rounds need, if anything; by rank 0
         best.safetensors     the best model so far, where the job keeps one
         rows-RANK.npz        where the states of the clients of RANK lie, one file a rank
+        shared/rows-RANK.npz the same of the part of the states that clients share, if there is one
         manifest.json        round, ranks, job, checksums; the rename into place is the commit
 
 A folder without a manifest was never committed and is swept away.
@@ -27,7 +28,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.errors import StoreError
 from hpcfl.store.base import ClientStore
 from hpcfl.store.durable import STANDS, storing, sync_folder, write_file
-from hpcfl.store.rows import file_name
+from hpcfl.store.rows import files as row_tables
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -116,7 +117,7 @@ def save(
 
 
 def _commit(folder: Path, round: int, ranks: int, *, job: str, log_bytes: int) -> None:
-    names = [SERVER, *(file_name(rank) for rank in range(ranks))]
+    names = [SERVER, *row_tables(folder, ranks)]
     names += [name for name in (KEPT, BEST) if (folder / name).exists()]
     manifest = {
         "format": FORMAT,

@@ -129,3 +129,19 @@ def fedhbm(
         last |= ends
         found.append(x - s.server_lr * s.mean_delta(x, ends))
     return np.stack(found)
+
+
+def localghb(s: Setting, beta: float, nesterov: bool) -> Array:
+    """[T + 1, P]."""
+    found, received = [s.x0], {}
+    for t, cohort in enumerate(s.cohorts):
+        x, ends = found[-1], {}
+        for i in cohort:
+            momentum = beta * s.participation / s.steps(i) * (x - received.get(i, x))
+            y = x
+            for g in s.batches(i, t):
+                point = y + momentum if nesterov else y
+                y = y + momentum - s.eta(t) * (g(point) + s.wd * point)
+            ends[i], received[i] = y, x
+        found.append(x - s.server_lr * s.mean_delta(x, ends))
+    return np.stack(found)

@@ -172,6 +172,43 @@ def test_scaffold_option_1_does_not_hold_the_decay(run):
     assert [float(state.c) for state in clients] == near([-1.0, 6.0])
 
 
+def test_localghb(run):
+    """Round 0 is FedAvg's.  C = 1, so beta C / K = 0.45 and the momentum 0.45 (0.615 - 1) = m.
+
+    0: 0.615 + 0.1385 + m = 0.58025; 0.58025 + 0.141975 + m = 0.548975.
+    1: 0.615 - 0.446 + m = -0.00425; -0.00425 - 0.1983 + m = -0.3758.
+    """
+    found, clients = run({"name": "localghb"})
+    assert [s["x"][0] for s in found] == near([1.0, 0.615, (0.548975 - 0.3758) / 2])
+    assert [float(state.anchor) for state in clients] == near([0.615, 0.615])
+    assert [float(state.known) for state in clients] == [1.0, 1.0]
+
+
+def test_localghb_nesterov(run):
+    """0: 0.44175, there g0 = -1.55825: 0.597575; 0.424325, -1.575675: 0.5818925.
+
+    1: 0.44175, g1 = 3.767: 0.06505; -0.1082, 1.5672: -0.26492.
+    """
+    found, _ = run({"name": "localghb", "nesterov": True})
+    assert found[2]["x"][0] == near((0.5818925 - 0.26492) / 2)
+
+
+def test_localghb_reaches_back_to_its_own_last_round(run):
+    """Two of three in every round, C = 2/3, beta C / K = 0.3; client 1 rests in round 1.
+
+    Client 0 alone takes x from 0.615 on: m = 0.3 (0.615 - 1) = -0.1155; 0.615 + 0.1385 + m = 0.638;
+    0.638 + 0.1362 + m = 0.6587.  Then client 1, to which 1 is the last model: m = 0.3 (0.6587 - 1)
+    = -0.10239; 0.6587 - 0.46348 + m = 0.09283; 0.09283 - 0.237132 + m = -0.246692.
+    """
+    cohort = {"kind": "replay", "rounds": [[0, 1], [0], [1]]}
+    found, clients = run(
+        {"name": "localghb", "participation": 2 / 3}, THREE, cohort=cohort, rounds=3
+    )
+    assert [s["x"][0] for s in found] == near([1.0, 0.615, 0.6587, -0.246692])
+    assert [float(state.anchor) for state in clients[:2]] == near([0.615, 0.6587])
+    assert clients[2] is None
+
+
 def test_fedhbm(run):
     """Round 0 is FedAvg's: z_0 = 1.19, z_1 = 0.04.  C = 1, so beta C / K = 0.5.
 

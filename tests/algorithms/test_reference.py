@@ -65,6 +65,10 @@ def expected(algorithm: Mapping[str, Any], setting: reference.Setting, drawn: An
                 algorithm.get("nesterov", False),
                 drawn,
             )
+        case "localghb":
+            return reference.localghb(
+                setting, algorithm.get("beta", 0.9), algorithm.get("nesterov", False)
+            )
         case name:
             raise KeyError(name)
 
