@@ -189,8 +189,11 @@ class _Life:
     def opening(self, done: int) -> str:
         """One line: what is about to run."""
         parts = self.parts
+        algorithm = dict(parts.loaded.tree["algorithm"])
+        name = algorithm.pop("name")
+        settings = ", ".join(f"{key} {json.dumps(value)}" for key, value in algorithm.items())
         return (
-            f"{parts.loaded.tree['algorithm']['name']}: {len(parts.rows)} clients, "
+            f"{name} ({settings}): {len(parts.rows)} clients, "
             f"{parts.x0.numel()} parameters, {self.comm.size} rank(s) by "
             f"{type(self.comm).__name__.lower()} on {parts.device.type}, {parts.job.precision}, "
             f"into {self.folder.root}"
