@@ -1,4 +1,4 @@
-"""GHB and FedHBM by hand: momentum over what a client missed."""
+"""GHB, LocalGHB and FedHBM by hand: momentum over what a client missed."""
 
 import pytest
 
@@ -82,6 +82,71 @@ def test_ghb_weight_decay(run):
     """
     left = run({"name": "ghb", "beta": 0.5}, local=local(weight_decay=0.5))
     assert left.x == near([1.0, 0.5425, 0.11359375])
+
+
+def test_localghb(run):
+    """Full participation, beta = 0.8: 0.4 (0.615 - 1) = -0.154 in every step of round 1.
+
+    0: 0.5995 -> 0.58555 (g = -1.385, -1.4005).  1: 0.015 -> -0.345 (g = 4.46, 2.06).
+    """
+    left = run({"name": "localghb", "beta": 0.8})
+    assert left.x == near([1.0, 0.615, 0.120275])
+    assert left.client("anchor") == near([0.615, 0.615])
+
+
+def test_localghb_starts_where_the_client_last_received(run):
+    """K = 1, beta = 0.8, clients in turn, C = 1/2: 1.1, and client 1 comes first: 0.46.
+
+    0 last received 1: 0.46 + 0.154 + 0.4 (0.46 - 1) = 0.398.
+    1 last received 1.1, though it sent 0.46: 0.398 - 0.3592 + 0.4 (0.398 - 1.1) = -0.242.
+    """
+    left = run({"name": "localghb", "beta": 0.8}, local=local(steps=1), cohort=TURNS, rounds=4)
+    assert left.x == near([1.0, 1.1, 0.46, 0.398, -0.242])
+    assert left.client("anchor") == near([0.46, 0.398])
+    assert left.client("known") == [1.0, 1.0]
+
+
+def test_localghb_gives_every_client_its_own_past(run):
+    """K = 1 and 2, beta = 0.9, C = 5/6: 0.75 / K.  x = 0.57, client 0 then misses a round.
+
+    1: 0.375 x -0.43 = -0.16125: 0.57 - 0.428 - 0.16125 = -0.01925; -0.1923 - 0.16125: -0.3728.
+    0, from 1: 0.75 (-0.3728 - 1) = -1.0296: -0.3728 + 0.23728 - 1.0296 = -1.16512.
+    1, from 0.57: 0.375 x -0.9428 = -0.35355: -0.3728 - 0.05088 - 0.35355 = -0.77723;
+    -0.77723 + 0.110892 - 0.35355 = -1.019888.
+    """
+    left = run(
+        {"name": "localghb"}, UNEQUAL, local=epoch(), cohort=replay([0, 1], [1], [0, 1]), rounds=3
+    )
+    assert left.x == near([1.0, 0.57, -0.3728, -1.092504])
+    assert left.client("anchor") == near([-0.3728, -0.3728])
+
+
+def test_localghb_participation(run):
+    """Said to be 1/2 where it is 1: half of -0.154.
+
+    0: 0.6765 -> 0.73185 (g = -1.385, -1.3235).  1: 0.092 -> -0.2218 (g = 4.46, 2.368).
+    """
+    left = run({"name": "localghb", "beta": 0.8, "participation": 0.5})
+    assert left.x == near([1.0, 0.615, 0.255025])
+
+
+def test_localghb_nesterov(run):
+    """beta = 0.8, displaced by -0.154.  0: 0.461, g = -1.539: 0.6149; 0.4609, -1.5391: 0.61481.
+
+    1: 0.461, 3.844: 0.0766; -0.0774, 1.6904: -0.24644.
+    """
+    left = run({"name": "localghb", "beta": 0.8, "nesterov": True})
+    assert left.x == near([1.0, 0.615, 0.184185])
+
+
+def test_localghb_nesterov_decays_at_the_displaced_point(run):
+    """wd = 0.5, beta = 0.8: displaced by 0.4 (0.5425 - 1) = -0.183.
+
+    0: 0.3595, 1.5 p - 2 = -1.46075: 0.505575; 0.322575, -1.5161375: 0.47418875.
+    1: 0.3595, 4.5 p + 2 = 3.61775: -0.002275; -0.185275, 1.1662625: -0.30190125.
+    """
+    left = run({"name": "localghb", "beta": 0.8, "nesterov": True}, local=local(weight_decay=0.5))
+    assert left.x == near([1.0, 0.5425, 0.08614375])
 
 
 def test_fedhbm(run):
