@@ -1,5 +1,7 @@
 """FedAvg and FedProx by hand: the plain mean, and local training tied to its start."""
 
+import pytest
+
 from tests.algorithms.by_hand.quadratic import local, near, replay
 
 
@@ -30,6 +32,31 @@ def test_fedavg_lr_decay(run):
     """Round 1 at eta = 0.05 from 0.615: 0 goes 0.68425 -> 0.7500375, 1 goes 0.392 -> 0.2136."""
     left = run({"name": "fedavg"}, local=local(lr_decay=0.5))
     assert left.x[2] == near((0.7500375 + 0.2136) / 2)
+
+
+def test_fedavg_cosine(run):
+    """Of 2 rounds, round 1 is at eta = 0.1 (1 + cos(pi / 2)) / 2 = 0.05: as above."""
+    left = run({"name": "fedavg"}, local=local(schedule="cosine"))
+    assert left.x == near([1.0, 0.615, (0.7500375 + 0.2136) / 2])
+
+
+@pytest.mark.parametrize(
+    ("work", "x"),
+    [
+        # 0 does one step of one example, 1.1; 1 one of two and one of one, 0.4 -> 0.04.
+        ({"epochs": 1, "batch_size": 2}, (1.1 + 0.04) / 2),
+        # 1 leaves out its last example; 0 keeps its only one.
+        ({"epochs": 1, "batch_size": 2, "drop_last": True}, (1.1 + 0.4) / 2),
+        ({"epochs": 2, "batch_size": 2, "drop_last": True}, (1.19 + 0.04) / 2),
+        # Both do three, going on through their examples: 1.271 and -0.176.
+        ({"steps": 3, "batch_size": 2}, (1.271 - 0.176) / 2),
+        ({"steps": 3, "batch_size": 2, "drop_last": True}, (1.271 - 0.176) / 2),
+        # Neither given: one epoch.
+        ({"batch_size": 2}, (1.1 + 0.04) / 2),
+    ],
+)
+def test_fedavg_local_work(run, work, x):
+    assert run({"name": "fedavg"}, local={"lr": 0.1, **work}, rounds=1).x[1] == near(x)
 
 
 def test_fedavg_clip(run):
