@@ -78,6 +78,23 @@ def _status(options: argparse.Namespace) -> None:
     print(status(options.dir))
 
 
+def _sweep(options: argparse.Namespace) -> None:
+    from hpcfl import report
+    from hpcfl.sweep.grid import read_sweep
+    from hpcfl.sweep.play import play
+    from hpcfl.sweep.todo import listed, plan
+
+    sweep = read_sweep(options.sweep, options.overrides)
+    root = options.out or Path("runs") / sweep.name
+    if options.dry_run:
+        print(listed(plan(sweep, root)))
+        return
+    outcome = play(sweep, root, options.parallel)
+    if outcome.finished:
+        print(report.plain([report.read_run(path) for path in outcome.finished]), end="")
+    outcome.check()
+
+
 def _export(options: argparse.Namespace) -> None:
     from hpcfl.export import export
 
@@ -95,7 +112,7 @@ def _report(options: argparse.Namespace) -> None:
     from hpcfl import report
     from hpcfl.plots import plot
 
-    records = [report.read_run(path) for path in options.dirs]
+    records = [run for path in options.dirs for run in report.read_runs(path)]
     if options.format == "table":
         print(report.plain(records), end="")
     elif options.format == "csv":
@@ -162,6 +179,18 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("dir", type=Path, help="run directory")
     status.set_defaults(command=_status)
 
+    sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
+    sweep.add_argument("sweep", type=Path, help="SWEEP.yaml")
+    sweep.add_argument(
+        "overrides", nargs="*", metavar="key.path=value", help="settings of every run"
+    )
+    sweep.add_argument("--out", type=Path, help="directory of the runs (default runs/SWEEPNAME)")
+    sweep.add_argument(
+        "--parallel", type=_count, metavar="N", help="runs at once (default: as many as fit)"
+    )
+    sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
+    sweep.set_defaults(command=_sweep)
+
     export = commands.add_parser("export", help="write a checkpoint's model to a file")
     export.add_argument("dir", type=Path, help="run directory")
     export.add_argument("--round", type=int, help="round (default: the newest checkpoint's)")
@@ -171,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(command=_export)
 
     report = commands.add_parser("report", help="a table and a plot of runs")
-    report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="run directory")
+    report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
     report.add_argument("--format", choices=["table", "csv", "markdown"], default="table")
     report.add_argument("--plot", type=Path, help=f"PNG to write (with a table: {REPORT})")
     report.set_defaults(command=_report)
@@ -194,6 +223,12 @@ def _parser() -> argparse.ArgumentParser:
     rounds.add_argument("overrides", nargs="*", metavar="key.path=value")
     rounds.set_defaults(command=_bench_round)
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 1")
+    return int(text)
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl.compare import labels
 from hpcfl.errors import JobError
 from hpcfl.report import RunRecord
 
@@ -45,6 +46,7 @@ def plot(runs: Sequence[RunRecord], path: Path) -> None:
         )
     key = "test_loss" if without else "test_accuracy"
     figure, axes = _figure(7.0, 4.2)
+    names = labels([run.path for run in runs])
     for index, run in enumerate(runs):
         rounds, values = np.array(run.scores[key]).T
         axes.plot(
@@ -55,7 +57,7 @@ def plot(runs: Sequence[RunRecord], path: Path) -> None:
             linewidth=1.6,
             marker="o" if len(rounds) <= 30 else None,
             markersize=3.5,
-            label=run.name,
+            label=names[index],
         )
     if without and all(value > 0 for run in runs for _, value in run.scores[key]):
         axes.set_yscale("log")
