@@ -10,6 +10,7 @@ import pytest
 from hpcfl.algorithms import ALGORITHMS
 from tests.algorithms.play import ROUNDS, Problem, parts, softmax_problem, tree, xs
 from tests.algorithms.reference import METHODS, Setting
+from tests.algorithms.settings import LR, Method
 from tests.algorithms.trace import trace
 from tests.algorithms.zoo import ALL
 
@@ -18,8 +19,8 @@ CLIENTS = PROBLEM.population
 POOLED = Problem(PROBLEM.x, PROBLEM.y, np.zeros_like(PROBLEM.client))
 
 PARTIAL = [[1, 4], [0, 1, 2, 3, 4, 5], [], [2, 4], [5], [1, 3, 4]]
-PRESENT = {"cohort": {"kind": "replay", "rounds": PARTIAL}}
-PRESENT_WORDS = {"cohorts": PARTIAL, "participation": sum(map(len, PARTIAL)) / ROUNDS / CLIENTS}
+PARTIAL_JOB = {"cohort": {"kind": "replay", "rounds": PARTIAL}}
+PARTIAL_WORDS = {"cohorts": PARTIAL, "participation": sum(map(len, PARTIAL)) / ROUNDS / CLIENTS}
 
 # Keys of a job, and the same in the reference's words.
 SETTINGS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -47,16 +48,16 @@ SETTINGS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "partial with an empty round, weight decay": (
-        PRESENT | {"local": {"epochs": 2, "batch_size": 4, "lr": 0.3, "weight_decay": 0.25}},
-        PRESENT_WORDS | {"wd": 0.25},
+        PARTIAL_JOB | {"local": {"epochs": 2, "batch_size": 4, "lr": 0.3, "weight_decay": 0.25}},
+        PARTIAL_WORDS | {"wd": 0.25},
     ),
     "partial, clipped, steps": (
-        PRESENT
+        PARTIAL_JOB
         | {
             "local": {"steps": 3, "batch_size": 2, "lr": 0.6, "lr_decay": 0.9, "clip": 0.5},
             "weights": "uniform",
         },
-        PRESENT_WORDS
+        PARTIAL_WORDS
         | {"epochs": None, "steps": 3, "batch": 2, "lr": 0.6, "lr_decay": 0.9}
         | {"clip": 0.5, "uniform": True},
     ),
@@ -73,7 +74,6 @@ def options(name: str, **choices: list[Any]) -> list[dict[str, Any]]:
 
 BOTH = [False, True]
 RATES = [1.0, 0.7]
-
 DEFAULTS = [{"name": name} for name in METHODS if name != "centralized"]
 OPTIONS = [
     *options("fedavgm", beta=[0.0, 0.6], nesterov=BOTH, server_lr=[0.4]),
@@ -100,10 +100,9 @@ OPTIONS = [
 ]
 
 
-def told(fields: Mapping[str, Any]) -> str:
+def told(algorithm: Mapping[str, Any]) -> str:
     """For a test's id."""
-    name, *rest = fields.values()
-    return f"{name}({', '.join(f'{k}={v}' for k, v in list(fields.items())[1:])})" if rest else name
+    return str(Method(algorithm, LR))
 
 
 def check(folder, algorithm, setting):
@@ -122,11 +121,8 @@ def check(folder, algorithm, setting):
     assert np.abs(expected[-1] - expected[0]).max() > 0.05
 
 
-FEDERATED = [name for name in ALL if ALL[name]["name"] != "centralized"]
-
-
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", FEDERATED)
+@pytest.mark.parametrize("name", [n for n in ALL if ALL[n]["name"] != "centralized"])
 def test_equals_plain_numpy(tmp_path, name, setting):
     check(tmp_path, ALL[name], setting)
 
