@@ -53,16 +53,30 @@ def fedavgm(s: Setting, beta: float = 0.9, nesterov: bool = False, server_lr: fl
     return s.play(after)
 
 
+Second = Callable[[Array, Array], Array]  # (v, D^2) -> the next v
+Correction = Callable[[Array, Array, int], tuple[Array, Array]]  # (m, v, t) -> what is divided
+
+
+def _uncorrected(m: Array, v: Array, t: int) -> tuple[Array, Array]:
+    return m, v
+
+
+def _correction(b1: float, b2: float, wanted: bool) -> Correction:
+    if not wanted:
+        return _uncorrected
+    return lambda m, v, t: (m / (1 - b1 ** (t + 1)), v / (1 - b2 ** (t + 1)))
+
+
 def _adaptive(
     s: Setting,
     b1: float,
     tau: float,
     v0: float,
     server_lr: float,
-    second: Callable[[Array, Array], Array],
-    corrected: Callable[[Array, Array, int], tuple[Array, Array]] = lambda m, v, t: (m, v),
+    second: Second,
+    corrected: Correction = _uncorrected,
 ) -> Array:
-    """m and v of D; ``second(v, D^2)`` is the next v."""
+    """A server with both moments of D."""
     m, v = np.zeros_like(s.x0), np.full_like(s.x0, v0)
 
     def after(t: int, cohort: Sequence[int], x: Array) -> Array:
@@ -84,15 +98,10 @@ def fedadam(
     bias_correction: bool = False,
     server_lr: float = 0.1,
 ) -> Array:
-    return _adaptive(
-        s,
-        b1,
-        tau,
-        v0,
-        server_lr,
-        lambda v, square: b2 * v + (1 - b2) * square,
-        _correction(b1, b2, bias_correction),
-    )
+    def second(v: Array, square: Array) -> Array:
+        return b2 * v + (1 - b2) * square
+
+    return _adaptive(s, b1, tau, v0, server_lr, second, _correction(b1, b2, bias_correction))
 
 
 def fedyogi(
@@ -104,26 +113,13 @@ def fedyogi(
     bias_correction: bool = False,
     server_lr: float = 0.1,
 ) -> Array:
-    return _adaptive(
-        s,
-        b1,
-        tau,
-        v0,
-        server_lr,
-        lambda v, square: v - (1 - b2) * square * np.sign(v - square),
-        _correction(b1, b2, bias_correction),
-    )
+    def second(v: Array, square: Array) -> Array:
+        return v - (1 - b2) * square * np.sign(v - square)
+
+    return _adaptive(s, b1, tau, v0, server_lr, second, _correction(b1, b2, bias_correction))
 
 
 def fedadagrad(
     s: Setting, b1: float = 0.0, tau: float = 1e-3, v0: float = 0.0, server_lr: float = 0.1
 ) -> Array:
     return _adaptive(s, b1, tau, v0, server_lr, lambda v, square: v + square)
-
-
-def _correction(
-    b1: float, b2: float, wanted: bool
-) -> Callable[[Array, Array, int], tuple[Array, Array]]:
-    if not wanted:
-        return lambda m, v, t: (m, v)
-    return lambda m, v, t: (m / (1 - b1 ** (t + 1)), v / (1 - b2 ** (t + 1)))
