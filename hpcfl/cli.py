@@ -119,13 +119,13 @@ def _report(options: argparse.Namespace) -> None:
         print(report.to_csv(records), end="")
     else:
         print(report.to_markdown(records), end="")
-    picture = options.plot or (REPORT if options.format == "table" else None)
+    picture = options.plot or (REPORT if options.format == "table" or options.y else None)
     if picture is None:
         return
     try:
-        plot(records, picture)
+        plot(records, picture, options.y)
     except JobError as e:
-        if options.plot:
+        if options.plot or options.y:
             raise
         print(f"no plot: {e}", file=sys.stderr)  # nobody asked for one
     else:
@@ -203,6 +203,9 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
     report.add_argument("--format", choices=["table", "csv", "markdown"], default="table")
     report.add_argument("--plot", type=Path, help=f"PNG to write (with a table: {REPORT})")
+    report.add_argument(
+        "--y", metavar="KEY", help="what to plot: a key of log.jsonl (default: the score)"
+    )
     report.set_defaults(command=_report)
 
     data = commands.add_parser("data", help="look at data").add_subparsers(

@@ -53,10 +53,11 @@ class RunRecord:
     @cached_property
     def scores(self) -> dict[str, tuple[tuple[int, float], ...]]:
         """(round, value) of every evaluation, by the names "test_loss" and "test_accuracy"."""
-        return {
-            key: tuple((entry["round"], float(entry[key])) for entry in self.log if key in entry)
-            for key in ("test_loss", "test_accuracy")
-        }
+        return {key: self.curve(key) for key in ("test_loss", "test_accuracy")}
+
+    def curve(self, key: str) -> tuple[tuple[int, float], ...]:
+        """(round, value) of every round whose line of the log has the key."""
+        return tuple((entry["round"], float(entry[key])) for entry in self.log if key in entry)
 
     def last(self, key: str) -> float | None:
         """The newest value of a score, or None where there is none."""
