@@ -37,12 +37,10 @@ from hpcfl.schema import LOSS, Schema, Survey, dry_round
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore, StateSchema
-from hpcfl.store.durable import storing
 from hpcfl.store.hdf5 import Hdf5Store, footprint
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.nothing import NoStore
-from hpcfl.store.rows import SHARED
-from hpcfl.store.shared import SharedStore
+from hpcfl.store.shared import SharedStore, folder_of_shared
 from hpcfl.tasks.losses import LOSSES
 from hpcfl.types import Vector
 from hpcfl.vectors import parameters
@@ -158,17 +156,12 @@ class Parts:
                 return MemoryStore(folder, rank, life, clients, schema)
             return Hdf5Store(folder, rank, life, clients, schema, cache)
 
-        if not (kept.own.fields and kept.shared.fields):
-            return build(root, kept, cache)
-        with storing(root / SHARED):
-            (root / SHARED).mkdir(exist_ok=True)
-        # The own parts, small as a rule, first; but never more than half.
-        own = min(cache // 2, len(clients) * footprint(kept.own))
-        return SharedStore(
-            kept,
-            build(root, kept.own, own),
-            build(root / SHARED, kept.shared, cache - own),
-        )
+        if kept.own.fields and kept.shared.fields:
+            # The own parts, small as a rule, first; but never more than half.
+            own = min(cache // 2, len(clients) * footprint(kept.own))
+            apart = build(folder_of_shared(root), kept.shared, cache - own)
+            return SharedStore(kept, build(root, kept.own, own), apart)
+        return build(root, kept, cache)
 
 
 def device_type(job: Job) -> Literal["cpu", "cuda"]:

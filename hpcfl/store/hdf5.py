@@ -17,6 +17,7 @@ from hpcfl.errors import StoreError
 from hpcfl.store import rows
 from hpcfl.store.base import StateSchema
 from hpcfl.store.pool import Pool
+from hpcfl.store.reader import Reader, verified
 
 NOWHERE = -1  # the address of a client that has no row yet
 
@@ -76,7 +77,7 @@ class Hdf5Store:
         state = self._cache.get(address)
         if state is None:
             source, row, crc = self._pool.source(address)
-            state = rows.verified(source, row, crc, client, self._schema)
+            state = verified(source, row, crc, client, self._schema)
         self._remember(address, state)
         return state
 
@@ -167,7 +168,7 @@ class Hdf5Store:
         Raises:
             StoreError: a state is missing or damaged, or the disk is full.
         """
-        with rows.Reader(table.for_clients(self._clients), self._schema) as reader:
+        with Reader(table.for_clients(self._clients), self._schema) as reader:
             for client, state in reader.all():
                 self.stage(client, state)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from hpcfl.store import rows, segment
 from hpcfl.store.base import StateSchema
+from hpcfl.store.reader import Reader
 from hpcfl.store.segment import Segment
 
 
@@ -94,7 +95,7 @@ class MemoryStore:
         Raises:
             StoreError: a state is missing or damaged.
         """
-        with rows.Reader(table.for_clients(sorted(self._clients)), self._schema) as reader:
+        with Reader(table.for_clients(sorted(self._clients)), self._schema) as reader:
             self._states = dict(reader.all())
 
     def close(self) -> None:

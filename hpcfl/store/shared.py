@@ -20,7 +20,7 @@ class SharedStore:
     Args:
         schema: the shape of a whole state.
         own: the store of ``schema.own``, in the segments' folder.
-        shared: the store of ``schema.shared``, in that folder's folder ``SHARED``.
+        shared: the store of ``schema.shared``, in its ``folder_of_shared``.
     """
 
     def __init__(self, schema: StateSchema, own: ClientStore, shared: ClientStore) -> None:
@@ -52,9 +52,7 @@ class SharedStore:
             StoreError: the disk is full or fails.
         """
         self._own.commit(folder)
-        with storing(folder / SHARED):
-            (folder / SHARED).mkdir(exist_ok=True)
-        self._shared.commit(folder / SHARED)
+        self._shared.commit(folder_of_shared(folder))
 
     def keep(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; rows that only others name may be reused.
@@ -90,6 +88,17 @@ class SharedStore:
         """Release the files; what was not committed is lost."""
         self._own.close()
         self._shared.close()
+
+
+def folder_of_shared(folder: Path) -> Path:
+    """The folder of the shared parts beside the own parts in ``folder``; made if need be.
+
+    Raises:
+        StoreError: it cannot be made.
+    """
+    with storing(folder / SHARED):
+        (folder / SHARED).mkdir(exist_ok=True)
+    return folder / SHARED
 
 
 def _shared(table: Table) -> Table:

@@ -12,7 +12,8 @@ import pytest
 import store_writer
 import torch
 
-from hpcfl.store.rows import Reader, Table
+from hpcfl.store.reader import Reader
+from hpcfl.store.rows import Table
 
 KILLS = 12
 CONTEXT = multiprocessing.get_context("forkserver")

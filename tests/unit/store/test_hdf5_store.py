@@ -7,7 +7,7 @@ from hpcfl.errors import StoreError
 from hpcfl.store import pool
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.hdf5 import Hdf5Store, footprint
-from hpcfl.store.rows import Reader
+from hpcfl.store.reader import Reader
 from hpcfl.store.segment import Segment
 
 CLIENTS = 30

@@ -12,7 +12,8 @@ from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.hdf5 import Hdf5Store, footprint
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.nothing import NoStore
-from hpcfl.store.rows import SHARED, Reader, Table
+from hpcfl.store.reader import Reader
+from hpcfl.store.rows import SHARED, Table
 from hpcfl.store.shared import SharedStore
 
 CLIENTS = 30
