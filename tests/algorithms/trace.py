@@ -66,13 +66,13 @@ class _Desk:
         self._trace, self._gradient = trace, gradient
         self._store, self._clients = store, range(population)
 
-    def evaluate(self, x: Vector) -> Mapping[str, float]:
+    def evaluate(self, round: int, x: Vector) -> Mapping[str, float]:
         return {}
 
     def record(self, record: Record) -> None:
         pass
 
-    def save(self, round: int, server: Any) -> None:
+    def save(self, round: int, server: Any, kept: Mapping[str, Any]) -> None:
         self._trace.servers.append(server)
         self._trace.states.append([self._store.read(i) for i in self._clients])
         self._trace.gradients.append(self._gradient.answers)
