@@ -80,9 +80,10 @@ def _status(options: argparse.Namespace) -> None:
 
 def _sweep(options: argparse.Namespace) -> None:
     from hpcfl import report
-    from hpcfl.sweep import play
-    from hpcfl.sweepfile import read_sweep
-    from hpcfl.sweepplan import listed, plan
+    from hpcfl.records import read_run
+    from hpcfl.sweep.grid import read_sweep
+    from hpcfl.sweep.play import play
+    from hpcfl.sweep.todo import listed, plan
 
     sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or Path("runs") / sweep.name
@@ -91,7 +92,7 @@ def _sweep(options: argparse.Namespace) -> None:
         return
     outcome = play(sweep, root, options.parallel)
     if outcome.finished:
-        print(report.plain([report.read_run(path) for path in outcome.finished]), end="")
+        print(report.plain([read_run(path) for path in outcome.finished]), end="")
     outcome.check()
 
 
@@ -112,21 +113,22 @@ def _export(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     from hpcfl import report
     from hpcfl.plots import plot
+    from hpcfl.records import read_runs
 
-    records = [run for path in options.dirs for run in report.read_runs(path)]
+    records = [run for path in options.dirs for run in read_runs(path)]
     if options.format == "table":
         print(report.plain(records), end="")
     elif options.format == "csv":
         print(report.to_csv(records), end="")
     else:
         print(report.to_markdown(records), end="")
-    picture = options.plot or (REPORT if options.format == "table" else None)
+    picture = options.plot or (REPORT if options.format == "table" or options.y else None)
     if picture is None:
         return
     try:
-        plot(records, picture)
+        plot(records, picture, options.y)
     except JobError as e:
-        if options.plot:
+        if options.plot or options.y:
             raise
         print(f"no plot: {e}", file=sys.stderr)  # nobody asked for one
     else:
@@ -205,6 +207,9 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
     report.add_argument("--format", choices=["table", "csv", "markdown"], default="table")
     report.add_argument("--plot", type=Path, help=f"PNG to write (with a table: {REPORT})")
+    report.add_argument(
+        "--y", metavar="KEY", help="what to plot: a key of log.jsonl (default: the score)"
+    )
     report.set_defaults(command=_report)
 
     data = commands.add_parser("data", help="look at data").add_subparsers(

@@ -118,6 +118,10 @@ def _job_lines(loaded: Loaded, population: int | None) -> Iterable[tuple[str, st
     yield "model", f"{tree['model']['name']}{_settings(job.model)}"
     yield "run", f"{job.rounds} rounds, {job.precision}, seed {job.seed}"
     yield "evaluate", _settings(job.evaluate).removeprefix(": ")
+    if measured := [
+        f.name for f in fields(job.diagnostics) if getattr(job.diagnostics, f.name) is True
+    ]:
+        yield "diagnostics", f"{', '.join(measured)}, every {job.diagnostics.every} rounds"
     yield "checkpoint", _settings(job.checkpoint).removeprefix(": ")
 
 

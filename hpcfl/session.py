@@ -1,35 +1,36 @@
 """One life of a run: from a job or a run directory to the end, a stop or an error."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from secrets import token_hex
-from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
-from hpcfl.assemble import Parts, assemble, device_type, place, wire
-from hpcfl.best import Best
-from hpcfl.checkpoint import Checkpoint, committed, fingerprint, read, read_server, save, sweep
-from hpcfl.comm.base import Comm
+from hpcfl.assemble import assemble, device_type, place, wire
+from hpcfl.checkpoint import (
+    Checkpoint,
+    committed,
+    read,
+    read_kept,
+    read_server,
+    sweep,
+)
 from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
 from hpcfl.engine import play
-from hpcfl.errors import JobError, RankError, StoreError
+from hpcfl.errors import JobError, StoreError
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.job import Loaded, load
-from hpcfl.placement import owners
-from hpcfl.progress import Progress, open_progress
+from hpcfl.life import Desk, Life
+from hpcfl.progress import open_progress
 from hpcfl.rundir import RunDir
-from hpcfl.runlog import RunLog, cut
+from hpcfl.runlog import cut
 from hpcfl.signals import Signals
-from hpcfl.store import rows as row_tables
-from hpcfl.store.base import ClientStore
 from hpcfl.store.durable import storing
 from hpcfl.types import Record, Vector
 
@@ -64,7 +65,7 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
     """
     folder = RunDir(out or Path("runs") / loaded.name)
 
-    def begin(life: _Life) -> tuple[Any, int]:
+    def begin(life: Life) -> _Beginning:
         parts = life.parts
         with together(life.comm):
             if life.comm.rank == 0:
@@ -75,8 +76,8 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
                 life.best.restore(None)
         life.open_store()
         server = parts.algorithm.init_server(parts.x0)
-        life.save(0, server, log_bytes=0)
-        return server, 0
+        life.save(0, server, {}, log_bytes=0)
+        return _Beginning(server, 0, {})
 
     return _live(loaded, folder, begin)
 
@@ -92,158 +93,48 @@ def resume(root: Path) -> Result:
     folder = RunDir(root)
     folder.require()
 
-    def begin(life: _Life) -> tuple[Any, int]:
+    def begin(life: Life) -> _Beginning:
         parts, comm = life.parts, life.comm
         names = ""
         with together(comm):
             if comm.rank == 0:
                 folder.lock()
-                kept = committed(folder.checkpoints)
-                _check_newest(kept, folder)
+                found = committed(folder.checkpoints)
+                _check_newest(found, folder)
                 sweep(folder.checkpoints)
-                life.sweep_stores([checkpoint.folder for checkpoint in kept])
-                cut(folder.log, kept[-1].log_bytes)
-                names = " ".join(checkpoint.folder.name for checkpoint in kept)
+                life.sweep_stores([checkpoint.folder for checkpoint in found])
+                cut(folder.log, found[-1].log_bytes)
+                names = " ".join(checkpoint.folder.name for checkpoint in found)
         kept_folders = [folder.checkpoints / name for name in comm.share(names).split()]
         with together(comm):
             newest = read(kept_folders[-1])
             server = read_server(newest, parts.schema.server, parts.device)
+            kept = read_kept(newest, parts.device)
             life.parts = replace(parts, x0=folder.read_initial(parts.x0).to(parts.device))
             if comm.rank == 0:
                 life.best.restore(newest.best)
         life.open_store()
         with together(comm):
             life.take_over(newest, kept_folders)
-        return server, newest.round
+        return _Beginning(server, newest.round, kept)
 
     return _live(load(folder.job), folder, begin, resumed=True)
 
 
-class _Life:
-    """What one start of the program holds on one rank."""
+class _Beginning(NamedTuple):
+    """Where one start of the program begins."""
 
-    def __init__(self, parts: Parts, folder: RunDir, comm: Comm) -> None:
-        self.parts, self.folder, self.comm = parts, folder, comm
-        self.name = comm.share(token_hex(4))
-        with together(comm):
-            self.owner: NDArray[np.int64] = owners([len(own) for own in parts.rows], comm.size)
-        self._store: ClientStore | None = None
-        self.best = Best(folder.best)
-
-    @property
-    def store(self) -> ClientStore:
-        """The home of this rank's client states, once it is open."""
-        if self._store is None:
-            raise RuntimeError("the store is not open yet")
-        return self._store
-
-    def open_store(self) -> None:
-        """Collective: open the home of this rank's client states."""
-        own = np.flatnonzero(self.owner == self.comm.rank).tolist()
-        with together(self.comm):
-            self._store = self.parts.store(self.folder.stores, self.comm.rank, self.name, own)
-
-    def take_over(self, newest: Checkpoint, kept: list[Path]) -> None:
-        """Let the store go on from a checkpoint."""
-        table = row_tables.Table.load(newest.folder, self.folder.stores)
-        if table.ranks != newest.ranks:
-            raise StoreError(
-                f"{newest.folder}: row tables of {table.ranks} ranks, expected {newest.ranks}"
-            )
-        if newest.ranks == self.comm.size:
-            self.store.adopt(table)
-        else:
-            self.store.rehome(table)
-        self.store.keep(kept)
-
-    def save(self, round: int, server: Any, *, log_bytes: int) -> None:
-        """Collective: commit a checkpoint.
-
-        Raises:
-            RankError: the ranks' models differ.
-        """
-        mark = float(fingerprint(server))
-        low, high = self.comm.max(np.array([-mark, mark]))
-        if -low != high:
-            error = RankError(
-                f"round {round}: the ranks' models differ (checksums {-low:.0f} to {high:.0f}), so "
-                "no checkpoint was written; are all ranks on one processor model and one torch?"
-            )
-            error.collective = True
-            raise error
-        kept = save(
-            self.folder.checkpoints,
-            round,
-            server,
-            self.store,
-            self.comm,
-            job=self.folder.mark,
-            log_bytes=log_bytes,
-            keep=self.parts.job.checkpoint.keep,
-            best=self.best.content,
-        )
-        if self.comm.rank == 0:
-            self.sweep_stores(kept)
-
-    def sweep_stores(self, kept: list[Path]) -> None:
-        """Delete the segments of earlier lives that no checkpoint needs; on rank 0 alone."""
-        row_tables.sweep(self.folder.stores, row_tables.named(kept), self.name)
-
-    def close(self) -> None:
-        """Release the files of the store, if it was opened."""
-        if self._store is not None:
-            self._store.close()
-
-    def opening(self, done: int) -> str:
-        """One line: what is about to run."""
-        parts = self.parts
-        algorithm = dict(parts.loaded.tree["algorithm"])
-        name = algorithm.pop("name")
-        settings = ", ".join(f"{key} {json.dumps(value)}" for key, value in algorithm.items())
-        return (
-            f"{name} ({settings}): {len(parts.rows)} clients, "
-            f"{parts.x0.numel()} parameters, {self.comm.size} rank(s) by "
-            f"{type(self.comm).__name__.lower()} on {parts.device.type}, {parts.job.precision}, "
-            f"into {self.folder.root}"
-            + (f", from round {done}" if done else "")
-            + (f"; model.init left out {', '.join(parts.skipped)}" if parts.skipped else "")
-        )
-
-
-class _Desk:
-    """The engine's surroundings: evaluation, log, progress and checkpoints of one rank."""
-
-    def __init__(self, life: _Life, evaluation: Evaluation, progress: Progress) -> None:
-        self._life, self._evaluation, self._progress = life, evaluation, progress
-        self._log = RunLog(life.folder.log if life.comm.rank == 0 else None)
-
-    def evaluate(self, round: int, x: Vector) -> Record:
-        """Collective: the scores of ``x``, and the time they took; the best model is kept."""
-        began = perf_counter()
-        scores = self._evaluation.scores(x)
-        if self._life.parts.job.evaluate.best and self._life.comm.rank == 0:
-            self._life.best.offer(round, scores, x)
-        return {**scores, "evaluate_s": perf_counter() - began}
-
-    def record(self, record: Record) -> None:
-        """Append to the log, and tell the person who watches."""
-        if self._life.comm.rank == 0:
-            self._log.write(record)
-            self._progress.round(record)
-
-    def save(self, round: int, server: Any) -> None:
-        """Collective: commit a checkpoint."""
-        self._life.save(round, server, log_bytes=self._log.sync())
-
-    def close(self) -> None:
-        """Close the log."""
-        self._log.close()
+    server: Any
+    round: int
+    """Rounds completed."""
+    kept: Mapping[str, Tensor]
+    """What else a checkpoint kept."""
 
 
 def _live(
     loaded: Loaded,
     folder: RunDir,
-    begin: Callable[[_Life], tuple[Any, int]],
+    begin: Callable[[Life], _Beginning],
     *,
     resumed: bool = False,
 ) -> Result:
@@ -260,15 +151,15 @@ def _live(
                 loaded.job.data.fetch()
         with together(comm):
             parts = assemble(loaded, device, resumed=resumed)
-        with closing(_Life(parts, folder, comm)) as life:
-            server, done = begin(life)
-            x = _play(life, server, done, signals)
+        with closing(Life(parts, folder, comm)) as life:
+            x = _play(life, begin(life), signals)
         return Result(folder.root, parts.job.rounds, x)
 
 
-def _play(life: _Life, server: Any, done: int, signals: Signals) -> Vector:
-    """Collective: play from ``server`` to the end; the final model."""
+def _play(life: Life, beginning: _Beginning, signals: Signals) -> Vector:
+    """Collective: play to the end; the final model."""
     parts, folder, comm = life.parts, life.folder, life.comm
+    done = beginning.round
     gradient = parts.gradient()
     clients = Clients(
         parts.population,
@@ -281,7 +172,7 @@ def _play(life: _Life, server: Any, done: int, signals: Signals) -> Vector:
     )
     with (
         open_progress(folder.root.name, parts.job.rounds, done, comm.rank) as progress,
-        closing(_Desk(life, evaluation, progress)) as desk,
+        closing(Desk(life, evaluation, progress)) as desk,
     ):
         progress.note(life.opening(done))
         if comm.rank == 0:
@@ -297,8 +188,9 @@ def _play(life: _Life, server: Any, done: int, signals: Signals) -> Vector:
                     }
                 )
         run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
+        run.observer.restore(beginning.kept)
         try:
-            server = play(run, server, done)
+            server = play(run, beginning.server, done)
         except StoreError as e:
             e.exit_code = 1  # 2 says that nothing was trained
             raise

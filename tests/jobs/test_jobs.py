@@ -7,7 +7,7 @@ import pytest
 
 from hpcfl.describe import describe
 from hpcfl.job import load
-from hpcfl.sweepfile import read_sweep
+from hpcfl.sweep.grid import read_sweep
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "jobs/sweeps").glob("*.yaml"))

@@ -63,6 +63,13 @@ def test_check_counts_what_scaffold_sends(job, hpcfl):
     assert said["states"] == "64 bytes a client, 256 bytes in all"
 
 
+def test_check_says_what_is_measured(job, hpcfl):
+    assert "diagnostics" not in lines(hpcfl("check", job).text)
+    wanted = "diagnostics={drift: true, cosine: true, every: 5}"
+    said = lines(hpcfl("check", job, wanted).text)
+    assert said["diagnostics"] == "drift, cosine, every 5 rounds"
+
+
 def test_check_says_what_the_data_decide(job):
     job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", ""))
     said = lines(describe(load(job), data=False))

@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcfl.errors import JobError
-from hpcfl.machine import memory
-from hpcfl.report import read_run
+from hpcfl.records import read_run
 from hpcfl.rundir import RunDir
+from hpcfl.sweep.machine import memory
 
 _ERROR = re.compile(r"[\w.]*(Error|Stopped|Interrupt)\b.*")  # a line that says why a run ended
 _TAIL = 8192  # bytes at the end of a log that hold its last whole line

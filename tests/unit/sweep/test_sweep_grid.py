@@ -4,7 +4,7 @@ import pytest
 
 from hpcfl.errors import JobError
 from hpcfl.job import load
-from hpcfl.sweepfile import read_sweep
+from hpcfl.sweep.grid import read_sweep
 
 JOB = """\
 task: digits

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfl.assemble import GIB, device_type
-from hpcfl.board import Board
 from hpcfl.comm.launch import detect
 from hpcfl.errors import JobError, Stopped, SweepError
-from hpcfl.machine import cores, free_memory, gpus, room
 from hpcfl.rundir import RunDir
 from hpcfl.signals import Signals
-from hpcfl.spawn import Spawned, mpirun
-from hpcfl.sweepfile import Sweep
-from hpcfl.sweepplan import Planned, plan
+from hpcfl.sweep.board import Board
+from hpcfl.sweep.grid import Sweep
+from hpcfl.sweep.machine import cores, free_memory, gpus, room
+from hpcfl.sweep.spawn import Spawned, mpirun
+from hpcfl.sweep.todo import Planned, plan
 
 LOOK_S = 0.2  # between two looks at the runs
 # Of a run that was told to stop: with a checkpoint, or before it could listen.

@@ -13,7 +13,7 @@ from hpcfl.checkpoint import committed
 from hpcfl.compare import changed, flat
 from hpcfl.errors import JobError
 from hpcfl.rundir import RunDir
-from hpcfl.sweepfile import Point, Sweep
+from hpcfl.sweep.grid import Point, Sweep
 
 Action = Literal["start", "resume", "skip"]
 

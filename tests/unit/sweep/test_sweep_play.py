@@ -4,13 +4,13 @@ import os
 
 import pytest
 
-from hpcfl import spawn
 from hpcfl.errors import SweepError
-from hpcfl.machine import room
 from hpcfl.rundir import RunDir
-from hpcfl.sweep import Outcome
-from hpcfl.sweepfile import read_sweep
-from hpcfl.sweepplan import plan
+from hpcfl.sweep import spawn
+from hpcfl.sweep.grid import read_sweep
+from hpcfl.sweep.machine import room
+from hpcfl.sweep.play import Outcome
+from hpcfl.sweep.todo import plan
 
 SWEEP = """\
 job: job.yaml
