@@ -34,10 +34,11 @@ from hpcfl.runtime import Desk, Run
 from hpcfl.schema import LOSS, Schema, Survey, dry_round
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
-from hpcfl.store.base import ClientStore
-from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.base import ClientStore, StateSchema
+from hpcfl.store.hdf5 import Hdf5Store, footprint
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.nothing import NoStore
+from hpcfl.store.shared import SharedStore, folder_of_shared
 from hpcfl.tasks.losses import LOSSES
 from hpcfl.types import Vector
 from hpcfl.vectors import parameters
@@ -146,10 +147,19 @@ class Parts:
         kept = self.schema.kept
         if not kept.fields:
             return NoStore(rank)
-        if self.job.store.kind == "memory":
-            return MemoryStore(root, rank, life, clients, kept)
         cache = int(self.job.store.cache_gib * GIB)
-        return Hdf5Store(root, rank, life, clients, kept, cache)
+
+        def build(folder: Path, schema: StateSchema, cache: int) -> ClientStore:
+            if self.job.store.kind == "memory":
+                return MemoryStore(folder, rank, life, clients, schema)
+            return Hdf5Store(folder, rank, life, clients, schema, cache)
+
+        if kept.own.fields and kept.shared.fields:
+            # The own parts, small as a rule, first; but never more than half.
+            own = min(cache // 2, len(clients) * footprint(kept.own))
+            apart = build(folder_of_shared(root), kept.shared, cache - own)
+            return SharedStore(kept, build(root, kept.own, own), apart)
+        return build(root, kept, cache)
 
 
 def device_type(job: Job) -> Literal["cpu", "cuda"]:

@@ -2,9 +2,10 @@
 
     checkpoints/00000500/
         server.safetensors   the server's state, written by rank 0
-        best.safetensors     the best model so far, where the job keeps one
         kept.safetensors     what else the coming rounds need, if anything; by rank 0
+        best.safetensors     the best model so far, where the job keeps one
         rows-RANK.npz        where the states of the clients of RANK lie, one file a rank
+        shared/rows-RANK.npz the same of the part of the states that clients share, if there is one
         manifest.json        round, ranks, job, checksums; the rename into place is the commit
 
 A folder without a manifest was never committed and is swept away.
@@ -27,13 +28,13 @@ from hpcfl.comm.base import Comm
 from hpcfl.errors import StoreError
 from hpcfl.store.base import ClientStore
 from hpcfl.store.durable import STANDS, storing, sync_folder, write_file
-from hpcfl.store.rows import file_name
+from hpcfl.store.rows import files as row_tables
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
-BEST = "best.safetensors"
 KEPT = "kept.safetensors"
+BEST = "best.safetensors"
 
 
 class Checkpoint(NamedTuple):
@@ -96,11 +97,11 @@ def save(
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         write_file(folder / SERVER, save_tensors(flat(server)), advice=STANDS)
-        if best is not None:
-            write_file(folder / BEST, best, advice=STANDS)
         if kept:
             beside = {name: _copied(tensor) for name, tensor in kept.items()}
             write_file(folder / KEPT, save_tensors(beside), advice=STANDS)
+        if best is not None:
+            write_file(folder / BEST, best, advice=STANDS)
     comm.barrier()
     store.commit(folder)
     comm.barrier()
@@ -116,9 +117,8 @@ def save(
 
 
 def _commit(folder: Path, round: int, ranks: int, *, job: str, log_bytes: int) -> None:
-    names = [SERVER, *(file_name(rank) for rank in range(ranks))]
-    names += [BEST] if (folder / BEST).exists() else []
-    names += [KEPT] if (folder / KEPT).exists() else []
+    names = [SERVER, *row_tables(folder, ranks)]
+    names += [name for name in (KEPT, BEST) if (folder / name).exists()]
     manifest = {
         "format": FORMAT,
         "round": round,

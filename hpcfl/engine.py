@@ -85,8 +85,10 @@ def play_round(
     sent = [run.schema.send(end.upload, end.loss) for end in trained]
     mean, up, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
     record["up_bytes"] += up
+    x = message.x.cpu()  # one tensor for all clients that keep it
     for i, end in zip(mine, trained, strict=True):
-        store.stage(i, type(end.state)(*(leaf.cpu() for leaf in end.state)))
+        leaves = (x if leaf is message.x else leaf.cpu() for leaf in end.state)
+        store.stage(i, type(end.state)(*leaves))
     upload, loss = run.schema.receive(mean)
     record["train_loss"] = float(loss)
     after = algorithm.update(server, upload, cohort)

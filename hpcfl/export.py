@@ -18,7 +18,8 @@ from hpcfl.job import Loaded, load
 from hpcfl.rundir import RunDir
 from hpcfl.schema import Schema, dry_round
 from hpcfl.store.durable import write_file
-from hpcfl.store.rows import Reader, Table
+from hpcfl.store.reader import Reader
+from hpcfl.store.rows import Table
 from hpcfl.types import Vector
 from hpcfl.vectors import Layout
 from hpcfl.vectors import load as load_vector

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, told apart by colour-blind readers too, on white; yellow left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-JUDGED = ("test_accuracy", "test_loss", "objective")  # by the first that all runs have
+JUDGED = ("test_accuracy", "test_loss", "objective")  # what runs are judged by, the first they have
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -32,7 +32,7 @@ def plot(runs: Sequence[RunRecord], path: Path, y: str | None = None) -> None:
     Args:
         runs: all with the number.
         path: the PNG file to write.
-        y: its key in log.jsonl; when absent, test accuracy, or test loss where nothing is
+        y: its key in log.jsonl; when absent, test accuracy, test loss where nothing is
             classified, or the objective where nothing is tested.
 
     Raises:
@@ -47,7 +47,7 @@ def plot(runs: Sequence[RunRecord], path: Path, y: str | None = None) -> None:
                 f"{run.path}: no round in log.jsonl has {key!r}, so nothing to plot; found "
                 f"{', '.join(found) or 'no round yet'}"
             )
-    percent = key.endswith("accuracy")
+    percent = "accuracy" in key
     figure, axes = _figure(7.0, 4.2)
     names = labels([run.path for run in runs])
     for index, (name, (rounds, values)) in enumerate(zip(names, curves, strict=True)):

@@ -1,28 +1,27 @@
 """The row table of a checkpoint: which row of which segment holds each client's state.
 
-Every rank writes ``rows-RANK.npz`` into the checkpoint's folder; ``Table`` is all of them.
+Every rank writes ``rows-RANK.npz`` into the checkpoint's folder; ``Table`` is all of them.  Where
+states have a shared part (see ``hpcfl.store.shared``), its tables and segments lie in folders
+``shared`` beside the others.
 """
 
 import io
 import struct
 import zipfile
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.errors import StoreError
 from hpcfl.store import segment
-from hpcfl.store.base import StateSchema
 from hpcfl.store.durable import STANDS, write_file
-from hpcfl.store.segment import Segment
 
-OPEN_FILES = 64  # a reader's limit; a machine may have more segments than a process has handles
+SHARED = "shared"
 
 # What numpy and zipfile raise when they parse a damaged file, found by flipping every byte of one.
 DAMAGE: tuple[type[Exception], ...] = (
@@ -118,13 +117,13 @@ def ranks(folder: Path) -> int:
 
 
 def named(folders: Iterable[Path]) -> set[str]:
-    """The segments' file names that these checkpoints need."""
-    return {
-        name
-        for folder in folders
-        for rank in range(ranks(folder))
-        for name in read(folder, rank).names
-    }
+    """The segments that these checkpoints need, by their paths below the segments' folder."""
+    names = set()
+    for folder in folders:
+        names |= {name for rank in range(ranks(folder)) for name in read(folder, rank).names}
+        if (folder / SHARED).is_dir():
+            names |= {f"{SHARED}/{name}" for name in named([folder / SHARED])}
+    return names
 
 
 @dataclass(frozen=True)
@@ -140,6 +139,8 @@ class Table:
     """The rank that wrote each path."""
     ranks: int
     """How many ranks wrote the checkpoint: compare it with the manifest's."""
+    shared: "Table | None" = None
+    """Where the shared parts of the same clients' states lie, if states have one."""
 
     @classmethod
     def load(cls, folder: Path, root: Path) -> Self:
@@ -152,6 +153,7 @@ class Table:
         Raises:
             StoreError: a part is missing or damaged, or a client stands in it twice.
         """
+        shared = cls.load(folder / SHARED, root / SHARED) if (folder / SHARED).is_dir() else None
         parts = [read(folder, rank) for rank in range(ranks(folder))]
         starts = np.cumsum([0] + [len(part.names) for part in parts])
         clients = np.concatenate([part.clients for part in parts])
@@ -163,6 +165,11 @@ class Table:
                 f"{folder}: client {double[0]} has two rows, expected one; the row tables are of "
                 "different runs: resume from an older checkpoint"
             )
+        if shared and not np.array_equal(shared.clients, clients):
+            raise StoreError(
+                f"{folder / SHARED}: holds other clients than {folder}, expected the same; "
+                "resume from an older checkpoint"
+            )
         shifted = [part.segments + start for part, start in zip(parts, starts, strict=False)]
         return cls(
             clients,
@@ -172,7 +179,13 @@ class Table:
             tuple(root / name for part in parts for name in part.names),
             tuple(rank for rank, part in enumerate(parts) for _ in part.names),
             len(parts),
+            shared,
         )
+
+    @property
+    def own(self) -> "Table":
+        """This table without the shared parts."""
+        return replace(self, shared=None)
 
     def for_clients(self, ids: Sequence[int] | Ints) -> "Table":
         """The states of these clients alone; clients without a state are left out."""
@@ -190,60 +203,11 @@ class Table:
         at = int(np.searchsorted(self.clients, client))
         if at == len(self.clients) or self.clients[at] != client:
             return None
+        return self.place(at)
+
+    def place(self, at: int) -> Place:
+        """Where the ``at``-th client's state lies."""
         return Place(self.paths[self.segments[at]], int(self.rows[at]), int(self.crcs[at]))
-
-
-class Reader:
-    """Reads the states of a checkpoint, from whatever rank wrote them; a context manager."""
-
-    def __init__(self, table: Table, schema: StateSchema) -> None:
-        self._table, self._schema = table, schema
-        self._open: OrderedDict[Path, Segment] = OrderedDict()
-
-    def read(self, client: int) -> Any | None:
-        """The client's state, or None if it has none.
-
-        Raises:
-            StoreError: its file is missing or damaged, or its checksum is wrong.
-        """
-        place = self._table.find(client)
-        if place is None:
-            return None
-        return verified(self._segment(place.path), place.row, place.crc, client, self._schema)
-
-    def close(self) -> None:
-        """Release the files."""
-        while self._open:
-            self._open.popitem()[1].close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _segment(self, path: Path) -> Segment:
-        if path not in self._open:
-            if len(self._open) == OPEN_FILES:
-                self._open.popitem(last=False)[1].close()
-            self._open[path] = Segment.open(path, self._schema, "r")
-        return self._open[path]
-
-
-def verified(source: Segment, row: int, crc: int, client: int, schema: StateSchema) -> Any:
-    """The client's state in a row, if its checksum is ``crc``.
-
-    Raises:
-        StoreError: it is not, or the row cannot be read.
-    """
-    tensors = source.read(row)
-    found = segment.checksum(tensors)
-    if found != crc:
-        raise StoreError(
-            f"{source.path}: row {row} (client {client}): found checksum {found:08x}, expected "
-            f"{crc:08x}; the state is damaged: resume from an older checkpoint"
-        )
-    return schema.type(*tensors)
 
 
 def sweep(root: Path, keep_names: Iterable[str], life: str) -> list[Path]:
@@ -259,9 +223,9 @@ def sweep(root: Path, keep_names: Iterable[str], life: str) -> list[Path]:
     """
     keep = set(keep_names)
     deleted = []
-    for path in sorted(root.iterdir()):
+    for path in sorted(root.rglob("*")):
         match = segment.NAME.fullmatch(path.name)
-        if match and match["life"] != life and path.name not in keep:
+        if match and match["life"] != life and path.relative_to(root).as_posix() not in keep:
             path.unlink()
             deleted.append(path)
     return deleted
@@ -270,6 +234,12 @@ def sweep(root: Path, keep_names: Iterable[str], life: str) -> list[Path]:
 def file_name(rank: int) -> str:
     """The name of a rank's part."""
     return f"rows-{rank:04d}.npz"
+
+
+def files(folder: Path, ranks: int) -> list[str]:
+    """The names of all row tables that so many ranks wrote into a checkpoint's folder."""
+    names = [file_name(rank) for rank in range(ranks)]
+    return names + [f"{SHARED}/{n}" for n in names] if (folder / SHARED).is_dir() else names
 
 
 def _check(path: Path, rows: Rows) -> None:

@@ -16,3 +16,9 @@ def own_process():
     for number, handler in before.items():
         signal.signal(number, handler)
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """One for all, so that ``trace`` knows a job again that it has played."""
+    return tmp_path_factory.mktemp("problems")

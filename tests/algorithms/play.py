@@ -14,7 +14,8 @@ from hpcfl.assemble import Parts, assemble
 from hpcfl.checkpoint import committed
 from hpcfl.job import Loaded, load
 from hpcfl.session import Result, start
-from hpcfl.store.rows import Reader, Table
+from hpcfl.store.reader import Reader
+from hpcfl.store.rows import Table
 
 Array = NDArray[np.float64]
 

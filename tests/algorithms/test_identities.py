@@ -1,163 +1,291 @@
-"""What must be equal, what must stay true, and what must differ once a condition is broken."""
+"""What must be equal, under which conditions; and what must differ once one of them is broken."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from tests.algorithms.play import (
-    Problem,
-    kept,
-    parts,
-    play,
-    servers,
-    softmax_problem,
-    states,
-    tree,
-    xs,
-)
+from tests.algorithms.play import ROUNDS, Array
 from tests.algorithms.reference import Setting
-from tests.algorithms.zoo import ALL
+from tests.algorithms.settings import (
+    CLIENTS,
+    HARDEST,
+    LR,
+    Conditions,
+    Method,
+    Value,
+    a,
+    far,
+    job,
+    setting,
+    within,
+    without,
+)
+from tests.algorithms.trace import trace
 
-PROBLEM = softmax_problem()
-PARTIAL = {"kind": "replay", "rounds": [[1, 4], [0, 1, 2, 3, 4, 5], [5], [2, 4], [0, 1], [1, 3]]}
-ONE_STEP = {"steps": 1, "batch_size": "full", "lr": 0.3, "weight_decay": 0.1}
-
-# Client i's loss is h_i (w - m_i)^2 / 2, from one example or from three equal ones.
-H, M = np.array([1.0, 4.0, 0.25, 2.25]), np.array([2.0, -1.0, 5.0, 0.0])
-OWNERS = np.array([0, 0, 0, 1, 2, 2, 2, 3])
-QUADRATICS = Problem(np.sqrt(H)[OWNERS, None], (np.sqrt(H) * M)[OWNERS], OWNERS)
-PLAIN_OPTIMUM = (H * M).sum() / H.sum()
+Side = Method | Callable[[Setting, float], Array]
 
 
-def far(a, b):
-    return np.abs(a - b).max() > 1e-3
+@pytest.fixture
+def path(folder):
+    """[rounds + 1, P] of a side, with the server's learning rate."""
+
+    def play(side: Side, at: Conditions, **changes: Any) -> Array:
+        if isinstance(side, Method):
+            return trace(job(folder, side, at, **changes)).xs
+        x0 = trace(job(folder, FEDAVG, at)).xs[0]
+        return side(setting(at, x0), at["server_lr"])
+
+    return play
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name.startswith("fedhbm")])
-def test_fedhbm_without_momentum_is_fedavg_bit_for_bit(tmp_path, name):
-    local = {"epochs": 2, "batch_size": 4, "lr": 0.3, "lr_decay": 0.9, "weight_decay": 0.1}
-    rest = {"local": local, "cohort": PARTIAL}
-    rate = ALL[name].get("server_lr", 1.0)
-    fedavg = xs(tmp_path, tree(tmp_path, PROBLEM, {"name": "fedavg", "server_lr": rate}, **rest))
-    for precision in ("float64", "float32"):
-        zero = tree(tmp_path, PROBLEM, {**ALL[name], "beta": 0.0}, **rest, precision=precision)
-        if precision == "float32":
-            plain = {"name": "fedavg", "server_lr": rate}
-            fedavg = xs(tmp_path, tree(tmp_path, PROBLEM, plain, **rest, precision=precision))
-        assert (xs(tmp_path, zero) == fedavg).all()
-    assert far(xs(tmp_path, tree(tmp_path, PROBLEM, ALL[name], **rest)), fedavg)
+# ------------------------------------------------------------------ SGD, by numpy
+
+
+def everyone(s: Setting) -> Setting:
+    return replace(s, cohorts=[list(range(CLIENTS))] * len(s.cohorts))
+
+
+def sgd(s: Setting, server_lr: float) -> Array:
+    """Its gradient is sum p_i g_i over ALL clients, of one batch each."""
+    return momentum_sgd(0.0)(everyone(s), server_lr)
+
+
+def momentum_sgd(beta: float, *, whole: bool = False) -> Callable[[Setting, float], Array]:
+    """SGD on the cohort with momentum.
+
+    ``whole``: on the plain mean over the cohort of the clients' full-batch gradients.
+    """
+
+    def side(s: Setting, server_lr: float) -> Array:
+        v = np.zeros_like(s.x0)
+
+        def after(t, cohort, x):
+            nonlocal v
+            if whole:
+                g = np.mean([s.full(i, x) for i in cohort], axis=0)
+            else:
+                g = s.mean({i: next(s.batches(i, t))(x) for i in cohort})
+            v = beta * v + g + s.wd * x
+            return x - server_lr * s.eta(t) * v
+
+        return s.play(after)
+
+    side.__name__ = f"momentum_sgd({beta})" if beta else "cohort_sgd"
+    return side
+
+
+# ------------------------------------------------------------------ equal
+
+
+class Line(NamedTuple):
+    """Two sides that agree in every setting that the conditions allow."""
+
+    left: Method
+    right: Side
+    conditions: Conditions
+    tolerance: float
+    rounds: int
+
+    def __str__(self) -> str:
+        right = self.right if isinstance(self.right, Method) else self.right.__name__
+        told = ", ".join(f"{axis} {value}" for axis, value in self.conditions.items())
+        return f"{self.left} = {right}" + (f" for {told}" if told else "")
+
+
+def equal(
+    left: Method,
+    right: Side,
+    *,
+    tolerance: float = 1e-12,
+    rounds: int = ROUNDS,
+    **conditions: Value,
+) -> Line:
+    return Line(left, right, conditions, tolerance, rounds)
+
+
+# Bit for bit.
+identical = partial(equal, tolerance=0.0)
+
+B = 0.6
+FEDAVG = a("fedavg")
+NESTEROV = (False, True)
+
+EQUAL = [
+    # 1
+    identical(a("fedprox", mu=0.0), FEDAVG),
+    identical(a("fedsam", rho=0.0), FEDAVG),
+    identical(a("fedavgm", beta=0.0), FEDAVG),
+    identical(a("fedavgm", beta=0.0, nesterov=True), FEDAVG),
+    identical(a("fedcm", alpha=1.0), FEDAVG),
+    identical(a("fedcm", alpha=1.0, norm="client"), FEDAVG),
+    identical(a("fedmim", alpha=[0.0, 0.0], beta=[0.0, 0.0]), FEDAVG),
+    *(identical(a("ghb", beta=0.0, nesterov=n), FEDAVG) for n in NESTEROV),
+    *(identical(a("localghb", beta=0.0, nesterov=n), FEDAVG) for n in NESTEROV),
+    *(identical(a("fedhbm", beta=0.0, nesterov=n), FEDAVG) for n in NESTEROV),
+    *(identical(a("fedhbm", beta=0.0, first=f), FEDAVG) for f in ("shared", "random")),
+    *(identical(a("ghb", tau=ROUNDS, nesterov=n), FEDAVG) for n in NESTEROV),
+    identical(a("adabest", mu=0.0, beta=0.0), FEDAVG),
+    identical(a("mimelite", beta=0.0), FEDAVG),
+    identical(a("mimelite", beta=0.0, form="ema"), FEDAVG),
+    *(identical(a("fedhbm", nesterov=n), FEDAVG, rounds=2, cohort="cyclic") for n in NESTEROV),
+    # 2
+    equal(
+        a("fedmim", alpha=[B], beta=[0.0]),
+        a("fedcm", alpha=1 - B, norm="client"),
+        server_lr=1.0,
+        wd=0.0,
+    ),
+    # 3
+    equal(a("ghb", tau=1, beta=B), a("fedmim", alpha=[B], beta=[0.0], lr=LR / (1 - B))),
+    equal(
+        a("ghb", tau=1, beta=B),
+        a("fedcm", alpha=1 - B, norm="client", lr=LR / (1 - B)),
+        server_lr=1.0,
+        wd=0.0,
+    ),
+    equal(
+        a("fedmim", alpha=[B], beta=[B], lr=LR / (1 - B)), a("ghb", tau=1, beta=B, nesterov=True)
+    ),
+    # 4
+    *(
+        equal(
+            a("fedadc", beta=B, beta_local=B, nesterov=n),
+            a("ghb", tau=1, beta=B, nesterov=n),
+            server_lr=1.0,
+            lr_decay=1.0,
+        )
+        for n in NESTEROV
+    ),
+    # 5
+    identical(a("mofedsam", rho=0.0, alpha=B), a("fedcm", alpha=B)),
+    identical(a("mofedsam", alpha=1.0, rho=0.2), a("fedsam", rho=0.2)),
+    # 6
+    *(
+        equal(a("localghb", nesterov=n), a("ghb", tau=1, nesterov=n), cohort="full")
+        for n in NESTEROV
+    ),
+    *(
+        equal(a("localghb", nesterov=n), a("ghb", tau=2, nesterov=n), cohort="cyclic")
+        for n in NESTEROV
+    ),
+    # 7, each pair under no more conditions than it needs
+    equal(FEDAVG, sgd, steps="one", cohort="full"),
+    equal(a("scaffold", option=1), sgd, steps="one", cohort="full", weights="uniform"),
+    equal(a("scaffold", option=2), sgd, steps="one", cohort="full", weights="uniform"),
+    equal(a("mime"), momentum_sgd(0.0, whole=True), steps="one"),
+    equal(a("mimemom", beta=B), momentum_sgd(B, whole=True), steps="one", wd=0.0),
+    equal(
+        a("mimemom", beta=B),
+        a("mimelitemom", beta=B),
+        steps="one",
+        batches="full",
+        weights="uniform",
+    ),
+    equal(
+        a("mimelitemom", beta=B),
+        a("fedavgm", beta=B),
+        steps="one",
+        batches="full",
+        weights="uniform",
+        lr_decay=1.0,
+        wd=0.0,
+    ),
+    equal(a("fedavgm", beta=B), a("ghb", tau=1, beta=B), steps="one", server_lr=1.0),
+    equal(a("fedavgm", beta=B), momentum_sgd(B), steps="one", lr_decay=1.0),
+]
+
+
+@pytest.mark.parametrize("line", EQUAL, ids=str)
+def test_equal(path, line):
+    for at in within(line.conditions):
+        left, right = (path(side, at)[: line.rounds + 1] for side in line[:2])
+        np.testing.assert_allclose(left, right, rtol=0, atol=line.tolerance, err_msg=str(at))
+        assert far(left[-1], left[0]), f"nothing moves at {at}"
+
+
+@pytest.mark.parametrize("line", [line for line in EQUAL if not line.tolerance], ids=str)
+def test_equal_bit_for_bit_in_float32_too(path, line):
+    at = {**HARDEST, **line.conditions}
+    left, right = (path(side, at, precision="float32") for side in line[:2])
+    assert left.dtype == np.float32
+    assert (left[: line.rounds + 1] == right[: line.rounds + 1]).all()
+
+
+BROKEN = [(line, axis) for line in EQUAL for axis in line.conditions]
+
+
+@pytest.mark.parametrize(
+    ("line", "broken"), BROKEN, ids=[f"{line}, but not {axis}" for line, axis in BROKEN]
+)
+def test_different_where_a_condition_is_broken(path, line, broken):
+    at = without(line.conditions, broken)
+    left, right = (path(side, at)[: line.rounds + 1] for side in line[:2])
+    assert far(left, right)
+
+
+# ------------------------------------------------------------------ different
+
+DIFFERENT = [
+    # 1, with what is nought there
+    *(
+        (method, FEDAVG)
+        for method in (
+            a("fedprox", mu=0.1),
+            a("fedsam", rho=0.1),
+            a("fedavgm", beta=B),
+            a("fedcm", alpha=B),
+            a("fedmim", alpha=[0.0, 0.0], beta=[0.0, 0.2]),
+            a("fedmim", alpha=[0.0, 0.2], beta=[0.0, 0.0]),
+            a("ghb", beta=B, tau=1),
+            a("localghb", beta=B),
+            a("fedhbm", beta=B),
+            a("ghb", tau=3),
+            a("adabest", mu=0.1, beta=0.0),
+            a("adabest", mu=0.0, beta=0.1),
+            a("mimelite", beta=0.1),
+        )
+    ),
+    # 2, with the norm of the other side, or another weight
+    (a("fedmim", alpha=[B], beta=[0.0]), a("fedcm", alpha=1 - B)),
+    (a("fedmim", alpha=[B], beta=[0.0]), a("fedcm", alpha=B, norm="client")),
+    # 3, with the same rate on both sides, or where only one looks ahead
+    (a("ghb", tau=1, beta=B), a("fedmim", alpha=[B], beta=[0.0])),
+    (a("ghb", tau=1, beta=B), a("fedcm", alpha=1 - B, lr=LR / (1 - B))),
+    (a("ghb", tau=1, beta=B), a("fedmim", alpha=[B], beta=[B], lr=LR / (1 - B))),
+    # 4, with a momentum of the other kind, and what the FedHBM paper's Table 1 says
+    (a("fedadc", beta=B, beta_local=B, nesterov=True), a("ghb", tau=1, beta=B)),
+    (a("fedadc", beta=B, beta_local=1.0), a("ghb", tau=1, beta=B)),
+    # 5
+    (a("mofedsam", rho=0.1, alpha=B), a("fedcm", alpha=B)),
+    (a("mofedsam", rho=0.2, alpha=B), a("fedsam", rho=0.2)),
+    # 6, with another tau
+    (a("localghb"), a("ghb", tau=3)),
+    # an integral term stays at the server, however small alpha is
+    (a("feddyn", alpha=1e-3), FEDAVG),
+    (a("feddyn", alpha=1e-6), FEDAVG),
+]
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), DIFFERENT, ids=[f"{left} != {right}" for left, right in DIFFERENT]
+)
+def test_different(path, left, right):
+    """Where the conditions of 2 to 4 are met, so it is the methods that differ."""
+    for cohort in ("partial", "full"):
+        at = {**HARDEST, "wd": 0.0, "lr_decay": 1.0, "server_lr": 1.0, "cohort": cohort}
+        assert far(path(left, at), path(right, at)), cohort
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_fedhbm_is_fedavg_until_clients_come_back(tmp_path, nesterov):
-    """Cyclic groups of 2 of 6: C = 1/3, so 3 rounds; with ``first: shared`` only one."""
-    cyclic = {"cohort": {"kind": "cyclic", "size": 2}}
-    fedavg = xs(tmp_path, tree(tmp_path, PROBLEM, {"name": "fedavg"}, **cyclic))
-    hbm = {"name": "fedhbm", "nesterov": nesterov}
-    zero = xs(tmp_path, tree(tmp_path, PROBLEM, hbm, **cyclic))
-    assert (zero[:4] == fedavg[:4]).all()
-    assert far(zero[4], fedavg[4])
-    shared = xs(tmp_path, tree(tmp_path, PROBLEM, {**hbm, "first": "shared"}, **cyclic))
-    assert (shared[:2] == fedavg[:2]).all()
+def test_fedhbm_differs_from_fedavg_once_clients_come_back(path, nesterov):
+    """After 1/C = 2 rounds of cyclic participation; with ``first: shared`` after one."""
+    at = {**HARDEST, "cohort": "cyclic"}
+    fedavg, hbm = path(FEDAVG, at), a("fedhbm", nesterov=nesterov)
+    assert far(path(hbm, at)[3], fedavg[3])
+    shared = path(a("fedhbm", first="shared", nesterov=nesterov), at)
+    assert (shared[1] == fedavg[1]).all()
     assert far(shared[2], fedavg[2])
-
-
-def test_fedhbm_differs_earlier_where_participation_is_not_cyclic(tmp_path):
-    cohort = {"kind": "replay", "rounds": [[0, 1], [0, 2], [3, 4]]}
-    rest = {"cohort": cohort, "rounds": 3}
-    fedavg = xs(tmp_path, tree(tmp_path, PROBLEM, {"name": "fedavg"}, **rest))
-    hbm = xs(tmp_path, tree(tmp_path, PROBLEM, {"name": "fedhbm"}, **rest))
-    assert far(hbm[2], fedavg[2])
-
-
-def sgd(x0, rounds, weights):
-    """SGD on sum p_i f_i, by numpy."""
-    setting, x = Setting(PROBLEM, x0, [], 1.0), x0
-    for _ in range(rounds):
-        g = sum(p * setting.full(i, x) for i, p in enumerate(weights / weights.sum()))
-        x = x - 0.3 * (g + 0.1 * x)
-    return x
-
-
-def test_fedavg_with_one_step_is_sgd_on_the_weighted_objective(tmp_path):
-    sizes = np.bincount(PROBLEM.client)
-    job = tree(tmp_path, PROBLEM, {"name": "fedavg"}, local=ONE_STEP)
-    found = xs(tmp_path, job)
-    np.testing.assert_allclose(found[-1], sgd(found[0], 6, sizes), rtol=0, atol=1e-12)
-    assert far(found[-1], sgd(found[0], 6, np.ones(6)))
-    two = xs(tmp_path, {**job, "local": {**ONE_STEP, "steps": 2, "lr": 0.15}})
-    assert far(two[-1], sgd(found[0], 6, sizes))
-    partial = xs(tmp_path, {**job, "cohort": {"kind": "cyclic", "size": 3}})
-    assert far(partial[-1], sgd(found[0], 6, sizes))
-
-
-@pytest.mark.parametrize("option", [1, 2])
-def test_scaffold_with_one_step_is_sgd_on_the_mean(tmp_path, option):
-    """Only at wd = 0 for option 1 as well as 2: what c holds of the decay cancels in the mean."""
-    job = tree(
-        tmp_path,
-        PROBLEM,
-        {"name": "scaffold", "option": option},
-        local=ONE_STEP,
-        weights="uniform",
-    )
-    found = xs(tmp_path, job)
-    np.testing.assert_allclose(found[-1], sgd(found[0], 6, np.ones(6)), rtol=0, atol=1e-12)
-    weighted = xs(tmp_path, {**job, "weights": "examples"})
-    assert far(weighted[-1], sgd(found[0], 6, np.ones(6)))
-    assert far(xs(tmp_path, {**job, "local": {**ONE_STEP, "steps": 3}})[-1], found[-1])
-
-
-@pytest.mark.parametrize("option", [1, 2])
-@pytest.mark.parametrize("weights", ["examples", "uniform"])
-def test_scaffold_keeps_c_the_mean_of_all_clients(tmp_path, option, weights):
-    """After every round, over the whole population, absent clients counting zero."""
-    local = {"epochs": 2, "batch_size": 4, "lr": 0.3, "lr_decay": 0.8, "weight_decay": 0.1}
-    job = tree(
-        tmp_path,
-        PROBLEM,
-        {"name": "scaffold", "option": option},
-        local=local,
-        weights=weights,
-        cohort=PARTIAL,
-    )
-    run = play(tmp_path, kept(job)).path
-    described = parts(tmp_path, job)
-    for t, server in enumerate(servers(run)):
-        found = states(run, described, t)
-        own = [np.zeros(15) if state is None else state.c.numpy() for state in found]
-        np.testing.assert_allclose(server["c"], np.mean(own, axis=0), rtol=0, atol=1e-14)
-        seen = {i for cohort in PARTIAL["rounds"][:t] for i in cohort}
-        assert {i for i, state in enumerate(found) if state is not None} == seen
-    assert np.abs(server["c"]).max() > 1e-2
-
-
-def quadratic(folder, algorithm, start, *, steps, rounds, weights, lr=0.1):
-    """The model after ``rounds`` rounds at full participation."""
-    np.save(folder / "start.npy", np.array([start]))
-    model = {"name": "linear", "bias": False, "init": str(folder / "start.npy")}
-    local = {"steps": steps, "batch_size": "full", "lr": lr}
-    changes = {"model": model, "local": local, "weights": weights, "rounds": rounds}
-    return float(play(folder, tree(folder, QUADRATICS, algorithm, **changes)).x)
-
-
-@pytest.mark.parametrize("option", [1, 2])
-@pytest.mark.parametrize("weights", ["examples", "uniform"])
-def test_scaffold_arrives_at_the_optimum_of_the_unweighted_mean(tmp_path, option, weights):
-    algorithm = {"name": "scaffold", "option": option}
-    end = quadratic(tmp_path, algorithm, 7.0, steps=3, rounds=200, weights=weights)
-    assert end == pytest.approx(PLAIN_OPTIMUM, abs=1e-9)
-
-
-def test_fedavg_leaves_the_optimum(tmp_path):
-    """With more than one local step; with one it stays, and weights move its optimum."""
-    fedavg = {"name": "fedavg"}
-    begin = {"start": PLAIN_OPTIMUM, "weights": "uniform"}
-    one = quadratic(tmp_path, fedavg, steps=1, rounds=20, **begin)
-    assert one == pytest.approx(PLAIN_OPTIMUM, abs=1e-12)
-    for steps in (2, 5):
-        moved = quadratic(tmp_path, fedavg, steps=steps, rounds=20, **begin)
-        assert abs(moved - PLAIN_OPTIMUM) > 1e-2
-    n = np.bincount(OWNERS)
-    weighted = quadratic(tmp_path, fedavg, 7.0, steps=1, rounds=300, weights="examples")
-    assert weighted == pytest.approx((n * H * M).sum() / (n * H).sum(), abs=1e-9)
-    assert abs(weighted - PLAIN_OPTIMUM) > 1e-2

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from hpcfl.assemble import assemble
 from hpcfl.checkpoint import committed
 from hpcfl.job import load
-from hpcfl.store.rows import Reader, Table
+from hpcfl.store.reader import Reader
+from hpcfl.store.rows import Table
 
 TIMES = ("wall_s", "evaluate_s")
 

@@ -13,7 +13,8 @@ from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.memory import MemoryStore
-from hpcfl.store.rows import Reader, Table
+from hpcfl.store.reader import Reader
+from hpcfl.store.rows import Table
 
 CPU = torch.device("cpu")
 

@@ -57,6 +57,13 @@ def test_check_with_data(job, hpcfl, tmp_path, arrays):
     assert not (tmp_path / "runs").exists()
 
 
+def test_check_counts_a_shared_model_apart(job, hpcfl):
+    done = hpcfl("check", job, "--data", "algorithm={name: localghb}")
+    assert done.code == 0
+    once = "64 bytes a round and rank, once for all its clients"
+    assert lines(done.text)["states"] == f"4 bytes a client, 16 bytes in all; {once}"
+
+
 def test_check_counts_what_scaffold_sends(job, hpcfl):
     said = lines(hpcfl("check", job, "--data", "algorithm={name: scaffold}").text)
     assert said["traffic"] == "128 bytes down, 128 bytes up per client and round"

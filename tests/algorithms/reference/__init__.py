@@ -1,0 +1,70 @@
+"""Every method once more, in plain numpy float64, from the papers' definitions.
+
+Nothing here knows hpcfl's interface; only the order of mini-batches is taken from it.  A method
+takes a setting and the keys of its job's ``algorithm`` section, and returns [T + 1, P], the model
+before and after every round.
+"""
+
+from collections.abc import Callable, Mapping
+
+from tests.algorithms.play import Array
+from tests.algorithms.reference.averaging import (
+    fedadagrad,
+    fedadam,
+    fedavg,
+    fedavgm,
+    fedprox,
+    fedsam,
+    fedyogi,
+)
+from tests.algorithms.reference.baselines import centralized, server_only
+from tests.algorithms.reference.corrected import (
+    adabest,
+    feddyn,
+    mime,
+    mimelite,
+    mimelitemom,
+    mimemom,
+    scaffold,
+)
+from tests.algorithms.reference.momentum import (
+    fedadc,
+    fedcm,
+    fedhbm,
+    fedmim,
+    ghb,
+    localghb,
+    mofedsam,
+)
+from tests.algorithms.reference.setting import Setting
+
+__all__ = ["METHODS", "Setting"]
+
+METHODS: Mapping[str, Callable[..., Array]] = {
+    method.__name__: method
+    for method in (
+        adabest,
+        centralized,
+        fedadagrad,
+        fedadam,
+        fedadc,
+        fedavg,
+        fedavgm,
+        fedcm,
+        feddyn,
+        fedhbm,
+        fedmim,
+        fedprox,
+        fedsam,
+        fedyogi,
+        ghb,
+        localghb,
+        mime,
+        mimelite,
+        mimelitemom,
+        mimemom,
+        mofedsam,
+        scaffold,
+        server_only,
+    )
+}

@@ -1,0 +1,107 @@
+"""What corrects a client's drift: SCAFFOLD, FedDyn, AdaBest, Mime and MimeLite."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.algorithms.play import Array
+from tests.algorithms.reference.setting import Setting
+
+
+def scaffold(s: Setting, option: int = 2, server_lr: float = 1.0) -> Array:
+    population = s.problem.population
+    c, own = np.zeros_like(s.x0), np.zeros((population, len(s.x0)))
+
+    def after(t: int, cohort: Sequence[int], x: Array) -> Array:
+        nonlocal c
+
+        def end(i: int) -> Array:
+            return s.descend(i, t, x, lambda y, g: g(y) - own[i] + c)
+
+        ends, change = {i: end(i) for i in cohort}, np.zeros_like(c)
+        for i, y in ends.items():
+            second = own[i] - c + (x - y) / (s.K(i) * s.eta(t))
+            new = s.full(i, x) if option == 1 else second
+            change += new - own[i]
+            own[i] = new
+        c = c + change / population
+        return x - server_lr * s.delta(x, ends)
+
+    return s.play(after)
+
+
+def feddyn(s: Setting, alpha: float = 0.1, server_lr: float = 1.0) -> Array:
+    population = s.problem.population
+    h, own = np.zeros_like(s.x0), np.zeros((population, len(s.x0)))
+
+    def after(t: int, cohort: Sequence[int], x: Array) -> Array:
+        nonlocal h
+
+        def end(i: int) -> Array:
+            return s.descend(i, t, x, lambda y, g: g(y) - own[i] + alpha * (y - x))
+
+        ends = {i: end(i) for i in cohort}
+        for i, y in ends.items():
+            own[i] -= alpha * (y - x)
+        h = h - alpha / population * sum(y - x for y in ends.values())
+        return x - server_lr * s.delta(x, ends) - h / alpha
+
+    return s.play(after)
+
+
+def adabest(s: Setting, mu: float = 0.02, beta: float = 0.9, server_lr: float = 1.0) -> Array:
+    population = s.problem.population
+    previous, own = s.x0, np.zeros((population, len(s.x0)))
+    last = [0] * population
+
+    def after(t: int, cohort: Sequence[int], x: Array) -> Array:
+        nonlocal previous
+
+        def end(i: int) -> Array:
+            return s.descend(i, t, x, lambda y, g: g(y) - own[i])
+
+        ends, now = {i: end(i) for i in cohort}, t + 1
+        for i, y in ends.items():
+            own[i] = own[i] / (now - last[i]) + mu * (x - y)
+            last[i] = now
+        average = x - server_lr * s.delta(x, ends)
+        following = average - beta * (previous - average)
+        previous = average
+        return following
+
+    return s.play(after)
+
+
+def mime(
+    s: Setting, beta: float = 0.0, form: str = "heavy", server_lr: float = 1.0, lite: bool = False
+) -> Array:
+    m = np.zeros_like(s.x0)
+    new = 1.0 if form == "heavy" else 1 - beta
+
+    def after(t: int, cohort: Sequence[int], x: Array) -> Array:
+        nonlocal m
+        c, old = np.mean([s.full(i, x) for i in cohort], axis=0), m
+
+        def end(i: int) -> Array:
+            return s.descend(
+                i, t, x, lambda y, g: new * (g(y) if lite else g(y) - g(x) + c) + beta * old
+            )
+
+        m = beta * m + new * c
+        return x - server_lr * s.delta(x, {i: end(i) for i in cohort})
+
+    return s.play(after)
+
+
+def mimemom(s: Setting, beta: float = 0.9, form: str = "heavy", server_lr: float = 1.0) -> Array:
+    return mime(s, beta, form, server_lr)
+
+
+def mimelite(s: Setting, beta: float = 0.0, form: str = "heavy", server_lr: float = 1.0) -> Array:
+    return mime(s, beta, form, server_lr, lite=True)
+
+
+def mimelitemom(
+    s: Setting, beta: float = 0.9, form: str = "heavy", server_lr: float = 1.0
+) -> Array:
+    return mime(s, beta, form, server_lr, lite=True)

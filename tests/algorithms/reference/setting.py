@@ -1,0 +1,120 @@
+"""A job's numbers by hand; batches, local steps, means and rounds, as every method has them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfl.data.batches import order
+from hpcfl.seeds import stream
+from tests.algorithms.play import Array, Problem
+
+Gradient = Callable[[Array], Array]
+Direction = Callable[[Array, Gradient], Array]  # (y, the step's gradient) -> d
+
+
+def plain(y: Array, g: Gradient) -> Array:
+    """FedAvg's direction."""
+    return g(y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Softmax regression of three classes and four features, and how it is trained."""
+
+    problem: Problem
+    x0: Array
+    cohorts: Sequence[Sequence[int]]
+    participation: float
+    lr: float = 0.3
+    lr_decay: float = 1.0
+    wd: float = 0.0
+    epochs: int | None = 2
+    steps: int | None = None
+    batch: int | None = 4
+    clip: float = np.inf
+    uniform: bool = False
+    seed: int = 5
+
+    def eta(self, t: int) -> float:
+        return self.lr * self.lr_decay**t
+
+    def K(self, client: int) -> int:
+        """Local steps."""
+        n = len(self.problem.rows(client))
+        return self.steps or self.epochs * (1 if self.batch is None else -(-n // self.batch))
+
+    def gradient(self, rows: Sequence[int], y: Array) -> Array:
+        """Of the mean softmax cross-entropy over ``rows``, at weights [3, 4] and biases [3]."""
+        x, labels = self.problem.x[rows], self.problem.y[rows]
+        weight, bias = y[:12].reshape(3, 4), y[12:]
+        logits = x @ weight.T + bias
+        p = np.exp(logits - logits.max(axis=1, keepdims=True))
+        p /= p.sum(axis=1, keepdims=True)
+        p[np.arange(len(rows)), labels] -= 1
+        p /= len(rows)
+        return np.concatenate([(p.T @ x).ravel(), p.sum(axis=0)])
+
+    def full(self, client: int, y: Array) -> Array:
+        """The gradient of the client's loss over all it holds."""
+        return self.gradient(self.problem.rows(client), y)
+
+    def clipped(self, rows: Sequence[int], y: Array) -> Array:
+        g = self.gradient(rows, y)
+        return g * min(1.0, self.clip / np.linalg.norm(g))
+
+    def batches(self, client: int, t: int) -> Iterator[Gradient]:
+        """The gradient of each local step's batch, as a function of the point."""
+        own = self.problem.rows(client)
+        for chosen in order(
+            len(own),
+            batch_size=self.batch,
+            epochs=None if self.steps else self.epochs,
+            steps=self.steps,
+            drop_last=False,
+            generator=stream(self.seed, "shuffle", t, client),
+        ):
+            yield lambda y, rows=own[chosen]: self.clipped(rows, y)
+
+    def descend(self, client: int, t: int, x: Array, direction: Direction = plain) -> Array:
+        """y_i, after y <- y - eta (d + wd y) from x on."""
+        y = x
+        for g in self.batches(client, t):
+            y = y - self.eta(t) * (direction(y, g) + self.wd * y)
+        return y
+
+    def heavy_ball(
+        self,
+        client: int,
+        t: int,
+        x: Array,
+        momentum: Callable[[Array], Array],
+        nesterov: bool,
+    ) -> Array:
+        """y_i, where every step adds the momentum at y; gradient and decay before or after it."""
+        y = x
+        for g in self.batches(client, t):
+            moved = y + momentum(y)
+            point = moved if nesterov else y
+            y = moved - self.eta(t) * (g(point) + self.wd * point)
+        return y
+
+    def weights(self, cohort: Sequence[int]) -> Mapping[int, float]:
+        """p_i"""
+        n = {i: 1.0 if self.uniform else float(len(self.problem.rows(i))) for i in cohort}
+        return {i: n[i] / sum(n.values()) for i in cohort}
+
+    def mean(self, terms: Mapping[int, Array]) -> Array:
+        """sum p_i term_i"""
+        return sum(p * terms[i] for i, p in self.weights(list(terms)).items())
+
+    def delta(self, x: Array, ends: Mapping[int, Array]) -> Array:
+        """D = sum p_i (x - y_i)"""
+        return self.mean({i: x - y for i, y in ends.items()})
+
+    def play(self, after: Callable[[int, Sequence[int], Array], Array]) -> Array:
+        """[T + 1, P]: ``after(t, cohort, x)`` is the next model, where there are clients."""
+        path = [self.x0]
+        for t, cohort in enumerate(self.cohorts):
+            path.append(after(t, cohort, path[-1]) if cohort else path[-1])
+        return np.stack(path)

@@ -1,0 +1,187 @@
+"""What stays true in every round, the papers' lemmas, and where methods come to rest."""
+
+import numpy as np
+import pytest
+
+from tests.algorithms.play import Problem, tree
+from tests.algorithms.settings import (
+    CLIENTS,
+    STEPS,
+    Method,
+    a,
+    cohorts,
+    job,
+    setting,
+    within,
+    without,
+)
+from tests.algorithms.trace import trace
+
+# ------------------------------------------------------------------ 8: invariants
+
+
+@pytest.mark.parametrize(
+    ("method", "server", "own"),
+    [
+        (a("scaffold", option=1), "c", "c"),
+        (a("scaffold", option=2), "c", "c"),
+        (a("feddyn", alpha=0.5), "h", "l"),
+    ],
+    ids=str,
+)
+def test_the_server_keeps_the_mean_of_all_clients(folder, method, server, own):
+    """After every round, over the whole population, absent clients counting zero."""
+    for at in within({}):
+        found, seen = trace(job(folder, method, at)), set()
+        for t, cohort in enumerate(cohorts(at)):
+            seen |= set(cohort)
+            states = found.states[t]
+            assert {i for i, state in enumerate(states) if state is not None} == seen
+            mean = sum(getattr(states[i], own).numpy() for i in seen) / CLIENTS
+            kept = getattr(found.servers[t + 1], server).numpy()
+            np.testing.assert_allclose(kept, mean, rtol=0, atol=1e-12, err_msg=f"{t}, {at}")
+        assert np.abs(kept).max() > 1e-2
+
+
+# ------------------------------------------------------------------ 9: lemmas
+
+
+def local_gradients(found, at):
+    """(t, {client: [K, P], what its steps took}) of every round with clients."""
+    s = setting(at, found.xs[0])
+    for t, cohort in enumerate(cohorts(at)):
+        if cohort:
+            members = sorted(cohort)
+            ends = np.cumsum([s.K(i) for i in members])
+            parts = np.split(np.stack(found.gradients[t]), ends)
+            assert len(parts.pop()) == 0
+            yield t, dict(zip(members, parts, strict=True))
+
+
+def fedcm_4_1(found, at):
+    """Delta <- alpha mean_i mean_k g + (1 - alpha) Delta, mean_i weighted by p_i."""
+    alpha, s = 0.3, setting(at, found.xs[0])
+    for t, gradients in local_gradients(found, at):
+        mean = s.mean({i: g.mean(axis=0) for i, g in gradients.items()})
+        before, after = (found.servers[k].momentum.numpy() for k in (t, t + 1))
+        yield after, alpha * mean + (1 - alpha) * before
+
+
+ALPHA, BETA = [0.4, 0.2], [0.3, 0.1]
+
+
+def differences(found, at):
+    """[T + 1, P], [T + 1, J, P]: x_t and K d_t, K d_(t-1), ..., of the rounds with clients."""
+    kept = [0] + [t + 1 for t, cohort in enumerate(cohorts(at)) if cohort]
+    x = found.xs[kept]
+    back = [np.concatenate([x[:1]] * j + [x])[: len(x)] for j in range(len(ALPHA) + 1)]
+    return x, np.stack([back[j + 1] - back[j] for j in range(len(ALPHA))], axis=1)
+
+
+def fedmim_5(found, at):
+    """u <- u - (eta / |S|) sum_i sum_k g; in K d, K cancels and may differ between clients."""
+    x, kd = differences(found, at)
+    tail = np.cumsum(ALPHA[::-1])[::-1]
+    u = x - np.einsum("j,tjp->tp", tail, kd) / (1 - sum(ALPHA))
+    for n, (t, gradients) in enumerate(local_gradients(found, at)):
+        total = np.mean([g.sum(axis=0) for g in gradients.values()], axis=0)
+        yield u[n + 1], u[n] - setting(at, x[0]).eta(t) * total
+
+
+def fedmim_6(found, at):
+    """d_(t+1) = A mean(eta g) + sum_j alpha_j d_(t-j)."""
+    x, kd = differences(found, at)
+    d = kd / STEPS["equal"]["steps"]
+    for n, (t, gradients) in enumerate(local_gradients(found, at)):
+        mean = np.mean([g.mean(axis=0) for g in gradients.values()], axis=0)
+        scaled = (1 - sum(ALPHA)) * setting(at, x[0]).eta(t) * mean
+        yield d[n + 1, 0], scaled + np.einsum("j,jp->p", ALPHA, d[n])
+
+
+SIMPLE = {"wd": 0.0, "weights": "uniform", "server_lr": 1.0}
+FEDMIM = a("fedmim", alpha=ALPHA, beta=BETA)
+LEMMAS = [
+    (fedcm_4_1, a("fedcm", alpha=0.3), {"wd": 0.0}),
+    (fedmim_5, FEDMIM, SIMPLE),
+    (fedmim_6, FEDMIM, {**SIMPLE, "steps": "equal"}),
+]
+
+
+@pytest.mark.parametrize(("lemma", "method", "conditions"), LEMMAS)
+def test_lemma(folder, lemma, method, conditions):
+    for at in within(conditions):
+        sides = list(lemma(trace(job(folder, method, at)), at))
+        assert len(sides) >= 5
+        for left, right in sides:
+            np.testing.assert_allclose(left, right, rtol=0, atol=1e-12, err_msg=str(at))
+        assert np.abs(left).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("lemma", "method", "conditions", "broken"),
+    [(*rest, conditions, axis) for *rest, conditions in LEMMAS for axis in conditions],
+)
+def test_no_lemma_where_a_condition_is_broken(folder, lemma, method, conditions, broken):
+    at = without(conditions, broken)
+    sides = lemma(trace(job(folder, method, at)), at)
+    assert max(np.abs(left - right).max() for left, right in sides) > 1e-3
+
+
+# ------------------------------------------------------------------ 10: fixed points
+
+
+def quadratics():
+    """Four clients of 3, 4, 9 and 6 examples: mean((A w - b)^2) / 2, each with its own A and b."""
+    draw, owner = np.random.default_rng(3), np.repeat(np.arange(4), (3, 4, 9, 6))
+    x = draw.normal(size=(len(owner), 3)) + 0.5 * draw.normal(size=(4, 3))[owner]
+    return Problem(x, x.sum(axis=1) + 2 * draw.normal(size=4)[owner], owner)
+
+
+QUADRATICS = quadratics()
+
+
+def optimum(weights):
+    """Of the weighted mean of the clients' losses."""
+    rows = [QUADRATICS.rows(i) for i in range(4)]
+    terms = [
+        (QUADRATICS.x[r], QUADRATICS.y[r], w / len(r)) for r, w in zip(rows, weights, strict=True)
+    ]
+    return np.linalg.solve(
+        sum(w * x.T @ x for x, _, w in terms), sum(w * x.T @ y for x, y, w in terms)
+    )
+
+
+PLAIN, WEIGHTED = optimum([1, 1, 1, 1]), optimum([3, 4, 9, 6])
+
+
+def rest(folder, method: Method, weights, *, start=(3.0, -1.0, 2.0), steps=3, rounds=120):
+    """[3]: where the method arrives at full participation, by full-batch steps."""
+    np.save(folder / "start.npy", np.array(start))
+    model = {"name": "linear", "bias": False, "init": str(folder / "start.npy")}
+    local = {"steps": steps, "batch_size": "full", "lr": 0.2}
+    changes = {"model": model, "local": local, "rounds": rounds, "weights": weights}
+    return trace(tree(folder, QUADRATICS, method.fields, **changes)).xs[-1]
+
+
+@pytest.mark.parametrize("weights", ["examples", "uniform"])
+@pytest.mark.parametrize(
+    "method",
+    [a("scaffold", option=1), a("scaffold", option=2), a("feddyn", alpha=1.0)],
+    ids=str,
+)
+def test_scaffold_and_feddyn_rest_at_the_optimum_of_the_plain_mean(tmp_path, method, weights):
+    np.testing.assert_allclose(rest(tmp_path, method, weights), PLAIN, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("weights", "optimum"), [("uniform", PLAIN), ("examples", WEIGHTED)])
+def test_fedavg_rests_at_the_optimum_of_its_weighted_mean_with_one_step(tmp_path, weights, optimum):
+    end = rest(tmp_path, a("fedavg"), weights, steps=1, rounds=240)
+    np.testing.assert_allclose(end, optimum, rtol=0, atol=1e-12)
+    assert np.linalg.norm(PLAIN - WEIGHTED) > 0.1
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_fedavg_leaves_the_optimum_with_more_steps(tmp_path, steps):
+    end = rest(tmp_path, a("fedavg"), "uniform", start=PLAIN, steps=steps, rounds=20)
+    moved = np.linalg.norm(end - PLAIN)
+    assert moved > 1e-2 if steps > 1 else moved < 1e-12

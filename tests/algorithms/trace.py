@@ -1,0 +1,98 @@
+"""Plays a job by the real engine with nothing written: every round's server, states, gradients.
+
+An identity needs many small runs; ``tests.algorithms.play`` leaves all of theirs on disk, which
+takes several times as long.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.assemble import Parts, assemble, wire
+from hpcfl.comm.solo import Solo
+from hpcfl.engine import play
+from hpcfl.job import load
+from hpcfl.local.step import Gradient
+from hpcfl.placement import owners
+from hpcfl.signals import Signals
+from hpcfl.store.base import ClientStore
+from hpcfl.tasks.losses import LOSSES
+from hpcfl.types import Batch, Record, Vector
+from tests.algorithms.play import Array
+
+
+class Trace(NamedTuple):
+    """What a job went through."""
+
+    servers: list[Any]
+    """Before and after every round."""
+    states: list[list[Any]]
+    """Of every client, None where it has none, after every round."""
+    gradients: list[list[Array]]
+    """Of every round, each that a local step took, client after client in ascending order."""
+    algorithm: Algorithm
+    """As the run settled it."""
+
+    @property
+    def xs(self) -> Array:
+        """[rounds + 1, P]"""
+        return np.stack([server.x.numpy() for server in self.servers])
+
+
+class _Heard(Gradient):
+    """Remembers what it answers."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts.model, LOSSES[parts.dataset.loss], clip=parts.job.local.clip)
+        self.answers: list[Array] = []
+
+    def stochastic(self, point: Vector, batch: Batch, seed: int) -> tuple[torch.Tensor, Vector]:
+        value, grad = super().stochastic(point, batch, seed)
+        self.answers.append(grad.numpy())
+        return value, grad
+
+
+class _Desk:
+    """Takes down everything after every round."""
+
+    def __init__(self, trace: Trace, gradient: _Heard, store: ClientStore, population: int) -> None:
+        self._trace, self._gradient = trace, gradient
+        self._store, self._clients = store, range(population)
+
+    def evaluate(self, x: Vector) -> Mapping[str, float]:
+        return {}
+
+    def record(self, record: Record) -> None:
+        pass
+
+    def save(self, round: int, server: Any) -> None:
+        self._trace.servers.append(server)
+        self._trace.states.append([self._store.read(i) for i in self._clients])
+        self._trace.gradients.append(self._gradient.answers)
+        self._gradient.answers = []
+
+
+def trace(job: Mapping[str, Any]) -> Trace:
+    """Play the job, or remember how it went."""
+    return _played(json.dumps(job, sort_keys=True))
+
+
+@cache
+def _played(job: str) -> Trace:
+    tree = {**json.loads(job), "checkpoint": {"every": 1}, "store": {"kind": "memory"}}
+    parts = assemble(load(tree), torch.device("cpu"))
+    gradient, sizes = _Heard(parts), list(map(len, parts.rows))
+    server = parts.algorithm.init_server(parts.x0)
+    found = Trace([server], [], [], parts.algorithm)
+    with closing(parts.store(Path(), 0, "trace", range(len(sizes)))) as store:
+        desk = _Desk(found, gradient, store, len(sizes))
+        run = wire(parts, Solo(), owners(sizes, 1), store, gradient, desk, Signals())
+        play(run, server, 0)
+    return found
