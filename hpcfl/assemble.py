@@ -1,7 +1,5 @@
 """A checked job becomes live objects; the only place that picks things by name."""
 
-import ctypes
-import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.utils import deterministic
 
 from hpcfl.algorithms.base import Algorithm, Fresh
 from hpcfl.comm.base import Comm
@@ -32,6 +29,7 @@ from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.init import load_initial
+from hpcfl.prepare import prepare_torch
 from hpcfl.runtime import Desk, Run
 from hpcfl.schema import LOSS, Schema, Survey, dry_round
 from hpcfl.seeds import key
@@ -202,33 +200,6 @@ def place(job: Job, comm: Comm) -> torch.device:
         torch.cuda.set_device(comm.local_rank % torch.cuda.device_count())
     with together(comm):
         return device_of(job, comm.local_rank)
-
-
-def prepare_torch(job: Job, device: torch.device) -> None:
-    """Set what is global in torch: threads, precision, deterministic kernels."""
-    keep_freed_memory()
-    torch.set_num_threads(job.threads)
-    torch.use_deterministic_algorithms(True)
-    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, hides nothing here
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.cuda.set_device(device)
-        tf32 = job.precision == "tf32"
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        torch.backends.cudnn.allow_tf32 = tf32
-
-
-def keep_freed_memory() -> None:
-    """Let the C library reuse large blocks of memory instead of returning them to the system.
-
-    A convolution's activations are freed and wanted again at every step; faulting their pages in
-    anew takes a quarter of LeNet's step.  Elsewhere than on glibc nothing is changed.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        trim_threshold, mmap_threshold, largest = -1, -3, 2**31 - 1
-        mallopt(mmap_threshold, 1 << 30)
-        mallopt(trim_threshold, largest)
 
 
 def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> Parts:

@@ -80,6 +80,7 @@ def _status(options: argparse.Namespace) -> None:
 
 def _sweep(options: argparse.Namespace) -> None:
     from hpcfl import report
+    from hpcfl.records import read_run
     from hpcfl.sweep.grid import read_sweep
     from hpcfl.sweep.play import play
     from hpcfl.sweep.todo import listed, plan
@@ -91,7 +92,7 @@ def _sweep(options: argparse.Namespace) -> None:
         return
     outcome = play(sweep, root, options.parallel)
     if outcome.finished:
-        print(report.plain([report.read_run(path) for path in outcome.finished]), end="")
+        print(report.plain([read_run(path) for path in outcome.finished]), end="")
     outcome.check()
 
 
@@ -112,8 +113,9 @@ def _export(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     from hpcfl import report
     from hpcfl.plots import plot
+    from hpcfl.records import read_runs
 
-    records = [run for path in options.dirs for run in report.read_runs(path)]
+    records = [run for path in options.dirs for run in read_runs(path)]
     if options.format == "table":
         print(report.plain(records), end="")
     elif options.format == "csv":

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hpcfl.compare import labels
 from hpcfl.errors import JobError
-from hpcfl.report import RunRecord
+from hpcfl.records import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 
 from hpcfl.checkpoint import MANIFEST
 from hpcfl.errors import StoreError
-from hpcfl.report import RunRecord, read_run
+from hpcfl.records import RunRecord, read_run
 from hpcfl.rundir import RunDir
 
 TITLES = {

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +62,7 @@ class Clients:
         accuracies = self._accuracies(found, comm, device)
         return {**_spread("own_accuracy", accuracies), "own_clients": len(accuracies)}
 
-    def _accuracies(self, found: Found, comm: Comm, device: Any) -> list[float]:
+    def _accuracies(self, found: Found, comm: Comm, device: torch.device) -> list[float]:
         """Collective: the accuracies of all clients that were tested on anything, ascending."""
         table = torch.zeros(2, len(self.population), dtype=torch.float64)
         for client, sums in found.items():

@@ -50,5 +50,5 @@ class Evaluate(Section):
                 f"evaluate.own: {algorithm} keeps no client's own last model, as fedhbm does; take "
                 "it out"
             )
-        if self.best and dataset.test is None:
+        if self.best and (dataset.test is None or not len(dataset.test.labels)):
             raise JobError("evaluate.best: this data has no test set to be best on; take it out")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcfl.errors import JobError
-from hpcfl.report import read_run
+from hpcfl.records import read_run
 from hpcfl.rundir import RunDir
 from hpcfl.sweep.machine import memory
 

@@ -9,7 +9,7 @@ from matplotlib.image import imread
 from hpcfl import plots
 from hpcfl.errors import JobError
 from hpcfl.plots import plot, plot_partition
-from hpcfl.report import RunRecord
+from hpcfl.records import RunRecord
 
 
 def run(name, *, accuracy=True, evaluated=range(0, 101, 10)):

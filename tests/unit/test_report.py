@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from hpcfl.errors import JobError, StoreError
-from hpcfl.report import plain, read_run, read_runs, seed_rows, tables, to_csv, to_markdown
+from hpcfl.records import read_run, read_runs
+from hpcfl.report import plain, seed_rows, tables, to_csv, to_markdown
 
 JOB = "rounds: 4\nalgorithm: {name: fedhbm, beta: 1.0}\nevaluate: {every: 2, last: 2}\n"
 LOG = [

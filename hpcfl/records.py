@@ -1,0 +1,150 @@
+"""What a run directory says of its run."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpcfl.compare import Settings, flat
+from hpcfl.errors import JobError, StoreError
+
+SCORES = (
+    "test_loss",
+    "test_accuracy",
+    "test_top5_accuracy",
+    "objective",
+    "client_accuracy_mean",
+    "client_accuracy_worst_decile",
+    "own_accuracy_mean",
+    "own_accuracy_worst_decile",
+)
+"""What an evaluation may leave in the log, see ``hpcfl.evaluation``."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as its directory tells it, finished or not."""
+
+    path: Path
+    algorithm: str
+    rounds: int
+    """How many rounds the job asks for."""
+    window: int
+    """The job's evaluate.last: every one of the last ``window`` rounds is evaluated."""
+    log: tuple[Mapping[str, Any], ...]
+    """One object per round, in order; round 0 is the initial model."""
+    settings: Settings = field(default_factory=dict)
+    """The job's values by their dotted keys."""
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        return self.path.name
+
+    @property
+    def done(self) -> int:
+        """Rounds completed."""
+        return int(self.log[-1]["round"]) if self.log else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether every round of the job is in the log."""
+        return self.done >= self.rounds
+
+    @cached_property
+    def scores(self) -> dict[str, tuple[tuple[int, float], ...]]:
+        """(round, value) of every evaluation, by the names of SCORES."""
+        return {key: self.curve(key) for key in SCORES}
+
+    def curve(self, key: str) -> tuple[tuple[int, float], ...]:
+        """(round, value) of every round whose line of the log has the key."""
+        return tuple((entry["round"], float(entry[key])) for entry in self.log if key in entry)
+
+    def last(self, key: str) -> float | None:
+        """The newest value of a score, or None where there is none."""
+        return self.scores[key][-1][1] if self.scores[key] else None
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """(round, value) of the best test accuracy, the first of equals."""
+        return max(self.scores["test_accuracy"], key=lambda score: score[1], default=None)
+
+    @property
+    def lowest(self) -> tuple[int, float] | None:
+        """(round, value) of the lowest test loss, the first of equals."""
+        losses = [score for score in self.scores["test_loss"] if not math.isnan(score[1])]
+        return min(losses, key=lambda score: score[1], default=None)
+
+    @property
+    def mean_accuracy(self) -> float | None:
+        """Mean test accuracy of the last ``window`` rounds, once the run is finished."""
+        if not self.finished:
+            return None
+        tail = [v for t, v in self.scores["test_accuracy"] if t > self.rounds - self.window]
+        return math.fsum(tail) / len(tail) if tail else None
+
+    def total(self, key: str) -> float:
+        """The sum over the rounds of what a round spends ("wall_s", "down_bytes", "up_bytes")."""
+        return math.fsum(entry.get(key, 0) for entry in self.log)
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run directory; a run in progress, its last line cut short, is read up to there.
+
+    Raises:
+        JobError: the directory holds no run.
+        StoreError: a file of the run is damaged.
+    """
+    job_file = path / "job.yaml"
+    if not job_file.is_file():
+        raise JobError(
+            f"{path}: no job.yaml here, so this is no run directory; "
+            "name the --out directory of a hpcfl run, or of a sweep"
+        )
+    try:
+        job = yaml.safe_load(job_file.read_text("utf-8"))
+        algorithm, rounds, window = (
+            str(job["algorithm"]["name"]), int(job["rounds"]), int(job["evaluate"]["last"])
+        )  # fmt: skip
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{job_file}: not the resolved job of a run (needs algorithm.name, rounds and "
+            f"evaluate.last): {' '.join(str(error).split())}"
+        ) from error
+    return RunRecord(path, algorithm, rounds, window, _read_log(path / "log.jsonl"), flat(job))
+
+
+def read_runs(path: Path) -> list[RunRecord]:
+    """Read a run directory, or every run in a folder of them, as a sweep leaves it.
+
+    Raises:
+        JobError, StoreError: as `read_run`.
+    """
+    inside = sorted(job.parent for job in path.glob("*/job.yaml"))
+    if (path / "job.yaml").is_file() or not inside:
+        return [read_run(path)]
+    return [read_run(run) for run in inside]
+
+
+def _read_log(path: Path) -> tuple[Mapping[str, Any], ...]:
+    if not path.exists():
+        return ()
+    lines = path.read_text("utf-8").split("\n")[:-1]  # a last line without its end is not written
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise StoreError(
+                f"{path}:{number}: {error.msg} where a round's JSON object was expected; "
+                "the log is damaged: resume the run to restore it from its checkpoint"
+            ) from error
+        if not isinstance(entry, dict) or not isinstance(entry.get("round"), int):
+            raise StoreError(f'{path}:{number}: found no object with a whole number "round"')
+        entries.append(entry)
+    return tuple(entries)

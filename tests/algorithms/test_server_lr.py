@@ -1,0 +1,24 @@
+"""Every method has a server learning rate, and its first step is as long as that says."""
+
+import numpy as np
+import pytest
+
+from tests.algorithms.play import softmax_problem, tree, xs
+from tests.algorithms.zoo import ALL
+
+
+@pytest.mark.parametrize("algorithm", ALL)
+def test_the_first_step_grows_with_the_server_learning_rate(tmp_path, algorithm):
+    """In proportion; of FedDyn only the mean delta, not the step of its dual."""
+    problem = softmax_problem()
+    if ALL[algorithm]["name"] == "centralized":
+        problem = problem._replace(client=np.zeros_like(problem.client))
+    moves = []
+    for rate in (0.25, 0.5, 0.75):
+        settings = {**ALL[algorithm], "server_lr": rate}
+        before, after = xs(tmp_path, tree(tmp_path, problem, settings, rounds=1))
+        moves.append(after - before)
+    np.testing.assert_allclose(moves[2] - moves[1], moves[1] - moves[0], rtol=1e-9, atol=1e-13)
+    assert np.abs(moves[1] - moves[0]).max() > 1e-4
+    if algorithm != "feddyn":
+        np.testing.assert_allclose(moves[1], 2 * moves[0], rtol=1e-9, atol=1e-13)
