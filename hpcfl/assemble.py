@@ -5,6 +5,7 @@ import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from hpcfl.comm.reduction import Reduction
 from hpcfl.comm.together import together
 from hpcfl.data.base import Dataset
 from hpcfl.data.deal import deal
+from hpcfl.data.holdout import hold_out
 from hpcfl.data.partition import Rows
 from hpcfl.diagnostics import Observer
 from hpcfl.errors import JobError
@@ -34,10 +36,13 @@ from hpcfl.runtime import Desk, Run
 from hpcfl.schema import LOSS, Schema, Survey, dry_round
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
-from hpcfl.store.base import ClientStore
-from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.base import ClientStore, StateSchema
+from hpcfl.store.durable import storing
+from hpcfl.store.hdf5 import Hdf5Store, footprint
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.nothing import NoStore
+from hpcfl.store.rows import SHARED
+from hpcfl.store.shared import SharedStore
 from hpcfl.tasks.losses import LOSSES
 from hpcfl.types import Vector
 from hpcfl.vectors import parameters
@@ -54,6 +59,8 @@ class Parts:
     dataset: Dataset
     rows: tuple[Rows, ...]
     """Each client's training examples."""
+    held: tuple[Rows, ...] | None
+    """The examples that each client holds out, if the job says so."""
     model: nn.Module
     x0: Vector
     skipped: tuple[str, ...]
@@ -77,17 +84,34 @@ class Parts:
             self.loaded, self.dataset, key(self.job.seed, "fresh", client=client)
         )[0].to(self.device)
 
+    @cached_property
     def population(self) -> Population:
-        """The clients."""
+        """The clients, over one copy of the data on the device."""
         return Population(
             self.dataset,
             self.rows,
+            self.held,
             self.job.local,
+            rate=self.job.rate,
             seed=self.job.seed,
             dtype=self.x0.dtype,
             device=self.device,
             full_batch=self.job.evaluate.batch_size,
         )
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """[N], the weight of every client."""
+        sizes = np.array(self.population.examples, dtype=np.float64)
+        return sizes if self.job.weights == "examples" else np.ones_like(sizes)
+
+    def own_model(self, store: ClientStore, client: int) -> Vector | None:
+        """The client's own last local model, on the device; None while it has none."""
+        state, name = store.read(client), self.schema.own
+        if state is None or name is None:
+            return None
+        model: Vector = getattr(state, name)
+        return model.to(self.device)
 
     def tests(self) -> TestSet:
         """The test set."""
@@ -127,10 +151,24 @@ class Parts:
         kept = self.schema.kept
         if not kept.fields:
             return NoStore(rank)
-        if self.job.store.kind == "memory":
-            return MemoryStore(root, rank, life, clients, kept)
         cache = int(self.job.store.cache_gib * GIB)
-        return Hdf5Store(root, rank, life, clients, kept, cache)
+
+        def build(folder: Path, schema: StateSchema, cache: int) -> ClientStore:
+            if self.job.store.kind == "memory":
+                return MemoryStore(folder, rank, life, clients, schema)
+            return Hdf5Store(folder, rank, life, clients, schema, cache)
+
+        if not (kept.own.fields and kept.shared.fields):
+            return build(root, kept, cache)
+        with storing(root / SHARED):
+            (root / SHARED).mkdir(exist_ok=True)
+        # The own parts, small as a rule, first; but never more than half.
+        own = min(cache // 2, len(clients) * footprint(kept.own))
+        return SharedStore(
+            kept,
+            build(root, kept.own, own),
+            build(root / SHARED, kept.shared, cache - own),
+        )
 
 
 def device_type(job: Job) -> Literal["cpu", "cuda"]:
@@ -214,12 +252,16 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
     job = loaded.job
     prepare_torch(job, device)
     dataset = job.data.load(job.seed)
-    rows = deal(job.data, dataset, job.seed)
+    rows, held = deal(job.data, dataset, job.seed), None
+    if job.data.holdout is not None:
+        rows, held = hold_out(rows, job.data.holdout, job.seed)
     job.cohort.check(len(rows), job.rounds)
     loaded = settled(loaded, _fitted(loaded, len(rows)))
     x0, model, skipped = _initial_model(loaded, dataset, resumed)
     schema = _played_dry(loaded, x0)
-    return Parts(loaded, dataset, rows, model.to(device), x0.to(device), skipped, schema, device)
+    job.evaluate.check(loaded.tree["algorithm"]["name"], dataset, schema.own)
+    model, x0 = model.to(device), x0.to(device)
+    return Parts(loaded, dataset, rows, held, model, x0, skipped, schema, device)
 
 
 def _fitted(loaded: Loaded, population: int) -> Algorithm:
@@ -286,16 +328,15 @@ def wire(
     signals: Signals,
 ) -> Run:
     """The engine's live objects on one rank."""
-    job, population = parts.job, parts.population()
-    sizes = np.array(population.examples, dtype=np.float64)
+    job, population = parts.job, parts.population
     executor = Sequential(parts.algorithm, gradient, job.local.weight_decay)
     surveys = parts.surveys(comm)
     return Run(
         algorithm=parts.algorithm,
         rounds=job.rounds,
         draw=lambda t: job.cohort.draw(t, len(population), job.seed),
-        rate=job.local.rate,
-        weights=sizes if job.weights == "examples" else np.ones_like(sizes),
+        rate=job.rate,
+        weights=parts.weights,
         owner=owner,
         population=population,
         executor=executor,

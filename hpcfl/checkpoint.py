@@ -3,7 +3,9 @@
     checkpoints/00000500/
         server.safetensors   the server's state, written by rank 0
         kept.safetensors     what else the coming rounds need, if anything; by rank 0
+        best.safetensors     the best model so far, where the job keeps one
         rows-RANK.npz        where the states of the clients of RANK lie, one file a rank
+        shared/rows-RANK.npz the same of the part of the states that clients share, if there is one
         manifest.json        round, ranks, job, checksums; the rename into place is the commit
 
 A folder without a manifest was never committed and is swept away.
@@ -26,12 +28,13 @@ from hpcfl.comm.base import Comm
 from hpcfl.errors import StoreError
 from hpcfl.store.base import ClientStore
 from hpcfl.store.durable import STANDS, storing, sync_folder, write_file
-from hpcfl.store.rows import file_name
+from hpcfl.store.rows import files as row_tables
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
 KEPT = "kept.safetensors"
+BEST = "best.safetensors"
 
 
 class Checkpoint(NamedTuple):
@@ -49,6 +52,11 @@ class Checkpoint(NamedTuple):
     files: dict[str, int]
     """The crc32 of every file of the folder."""
 
+    @property
+    def best(self) -> bytes | None:
+        """Its best model, if there is one; ``read_server`` looked at the checksums."""
+        return (self.folder / BEST).read_bytes() if BEST in self.files else None
+
 
 def save(
     root: Path,
@@ -61,6 +69,7 @@ def save(
     job: str,
     log_bytes: int,
     keep: int,
+    best: bytes | None = None,
 ) -> list[Path]:
     """Collective: commit the server and every rank's states after ``round`` rounds.
 
@@ -74,6 +83,7 @@ def save(
         job: the job's mark; a resume refuses another.
         log_bytes: the length of the log, which is on the disk.
         keep: how many checkpoints are kept.
+        best: the file of the best model so far, if there is one; rank 0's counts.
 
     Returns:
         The folders of the checkpoints that are kept, oldest first.
@@ -90,6 +100,8 @@ def save(
         if kept:
             beside = {name: _copied(tensor) for name, tensor in kept.items()}
             write_file(folder / KEPT, save_tensors(beside), advice=STANDS)
+        if best is not None:
+            write_file(folder / BEST, best, advice=STANDS)
     comm.barrier()
     store.commit(folder)
     comm.barrier()
@@ -105,8 +117,8 @@ def save(
 
 
 def _commit(folder: Path, round: int, ranks: int, *, job: str, log_bytes: int) -> None:
-    names = [SERVER, *(file_name(rank) for rank in range(ranks))]
-    names += [KEPT] if (folder / KEPT).exists() else []
+    names = [SERVER, *row_tables(folder, ranks)]
+    names += [name for name in (KEPT, BEST) if (folder / name).exists()]
     manifest = {
         "format": FORMAT,
         "round": round,

@@ -104,6 +104,7 @@ def _export(options: argparse.Namespace) -> None:
         npz=options.output,
         state_dict=options.state_dict,
         clients=options.clients,
+        best=options.best,
     ):
         print(path)
 
@@ -194,6 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="write a checkpoint's model to a file")
     export.add_argument("dir", type=Path, help="run directory")
     export.add_argument("--round", type=int, help="round (default: the newest checkpoint's)")
+    export.add_argument("--best", action="store_true", help="the best evaluated round's model")
     export.add_argument("-o", "--output", type=Path, help="F.npz with the flat model as x")
     export.add_argument("--state-dict", type=Path, help="F.safetensors with named parameters")
     export.add_argument("--clients", action="store_true", help="add the client states to F.npz")

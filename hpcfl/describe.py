@@ -1,7 +1,7 @@
 """What a job would do, in a few lines, and who would hold which data."""
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from sys import maxsize
 from typing import Any
@@ -16,7 +16,7 @@ from rich.table import Table
 from hpcfl.assemble import Parts, assemble
 from hpcfl.catalogue import drawn, multiples
 from hpcfl.data.base import Dataset
-from hpcfl.data.deal import deal
+from hpcfl.data.deal import deal, in_force
 from hpcfl.data.partition import Rows
 from hpcfl.errors import JobError
 from hpcfl.job import Job, Loaded
@@ -43,7 +43,7 @@ def describe(loaded: Loaded, *, data: bool) -> str:
     population = len(parts.rows) if parts else loaded.job.data.clients
     if not parts:
         _check_without_data(loaded.job, population)
-    lines = [*_job_lines(parts.loaded if parts else loaded, population)]
+    lines = [*_job_lines(_in_force(parts.loaded if parts else loaded, parts), population)]
     if parts:
         lines += _data_lines(parts)
     return "\n".join(f"{title:<11} {text}" for title, text in lines)
@@ -91,11 +91,23 @@ def _check_without_data(job: Job, population: int | None) -> None:
         raise JobError(f"model.init: {init}: there is no such file")
 
 
+def _in_force(loaded: Loaded, parts: Parts | None) -> Loaded:
+    """The job with the defaults that depend on other keys, or on its data, filled in."""
+    data, local = loaded.job.data, loaded.job.local
+    if parts:
+        data = replace(data, partition=in_force(data, parts.dataset))
+    if local.epochs is None and local.steps is None:
+        local = replace(local, epochs=1)
+    return replace(loaded, job=replace(loaded.job, data=data, local=local))
+
+
 def _job_lines(loaded: Loaded, population: int | None) -> Iterable[tuple[str, str]]:
     job, tree = loaded.job, loaded.tree
     yield "job", loaded.name + (f" (task {job.task})" if job.task else "")
     count = "as many clients as the data has" if population is None else f"{population} clients"
     yield "data", f"{tree['data']['kind']}, {count}{_settings(job.data, 'clients')}"
+    if job.data.partition is None:
+        yield "", "partition: natural where the data has owners, else iid"
     share = f", C = {job.cohort.participation(population):.4g}" if population else ""
     yield "cohort", f"{job.cohort.kind}{_settings(job.cohort, 'kind')}{share}"
     down, up, kept = multiples(job.algorithm)
@@ -118,15 +130,18 @@ def _data_lines(parts: Parts) -> Iterable[tuple[str, str]]:
     tests = len(parts.tests())
     low, median, high = _spread(sizes)
     spread = f"{_between(low, high)} a client, median {median}"
-    yield "examples", f"{spread}; {sizes.sum()} in all, {tests} for testing"
-    population = parts.population()
+    held = f", {sum(map(len, parts.held))} held out" if parts.held else ""
+    yield "examples", f"{spread}; {sizes.sum()} in all{held}, {tests} for testing"
+    population = parts.population
     steps = [int(population.visit(client, 0).about.steps) for client in range(len(population))]
     yield "steps", f"K = {_between(min(steps), max(steps))}"
     yield "parameters", f"{parts.x0.numel()}"
     bytes_ = traffic(parts.algorithm, parts.schema)
     yield "traffic", f"{decimal(bytes_.down)} down, {decimal(bytes_.up)} up per client and round"
-    state = parts.schema.kept.bytes
-    yield "states", f"{decimal(state)} a client, {decimal(state * len(sizes))} in all"
+    kept = parts.schema.kept
+    own, shared = kept.own.bytes, kept.shared.bytes
+    once = f"; {decimal(shared)} a round and rank, once for all its clients" if shared else ""
+    yield "states", f"{decimal(own)} a client, {decimal(own * len(sizes))} in all{once}"
     if parts.skipped:
         yield "skipped", f"model.init leaves {', '.join(parts.skipped)} at random"
 

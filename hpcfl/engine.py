@@ -27,7 +27,7 @@ def play(run: Run, server: Any, start: int) -> Any:
         ClientError, StoreError: on this rank alone.
     """
     if start == 0 and run.evaluation(0, run.rounds):
-        run.desk.record({"round": 0, **run.desk.evaluate(server.x)})
+        run.desk.record({"round": 0, **run.desk.evaluate(0, server.x)})
     saved = monotonic()
     for t in range(start, run.rounds):
         began = perf_counter()
@@ -35,7 +35,7 @@ def play(run: Run, server: Any, start: int) -> Any:
         record["wall_s"] = perf_counter() - began
         done, stop = t + 1, int(asked[0])
         if run.evaluation(done, run.rounds):
-            record |= run.desk.evaluate(server.x)
+            record |= run.desk.evaluate(done, server.x)
         run.desk.record(record)
         if stop or asked[1] or run.checkpoint(done, run.rounds):
             run.desk.save(done, server, run.observer.kept)
@@ -85,8 +85,10 @@ def play_round(
     sent = [run.schema.send(end.upload, end.loss) for end in trained]
     mean, up, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
     record["up_bytes"] += up
+    x = message.x.cpu()  # one tensor for all clients that keep it
     for i, end in zip(mine, trained, strict=True):
-        store.stage(i, type(end.state)(*(leaf.cpu() for leaf in end.state)))
+        leaves = (x if leaf is message.x else leaf.cpu() for leaf in end.state)
+        store.stage(i, type(end.state)(*leaves))
     upload, loss = run.schema.receive(mean)
     record["train_loss"] = float(loss)
     after = algorithm.update(server, upload, cohort)

@@ -11,6 +11,7 @@ from safetensors.torch import save as save_tensors
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.assemble import initial
+from hpcfl.best import BestModel
 from hpcfl.checkpoint import MANIFEST, Checkpoint, committed, read_server
 from hpcfl.errors import JobError, StoreError
 from hpcfl.job import Loaded, load
@@ -30,6 +31,7 @@ def export(
     npz: Path | None,
     state_dict: Path | None,
     clients: bool,
+    best: bool = False,
 ) -> list[Path]:
     """Write a checkpoint's global model, and its client states, to files; a live run goes on.
 
@@ -40,6 +42,8 @@ def export(
         state_dict: gets the model's parameters by name, as safetensors.
         clients: add ``client`` [n], the ids of those that ever took part, to ``npz``, and their
             states: ``state_FIELD`` [n, ...].
+        best: the model of the best evaluated round instead of a checkpoint's; its score goes into
+            ``npz`` under its name.
 
     Returns:
         The files written.
@@ -53,13 +57,18 @@ def export(
         raise JobError("export: nothing to write; give -o F.npz or --state-dict F.safetensors")
     if clients and npz is None:
         raise JobError("export: --clients adds to an .npz; give -o F.npz")
+    if best and (round is not None or clients):
+        raise JobError(
+            "export: --best is a model of its own round without client states; leave out --round "
+            "and --clients"
+        )
     for path in files:
         if not path.parent.is_dir():
             raise JobError(f"{path}: cannot be written: there is no directory {path.parent}")
     folder = RunDir(root)
     folder.require()
     loaded = load(folder.job)
-    arrays = _read(folder, round, loaded.job.algorithm, clients=clients)
+    arrays = _best(folder) if best else _read(folder, round, loaded.job.algorithm, clients=clients)
     if npz is not None:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
@@ -67,6 +76,21 @@ def export(
     if state_dict is not None:
         write_file(state_dict, _state_dict(loaded, torch.from_numpy(arrays["x"])))
     return files
+
+
+def _best(folder: RunDir) -> dict[str, NDArray[Any]]:
+    """What the .npz holds of the best model."""
+    if not folder.best.exists():
+        raise JobError(
+            f"{folder.root}: keeps no best model; its job needs evaluate.best: true, and an "
+            "evaluation"
+        )
+    found = BestModel.unpack(folder.best.read_bytes(), folder.best)
+    return {
+        "x": _array(found.x),
+        "round": np.array(found.round),
+        found.name: np.array(found.score),
+    }
 
 
 def _read(

@@ -14,6 +14,7 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.data.base import DataConfig
 from hpcfl.diagnostics import Diagnostics
 from hpcfl.errors import JobError
+from hpcfl.evaluation import Evaluate
 from hpcfl.faults import describe_fault
 from hpcfl.jobfile import JobFile, Key, Tree, override, plain, read, tuples
 from hpcfl.kinds import KINDS, SECTION, shown, suggestion
@@ -21,26 +22,9 @@ from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
 from hpcfl.sampling import CohortConfig
 from hpcfl.tasks.presets import TASKS
-from hpcfl.types import Count, Natural, NonNegative, Positive, Section, Seed
+from hpcfl.types import Count, NonNegative, Positive, Section, Seed
 
 Precision = Literal["float32", "float64", "bf16", "tf32"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluate(Section):
-    """When the global model is evaluated; the last round always is."""
-
-    every: Count | None = None
-    """At every multiple of so many rounds; never before the last round when absent."""
-    last: Natural = 0
-    """And at every one of the last so many rounds."""
-    batch_size: Count = 500
-    """Examples a batch, for evaluation and for full-batch gradients."""
-
-    def due(self, round: int, rounds: int) -> bool:
-        """Whether the model after ``round`` rounds is evaluated."""
-        regular = self.every is not None and round % self.every == 0
-        return regular or round > rounds - self.last or round == rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +86,10 @@ class Job(Section):
     reduction: Literal["exact", "fast"] = "exact"
     store: Store = field(default_factory=Store)
     comm: CommConfig = field(default_factory=CommConfig)
+
+    def rate(self, round: int) -> float:
+        """Eta of a round, counted from zero."""
+        return self.local.rate(round, self.rounds)
 
 
 # The job less the sections whose class is chosen by name.

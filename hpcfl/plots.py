@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, told apart by colour-blind readers too, on white; yellow left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+JUDGED = ("test_accuracy", "test_loss", "objective")  # what runs are judged by, the first they have
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -31,8 +32,8 @@ def plot(runs: Sequence[RunRecord], path: Path, y: str | None = None) -> None:
     Args:
         runs: all with the number.
         path: the PNG file to write.
-        y: its key in log.jsonl; when absent, test accuracy, or test loss where nothing is
-            classified.
+        y: its key in log.jsonl; when absent, test accuracy, test loss where nothing is
+            classified, or the objective where nothing is tested.
 
     Raises:
         JobError: a run has no such number yet, or the file cannot be written.
@@ -46,7 +47,7 @@ def plot(runs: Sequence[RunRecord], path: Path, y: str | None = None) -> None:
                 f"{run.path}: no round in log.jsonl has {key!r}, so nothing to plot; found "
                 f"{', '.join(found) or 'no round yet'}"
             )
-    percent = key.endswith("accuracy")
+    percent = "accuracy" in key
     figure, axes = _figure(7.0, 4.2)
     names = labels([run.path for run in runs])
     for index, (name, (rounds, values)) in enumerate(zip(names, curves, strict=True)):
@@ -61,7 +62,7 @@ def plot(runs: Sequence[RunRecord], path: Path, y: str | None = None) -> None:
             label=name,
         )
     least, most = min(v.min() for _, v in curves), max(v.max() for _, v in curves)
-    if least > 0 and not percent and (key.endswith("loss") or most >= 10 * least):
+    if least > 0 and not percent and (key.endswith(("loss", "objective")) or most >= 10 * least):
         axes.set_yscale("log")
     axes.set_xlabel("round")
     axes.set_ylabel(key.replace("_", " ") + (", %" if percent else ""))
@@ -81,7 +82,7 @@ def _score(runs: Sequence[RunRecord]) -> str:
         JobError: a run has no evaluation yet, or only some have an accuracy.
     """
     for run in runs:
-        if not run.scores["test_loss"]:
+        if not any(run.scores[key] for key in JUDGED):
             raise JobError(f"{run.path}: no evaluated round in log.jsonl yet, so nothing to plot")
     without = [run for run in runs if not run.scores["test_accuracy"]]
     if without and len(without) < len(runs):
@@ -89,7 +90,12 @@ def _score(runs: Sequence[RunRecord]) -> str:
             f"{without[0].path}: has no test accuracy, as other runs of this plot have; "
             "plot regression and classification apart"
         )
-    return "test_loss" if without else "test_accuracy"
+    key = next((key for key in JUDGED if all(run.scores[key] for run in runs)), None)
+    if key is None:
+        raise JobError(
+            "some of these runs have only a test loss, others only an objective; plot them apart"
+        )
+    return key
 
 
 def plot_partition(counts: NDArray[np.int64], path: Path) -> None:

@@ -17,7 +17,8 @@ from hpcfl.types import Record
 Clock = Callable[[], float]  # seconds
 
 DRAW_S = 0.1  # between two draws of the bar
-LINE_S = 1.0  # between two plain lines, unless a round was evaluated
+LINE_S = 1.0  # between two plain lines, and between two lines of evaluated rounds
+SCORES = ("objective", "test_", "client_accuracy", "own_accuracy")  # begin an evaluation's names
 
 
 class Progress:
@@ -37,7 +38,10 @@ class Progress:
 
 
 class _Paced(Progress, ABC):
-    """Rank 0: speaks when ``interval`` seconds have passed, at evaluations and at the end."""
+    """Rank 0: speaks when ``interval`` seconds have passed, and at the end.
+
+    Evaluated rounds are paced apart from the others, so that rare ones are seen among quick ones.
+    """
 
     def __init__(
         self, job_name: str, rounds: int, start: int, stream: IO[str], clock: Clock, interval: float
@@ -46,14 +50,17 @@ class _Paced(Progress, ABC):
         self._job_name, self._rounds, self._start = job_name, rounds, start
         self._clock, self._interval = clock, interval
         self._began = clock()
-        self._due = self._began  # the first round is always shown
+        self._due = self._due_evaluated = self._began  # the first of each is always shown
 
     def round(self, record: Record) -> None:
-        evaluated = "test_loss" in record
+        evaluated = any(name.startswith(SCORES) for name in record)
         now = self._clock()
-        if now < self._due and not evaluated and record["round"] != self._rounds:
+        due = self._due_evaluated if evaluated else self._due
+        if now < due and record["round"] != self._rounds:
             return
         self._due = now + self._interval
+        if evaluated:
+            self._due_evaluated = self._due
         self._show(int(record["round"]), record, now - self._began)
 
     def note(self, text: str) -> None:
@@ -76,11 +83,11 @@ class _Paced(Progress, ABC):
 
 
 class _Lines(_Paced):
-    """One line a round, aligned, for a log file: about one a second and every evaluation."""
+    """One line a round, aligned, for a log file: about one a second, and one of evaluations."""
 
     def _show(self, round: int, record: Record, elapsed: float) -> None:
         width = len(str(self._rounds))
-        scores = {k: v for k, v in record.items() if k == "train_loss" or k.startswith("test_")}
+        scores = {k: v for k, v in record.items() if k.startswith(("train_loss", *SCORES))}
         fields = [f"{name} {value:<9.4g}" for name, value in scores.items()]
         where = f"{self._job_name} round {round:{width}d}/{self._rounds}"
         self._say("  ".join([where, self._pace(round, elapsed), *fields]).rstrip())

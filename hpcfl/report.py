@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -18,6 +18,18 @@ from rich.table import Table
 
 from hpcfl.compare import SEED, Settings, apart, flat, labels, over_seeds
 from hpcfl.errors import JobError, StoreError
+
+SCORES = (
+    "test_loss",
+    "test_accuracy",
+    "test_top5_accuracy",
+    "objective",
+    "client_accuracy_mean",
+    "client_accuracy_worst_decile",
+    "own_accuracy_mean",
+    "own_accuracy_worst_decile",
+)
+"""What an evaluation may leave in the log, see ``hpcfl.evaluation``."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +64,8 @@ class RunRecord:
 
     @cached_property
     def scores(self) -> dict[str, tuple[tuple[int, float], ...]]:
-        """(round, value) of every evaluation, by the names "test_loss" and "test_accuracy"."""
-        return {key: self.curve(key) for key in ("test_loss", "test_accuracy")}
+        """(round, value) of every evaluation, by the names of SCORES."""
+        return {key: self.curve(key) for key in SCORES}
 
     def curve(self, key: str) -> tuple[tuple[int, float], ...]:
         """(round, value) of every round whose line of the log has the key."""
@@ -67,6 +79,12 @@ class RunRecord:
     def best(self) -> tuple[int, float] | None:
         """(round, value) of the best test accuracy, the first of equals."""
         return max(self.scores["test_accuracy"], key=lambda score: score[1], default=None)
+
+    @property
+    def lowest(self) -> tuple[int, float] | None:
+        """(round, value) of the lowest test loss, the first of equals."""
+        losses = [score for score in self.scores["test_loss"] if not math.isnan(score[1])]
+        return min(losses, key=lambda score: score[1], default=None)
 
     @property
     def mean_accuracy(self) -> float | None:
@@ -151,7 +169,9 @@ def _rounds(run: RunRecord) -> str:
 
 
 def _best(run: RunRecord) -> str:
-    return "-" if run.best is None else f"{_percent(run.best[1])} @{run.best[0]}"
+    if run.best is not None:
+        return f"{_percent(run.best[1])} @{run.best[0]}"
+    return "-" if run.lowest is None else f"loss {_loss(run.lowest[1])} @{run.lowest[0]}"
 
 
 def _size(size: float) -> str:
@@ -171,7 +191,8 @@ def _duration(seconds: float) -> str:
 
 
 # For people: a title, and a run's cell below it.
-_SHOWN: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
+_Cell = tuple[str, Callable[["RunRecord"], str]]
+_SHOWN: tuple[_Cell, ...] = (
     ("run", lambda run: run.name),
     ("algorithm", lambda run: run.algorithm),
     ("rounds", _rounds),
@@ -179,6 +200,8 @@ _SHOWN: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
     ("best\n% @round", _best),
     ("mean of\nlast %", lambda run: _percent(run.mean_accuracy)),
     ("test\nloss", lambda run: _loss(run.last("test_loss"))),
+)
+_SPENT: tuple[_Cell, ...] = (
     ("down", lambda run: _size(run.total("down_bytes"))),
     ("up", lambda run: _size(run.total("up_bytes"))),
     ("wall\ntime", lambda run: _duration(run.total("wall_s"))),
@@ -196,19 +219,12 @@ _VALUES: tuple[tuple[str, Callable[[RunRecord], str | float | None]], ...] = (
     ("best_accuracy", lambda run: run.best[1] if run.best else None),
     ("best_round", lambda run: run.best[0] if run.best else None),
     ("mean_accuracy", lambda run: run.mean_accuracy),
-    ("test_loss", lambda run: run.last("test_loss")),
+    *((key, partial(RunRecord.last, key=key)) for key in SCORES if key != "test_accuracy"),
+    ("lowest_loss", lambda run: run.lowest[1] if run.lowest else None),
+    ("lowest_loss_round", lambda run: run.lowest[0] if run.lowest else None),
     ("down_bytes", lambda run: int(run.total("down_bytes"))),
     ("up_bytes", lambda run: int(run.total("up_bytes"))),
     ("wall_s", lambda run: run.total("wall_s")),
-)
-
-
-# Over seeds: a title, a run's value, and how values are shown.
-_SCORES: tuple[tuple[str, Callable[[RunRecord], float | None], str], ...] = (
-    ("accuracy\n%", lambda run: _in_percent(run.last("test_accuracy")), "{:.2f}"),
-    ("best\n%", lambda run: _in_percent(run.best[1] if run.best else None), "{:.2f}"),
-    ("mean of\nlast %", lambda run: _in_percent(run.mean_accuracy), "{:.2f}"),
-    ("test\nloss", lambda run: run.last("test_loss"), "{:.4g}"),
 )
 
 
@@ -216,11 +232,41 @@ def _in_percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
+# Over seeds: a title, a run's value, and how values are shown.
+_Score = tuple[str, Callable[["RunRecord"], float | None], str]
+_SCORES: tuple[_Score, ...] = (
+    ("accuracy\n%", lambda run: _in_percent(run.last("test_accuracy")), "{:.2f}"),
+    ("best\n%", lambda run: _in_percent(run.best[1] if run.best else None), "{:.2f}"),
+    ("mean of\nlast %", lambda run: _in_percent(run.mean_accuracy), "{:.2f}"),
+    ("test\nloss", lambda run: run.last("test_loss"), "{:.4g}"),
+)
+# In both tables, where a run has them.
+_ASKED: tuple[_Score, ...] = (
+    ("top 5\n%", lambda run: _in_percent(run.last("test_top5_accuracy")), "{:.2f}"),
+    ("objective", lambda run: run.last("objective"), "{:.4g}"),
+    ("clients\nmean %", lambda run: _in_percent(run.last("client_accuracy_mean")), "{:.2f}"),
+    ("worst\n10th %", lambda run: _in_percent(run.last("client_accuracy_worst_decile")), "{:.2f}"),
+    ("own models\nmean %", lambda run: _in_percent(run.last("own_accuracy_mean")), "{:.2f}"),
+    ("worst\n10th %", lambda run: _in_percent(run.last("own_accuracy_worst_decile")), "{:.2f}"),
+)
+
+
+def _asked(runs: Sequence[RunRecord]) -> list[_Score]:
+    return [score for score in _ASKED if any(score[1](run) is not None for run in runs)]
+
+
 def rows(runs: Sequence[RunRecord]) -> list[list[str]]:
     """The titles, then a row a run; what their jobs differ in has a column, if there is any."""
-    found = [[title for title, _ in _SHOWN]]
+    asked = _asked(runs)
+    shown, spent = ([title for title, _ in cells] for cells in (_SHOWN, _SPENT))
+    found = [[*shown, *(title for title, _, _ in asked), *spent]]
     found += [
-        [label, *(show(run) for _, show in _SHOWN[1:])]
+        [
+            label,
+            *(show(run) for _, show in _SHOWN[1:]),
+            *(_spread([value(run)], show) for _, value, show in asked),
+            *(show(run) for _, show in _SPENT),
+        ]
         for label, run in zip(labels([run.path for run in runs]), runs, strict=True)
     ]
     _insert(found, 2, apart([run.settings for run in runs]))
@@ -236,11 +282,12 @@ def seed_rows(runs: Sequence[RunRecord]) -> list[list[str]]:
     if not any(len(group) > 1 for group in groups):
         return []
     differing = apart([run.settings for run in runs], but=[SEED])
-    found = [["algorithm", "seeds", *(title for title, _, _ in _SCORES)]]
+    shown = [*_SCORES, *_asked(runs)]
+    found = [["algorithm", "seeds", *(title for title, _, _ in shown)]]
     for group in groups:
         members = [runs[index] for index in group if runs[index].finished]
         count = f"{len(members)}" + ("" if len(members) == len(group) else f" of {len(group)}")
-        scores = [_spread([value(run) for run in members], show) for _, value, show in _SCORES]
+        scores = [_spread([value(run) for run in members], show) for _, value, show in shown]
         found.append([runs[group[0]].algorithm, count, *scores])
     _insert(found, 1, [differing[group[0]] for group in groups])
     return found

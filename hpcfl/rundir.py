@@ -4,6 +4,7 @@ job.yaml        the resolved job
 history.jsonl   one object a start: when, from which round, ranks, versions, git commit
 log.jsonl       one object a round
 initial.npy     the initial model, flat
+best.safetensors  the model of the best evaluated round, if the job keeps it, see hpcfl.best
 checkpoints/    see hpcfl.checkpoint
 stores/         segments of client states, see hpcfl.store
 lock            held while a run is alive
@@ -28,6 +29,7 @@ import torch
 import yaml
 
 from hpcfl import __version__
+from hpcfl.checkpoint import BEST
 from hpcfl.errors import JobError, StoreError
 from hpcfl.store.durable import write_file
 from hpcfl.types import Vector
@@ -44,6 +46,7 @@ class RunDir:
         self.history = root / "history.jsonl"
         self.log = root / "log.jsonl"
         self.initial = root / "initial.npy"
+        self.best = root / BEST
         self.checkpoints = root / "checkpoints"
         self.stores = root / "stores"
         self._lock = root / "lock"

@@ -23,8 +23,8 @@ from hpcfl.types import Record, Vector
 class Desk(Protocol):
     """What the engine hands to the run's surroundings, all of it collective."""
 
-    def evaluate(self, x: Vector) -> Mapping[str, float]:
-        """Scores of the model."""
+    def evaluate(self, round: int, x: Vector) -> Mapping[str, float]:
+        """Scores of the model after ``round`` rounds."""
         ...
 
     def record(self, record: Record) -> None:

@@ -22,15 +22,17 @@ class Schema(NamedTuple):
     message: Any
     state: Any
     upload: Any
+    own: str | None
+    """The field of a client's state that is its last local model, found by identity."""
 
     @property
     def kept(self) -> StateSchema:
         """The schema of the store of client states."""
-        fields = zip(self.state._fields, self.state, strict=True)
-        return StateSchema(
-            type(self.state),
-            tuple(Field(name, tuple(leaf.shape), leaf.dtype) for name, leaf in fields),
+        fields = tuple(
+            Field(name, tuple(leaf.shape), leaf.dtype, shared=leaf is self.message.x)
+            for name, leaf in zip(self.state._fields, self.state, strict=True)
         )
+        return StateSchema(type(self.state), fields)
 
     @property
     def sent(self) -> Any:
@@ -75,27 +77,30 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
         TypeError, ValueError, AttributeError: whatever a faulty algorithm raises.
     """
     with torch.device("meta"):
-        x0 = torch.empty(size, dtype=dtype)
+        # Separate tensors: what `finish` keeps of the message is known by identity.
+        x0, first, full, mean = (torch.empty(size, dtype=dtype) for _ in range(4))
         number = torch.empty((), dtype=torch.float64)
         whole = torch.empty((), dtype=torch.int64)
     server = algorithm.init_server(x0)
     message = algorithm.broadcast(server)
-    state = algorithm.init_client(x0, lambda: x0)
-    client = Client(whole, number, number, number, full_grad=x0, cohort_grad=x0)
+    state = algorithm.init_client(first, lambda: first)
+    client = Client(whole, number, number, number, full_grad=full, cohort_grad=mean)
     local = algorithm.begin(message, state, client)
     start = algorithm.displace(x0, local, client)
     point = algorithm.lookahead(x0, start, local, client)
     d = algorithm.direction(point, local, lambda y: y.clone(), client)
     local = algorithm.remember(local, d, client)
-    upload, after = algorithm.finish(start - d, local, message, state, client)
-    algorithm.update(server, upload, Cohort(round=0, size=1, population=1, lr=1.0, grad=x0))
+    y = start - d
+    upload, after = algorithm.finish(y, local, message, state, client)
+    algorithm.update(server, upload, Cohort(round=0, size=1, population=1, lr=1.0, grad=mean))
     before = [(leaf.shape, leaf.dtype) for leaf in state]
     if [(leaf.shape, leaf.dtype) for leaf in after] != before:
         raise TypeError(
             f"{type(algorithm).__name__}.finish returns a state of other shapes or dtypes than "
             f"init_client: {[tuple(leaf.shape) for leaf in after]} after {before}"
         )
-    return Schema(server, message, after, upload)
+    own = next((name for name in after._fields if getattr(after, name) is y), None)
+    return Schema(server, message, after, upload, own)
 
 
 def traffic(algorithm: Algorithm, schema: Schema) -> Traffic:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.assemble import Parts, assemble, device_type, place, wire
+from hpcfl.best import Best
 from hpcfl.checkpoint import (
     Checkpoint,
     committed,
@@ -29,7 +31,7 @@ from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
 from hpcfl.engine import play
 from hpcfl.errors import JobError, RankError, StoreError
-from hpcfl.evaluation import Evaluation
+from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.job import Loaded, load
 from hpcfl.placement import owners
 from hpcfl.progress import Progress, open_progress
@@ -78,7 +80,9 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
             if life.comm.rank == 0:
                 folder.claim(parts.loaded.tree)
                 folder.write_initial(parts.x0)
-                cut(folder.log, 0)  # of a start that died before its first checkpoint
+                # Of a start that died before its first checkpoint.
+                cut(folder.log, 0)
+                life.best.restore(None)
         life.open_store()
         server = parts.algorithm.init_server(parts.x0)
         life.save(0, server, {}, log_bytes=0)
@@ -116,6 +120,8 @@ def resume(root: Path) -> Result:
             server = read_server(newest, parts.schema.server, parts.device)
             kept = read_kept(newest, parts.device)
             life.parts = replace(parts, x0=folder.read_initial(parts.x0).to(parts.device))
+            if comm.rank == 0:
+                life.best.restore(newest.best)
         life.open_store()
         with together(comm):
             life.take_over(newest, kept_folders)
@@ -143,6 +149,7 @@ class _Life:
         with together(comm):
             self.owner: NDArray[np.int64] = owners([len(own) for own in parts.rows], comm.size)
         self._store: ClientStore | None = None
+        self.best = Best(folder.best)
 
     @property
     def store(self) -> ClientStore:
@@ -195,6 +202,7 @@ class _Life:
             job=self.folder.mark,
             log_bytes=log_bytes,
             keep=self.parts.job.checkpoint.keep,
+            best=self.best.content,
         )
         if self.comm.rank == 0:
             self.sweep_stores(folders)
@@ -231,10 +239,13 @@ class _Desk:
         self._life, self._evaluation, self._progress = life, evaluation, progress
         self._log = RunLog(life.folder.log if life.comm.rank == 0 else None)
 
-    def evaluate(self, x: Vector) -> Record:
-        """Collective: the scores of ``x``, and the time they took."""
+    def evaluate(self, round: int, x: Vector) -> Record:
+        """Collective: the scores of ``x``, and the time they took; the best model is kept."""
         began = perf_counter()
-        return {**self._evaluation.scores(x), "evaluate_s": perf_counter() - began}
+        scores = self._evaluation.scores(x)
+        if self._life.parts.job.evaluate.best and self._life.comm.rank == 0:
+            self._life.best.offer(round, scores, x)
+        return {**scores, "evaluate_s": perf_counter() - began}
 
     def record(self, record: Record) -> None:
         """Append to the log, and tell the person who watches."""
@@ -281,7 +292,15 @@ def _play(life: _Life, beginning: _Beginning, signals: Signals) -> Vector:
     parts, folder, comm = life.parts, life.folder, life.comm
     done = beginning.round
     gradient = parts.gradient()
-    evaluation = Evaluation(gradient, parts.tests(), parts.dataset.loss, comm)
+    clients = Clients(
+        parts.population,
+        np.flatnonzero(life.owner == comm.rank).tolist(),
+        parts.weights,
+        partial(parts.own_model, life.store),
+    )
+    evaluation = Evaluation(
+        parts.job.evaluate, gradient, parts.dataset, parts.tests(), clients, comm
+    )
     with (
         open_progress(folder.root.name, parts.job.rounds, done, comm.rank) as progress,
         closing(_Desk(life, evaluation, progress)) as desk,

@@ -17,6 +17,14 @@ from hpcfl.errors import StoreError
 from hpcfl.report import RunRecord, read_run
 from hpcfl.rundir import RunDir
 
+TITLES = {
+    "objective": "objective",
+    "test_loss": "test loss",
+    "test_accuracy": "accuracy",
+    "test_top5_accuracy": "top 5",
+    "client_accuracy_mean": "clients",
+    "own_accuracy_mean": "own models",
+}
 RECENT = 100  # rounds whose pace is the run's
 
 
@@ -45,10 +53,13 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
     losses = [entry["train_loss"] for entry in run.log if "train_loss" in entry]
     if losses:
         yield "train loss", f"{losses[-1]:.4g}"
-    for key, title in (("test_loss", "test loss"), ("test_accuracy", "accuracy")):
+    for key, title in TITLES.items():
         if run.scores[key]:
             at, score = run.scores[key][-1]
-            yield title, f"{score:.4g} after round {at}"
+            yield title, f"{score:.4g} after round {at}{_worst(run, key)}"
+    best = run.best or run.lowest
+    if best:
+        yield "best", f"{'accuracy' if run.best else 'loss'} {best[1]:.4g} after round {best[0]}"
     yield "checkpoint", _newest(folder.checkpoints)
     yield "on disk", f"{_disk(folder.checkpoints)} checkpoints, {_disk(folder.stores)} stores"
     life = _last_life(folder.history)
@@ -56,6 +67,12 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
         yield "last start", f"{life['time']} from round {life['round']}, {life['ranks']} rank(s)"
         known = ("hpcfl", "git", "python", "torch", "numpy", "h5py", "mpi4py", "processor")
         yield "versions", ", ".join(f"{name} {life[name]}" for name in known if life.get(name))
+
+
+def _worst(run: RunRecord, key: str) -> str:
+    """The worst decile of a score that is a mean over clients."""
+    worst = key.replace("_mean", "_worst_decile")
+    return "" if worst == key else f", {run.last(worst):.4g} in the worst tenth"
 
 
 def _pace(run: RunRecord) -> float | None:

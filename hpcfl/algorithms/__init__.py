@@ -19,6 +19,7 @@ from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.algorithms.fedsam import FedSAM
 from hpcfl.algorithms.fedyogi import FedYogi
 from hpcfl.algorithms.ghb import GHB
+from hpcfl.algorithms.localghb import LocalGHB
 from hpcfl.algorithms.mime import Mime
 from hpcfl.algorithms.mimelite import MimeLite
 from hpcfl.algorithms.mimelitemom import MimeLiteMom
@@ -44,6 +45,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         "fedsam": FedSAM,
         "fedyogi": FedYogi,
         "ghb": GHB,
+        "localghb": LocalGHB,
         "mime": Mime,
         "mimelite": MimeLite,
         "mimelitemom": MimeLiteMom,

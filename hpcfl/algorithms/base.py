@@ -27,6 +27,7 @@ value; they change nothing in place and make no tensor from nothing (``zeros_lik
 state and upload are NamedTuples of tensors, never None; in the first three a field may also be a
 tuple of tensors (past models).  What is sent and
 kept, its shapes and its bytes are found by playing a dry round: no algorithm declares them.
+A state that keeps ``message.x`` itself shares it with all clients of the round: it is stored once.
 """
 
 from abc import ABC, abstractmethod

@@ -181,7 +181,7 @@ class _Desk:
     def __init__(self, log: RunLog) -> None:
         self._log = log
 
-    def evaluate(self, x: Vector) -> Record:
+    def evaluate(self, round: int, x: Vector) -> Record:
         return {}
 
     def record(self, record: Record) -> None:

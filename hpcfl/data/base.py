@@ -3,14 +3,16 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from hpcfl.data.partition import Partition, Rows
 from hpcfl.types import Count, Examples, Section
 
+Part = Annotated[float, Interval(gt=0, lt=1)]
 LossName = Literal["cross_entropy", "squared", "quadratic"]
 
 
@@ -49,6 +51,8 @@ class DataConfig(Section):
     """N: how many clients the examples are dealt to; of a natural split, how many are drawn."""
     partition: Partition | None = None
     """How the training examples are dealt; when absent, natural if the data has owners, or iid."""
+    holdout: Part | None = None
+    """The share of each client's examples that it keeps back from training, to be tested on."""
 
     def fetch(self) -> None:
         """Bring files that ``load`` needs into place; called before it, on one rank alone.

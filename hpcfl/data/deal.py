@@ -29,8 +29,7 @@ def deal(config: DataConfig, dataset: Dataset, seed: int) -> tuple[Rows, ...]:
         JobError: the data set cannot be dealt in this way, or not to so many clients.
         DataError: the file of a split is missing or wrong.
     """
-    natural = dataset.natural
-    partition = config.partition or (Iid() if natural is None else Natural())
+    natural, partition = dataset.natural, in_force(config, dataset)
     generator = stream(seed if partition.seed is None else partition.seed, "partition")
     if isinstance(partition, Natural):
         clients = _natural(natural, config.clients, generator)
@@ -52,6 +51,11 @@ def deal(config: DataConfig, dataset: Dataset, seed: int) -> tuple[Rows, ...]:
         if not len(rows):
             raise DataError(f"data.partition: client {client} of {len(clients)} has no example")
     return clients
+
+
+def in_force(config: DataConfig, dataset: Dataset) -> Partition:
+    """The job's partition, or the default: natural where the data has owners, else iid."""
+    return config.partition or (Iid() if dataset.natural is None else Natural())
 
 
 def _shares(

@@ -1,6 +1,6 @@
 """The simulated clients: whose examples are whose, and what a visit to one of them consists of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -22,8 +22,10 @@ class Population:
         self,
         dataset: Dataset,
         rows: Sequence[Rows],
+        held: Sequence[Rows] | None,
         local: Local,
         *,
+        rate: Callable[[int], float],
         seed: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -34,7 +36,9 @@ class Population:
         Args:
             dataset: whose training examples the clients hold.
             rows: each client's.
+            held: those that each client holds out, or None where ``rows`` are all it has.
             local: the job's local section.
+            rate: eta of a round, counted from zero.
             seed: the job's.
             dtype: of the model.
             device: where batches are made.
@@ -43,8 +47,8 @@ class Population:
         self._inputs = dataset.train.inputs.to(device)
         self._labels = dataset.train.labels.to(device)
         self._transform = dataset.transform
-        self._rows = rows
-        self._local = local
+        self._rows, self._held = rows, held
+        self._local, self._rate = local, rate
         self._seed, self._dtype, self._device = seed, dtype, device
         self._full_batch = full_batch
         self._nothing = torch.empty(0, dtype=dtype, device=device)
@@ -69,7 +73,7 @@ class Population:
         about = Client(
             round=torch.tensor(round, dtype=torch.int64),
             steps=torch.tensor(work, dtype=torch.float64),
-            lr=torch.tensor(local.rate(round), dtype=torch.float64),
+            lr=torch.tensor(self._rate(round), dtype=torch.float64),
             examples=torch.tensor(count, dtype=torch.float64),
             full_grad=self._nothing,
             cohort_grad=self._nothing,
@@ -79,7 +83,7 @@ class Population:
             round,
             about,
             self._batches(client, round, count, batch_size, work),
-            self._whole(client, count),
+            self._whole(self._rows[client]),
             key(self._seed, "dropout", round, client) >> 1,
         )
 
@@ -98,9 +102,23 @@ class Population:
         ):
             yield self._batch(self._rows[client][positions], augment)
 
-    def _whole(self, client: int, count: int) -> Iterator[tuple[int, Batch]]:
-        for start in range(0, count, self._full_batch):
-            rows = self._rows[client][start : start + self._full_batch]
+    def training(self, client: int) -> Iterator[Batch]:
+        """All examples that ``client`` trains on, without augmentation."""
+        return (batch for _, batch in self._whole(self._rows[client]))
+
+    def testing(self, client: int) -> Iterator[Batch]:
+        """The examples that ``client`` holds out; where nothing is held out, as ``training``."""
+        rows = self._rows if self._held is None else self._held
+        return (batch for _, batch in self._whole(rows[client]))
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether the clients test on other examples than they train on."""
+        return self._held is not None
+
+    def _whole(self, own: Rows) -> Iterator[tuple[int, Batch]]:
+        for start in range(0, len(own), self._full_batch):
+            rows = own[start : start + self._full_batch]
             yield len(rows), self._batch(rows, None)
 
     def _batch(self, rows: Rows, augment: torch.Generator | None) -> Batch:

@@ -1,5 +1,6 @@
 """What local training is made of: a client's visit, and the gradient of its batches."""
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ class Local(Section):
 
     lr: Positive
     """eta, the local learning rate of round 0."""
+    schedule: Literal["exponential", "cosine"] = "exponential"
+    """How the learning rate falls: by lr_decay a round, or along half a cosine to 0 at the end."""
     lr_decay: Fraction = 1.0
-    """Factor on the learning rate from each round to the next."""
+    """Factor on the learning rate from each round to the next; 1 is a constant rate."""
     epochs: Count | None = None
     """Passes over the client's data; 1 when ``steps`` is absent too."""
     steps: Count | None = None
@@ -38,9 +41,16 @@ class Local(Section):
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
             raise ValueError("give epochs or steps, not both (null takes one away)")
+        if self.schedule == "cosine" and self.lr_decay != 1:
+            raise ValueError(
+                f"schedule cosine knows no lr_decay, found {self.lr_decay}; leave lr_decay out, or "
+                "say schedule: exponential"
+            )
 
-    def rate(self, round: int) -> float:
-        """Eta of a round."""
+    def rate(self, round: int, rounds: int) -> float:
+        """Eta of ``round``, counted from zero, out of ``rounds``."""
+        if self.schedule == "cosine":
+            return self.lr * (1 + math.cos(math.pi * round / rounds)) / 2
         return self.lr * self.lr_decay**round
 
 

@@ -2,17 +2,19 @@
 
 A state is a NamedTuple of CPU tensors.  One store serves one rank and holds the states of the
 clients that rank owns.  Nothing staged is visible to a later life of the run until ``commit``.
+Clients whose states are staged one after the other and are the same tensors share one copy.
 
 A commit leaves, in the checkpoint's folder, one file per rank that says where every state lies
 (``rows-RANK.npz``, see ``hpcfl.store.rows``); the files it points to are never changed while any
 kept checkpoint names them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from hpcfl.store.rows import Table
@@ -24,18 +26,47 @@ class Field(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    shared: bool = False
+    """Whether all clients of a round keep one and the same tensor, the model that they received."""
 
 
 class StateSchema(NamedTuple):
     """The shape of a state: its type and its fields, found by the dry round."""
 
-    type: type[Any]
+    type: Callable[..., Any]
     fields: tuple[Field, ...]
 
     @property
     def bytes(self) -> int:
         """Bytes of one client's state."""
         return sum(torch.Size(f.shape).numel() * f.dtype.itemsize for f in self.fields)
+
+    @property
+    def own(self) -> "StateSchema":
+        """The part of a state that is its client's alone."""
+        return StateSchema(part, tuple(f for f in self.fields if not f.shared))
+
+    @property
+    def shared(self) -> "StateSchema":
+        """The part of a state that the clients of a round have in common."""
+        return StateSchema(part, tuple(f for f in self.fields if f.shared))
+
+    def split(self, state: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The own and the shared part of a state."""
+        pairs = list(zip(self.fields, state, strict=True))
+        return part(*(t for f, t in pairs if not f.shared)), part(
+            *(t for f, t in pairs if f.shared)
+        )
+
+    def join(self, own: Any, shared: Any) -> Any:
+        """The state of two parts, as ``split`` makes them."""
+        left, right = iter(own), iter(shared)
+        return self.type(*(next(right if f.shared else left) for f in self.fields))
+
+
+def part(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """A part of a state, as ``split`` makes it."""
+    return tensors
 
 
 class ClientStore(Protocol):

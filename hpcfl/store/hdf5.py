@@ -1,17 +1,20 @@
 """States on disk, copy on write, with a cache in host memory.
 
-A client's new state goes to a free row, or over its own row if no kept checkpoint needs that.
+A client's new state goes to a free row, or over its old one if nobody else needs that: no kept
+checkpoint, no other client.
 """
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from hpcfl.errors import StoreError
-from hpcfl.store import rows, segment
+from hpcfl.store import rows
 from hpcfl.store.base import StateSchema
 from hpcfl.store.pool import Pool
 
@@ -51,14 +54,15 @@ class Hdf5Store:
         cache_bytes: int,
     ) -> None:
         self._rank, self._schema = rank, schema
-        # 20 bytes a client; a dict would take 150.
+        # 16 bytes a client; a dict would take 150.
         self._clients = np.unique(np.asarray(clients, np.int64))
         self._address = np.full(len(self._clients), NOWHERE, np.int64)
-        self._crc = np.zeros(len(self._clients), np.uint32)
         self._pool = Pool(root, rank, life, schema, len(self._clients))
         self._capacity = cache_bytes // footprint(schema)  # states
-        self._cache: OrderedDict[int, Any] = OrderedDict()  # the least recently used first
+        # By address, the least recently used first.
+        self._cache: OrderedDict[int, Any] = OrderedDict()
         self._dirty: set[int] = set()
+        self._last = NOWHERE, _Marks(())  # where the latest new state went, and which it is
 
     def read(self, client: int) -> Any | None:
         """The client's latest staged state, or None if it never had one.
@@ -66,17 +70,14 @@ class Hdf5Store:
         Raises:
             StoreError: its row cannot be read or its checksum is wrong.
         """
-        state = self._cache.get(client)
-        if state is not None:
-            self._cache.move_to_end(client)
-            return state
-        position = self._position(client)
-        address = int(self._address[position])
+        address = int(self._address[self._position(client)])
         if address == NOWHERE:
             return None
-        source, row = self._pool.source(address)
-        state = rows.verified(source, row, int(self._crc[position]), client, self._schema)
-        self._remember(client, state)
+        state = self._cache.get(address)
+        if state is None:
+            source, row, crc = self._pool.source(address)
+            state = rows.verified(source, row, crc, client, self._schema)
+        self._remember(address, state)
         return state
 
     def stage(self, client: int, state: Any) -> None:
@@ -85,10 +86,22 @@ class Hdf5Store:
         Raises:
             StoreError: a state had to be written and the disk is full or fails.
         """
-        if client not in self._cache:
-            self._position(client)
-        self._dirty.add(client)
-        self._remember(client, state)
+        position = self._position(client)
+        old, (address, marks) = int(self._address[position]), self._last
+        known = marks.of(state)
+        if not known:
+            kept = old != NOWHERE and self._pool.changeable(old)
+            address = old if kept else self._pool.take()
+        if address != old:
+            self._pool.hold(address)
+            self._address[position] = address
+            if old != NOWHERE and self._pool.release(old):
+                self._cache.pop(old, None)
+                self._dirty.discard(old)
+        if not known:
+            self._last = address, _Marks(state)
+            self._dirty.add(address)
+            self._remember(address, state)
 
     def commit(self, folder: Path) -> None:
         """Make all staged states durable and write ``folder/rows-RANK.npz``.
@@ -96,15 +109,14 @@ class Hdf5Store:
         Raises:
             StoreError: the disk is full or fails.
         """
-        for client in sorted(self._dirty):
-            self._write(client)
+        for address in sorted(self._dirty):
+            self._write(address)
         self._pool.flush()
         known = np.flatnonzero(self._address != NOWHERE)
         taken = self._address[known]
         self._pool.pin(taken)
         segments, places = self._pool.split(taken)
-        crcs = self._crc[known].astype(np.int64)
-        names = self._pool.names
+        crcs, names = self._pool.crcs(taken), self._pool.names
         table = rows.Rows(self._clients[known], segments, places, crcs, names)
         rows.write(folder, self._rank, table)
 
@@ -121,8 +133,7 @@ class Hdf5Store:
                 part = rows.read(folder, self._rank)
                 pinned.append(self._pool.addresses(part.names, part.segments, part.rows))
         every = np.concatenate(pinned)
-        taken = self._address[self._address != NOWHERE]
-        self._pool.keep(every[every != NOWHERE], taken)
+        self._pool.keep(every[every != NOWHERE])
 
     def adopt(self, table: rows.Table) -> None:
         """Go on with the segments of a checkpoint that the same ranks with the same clients made.
@@ -146,10 +157,9 @@ class Hdf5Store:
         self._pool.adopt(paths)
         names = [path.name for path in table.paths]
         positions = np.searchsorted(self._clients, table.clients[mine])
-        self._address[positions] = self._pool.addresses(
-            names, table.segments[mine], table.rows[mine]
-        )
-        self._crc[positions] = table.crcs[mine]
+        addresses = self._pool.addresses(names, table.segments[mine], table.rows[mine])
+        self._address[positions] = addresses
+        self._pool.restore(addresses, table.crcs[mine])
 
     def rehome(self, table: rows.Table) -> None:
         """Copy the states of this rank's clients from wherever a checkpoint has them.
@@ -157,11 +167,9 @@ class Hdf5Store:
         Raises:
             StoreError: a state is missing or damaged, or the disk is full.
         """
-        mine = table.for_clients(self._clients)
-        with rows.Reader(mine, self._schema) as reader:
-            for at in np.lexsort((mine.rows, mine.segments)):
-                client = int(mine.clients[at])
-                self.stage(client, reader.read(client))
+        with rows.Reader(table.for_clients(self._clients), self._schema) as reader:
+            for client, state in reader.all():
+                self.stage(client, state)
 
     def close(self) -> None:
         """Release the files; what was not committed is lost."""
@@ -175,23 +183,29 @@ class Hdf5Store:
             raise ValueError(f"client {client} is not one of rank {self._rank}'s")
         return position
 
-    def _remember(self, client: int, state: Any) -> None:
-        self._cache[client] = state
-        self._cache.move_to_end(client)
+    def _remember(self, address: int, state: Any) -> None:
+        self._cache[address] = state
+        self._cache.move_to_end(address)
         while len(self._cache) > self._capacity:
             oldest = next(iter(self._cache))
             if oldest in self._dirty:
                 self._write(oldest)
             del self._cache[oldest]
 
-    def _write(self, client: int) -> None:
-        """Write a dirty state from the cache to a row that no kept checkpoint needs."""
-        state = self._cache[client]
-        position = self._position(client)
-        address = int(self._address[position])
-        if address == NOWHERE or self._pool.pinned(address):
-            address = self._pool.take()
-        self._pool.write(address, state)
-        self._address[position] = address
-        self._crc[position] = segment.checksum(state)
-        self._dirty.discard(client)
+    def _write(self, address: int) -> None:
+        """Write a dirty state from the cache to its row."""
+        self._pool.write(address, self._cache[address])
+        self._dirty.discard(address)
+
+
+class _Marks:
+    """Recognises a state by its very tensors, without keeping them."""
+
+    def __init__(self, state: Sequence[Tensor]) -> None:
+        self._tensors = [weakref.ref(tensor) for tensor in state]
+
+    def of(self, state: Sequence[Tensor]) -> bool:
+        """Whether ``state`` is the one."""
+        return len(state) == len(self._tensors) and all(
+            mark() is tensor for mark, tensor in zip(self._tensors, state, strict=True)
+        )

@@ -50,20 +50,23 @@ class MemoryStore:
             StoreError: the disk is full or fails.
         """
         clients = sorted(self._states)
-        crcs = [segment.checksum(self._states[client]) for client in clients]
+        keys = [tuple(map(id, self._states[client])) for client in clients]
+        distinct = {key: self._states[i] for key, i in zip(keys, clients, strict=True)}
+        crcs = np.array([segment.checksum(state) for state in distinct.values()], np.int64)
         name = segment.name(self._life, self._rank, self._commits)
         names = (name,) if clients else ()
         if clients:
             self._commits += 1
             self._files.add(name)
-            file = Segment.create(self._root / name, self._schema, len(clients))
-            for row, client in enumerate(clients):
-                file.write(row, self._states[client])
+            file = Segment.create(self._root / name, self._schema, len(distinct))
+            for row, state in enumerate(distinct.values()):
+                file.write(row, state)
             file.flush()
             file.close()
-        first = np.zeros(len(clients), np.int64)
-        ids, places = np.array(clients, np.int64), np.arange(len(clients))
-        table = rows.Rows(ids, first, places, np.array(crcs, np.int64), names)
+        at = {key: row for row, key in enumerate(distinct)}
+        places = np.array([at[key] for key in keys], np.int64)
+        ids, first = np.array(clients, np.int64), np.zeros(len(clients), np.int64)
+        table = rows.Rows(ids, first, places, crcs[places], names)
         rows.write(folder, self._rank, table)
 
     def keep(self, folders: Iterable[Path]) -> None:
@@ -91,9 +94,8 @@ class MemoryStore:
         Raises:
             StoreError: a state is missing or damaged.
         """
-        with rows.Reader(table, self._schema) as reader:
-            mine = table.for_clients(sorted(self._clients))
-            self._states = {client: reader.read(client) for client in mine.clients.tolist()}
+        with rows.Reader(table.for_clients(sorted(self._clients)), self._schema) as reader:
+            self._states = dict(reader.all())
 
     def close(self) -> None:
         """Drop the states; what was not committed is lost."""

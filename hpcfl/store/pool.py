@@ -23,8 +23,8 @@ Addresses = NDArray[np.int64]
 class Pool:
     """Rows numbered from 0 on, through all segments; a row's number is its address.
 
-    A row is free, or taken by a client's latest state, or pinned by a kept checkpoint, or both.
-    There are never more than twice the clients plus the pinned rows.
+    A row is free, or held by clients whose latest state it is, or pinned by a kept checkpoint, or
+    both.  There are never more than twice the clients plus the pinned rows.
     """
 
     def __init__(self, root: Path, rank: int, life: str, schema: StateSchema, clients: int) -> None:
@@ -33,6 +33,8 @@ class Pool:
         self._segments: list[Segment] = []
         self._starts = array("q")  # the first address of each segment
         self._pinned = np.zeros(0, np.bool_)
+        self._holders = np.zeros(0, np.int32)  # how many clients hold each row
+        self._crcs = np.zeros(0, np.uint32)  # of what was written last
         self._free = array("q")  # a stack
         self._unflushed: set[int] = set()
         self._created = 0
@@ -52,20 +54,37 @@ class Pool:
             self._grow()
         return self._free.pop()
 
-    def pinned(self, address: int) -> bool:
-        """Whether a kept checkpoint needs the row."""
-        return bool(self._pinned[address])
+    def hold(self, address: int) -> None:
+        """Let one more client hold the row."""
+        self._holders[address] += 1
+
+    def release(self, address: int) -> bool:
+        """Let one client less hold the row; whether none is left."""
+        self._holders[address] -= 1
+        last = not self._holders[address]
+        if last and not self._pinned[address]:
+            self._free.append(address)
+        return last
+
+    def changeable(self, address: int) -> bool:
+        """Whether the row is one client's alone and no kept checkpoint needs it."""
+        return bool(self._holders[address] == 1 and not self._pinned[address])
 
     def write(self, address: int, tensors: Sequence[Tensor]) -> None:
         """Replace a row that is not pinned."""
         index, row = self._locate(address)
         self._unflushed.add(index)
         self._segments[index].write(row, tensors)
+        self._crcs[address] = segment.checksum(tensors)
 
-    def source(self, address: int) -> tuple[Segment, int]:
-        """The segment and the row of an address."""
+    def source(self, address: int) -> tuple[Segment, int, int]:
+        """The segment, the row and the checksum of an address."""
         index, row = self._locate(address)
-        return self._segments[index], row
+        return self._segments[index], row, int(self._crcs[address])
+
+    def crcs(self, addresses: Addresses) -> NDArray[np.int64]:
+        """The checksums of written rows."""
+        return self._crcs[addresses].astype(np.int64)
 
     def flush(self) -> None:
         """Bring all written rows to the disk."""
@@ -77,14 +96,13 @@ class Pool:
         """Promise these rows to a checkpoint."""
         self._pinned[addresses] = True
 
-    def keep(self, pinned: Addresses, taken: Addresses) -> None:
-        """Pin exactly ``pinned``; every row that is neither pinned nor taken becomes free."""
+    def keep(self, pinned: Addresses) -> None:
+        """Pin exactly ``pinned``; every row that is neither pinned nor held becomes free."""
         self._pinned[:] = False
         self._pinned[pinned] = True
-        busy = self._pinned.copy()
-        busy[taken] = True
         # Lowest address on top: neighbouring rows are written one after the other.
-        self._free = array("q", np.flatnonzero(~busy)[::-1].tolist())
+        free = np.flatnonzero(~self._pinned & (self._holders == 0))
+        self._free = array("q", free[::-1].tolist())
 
     def adopt(self, paths: Iterable[Path]) -> None:
         """Take over segments of an earlier life, all rows pinned until the next ``keep``.
@@ -94,6 +112,11 @@ class Pool:
         """
         for path in paths:
             self._append(Segment.open(path, self._schema, "r+"), pinned=True)
+
+    def restore(self, addresses: Addresses, crcs: NDArray[np.int64]) -> None:
+        """Let one client each hold these rows, whose checksums are known."""
+        np.add.at(self._holders, addresses, 1)
+        self._crcs[addresses] = crcs
 
     def addresses(
         self, names: Sequence[str], segments: NDArray[np.int64], rows: NDArray[np.int64]
@@ -145,3 +168,5 @@ class Pool:
         self._starts.append(len(self._pinned))
         self._segments.append(part)
         self._pinned = np.concatenate([self._pinned, np.full(part.rows, pinned)])
+        self._holders = np.concatenate([self._holders, np.zeros(part.rows, np.int32)])
+        self._crcs = np.concatenate([self._crcs, np.zeros(part.rows, np.uint32)])

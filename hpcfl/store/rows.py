@@ -1,6 +1,8 @@
 """The row table of a checkpoint: which row of which segment holds each client's state.
 
-Every rank writes ``rows-RANK.npz`` into the checkpoint's folder; ``Table`` is all of them.
+Every rank writes ``rows-RANK.npz`` into the checkpoint's folder; ``Table`` is all of them.  Where
+states have a shared part (see ``hpcfl.store.shared``), its tables and segments lie in folders
+``shared`` beside the others.
 """
 
 import io
@@ -8,7 +10,7 @@ import struct
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -22,6 +24,7 @@ from hpcfl.store.base import StateSchema
 from hpcfl.store.durable import STANDS, write_file
 from hpcfl.store.segment import Segment
 
+SHARED = "shared"
 OPEN_FILES = 64  # a reader's limit; a machine may have more segments than a process has handles
 
 # What numpy and zipfile raise when they parse a damaged file, found by flipping every byte of one.
@@ -118,13 +121,13 @@ def ranks(folder: Path) -> int:
 
 
 def named(folders: Iterable[Path]) -> set[str]:
-    """The segments' file names that these checkpoints need."""
-    return {
-        name
-        for folder in folders
-        for rank in range(ranks(folder))
-        for name in read(folder, rank).names
-    }
+    """The segments that these checkpoints need, by their paths below the segments' folder."""
+    names = set()
+    for folder in folders:
+        names |= {name for rank in range(ranks(folder)) for name in read(folder, rank).names}
+        if (folder / SHARED).is_dir():
+            names |= {f"{SHARED}/{name}" for name in named([folder / SHARED])}
+    return names
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,8 @@ class Table:
     """The rank that wrote each path."""
     ranks: int
     """How many ranks wrote the checkpoint: compare it with the manifest's."""
+    shared: "Table | None" = None
+    """Where the shared parts of the same clients' states lie, if states have one."""
 
     @classmethod
     def load(cls, folder: Path, root: Path) -> Self:
@@ -152,6 +157,7 @@ class Table:
         Raises:
             StoreError: a part is missing or damaged, or a client stands in it twice.
         """
+        shared = cls.load(folder / SHARED, root / SHARED) if (folder / SHARED).is_dir() else None
         parts = [read(folder, rank) for rank in range(ranks(folder))]
         starts = np.cumsum([0] + [len(part.names) for part in parts])
         clients = np.concatenate([part.clients for part in parts])
@@ -163,6 +169,11 @@ class Table:
                 f"{folder}: client {double[0]} has two rows, expected one; the row tables are of "
                 "different runs: resume from an older checkpoint"
             )
+        if shared and not np.array_equal(shared.clients, clients):
+            raise StoreError(
+                f"{folder / SHARED}: holds other clients than {folder}, expected the same; "
+                "resume from an older checkpoint"
+            )
         shifted = [part.segments + start for part, start in zip(parts, starts, strict=False)]
         return cls(
             clients,
@@ -172,7 +183,13 @@ class Table:
             tuple(root / name for part in parts for name in part.names),
             tuple(rank for rank, part in enumerate(parts) for _ in part.names),
             len(parts),
+            shared,
         )
+
+    @property
+    def own(self) -> "Table":
+        """This table without the shared parts."""
+        return replace(self, shared=None)
 
     def for_clients(self, ids: Sequence[int] | Ints) -> "Table":
         """The states of these clients alone; clients without a state are left out."""
@@ -190,6 +207,10 @@ class Table:
         at = int(np.searchsorted(self.clients, client))
         if at == len(self.clients) or self.clients[at] != client:
             return None
+        return self.place(at)
+
+    def place(self, at: int) -> Place:
+        """Where the ``at``-th client's state lies."""
         return Place(self.paths[self.segments[at]], int(self.rows[at]), int(self.crcs[at]))
 
 
@@ -197,7 +218,9 @@ class Reader:
     """Reads the states of a checkpoint, from whatever rank wrote them; a context manager."""
 
     def __init__(self, table: Table, schema: StateSchema) -> None:
-        self._table, self._schema = table, schema
+        self._table, self._whole = table, schema
+        self._schema = schema.own if table.shared else schema
+        self._shared = Reader(table.shared, schema.shared) if table.shared else None
         self._open: OrderedDict[Path, Segment] = OrderedDict()
 
     def read(self, client: int) -> Any | None:
@@ -209,10 +232,34 @@ class Reader:
         place = self._table.find(client)
         if place is None:
             return None
-        return verified(self._segment(place.path), place.row, place.crc, client, self._schema)
+        state = self._at(place, client)
+        return self._whole.join(state, self._shared.read(client)) if self._shared else state
+
+    def all(self) -> Iterator[tuple[int, Any]]:
+        """Every client and its state, shared parts apart, in the order of the disk.
+
+        Equal states follow each other and are one object, though several ranks wrote them.
+
+        Raises:
+            StoreError: a file is missing or damaged, or a checksum is wrong.
+        """
+        table = self._table
+        disk = np.lexsort((table.rows, table.segments))
+        _, first, group = np.unique(table.crcs[disk], return_index=True, return_inverse=True)
+        order = disk[np.argsort(first[group], kind="stable")]
+        last, state = None, None
+        for at in order.tolist():
+            place, client = table.place(at), int(table.clients[at])
+            if place != last:
+                found = self._at(place, client)
+                state = state if state and segment.same_bits(found, state) else found
+                last = place
+            yield client, state
 
     def close(self) -> None:
         """Release the files."""
+        if self._shared:
+            self._shared.close()
         while self._open:
             self._open.popitem()[1].close()
 
@@ -221,6 +268,10 @@ class Reader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _at(self, place: Place, client: int) -> Any:
+        source = self._segment(place.path)
+        return verified(source, place.row, place.crc, client, self._schema)
 
     def _segment(self, path: Path) -> Segment:
         if path not in self._open:
@@ -259,9 +310,9 @@ def sweep(root: Path, keep_names: Iterable[str], life: str) -> list[Path]:
     """
     keep = set(keep_names)
     deleted = []
-    for path in sorted(root.iterdir()):
+    for path in sorted(root.rglob("*")):
         match = segment.NAME.fullmatch(path.name)
-        if match and match["life"] != life and path.name not in keep:
+        if match and match["life"] != life and path.relative_to(root).as_posix() not in keep:
             path.unlink()
             deleted.append(path)
     return deleted
@@ -270,6 +321,12 @@ def sweep(root: Path, keep_names: Iterable[str], life: str) -> list[Path]:
 def file_name(rank: int) -> str:
     """The name of a rank's part."""
     return f"rows-{rank:04d}.npz"
+
+
+def files(folder: Path, ranks: int) -> list[str]:
+    """The names of all row tables that so many ranks wrote into a checkpoint's folder."""
+    names = [file_name(rank) for rank in range(ranks)]
+    return names + [f"{SHARED}/{n}" for n in names] if (folder / SHARED).is_dir() else names
 
 
 def _check(path: Path, rows: Rows) -> None:

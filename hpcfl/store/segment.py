@@ -40,6 +40,11 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     return crc
 
 
+def same_bits(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    """Whether two states of one schema are equal, byte for byte."""
+    return all(_view(left) == _view(right) for left, right in zip(a, b, strict=True))
+
+
 class Segment:
     """An open segment file; use ``create`` or ``open``."""
 

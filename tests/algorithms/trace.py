@@ -66,7 +66,7 @@ class _Desk:
         self._trace, self._gradient = trace, gradient
         self._store, self._clients = store, range(population)
 
-    def evaluate(self, x: Vector) -> Mapping[str, float]:
+    def evaluate(self, round: int, x: Vector) -> Mapping[str, float]:
         return {}
 
     def record(self, record: Record) -> None:

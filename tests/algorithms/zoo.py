@@ -34,6 +34,8 @@ ALL: Mapping[str, Mapping[str, Any]] = {
     "ghb": {"name": "ghb", "beta": 0.5},
     "ghb-1-nesterov": {"name": "ghb", "beta": 0.5, "tau": 1, "nesterov": True},
     "ghb-3": {"name": "ghb", "beta": 0.9, "tau": 3, "server_lr": 0.7},
+    "localghb": {"name": "localghb", "beta": 0.5},
+    "localghb-nesterov": {"name": "localghb", "nesterov": True, "server_lr": 0.7},
     "fedhbm-zero": {"name": "fedhbm", "first": "zero"},
     "fedhbm-shared": {"name": "fedhbm", "first": "shared", "server_lr": 0.7},
     "fedhbm-random": {"name": "fedhbm", "first": "random", "beta": 0.5},

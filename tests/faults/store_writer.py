@@ -12,7 +12,8 @@ from torch import Tensor
 from hpcfl.store import rows
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.hdf5 import Hdf5Store, footprint
-from hpcfl.store.rows import Table
+from hpcfl.store.rows import SHARED, Table
+from hpcfl.store.shared import SharedStore
 
 CLIENTS = 24
 KEEP = 2
@@ -20,12 +21,23 @@ KEEP = 2
 
 class State(NamedTuple):
     drift: Tensor
+    anchor: Tensor
     round: Tensor
 
 
 SCHEMA = StateSchema(
-    State, (Field("drift", (3000,), torch.float32), Field("round", (), torch.int64))
+    State,
+    (
+        Field("drift", (3000,), torch.float32),
+        Field("anchor", (2000,), torch.float32, shared=True),
+        Field("round", (), torch.int64),
+    ),
 )
+
+
+def model(round: int) -> Tensor:
+    """What all clients of the round keep."""
+    return torch.randn(2000, generator=torch.Generator().manual_seed(round))
 
 
 def expected(client: int, round: int) -> State | None:
@@ -34,7 +46,8 @@ def expected(client: int, round: int) -> State | None:
     if not seen:
         return None
     generator = torch.Generator().manual_seed(100 * seen[-1] + client)
-    return State(torch.randn(3000, generator=generator), torch.tensor(seen[-1]))
+    drift = torch.randn(3000, generator=generator)
+    return State(drift, model(seen[-1]), torch.tensor(seen[-1]))
 
 
 def committed(folder: Path) -> list[int]:
@@ -47,18 +60,24 @@ def write(folder: Path, life: str, tell: Callable[[int], None]) -> None:
     root = folder / "stores"
     root.mkdir(exist_ok=True)
     done = committed(folder)
-    store = Hdf5Store(root, 0, life, range(CLIENTS), SCHEMA, 5 * footprint(SCHEMA))
+    (root / SHARED).mkdir(exist_ok=True)
+    own, shared = (
+        Hdf5Store(folder, 0, life, range(CLIENTS), schema, states * footprint(schema))
+        for folder, schema, states in ((root, SCHEMA.own, 5), (root / SHARED, SCHEMA.shared, 1))
+    )
+    store = SharedStore(SCHEMA, own, shared)
     if done:
         store.adopt(Table.load(folder / str(done[-1]), root))
     for round in itertools.count(done[-1] + 1 if done else 0):
         kept = [folder / str(past) for past in committed(folder)[-KEEP:]]
         store.keep(kept)
         rows.sweep(root, rows.named(kept), life)
+        x = model(round)
         for client in range(CLIENTS):
             if (client + round) % 3:
                 state = expected(client, round)
                 assert state is not None
-                store.stage(client, state)
+                store.stage(client, state._replace(anchor=x))
         place = folder / str(round)
         place.mkdir(exist_ok=True)
         store.commit(place)

@@ -56,9 +56,14 @@ def test_kills_at_random_instants(tmp_path):
         reached = check(tmp_path)
         assert reached >= told > last
         last = reached
-    size = sum(path.stat().st_size for path in (tmp_path / "stores").iterdir())
-    rows = size // store_writer.SCHEMA.bytes
-    assert rows < 8 * store_writer.CLIENTS  # not a little more after every life
+    schema, stores = store_writer.SCHEMA, tmp_path / "stores"
+    own, shared = (
+        sum(path.stat().st_size for path in folder.glob("*.h5")) // part.bytes
+        for folder, part in ((stores, schema.own), (stores / "shared", schema.shared))
+    )
+    # Not a little more after every life.
+    assert own < 8 * store_writer.CLIENTS
+    assert shared < 5 * store_writer.CLIENTS
 
 
 @pytest.mark.parametrize(

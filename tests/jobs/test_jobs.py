@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcfl.algorithms import ALGORITHMS
 from hpcfl.describe import describe
 from hpcfl.job import load
 from hpcfl.sweep.grid import read_sweep
@@ -30,6 +31,13 @@ def test_job_passes_the_check(path):
     loaded = load(path)
     said = describe(loaded, data=False)
     assert f"{loaded.job.rounds} rounds" in said
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_method_has_a_demo(method):
+    """The job that shows it on two quadratics bears its name."""
+    path = ROOT / "jobs" / "quadratics" / f"{method}.yaml"
+    assert type(load(path).job.algorithm) is ALGORITHMS[method]
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=name)

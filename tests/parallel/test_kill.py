@@ -13,27 +13,34 @@ from tests.parallel.outcome import outcome
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The uninterrupted run."""
+    """The uninterrupted runs, by the names of their algorithms."""
     folder = tmp_path_factory.mktemp("whole")
-    done = finish(1, "run", write(folder), "--out", folder / "run")
-    assert done.returncode == 0, done.stderr
-    return outcome(folder / "run")
+    found = {}
+    for name in ("fedhbm", "localghb"):
+        job = write(folder, name, algorithm={"name": name})
+        done = finish(1, "run", job, "--out", folder / name)
+        assert done.returncode == 0, done.stderr
+        found[name] = outcome(folder / name)
+    return found
 
 
 @pytest.mark.parametrize(
-    ("seed", "victims", "ranks", "store"),
+    ("seed", "victims", "ranks", "store", "name"),
     [
-        (0, "one", [2, 3, 1], "hdf5"),
-        (1, "all", [3, 2, 2], "hdf5"),
-        (2, "one", [3, 3, 2], "memory"),
-        (3, "all", [1, 2, 3], "hdf5"),
+        (0, "one", [2, 3, 1], "hdf5", "fedhbm"),
+        (1, "all", [3, 2, 2], "hdf5", "fedhbm"),
+        (2, "one", [3, 3, 2], "memory", "fedhbm"),
+        (3, "all", [1, 2, 3], "hdf5", "fedhbm"),
+        (4, "one", [2, 2, 3], "hdf5", "localghb"),
+        (5, "all", [3, 1, 1], "memory", "localghb"),
     ],
 )
-def test_killed_and_resumed(whole, tmp_path, seed, victims, ranks, store):
+def test_killed_and_resumed(whole, tmp_path, seed, victims, ranks, store, name):
     """Two kills, each on another number of ranks, and a last life that ends well."""
     draw = random.Random(seed)
     run = tmp_path / "run"
-    job = write(tmp_path, store={"kind": store, **({"cache_gib": 0.0} if seed == 0 else {})})
+    cache = {"cache_gib": 0.0} if seed in (0, 4) else {}
+    job = write(tmp_path, store={"kind": store, **cache}, algorithm={"name": name})
     command = ["run", job, "--out", run]
     for life, size in enumerate(ranks[:-1]):
         reached = draw.randint(20 * life + 3, 20 * life + 18)
@@ -50,8 +57,8 @@ def test_killed_and_resumed(whole, tmp_path, seed, victims, ranks, store):
         command = ["resume", run]
     done = finish(ranks[-1], *command)
     assert done.returncode == 0, done.stderr
-    assert outcome(run) == whole
-    assert [record["round"] for record in whole.log] == list(range(1, 61))
+    assert outcome(run) == whole[name]
+    assert [record["round"] for record in whole[name].log] == list(range(1, 61))
 
 
 def test_killed_before_the_first_checkpoint(tmp_path):

@@ -27,6 +27,7 @@ DIGITS = {
     "seed": 11,
 }
 SCAFFOLD_1 = {"name": "scaffold", "option": 1, "server_lr": 0.5}
+LOCALGHB = {"name": "localghb"}
 JOBS = {
     "lenet-fedavg": {**LENET, "algorithm": {"name": "fedavg"}},
     "lenet-scaffold": {**LENET, "algorithm": {"name": "scaffold"}},
@@ -34,6 +35,9 @@ JOBS = {
     "digits": DIGITS,
     "digits-memory": {**DIGITS, "store": {"kind": "memory"}},
     "digits-no-cache": {**DIGITS, "store": {"cache_gib": 0.0}},
+    "digits-localghb": {**DIGITS, "algorithm": LOCALGHB},
+    "digits-localghb-memory": {**DIGITS, "algorithm": LOCALGHB, "store": {"kind": "memory"}},
+    "digits-localghb-no-cache": {**DIGITS, "algorithm": LOCALGHB, "store": {"cache_gib": 0.0}},
     "digits-scaffold": {**DIGITS, "algorithm": SCAFFOLD_1, "weights": "uniform"},
     "digits-bf16": {**DIGITS, "precision": "bf16"},
     "digits-fast": {**DIGITS, "reduction": "fast"},
@@ -42,7 +46,7 @@ EXACT = [name for name in JOBS if name != "digits-fast"]
 LEADING = ["lenet-fedavg", "lenet-scaffold", "lenet-fedhbm", "digits"]
 # More ranks than cores wait for each other by spinning, so they play fewer jobs.
 ON_RANKS = {2: EXACT, 3: LEADING, 4: LEADING}
-STOPPED = [*LEADING, "digits-memory", "digits-scaffold"]
+STOPPED = [*LEADING, "digits-memory", "digits-scaffold", *(n for n in JOBS if "localghb" in n)]
 STAGES = {"2, 3": [(2, 3), (3, 0)], "3, 1, 2": [(3, 2), (1, 4), (2, 0)]}  # (ranks, stop)
 
 
@@ -96,7 +100,9 @@ def test_the_jobs_exercise_what_they_should(alone):
             assert sizes == [4] * 5
         else:
             assert {0, 1, 2} <= set(sizes)
-        kept = {"fedavg": 0, "scaffold": 1, "fedhbm": 2}[JOBS[name]["algorithm"]["name"]]
+        kept = {"fedavg": 0, "scaffold": 1, "fedhbm": 2, "localghb": 2}[
+            JOBS[name]["algorithm"]["name"]
+        ]
         assert {len(state) for state in found.clients.values()} <= {kept}
         assert bool(found.clients) == bool(kept)
 
@@ -105,6 +111,9 @@ def test_the_store_does_not_show(alone):
     one = outcome(alone / "digits")
     assert outcome(alone / "digits-memory") == one == outcome(alone / "digits-no-cache")
     assert outcome(alone / "digits-bf16").server != one.server
+    one = outcome(alone / "digits-localghb")
+    assert outcome(alone / "digits-localghb-memory") == one
+    assert outcome(alone / "digits-localghb-no-cache") == one
 
 
 @pytest.mark.parametrize("ranks", ON_RANKS)

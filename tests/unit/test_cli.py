@@ -118,6 +118,21 @@ def test_status_of_a_finished_run(run, hpcfl):
     assert f"hpcfl {__version__}" in said["versions"]
 
 
+def test_status_tells_the_scores_that_the_log_has(run, hpcfl):
+    assert "objective" not in lines(hpcfl("status", run))
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    log[2] |= {"test_accuracy": 0.75}
+    log[4] |= {"test_accuracy": 0.5, "test_top5_accuracy": 0.875, "objective": 1.5}
+    log[4] |= {"client_accuracy_mean": 0.625, "client_accuracy_worst_decile": 0.125}
+    log[0] |= {"test_accuracy": 0.75 - 2**-10}
+    (run / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in log))
+    said = lines(hpcfl("status", run))
+    assert said["objective"] == "1.5 after round 4"
+    assert said["top 5"] == "0.875 after round 4"
+    assert said["clients"] == "0.625 after round 4, 0.125 in the worst tenth"
+    assert said["best"] == "accuracy 0.75 after round 2"
+
+
 def test_status_of_a_run_at_work(run, hpcfl):
     log = (run / "log.jsonl").read_text().splitlines(keepends=True)
     (run / "log.jsonl").write_text("".join(log[:-2]) + log[-2][:20])  # round 3 is being written

@@ -57,6 +57,13 @@ def test_check_with_data(job, hpcfl, tmp_path, arrays):
     assert not (tmp_path / "runs").exists()
 
 
+def test_check_counts_a_shared_model_apart(job, hpcfl):
+    done = hpcfl("check", job, "--data", "algorithm={name: localghb}")
+    assert done.code == 0
+    once = "64 bytes a round and rank, once for all its clients"
+    assert lines(done.text)["states"] == f"4 bytes a client, 16 bytes in all; {once}"
+
+
 def test_check_counts_what_scaffold_sends(job, hpcfl):
     said = lines(hpcfl("check", job, "--data", "algorithm={name: scaffold}").text)
     assert said["traffic"] == "128 bytes down, 128 bytes up per client and round"
@@ -75,6 +82,34 @@ def test_check_says_what_the_data_decide(job):
     said = lines(describe(load(job), data=False))
     assert said["data"].startswith("arrays, as many clients as the data has")
     assert "C =" not in said["cohort"]
+    assert "partition: natural where the data has owners, else iid" in describe(
+        load(job), data=False
+    )
+
+
+@pytest.mark.parametrize(("owners", "kind"), [(None, "iid"), (np.arange(40) % 5, "natural")])
+def test_check_tells_the_partition_in_force(job, arrays, hpcfl, owners, kind):
+    arrays(client=owners)
+    clients = "" if owners is not None else ", clients: 4"
+    job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", clients))
+    done = hpcfl("check", job, "--data")
+    assert f": partition {kind}, path" in lines(done.text)["data"]
+    assert "where the data has owners" not in done.text
+
+
+def test_check_tells_the_local_work_and_the_schedule(job, hpcfl):
+    assert (
+        "schedule exponential, lr_decay 1.0, epochs 1, " in lines(hpcfl("check", job).text)["local"]
+    )
+    said = lines(hpcfl("check", job, "local.steps=3", "local.schedule=cosine").text)["local"]
+    assert "schedule cosine" in said
+    assert "steps 3" in said
+    assert "epochs" not in said
+
+
+def test_check_counts_what_is_held_out(job, hpcfl):
+    said = lines(hpcfl("check", job, "--data", "data.holdout=0.2").text)
+    assert said["examples"] == "8 a client, median 8; 32 in all, 8 held out, 12 for testing"
 
 
 @pytest.mark.parametrize(

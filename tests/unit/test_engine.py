@@ -14,7 +14,8 @@ from hpcfl.job import load
 from hpcfl.local.sequential import Sequential
 from hpcfl.session import resume, start
 from hpcfl.signals import SAVE, STOP
-from tests.algorithms.play import parts, play, read, softmax_problem, states, tree
+from hpcfl.store.rows import Table
+from tests.algorithms.play import parts, play, read, servers, softmax_problem, states, tree
 
 PROBLEM = softmax_problem()
 P = 15
@@ -30,7 +31,7 @@ def own_process():
 
 
 def job(folder, **changes):
-    return tree(folder, PROBLEM, {"name": "scaffold"}, **changes)
+    return tree(folder, PROBLEM, **{"algorithm": {"name": "scaffold"}, **changes})
 
 
 def test_the_log_has_every_round_once(tmp_path):
@@ -77,6 +78,33 @@ def test_when_the_model_is_evaluated(tmp_path, evaluate, due):
 def test_when_checkpoints_are_committed(tmp_path, checkpoint, kept):
     path = play(tmp_path, job(tmp_path, rounds=7, checkpoint=checkpoint)).path
     assert [c.round for c in committed(path / "checkpoints")] == kept
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "memory"])
+def test_the_clients_of_a_round_keep_its_model_once(tmp_path, kind):
+    """As long as one of them was in no round since: a checkpoint names no more rows."""
+    cohorts = [[0, 1, 2], [3, 4, 5], [0], [1, 2], [0, 1]]
+    changes = {
+        "algorithm": {"name": "localghb"},
+        "cohort": {"kind": "replay", "rounds": cohorts},
+        "rounds": 5,
+        "store": {"kind": kind},
+        "checkpoint": {"every": 1, "keep": 9},
+    }
+    path = play(tmp_path, job(tmp_path, **changes)).path
+    described = parts(tmp_path, job(tmp_path, **changes))
+    received = [torch.from_numpy(s["x"]) for s in servers(path)]
+    last = {}
+    for t, found in enumerate(committed(path / "checkpoints")):
+        table = Table.load(found.folder, path / "stores").shared
+        taken = set(zip(table.segments.tolist(), table.rows.tolist(), strict=True))
+        assert len(taken) == len(set(last.values()))
+        for i, state in enumerate(states(path, described, t)):
+            assert (state is None) == (i not in last)
+            if state:
+                assert torch.equal(state.anchor, received[last[i]])
+        last |= dict.fromkeys(cohorts[t] if t < 5 else [], t)
+    assert set(found.files) == {"server.safetensors", "rows-0000.npz", "shared/rows-0000.npz"}
 
 
 def test_each_kept_checkpoint_resumes_to_the_same_end(tmp_path):

@@ -134,7 +134,12 @@ def test_a_module_of_ones_own_that_does_not_import(job, tmp_path, monkeypatch, t
         ("cohort={kind: replay}", "cohort: give the cohorts as rounds or as path"),
         ("cohort={kind: replay, rounds: [[0, x]]}", "cohort.rounds.0.1: found 'x', expected a wh"),
         ("local={lr: 0.1, steps: 1, epochs: 1}", "local: give epochs or steps, not both"),
-        ("evaluate.evry=3", 'evaluate has no "evry" (it has batch_size, every, last); did you me'),
+        (
+            "local={lr: 0.1, schedule: cosine, lr_decay: 0.9}",
+            "local: schedule cosine knows no lr_decay, found 0.9; leave lr_decay out, or say ",
+        ),
+        ("local.schedule=linear", "local.schedule: found 'linear', expected 'exponential' or 'cos"),
+        ("evaluate.evry=3", 'evaluate has no "evry" (it has batch_size, best, clients, every,'),
         ("local.drop_last=1", "local.drop_last: found 1, expected true or false"),
         ("rounds=on", "rounds: found True, expected a whole number; YAML reads on, off"),
         ("rounds=~", "rounds: found None, expected a whole number"),

@@ -94,3 +94,12 @@ def test_partitions(tmp_path, clients):
 def test_matplotlib_is_loaded_on_use_only():
     code = "import sys, hpcfl.plots; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_objective_is_drawn_where_nothing_is_tested(tmp_path):
+    log = tuple({"round": t, "objective": 2.0 / (1 + t)} for t in range(0, 101, 10))
+    trained = RunRecord(Path("o"), "fedavg", 100, 1, log)
+    plot([trained], tmp_path / "o.png")
+    assert BLUE in colours(tmp_path / "o.png")
+    with pytest.raises(JobError, match="only a test loss, others only an objective"):
+        plot([trained, run("one", accuracy=False)], tmp_path / "x.png")

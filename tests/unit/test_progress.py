@@ -39,7 +39,24 @@ def test_about_one_line_a_second_when_rounds_are_quick():
     assert [int(line.split()[2].split("/")[0]) for line in lines] == [1, 129, 257, 385]
 
 
-def test_evaluated_and_final_rounds_are_always_shown():
+def test_evaluations_are_no_flood():
+    """All are evaluated: as many lines as of rounds that are not, and the final one."""
+    records = [record(t, objective=0.25) for t in range(1, 501)]
+    lines = lines_of(Clock(), records, seconds=1 / 128, rounds=500)
+    assert [int(line.split()[2].split("/")[0]) for line in lines] == [1, 129, 257, 385, 500]
+    assert all(line.endswith("objective 0.25") for line in lines)
+
+
+def test_rare_evaluations_are_shown_among_quick_rounds():
+    """Every 100 rounds at 128 a second: a line of theirs whenever a second has passed."""
+    records = [record(t, **({} if t % 100 else {"test_loss": 1.0})) for t in range(1, 501)]
+    lines = lines_of(Clock(), records, seconds=1 / 128)
+    shown = [int(line.split()[2].split("/")[0]) for line in lines if "test_loss" in line]
+    assert shown == [100, 300, 500]
+    assert len(lines) <= 1 + 2 * 500 / 128
+
+
+def test_rare_evaluations_and_final_rounds_are_always_shown():
     records = [record(t) for t in range(1, 11)]
     records[4] = record(5, test_loss=0.25, test_accuracy=0.875)
     lines = lines_of(Clock(), records, seconds=0.001, rounds=10)

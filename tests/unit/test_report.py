@@ -116,7 +116,34 @@ def test_csv_keeps_full_precision_and_plain_units(run_dir):
 def test_a_regression_has_no_accuracy(run_dir):
     log = [{"round": t, "wall_s": 1000.0, "test_loss": 1.0, "up_bytes": 4e9} for t in range(5)]
     row = to_markdown([read_run(run_dir(log))]).splitlines()[2]
-    assert row.endswith("| 4/4 | - | - | - | 1 | 0 B | 20 GB | 1:23:20 |")
+    assert row.endswith("| 4/4 | - | loss 1 @0 | - | 1 | 0 B | 20 GB | 1:23:20 |")
+
+
+ASKED = {
+    "test_top5_accuracy": 0.95, "objective": 0.25, "client_accuracy_mean": 0.75,
+    "client_accuracy_worst_decile": 0.5, "own_accuracy_mean": 0.875,
+    "own_accuracy_worst_decile": 0.625,
+}  # fmt: skip
+
+
+def test_scores_that_were_asked_for_have_columns(run_dir):
+    """As soon as one run has them; a log without them is as before."""
+    scored, plain_ = read_run(run_dir([*LOG[:4], {**LOG[4], **ASKED}])), read_run(run_dir(name="b"))
+    title, _, first, second = to_markdown([scored, plain_]).splitlines()
+    assert "| top 5 % | objective | clients mean % | worst 10th % | own models mean % |" in title
+    assert "| 0.5 | 95.00 | 0.25 | 75.00 | 50.00 | 87.50 | 62.50 | 40 B |" in first
+    assert "| 0.5 | - | - | - | - | - | - | 40 B |" in second
+    assert "objective" not in to_markdown([plain_])
+    row, other = csv.DictReader(io.StringIO(to_csv([scored, plain_])))
+    assert {key: float(row[key]) for key in ASKED} == ASKED
+    assert {other[key] for key in ASKED} == {""}
+    assert (row["lowest_loss"], row["lowest_loss_round"]) == ("0.5", "4")
+
+
+def test_the_lowest_loss_is_the_first_of_equals_and_a_number(run_dir):
+    losses = [float("nan"), 2.0, 1.0, 1.0, 3.0]
+    log = [{"round": t, "test_loss": loss} for t, loss in enumerate(losses)]
+    assert read_run(run_dir(log)).lowest == (2, 1.0)
 
 
 SEEDED = """\
@@ -169,3 +196,14 @@ def test_means_over_seeds(run_dir):
     assert "| fedavg | 2 of 3 | 60.00 +- 14.14 |" in to_markdown(runs)
     assert "60.00 +- 14.14" in plain(runs)
     assert not seed_rows([runs[0], runs[3]])  # one seed each: no means
+    assert "objective" not in titles
+
+
+def test_means_over_seeds_of_what_was_asked_for(run_dir):
+    runs = [
+        read_run(run_dir([*LOG[:4], {**LOG[4], "objective": value}],
+                         SEEDED.format(name="fedavg", seed=seed, lr=0.1), name=f"o{seed}"))
+        for seed, value in enumerate([1.0, 3.0])
+    ]  # fmt: skip
+    titles, averaged = seed_rows(runs)
+    assert averaged[titles.index("objective")] == "2 +- 1.414"

@@ -10,6 +10,7 @@ from torch import Tensor
 from hpcfl.algorithms.base import Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.algorithms.localghb import LocalGHB
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.schema import dry_round, nbytes, traffic
 
@@ -36,6 +37,29 @@ def test_traffic_and_state_in_vectors(algorithm, down, up, kept, dtype, width):
     vectors = [field for field in schema.kept.fields if field.shape == (P,)]
     assert len(vectors) == min(len(kept), 1)
     assert all(field.dtype == dtype for field in schema.kept.fields)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_what_is_kept_of_the_message_is_shared(nesterov):
+    kept = dry_round(LocalGHB(nesterov=nesterov), P, torch.float32).kept
+    assert [field.name for field in kept.shared.fields] == ["anchor"]
+    assert [field.name for field in kept.own.fields] == ["known"]
+    assert (kept.own.bytes, kept.shared.bytes, kept.bytes) == (4, 4 * P, 4 * P + 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clings(FedAvg):
+    """Keeps for ever what it began with: x0, the server's model in the dry round's first round."""
+
+    def init_client(self, x0, fresh):
+        return Twice(x0, fresh())
+
+
+@pytest.mark.parametrize("algorithm", [FedHBM(), FedHBM(first="random"), Scaffold(), Clings()])
+def test_what_is_a_client_s_own_is_not_shared(algorithm):
+    kept = dry_round(algorithm, P, torch.float32).kept
+    assert kept.shared.fields == ()
+    assert kept.own.fields == kept.fields
 
 
 def test_the_loss_rides_along_but_is_no_traffic():
@@ -119,3 +143,20 @@ def test_a_branch_on_a_value_is_found():
 
 def test_nbytes_counts_tuples_of_tensors():
     assert nbytes({"past": (torch.zeros(3), torch.zeros(2, dtype=torch.float64))}) == 12 + 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere(FedHBM):
+    """Keeps a model that is not the one it arrived at."""
+
+    def finish(self, y, local, message, state, client):
+        upload, after = super().finish(y, local, message, state, client)
+        return upload, after._replace(z=message.x)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "own"),
+    [(FedAvg(), None), (Scaffold(), None), (FedHBM(), "z"), (Elsewhere(), None)],
+)
+def test_a_client_s_own_last_model_is_found_by_identity(algorithm, own):
+    assert dry_round(algorithm, P, torch.float32).own == own

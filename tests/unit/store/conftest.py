@@ -26,7 +26,7 @@ SCHEMA = StateSchema(
     State,
     (
         Field("drift", (5,), torch.float32),
-        Field("anchor", (2, 3), torch.float64),
+        Field("anchor", (2, 3), torch.float64, shared=True),
         Field("last", (), torch.int64),
         Field("brief", (3,), torch.bfloat16),
         Field("empty", (0,), torch.float32),

@@ -1,4 +1,4 @@
-"""What both stores promise: states survive commits, kept checkpoints, resumes and other ranks."""
+"""What all stores promise: states survive commits, kept checkpoints, resumes and other ranks."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,8 @@ from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.hdf5 import Hdf5Store, footprint
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.nothing import NoStore
-from hpcfl.store.rows import Reader, Table
+from hpcfl.store.rows import SHARED, Reader, Table
+from hpcfl.store.shared import SharedStore
 
 CLIENTS = 30
 
@@ -22,12 +23,25 @@ class One(NamedTuple):
 
 
 @pytest.fixture(params=["memory", "hdf5", "hdf5 without cache", "hdf5 with room for 3"])
-def build(request, root, schema):
-    def store(rank: int, life: str, clients):
+def one_part(request):
+    def store(root, rank: int, life: str, clients, schema):
         if request.param == "memory":
             return MemoryStore(root, rank, life, clients, schema)
         states = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with room for 3": 3}[request.param]
         return Hdf5Store(root, rank, life, clients, schema, states * footprint(schema))
+
+    return store
+
+
+@pytest.fixture(params=["whole", "in two parts"])
+def build(request, root, schema, one_part):
+    def store(rank: int, life: str, clients):
+        if request.param == "whole":
+            return one_part(root, rank, life, clients, schema)
+        (root / SHARED).mkdir(exist_ok=True)
+        own = one_part(root, rank, life, clients, schema.own)
+        shared = one_part(root / SHARED, rank, life, clients, schema.shared)
+        return SharedStore(schema, own, shared)
 
     return store
 
@@ -84,9 +98,12 @@ def test_disk_stays_bounded_over_50_commits(build, make, bits, commit, schema, r
         store.keep(folders[-2:])
         with Reader(Table.load(folders[-min(2, len(folders))], root), schema) as reader:
             assert bits(reader.read(7)) == bits(make(7, max(0, version - 1)))
-    files = list(root.glob("*.h5"))
-    assert len(files) <= 3
-    assert sum(file.stat().st_size for file in files) < (4 * schema.bytes * CLIENTS) + 3 * 8192
+    files = list(root.rglob("*.h5"))
+    assert len(list(root.glob("*.h5"))) <= 3
+    assert (
+        sum(file.stat().st_size for file in files)
+        < (4 * schema.bytes * CLIENTS) + len(files) * 8192
+    )
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 49)) for client in range(CLIENTS))
     store.close()
@@ -177,7 +194,7 @@ def test_a_flipped_byte_is_found_and_named(build, make, commit, schema):
     _, table = commit("a", store)
     store.close()
     place = table.find(12)
-    flip(place.path, make(12, 0).anchor.numpy().tobytes())
+    flip(place.path, make(12, 0).drift.numpy().tobytes())
     match = rf"{place.path}: row {place.row} \(client 12\): found checksum"
     with Reader(table, schema) as reader, pytest.raises(StoreError, match=match):
         reader.read(12)
@@ -225,10 +242,16 @@ def test_sweep_deletes_what_nobody_names(build, make, commit, root):
     (root / "lost-r0001-s0000.h5.part").touch()
     (root / "now-r0001-s0000.h5.part").touch()
     (root / "notes.h5").touch()
-    before = set(root.iterdir())
+    before = set(root.rglob("*"))
     deleted = rows.sweep(root, rows.named([a]), "now")
-    assert [path.name for path in deleted] == ["lost-r0000-s0000.h5", "lost-r0001-s0000.h5.part"]
-    assert before - set(root.iterdir()) == set(deleted)
+    assert {p.name for p in deleted} == {"lost-r0000-s0000.h5", "lost-r0001-s0000.h5.part"}
+    assert before - set(root.rglob("*")) == set(deleted)
+    assert {path.name for path in before - set(deleted) if path.is_file()} == {
+        "old-r0000-s0000.h5",
+        "now-r0000-s0000.h5",
+        "now-r0001-s0000.h5.part",
+        "notes.h5",
+    }
     open_store.close()
 
 

@@ -1,0 +1,67 @@
+"""LocalGHB: heavy-ball momentum from the global model that a client received the last time.
+
+    server  x                                 client i  a_i = none
+    send    x
+    step    y <- y - eta g(y) + (beta C / K) (x - a_i);  no momentum while a_i = none
+    finish  delta = x - y;  a_i <- x
+    update  x <- x - eta_g mean(delta)
+
+C is the configured participation, K the local steps of the round: a client comes back after
+1 / C rounds on average, so a_i stands for the x_(t-tau) of GHB with tau = 1 / C, and need not be
+sent.
+
+Communication-efficient Heterogeneous Federated Learning with Generalized Heavy-Ball Momentum.
+arXiv:2311.18578
+
+Departures: ``nesterov`` (displace first, gradient and weight decay at the displaced point) is in
+the authors' configuration, not in the paper.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from hpcfl.algorithms.base import Client, Fresh, Message, Upload
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.types import Fraction, NonNegative, Scalar, Vector
+
+
+class State(NamedTuple):
+    anchor: Vector  # the model that this client received the last time
+    known: Scalar  # 0-d, 1 once it has taken part, else 0
+
+
+class Local(NamedTuple):
+    momentum: Vector  # constant over the round
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalGHB(FedAvg):
+    """LocalGHB (generalised heavy-ball momentum, anchored at the client)."""
+
+    beta: NonNegative = 0.9
+    """Momentum factor."""
+    nesterov: bool = False
+    """Displace before the gradient is taken."""
+    participation: Fraction | None = None
+    """C; the job's configured participation when absent (1 outside a job)."""
+
+    def settle(self, participation: float, population: int) -> "LocalGHB":
+        return replace(self, participation=self.participation or participation)
+
+    def init_client(self, x0: Vector, fresh: Fresh) -> State:
+        return State(anchor=x0, known=x0.new_zeros(()))
+
+    def begin(self, message: Message, state: State, client: Client) -> Local:
+        factor = state.known * self.beta * (self.participation or 1.0) / client.steps
+        return Local(factor * (message.x - state.anchor))
+
+    def displace(self, y: Vector, local: Local, client: Client) -> Vector:
+        return y + local.momentum
+
+    def lookahead(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
+        return start if self.nesterov else y
+
+    def finish(
+        self, y: Vector, local: Local, message: Message, state: State, client: Client
+    ) -> tuple[Upload, State]:
+        return Upload(message.x - y), State(anchor=message.x, known=state.known.new_ones(()))

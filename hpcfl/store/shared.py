@@ -1,0 +1,101 @@
+"""States of two parts: the client's own, and the model of some round that many clients share.
+
+Each part has a store of its own.  In that of the shared parts the clients of a round have one row,
+which lives as long as one of them, or a kept checkpoint, needs it.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hpcfl.errors import StoreError
+from hpcfl.store.base import ClientStore, StateSchema
+from hpcfl.store.durable import storing
+from hpcfl.store.rows import SHARED, Table
+
+
+class SharedStore:
+    """Splits states between two stores and joins them again.
+
+    Args:
+        schema: the shape of a whole state.
+        own: the store of ``schema.own``, in the segments' folder.
+        shared: the store of ``schema.shared``, in that folder's folder ``SHARED``.
+    """
+
+    def __init__(self, schema: StateSchema, own: ClientStore, shared: ClientStore) -> None:
+        self._schema, self._own, self._shared = schema, own, shared
+
+    def read(self, client: int) -> Any | None:
+        """The client's latest staged state, or None if it never had one.
+
+        Raises:
+            StoreError: one of its rows cannot be read or its checksum is wrong.
+        """
+        own = self._own.read(client)
+        return None if own is None else self._schema.join(own, self._shared.read(client))
+
+    def stage(self, client: int, state: Any) -> None:
+        """Take over the client's new state; the caller does not change the tensors afterwards.
+
+        Raises:
+            StoreError: a part had to be written and the disk is full or fails.
+        """
+        own, shared = self._schema.split(state)
+        self._own.stage(client, own)
+        self._shared.stage(client, shared)
+
+    def commit(self, folder: Path) -> None:
+        """Make all staged states durable and write both parts' ``rows-RANK.npz``.
+
+        Raises:
+            StoreError: the disk is full or fails.
+        """
+        self._own.commit(folder)
+        with storing(folder / SHARED):
+            (folder / SHARED).mkdir(exist_ok=True)
+        self._shared.commit(folder / SHARED)
+
+    def keep(self, folders: Iterable[Path]) -> None:
+        """These committed checkpoints are kept; rows that only others name may be reused.
+
+        Raises:
+            StoreError: a row table is missing or damaged.
+        """
+        kept = list(folders)
+        self._own.keep(kept)
+        self._shared.keep([folder / SHARED for folder in kept])
+
+    def adopt(self, table: Table) -> None:
+        """Go on with the segments of a checkpoint that the same ranks with the same clients made.
+
+        Raises:
+            StoreError: a segment is missing, damaged or in use, or the clients are not the same.
+        """
+        shared = _shared(table)
+        self._own.adopt(table.own)
+        self._shared.adopt(shared)
+
+    def rehome(self, table: Table) -> None:
+        """Copy the states of this rank's clients from wherever a checkpoint has them.
+
+        Raises:
+            StoreError: a state is missing or damaged, or the disk is full.
+        """
+        shared = _shared(table)
+        self._own.rehome(table.own)
+        self._shared.rehome(shared)
+
+    def close(self) -> None:
+        """Release the files; what was not committed is lost."""
+        self._own.close()
+        self._shared.close()
+
+
+def _shared(table: Table) -> Table:
+    if table.shared is None:
+        raise StoreError(
+            f"the checkpoint holds {table.clients.size} client states without the part that "
+            "clients share; it was made by another algorithm: resume the job that made it"
+        )
+    return table.shared

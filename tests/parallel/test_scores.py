@@ -1,0 +1,87 @@
+"""Every score is the same number on any number of ranks, and so is the best model."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.parallel.harness import mpirun
+from tests.parallel.outcome import outcome
+
+RUNS = __file__.replace("test_scores.py", "runs.py")
+
+JOB = {
+    "task": "digits",
+    "data": {"partition": {"kind": "dirichlet", "alpha": 10.0}, "clients": 23},
+    "cohort": {"kind": "bernoulli", "p": 0.2},
+    "algorithm": {"name": "fedhbm"},
+    "local": {"steps": 3, "batch_size": 16, "lr": 0.3, "schedule": "cosine"},
+    "rounds": 8,
+    "checkpoint": {"every": 3},
+    "evaluate": {
+        "every": 1, "batch_size": 16, "train": True, "clients": True, "own": True, "best": True,
+    },
+    "seed": 5,
+    "device": "cpu",
+}  # fmt: skip
+JOBS = {
+    "held": {**JOB, "data": {**JOB["data"], "holdout": 0.3}},
+    "uniform": {**JOB, "weights": "uniform", "store": {"kind": "memory"}},
+}
+SCORES = {
+    "test_loss", "test_accuracy", "test_top5_accuracy", "objective", "client_accuracy_mean",
+    "client_accuracy_worst_decile", "own_accuracy_mean", "own_accuracy_worst_decile", "own_clients",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Plays all jobs on so many ranks, or resumes those in ``folder``; returns the folder."""
+
+    def go(ranks, stop=0, folder=None):
+        root = folder or tmp_path_factory.mktemp(f"on{ranks}")
+        plan = []
+        for name, job in JOBS.items():
+            path = root / f"{name}.yaml"
+            path.write_text(yaml.safe_dump(job))
+            at = None if folder else str(path)
+            plan.append({"job": at, "out": str(root / name), "stop": stop})
+        (root / "plan.json").write_text(json.dumps(plan))
+        done = mpirun(ranks, RUNS, root / "plan.json")
+        assert done.returncode == 0, done.stderr
+        return root
+
+    return go
+
+
+def left(run):
+    """What a run left, and its best model."""
+    return outcome(run), (run / "best.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def alone(play):
+    return play(1)
+
+
+def test_the_jobs_have_every_score(alone):
+    for name in JOBS:
+        log = outcome(alone / name).log
+        assert set(log[-1]) >= SCORES
+        for score in SCORES - {"own_clients"}:
+            assert len({record[score] for record in log if score in record}) > 2, score
+        assert log[0]["own_clients"] < log[-1]["own_clients"] < 23
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_on_any_number_of_ranks(alone, play, ranks):
+    many = play(ranks)
+    for name in JOBS:
+        assert left(many / name) == left(alone / name), name
+
+
+def test_stopped_and_resumed_on_another_number_of_ranks(alone, play):
+    folder = play(3, stop=4)
+    play(2, folder=folder)
+    for name in JOBS:
+        assert left(folder / name) == left(alone / name), name

@@ -1,0 +1,157 @@
+"""The best model: which it is, that it is never ahead of its run, and how it is exported."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from hpcfl import engine
+from hpcfl.best import Best, BestModel
+from hpcfl.checkpoint import BEST, SERVER, committed
+from hpcfl.errors import StoreError
+from hpcfl.job import load
+from hpcfl.session import resume, start
+from tests.algorithms.play import play, softmax_problem, tree
+
+
+@pytest.fixture(autouse=True)
+def _determinism(determinism):
+    pass
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Eight rounds whose accuracy goes up and down, every one evaluated and committed."""
+    changes = {
+        "data": {"kind": "digits", "clients": 9, "partition": {"kind": "dirichlet", "alpha": 0.0}},
+        "cohort": {"kind": "uniform", "size": 2},
+        "evaluate": {"every": 1, "best": True},
+        "rounds": 8,
+        "checkpoint": {"every": 1, "keep": 99},
+    }
+    return tree(tmp_path, softmax_problem(), {"name": "fedavg"}, **changes)
+
+
+def rounds(offers, tmp_path):
+    """Which of the offered scores were kept, in turn."""
+    best, path = Best(tmp_path / BEST), tmp_path / BEST
+    kept = []
+    for round, scores in enumerate(offers):
+        best.offer(round, scores, torch.full((3,), float(round)))
+        if path.exists():
+            found = BestModel.unpack(path.read_bytes(), path)
+            assert path.read_bytes() == best.content
+            assert found.x.tolist() == [found.round] * 3
+            assert found.score == scores_of(offers[found.round])
+            kept.append(found.round)
+    return kept
+
+
+def scores_of(scores):
+    return scores.get("test_accuracy", scores["test_loss"])
+
+
+def test_the_highest_accuracy_the_first_of_equals(tmp_path):
+    accuracies = [0.1, 0.5, 0.5, 0.25, 0.75]
+    offers = [{"test_loss": 1.0 + k, "test_accuracy": a} for k, a in enumerate(accuracies)]
+    assert rounds(offers, tmp_path) == [0, 1, 1, 1, 4]
+
+
+def test_the_lowest_loss_where_nothing_is_classified(tmp_path):
+    """A loss that is not a number is never the best, not even the first."""
+    losses = [math.nan, 3.0, 2.0, 2.0, math.nan, -1.0]
+    assert rounds([{"test_loss": loss} for loss in losses], tmp_path) == [1, 2, 2, 2, 5]
+
+
+def test_a_run_keeps_the_model_of_its_best_round(tmp_path, job):
+    run = play(tmp_path, job)
+    accuracies = [record["test_accuracy"] for record in run.log]
+    best = int(np.argmax(accuracies))
+    assert 0 < best < 8  # else the job shows nothing
+    found = load_file(run.path / BEST)
+    assert (found["round"], found["test_accuracy"]) == (best, accuracies[best])
+    server = load_file(run.path / f"checkpoints/{best:08d}" / SERVER)
+    assert np.array_equal(found["x"], server["x"])
+
+
+def test_nothing_is_kept_unless_asked_for(tmp_path, job):
+    run = play(tmp_path, {**job, "evaluate": {"every": 1}})
+    assert not list(run.path.rglob(BEST))
+
+
+def test_the_best_of_a_later_round_does_not_outlive_a_resume(tmp_path, job, monkeypatch):
+    """Whatever checkpoint it starts from, the run has the best up to there, then the whole's."""
+    run = play(tmp_path, job)
+    whole = (run.path / BEST).read_bytes()
+    accuracies = [record["test_accuracy"] for record in run.log]
+    play_round = engine.play_round
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    for since in (6, 3, 0):
+        for checkpoint in committed(run.path / "checkpoints"):
+            if checkpoint.round > since:
+                (checkpoint.folder / "manifest.json").unlink()
+        (run.path / BEST).write_bytes(whole)
+        monkeypatch.setattr(engine, "play_round", killed)
+        with pytest.raises(KeyboardInterrupt):
+            resume(run.path)
+        if since:  # round 0 is evaluated after its checkpoint, and found again
+            until = int(np.argmax(accuracies[: since + 1]))
+            assert load_file(run.path / BEST)["round"] == until
+        monkeypatch.setattr(engine, "play_round", play_round)
+        resume(run.path)
+        assert (run.path / BEST).read_bytes() == whole
+
+
+def test_a_start_that_died_before_its_first_checkpoint_leaves_no_best(tmp_path, job):
+    run = play(tmp_path, job)
+    whole = (run.path / BEST).read_bytes()
+    for checkpoint in committed(run.path / "checkpoints"):
+        (checkpoint.folder / "manifest.json").unlink()
+    better = BestModel(torch.zeros(650, dtype=torch.float64), 7, "test_accuracy", 1.0)
+    (run.path / BEST).write_bytes(better.pack())
+
+    start(load(run.path / "job.yaml"), run.path)
+    assert (run.path / BEST).read_bytes() == whole
+
+
+def test_damage_is_told(tmp_path):
+    with pytest.raises(StoreError, match=r"b: is not a best model: .*; resume to restore it"):
+        BestModel.unpack(b"nonsense", tmp_path / "b")
+
+
+# what the commands say of it
+
+
+@pytest.fixture
+def run(tmp_path, job):
+    return play(tmp_path, job)
+
+
+def test_export(run, tmp_path, hpcfl):
+    target, named = tmp_path / "x.npz", tmp_path / "x.safetensors"
+    done = hpcfl("export", run.path, "--best", "-o", target, "--state-dict", named)
+    assert (done.code, done.out, done.err) == (0, [str(target), str(named)], [])
+    kept = load_file(run.path / BEST)
+    with np.load(target) as found:
+        assert set(found.files) == {"x", "round", "test_accuracy"}
+        for name in found.files:
+            assert np.array_equal(found[name], kept[name])
+    flat = np.concatenate([value.ravel() for value in load_file(named).values()])
+    assert sorted(flat) == sorted(kept["x"])
+
+
+@pytest.mark.parametrize("more", [["--round", "2"], ["--clients"]])
+def test_the_best_is_no_checkpoint(run, tmp_path, refused, more):
+    line = refused("export", run.path, "--best", "-o", tmp_path / "x.npz", *more)
+    assert line.endswith("leave out --round and --clients")
+
+
+def test_a_run_without_a_best_model(tmp_path, job, refused):
+    run = play(tmp_path, {**job, "evaluate": {"every": 1}})
+    line = refused("export", run.path, "--best", "-o", tmp_path / "x.npz")
+    assert "keeps no best model; its job needs evaluate.best: true" in line

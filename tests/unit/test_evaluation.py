@@ -1,0 +1,203 @@
+"""The scores of a model, by hand; tests/parallel has them on several ranks.
+
+The model is linear in one feature, without bias: its logits are (0, w, 2 w) at w = 1, so an
+example at 1 is taken for class 2 and one at -1 for class 0.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfl.data.holdout import hold_out
+from hpcfl.errors import DataError, JobError
+from hpcfl.evaluation.clients import _spread
+from hpcfl.metrics import totals
+from tests.algorithms.play import Problem, parts, play, states, tree
+
+X = np.array([[1.0], [1.0], [-1.0], [1.0], [-1.0], [1.0], [1.0]])
+Y = np.array([2, 0, 0, 2, 2, 2, 1])
+CLIENT = np.array([0, 0, 1, 2, 2, 2, 2])
+THREE = Problem(X, Y, CLIENT)
+# The losses: log(1 + e^s + e^2s) - s y, s being the sign of x.
+UP, DOWN = math.log(1 + math.e + math.e**2), math.log(1 + math.e**-1 + math.e**-2)
+LOSSES = [UP - 2, UP, DOWN, UP - 2, DOWN + 2, UP - 2, UP - 1]
+
+
+@pytest.fixture(autouse=True)
+def _determinism(determinism):
+    pass
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A job of one round from w = 1, evaluated before it too."""
+
+    def make(problem=THREE, algorithm="fedavg", **changes):
+        np.save(tmp_path / "w.npy", np.array([0.0, 1.0, 2.0]))
+        model = {"name": "linear", "bias": False, "init": str(tmp_path / "w.npy")}
+        asked = {"every": 1, **changes.pop("evaluate", {})}
+        return tree(
+            tmp_path, problem, {"name": algorithm},
+            **{"model": model, "evaluate": asked, "rounds": 1, **changes},
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def log(tmp_path, job):
+    return lambda **changes: play(tmp_path, job(**changes)).log
+
+
+def near(value):
+    return pytest.approx(value, rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 500])
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ("examples", sum(LOSSES) / 7),
+        ("uniform", (sum(LOSSES[:2]) / 2 + LOSSES[2] + sum(LOSSES[3:]) / 4) / 3),
+    ],
+)
+def test_the_objective_weighs_clients_as_the_job_does(log, weights, expected, batch_size):
+    asked = {"train": True, "batch_size": batch_size}
+    found = log(evaluate=asked, weights=weights)
+    assert found[0]["objective"] == near(expected)
+    assert found[1]["objective"] < expected  # trained
+
+
+def test_the_objective_is_what_full_batch_training_starts_at(log):
+    local = {"steps": 1, "batch_size": "full", "lr": 0.1}
+    found = log(evaluate={"train": True}, local=local)
+    assert found[0]["objective"] == near(found[1]["train_loss"])
+
+
+def test_accuracies_on_the_clients_training_examples(log):
+    """1/2, 1 and 2/4; a tenth of three clients is one."""
+    found = log(evaluate={"clients": True})[0]
+    assert found["client_accuracy_mean"] == near(2 / 3)
+    assert found["client_accuracy_worst_decile"] == 0.5
+    assert "objective" not in found
+
+
+def test_the_worst_decile():
+    """Of 29 clients the worst two, of 9 the worst one; nothing of none."""
+    found = _spread("a", [0.1, 0.4, *[1.0] * 27])
+    assert found == {"a_mean": near(27.5 / 29), "a_worst_decile": 0.25}
+    assert _spread("a", [0.1, *[0.7] * 8])["a_worst_decile"] == 0.1
+    assert _spread("a", []) == {}
+
+
+def test_accuracies_on_held_out_examples(tmp_path, job, log):
+    """Every client of two examples or more keeps one back; client 1 has but one, to train on."""
+    data = {**THREE.write(tmp_path), "holdout": 0.25}
+    described = parts(tmp_path, job(data=data))
+    assert [len(own) for own in described.rows] == [1, 1, 3]
+    assert [len(own) for own in described.held] == [1, 0, 1]
+    right = [np.mean(np.where(X[own, 0] > 0, 2, 0) == Y[own]) for own in described.held if len(own)]
+    found = log(data=data, evaluate={"clients": True, "train": True})[0]
+    assert found["client_accuracy_mean"] == near(np.mean(right))
+    assert found["client_accuracy_worst_decile"] == min(right)
+    kept = np.concatenate(described.rows)
+    assert found["objective"] == near(np.mean(np.array(LOSSES)[kept]))
+
+
+def test_holding_out():
+    clients = [np.arange(10), np.arange(20, 23), np.array([40]), np.arange(50, 52)]
+    train, held = hold_out(clients, 0.34, 7)
+    assert [len(rows) for rows in held] == [3, 1, 0, 1]
+    for all_, rest, out in zip(clients, train, held, strict=True):
+        assert sorted([*rest, *out]) == list(all_)
+        assert list(rest) == sorted(rest)
+    again = hold_out(clients[:1], 0.34, 7)[1][0]
+    assert np.array_equal(again, held[0])  # whoever else there is
+    assert any(not np.array_equal(hold_out(clients, 0.34, s)[1][0], again) for s in range(5))
+    assert [len(rows) for rows in hold_out(clients, 0.99, 7)[0]] == [1, 1, 1, 1]
+    with pytest.raises(DataError, match="no client has 2 examples"):
+        hold_out(clients[2:3], 0.5, 7)
+
+
+def test_own_models(tmp_path, job):
+    """FedHBM keeps them; of three clients two took part."""
+    cohort = {"kind": "replay", "rounds": [[2], [0], []]}
+    asked = {"own": True, "clients": True}
+    settings = job(algorithm="fedhbm", cohort=cohort, rounds=3, evaluate=asked)
+    run = play(tmp_path, settings)
+    assert [record["own_clients"] for record in run.log] == [0, 1, 2, 2]
+    assert "own_accuracy_mean" not in run.log[0]
+    right = []
+    for client in (0, 2):
+        z = states(run.path, parts(tmp_path, settings))[client].z.numpy()
+        rows = THREE.rows(client)
+        right.append(np.mean((X[rows] * z).argmax(axis=1) == Y[rows]))
+    assert run.log[1]["own_accuracy_mean"] == right[1]
+    assert run.log[2]["own_accuracy_mean"] == near(np.mean(right))
+    assert run.log[2]["own_accuracy_worst_decile"] == min(right)
+    assert run.log[3]["own_accuracy_mean"] == run.log[2]["own_accuracy_mean"]
+
+
+def test_scores_cost_nothing_unless_asked_for(tmp_path, job, monkeypatch):
+    plain = play(tmp_path, job(algorithm="fedhbm"))
+    assert set(plain.log[0]) == {"round", "evaluate_s"}
+    asked = {"train": True, "clients": True, "own": True}
+    scored = play(tmp_path, job(algorithm="fedhbm", evaluate=asked))
+    assert torch.equal(scored.x, plain.x)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluate": {"own": True}}, "evaluate.own: fedavg keeps no client's own last model"),
+        ({"evaluate": {"best": True}}, "evaluate.best: this data has no test set"),
+        (
+            {
+                "problem": THREE._replace(y=Y.astype(float)),
+                "evaluate": {"clients": True},
+                "model": {"name": "linear"},
+            },
+            "evaluate.clients: accuracies need classes",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused(tmp_path, job, changes, message):
+    with pytest.raises(JobError, match=message):
+        parts(tmp_path, job(**changes))
+
+
+# the five largest outputs
+
+
+def top5(rows, labels):
+    return totals("cross_entropy", torch.tensor(rows), torch.tensor(labels)).get("correct_top5")
+
+
+def test_top_5():
+    """Label 6 is first, label 4 third, label 1 sixth, label 0 last."""
+    row = [0.0, 1.0, 2.0, 3.0, 5.0, 4.0, 6.0]
+    assert [top5([row], [label]) for label in range(7)] == [0, 0, 1, 1, 1, 1, 1]
+    assert top5([row, row, row], [6, 4, 0]) == 2
+
+
+def test_top_5_of_equals_takes_the_lower_class_as_the_largest_does():
+    assert [top5([[1.0] * 7], [label]) for label in range(7)] == [1, 1, 1, 1, 1, 0, 0]
+    assert top5([[math.nan] * 7], [0]) == 0
+
+
+def test_top_5_of_five_classes_says_nothing():
+    assert top5([[0.0] * 5], [0]) is None
+
+
+def test_top_5_of_a_run(tmp_path):
+    data = {"data": {"kind": "digits", "clients": 6}, "rounds": 1}
+    settings = tree(tmp_path, THREE, {"name": "fedavg"}, **data)
+    run = play(tmp_path, settings)
+    described = parts(tmp_path, settings)
+    inputs, labels = described.dataset.test
+    best = described.gradient().predict(run.x, inputs.double()).topk(5).indices
+    found = run.log[-1]
+    assert found["test_top5_accuracy"] == float((best == labels[:, None]).any(1).double().mean())
+    assert found["test_accuracy"] < found["test_top5_accuracy"] < 1
