@@ -72,7 +72,7 @@ class _Desk:
     def record(self, record: Record) -> None:
         pass
 
-    def save(self, round: int, server: Any, kept: Mapping[str, Any]) -> None:
+    def save(self, round: int, server: Any, kept: Mapping[str, torch.Tensor]) -> None:
         self._trace.servers.append(server)
         self._trace.states.append([self._store.read(i) for i in self._clients])
         self._trace.gradients.append(self._gradient.answers)
