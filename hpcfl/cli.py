@@ -72,6 +72,13 @@ def _check(options: argparse.Namespace) -> None:
     print(describe(load(options.job, options.overrides), data=options.data))
 
 
+def _plan(options: argparse.Namespace) -> None:
+    from hpcfl.job import load
+    from hpcfl.planned import show_plan
+
+    print(show_plan(load(options.job, options.overrides), options.ranks, options.out))
+
+
 def _status(options: argparse.Namespace) -> None:
     from hpcfl.status import status
 
@@ -158,6 +165,12 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--data", action="store_true", help="load the data and build the model too")
     check.set_defaults(command=_check)
 
+    plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic")
+    _add_job(plan)
+    plan.add_argument("--ranks", type=_count, default=1, help="how many (default 1)")
+    plan.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
+    plan.set_defaults(command=_plan)
+
     status = commands.add_parser("status", help="how far a run is, alive or not")
     status.add_argument("dir", type=Path, help="run directory")
     status.set_defaults(command=_status)
@@ -194,6 +207,14 @@ def _parser() -> argparse.ArgumentParser:
     rounds.add_argument("overrides", nargs="*", metavar="key.path=value")
     rounds.set_defaults(command=_bench_round)
     return parser
+
+
+def _count(text: str) -> int:
+    """A whole number from 1 on."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"found {text}, expected a whole number from 1 on")
+    return number
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:

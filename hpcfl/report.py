@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from rich import box
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from hpcfl.errors import JobError, StoreError
@@ -137,14 +138,6 @@ def _best(run: RunRecord) -> str:
     return "-" if run.best is None else f"{_percent(run.best[1])} @{run.best[0]}"
 
 
-def _size(size: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.4g} {unit}"
-        size /= 1000
-    return f"{size:.4g} TB"
-
-
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -162,8 +155,8 @@ _SHOWN: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
     ("best\n% @round", _best),
     ("mean of\nlast %", lambda run: _percent(run.mean_accuracy)),
     ("test\nloss", lambda run: _loss(run.last("test_loss"))),
-    ("down", lambda run: _size(run.total("down_bytes"))),
-    ("up", lambda run: _size(run.total("up_bytes"))),
+    ("down", lambda run: decimal(int(run.total("down_bytes")))),
+    ("up", lambda run: decimal(int(run.total("up_bytes")))),
     ("wall\ntime", lambda run: _duration(run.total("wall_s"))),
 )
 

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort
 from hpcfl.store.base import Field, StateSchema
+from hpcfl.types import Vector
 
 
 class Schema(NamedTuple):
@@ -19,6 +20,8 @@ class Schema(NamedTuple):
     message: Any
     state: Any
     upload: Any
+    gradients: int
+    """Gradients of its batch that a local step takes."""
 
     @property
     def kept(self) -> StateSchema:
@@ -73,7 +76,13 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
     local = algorithm.begin(message, state, client)
     start = algorithm.displace(x0, local, client)
     point = algorithm.lookahead(x0, start, local, client)
-    d = algorithm.direction(point, local, lambda y: y.clone(), client)
+    asked: list[Tensor] = []
+
+    def grad(y: Vector) -> Vector:
+        asked.append(y)
+        return y.clone()
+
+    d = algorithm.direction(point, local, grad, client)
     local = algorithm.remember(local, d, client)
     upload, after = algorithm.finish(start - d, local, message, state, client)
     algorithm.update(server, upload, Cohort(round=0, size=1, population=1, lr=1.0, grad=x0))
@@ -83,7 +92,7 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
             f"{type(algorithm).__name__}.finish returns a state of other shapes or dtypes than "
             f"init_client: {[tuple(leaf.shape) for leaf in after]} after {before}"
         )
-    return Schema(server, message, after, upload)
+    return Schema(server, message, after, upload, len(asked))
 
 
 def traffic(algorithm: Algorithm, schema: Schema) -> Traffic:
