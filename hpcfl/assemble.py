@@ -23,14 +23,15 @@ from hpcfl.comm.together import together
 from hpcfl.data.base import Dataset
 from hpcfl.data.deal import deal
 from hpcfl.data.partition import Rows
+from hpcfl.diagnostics import Observer
 from hpcfl.errors import JobError
 from hpcfl.job import Job, Loaded, settled
 from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.init import load_initial
-from hpcfl.runtime import Desk, Run, Survey
-from hpcfl.schema import Schema, dry_round, traffic
+from hpcfl.runtime import Desk, Run
+from hpcfl.schema import LOSS, Schema, Survey, dry_round
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
@@ -108,15 +109,18 @@ class Parts:
 
     def reduction(self, comm: Comm) -> Reduction:
         """The mean of the uploads."""
-        return self._reduction(comm, self.schema.sent, self.algorithm.plain)
+        uncounted = self.algorithm.derived | {LOSS}
+        return self._reduction(comm, self.schema.sent, self.algorithm.plain, uncounted)
 
     def surveys(self, comm: Comm) -> Reduction:
         """The plain mean of full gradients."""
-        return self._reduction(comm, Survey(self.x0.to("meta")), frozenset({"grad"}))
+        return self._reduction(comm, Survey(self.x0.to("meta")), frozenset({"grad"}), frozenset())
 
-    def _reduction(self, comm: Comm, template: Any, plain: frozenset[str]) -> Reduction:
+    def _reduction(
+        self, comm: Comm, template: Any, plain: frozenset[str], uncounted: frozenset[str]
+    ) -> Reduction:
         kind = Exact if self.job.reduction == "exact" else Fast
-        return kind(comm, template, plain, self.x0.dtype, self.device)
+        return kind(comm, template, plain, self.x0.dtype, self.device, uncounted)
 
     def store(self, root: Path, rank: int, life: str, clients: Sequence[int]) -> ClientStore:
         """The home of the states of ``clients``."""
@@ -284,6 +288,8 @@ def wire(
     """The engine's live objects on one rank."""
     job, population = parts.job, parts.population()
     sizes = np.array(population.examples, dtype=np.float64)
+    executor = Sequential(parts.algorithm, gradient, job.local.weight_decay)
+    surveys = parts.surveys(comm)
     return Run(
         algorithm=parts.algorithm,
         rounds=job.rounds,
@@ -292,13 +298,13 @@ def wire(
         weights=sizes if job.weights == "examples" else np.ones_like(sizes),
         owner=owner,
         population=population,
-        executor=Sequential(parts.algorithm, gradient, job.local.weight_decay),
+        executor=executor,
         store=store,
         comm=comm,
         reduction=parts.reduction(comm),
-        surveys=parts.surveys(comm),
+        surveys=surveys,
+        observer=Observer(job.diagnostics, executor, surveys, comm),
         schema=parts.schema,
-        traffic=traffic(parts.algorithm, parts.schema),
         x0=parts.x0,
         fresh=parts.fresh,
         evaluation=job.evaluate.due,

@@ -2,6 +2,7 @@
 
     checkpoints/00000500/
         server.safetensors   the server's state, written by rank 0
+        kept.safetensors     what else the coming rounds need, if anything; by rank 0
         rows-RANK.npz        where the states of the clients of RANK lie, one file a rank
         manifest.json        round, ranks, job, checksums; the rename into place is the commit
 
@@ -10,6 +11,7 @@ A folder without a manifest was never committed and is swept away.
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -29,6 +31,7 @@ from hpcfl.store.rows import file_name
 FORMAT = 1
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
+KEPT = "kept.safetensors"
 
 
 class Checkpoint(NamedTuple):
@@ -51,6 +54,7 @@ def save(
     root: Path,
     round: int,
     server: Any,
+    kept: Mapping[str, Tensor],
     store: ClientStore,
     comm: Comm,
     *,
@@ -64,6 +68,7 @@ def save(
         root: the folder of the checkpoints.
         round: rounds completed.
         server: the algorithm's server, the same on every rank.
+        kept: what else the coming rounds need, by name, the same on every rank.
         store: this rank's client states.
         comm: the ranks.
         job: the job's mark; a resume refuses another.
@@ -82,6 +87,9 @@ def save(
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         write_file(folder / SERVER, save_tensors(flat(server)), advice=STANDS)
+        if kept:
+            beside = {name: _copied(tensor) for name, tensor in kept.items()}
+            write_file(folder / KEPT, save_tensors(beside), advice=STANDS)
     comm.barrier()
     store.commit(folder)
     comm.barrier()
@@ -89,15 +97,16 @@ def save(
     if comm.rank == 0:
         with storing(folder):
             _commit(folder, round, comm.size, job=job, log_bytes=log_bytes)
-        names = " ".join(kept.folder.name for kept in _prune(root, keep))
+        names = " ".join(found.folder.name for found in _prune(root, keep))
     # Only what rank 0 knows to be kept: another host's view of the folder may be seconds old.
-    kept = [root / name for name in comm.share(names).split()]
-    store.keep(kept)
-    return kept
+    folders = [root / name for name in comm.share(names).split()]
+    store.keep(folders)
+    return folders
 
 
 def _commit(folder: Path, round: int, ranks: int, *, job: str, log_bytes: int) -> None:
     names = [SERVER, *(file_name(rank) for rank in range(ranks))]
+    names += [KEPT] if (folder / KEPT).exists() else []
     manifest = {
         "format": FORMAT,
         "round": round,
@@ -155,12 +164,25 @@ def read_server(checkpoint: Checkpoint, template: Any, device: torch.device) -> 
             raise StoreError(f"{path}: cannot be read: {e.strerror}; {_OTHER}") from e
         if found != expected:
             raise StoreError(f"{path}: checksum {found}, expected {expected}; {_OTHER}")
+    path = checkpoint.folder / SERVER
+    return _nested(_load(path, device), template, path)
+
+
+def read_kept(checkpoint: Checkpoint, device: torch.device) -> dict[str, Tensor]:
+    """What a checkpoint kept beside the server, on ``device``; ``read_server`` checks its file.
+
+    Raises:
+        StoreError: the file is damaged.
+    """
+    return _load(checkpoint.folder / KEPT, device) if KEPT in checkpoint.files else {}
+
+
+def _load(path: Path, device: torch.device) -> dict[str, Tensor]:
     try:
-        entries = load_tensors((checkpoint.folder / SERVER).read_bytes())
+        entries = load_tensors(path.read_bytes())
     except SafetensorError as e:
-        raise StoreError(f"{checkpoint.folder / SERVER}: cannot be read: {e}; {_OTHER}") from e
-    tensors = {name: tensor.to(device) for name, tensor in entries.items()}
-    return _nested(tensors, template, checkpoint.folder / SERVER)
+        raise StoreError(f"{path}: cannot be read: {e}; {_OTHER}") from e
+    return {name: tensor.to(device) for name, tensor in entries.items()}
 
 
 def flat(server: Any) -> dict[str, Tensor]:
@@ -171,7 +193,12 @@ def flat(server: Any) -> dict[str, Tensor]:
             tensors[name] = value
         else:
             tensors |= {f"{name}.{k}": part for k, part in enumerate(value)}
-    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    return {name: _copied(tensor) for name, tensor in tensors.items()}
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """On the CPU, sharing memory with no other: safetensors refuses that."""
+    return tensor.detach().cpu().clone()
 
 
 _OTHER = "remove this checkpoint's folder to resume from an older one, if there is one"

@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hpcfl import __version__
 from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError
@@ -85,6 +86,23 @@ def _status(options: argparse.Namespace) -> None:
     print(status(options.dir))
 
 
+def _sweep(options: argparse.Namespace) -> None:
+    from hpcfl import report
+    from hpcfl.sweep.grid import read_sweep
+    from hpcfl.sweep.play import play
+    from hpcfl.sweep.todo import listed, plan
+
+    sweep = read_sweep(options.sweep, options.overrides)
+    root = options.out or Path("runs") / sweep.name
+    if options.dry_run:
+        print(listed(plan(sweep, root)))
+        return
+    outcome = play(sweep, root, options.parallel)
+    if outcome.finished:
+        print(report.plain([report.read_run(path) for path in outcome.finished]), end="")
+    outcome.check()
+
+
 def _export(options: argparse.Namespace) -> None:
     from hpcfl.export import export
 
@@ -102,20 +120,20 @@ def _report(options: argparse.Namespace) -> None:
     from hpcfl import report
     from hpcfl.plots import plot
 
-    records = [report.read_run(path) for path in options.dirs]
+    records = [run for path in options.dirs for run in report.read_runs(path)]
     if options.format == "table":
         print(report.plain(records), end="")
     elif options.format == "csv":
         print(report.to_csv(records), end="")
     else:
         print(report.to_markdown(records), end="")
-    picture = options.plot or (REPORT if options.format == "table" else None)
+    picture = options.plot or (REPORT if options.format == "table" or options.y else None)
     if picture is None:
         return
     try:
-        plot(records, picture)
+        plot(records, picture, options.y)
     except JobError as e:
-        if options.plot:
+        if options.plot or options.y:
             raise
         print(f"no plot: {e}", file=sys.stderr)  # nobody asked for one
     else:
@@ -133,7 +151,7 @@ def _data_show(options: argparse.Namespace) -> None:
 def _list(options: argparse.Namespace) -> None:
     from hpcfl.catalogue import catalogue
 
-    print(catalogue())
+    print(catalogue(options.what))
 
 
 def _bench_round(options: argparse.Namespace) -> None:
@@ -165,15 +183,21 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--data", action="store_true", help="load the data and build the model too")
     check.set_defaults(command=_check)
 
-    plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic")
-    _add_job(plan)
-    plan.add_argument("--ranks", type=_count, default=1, help="how many (default 1)")
-    plan.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
-    plan.set_defaults(command=_plan)
-
     status = commands.add_parser("status", help="how far a run is, alive or not")
     status.add_argument("dir", type=Path, help="run directory")
     status.set_defaults(command=_status)
+
+    sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
+    sweep.add_argument("sweep", type=Path, help="SWEEP.yaml")
+    sweep.add_argument(
+        "overrides", nargs="*", metavar="key.path=value", help="settings of every run"
+    )
+    sweep.add_argument("--out", type=Path, help="directory of the runs (default runs/SWEEPNAME)")
+    sweep.add_argument(
+        "--parallel", type=_count, metavar="N", help="runs at once (default: as many as fit)"
+    )
+    sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
+    sweep.set_defaults(command=_sweep)
 
     export = commands.add_parser("export", help="write a checkpoint's model to a file")
     export.add_argument("dir", type=Path, help="run directory")
@@ -184,9 +208,12 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(command=_export)
 
     report = commands.add_parser("report", help="a table and a plot of runs")
-    report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="run directory")
+    report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
     report.add_argument("--format", choices=["table", "csv", "markdown"], default="table")
     report.add_argument("--plot", type=Path, help=f"PNG to write (with a table: {REPORT})")
+    report.add_argument(
+        "--y", metavar="KEY", help="what to plot: a key of log.jsonl (default: the score)"
+    )
     report.set_defaults(command=_report)
 
     data = commands.add_parser("data", help="look at data").add_subparsers(
@@ -197,7 +224,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--plot", type=Path, default=Path("partition.png"), help="PNG to write")
     show.set_defaults(command=_data_show)
 
-    commands.add_parser("list", help="algorithms, data, models, tasks").set_defaults(command=_list)
+    _add_forecasts(commands)
 
     bench = commands.add_parser("bench", help="measure, as ratios within one run").add_subparsers(
         required=True, metavar="COMMAND"
@@ -209,12 +236,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_forecasts(commands: Any) -> None:
+    """The commands that tell what could be run, and what it would need."""
+    plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic")
+    _add_job(plan)
+    plan.add_argument("--ranks", type=_count, default=1, help="how many (default 1)")
+    plan.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
+    plan.set_defaults(command=_plan)
+
+    listing = commands.add_parser("list", help="algorithms, data, models, tasks")
+    listing.add_argument("what", nargs="?", help="algorithms, data, ..., or a name (default: all)")
+    listing.set_defaults(command=_list)
+
+
 def _count(text: str) -> int:
-    """A whole number from 1 on."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"found {text}, expected a whole number from 1 on")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 1")
+    return int(text)
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:

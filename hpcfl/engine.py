@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from hpcfl.algorithms.base import Cohort
 from hpcfl.errors import Stopped
-from hpcfl.runtime import Run, Survey
+from hpcfl.runtime import Run
+from hpcfl.schema import Survey, nbytes
 from hpcfl.types import Record
 
 Asked = NDArray[np.float64]  # the signal that asked for a stop (0: none), a checkpoint is wanted
@@ -37,7 +38,7 @@ def play(run: Run, server: Any, start: int) -> Any:
             record |= run.desk.evaluate(server.x)
         run.desk.record(record)
         if stop or asked[1] or run.checkpoint(done, run.rounds):
-            run.desk.save(done, server)
+            run.desk.save(done, server, run.observer.kept)
             run.signals.save, saved = False, monotonic()
         if stop and done < run.rounds:
             raise Stopped(
@@ -54,18 +55,14 @@ def play_round(
     algorithm, comm, store = run.algorithm, run.comm, run.store
     members = run.draw(t)
     size = len(members)
-    record: Record = {
-        "round": t + 1,
-        "clients": size,
-        "down_bytes": size * run.traffic.down,
-        "up_bytes": size * run.traffic.up,
-    }
+    record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
     if not size:
         return server, record, comm.max(ask())
     mine = [int(i) for i in members[run.owner[members] == comm.rank]]
     weights = [float(run.weights[i]) for i in mine]
     total = float(run.weights[members].sum())
     message = algorithm.broadcast(server)
+    record["down_bytes"] += size * nbytes(message)
     visits = [run.population.visit(i, t) for i in mine]
     cohort = Cohort(t, size, len(run.population), run.rate(t), run.x0[:0])
 
@@ -74,22 +71,27 @@ def play_round(
         common = run.x0[:0]
         if algorithm.full_gradient == "cohort":
             own = [Survey(gradient) for gradient in gradients]
-            (common,), _ = run.surveys.mean(own, mine, weights, total, size, ask(), round=t + 1)
+            (common,), up, _ = run.surveys.mean(own, mine, weights, total, size, ask(), round=t + 1)
             cohort = cohort._replace(grad=common)
+            record["up_bytes"] += up
+            record["down_bytes"] += size * nbytes(common)
         visits = [
             visit._replace(about=visit.about._replace(full_grad=gradient, cohort_grad=common))
             for visit, gradient in zip(visits, gradients, strict=True)
         ]
 
     states = [_state(run, i) for i in mine]
-    trained = run.executor.train(message, visits, states)
+    trained = run.executor.train(message, visits, states, ends=run.observer.ends(t))
     sent = [run.schema.send(end.upload, end.loss) for end in trained]
-    mean, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
+    mean, up, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
+    record["up_bytes"] += up
     for i, end in zip(mine, trained, strict=True):
         store.stage(i, type(end.state)(*(leaf.cpu() for leaf in end.state)))
     upload, loss = run.schema.receive(mean)
     record["train_loss"] = float(loss)
-    return algorithm.update(server, upload, cohort), record, asked
+    after = algorithm.update(server, upload, cohort)
+    record |= run.observer.observe(cohort, message.x, after.x, visits, trained)
+    return after, record, asked
 
 
 def _asked(run: Run, saved: float) -> Asked:

@@ -63,6 +63,14 @@ class Stopped(HpcflError):
     collective = True
 
 
+class SweepError(HpcflError):
+    """Runs of a sweep failed."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class Elsewhere(HpcflError):
     """Another rank failed, and it is the one that says why."""
 

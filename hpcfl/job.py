@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.data.base import DataConfig
+from hpcfl.diagnostics import Diagnostics
 from hpcfl.errors import JobError
 from hpcfl.faults import describe_fault
 from hpcfl.jobfile import JobFile, Key, Tree, override, plain, read, tuples
@@ -91,6 +92,7 @@ class Job(Section):
     precision: Precision = "float32"
     rounds: Count
     evaluate: Evaluate = field(default_factory=Evaluate)
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     seed: Seed = 0
     executor: Literal["sequential"] = "sequential"

@@ -1,4 +1,4 @@
-"""Pictures: scores against rounds, and who holds which classes.  matplotlib is loaded on use."""
+"""Pictures: the log against rounds, and who holds which classes.  matplotlib is loaded on use."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl.compare import labels
 from hpcfl.errors import JobError
 from hpcfl.report import RunRecord
 
@@ -21,18 +22,63 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", ":", "-.")
 
 
-def plot(runs: Sequence[RunRecord], path: Path) -> None:
-    """Draw test accuracy against rounds, one curve a run; test loss where nothing is classified.
+def plot(runs: Sequence[RunRecord], path: Path, y: str | None = None) -> None:
+    """Draw a number of the log against rounds, one curve a run.
 
-    Losses are drawn on a log scale where all are positive.
+    Losses are drawn on a log scale where all are positive, other numbers but accuracies where
+    they also span a factor of ten.
 
     Args:
-        runs: all with an accuracy, or none.
+        runs: all with the number.
         path: the PNG file to write.
+        y: its key in log.jsonl; when absent, test accuracy, or test loss where nothing is
+            classified.
 
     Raises:
-        JobError: a run has no evaluation yet, only some have an accuracy, or the file cannot be
-            written.
+        JobError: a run has no such number yet, or the file cannot be written.
+    """
+    key = y or _score(runs)
+    curves = [np.array(run.curve(key)).reshape(-1, 2).T for run in runs]
+    for run, (rounds, _) in zip(runs, curves, strict=True):
+        if not rounds.size:
+            found = sorted({name for entry in run.log for name in entry} - {"round"})
+            raise JobError(
+                f"{run.path}: no round in log.jsonl has {key!r}, so nothing to plot; found "
+                f"{', '.join(found) or 'no round yet'}"
+            )
+    percent = key.endswith("accuracy")
+    figure, axes = _figure(7.0, 4.2)
+    names = labels([run.path for run in runs])
+    for index, (name, (rounds, values)) in enumerate(zip(names, curves, strict=True)):
+        axes.plot(
+            rounds,
+            100 * values if percent else values,
+            color=COLOURS[index % len(COLOURS)],
+            linestyle=DASHES[index // len(COLOURS) % len(DASHES)],
+            linewidth=1.6,
+            marker="o" if len(rounds) <= 30 else None,
+            markersize=3.5,
+            label=name,
+        )
+    least, most = min(v.min() for _, v in curves), max(v.max() for _, v in curves)
+    if least > 0 and not percent and (key.endswith("loss") or most >= 10 * least):
+        axes.set_yscale("log")
+    axes.set_xlabel("round")
+    axes.set_ylabel(key.replace("_", " ") + (", %" if percent else ""))
+    axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
+    axes.set_xlim(0, max(run.rounds for run in runs))
+    if len(runs) <= 6:
+        axes.legend(loc="best", framealpha=0.8, edgecolor="none")
+    else:
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
+    _save(figure, path)
+
+
+def _score(runs: Sequence[RunRecord]) -> str:
+    """The key of what the runs are judged by.
+
+    Raises:
+        JobError: a run has no evaluation yet, or only some have an accuracy.
     """
     for run in runs:
         if not run.scores["test_loss"]:
@@ -43,31 +89,7 @@ def plot(runs: Sequence[RunRecord], path: Path) -> None:
             f"{without[0].path}: has no test accuracy, as other runs of this plot have; "
             "plot regression and classification apart"
         )
-    key = "test_loss" if without else "test_accuracy"
-    figure, axes = _figure(7.0, 4.2)
-    for index, run in enumerate(runs):
-        rounds, values = np.array(run.scores[key]).T
-        axes.plot(
-            rounds,
-            values if without else 100 * values,
-            color=COLOURS[index % len(COLOURS)],
-            linestyle=DASHES[index // len(COLOURS) % len(DASHES)],
-            linewidth=1.6,
-            marker="o" if len(rounds) <= 30 else None,
-            markersize=3.5,
-            label=run.name,
-        )
-    if without and all(value > 0 for run in runs for _, value in run.scores[key]):
-        axes.set_yscale("log")
-    axes.set_xlabel("round")
-    axes.set_ylabel("test loss" if without else "test accuracy, %")
-    axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
-    axes.set_xlim(0, max(run.rounds for run in runs))
-    if len(runs) <= 6:
-        axes.legend(frameon=False, loc="best")
-    else:
-        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
-    _save(figure, path)
+    return "test_loss" if without else "test_accuracy"
 
 
 def plot_partition(counts: NDArray[np.int64], path: Path) -> None:

@@ -5,9 +5,10 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import yaml
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from hpcfl.compare import SEED, Settings, apart, flat, labels, over_seeds
 from hpcfl.errors import JobError, StoreError
 
 
@@ -31,6 +33,8 @@ class RunRecord:
     """The job's evaluate.last: every one of the last ``window`` rounds is evaluated."""
     log: tuple[Mapping[str, Any], ...]
     """One object per round, in order; round 0 is the initial model."""
+    settings: Settings = field(default_factory=dict)
+    """The job's values by their dotted keys."""
 
     @property
     def name(self) -> str:
@@ -50,10 +54,11 @@ class RunRecord:
     @cached_property
     def scores(self) -> dict[str, tuple[tuple[int, float], ...]]:
         """(round, value) of every evaluation, by the names "test_loss" and "test_accuracy"."""
-        return {
-            key: tuple((entry["round"], float(entry[key])) for entry in self.log if key in entry)
-            for key in ("test_loss", "test_accuracy")
-        }
+        return {key: self.curve(key) for key in ("test_loss", "test_accuracy")}
+
+    def curve(self, key: str) -> tuple[tuple[int, float], ...]:
+        """(round, value) of every round whose line of the log has the key."""
+        return tuple((entry["round"], float(entry[key])) for entry in self.log if key in entry)
 
     def last(self, key: str) -> float | None:
         """The newest value of a score, or None where there is none."""
@@ -88,7 +93,7 @@ def read_run(path: Path) -> RunRecord:
     if not job_file.is_file():
         raise JobError(
             f"{path}: no job.yaml here, so this is no run directory; "
-            "name the --out directory of a hpcfl run"
+            "name the --out directory of a hpcfl run, or of a sweep"
         )
     try:
         job = yaml.safe_load(job_file.read_text("utf-8"))
@@ -100,7 +105,19 @@ def read_run(path: Path) -> RunRecord:
             f"{job_file}: not the resolved job of a run (needs algorithm.name, rounds and "
             f"evaluate.last): {' '.join(str(error).split())}"
         ) from error
-    return RunRecord(path, algorithm, rounds, window, _read_log(path / "log.jsonl"))
+    return RunRecord(path, algorithm, rounds, window, _read_log(path / "log.jsonl"), flat(job))
+
+
+def read_runs(path: Path) -> list[RunRecord]:
+    """Read a run directory, or every run in a folder of them, as a sweep leaves it.
+
+    Raises:
+        JobError, StoreError: as `read_run`.
+    """
+    inside = sorted(job.parent for job in path.glob("*/job.yaml"))
+    if (path / "job.yaml").is_file() or not inside:
+        return [read_run(path)]
+    return [read_run(run) for run in inside]
 
 
 def _read_log(path: Path) -> tuple[Mapping[str, Any], ...]:
@@ -160,6 +177,8 @@ _SHOWN: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
     ("wall\ntime", lambda run: _duration(run.total("wall_s"))),
 )
 
+_LEFT = ("run", "algorithm", "settings")
+
 # For programs: a key, with its unit, and a run's value.
 _VALUES: tuple[tuple[str, Callable[[RunRecord], str | float | None]], ...] = (
     ("run", lambda run: run.name),
@@ -177,37 +196,108 @@ _VALUES: tuple[tuple[str, Callable[[RunRecord], str | float | None]], ...] = (
 )
 
 
-def table(runs: Sequence[RunRecord]) -> Table:
-    """Runs side by side, one a row; sizes in powers of 1000."""
+# Over seeds: a title, a run's value, and how values are shown.
+_SCORES: tuple[tuple[str, Callable[[RunRecord], float | None], str], ...] = (
+    ("accuracy\n%", lambda run: _in_percent(run.last("test_accuracy")), "{:.2f}"),
+    ("best\n%", lambda run: _in_percent(run.best[1] if run.best else None), "{:.2f}"),
+    ("mean of\nlast %", lambda run: _in_percent(run.mean_accuracy), "{:.2f}"),
+    ("test\nloss", lambda run: run.last("test_loss"), "{:.4g}"),
+)
+
+
+def _in_percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def rows(runs: Sequence[RunRecord]) -> list[list[str]]:
+    """The titles, then a row a run; what their jobs differ in has a column, if there is any."""
+    found = [[title for title, _ in _SHOWN]]
+    found += [
+        [label, *(show(run) for _, show in _SHOWN[1:])]
+        for label, run in zip(labels([run.path for run in runs]), runs, strict=True)
+    ]
+    _insert(found, 2, apart([run.settings for run in runs]))
+    return found
+
+
+def seed_rows(runs: Sequence[RunRecord]) -> list[list[str]]:
+    """The titles and a row for the finished runs of each job but for its seed; or nothing.
+
+    Mean +- sample standard deviation; there are rows once some job was run with several seeds.
+    """
+    groups = over_seeds([run.settings for run in runs])
+    if not any(len(group) > 1 for group in groups):
+        return []
+    differing = apart([run.settings for run in runs], but=[SEED])
+    found = [["algorithm", "seeds", *(title for title, _, _ in _SCORES)]]
+    for group in groups:
+        members = [runs[index] for index in group if runs[index].finished]
+        count = f"{len(members)}" + ("" if len(members) == len(group) else f" of {len(group)}")
+        scores = [_spread([value(run) for run in members], show) for _, value, show in _SCORES]
+        found.append([runs[group[0]].algorithm, count, *scores])
+    _insert(found, 1, [differing[group[0]] for group in groups])
+    return found
+
+
+def _insert(found: list[list[str]], place: int, settings: Sequence[str]) -> None:
+    """Add a column of what jobs differ in, if they differ in anything."""
+    if any(settings):
+        for row, text in zip(found, ["settings", *settings], strict=True):
+            row.insert(place, text)
+
+
+def _spread(values: Sequence[float | None], show: str) -> str:
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return "-"
+    mean = show.format(fmean(known))
+    return mean if len(known) == 1 else f"{mean} +- {show.format(stdev(known))}"
+
+
+def tables(runs: Sequence[RunRecord]) -> list[Table]:
+    """Runs side by side, one a row, and means over seeds; sizes in powers of 1000."""
+    return [_drawn(found) for found in (rows(runs), seed_rows(runs)) if found]
+
+
+def _drawn(found: Sequence[Sequence[str]]) -> Table:
     made = Table(box=box.ASCII2)
-    for index, (title, _) in enumerate(_SHOWN):
-        made.add_column(title, justify="left" if index < 2 else "right", no_wrap=True)
-    for run in runs:
-        made.add_row(*(show(run) for _, show in _SHOWN))
+    for title in found[0]:
+        made.add_column(title, justify="left" if title in _LEFT else "right", no_wrap=True)
+    for row in found[1:]:
+        made.add_row(*row)
     return made
 
 
 def plain(runs: Sequence[RunRecord]) -> str:
-    """The table in plain ASCII, as wide as it needs to be."""
+    """The tables in plain ASCII, as wide as they need to be."""
     out = io.StringIO()
-    Console(file=out, width=1000, color_system=None).print(table(runs), markup=False)
+    Console(file=out, width=1000, color_system=None).print(*tables(runs), markup=False, sep="\n")
     return out.getvalue()
 
 
 def to_markdown(runs: Sequence[RunRecord]) -> str:
-    """The table in Markdown."""
-    rows = [
-        [title.replace("\n", " ") for title, _ in _SHOWN],
-        [":--" if index < 2 else "--:" for index in range(len(_SHOWN))],
-        *([show(run).replace("|", "\\|") for _, show in _SHOWN] for run in runs),
+    """The tables in Markdown."""
+    return "\n".join(_marked(found) for found in (rows(runs), seed_rows(runs)) if found)
+
+
+def _marked(found: Sequence[Sequence[str]]) -> str:
+    lines = [
+        [title.replace("\n", " ") for title in found[0]],
+        [":--" if title in _LEFT else "--:" for title in found[0]],
+        *([cell.replace("|", "\\|") for cell in row] for row in found[1:]),
     ]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def to_csv(runs: Sequence[RunRecord]) -> str:
-    """The runs as CSV: full precision, fractions and plain units; what is absent stays empty."""
+    """The runs as CSV: full precision, fractions and plain units; what is absent stays empty.
+
+    The last column holds what their jobs differ in.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(key for key, _ in _VALUES)
-    writer.writerows([value(run) for _, value in _VALUES] for run in runs)
+    writer.writerow([*(key for key, _ in _VALUES), "settings"])
+    differing = apart([run.settings for run in runs])
+    for run, settings in zip(runs, differing, strict=True):
+        writer.writerow([*(value(run) for _, value in _VALUES), settings])
     return out.getvalue()

@@ -97,8 +97,11 @@ class RunDir:
                 "or start one with `hpcfl run`"
             )
 
-    def lock(self) -> None:
+    def lock(self, holder: str = "a run") -> None:
         """Hold the directory until the context or this process ends.
+
+        Args:
+            holder: what is said to be alive there if it is held already.
 
         Raises:
             JobError: it is not writable, or another run holds it.
@@ -116,7 +119,7 @@ class RunDir:
                     continue
                 os.close(fd)
                 raise JobError(
-                    f"{self.root}: a run is alive in this directory; wait for it or stop it"
+                    f"{self.root}: {holder} is alive in this directory; wait for it or stop it"
                 ) from e
             except OSError as e:
                 text = f"{self._lock}: no locks on this file system ({e.strerror}): nothing keeps "

@@ -2,26 +2,22 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm, Fresh
 from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
+from hpcfl.diagnostics import Observer
 from hpcfl.local.population import Population
 from hpcfl.local.sequential import Sequential
-from hpcfl.schema import Schema, Traffic
+from hpcfl.schema import Schema
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
 from hpcfl.types import Record, Vector
-
-
-class Survey(NamedTuple):
-    """What a client sends before local training, where the algorithm asks for it."""
-
-    grad: Vector
 
 
 class Desk(Protocol):
@@ -35,8 +31,8 @@ class Desk(Protocol):
         """Take down what a round gave."""
         ...
 
-    def save(self, round: int, server: Any) -> None:
-        """Commit a checkpoint of the state after ``round`` rounds."""
+    def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
+        """Commit a checkpoint of the state after ``round`` rounds, with what was ``kept`` too."""
         ...
 
 
@@ -64,8 +60,8 @@ class Run:
     comm: Comm
     reduction: Reduction  # of uploads, each with its train_loss
     surveys: Reduction  # of full gradients
+    observer: Observer
     schema: Schema
-    traffic: Traffic
     x0: Vector
     fresh: Callable[[int], Fresh]  # client -> its source of random initialisations
     evaluation: Due

@@ -12,6 +12,8 @@ from hpcfl.algorithms.base import Algorithm, Client, Cohort
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.types import Vector
 
+LOSS = "train_loss"  # the field of what is summed that is ours, no traffic of a real client
+
 
 class Schema(NamedTuple):
     """The NamedTuples of one round, made of meta tensors."""
@@ -47,13 +49,22 @@ class Schema(NamedTuple):
         return type(self.upload)(*upload), loss
 
 
+class Survey(NamedTuple):
+    """What a client sends before local training, where the algorithm asks for it."""
+
+    grad: Vector
+
+
 @cache
 def _sent(fields: tuple[str, ...]) -> Any:
-    return namedtuple("Sent", [*fields, "train_loss"])
+    return namedtuple("Sent", [*fields, LOSS])
 
 
 class Traffic(NamedTuple):
-    """Bytes that a real client would receive and send in one round."""
+    """Bytes that a real client would receive and send in one round, by the dry round's shapes.
+
+    The plan: what is logged is counted anew in every round, at the broadcast and the reduction.
+    """
 
     down: int
     up: int

@@ -1,19 +1,29 @@
 """One life of a run: from a job or a run directory to the end, a stop or an error."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hpcfl.assemble import Parts, assemble, device_type, place, wire
-from hpcfl.checkpoint import Checkpoint, committed, fingerprint, read, read_server, save, sweep
+from hpcfl.checkpoint import (
+    Checkpoint,
+    committed,
+    fingerprint,
+    read,
+    read_kept,
+    read_server,
+    save,
+    sweep,
+)
 from hpcfl.comm.base import Comm
 from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
@@ -62,7 +72,7 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
     """
     folder = RunDir(out or Path("runs") / loaded.name)
 
-    def begin(life: _Life) -> tuple[Any, int]:
+    def begin(life: _Life) -> _Beginning:
         parts = life.parts
         with together(life.comm):
             if life.comm.rank == 0:
@@ -71,8 +81,8 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
                 cut(folder.log, 0)  # of a start that died before its first checkpoint
         life.open_store()
         server = parts.algorithm.init_server(parts.x0)
-        life.save(0, server, log_bytes=0)
-        return server, 0
+        life.save(0, server, {}, log_bytes=0)
+        return _Beginning(server, 0, {})
 
     return _live(loaded, folder, begin)
 
@@ -88,29 +98,40 @@ def resume(root: Path) -> Result:
     folder = RunDir(root)
     folder.require()
 
-    def begin(life: _Life) -> tuple[Any, int]:
+    def begin(life: _Life) -> _Beginning:
         parts, comm = life.parts, life.comm
         names = ""
         with together(comm):
             if comm.rank == 0:
                 folder.lock()
-                kept = committed(folder.checkpoints)
-                _check_newest(kept, folder)
+                found = committed(folder.checkpoints)
+                _check_newest(found, folder)
                 sweep(folder.checkpoints)
-                life.sweep_stores([checkpoint.folder for checkpoint in kept])
-                cut(folder.log, kept[-1].log_bytes)
-                names = " ".join(checkpoint.folder.name for checkpoint in kept)
+                life.sweep_stores([checkpoint.folder for checkpoint in found])
+                cut(folder.log, found[-1].log_bytes)
+                names = " ".join(checkpoint.folder.name for checkpoint in found)
         kept_folders = [folder.checkpoints / name for name in comm.share(names).split()]
         with together(comm):
             newest = read(kept_folders[-1])
             server = read_server(newest, parts.schema.server, parts.device)
+            kept = read_kept(newest, parts.device)
             life.parts = replace(parts, x0=folder.read_initial(parts.x0).to(parts.device))
         life.open_store()
         with together(comm):
             life.take_over(newest, kept_folders)
-        return server, newest.round
+        return _Beginning(server, newest.round, kept)
 
     return _live(load(folder.job), folder, begin, resumed=True)
+
+
+class _Beginning(NamedTuple):
+    """Where one start of the program begins."""
+
+    server: Any
+    round: int
+    """Rounds completed."""
+    kept: Mapping[str, Tensor]
+    """What else a checkpoint kept."""
 
 
 class _Life:
@@ -149,7 +170,7 @@ class _Life:
             self.store.rehome(table)
         self.store.keep(kept)
 
-    def save(self, round: int, server: Any, *, log_bytes: int) -> None:
+    def save(self, round: int, server: Any, kept: Mapping[str, Tensor], *, log_bytes: int) -> None:
         """Collective: commit a checkpoint.
 
         Raises:
@@ -164,10 +185,11 @@ class _Life:
             )
             error.collective = True
             raise error
-        kept = save(
+        folders = save(
             self.folder.checkpoints,
             round,
             server,
+            kept,
             self.store,
             self.comm,
             job=self.folder.mark,
@@ -175,7 +197,7 @@ class _Life:
             keep=self.parts.job.checkpoint.keep,
         )
         if self.comm.rank == 0:
-            self.sweep_stores(kept)
+            self.sweep_stores(folders)
 
     def sweep_stores(self, kept: list[Path]) -> None:
         """Delete the segments of earlier lives that no checkpoint needs; on rank 0 alone."""
@@ -189,8 +211,11 @@ class _Life:
     def opening(self, done: int) -> str:
         """One line: what is about to run."""
         parts = self.parts
+        algorithm = dict(parts.loaded.tree["algorithm"])
+        name = algorithm.pop("name")
+        settings = ", ".join(f"{key} {json.dumps(value)}" for key, value in algorithm.items())
         return (
-            f"{parts.loaded.tree['algorithm']['name']}: {len(parts.rows)} clients, "
+            f"{name} ({settings}): {len(parts.rows)} clients, "
             f"{parts.x0.numel()} parameters, {self.comm.size} rank(s) by "
             f"{type(self.comm).__name__.lower()} on {parts.device.type}, {parts.job.precision}, "
             f"into {self.folder.root}"
@@ -217,9 +242,9 @@ class _Desk:
             self._log.write(record)
             self._progress.round(record)
 
-    def save(self, round: int, server: Any) -> None:
+    def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
         """Collective: commit a checkpoint."""
-        self._life.save(round, server, log_bytes=self._log.sync())
+        self._life.save(round, server, kept, log_bytes=self._log.sync())
 
     def close(self) -> None:
         """Close the log."""
@@ -229,7 +254,7 @@ class _Desk:
 def _live(
     loaded: Loaded,
     folder: RunDir,
-    begin: Callable[[_Life], tuple[Any, int]],
+    begin: Callable[[_Life], _Beginning],
     *,
     resumed: bool = False,
 ) -> Result:
@@ -247,14 +272,14 @@ def _live(
         with together(comm):
             parts = assemble(loaded, device, resumed=resumed)
         with closing(_Life(parts, folder, comm)) as life:
-            server, done = begin(life)
-            x = _play(life, server, done, signals)
+            x = _play(life, begin(life), signals)
         return Result(folder.root, parts.job.rounds, x)
 
 
-def _play(life: _Life, server: Any, done: int, signals: Signals) -> Vector:
-    """Collective: play from ``server`` to the end; the final model."""
+def _play(life: _Life, beginning: _Beginning, signals: Signals) -> Vector:
+    """Collective: play to the end; the final model."""
     parts, folder, comm = life.parts, life.folder, life.comm
+    done = beginning.round
     gradient = parts.gradient()
     evaluation = Evaluation(gradient, parts.tests(), parts.dataset.loss, comm)
     with (
@@ -275,8 +300,9 @@ def _play(life: _Life, server: Any, done: int, signals: Signals) -> Vector:
                     }
                 )
         run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
+        run.observer.restore(beginning.kept)
         try:
-            server = play(run, server, done)
+            server = play(run, beginning.server, done)
         except StoreError as e:
             e.exit_code = 1  # 2 says that nothing was trained
             raise

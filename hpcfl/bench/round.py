@@ -10,7 +10,7 @@ go the same way in every turn.
 
 import copy
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.assemble import Parts, assemble, device_of, wire
@@ -186,7 +187,7 @@ class _Desk:
     def record(self, record: Record) -> None:
         self._log.write(record)
 
-    def save(self, round: int, server: Any) -> None:
+    def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
         return None
 
 

@@ -131,6 +131,7 @@ class Reduction(ABC):
         plain: fields averaged with weight 1 over |S|.
         dtype: of the uploads and of the mean, float32 or float64.
         device: of the uploads and of the mean.
+        uncounted: fields that are summed, but are no traffic of a real client.
     """
 
     def __init__(
@@ -140,8 +141,9 @@ class Reduction(ABC):
         plain: frozenset[str],
         dtype: torch.dtype,
         device: torch.device,
+        uncounted: frozenset[str] = frozenset(),
     ) -> None:
-        self._comm, self._dtype = comm, dtype
+        self._comm, self._dtype, self._uncounted = comm, dtype, uncounted
         self._layout = Layout.of(template, plain)
         self._buffer = torch.empty(self._layout.numel, dtype=self.summed(dtype), device=device)
 
@@ -155,8 +157,12 @@ class Reduction(ABC):
         flags: NDArray[np.float64],
         *,
         round: int,
-    ) -> tuple[Any, NDArray[np.float64]]:
-        """Collective: the mean of the cohort's uploads, and the elementwise maximum of ``flags``.
+    ) -> tuple[Any, int, NDArray[np.float64]]:
+        """Collective: the mean of the cohort's uploads, their bytes, and the maximum of ``flags``.
+
+        The bytes are those of all clients' uploads as they were handed over, less the uncounted
+        fields.  A rank that has no client learns them from the maximum: what is summed has one
+        shape, so every client sends as much.
 
         Two all-reduces: a small maximum, then the sum of one buffer for all fields.
 
@@ -174,7 +180,9 @@ class Reduction(ABC):
         """
         layout = self._layout
         columns, factors = layout.columns(uploads), layout.factors(weights)
-        peaks, flags = inspect(self._comm, layout, columns, factors, clients, flags, round)
+        counted = max((self._bytes(upload) for upload in uploads), default=0)
+        asked = np.append(flags, counted)
+        peaks, agreed = inspect(self._comm, layout, columns, factors, clients, asked, round)
         divisors = layout.totals(total, cohort)
         places = [
             Place(self._buffer[begin:end], peak, divisor, cohort)
@@ -185,7 +193,12 @@ class Reduction(ABC):
         self._comm.sum(self._buffer)
         means = map(self.restore, places)
         shaped = (mean.view(shape) for mean, shape in zip(means, layout.shapes, strict=True))
-        return layout.type(*shaped), flags
+        return layout.type(*shaped), cohort * int(agreed[-1]), agreed[:-1]
+
+    def _bytes(self, upload: Any) -> int:
+        """What one client sends, in bytes."""
+        fields = zip(self._layout.names, upload, strict=True)
+        return sum(field.nbytes for name, field in fields if name not in self._uncounted)
 
     @abstractmethod
     def summed(self, dtype: torch.dtype) -> torch.dtype:

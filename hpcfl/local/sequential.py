@@ -32,17 +32,26 @@ class Sequential:
                 gradients.append(self._gradient.full(x, visit.survey))
         return gradients
 
-    def train(self, message: Any, visits: Sequence[Visit], states: Sequence[Any]) -> list[Trained]:
+    def train(
+        self, message: Any, visits: Sequence[Visit], states: Sequence[Any], *, ends: bool = False
+    ) -> list[Trained]:
         """Play every visit's local round, all from the same message.
+
+        Args:
+            message: what the clients of the cohort receive.
+            visits: of the clients that this rank trains.
+            states: theirs.
+            ends: return their last local models too.
 
         Raises:
             ClientError: a client's data, the model or the algorithm raised.
         """
         return [
-            self._visit(message, visit, state) for visit, state in zip(visits, states, strict=True)
+            self._visit(message, visit, state, ends)
+            for visit, state in zip(visits, states, strict=True)
         ]
 
-    def _visit(self, message: Any, visit: Visit, state: Any) -> Trained:
+    def _visit(self, message: Any, visit: Visit, state: Any, ends: bool) -> Trained:
         algorithm, gradient, about = self._algorithm, self._gradient, visit.about
         with _named(visit, "begin"):
             local = algorithm.begin(message, state, about)
@@ -65,7 +74,7 @@ class Sequential:
             raise ClientError(visit.client, visit.round + 1, step, "step") from e
         with _named(visit, "finish"):
             upload, after = algorithm.finish(y, local, message, state, about)
-        return Trained(upload, after, loss / steps)
+        return Trained(upload, after, loss / steps, y if ends else y.new_empty(0))
 
 
 @contextmanager

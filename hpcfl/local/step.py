@@ -152,3 +152,4 @@ class Trained(NamedTuple):
     upload: Any
     state: Any
     loss: Tensor  # 0-d, the mean over its local steps of the batch loss
+    end: Vector  # [P], the last local model; [0] if not asked for

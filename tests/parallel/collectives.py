@@ -51,7 +51,7 @@ def main(backend: str, folder: Path) -> None:
     digests, agreed = [], []
     for split in owners(comm.size):
         mine = [i for i in range(CLIENTS) if split[i] == comm.rank]
-        result, flags = mean(
+        result, sent, flags = mean(
             [upload(i) for i in mine],
             mine,
             [WEIGHTS[i] for i in mine],
@@ -61,8 +61,8 @@ def main(backend: str, folder: Path) -> None:
             round=0,
         )
         digests.append(sha256(b"".join(f.numpy().tobytes() for f in result)).hexdigest())
-        agreed.append(flags.tolist())
-    said |= {"digests": digests, "flags": agreed}
+        agreed.append([sent, *flags.tolist()])
+    said |= {"digests": digests, "agreed": agreed}
     said["delta"] = result.delta[:5].tolist()
     broken = upload(0)
     broken.drift[17] = torch.nan

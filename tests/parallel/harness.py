@@ -1,13 +1,16 @@
-"""Run a script under a real mpirun of this environment."""
+"""Run a script, or several jobs, under a real mpirun of this environment."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,3 +53,20 @@ def mpirun(
         timeout=timeout,
         check=False,
     )
+
+
+def play_all(
+    root: Path, jobs: Mapping[str, Mapping[str, Any]], ranks: int, *, stop: int = 0
+) -> None:
+    """Play the jobs in one launch, each into ``root/NAME``; resume those that are there already.
+
+    With ``stop``, every one is stopped by a signal after so many rounds.
+    """
+    plan = []
+    for name, job in jobs.items():
+        file, out = root / f"{name}.yaml", root / name
+        file.write_text(yaml.safe_dump(dict(job)))
+        plan.append({"job": None if out.exists() else str(file), "out": str(out), "stop": stop})
+    (root / "plan.json").write_text(json.dumps(plan))
+    done = mpirun(ranks, Path(__file__).with_name("runs.py"), root / "plan.json")
+    assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.collectives import CLIENTS, WEIGHTS, upload
+from tests.parallel.collectives import CLIENTS, PARAMETERS, WEIGHTS, upload
 from tests.parallel.harness import environment, mpirun
 
 PROGRAM = Path(__file__).with_name("collectives.py")
@@ -27,7 +27,8 @@ def check(said, size, kind):
     ]
     for s in said:
         assert s["kind"] == kind
-        assert s["flags"] == [[size - 1.0]] * 3
+        bytes_ = CLIENTS * 4 * (2 * PARAMETERS + 1)
+        assert s["agreed"] == [[bytes_, size - 1.0]] * 3
         assert s["diverged"].startswith(
             f"client 12 on rank {size - 1}, round 9: its upload 'drift' is not finite"
         )

@@ -1,15 +1,10 @@
 """A job and its seed determine every bit: on any number of ranks, stopped and resumed or not."""
 
-import json
-
 import numpy as np
 import pytest
-import yaml
 
-from tests.parallel.harness import mpirun
+from tests.parallel.harness import play_all
 from tests.parallel.outcome import model, outcome
-
-RUNS = __file__.replace("test_same_bits.py", "runs.py")
 
 LENET = {
     "task": "cifar10-lenet",
@@ -72,19 +67,14 @@ def play(images, tmp_path_factory):
 
     def go(ranks, names, *, stop=0, folder=None, backend="auto"):
         root = folder or tmp_path_factory.mktemp(f"on{ranks}")
-        plan = []
+        jobs = {}
         for name in names:
             job = {**JOBS[name], "comm": {"backend": backend}, "device": "cpu"}
             if "lenet" in name:
                 shares = {"kind": "file", "path": str(images / "shares.npy")}
                 job["data"] = {"root": str(images), "clients": 8, "partition": shares}
-            path = root / f"{name}.yaml"
-            path.write_text(yaml.safe_dump(job))
-            at = None if folder else str(path)
-            plan.append({"job": at, "out": str(root / name), "stop": stop})
-        (root / "plan.json").write_text(json.dumps(plan))
-        done = mpirun(ranks, RUNS, root / "plan.json")
-        assert done.returncode == 0, done.stderr
+            jobs[name] = job
+        play_all(root, jobs, ranks, stop=stop)
         return root
 
     return go

@@ -48,7 +48,7 @@ def commit(tmp_path):
         root = tmp_path / "checkpoints"
         log_bytes = 7 * round
         kept = save(
-            root, round, server(round), store, Solo(), job=JOB, log_bytes=log_bytes, keep=keep
+            root, round, server(round), {}, store, Solo(), job=JOB, log_bytes=log_bytes, keep=keep
         )
         return [read(folder) for folder in kept]
 

@@ -95,6 +95,16 @@ def test_a_report_for_programs_draws_only_when_asked(
     assert (tmp_path / "runs/report.png").exists() == drawn
 
 
+def test_a_report_draws_what_was_asked_for(run, tmp_path, monkeypatch, hpcfl):
+    monkeypatch.chdir(tmp_path)
+    done = hpcfl("report", run, "--format", "csv", "--y", "train_loss")
+    assert (done.code, done.err) == (0, ["plot: runs/report.png"])
+    assert (tmp_path / "runs/report.png").exists()
+    done = hpcfl("report", run, "--y", "drift")
+    assert done.code == 2
+    assert "no round in log.jsonl has 'drift'" in done.err[0]
+
+
 def test_status_of_a_finished_run(run, hpcfl):
     said = lines(hpcfl("status", run))
     assert said["run"] == f"{run}: fedhbm, finished"

@@ -63,6 +63,13 @@ def test_check_counts_what_scaffold_sends(job, hpcfl):
     assert said["states"] == "64 bytes a client, 256 bytes in all"
 
 
+def test_check_says_what_is_measured(job, hpcfl):
+    assert "diagnostics" not in lines(hpcfl("check", job).text)
+    wanted = "diagnostics={drift: true, cosine: true, every: 5}"
+    said = lines(hpcfl("check", job, wanted).text)
+    assert said["diagnostics"] == "drift, cosine, every 5 rounds"
+
+
 def test_check_says_what_the_data_decide(job):
     job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", ""))
     said = lines(describe(load(job), data=False))
@@ -153,8 +160,8 @@ def test_plot_that_cannot_be_written(job, tmp_path, refused):
 
 
 def test_multiples():
-    assert multiples(FedHBM()) == ("1", "1", "1")
-    assert multiples(Scaffold()) == ("2", "2", "1")
+    assert multiples(FedHBM()) == ("1", "1", "1", "1")
+    assert multiples(Scaffold()) == ("2", "2", "1", "2")
 
 
 @pytest.mark.parametrize("columns", ["80", "100", "200", "20"])
@@ -191,3 +198,20 @@ def test_catalogue_tells_defaults_ranges_and_papers(monkeypatch):
     ):
         assert part in said, part
     assert "Departures" not in said
+
+
+@pytest.mark.parametrize("what", ["algorithms", "fedmim"])
+def test_a_part_of_the_catalogue(hpcfl, monkeypatch, what):
+    monkeypatch.setenv("COLUMNS", "100")
+    done = hpcfl("list", what)
+    assert (done.code, done.err) == (0, [])
+    assert re.search(r"\| fedmim +\| 3 +\| 1 +\| 0 +\| 3 +\|", done.text)
+    assert "- alpha = [0.6, 0.3] (list of number >= 0): " in done.text
+    assert ("| fedavg " in done.text) == (what == "algorithms")
+    assert "| cifar10 " not in done.text
+
+
+def test_a_name_that_is_not_in_the_catalogue(refused):
+    line = refused("list", "fedmin")
+    assert "found fedmin, expected one of algorithms, data, partitions, cohorts, models" in line
+    assert line.endswith("did you mean fedmim?")

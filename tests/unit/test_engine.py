@@ -135,10 +135,10 @@ def test_a_round_that_diverges_leaves_nothing(tmp_path):
 def test_an_error_of_a_client_names_it(tmp_path, monkeypatch):
     train = Sequential._visit
 
-    def broken(self, message, visit, state):
+    def broken(self, message, visit, state, ends):
         if (visit.client, visit.round) == (3, 2):
             visit = visit._replace(batches=iter([next(visit.batches)]))
-        return train(self, message, visit, state)
+        return train(self, message, visit, state, ends)
 
     monkeypatch.setattr(Sequential, "_visit", broken)
     with pytest.raises(ClientError, match="client 3, round 3, step 1: StopIteration"):

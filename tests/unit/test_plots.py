@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from hpcfl import plots
 from hpcfl.errors import JobError
 from hpcfl.plots import plot, plot_partition
 from hpcfl.report import RunRecord
@@ -49,6 +50,23 @@ def test_accuracy_and_regression_do_not_mix(tmp_path):
 def test_nothing_evaluated_yet(tmp_path):
     with pytest.raises(JobError, match="one: no evaluated round"):
         plot([run("one", evaluated=())], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(("last", "scale"), [(9.0, "linear"), (11.0, "log")])
+def test_any_number_of_the_log_can_be_drawn(tmp_path, monkeypatch, last, scale):
+    """On a log scale from a factor of ten on; rounds that lack it are left out."""
+    drawn = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure.axes[0]))
+    log = ({"round": 1, "drift": 1.0}, {"round": 2, "clients": 0}, {"round": 3, "drift": last})
+    plot([RunRecord(tmp_path, "fedavg", 3, 1, log)], tmp_path / "drift.png", "drift")
+    (axes,) = drawn
+    assert axes.lines[0].get_xydata().tolist() == [[1.0, 1.0], [3.0, last]]
+    assert (axes.get_ylabel(), axes.get_yscale()) == ("drift", scale)
+
+
+def test_a_number_that_no_round_has(tmp_path):
+    with pytest.raises(JobError, match=r"one: no round in log\.jsonl has 'drfit'.*test_accuracy, "):
+        plot([run("one")], tmp_path / "x.png", "drfit")
 
 
 def test_a_file_that_cannot_be_written(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from hpcfl.errors import JobError, StoreError
-from hpcfl.report import plain, read_run, table, to_csv, to_markdown
+from hpcfl.report import plain, read_run, read_runs, seed_rows, tables, to_csv, to_markdown
 
 JOB = "rounds: 4\nalgorithm: {name: fedhbm, beta: 1.0}\nevaluate: {every: 2, last: 2}\n"
 LOG = [
@@ -101,7 +101,7 @@ def test_tables_agree(run_dir):
     assert printed.isascii()
     assert [cell.strip() for cell in printed.splitlines()[4].split("|")[1:-1]][:7] == ROW
     out = io.StringIO()
-    Console(file=out, width=1000).print(table(runs))
+    Console(file=out, width=1000).print(*tables(runs))
     assert out.getvalue() == printed
 
 
@@ -117,3 +117,55 @@ def test_a_regression_has_no_accuracy(run_dir):
     log = [{"round": t, "wall_s": 1000.0, "test_loss": 1.0, "up_bytes": 4e9} for t in range(5)]
     row = to_markdown([read_run(run_dir(log))]).splitlines()[2]
     assert row.endswith("| 4/4 | - | - | - | 1 | 0 bytes | 20.0 GB | 1:23:20 |")
+
+
+SEEDED = """\
+rounds: 4
+seed: {seed}
+local: {{lr: {lr}}}
+algorithm: {{name: {name}}}
+evaluate: {{last: 2}}
+"""
+
+
+def test_runs_of_one_job_are_told_apart_by_what_differs(run_dir):
+    jobs = [("fedavg", 0, 0.1), ("fedavg", 1, 0.1), ("fedavg", 0, 0.5), ("fedhbm", 0, 0.1)]
+    runs = [
+        read_run(run_dir(job=SEEDED.format(name=name, seed=seed, lr=lr), name=f"r{index}"))
+        for index, (name, seed, lr) in enumerate(jobs)
+    ]
+    rows = list(csv.DictReader(io.StringIO(to_csv(runs))))
+    assert [row["settings"] for row in rows] == [
+        "seed 0, local.lr 0.1", "seed 1, local.lr 0.1", "seed 0, local.lr 0.5",
+        "seed 0, local.lr 0.1",
+    ]  # fmt: skip
+    assert "| r2 | fedavg | seed 0, local.lr 0.5 | 4/4 |" in to_markdown(runs)
+    assert "settings" not in to_markdown([runs[0], runs[3]])  # the algorithm has its column
+
+
+def test_runs_of_one_name_are_told_apart_by_the_folder_above(run_dir, tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        run_dir(name=f"{folder}/run")
+    run_dir(name="b/other", job=JOB.replace("4", "5"))
+    runs = [*read_runs(tmp_path / "a" / "run"), *read_runs(tmp_path / "b")]
+    lines = to_markdown(runs).splitlines()[2:]
+    assert [line.split(" | ")[0] for line in lines] == ["| a/run", "| other", "| b/run"]
+
+
+def test_means_over_seeds(run_dir):
+    def one(name, seed, accuracy, rounds=4):
+        log = [{**entry, "test_accuracy": accuracy} for entry in LOG[: rounds + 1]]
+        job = SEEDED.format(name=name, seed=seed, lr=0.1)
+        return read_run(run_dir(log, job, name=f"{name}{seed}"))
+
+    runs = [one("fedavg", 0, 0.5), one("fedavg", 1, 0.7), one("fedavg", 2, 0.9, rounds=3)]
+    runs.append(one("fedhbm", 0, 0.25))
+    titles, averaged, single = seed_rows(runs)
+    assert titles[:3] == ["algorithm", "seeds", "accuracy\n%"]
+    # sqrt((10^2 + 10^2) / 1) = 14.14; the unfinished run does not count
+    assert averaged[:3] == ["fedavg", "2 of 3", "60.00 +- 14.14"]
+    assert single[:3] == ["fedhbm", "1", "25.00"]
+    assert "| fedavg | 2 of 3 | 60.00 +- 14.14 |" in to_markdown(runs)
+    assert "60.00 +- 14.14" in plain(runs)
+    assert not seed_rows([runs[0], runs[3]])  # one seed each: no means

@@ -66,14 +66,24 @@ class Thread(Solo):
         return np.max(self.gather(values.copy()), axis=0)
 
 
-def spread(uploads, weights, owners, size, kind=Exact, plain=frozenset(), flags=None):
+def spread(
+    uploads,
+    weights,
+    owners,
+    size,
+    *,
+    kind=Exact,
+    plain=frozenset(),
+    uncounted=frozenset(),
+    flags=None,
+):
     """The outcome on every rank when rank ``owners[i]`` holds client i."""
     dtype = uploads[0].delta.dtype
     template = Upload(*(field.to("meta") for field in uploads[0]))
 
     def work(comm):
         mine = [i for i, owner in enumerate(owners) if owner == comm.rank]
-        return kind(comm, template, plain, dtype, CPU).mean(
+        return kind(comm, template, plain, dtype, CPU, uncounted).mean(
             [uploads[i] for i in mine],
             mine,
             [weights[i] for i in mine],
@@ -129,12 +139,12 @@ def bits(mean):
 @given(rounds())
 def test_any_grouping_and_order_gives_the_same_bits(case):
     uploads, weights, owners, size, order = case
-    (alone, _), *_ = spread(uploads, weights, [0] * len(uploads), 1)
-    (shuffled, _), *_ = spread(
+    (alone, *_), *_ = spread(uploads, weights, [0] * len(uploads), 1)
+    (shuffled, *_), *_ = spread(
         [uploads[i] for i in order], [weights[i] for i in order], owners, 1 + max(owners)
     )
     outcomes = spread(uploads, weights, owners, size)
-    assert all(bits(mean) == bits(alone) for mean, _ in outcomes)
+    assert all(bits(mean) == bits(alone) for mean, *_ in outcomes)
     assert bits(shuffled) == bits(alone)
 
 
@@ -155,7 +165,7 @@ def test_the_mean_is_within_the_stated_bound(case):
 
 def test_by_hand():
     uploads = make([[1.0, -2.0, 0.0, 4.0], [3.0, 6.0, 0.0, 8.0]], torch.float32)
-    mean, _ = spread(uploads, [1.0, 3.0], [0, 0], 1, plain=frozenset({"level"}))[0]
+    mean, *_ = spread(uploads, [1.0, 3.0], [0, 0], 1, plain=frozenset({"level"}))[0]
     assert mean.delta.tolist() == [2.5, 4.0, 0.0]  # (1 + 9)/4, (-2 + 18)/4
     assert mean.level.item() == 6.0  # plainly: (4 + 8)/2
     assert mean.level.shape == ()
@@ -165,7 +175,7 @@ def test_by_hand():
 def test_denormals_and_zeros(dtype):
     tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # the smallest above zero
     uploads = make([[tiny, 3 * tiny, 0.0, 0.0], [3 * tiny, -3 * tiny, 0.0, 0.0]], dtype)
-    mean, _ = spread(uploads, [1.0, 1.0], [0, 1], 2)[0]
+    mean, *_ = spread(uploads, [1.0, 1.0], [0, 1], 2)[0]
     assert mean.delta.tolist() == [2 * tiny, 0.0, 0.0]
     assert mean.level.item() == 0.0
 
@@ -203,7 +213,16 @@ def test_flags_ride_in_the_maximum(kind):
     uploads = make([[1.0, 2.0, 3.0, 4.0]] * 2, torch.float32)
     flags = [np.array([0.0, 5.0]), np.array([1.0, 2.0])]
     outcomes = spread(uploads, [1.0, 1.0], [1, 1], 2, kind=kind, flags=flags)
-    assert [agreed.tolist() for _, agreed in outcomes] == [[1.0, 5.0]] * 2
+    assert [agreed.tolist() for *_, agreed in outcomes] == [[1.0, 5.0]] * 2
+
+
+@pytest.mark.parametrize("kind", [Exact, Fast])
+def test_what_is_handed_over_is_counted_on_every_rank(kind):
+    """Three clients send 3 floats each; the scalar is ours.  Rank 0 has no client."""
+    uploads = make([[1.0, 2.0, 3.0, 4.0]] * 3, torch.float32)
+    outcomes = spread(uploads, [1.0] * 3, [1, 2, 1], 3, kind=kind, uncounted=frozenset({"level"}))
+    assert [sent for _, sent, _ in outcomes] == [3 * 3 * 4] * 3
+    assert [sent for _, sent, _ in spread(uploads, [1.0] * 3, [1, 2, 1], 3)] == [3 * 4 * 4] * 3
 
 
 @pytest.mark.parametrize("kind", [Exact, Fast])
@@ -211,7 +230,7 @@ def test_means_of_earlier_rounds_are_not_overwritten(kind):
     template = Upload(torch.empty(3, device="meta"), torch.empty((), device="meta"))
     mean = kind(Solo(), template, frozenset(), torch.float32, CPU).mean
     first, second = make([[1.0, 2.0, 3.0, 4.0]], torch.float32), make([[5.0] * 4], torch.float32)
-    kept, _ = mean(first, [0], [2.0], 2.0, 1, np.zeros(0), round=0)
+    kept, *_ = mean(first, [0], [2.0], 2.0, 1, np.zeros(0), round=0)
     mean(second, [0], [2.0], 2.0, 1, np.zeros(0), round=1)
     assert kept.delta.tolist() == [1.0, 2.0, 3.0]
 
@@ -232,7 +251,7 @@ def test_large_vectors_in_blocks_equal_small_ones(monkeypatch):
 
 def test_many_clients_of_the_same_sign_do_not_overflow():
     uploads = [Upload(torch.full((2,), 3.0e38), torch.tensor(1.5))] * 5000
-    mean, _ = spread(uploads, [2.0**20] * 5000, [0] * 5000, 1)[0]
+    mean, *_ = spread(uploads, [2.0**20] * 5000, [0] * 5000, 1)[0]
     assert mean.delta.tolist() == uploads[0].delta.tolist()
     assert mean.level.item() == 1.5
 

@@ -1,0 +1,95 @@
+"""What tells the jobs of several runs apart: names, settings, seeds.
+
+Settings are a job's values by their dotted keys: {"local.lr": 0.1, ...}.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+SEED = "seed"
+_SHOWN_ELSEWHERE = ("algorithm.name", "rounds")  # columns of their own
+_LONG = 24  # characters of a value
+
+
+def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """The values of a tree by their dotted keys; lists are values."""
+    settings: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            settings |= flat(value, f"{above}{key}.")
+        else:
+            settings[above + key] = value
+    return settings
+
+
+def apart(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
+    """For each job, its values of the keys that differ between the jobs: "local.lr 0.1, seed 1".
+
+    A hyperparameter is compared between jobs of one algorithm only, and a key that a job does not
+    have tells it from no job.
+
+    Args:
+        jobs: the settings of each.
+        but: keys that do not count, besides the algorithm's name and the rounds.
+    """
+    values: dict[str, set[str]] = {}
+    for job in jobs:
+        for key, value in job.items():
+            values.setdefault(_scope(job, key), set()).add(repr(value))
+    known = dict.fromkeys(key for job in jobs for key in job)
+    counted = [key for key in known if key not in (*_SHOWN_ELSEWHERE, *but)]
+    return [
+        ", ".join(
+            f"{key} {_short(job[key])}"
+            for key in counted
+            if key in job and len(values[_scope(job, key)]) > 1
+        )
+        for job in jobs
+    ]
+
+
+def _scope(job: Settings, key: str) -> str:
+    """The key, with the algorithm that it belongs to."""
+    return f"{job['algorithm.name']} {key}" if key.startswith("algorithm.") else key
+
+
+def labels(paths: Sequence[Path]) -> list[str]:
+    """The directories' names, with as many of the folders above as it takes to tell them apart."""
+    whole = [path.absolute().parts for path in paths]
+    return [_label(parts, whole) for parts in whole]
+
+
+def _label(parts: tuple[str, ...], whole: Sequence[tuple[str, ...]]) -> str:
+    others = [other for other in whole if other != parts]
+    depth = 1
+    while depth < len(parts) and any(other[-depth:] == parts[-depth:] for other in others):
+        depth += 1
+    return "/".join(parts[-depth:])
+
+
+def over_seeds(jobs: Sequence[Settings]) -> list[list[int]]:
+    """The jobs (by index) in groups that differ in the seed alone, in order of appearance.
+
+    Of jobs that do not even differ in the seed, the first counts.
+    """
+    groups: dict[str, dict[Any, int]] = {}
+    for index, job in enumerate(jobs):
+        rest = repr(sorted((key, repr(value)) for key, value in job.items() if key != SEED))
+        groups.setdefault(rest, {}).setdefault(job.get(SEED), index)
+    return [list(group.values()) for group in groups.values()]
+
+
+def changed(before: Settings, now: Settings) -> Iterator[tuple[str, str, str]]:
+    """The keys whose values differ, with both values."""
+    for key in dict.fromkeys((*now, *before)):
+        found, wanted = (_short(job[key]) if key in job else "absent" for job in (before, now))
+        if (key in before) != (key in now) or before[key] != now[key]:
+            yield key, found, wanted
+
+
+def _short(value: Any) -> str:
+    text = str(value).lower() if isinstance(value, bool | None) else str(value)
+    return text if len(text) <= _LONG else text[: _LONG - 3] + "..."

@@ -1,0 +1,243 @@
+"""A sweep as users write it: a grid over the keys of a job, every point of it checked.
+
+job: cifar10/fedavg_noniid.yaml         # the base job, relative to this file
+set: {rounds: 60, local.lr: 0.1}        # over the job, in every run
+grid:
+  method:                               # an axis of named points: keys and their values
+    fedavg: {algorithm: {name: fedavg}}
+    fedcm: {algorithm: {name: fedcm, alpha: 0.1}}
+  seed: [0, 1, 2]                       # an axis that is a key of the job
+ranks: 1                                # of each run
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+from operator import getitem
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from hpcfl.errors import JobError
+from hpcfl.job import Loaded, check, settled
+from hpcfl.jobfile import JobFile, Key, override, plain, read, tuples
+from hpcfl.kinds import SECTION, shown, suggestion
+
+KEYS = ("job", "set", "grid", "ranks")
+_COMMAND: Key = ("command line",)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")  # of a directory, typed without quotes
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep."""
+
+    name: str
+    """What tells it from the others: "fedcm-seed1"."""
+    overrides: tuple[str, ...]
+    """Over the base job, as on the command line."""
+    loaded: Loaded
+    where: str
+    """The place of its first choice in the sweep file."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A checked sweep."""
+
+    path: Path
+    job: Path
+    ranks: int
+    points: tuple[Point, ...]
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self.path.stem
+
+
+class _Setting(NamedTuple):
+    key: Key
+    """In the job."""
+    value: Any
+    at: Key
+    """In the sweep file."""
+
+
+class _Choice(NamedTuple):
+    """A point of one axis."""
+
+    label: str
+    settings: tuple[_Setting, ...]
+    at: Key
+
+
+def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
+    """Read a sweep and check the job of every point of its grid.
+
+    Args:
+        path: the sweep file.
+        overrides: ``key.path=value`` settings over those of `set`, for every run.
+
+    Raises:
+        JobError: where, what was found, what was expected.
+    """
+    file = read(path)
+    for key in file.tree:
+        if key not in KEYS:
+            raise JobError(
+                f'{file.where((key,))}: a sweep has no "{key}" (it has {", ".join(KEYS)})'
+                + suggestion(key, KEYS)
+            )
+    job, ranks = file.tree.get("job"), file.tree.get("ranks", 1)
+    if not isinstance(job, str):
+        raise JobError(f"{file.where(('job',))}: job: found {shown(job)}, expected a job's file")
+    if type(ranks) is not int or ranks < 1:
+        at = file.where(("ranks",))
+        raise JobError(f"{at}: ranks: found {shown(ranks)}, expected a whole number from 1")
+    base = path.parent / job
+    always = _settings(file, file.tree.get("set", {}), ("set",)) + _overridden(file, overrides)
+    points: dict[str, Point] = {}
+    for choices in product(*_axes(file)):
+        point = _point(file, base, always, choices)
+        if point.name in points:
+            raise JobError(
+                f"{point.where}: two runs are called {point.name!r}; give their axis other names"
+            )
+        points[point.name] = point
+    return Sweep(path, base, ranks, tuple(points.values()))
+
+
+def _axes(file: JobFile) -> list[list[_Choice]]:
+    grid = file.tree.get("grid")
+    if not isinstance(grid, dict) or not grid:
+        raise JobError(
+            f"{file.where(('grid',))}: grid: found {shown(grid)}, expected axes: a key of the job "
+            "with a list of values, or a name with a mapping of named points"
+        )
+    listed = [axis.rpartition(".")[2] for axis, values in grid.items() if isinstance(values, tuple)]
+    axes = []
+    for axis, values in grid.items():
+        at: Key = ("grid", axis)
+        if not isinstance(values, dict | tuple) or not values:
+            raise JobError(
+                f"{file.where(at)}: grid.{axis}: found {shown(values)}, expected a list of values "
+                "or a mapping of named points"
+            )
+        if isinstance(values, dict):
+            axes.append([_named(file, label, values[label], (*at, label)) for label in values])
+        else:
+            short = axis.rpartition(".")[2]
+            prefix = short if listed.count(short) == 1 else axis
+            axes.append(
+                [_valued(file, axis, prefix, value, (*at, i)) for i, value in enumerate(values)]
+            )
+    return axes
+
+
+def _named(file: JobFile, label: str, settings: Any, at: Key) -> _Choice:
+    if not _NAME.fullmatch(label):
+        raise JobError(
+            f"{file.where(at)}: {label!r} names a directory; use letters, digits and . _ + -"
+        )
+    return _Choice(label, _settings(file, settings, at), at)
+
+
+def _valued(file: JobFile, axis: str, prefix: str, value: Any, at: Key) -> _Choice:
+    """A value of a key: numbers are told with the key ("lr0.1"), text by itself ("bf16")."""
+    if isinstance(value, bool):
+        label = f"{prefix}-{str(value).lower()}"
+    else:
+        label = value if isinstance(value, str) else f"{prefix}{value}"
+    if isinstance(value, dict | tuple | None) or not _NAME.fullmatch(label):
+        raise JobError(
+            f"{file.where(at)}: grid.{axis}: {shown(value)} makes no name of a directory; "
+            f"make the axis a mapping of named points, NAME: {{{axis}: VALUE}}"
+        )
+    return _Choice(label, (_Setting(_split(file, axis, at), value, at),), at)
+
+
+def _settings(file: JobFile, settings: Any, at: Key) -> tuple[_Setting, ...]:
+    if not isinstance(settings, Mapping):
+        dotted = ".".join(map(str, at))
+        raise JobError(f"{file.where(at)}: {dotted}: found {shown(settings)}, expected {SECTION}")
+    return tuple(
+        _Setting(_split(file, dotted, (*at, dotted)), value, (*at, dotted))
+        for dotted, value in settings.items()
+    )
+
+
+def _overridden(file: JobFile, overrides: Sequence[str]) -> tuple[_Setting, ...]:
+    file.lines[_COMMAND] = "command line"
+    settings = []
+    for text in overrides:
+        said = JobFile("command line", {})
+        override(said, [text])
+        key = tuple(text.partition("=")[0].split("."))
+        settings.append(_Setting(key, reduce(getitem, key, said.tree), _COMMAND))
+    return tuple(settings)
+
+
+def _split(file: JobFile, dotted: str, at: Key) -> Key:
+    key = tuple(dotted.split("."))
+    if not all(key):
+        raise JobError(f"{file.where(at)}: {dotted!r}: expected a key such as local.lr")
+    return key
+
+
+def _point(
+    file: JobFile, base: Path, always: Sequence[_Setting], choices: Sequence[_Choice]
+) -> Point:
+    """The run of one choice on every axis, its job checked."""
+    name = "-".join(choice.label for choice in choices)
+    job = read(base)
+    made: list[_Setting] = []
+    for choice in (_Choice("", tuple(always), ()), *choices):
+        for setting in choice.settings:
+            _refuse_loss(file, setting, made)
+            job.put(setting.key, tuples(setting.value), file.where(setting.at))
+            for at, line in file.lines.items():
+                if at[: len(setting.at)] == setting.at:
+                    job.lines[(*setting.key, *at[len(setting.at) :])] = line
+        made += choice.settings
+    where = file.where(choices[0].at)
+    loaded = _fitted(check(job, name), f"{where}: {name}")
+    return Point(name, tuple(_override(setting) for setting in made), loaded, where)
+
+
+def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> None:
+    """Refuse what would silently undo another choice, an override or a part of `set`."""
+    for earlier in made:
+        same = setting.key == earlier.key and earlier.at[0] != "set"
+        above = len(setting.key) < len(earlier.key)
+        if same or (above and earlier.key[: len(setting.key)] == setting.key):
+            raise JobError(
+                f"{file.where(setting.at)}: {'.'.join(map(str, setting.key))} would undo "
+                f"{'.'.join(map(str, earlier.key))} of {file.where(earlier.at)}; "
+                "say it once, and whole sections before their keys"
+            )
+
+
+def _fitted(loaded: Loaded, where: str) -> Loaded:
+    """The job, settled where its population is known without its data."""
+    job, population = loaded.job, loaded.job.data.clients
+    if population is None:
+        return loaded
+    try:
+        job.cohort.check(population, job.rounds)
+        participation = job.cohort.participation(population)
+        return settled(loaded, job.algorithm.settle(participation, population))
+    except (JobError, ValueError) as e:
+        raise JobError(f"{where}: {e}") from e
+
+
+def _override(setting: _Setting) -> str:
+    """The setting as the command line takes it."""
+    text = yaml.safe_dump(
+        plain(setting.value), default_flow_style=True, sort_keys=False, width=float("inf")
+    )
+    text = text.removesuffix("...\n").strip()  # which YAML puts after a single value
+    return f"{'.'.join(map(str, setting.key))}={text}"

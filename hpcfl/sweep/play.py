@@ -1,0 +1,217 @@
+"""A sweep becomes runs: each a process of its own, as many at once as fit, finished ones skipped.
+
+ROOT/NAME/      the run directory of a point
+ROOT/NAME.log   what its process said
+ROOT/sweep.log  what happened, a line an event
+ROOT/lock       held while the sweep is alive
+"""
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfl.assemble import GIB, device_type
+from hpcfl.comm.launch import detect
+from hpcfl.errors import JobError, Stopped, SweepError
+from hpcfl.rundir import RunDir
+from hpcfl.signals import Signals
+from hpcfl.sweep.board import Board
+from hpcfl.sweep.grid import Sweep
+from hpcfl.sweep.machine import cores, free_memory, gpus, room
+from hpcfl.sweep.spawn import Spawned, mpirun
+from hpcfl.sweep.todo import Planned, plan
+
+LOOK_S = 0.2  # between two looks at the runs
+# Of a run that was told to stop: with a checkpoint, or before it could listen.
+_STOPPED = (Stopped.exit_code, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a sweep that went to its end."""
+
+    root: Path
+    finished: Sequence[Path]
+    """Run directories, in the order of the grid."""
+    failed: Mapping[str, int]
+    """Exit codes of the other runs; negative: the signal that killed the run."""
+
+    def check(self) -> None:
+        """Raise where a run did not finish.
+
+        Raises:
+            SweepError: its exit code is 3 where all of them diverged, 2 where nothing was trained.
+            Stopped: they were stopped, but not by the sweep.
+        """
+        codes, names = set(self.failed.values()), ", ".join(self.failed)
+        if codes == {Stopped.exit_code}:
+            raise Stopped(f"{names} stopped from outside; the same command goes on")
+        if codes:
+            code = 3 if codes == {3} else 2 if codes == {2} and not self.finished else 1
+            raise SweepError(
+                f"{len(self.failed)} of {len(self.failed) + len(self.finished)} runs failed: "
+                f"{names}; {self.root}/NAME.log says why; the same command tries them again",
+                code,
+            )
+
+
+def play(sweep: Sweep, root: Path, parallel: int | None = None) -> Outcome:
+    """Run what is not finished yet.
+
+    Args:
+        sweep: the checked sweep.
+        root: the directory of its runs.
+        parallel: how many runs at once; as many as fit when absent.
+
+    Raises:
+        JobError: nothing was started.
+        Stopped: by a signal; the runs left checkpoints.
+    """
+    launch = detect(os.environ)
+    if launch.size > 1 or launch.launcher not in ("none", "slurm"):
+        raise JobError("start a sweep without mpirun or torchrun; `ranks` of the sweep file counts")
+    if sweep.ranks > 1:
+        mpirun()
+    with RunDir(root) as folder:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise JobError(f"{root}: cannot be made: {e.strerror}; say --out") from e
+        folder.lock("a sweep")
+        planned = plan(sweep, root)
+        with Board(sweep.name, root / "sweep.log", len(planned)) as board, Signals() as signals:
+            failed = _Play(sweep, planned, parallel, board, signals).to_the_end()
+    finished = [run.folder.root for run in planned if run.point.name not in failed]
+    return Outcome(root, finished, failed)
+
+
+class _Play:
+    """A sweep that goes on."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        planned: Sequence[Planned],
+        parallel: int | None,
+        board: Board,
+        signals: Signals,
+    ) -> None:
+        self._job, self._ranks, self._planned = sweep.job, sweep.ranks, planned
+        self._board, self._signals = board, signals
+        self._queue = deque(run for run in planned if run.action != "skip")
+        self._live: dict[int, tuple[Planned, Spawned]] = {}  # by the slot it has
+        self._failed: dict[str, int] = {}
+        jobs = [run.point.loaded.job for run in planned]
+        self._gpus = gpus() if any(device_type(job) == "cuda" for job in jobs) else []
+        threads = max(job.threads for job in jobs)
+        self._by_memory = parallel is None  # who says how many has thought of it
+        if self._gpus:
+            most = len(self._gpus) // sweep.ranks
+            self._why = f"{len(self._gpus)} GPUs over {sweep.ranks} rank(s)"
+        else:
+            most = cores() // (sweep.ranks * threads)
+            self._why = f"{cores()} cores over {sweep.ranks} rank(s) of {threads} thread(s)"
+        self._most = parallel or max(1, most)
+        caches = [job.store.cache_gib for job in jobs if job.store.kind == "hdf5"]
+        self._cache = int(sweep.ranks * max(caches, default=0.0) * GIB)
+        self._largest = 0  # bytes of the largest run so far that got through a round
+
+    def to_the_end(self) -> dict[str, int]:
+        """Start, watch and retire runs until none is left; the exit codes that are not 0."""
+        self._open()
+        asked = False
+        try:
+            while self._queue or self._live:
+                if self._signals.stop and not asked:
+                    asked = True
+                    self._queue.clear()
+                    for _, run in self._live.values():
+                        run.stop()
+                while self._queue and len(self._live) < self._most and self._fits():
+                    self._start(self._queue.popleft())
+                for slot in list(self._live):
+                    self._look(slot)
+                self._draw()
+                time.sleep(LOOK_S)
+        finally:
+            for _, run in self._live.values():
+                run.kill()
+        if asked:
+            name = signal.Signals(self._signals.stop).name
+            raise Stopped(f"stopped by {name}; the same command goes on")
+        return self._failed
+
+    def _open(self) -> None:
+        skipped = [run for run in self._planned if run.action == "skip"]
+        for run in skipped:
+            self._board.say("skipped", run.point.name, "finished before")
+        why = "as asked"
+        if self._by_memory:
+            why = f"{self._why}, where memory is left for what the first run turns out to need"
+        self._board.say(
+            "plan", "sweep", f"{len(self._queue)} runs to do, {len(skipped)} finished before, "
+            f"{self._most} at once: {why}",
+        )  # fmt: skip
+
+    def _fits(self) -> bool:
+        """Whether there is memory for one more run; the first one is always started."""
+        free = free_memory() if self._live and self._by_memory else None
+        if free is None:
+            return True
+        if not self._largest:
+            return False  # until the first run has shown what it needs
+        # States may yet fill the cache of a run.
+        taken = [run.taken for _, run in self._live.values()]
+        return room(free, self._largest + self._cache, taken)
+
+    def _start(self, planned: Planned) -> None:
+        slot = next(slot for slot in range(self._most) if slot not in self._live)
+        point, folder = planned.point, planned.folder
+        begin = ["run", str(self._job), *point.overrides, "--out", str(folder.root)]
+        run = Spawned(
+            ["resume", str(folder.root)] if planned.action == "resume" else begin,
+            folder,
+            point.loaded.job.rounds,
+            planned.done,
+            ranks=self._ranks,
+            threads=point.loaded.job.threads,
+            gpus=self._gpus_of(slot),
+        )
+        self._live[slot] = planned, run
+        if planned.action == "resume":
+            self._board.say("resumed", point.name, f"from round {planned.done}, log {run.log}")
+        else:
+            self._board.say("started", point.name, f"log {run.log}")
+
+    def _gpus_of(self, slot: int) -> list[str]:
+        """Those of a slot's ranks; more runs than fit, if asked for, share them in turn."""
+        if not self._gpus:
+            return []
+        first, ranks = slot * self._ranks, min(self._ranks, len(self._gpus))
+        return [self._gpus[(first + rank) % len(self._gpus)] for rank in range(ranks)]
+
+    def _look(self, slot: int) -> None:
+        planned, run = self._live[slot]
+        code, name = run.look(), planned.point.name
+        if run.settled:
+            self._largest = max(self._largest, run.taken)
+        if code is None:
+            return
+        del self._live[slot]
+        self._largest = self._largest or 1  # the first has ended: wait for it no longer
+        if code == 0:
+            self._board.say("finished", name, run.came_to())
+        elif self._signals.stop and code in _STOPPED:
+            self._board.say("stopped", name, run.last_words())
+        else:
+            self._failed[name] = code
+            self._board.say("failed", name, f"exit code {code}: {run.last_words()}")
+
+    def _draw(self) -> None:
+        live = {planned.point.name: (run.done, run.rounds) for planned, run in self._live.values()}
+        over = len(self._planned) - len(self._queue) - len(live)
+        self._board.draw(over, live)

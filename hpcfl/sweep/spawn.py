@@ -1,0 +1,139 @@
+"""A run as a process of its own, under mpirun where it has several ranks."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hpcfl.errors import JobError
+from hpcfl.report import read_run
+from hpcfl.rundir import RunDir
+from hpcfl.sweep.machine import memory
+
+_ERROR = re.compile(r"[\w.]*(Error|Stopped|Interrupt)\b.*")  # a line that says why a run ended
+_TAIL = 8192  # bytes at the end of a log that hold its last whole line
+
+
+class Spawned:
+    """A run that goes on in another process.
+
+    Args:
+        command: of hpcfl: "run" or "resume" and its arguments.
+        folder: the run directory.
+        rounds: how many rounds the job asks for.
+        done: how many of them are in its checkpoint.
+        ranks: more than one are started by mpirun.
+        threads: of each rank.
+        gpus: those the ranks may use, as CUDA_VISIBLE_DEVICES names them; empty: leave them be.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: RunDir,
+        rounds: int,
+        done: int,
+        *,
+        ranks: int,
+        threads: int,
+        gpus: Sequence[str],
+    ) -> None:
+        self.rounds, self.done, self._start = rounds, done, done
+        self.taken = 0
+        """Bytes of memory."""
+        self.log = folder.root.with_name(f"{folder.root.name}.log")
+        self._folder = folder
+        self._began = time.monotonic()
+        launcher = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
+        with self.log.open("ab") as log:
+            self._said = log.tell()
+            self._process = subprocess.Popen(  # noqa: S603
+                [*launcher, sys.executable, "-m", "hpcfl", *command],
+                env=_environment(threads, gpus),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C goes to the sweep, which hands it on
+            )
+
+    @property
+    def settled(self) -> bool:
+        """Whether it got through a round, so that its memory is what a run needs."""
+        return self.done > self._start
+
+    def look(self) -> int | None:
+        """Take note of its rounds and memory; the exit code once it is over."""
+        code = self._process.poll()
+        self.taken = memory(self._process.pid)
+        self.done = max(self.done, _newest_round(self._folder.log))
+        return code
+
+    def stop(self) -> None:
+        """Ask it for a checkpoint and its end."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it, and what it started, at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def came_to(self) -> str:
+        """What the finished run came to."""
+        run = read_run(self._folder.root)
+        accuracy, loss = run.last("test_accuracy"), run.last("test_loss")
+        score = "" if loss is None else f", test loss {loss:.4g}"
+        score = score if accuracy is None else f", accuracy {100 * accuracy:.2f} %"
+        return f"{run.done} rounds{score}, {time.monotonic() - self._began:.0f} s"
+
+    def last_words(self) -> str:
+        """The line of its output that says best why it ended."""
+        with self.log.open("rb") as log:
+            log.seek(self._said)
+            lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
+        errors = [line for line in lines if _ERROR.match(line)]
+        return next(reversed(errors or [line for line in lines if line]), "it said nothing")
+
+
+def mpirun() -> str:
+    """The mpirun of this environment, else the system's.
+
+    Raises:
+        JobError: there is none.
+    """
+    folders = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    found = shutil.which("mpirun", path=folders)
+    if found is None:
+        raise JobError("ranks: no mpirun beside this Python nor on PATH; install one, or say 1")
+    return found
+
+
+def _environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
+    """This process's environment, for a run that shares the machine with others."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        # Each Open MPI would bind its first rank to the first core, whoever is there already.
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+        "TTY_COMPATIBLE": "0",  # its output is a file: lines, no bars
+        "TTY_INTERACTIVE": "0",
+    }
+    return environment | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+
+
+def _newest_round(log: Path) -> int:
+    """The round of the last whole line of log.jsonl, 0 where there is none."""
+    if not log.exists():
+        return 0
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        whole = file.read().split(b"\n")[:-1]
+    return int(json.loads(whole[-1])["round"]) if whole else 0

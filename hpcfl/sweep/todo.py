@@ -1,0 +1,73 @@
+"""What is left to do of a sweep, from what its runs' directories hold."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import yaml
+from rich.box import ASCII2
+from rich.table import Table
+
+from hpcfl.catalogue import drawn
+from hpcfl.checkpoint import committed
+from hpcfl.compare import changed, flat
+from hpcfl.errors import JobError
+from hpcfl.rundir import RunDir
+from hpcfl.sweep.grid import Point, Sweep
+
+Action = Literal["start", "resume", "skip"]
+
+
+class Planned(NamedTuple):
+    """A point, and what is to be done for it."""
+
+    point: Point
+    folder: RunDir
+    action: Action
+    done: int
+    """Rounds in its newest checkpoint."""
+
+
+def plan(sweep: Sweep, root: Path) -> list[Planned]:
+    """What is to be done for every point, from what the directories hold.
+
+    Raises:
+        JobError: a directory holds a run of another job, or one that is alive.
+        StoreError: a file of a run is damaged.
+    """
+    return [_planned(point, RunDir(root / point.name)) for point in sweep.points]
+
+
+def listed(planned: Sequence[Planned]) -> str:
+    """The runs, what is to be done for each, and what it sets over the base job."""
+    made = Table("run", "to do", "overrides", box=ASCII2)
+    for point, _, action, done in planned:
+        told = {"start": "start", "resume": f"resume from {done}", "skip": "nothing, finished"}
+        made.add_row(point.name, told[action], "  ".join(point.overrides))
+    return drawn(made, width=10_000)
+
+
+def _planned(point: Point, folder: RunDir) -> Planned:
+    if not folder.job.exists():
+        return Planned(point, folder, "start", 0)
+    before, now = flat(yaml.safe_load(folder.job.read_text())), flat(point.loaded.tree)
+    if point.loaded.job.data.clients is None:  # what was settled with the data is not known here
+        settled = [key for key in now if key.startswith("algorithm.") and now[key] is None]
+        now |= {key: before[key] for key in settled if key in before}
+    differing = list(changed(before, now))
+    if differing:
+        key, found, wanted = differing[0]
+        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+        raise JobError(
+            f"{point.where}: {folder.root} holds a run of another job: {key} is {found} there, "
+            f"{wanted} here{more}; remove that directory, or choose another root with --out"
+        )
+    if folder.held():
+        raise JobError(f"{folder.root}: a run is alive in this directory; wait for it or stop it")
+    kept = committed(folder.checkpoints)
+    if not kept:
+        return Planned(point, folder, "start", 0)
+    action: Literal["skip", "resume"] = (
+        "skip" if kept[-1].round == point.loaded.job.rounds else "resume"
+    )
+    return Planned(point, folder, action, kept[-1].round)

@@ -1,0 +1,87 @@
+"""What the log says was sent is what was sent: counted at the broadcast and the reduction."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+from torch import Tensor
+
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.schema import traffic
+from tests.algorithms.play import parts, play, softmax_problem, tree
+from tests.algorithms.zoo import ALL
+
+PROBLEM = softmax_problem()
+P = 15
+COHORTS = [[0, 1], [], [2, 3, 4, 5], [1]]
+VECTORS = {  # down and up, in vectors of the model's size
+    "fedavg": (1, 1),
+    "fedprox": (1, 1),
+    "fedavgm": (1, 1),
+    "fedadam": (1, 1),
+    "fedyogi": (1, 1),
+    "fedadagrad": (1, 1),
+    "scaffold": (2, 2),
+    "feddyn": (1, 1),
+    "adabest": (1, 1),
+    "mime": (2, 2),
+    "mimemom": (3, 2),
+    "mimelite": (1, 2),
+    "mimelitemom": (2, 2),
+    "fedcm": (2, 1),
+    "fedadc": (2, 1),
+    "fedsam": (1, 1),
+    "mofedsam": (2, 1),
+    "fedmim": (1 + 2, 1),  # x and J past models; 1 / 1 is for a client that is in every cohort
+    "fedmim-3": (1 + 3, 1),
+    "ghb": (2, 1),
+    "localghb": (1, 1),
+    "fedhbm": (1, 1),
+    "server_only": (1, 1),
+    "centralized": (1, 1),
+}
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("name", ALL)
+def test_measured_is_planned_is_expected(tmp_path, name, precision):
+    entry = ALL[name]
+    job = tree(tmp_path, PROBLEM, entry, precision=precision, rounds=4)
+    sizes = [1] * 4
+    if entry["name"] != "centralized":
+        job |= {"cohort": {"kind": "replay", "rounds": COHORTS}}
+        sizes = [len(cohort) for cohort in COHORTS]
+    down, up = VECTORS.get(name, VECTORS[entry["name"]])
+    vector = P * (8 if precision == "float64" else 4)
+    made = parts(tmp_path, job)
+    assert traffic(made.algorithm, made.schema) == (down * vector, up * vector)
+    log = play(tmp_path, job).log
+    assert [record["down_bytes"] for record in log] == [size * down * vector for size in sizes]
+    assert [record["up_bytes"] for record in log] == [size * up * vector for size in sizes]
+
+
+class Grown(NamedTuple):
+    x: Tensor
+    past: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grows(FedAvg):
+    """Sends every model so far, which no dry round can know."""
+
+    def init_server(self, x0):
+        return Grown(x0, ())
+
+    def broadcast(self, server):
+        return server
+
+    def update(self, server, mean, cohort):
+        return Grown(server.x - mean.delta, (*server.past, server.x))
+
+
+def test_what_is_logged_was_counted(tmp_path):
+    """It follows the message where that is not what was planned."""
+    job = tree(tmp_path, PROBLEM, {"name": f"{__name__}.Grows"}, rounds=4)
+    log = play(tmp_path, job).log
+    assert [record["down_bytes"] for record in log] == [6 * 8 * P * k for k in (1, 2, 3, 4)]
+    assert [record["up_bytes"] for record in log] == [6 * 8 * P] * 4

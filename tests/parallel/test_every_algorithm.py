@@ -1,0 +1,69 @@
+"""Every algorithm: the same bits on 1, 2 and 3 ranks, stopped and resumed on other numbers."""
+
+import pytest
+
+from tests.algorithms.play import softmax_problem, tree
+from tests.algorithms.zoo import ALL
+from tests.parallel.harness import play_all
+from tests.parallel.outcome import outcome
+
+# On 3 ranks some have no client in a round; one round is empty.
+COHORTS = {"kind": "replay", "rounds": [[1, 4], [0, 1, 2, 3, 4, 5], [], [5], [2, 4], [0, 1, 3]]}
+COMM = {"backend": "gloo"}
+SPREAD = [name for name in ALL if name != "centralized"]
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Plays every algorithm on so many ranks, or goes on where ``folder`` holds stopped runs.
+
+    By Gloo, whose ranks sleep while they wait.  Centralised training has one client, so one rank.
+    """
+
+    def go(ranks, *, stop=0, folder=None):
+        root = folder or tmp_path_factory.mktemp(f"on{ranks}")
+        jobs = {}
+        for name in ALL if ranks == 1 else SPREAD:
+            algorithm = ALL[name]
+            local = {"epochs": 2, "batch_size": 4, "lr": 0.3, "lr_decay": 0.9, "weight_decay": 0.01}
+            jobs[name] = tree(root, softmax_problem(), algorithm, local=local, comm=COMM)
+            if name != "centralized":
+                jobs[name] |= {"cohort": COHORTS, "precision": "float32"}
+        play_all(root, jobs, ranks, stop=stop)
+        return root
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def alone(play):
+    """Every algorithm, uninterrupted on one rank."""
+    return play(1)
+
+
+def test_they_differ(alone):
+    """Two entries that give the same model would test one algorithm less."""
+    models = {name: outcome(alone / name).server["x"] for name in ALL}
+    same = {frozenset({a, b}) for a in ALL for b in ALL if a != b and models[a] == models[b]}
+    assert same == {frozenset({"fedavg", "mimelite"})}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_on_any_number_of_ranks(alone, play, ranks):
+    many = play(ranks)
+    for name in SPREAD:
+        assert outcome(many / name) == outcome(alone / name), name
+
+
+@pytest.mark.parametrize("stages", [[(3, 3), (2, 0)], [(1, 4), (1, 0)]], ids=str)
+def test_stopped_and_resumed(alone, play, stages):
+    """On another number of ranks; centralised training on the same one."""
+    (ranks, stop), (then, _) = stages
+    names = SPREAD if ranks > 1 else ALL
+    folder = play(ranks, stop=stop)
+    for name in names:
+        found, whole = outcome(folder / name), outcome(alone / name)
+        assert (found.round, found.log) == (stop, whole.log[:stop]), name
+    play(then, folder=folder)
+    for name in names:
+        assert outcome(folder / name) == outcome(alone / name), name

@@ -1,0 +1,137 @@
+"""Sweep files: what they expand to, and how their mistakes are told."""
+
+import pytest
+
+from hpcfl.errors import JobError
+from hpcfl.job import load
+from hpcfl.sweep.grid import read_sweep
+
+JOB = """\
+task: digits
+data: {clients: 10}
+cohort: {kind: uniform, size: 2}
+algorithm: {name: fedavg}
+local: {lr: 0.1}
+rounds: 4
+"""
+
+SWEEP = """\
+job: base.yaml
+set: {rounds: 3, local.batch_size: 8}
+grid:
+  method:
+    avg: {algorithm: {name: fedavg}}
+    hbm:
+      algorithm: {name: fedhbm, beta: 0.5}
+      local.lr: 1.0e-3
+  seed: [0, 7]
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    (tmp_path / "base.yaml").write_text(JOB)
+
+    def make(text=SWEEP, *overrides):
+        path = tmp_path / "s.yaml"
+        path.write_text(text)
+        return read_sweep(path, overrides)
+
+    return make
+
+
+@pytest.fixture
+def refused(sweep, tmp_path):
+    """The one line about a sweep that must be refused, without the folder."""
+
+    def make(text, *overrides):
+        with pytest.raises(JobError) as caught:
+            sweep(text, *overrides)
+        line = str(caught.value)
+        assert "\n" not in line
+        return line.replace(f"{tmp_path}/", "")
+
+    return make
+
+
+def test_the_grid_is_the_product_of_its_axes(sweep):
+    found = sweep()
+    assert (found.name, found.ranks) == ("s", 1)
+    assert [point.name for point in found.points] == ["avg-seed0", "avg-seed7", "hbm-seed0",
+                                                      "hbm-seed7"]  # fmt: skip
+    job = found.points[3].loaded.job
+    assert (job.rounds, job.local.batch_size, job.local.lr, job.seed) == (3, 8, 1e-3, 7)
+    assert job.algorithm.beta == 0.5
+    assert found.points[0].loaded.job.local.lr == 0.1  # the other axis leaves no trace
+
+
+def test_overrides_say_the_same_on_the_command_line(sweep):
+    found = sweep(SWEEP, "evaluate={every: 2}", "rounds=5")
+    for point in found.points:
+        typed = load(found.job, point.overrides).job
+        assert typed.rounds == point.loaded.job.rounds == 5
+        assert typed.local == point.loaded.job.local
+        assert typed.evaluate == point.loaded.job.evaluate
+        assert typed.seed == point.loaded.job.seed
+
+
+@pytest.mark.parametrize(
+    ("axes", "names"),
+    [
+        ("local.lr: [0.1, 1.0e-5]", ["lr0.1", "lr1e-05"]),
+        ("weights: [examples, uniform]", ["examples", "uniform"]),
+        ("local.drop_last: [true, false]", ["drop_last-true", "drop_last-false"]),
+        ("{cohort.size: [1], data.clients: [9]}", ["size1-clients9"]),
+        ("{seed: [1], data.partition: {iid: {data.partition: {kind: iid, seed: 3}}}}",
+         ["seed1-iid"]),
+    ],
+)  # fmt: skip
+def test_names_can_be_read(sweep, axes, names):
+    found = sweep("job: base.yaml\ngrid:\n  " + axes)
+    assert [point.name for point in found.points] == names
+
+
+def test_keys_of_one_last_name_are_told_in_full(sweep):
+    text = "job: base.yaml\ngrid: {evaluate.every: [2], checkpoint.every: [3]}"
+    assert sweep(text).points[0].name == "evaluate.every2-checkpoint.every3"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("beta: 0.5", "bet: 0.5", 's.yaml:7: algorithm.bet: fedhbm has no "bet"'),
+        ("local.lr: 1.0e-3", "local.lr: 1e-3", "s.yaml:8: local.lr: found '1e-3', expected a num"),
+        ("seed: [0", "seeds: [0", 's.yaml:9: seeds: a job has no "seeds"'),
+        ("seed: [0, 7]", "seed: [0, x]", "s.yaml:9: seed: found 'x', expected a whole number"),
+        ("seed: [0, 7]", "seed: [7, 7]", "s.yaml:5: two runs are called 'avg-seed7'"),
+        ("seed: [0, 7]", "seed: []", "s.yaml:9: grid.seed: found [], expected a list of values"),
+        ("seed: [0, 7]", "seed: 7", "s.yaml:9: grid.seed: found 7, expected a list of values"),
+        ("seed: [0, 7]", "data: [{}]", "s.yaml:9: grid.data: {} makes no name of a directory"),
+        ("avg:", "a/b:", "s.yaml:5: 'a/b' names a directory"),
+        ("avg: {algorithm: {name: fedavg}}", "avg: 3", "s.yaml:5: grid.method.avg: found 3"),
+        ("local.batch", "local..batch", "s.yaml:2: 'local..batch_size': expected a key"),
+        ("grid:", "grids:", 's.yaml:3: a sweep has no "grids" (it has job, set, grid, ranks); did'),
+        ("grid:", "ranks: 0\ngrid:", "s.yaml:3: ranks: found 0, expected a whole number"),
+        ("job: base.yaml", "job: 3", "s.yaml:1: job: found 3, expected a job's file"),
+        ("base.yaml", "other.yaml", "other.yaml: cannot be read: No such file"),
+        ("rounds: 3", "cohort.size: 11", "s.yaml:5: avg-seed0: cohort"),
+        ("seed: [0, 7]", "local.lr: [2.0]", "s.yaml:9: local.lr would undo local.lr of "),
+        ("rounds: 3", "algorithm.server_lr: 2.0", "s.yaml:5: algorithm would undo algorithm.serve"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_line_before_anything_runs(refused, old, new, line):
+    assert old in SWEEP
+    assert refused(SWEEP.replace(old, new)).startswith(line)
+
+
+def test_the_nearest_name_is_told(refused):
+    assert refused(SWEEP.replace("beta: 0.5", "bet: 0.5")).endswith("did you mean beta?")
+
+
+def test_a_mistake_on_the_command_line(refused):
+    assert refused(SWEEP, "local.lrr=3").startswith("command line: local.lrr: ")
+    assert "seed would undo seed of command line" in refused(SWEEP, "seed=3")
+
+
+def test_a_job_without_a_grid(refused):
+    assert refused("job: base.yaml").startswith("s.yaml: grid: found None, expected axes")
