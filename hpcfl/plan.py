@@ -9,6 +9,7 @@ import ctypes
 from dataclasses import dataclass
 from mmap import PAGESIZE
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,10 +51,13 @@ class Memory(NamedTuple):
     sums: int
     """Buffers of the sum over the ranks, and its mean."""
 
+    loading: int
+    """At most while the data were loaded, which is over before the rest begins."""
+
     @property
     def total(self) -> int:
-        """All of it."""
-        return sum(self)
+        """At most at a time."""
+        return max(self.loading, sum(self) - self.loading)
 
 
 class Share(NamedTuple):
@@ -126,12 +130,22 @@ class Plan:
         return self.store + self.checkpoints * self.checkpoint + self.vector
 
 
-def resident() -> int:
-    """Bytes of memory that this process uses; what it freed is given back to the system first."""
+class Process(NamedTuple):
+    """Bytes of memory of a process that has loaded the job and taken a gradient."""
+
+    resident: int
+    """Now, without what was freed."""
+    peak: int
+    """At most so far."""
+
+
+def this_process() -> Process:
+    """This process; what it freed is given back to the system."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc's
         trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGESIZE
+    now = int(Path("/proc/self/statm").read_text().split()[1]) * PAGESIZE
+    return Process(now, 1024 * getrusage(RUSAGE_SELF).ru_maxrss)
 
 
 class Activations(NamedTuple):
@@ -166,13 +180,13 @@ def _kept(parts: Parts, examples: int) -> tuple[int, int]:
     return sum(sizes.values()), max((n for at, n in sizes.items() if at not in own), default=0)
 
 
-def plan(parts: Parts, ranks: int, *, resident: int, activations: Activations) -> Plan:
+def plan(parts: Parts, ranks: int, *, process: Process, activations: Activations) -> Plan:
     """What the job of ``parts`` will need on so many ranks.
 
     Args:
         parts: the job, loaded.
         ranks: how many.
-        resident: bytes of memory of a process that has loaded the job and taken a gradient.
+        process: one that has loaded the job and taken a gradient.
         activations: what ``probe`` says.
 
     Raises:
@@ -226,7 +240,7 @@ def plan(parts: Parts, ranks: int, *, resident: int, activations: Activations) -
                     int(held[rank]),
                     int(seen[rank]),
                     int(members[rank]),
-                    resident,
+                    process,
                     activations,
                 ),
             )
@@ -264,7 +278,7 @@ def _checkpoint(server: Any, ranks: int) -> int:
 
 
 def _memory(
-    parts: Parts, held: int, seen: int, members: int, resident: int, activations: Activations
+    parts: Parts, held: int, seen: int, members: int, process: Process, activations: Activations
 ) -> Memory:
     """The memory of a rank with ``held`` bytes of states, of ``seen`` clients."""
     job, schema, vector = parts.job, parts.schema, nbytes(parts.x0)
@@ -280,19 +294,21 @@ def _memory(
     cache = states if job.store.kind == "memory" else int(job.store.cache_gib * GIB)
     if states > cache:  # those of the cohort may be read anew, while the cache is full
         visit += nbytes(schema.state)
-    whole = job.evaluate.batch_size
+    whole, largest = job.evaluate.batch_size, max(map(len, parts.rows))
     batch = _batch(parts)
     if survey != "none":
-        batch = max(batch, whole)
+        batch = max(batch, min(whole, largest))
+    tested = min(whole, len(parts.tests()))
     wide = 8 // parts.x0.itemsize if job.reduction == "exact" else 1  # exact sums are of int64
     return Memory(
-        program=max(0, resident - data),
+        program=max(0, process.resident - data),
         data=data,
         model=(2 + TRAINING) * vector + 2 * nbytes(schema.server),
-        activations=max(batch * activations.kept, 2 * whole * activations.largest),
+        activations=max(batch * activations.kept, 2 * tested * activations.largest),
         states=min(states, cache) + 20 * len(parts.rows),
         cohort=members * visit,
         sums=sent * (wide + 1) + SCRATCH,
+        loading=process.peak,
     )
 
 

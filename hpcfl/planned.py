@@ -12,7 +12,7 @@ from rich.table import Table
 from hpcfl.assemble import assemble
 from hpcfl.catalogue import drawn
 from hpcfl.job import Loaded
-from hpcfl.plan import Memory, Plan, plan, probe, resident
+from hpcfl.plan import Memory, Plan, plan, probe, this_process
 
 WIDTH = 100  # columns
 FEW = 16  # ranks whose shares are listed one by one
@@ -32,7 +32,7 @@ def show_plan(loaded: Loaded, ranks: int, out: Path | None) -> str:
     loaded.job.data.fetch()
     parts = assemble(loaded, torch.device("cpu"))
     activations = probe(parts)
-    found = plan(parts, ranks, resident=resident(), activations=activations)
+    found = plan(parts, ranks, process=this_process(), activations=activations)
     name = f"{loaded.name}: {parts.loaded.tree['algorithm']['name']}"
     tables = drawn(_whole(found, name), _ranks(found), _memory(found), width=WIDTH)
     return f"{tables}\n{_room(found, out or Path('runs') / loaded.name)}"

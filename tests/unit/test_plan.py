@@ -13,7 +13,7 @@ import torch
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.assemble import assemble
 from hpcfl.job import load
-from hpcfl.plan import Activations, plan, probe, resident
+from hpcfl.plan import Activations, Process, plan, probe, this_process
 from hpcfl.schema import dry_round, traffic
 
 # COMM. OVERHEAD of the FedHBM paper, table 2.
@@ -25,7 +25,7 @@ TABLE_2 = {
 
 def planned(job, *overrides, ranks=1):
     parts = assemble(load(job, list(overrides)), torch.device("cpu"))
-    return plan(parts, ranks, resident=0, activations=Activations(0, 0))
+    return plan(parts, ranks, process=Process(0, 0), activations=Activations(0, 0))
 
 
 def overhead(name):
@@ -121,10 +121,11 @@ import torch
 import hpcfl.session
 from hpcfl.assemble import assemble
 from hpcfl.job import load
-from hpcfl.plan import plan, probe, resident
+from hpcfl.plan import plan, probe, this_process
 parts = assemble(load(sys.argv[1], sys.argv[2:]), torch.device("cpu"))
 activations = probe(parts)
-print("peak", plan(parts, 1, resident=resident(), activations=activations).shares[0].memory.total)
+found = plan(parts, 1, process=this_process(), activations=activations)
+print("peak", found.shares[0].memory.total)
 """
 
 
@@ -144,7 +145,7 @@ def test_memory_of_a_run(job, arrays, tmp_path, algorithm):
     arrays(x=random.standard_normal((40, 250_000)), y=np.arange(40) % 8, x_test=None, y_test=None)
     changes = [f"algorithm={{name: {algorithm}}}", "cohort.size=4", "evaluate.every=null"]
     measured = peak(MEASURE, job, *changes, "--out", tmp_path / "run")
-    assert peak(PLAN, job, *changes) == pytest.approx(measured, rel=0.15)
+    assert peak(PLAN, job, *changes) == pytest.approx(measured, rel=0.2)
 
 
 def test_probe_counts_one_example(job):
@@ -153,7 +154,7 @@ def test_probe_counts_one_example(job):
     found = probe(parts)
     assert found.kept >= 4 * (3 + 4)
     assert found.kept <= 4 * (3 + 4) + 2 * 8
-    assert resident() > 50e6
+    assert this_process().resident > 50e6
 
 
 def test_plan_prints(job, hpcfl, tmp_path, monkeypatch):
