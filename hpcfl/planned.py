@@ -93,9 +93,10 @@ def _ranks(found: Plan) -> Table:
 def _memory(found: Plan) -> Table:
     """The parts of the memory of the rank that needs most."""
     rank, share = max(enumerate(found.shares), key=lambda pair: pair[1].memory.total)
-    title = f"memory of rank {rank}, without a GPU"
-    made = Table(*Memory._fields, "in all", box=ASCII2, title=title, title_justify="left")
-    made.add_row(*map(decimal, share.memory), decimal(share.memory.total))
+    made = Table(f"memory of rank {rank}, without a GPU", box=ASCII2)
+    made.add_column("at most", justify="right", no_wrap=True)
+    for name, size in (*share.memory._asdict().items(), ("at a time", share.memory.total)):
+        made.add_row(name, decimal(size))
     return made
 
 
