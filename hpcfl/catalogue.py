@@ -2,8 +2,9 @@
 
 import ast
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import partial
 from io import StringIO
 from itertools import pairwise
 from shutil import get_terminal_size
@@ -22,6 +23,8 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
+from hpcfl.errors import JobError
+from hpcfl.kinds import suggestion
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 from hpcfl.sampling import CohortConfig
@@ -33,38 +36,65 @@ NARROWEST, WIDEST = 80, 100  # columns of a table
 SIZE = 1_000_000  # parameters in the dry round: scalars that are sent along round to nothing
 
 
-def catalogue() -> str:
-    """Every algorithm, data set, partition, cohort, model and task, with its settings."""
-    algorithms = _titled("algorithm.name", "down", "up", "kept", "what, paper, settings")
-    algorithms.add_row("(every one)", "", "", "", "\n".join(_settings(Algorithm)))
-    for name, cls in ALGORITHMS.items():
-        about = "\n".join((_summary(cls), _reference(cls), *_settings(cls, Algorithm)))
-        algorithms.add_row(name, *multiples(cls()), about)
-    algorithms.caption = (
-        "down, up: vectors of the model's size a client receives and sends in a round; "
-        "kept: those it keeps between rounds"
-    )
-    tasks = _titled("task", "what")
-    for name, sections in TASKS.items():
-        tasks.add_row(name, f"data {sections['data']['kind']}, model {sections['model']['name']}")
-    width = min(max(get_terminal_size().columns, NARROWEST), WIDEST)
-    return drawn(
-        algorithms,
-        _sections("data.kind", SOURCES, DataConfig),
-        _sections("data.partition.kind", _kinds(Partition)),
-        _sections("cohort.kind", _kinds(CohortConfig)),
-        _sections("model.name", MODELS, ModelConfig),
-        tasks,
-        width=width,
-    )
+def catalogue(what: str | None = None) -> str:
+    """Every algorithm, data set, partition, cohort, model and task, with its settings.
+
+    Args:
+        what: one of these alone: a kind of thing ("algorithms", ...) or a name ("fedmim").
+
+    Raises:
+        JobError: nothing is called so.
+    """
+    kinds: dict[str, tuple[Callable[[Mapping[str, Any]], Table], Mapping[str, Any]]] = {
+        "algorithms": (_algorithms, ALGORITHMS),
+        "data": (partial(_sections, "data.kind", base=DataConfig), SOURCES),
+        "partitions": (partial(_sections, "data.partition.kind"), _kinds(Partition)),
+        "cohorts": (partial(_sections, "cohort.kind"), _kinds(CohortConfig)),
+        "models": (partial(_sections, "model.name", base=ModelConfig), MODELS),
+        "tasks": (_tasks, TASKS),
+    }
+    tables: list[Table] = []
+    for kind, (table, known) in kinds.items():
+        chosen = known if what in (None, kind) else {n: c for n, c in known.items() if n == what}
+        if chosen:
+            tables.append(table(chosen))
+    if not tables:
+        names = [*kinds, *(name for _, known in kinds.values() for name in known)]
+        raise JobError(
+            f"list: found {what}, expected one of {', '.join(kinds)}, or a name listed there"
+            f"{suggestion(str(what), names)}"
+        )
+    return drawn(*tables, width=min(max(get_terminal_size().columns, NARROWEST), WIDEST))
 
 
-def multiples(algorithm: Algorithm) -> tuple[str, str, str]:
-    """What a client receives, sends and keeps, in vectors of the model's size: ("1", "2", "1")."""
+def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:
+    made = _titled("algorithm.name", "down", "up", "kept", "server", "what, paper, settings")
+    made.add_row("(every one)", "", "", "", "", "\n".join(_settings(Algorithm)))
+    for name, cls in known.items():
+        counted = [f"(counted as {cls.counted})"] if cls.counted else []
+        about = (_summary(cls), _reference(cls), *counted, *_settings(cls, Algorithm))
+        made.add_row(name, *multiples(cls()), "\n".join(about))
+    made.caption = (
+        "in vectors of the model's size; down, up: what a client receives and sends in a round; "
+        "kept: what it keeps between rounds; server: what every rank keeps"
+    )
+    return made
+
+
+def _tasks(known: Mapping[str, Any]) -> Table:
+    made = _titled("task", "what")
+    for name, sections in known.items():
+        made.add_row(name, f"data {sections['data']['kind']}, model {sections['model']['name']}")
+    return made
+
+
+def multiples(algorithm: Algorithm) -> tuple[str, str, str, str]:
+    """What a client receives, sends and keeps, and a server keeps, in vectors: "1", "2", ...."""
     schema = dry_round(algorithm, SIZE, torch.float32)
     sent, unit = traffic(algorithm, schema), nbytes(schema.message.x)
-    down, up, kept = (n / unit for n in (sent.down, sent.up, nbytes(schema.state)))
-    return f"{down:.3g}", f"{up:.3g}", f"{kept:.3g}"
+    sizes = (sent.down, sent.up, nbytes(schema.state), nbytes(schema.server))
+    down, up, kept, server = (f"{size / unit:.3g}" for size in sizes)
+    return down, up, kept, server
 
 
 def drawn(*tables: RenderableType, width: int) -> str:
@@ -139,7 +169,14 @@ def _default(field: Field[Any]) -> str:
         return ", required"
     if field.default is None:
         return ""
-    return f" = {str(field.default).lower() if isinstance(field.default, bool) else field.default}"
+    return f" = {written(field.default)}"
+
+
+def written(value: Any) -> str:
+    """A setting as a job writes it: true, [0.6, 0.3]."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(written, value))}]"
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def _type(hint: Any) -> str:
@@ -153,7 +190,7 @@ def _type(hint: Any) -> str:
     if origin in (Union, UnionType):
         return " | ".join(dict.fromkeys(_type(a) for a in arguments if a is not NoneType))
     if origin is tuple:
-        return "list"
+        return f"list of {_type(arguments[0])}"
     return "section" if is_dataclass(hint) else _WORDS[hint]
 
 

@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hpcfl import __version__
 from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError
@@ -70,6 +71,13 @@ def _check(options: argparse.Namespace) -> None:
     from hpcfl.job import load
 
     print(describe(load(options.job, options.overrides), data=options.data))
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from hpcfl.job import load
+    from hpcfl.planned import show_plan
+
+    print(show_plan(load(options.job, options.overrides), options.ranks, options.out))
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -146,7 +154,7 @@ def _data_show(options: argparse.Namespace) -> None:
 def _list(options: argparse.Namespace) -> None:
     from hpcfl.catalogue import catalogue
 
-    print(catalogue())
+    print(catalogue(options.what))
 
 
 def _bench_round(options: argparse.Namespace) -> None:
@@ -220,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--plot", type=Path, default=Path("partition.png"), help="PNG to write")
     show.set_defaults(command=_data_show)
 
-    commands.add_parser("list", help="algorithms, data, models, tasks").set_defaults(command=_list)
+    _add_forecasts(commands)
 
     bench = commands.add_parser("bench", help="measure, as ratios within one run").add_subparsers(
         required=True, metavar="COMMAND"
@@ -230,6 +238,19 @@ def _parser() -> argparse.ArgumentParser:
     rounds.add_argument("overrides", nargs="*", metavar="key.path=value")
     rounds.set_defaults(command=_bench_round)
     return parser
+
+
+def _add_forecasts(commands: Any) -> None:
+    """The commands that tell what could be run, and what it would need."""
+    plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic")
+    _add_job(plan)
+    plan.add_argument("--ranks", type=_count, default=1, help="how many (default 1)")
+    plan.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
+    plan.set_defaults(command=_plan)
+
+    listing = commands.add_parser("list", help="algorithms, data, models, tasks")
+    listing.add_argument("what", nargs="?", help="algorithms, data, ..., or a name (default: all)")
+    listing.set_defaults(command=_list)
 
 
 def _count(text: str) -> int:

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from hpcfl.assemble import Parts, assemble
-from hpcfl.catalogue import drawn, multiples
+from hpcfl.catalogue import drawn, multiples, written
 from hpcfl.data.base import Dataset
 from hpcfl.data.deal import deal, in_force
 from hpcfl.data.partition import Rows
@@ -110,7 +110,7 @@ def _job_lines(loaded: Loaded, population: int | None) -> Iterable[tuple[str, st
         yield "", "partition: natural where the data has owners, else iid"
     share = f", C = {job.cohort.participation(population):.4g}" if population else ""
     yield "cohort", f"{job.cohort.kind}{_settings(job.cohort, 'kind')}{share}"
-    down, up, kept = multiples(job.algorithm)
+    down, up, kept, _ = multiples(job.algorithm)
     yield "algorithm", f"{tree['algorithm']['name']}{_settings(job.algorithm)}"
     yield "", f"vectors per client: {down} down, {up} up, {kept} kept"
     yield "local", f"sgd{_settings(job.local)}"
@@ -156,9 +156,9 @@ def _settings(section: Any, *but: str) -> str:
 def _setting(value: Any) -> str:
     if hasattr(value, "kind"):
         return f"{value.kind}{_settings(value, 'kind').replace(':', ' of', 1)}"
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and any(isinstance(part, tuple) for part in value):
         return f"of {len(value)} lists"
-    return str(value).lower() if isinstance(value, bool) else f"{value}"
+    return written(value)
 
 
 def _between(low: Any, high: Any) -> str:

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 
 from rich import box
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from hpcfl.compare import SEED, apart, labels, over_seeds
@@ -32,14 +33,6 @@ def _best(run: RunRecord) -> str:
     return "-" if run.lowest is None else f"loss {_loss(run.lowest[1])} @{run.lowest[0]}"
 
 
-def _size(size: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.4g} {unit}"
-        size /= 1000
-    return f"{size:.4g} TB"
-
-
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -60,8 +53,8 @@ _SHOWN: tuple[_Cell, ...] = (
     ("test\nloss", lambda run: _loss(run.last("test_loss"))),
 )
 _SPENT: tuple[_Cell, ...] = (
-    ("down", lambda run: _size(run.total("down_bytes"))),
-    ("up", lambda run: _size(run.total("up_bytes"))),
+    ("down", lambda run: decimal(int(run.total("down_bytes")))),
+    ("up", lambda run: decimal(int(run.total("up_bytes")))),
     ("wall\ntime", lambda run: _duration(run.total("wall_s"))),
 )
 

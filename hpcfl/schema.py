@@ -24,6 +24,8 @@ class Schema(NamedTuple):
     upload: Any
     own: str | None
     """The field of a client's state that is its last local model, found by identity."""
+    gradients: int
+    """Gradients of its batch that a local step takes."""
 
     @property
     def kept(self) -> StateSchema:
@@ -88,7 +90,13 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
     local = algorithm.begin(message, state, client)
     start = algorithm.displace(x0, local, client)
     point = algorithm.lookahead(x0, start, local, client)
-    d = algorithm.direction(point, local, lambda y: y.clone(), client)
+    asked: list[Tensor] = []
+
+    def grad(y: Vector) -> Vector:
+        asked.append(y)
+        return y.clone()
+
+    d = algorithm.direction(point, local, grad, client)
     local = algorithm.remember(local, d, client)
     y = start - d
     upload, after = algorithm.finish(y, local, message, state, client)
@@ -100,7 +108,7 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
             f"init_client: {[tuple(leaf.shape) for leaf in after]} after {before}"
         )
     own = next((name for name in after._fields if getattr(after, name) is y), None)
-    return Schema(server, message, after, upload, own)
+    return Schema(server, message, after, upload, own, len(asked))
 
 
 def traffic(algorithm: Algorithm, schema: Schema) -> Traffic:

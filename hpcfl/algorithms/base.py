@@ -93,6 +93,8 @@ class Algorithm(Section, ABC):
     """Upload fields averaged as 1/|S| sum, whatever the job's weights are."""
     derived: ClassVar[frozenset[str]] = frozenset()
     """Upload fields the server could compute from the others: summed, but not counted as sent."""
+    counted: ClassVar[str] = ""
+    """How a paper counts the traffic, where it counts otherwise: shown by ``hpcfl plan``."""
 
     server_lr: Positive = 1.0
     """eta_g, the server's learning rate."""

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, Upload
 from hpcfl.types import NonNegative, Vector
@@ -40,6 +40,10 @@ class Local(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class FedMIM(Algorithm):
     """FedMIM (Liu et al., 2023)."""
+
+    counted: ClassVar[str] = (
+        "1x in its paper: a client that took part in each of the last J rounds has the past models"
+    )
 
     alpha: tuple[NonNegative, ...] = (0.6, 0.3)
     """Inertia of the step's start, for the newest difference first; in all less than 1."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 import torch
+from rich.filesize import decimal
 
 from hpcfl.errors import StoreError
 from hpcfl.store.base import Field, StateSchema
@@ -20,7 +21,6 @@ from hpcfl.store.durable import PART, discard, sync_folder
 # Texts have fixed length: they lie in the checksummed header.  HDF5 keeps others in a heap without
 # a checksum, and one flipped byte there makes it loop for ever.
 FORMAT = np.bytes_(b"hpcfl client states 1")
-GIB = 2**30
 METADATA = 2**20  # bytes, generous: HDF5 needs a few KiB per file
 
 STORED = {  # numpy has no bfloat16: its bits are kept as uint16, the attribute "dtype" says so
@@ -101,8 +101,8 @@ def _check_dtypes(path: Path, schema: StateSchema) -> None:
 
 def _no_room(path: Path, need: int, free: int, reason: str) -> str:
     return (
-        f"{path}: cannot allocate client states ({reason}): needs {need / GIB:.3f} GiB, "
-        f"{free / GIB:.3f} GiB free; make room, then resume"
+        f"{path}: cannot allocate client states ({reason}): needs {decimal(need)}, "
+        f"{decimal(free)} free; make room, then resume"
     )
 
 

@@ -20,6 +20,16 @@ FILE_BYTES = 16 * 2**30  # no segment is larger, unless one row is
 Addresses = NDArray[np.int64]
 
 
+def growth(have: int, clients: int, pinned: int, state_bytes: int) -> int:
+    """Rows of the segment that is added when none of ``have`` rows, ``pinned`` of them, is free.
+
+    As many as there are, within the bounds.
+    """
+    each = max(1, state_bytes)
+    rows = max(FIRST_ROWS, FIRST_BYTES // each, have)
+    return min(rows, max(1, FILE_BYTES // each), 2 * clients + pinned - have)
+
+
 class Pool:
     """Rows numbered from 0 on, through all segments; a row's number is its address.
 
@@ -153,12 +163,9 @@ class Pool:
         return index, address - self._starts[index]
 
     def _grow(self) -> None:
-        """Add a segment as large as all others together, within the bounds."""
-        each = max(1, self._schema.bytes)
+        """Add a segment."""
         have = len(self._pinned)
-        room = 2 * self._clients + int(self._pinned.sum()) - have
-        rows = max(FIRST_ROWS, FIRST_BYTES // each, have)
-        rows = min(rows, max(1, FILE_BYTES // each), room)
+        rows = growth(have, self._clients, int(self._pinned.sum()), self._schema.bytes)
         path = self._root / segment.name(self._life, self._rank, self._created)
         self._append(Segment.create(path, self._schema, rows), pinned=False)
         self._created += 1

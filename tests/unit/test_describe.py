@@ -195,8 +195,8 @@ def test_plot_that_cannot_be_written(job, tmp_path, refused):
 
 
 def test_multiples():
-    assert multiples(FedHBM()) == ("1", "1", "1")
-    assert multiples(Scaffold()) == ("2", "2", "1")
+    assert multiples(FedHBM()) == ("1", "1", "1", "1")
+    assert multiples(Scaffold()) == ("2", "2", "1", "2")
 
 
 @pytest.mark.parametrize("columns", ["80", "100", "200", "20"])
@@ -233,3 +233,20 @@ def test_catalogue_tells_defaults_ranges_and_papers(monkeypatch):
     ):
         assert part in said, part
     assert "Departures" not in said
+
+
+@pytest.mark.parametrize("what", ["algorithms", "fedmim"])
+def test_a_part_of_the_catalogue(hpcfl, monkeypatch, what):
+    monkeypatch.setenv("COLUMNS", "100")
+    done = hpcfl("list", what)
+    assert (done.code, done.err) == (0, [])
+    assert re.search(r"\| fedmim +\| 3 +\| 1 +\| 0 +\| 3 +\|", done.text)
+    assert "- alpha = [0.6, 0.3] (list of number >= 0): " in done.text
+    assert ("| fedavg " in done.text) == (what == "algorithms")
+    assert "| cifar10 " not in done.text
+
+
+def test_a_name_that_is_not_in_the_catalogue(refused):
+    line = refused("list", "fedmin")
+    assert "found fedmin, expected one of algorithms, data, partitions, cohorts, models" in line
+    assert line.endswith("did you mean fedmim?")

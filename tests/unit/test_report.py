@@ -62,7 +62,7 @@ def test_a_run_that_only_just_began(run_dir):
     (path / "log.jsonl").unlink()
     run = read_run(path)
     assert (run.done, run.best, run.last("test_loss")) == (0, None, None)
-    assert "| 0/4 unfinished | - | - | - | - | 0 B | 0 B | 0.0 s |" in to_markdown([run])
+    assert "| 0/4 unfinished | - | - | - | - | 0 bytes | 0 bytes | 0.0 s |" in to_markdown([run])
 
 
 def test_the_first_of_equally_good_rounds_is_the_best(run_dir):
@@ -96,7 +96,7 @@ ROW = ["a-run", "fedhbm", "4/4", "62.50", "87.50 @3", "75.00", "0.5"]
 def test_tables_agree(run_dir):
     runs = [read_run(run_dir()), read_run(run_dir(LOG[:2], name="b|run"))]
     first, second = to_markdown(runs).splitlines()[2:]
-    assert first == "| " + " | ".join([*ROW, "40 B", "80 B", "6.0 s"]) + " |"
+    assert first == "| " + " | ".join([*ROW, "40 bytes", "80 bytes", "6.0 s"]) + " |"
     assert second.startswith(r"| b\|run | fedhbm | 1/4 unfinished | 12.50 |")
     printed = plain(runs)
     assert printed.isascii()
@@ -117,7 +117,7 @@ def test_csv_keeps_full_precision_and_plain_units(run_dir):
 def test_a_regression_has_no_accuracy(run_dir):
     log = [{"round": t, "wall_s": 1000.0, "test_loss": 1.0, "up_bytes": 4e9} for t in range(5)]
     row = to_markdown([read_run(run_dir(log))]).splitlines()[2]
-    assert row.endswith("| 4/4 | - | loss 1 @0 | - | 1 | 0 B | 20 GB | 1:23:20 |")
+    assert row.endswith("| 4/4 | - | loss 1 @0 | - | 1 | 0 bytes | 20.0 GB | 1:23:20 |")
 
 
 ASKED = {
@@ -132,8 +132,8 @@ def test_scores_that_were_asked_for_have_columns(run_dir):
     scored, plain_ = read_run(run_dir([*LOG[:4], {**LOG[4], **ASKED}])), read_run(run_dir(name="b"))
     title, _, first, second = to_markdown([scored, plain_]).splitlines()
     assert "| top 5 % | objective | clients mean % | worst 10th % | own models mean % |" in title
-    assert "| 0.5 | 95.00 | 0.25 | 75.00 | 50.00 | 87.50 | 62.50 | 40 B |" in first
-    assert "| 0.5 | - | - | - | - | - | - | 40 B |" in second
+    assert "| 0.5 | 95.00 | 0.25 | 75.00 | 50.00 | 87.50 | 62.50 | 40 bytes |" in first
+    assert "| 0.5 | - | - | - | - | - | - | 40 bytes |" in second
     assert "objective" not in to_markdown([plain_])
     row, other = csv.DictReader(io.StringIO(to_csv([scored, plain_])))
     assert {key: float(row[key]) for key in ASKED} == ASKED

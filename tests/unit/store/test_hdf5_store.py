@@ -198,7 +198,7 @@ def test_a_full_disk_is_met_at_growth_and_the_checkpoint_stands(
     monkeypatch.setattr(
         "hpcfl.store.layout.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})
     )
-    with pytest.raises(StoreError, match=r"needs 0\.000 GiB, 0\.000 GiB free; make room"):
+    with pytest.raises(StoreError, match=r"needs 328 bytes, 10 bytes free; make room"):
         store.stage(0, make(0, 2))
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(2))

@@ -1,0 +1,108 @@
+"""A plan as tables for people."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from shutil import disk_usage
+
+import torch
+from rich.box import ASCII2
+from rich.filesize import decimal
+from rich.table import Table
+
+from hpcfl.assemble import assemble
+from hpcfl.catalogue import drawn
+from hpcfl.job import Loaded
+from hpcfl.plan import Plan, plan, probe, this_process
+
+WIDTH = 100  # columns
+FEW = 16  # ranks whose shares are listed one by one
+
+
+def show_plan(loaded: Loaded, ranks: int, out: Path | None) -> str:
+    """What the job will need on so many ranks.
+
+    Args:
+        loaded: the job.
+        ranks: how many.
+        out: the run directory; runs/NAME when absent.
+
+    Raises:
+        JobError, DataError: something in the job does not fit.
+    """
+    loaded.job.data.fetch()
+    parts = assemble(loaded, torch.device("cpu"))
+    activations = probe(parts)
+    found = plan(parts, ranks, process=this_process(), activations=activations)
+    name = f"{loaded.name}: {parts.loaded.tree['algorithm']['name']}"
+    tables = drawn(_whole(found, name), _ranks(found), _memory(found), width=WIDTH)
+    return f"{tables}\n{_room(found, out or Path('runs') / loaded.name)}"
+
+
+def _whole(found: Plan, name: str) -> Table:
+    made = Table(box=ASCII2, show_header=False, title=name, title_justify="left")
+    made.add_column(no_wrap=True)
+    made.add_column()
+    for title, text in _lines(found):
+        made.add_row(title, text)
+    return made
+
+
+def _lines(found: Plan) -> Iterable[tuple[str, str]]:
+    yield "model", f"{found.parameters} parameters, {decimal(found.vector)}"
+    yield (
+        "clients",
+        (
+            f"{found.seen:.6g} of {found.population} expected to take part; {found.rounds} rounds "
+            f"of {found.cohort:.4g}"
+        ),
+    )
+    low, high = found.steps
+    steps = f"{low}" if low == high else f"{low} to {high}"
+    whole = ", and one over all its examples" if found.surveys else ""
+    each = "a gradient" if found.gradients == 1 else f"{found.gradients} gradients"
+    yield "local work", f"{steps} steps of {each} per client and round{whole}"
+    visit, in_all = found.traffic, found.in_all
+    yield "traffic", f"{decimal(visit.down)} down, {decimal(visit.up)} up per client and round"
+    yield "", f"{decimal(in_all.down)} down, {decimal(in_all.up)} up in all"
+    down, up = (f"{size / found.vector:.3g}" for size in visit)
+    counted = f"; {found.counted}" if found.counted else ""
+    yield "overhead", f"{found.overhead:.3g}x FedAvg: {down} + {up} vectors{counted}"
+    once = f", and {decimal(found.shared)} for all of a rank and round" if found.shared else ""
+    yield "states", f"{decimal(found.own)} per client{once}"
+    yield "server", f"{decimal(found.server)}, on every rank"
+    yield "stores", f"{decimal(found.store)} on {len(found.shares)} rank(s)"
+    yield "checkpoints", f"{decimal(found.checkpoint)} each, {found.checkpoints} at most at a time"
+
+
+def _ranks(found: Plan) -> Table:
+    made = Table(box=ASCII2)
+    for title in ("rank", "clients", "examples", "taking part", "in a round", "store", "memory"):
+        made.add_column(title, justify="right", no_wrap=True)
+    rows = [
+        (s.clients, s.examples, s.seen, s.members, s.store, s.memory.total) for s in found.shares
+    ]
+    named = [(f"{rank}", row) for rank, row in enumerate(rows)]
+    if len(rows) > FEW:
+        columns = list(zip(*rows, strict=True))
+        named = [("least", tuple(map(min, columns))), ("most", tuple(map(max, columns)))]
+    for name, (*counts, store, memory) in named:
+        made.add_row(name, *map(str, counts), decimal(store), decimal(memory))
+    return made
+
+
+def _memory(found: Plan) -> Table:
+    """The parts of the memory of the rank that needs most."""
+    rank, share = max(enumerate(found.shares), key=lambda pair: pair[1].memory.total)
+    made = Table(f"memory of rank {rank}, without a GPU", box=ASCII2)
+    made.add_column("at most", justify="right", no_wrap=True)
+    for name, size in (*share.memory._asdict().items(), ("at a time", share.memory.total)):
+        made.add_row(name, decimal(size))
+    return made
+
+
+def _room(found: Plan, folder: Path) -> str:
+    """The disk's free space against what the run needs."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    free = disk_usage(there).free
+    said = f"{folder} needs {decimal(found.disk)} of disk; {decimal(free)} are free"
+    return said if found.disk <= free else f"WARNING: {said}"

@@ -1,0 +1,195 @@
+"""What plan foretells, against by-hand numbers, published ones and real runs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfl.algorithms import ALGORITHMS
+from hpcfl.assemble import assemble
+from hpcfl.job import load
+from hpcfl.plan import Activations, Process, plan, probe, this_process
+from hpcfl.schema import dry_round, traffic
+
+# COMM. OVERHEAD of the FedHBM paper, table 2.
+TABLE_2 = {
+    "fedavg": 1, "fedprox": 1, "scaffold": 2, "feddyn": 1, "adabest": 1, "mime": 2, "fedavgm": 1,
+    "fedcm": 1.5, "fedadc": 1.5, "mimemom": 3, "mimelitemom": 2, "fedhbm": 1,
+}  # fmt: skip
+
+
+def planned(job, *overrides, ranks=1):
+    parts = assemble(load(job, list(overrides)), torch.device("cpu"))
+    return plan(parts, ranks, process=Process(0, 0), activations=Activations(0, 0))
+
+
+def overhead(name):
+    algorithm = ALGORITHMS[name]()
+    return sum(traffic(algorithm, dry_round(algorithm, 10**6, torch.float64))) / (2 * 8 * 10**6)
+
+
+@pytest.mark.parametrize(("name", "published"), TABLE_2.items())
+def test_overhead_of_the_fedhbm_paper(name, published):
+    """MimeMom sends x, m and c down, a gradient and delta up: 2.5, and a note says what it says."""
+    counted = ALGORITHMS[name].counted
+    if name == "mimemom":
+        assert overhead(name) == 2.5
+        assert counted.startswith(f"{published}x ")
+    else:
+        assert overhead(name) == published
+        assert not counted
+
+
+def test_fedmim_tells_both_counts():
+    assert overhead("fedmim") == (1 + 2 + 1) / 2
+    assert ALGORITHMS["fedmim"].counted.startswith("1x in its paper")
+
+
+def test_a_small_job_by_hand(job, hpcfl):
+    """3 x 4 + 4 parameters; 40 examples of 4 clients, 10 each: 3 batches of 4."""
+    found = planned(job, ranks=2)
+    assert (found.parameters, found.vector, found.population) == (16, 64, 4)
+    assert (found.steps, found.gradients, found.surveys) == ((3, 3), 1, 0)
+    assert found.traffic == (64, 64)
+    assert found.in_all == (64 * 2 * 4, 64 * 2 * 4)
+    assert (found.overhead, found.own, found.shared, found.server) == (1, 64 + 4, 0, 64)
+    assert [share.clients for share in found.shares] == [2, 2]
+    assert [share.examples for share in found.shares] == [20, 20]
+    assert found.seen == 4 * (1 - 0.5**4)
+    assert found.checkpoints == 3
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "gradients", "surveys"),
+    [("fedsam", 2, 0), ("mime", 2, 1), ("mimelite", 1, 1), ("fedavg", 1, 0)],
+)
+def test_gradients(job, algorithm, gradients, surveys):
+    found = planned(job, f"algorithm={{name: {algorithm}}}")
+    assert (found.gradients, found.surveys) == (gradients, surveys)
+
+
+def size(root):
+    return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedhbm", "adabest", "ghb", "fedmim"])
+@pytest.mark.parametrize("kind", ["hdf5", "memory"])
+def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, kind):
+    """The stores to the byte; a checkpoint within 100 bytes and 5 %."""
+    changes = [
+        f"algorithm={{name: {algorithm}}}", f"store.kind={kind}", "data.clients=20", "rounds=11",
+        "cohort.size=3", "checkpoint={every: 3, keep: 2}",
+    ]  # fmt: skip
+    out = tmp_path / "run"
+    assert hpcfl("run", job, *changes, "--out", out).code == 0
+    found = planned(job, *changes)
+    if kind == "hdf5":
+        assert size(out / "stores") == found.store
+    else:  # the oldest file is gone once the next is there
+        assert size(out / "stores") <= found.store
+    newest = max((out / "checkpoints").iterdir())
+    assert size(newest) == pytest.approx(found.checkpoint, rel=0.05, abs=100)
+    assert len(list((out / "checkpoints").iterdir())) == found.checkpoints - 1
+
+
+def test_traffic_of_a_run(job, tmp_path, hpcfl):
+    changes = ["algorithm={name: mimemom}", "cohort={kind: cyclic, size: 3}", "rounds=3"]
+    out = tmp_path / "run"
+    assert hpcfl("run", job, *changes, "--out", out).code == 0
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    spent = [sum(entry.get(f"{way}_bytes", 0) for entry in log) for way in ("down", "up")]
+    assert tuple(spent) == planned(job, *changes).in_all
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from hpcfl.cli import main
+code = main(["run", *sys.argv[1:]])
+kb = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]
+print("peak", 1024 * int(kb))
+sys.exit(code)
+"""
+PLAN = """
+import sys
+import torch
+import hpcfl.session
+from hpcfl.assemble import assemble
+from hpcfl.job import load
+from hpcfl.plan import plan, probe, this_process
+parts = assemble(load(sys.argv[1], sys.argv[2:]), torch.device("cpu"))
+activations = probe(parts)
+found = plan(parts, 1, process=this_process(), activations=activations)
+print("peak", found.shares[0].memory.total)
+"""
+
+
+def peak(script, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", "import re\n" + script, *map(str, arguments)],
+        capture_output=True, text=True, check=True, env=os.environ,
+    )  # fmt: skip
+    return int(re.search(r"peak (\d+)", done.stdout)[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("algorithm", ["fedhbm", "mime"])
+def test_memory_of_a_run(job, arrays, tmp_path, algorithm):
+    """2 million parameters: what a run takes beyond its program is 15 to 30 vectors of 8 MB."""
+    random = np.random.default_rng(0)
+    arrays(x=random.standard_normal((40, 250_000)), y=np.arange(40) % 8, x_test=None, y_test=None)
+    changes = [f"algorithm={{name: {algorithm}}}", "cohort.size=4", "evaluate.every=null"]
+    measured = peak(MEASURE, job, *changes, "--out", tmp_path / "run")
+    assert peak(PLAN, job, *changes) == pytest.approx(measured, rel=0.2)
+
+
+def test_probe_counts_one_example(job):
+    """A linear layer keeps its 3 inputs for the weights, the loss its 4 log-probabilities."""
+    parts = assemble(load(job), torch.device("cpu"))
+    found = probe(parts)
+    assert found.kept >= 4 * (3 + 4)
+    assert found.kept <= 4 * (3 + 4) + 2 * 8
+    assert this_process().resident > 50e6
+
+
+def test_plan_prints(job, hpcfl, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = hpcfl("plan", job, "--ranks", "2", "algorithm={name: mimemom}", "rounds=5")
+    assert (done.code, done.err) == (0, [])
+    assert done.text.isascii()
+    assert max(map(len, done.out)) <= 100
+    assert "2.5x FedAvg: 3 + 2 vectors; 3x in the FedHBM paper, table 2" in done.text
+    assert "and one over all its examples" in done.text
+    assert re.search(r"runs/job-\w+ needs \d+\.\d kB of disk; .* are free", done.out[-1])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_plan_of_many_ranks_is_a_range(job, hpcfl):
+    done = hpcfl("plan", job, "--ranks", "20", "data.clients=20")
+    assert re.search(r"\| +most +\| +1 +\| +2 +\|", done.text)
+    assert "|   19 |" not in done.text
+
+
+def test_plan_warns_of_a_small_disk(job, hpcfl, monkeypatch):
+    usage = type("Usage", (), {"free": 10})
+    monkeypatch.setattr("hpcfl.planned.disk_usage", lambda path: usage)
+    done = hpcfl("plan", job)
+    assert done.code == 0
+    assert done.out[-1].startswith("WARNING: ")
+    assert done.out[-1].endswith("10 bytes are free")
+
+
+def test_plan_of_more_ranks_than_clients(job, refused):
+    assert "5 ranks for 4 clients" in refused("plan", job, "--ranks", "5")
+
+
+@pytest.mark.parametrize("ranks", ["0", "two"])
+def test_plan_wants_a_count(job, hpcfl, ranks):
+    with pytest.raises(SystemExit) as end:
+        hpcfl("plan", job, "--ranks", ranks)
+    assert end.value.code == 2
