@@ -7,9 +7,7 @@ its states are copied before the old ones are removed.
 
 import ctypes
 from dataclasses import dataclass
-from mmap import PAGESIZE
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,8 +142,10 @@ def this_process() -> Process:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc's
         trim(0)
-    now = int(Path("/proc/self/statm").read_text().split()[1]) * PAGESIZE
-    return Process(now, 1024 * getrusage(RUSAGE_SELF).ru_maxrss)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    told = dict(line.split(":", 1) for line in lines)
+    resident, peak = (1024 * int(told[key].split()[0]) for key in ("VmRSS", "VmHWM"))
+    return Process(resident, peak)
 
 
 class Activations(NamedTuple):

@@ -25,8 +25,8 @@ from hpcfl.errors import DivergedError, JobError
 from hpcfl.local.sequential import Sequential
 from hpcfl.session import resume
 from hpcfl.signals import SAVE, STOP
+from tests.algorithms.by_hand.quadratic import TWO
 from tests.algorithms.play import kept, parts, play, softmax_problem, states, tree, xs
-from tests.algorithms.test_by_hand import TWO
 
 ALL = {"consistency": True, "drift": True, "dissimilarity": True, "cosine": True}
 GRADIENTS = ("gradient_norm2", "dissimilarity_g2", "dissimilarity_b2")
