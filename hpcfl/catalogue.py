@@ -32,6 +32,7 @@ from hpcfl.schema import dry_round, nbytes, traffic
 from hpcfl.tasks.presets import TASKS
 from hpcfl.types import Section
 
+_OWN = object()  # no default of a field that a base has
 NARROWEST, WIDEST = 80, 100  # columns of a table
 SIZE = 1_000_000  # parameters in the dry round: scalars that are sent along round to nothing
 
@@ -139,12 +140,15 @@ def _reference(cls: type[Any]) -> str:
 
 
 def _settings(cls: type[Any], base: type[Any] = Section) -> Iterable[str]:
-    """A line for every field that ``base`` lacks: its name, default and range, what it is for."""
-    common = {f.name for f in fields(base)} if is_dataclass(base) else set()
+    """A line for every field that ``base`` lacks: its name, default and range, what it is for.
+
+    And for those of ``base`` whose default is another here.
+    """
+    common = {f.name: f.default for f in fields(base)} if is_dataclass(base) else {}
     hints = get_type_hints(cls, include_extras=True)
     notes = _notes(cls)
     for field in fields(cls):
-        if field.name not in {"kind", *common}:
+        if field.name != "kind" and common.get(field.name, _OWN) != field.default:
             note = f": {notes[field.name]}" if field.name in notes else ""
             yield f"- {field.name}{_default(field)} ({_type(hints[field.name])}){note}"
 

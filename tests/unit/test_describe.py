@@ -246,6 +246,11 @@ def test_a_part_of_the_catalogue(hpcfl, monkeypatch, what):
     assert "| cifar10 " not in done.text
 
 
+def test_a_default_that_is_not_the_common_one(hpcfl):
+    assert hpcfl("list", "fedavg").text.count("- server_lr = ") == 1
+    assert "- server_lr = 0.1 (number > 0)" in hpcfl("list", "fedyogi").text
+
+
 def test_a_name_that_is_not_in_the_catalogue(refused):
     line = refused("list", "fedmin")
     assert "found fedmin, expected one of algorithms, data, partitions, cohorts, models" in line
