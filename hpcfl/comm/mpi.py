@@ -1,6 +1,7 @@
 """A group of ranks over MPI, for tensors in host memory."""
 
 import sys
+import time
 from typing import NoReturn
 
 import mpi4py
@@ -23,6 +24,8 @@ _REMEDY = (
     " or comm.backend: gloo with srun or torchrun"
 )
 
+SPINS, NAP_S = 200, 1e-4  # about 0.05 ms of trying, then 0.1 ms between two tries
+
 
 class Mpi:
     """All ranks of MPI_COMM_WORLD; buffers only, nothing is pickled."""
@@ -34,12 +37,12 @@ class Mpi:
 
     def sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` (contiguous, on the CPU) by its sum."""
-        self._world.Allreduce(MPI.IN_PLACE, tensor.numpy(), op=MPI.SUM)
+        _wait(self._world.Iallreduce(MPI.IN_PLACE, tensor.numpy(), op=MPI.SUM))
 
     def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective: the elementwise maximum."""
         out = values.copy()
-        self._world.Allreduce(MPI.IN_PLACE, out, op=MPI.MAX)
+        _wait(self._world.Iallreduce(MPI.IN_PLACE, out, op=MPI.MAX))
         return out
 
     def share(self, text: str) -> str:
@@ -48,7 +51,7 @@ class Mpi:
 
     def barrier(self) -> None:
         """Collective: wait for every rank."""
-        self._world.Barrier()
+        _wait(self._world.Ibarrier())
 
     def close(self) -> None:
         """Collective: end MPI in this process, for good."""
@@ -57,6 +60,18 @@ class Mpi:
     def abort(self, code: int) -> NoReturn:
         """End every rank at once with exit code ``code``."""
         abort(self._world, code)
+
+
+def _wait(request: MPI.Request) -> None:
+    """Wait without keeping the core from ranks that still work, where ranks exceed cores.
+
+    MPI's own wait spins; so does this one at first, for the sake of short waits.
+    """
+    for _ in range(SPINS):
+        if request.Test():
+            return
+    while not request.Test():
+        time.sleep(NAP_S)
 
 
 def start(launch: Launch) -> MPI.Intracomm:
