@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort
-from hpcfl.errors import Stopped
+from hpcfl.errors import DivergedError, Stopped
 from hpcfl.runtime import Run
 from hpcfl.schema import Survey, nbytes
 from hpcfl.types import Record
@@ -23,7 +24,7 @@ def play(run: Run, server: Any, start: int) -> Any:
 
     Raises:
         Stopped: a signal asked for it; a checkpoint was committed.
-        DivergedError: an upload was not finite; nothing of its round was kept.
+        DivergedError: an upload or the server was not finite; nothing of its round was kept.
         ClientError, StoreError: on this rank alone.
     """
     if start == 0 and run.evaluation(0, run.rounds):
@@ -91,9 +92,20 @@ def play_round(
         store.stage(i, type(end.state)(*leaves))
     upload, loss = run.schema.receive(mean)
     record["train_loss"] = float(loss)
-    after = algorithm.update(server, upload, cohort)
+    after = _finite(algorithm.update(server, upload, cohort), t + 1)
     record |= run.observer.observe(cohort, message.x, after.x, visits, trained)
     return after, record, asked
+
+
+def _finite(server: Any, round: int) -> Any:
+    """The server, every rank's the same; past models in tuples were looked at in their time."""
+    for name, value in zip(server._fields, server, strict=True):
+        if isinstance(value, Tensor) and not bool(value.isfinite().all()):
+            raise DivergedError(
+                f"round {round}: the server's {name!r} is not finite after its step; the last "
+                "checkpoint stands. Lower algorithm.server_lr or local.lr"
+            )
+    return server
 
 
 def _asked(run: Run, saved: float) -> Asked:

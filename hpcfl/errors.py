@@ -26,7 +26,7 @@ class StoreError(JobError):
 
 
 class DivergedError(HpcflError):
-    """A client's update is not finite; the last checkpoint stands."""
+    """A client's update or the server's step is not finite; the last checkpoint stands."""
 
     exit_code = 3
     collective = True

@@ -63,7 +63,8 @@ class RunRecord:
 
     def curve(self, key: str) -> tuple[tuple[int, float], ...]:
         """(round, value) of every round whose line of the log has the key."""
-        return tuple((entry["round"], float(entry[key])) for entry in self.log if key in entry)
+        found = ((entry["round"], entry.get(key)) for entry in self.log)
+        return tuple((round, float(value)) for round, value in found if value is not None)
 
     def last(self, key: str) -> float | None:
         """The newest value of a score, or None where there is none."""

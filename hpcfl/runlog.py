@@ -1,6 +1,7 @@
 """log.jsonl: one JSON object a round, appended by rank 0."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from io import BufferedWriter
@@ -17,14 +18,14 @@ class RunLog:
         self._file: BufferedWriter | None = path.open("ab") if path else None
 
     def write(self, record: Mapping[str, float | int]) -> None:
-        """Append one round.
+        """Append one round; a number that is not finite, which JSON lacks, as null.
 
         Raises:
             StoreError: the disk is full or fails.
         """
         if self._file:
             with storing(Path(self._file.name)):
-                self._file.write(json.dumps(record).encode() + b"\n")
+                self._file.write(_line(record))
                 self._file.flush()
 
     def sync(self) -> int:
@@ -39,6 +40,11 @@ class RunLog:
         """Close the file."""
         if self._file:
             self._file.close()
+
+
+def _line(record: Mapping[str, float | int]) -> bytes:
+    known = {key: value if math.isfinite(value) else None for key, value in record.items()}
+    return json.dumps(known, allow_nan=False).encode() + b"\n"
 
 
 def cut(path: Path, length: int) -> None:

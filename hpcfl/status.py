@@ -50,9 +50,9 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
     yield "rounds", f"{run.done} of {run.rounds}" + (left if alive else "")
     if pace:
         yield "pace", f"{pace:.3g} rounds/s over the last {min(RECENT, run.done)}"
-    losses = [entry["train_loss"] for entry in run.log if "train_loss" in entry]
+    losses = run.curve("train_loss")
     if losses:
-        yield "train loss", f"{losses[-1]:.4g}"
+        yield "train loss", f"{losses[-1][1]:.4g}"
     for key, title in TITLES.items():
         if run.scores[key]:
             at, score = run.scores[key][-1]

@@ -2,8 +2,8 @@
 
     server  x, m = 0, v = 0                   client  nothing
     send    x
-    step    y <- y - eta g(x; b), so that K steps of batches of B make one batch of K B
-    finish  G = (x - y) / (eta K)
+    step    s <- s + g(x; b), s = 0 before; K steps of batches of B make one batch of K B
+    finish  G = s / K
     update  x <- x - eta_g eta mean(G)                                            (sgd)
             m <- beta m + mean(G);  x <- x - eta_g eta m                          (momentum)
             Adam's m and v of mean(G), bias-corrected;  x <- x - eta_g eta m / (sqrt(v) + tau)
@@ -13,7 +13,7 @@ from Decentralized Data. AISTATS 2017 (FedSGD). arXiv:1602.05629; Kingma, Ba. Ad
 algorithm 1. arXiv:1412.6980
 
 Departures: the server steps by eta_g eta, so the schedule of the local learning rate is the
-server's.  Weight decay is part of G.
+server's.  Weight decay is part of G.  A last partial batch weighs as much as a whole one.
 """
 
 from dataclasses import dataclass
@@ -29,6 +29,11 @@ class Server(NamedTuple):
     x: Vector
     m: Vector  # momentum, or Adam's first moment; [0] for sgd
     v: Vector  # Adam's second moment; [0] for the others
+
+
+class Local(NamedTuple):
+    x: Vector
+    total: Vector  # of the gradients so far
 
 
 class Upload(NamedTuple):
@@ -54,13 +59,19 @@ class ServerOnly(Algorithm):
         m = zeros_like(x0) if self.optimizer != "sgd" else x0[:0]
         return Server(x0, m, zeros_like(x0) if self.optimizer == "adam" else x0[:0])
 
-    def lookahead(self, y: Vector, start: Vector, local: Message, client: Client) -> Vector:
+    def begin(self, message: Message, state: Any, client: Client) -> Local:
+        return Local(message.x, zeros_like(message.x))
+
+    def lookahead(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
         return local.x
 
+    def remember(self, local: Local, step: Vector, client: Client) -> Local:
+        return Local(local.x, local.total + step)
+
     def finish(
-        self, y: Vector, local: Message, message: Message, state: Any, client: Client
+        self, y: Vector, local: Local, message: Message, state: Any, client: Client
     ) -> tuple[Upload, Any]:
-        return Upload((message.x - y) / (client.lr * client.steps)), state
+        return Upload(local.total / client.steps), state
 
     def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:
         x, m, v = server

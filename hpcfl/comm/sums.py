@@ -18,16 +18,13 @@ def exact_sums(
     """Collective: for each list of this rank's terms, the correctly rounded sum over all ranks.
 
     The sum is that of the real numbers, rounded once to a double, so it does not depend on how
-    the terms are spread; it is NaN if any term is not finite.  For tens to thousands of terms
-    (about 1 us each), not for vectors.
+    the terms are spread; it is NaN if any term is not finite, and infinite beyond the largest
+    double.  For tens to thousands of terms (about 1 us each), not for vectors.
 
     Args:
         comm: the group of ranks.
         terms: as many lists on every rank; a list may be empty.
         device: where ``comm`` sums tensors.
-
-    Raises:
-        OverflowError: a sum is beyond the largest double; on every rank.
     """
     rows = torch.tensor([_limbs(list(column)) for column in terms], dtype=torch.int64)
     sums = rows.to(device)
@@ -52,4 +49,7 @@ def _value(row: list[int]) -> float:
     if spoiled:
         return math.nan
     whole = sum(limb << _LIMB * i for i, limb in enumerate(limbs))
-    return whole / (1 << _UNIT)  # Python rounds the quotient of integers correctly
+    try:
+        return whole / (1 << _UNIT)  # Python rounds the quotient of integers correctly
+    except OverflowError:
+        return math.inf if whole > 0 else -math.inf

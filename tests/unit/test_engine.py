@@ -12,6 +12,7 @@ from hpcfl.checkpoint import committed
 from hpcfl.errors import ClientError, DivergedError, Stopped
 from hpcfl.job import load
 from hpcfl.local.sequential import Sequential
+from hpcfl.runlog import RunLog
 from hpcfl.session import resume, start
 from hpcfl.signals import SAVE, STOP
 from hpcfl.store.rows import Table
@@ -158,6 +159,24 @@ def test_a_round_that_diverges_leaves_nothing(tmp_path):
     run = tmp_path / "run0"
     newest = committed(run / "checkpoints")[-1]
     assert (run / "log.jsonl").read_bytes().count(b"\n") == newest.round
+
+
+def test_a_server_that_diverges_leaves_nothing(tmp_path):
+    """Uploads are finite, one step of the server is not: in the last round nobody would see it."""
+    algorithm = {"name": "fedavgm", "server_lr": 1e308, "beta": 0.0}
+    with pytest.raises(DivergedError, match="round 1: the server's 'x' is not finite"):
+        play(tmp_path, job(tmp_path, algorithm=algorithm, precision="float32", rounds=1))
+    (kept,) = committed(tmp_path / "run0" / "checkpoints")
+    assert kept.round == 0
+    assert (tmp_path / "run0" / "log.jsonl").read_text() == ""
+
+
+def test_the_log_is_json_where_a_score_is_not_finite(tmp_path):
+    log = RunLog(tmp_path / "log.jsonl")
+    log.write({"round": 3, "test_loss": float("nan"), "drift": float("inf"), "train_loss": 0.5})
+    log.close()
+    (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert line == '{"round": 3, "test_loss": null, "drift": null, "train_loss": 0.5}'
 
 
 def test_an_error_of_a_client_names_it(tmp_path, monkeypatch):

@@ -104,3 +104,11 @@ def test_server_only_adam(run):
     assert left.server("v") == near([0.0, 0.00625, 0.011884375])
     last = 0.95 - 0.1 * (0.4625 / 0.19) / (sqrt(0.011884375 / 0.001999) + 2.5)
     assert left.x == near([1.0, 0.95, last])
+
+
+def test_server_only_loses_no_small_gradient(run):
+    """In float32 a step of 0.001 x 2^-17 from w = 1 would round to none; the gradient must not."""
+    one = Problem(np.ones((1, 1)), np.array([1 - 2.0**-17]), np.zeros(1, dtype=int))
+    momentum = {"name": "server_only", "optimizer": "momentum"}
+    left = run(momentum, one, local=local(lr=1e-3), rounds=1, precision="float32")
+    assert left.server("m") == [0.0, 2.0**-17]

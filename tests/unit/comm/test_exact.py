@@ -274,3 +274,9 @@ def test_a_scalar_sum_with_a_term_that_is_not_finite_is_nan_on_every_rank():
     terms = [[1.0, math.inf], [2.0]]
     outcomes = Room(2).run(lambda comm: exact_sums(comm, [terms[comm.rank], [1.0]]))
     assert all(math.isnan(spoiled) and clean == 2.0 for spoiled, clean in outcomes)
+
+
+def test_a_scalar_sum_beyond_the_largest_double_is_infinite_on_every_rank():
+    terms = [[-1.7e308], [-1.7e308]]
+    outcomes = Room(2).run(lambda comm: exact_sums(comm, [terms[comm.rank], [1.0]]))
+    assert outcomes == [[-math.inf, 2.0]] * 2
