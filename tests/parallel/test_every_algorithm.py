@@ -9,7 +9,6 @@ from tests.parallel.outcome import outcome
 
 # On 3 ranks some have no client in a round; one round is empty.
 COHORTS = {"kind": "replay", "rounds": [[1, 4], [0, 1, 2, 3, 4, 5], [], [5], [2, 4], [0, 1, 3]]}
-COMM = {"backend": "gloo"}
 SPREAD = [name for name in ALL if name != "centralized"]
 
 
@@ -17,18 +16,19 @@ SPREAD = [name for name in ALL if name != "centralized"]
 def play(tmp_path_factory):
     """Plays every algorithm on so many ranks, or goes on where ``folder`` holds stopped runs.
 
-    By Gloo, whose ranks sleep while they wait.  Centralised training has one client, so one rank.
+    Every other one in bf16.  Centralised training has one client, so one rank.
     """
 
-    def go(ranks, *, stop=0, folder=None):
+    def go(ranks, *, stop=0, folder=None, backend="gloo"):
         root = folder or tmp_path_factory.mktemp(f"on{ranks}")
         jobs = {}
-        for name in ALL if ranks == 1 else SPREAD:
-            algorithm = ALL[name]
+        for index, name in enumerate(ALL if ranks == 1 else SPREAD):
+            precision = ("float32", "bf16")[index % 2]
+            comm = {"backend": backend}
             local = {"epochs": 2, "batch_size": 4, "lr": 0.3, "lr_decay": 0.9, "weight_decay": 0.01}
-            jobs[name] = tree(root, softmax_problem(), algorithm, local=local, comm=COMM)
+            jobs[name] = tree(root, softmax_problem(), ALL[name], local=local, comm=comm)
             if name != "centralized":
-                jobs[name] |= {"cohort": COHORTS, "precision": "float32"}
+                jobs[name] |= {"cohort": COHORTS, "precision": precision}
         play_all(root, jobs, ranks, stop=stop)
         return root
 
@@ -48,9 +48,9 @@ def test_they_differ(alone):
     assert same == {frozenset({"fedavg", "mimelite"})}
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_on_any_number_of_ranks(alone, play, ranks):
-    many = play(ranks)
+@pytest.mark.parametrize(("ranks", "backend"), [(2, "mpi"), (3, "gloo")])
+def test_on_any_number_of_ranks(alone, play, ranks, backend):
+    many = play(ranks, backend=backend)
     for name in SPREAD:
         assert outcome(many / name) == outcome(alone / name), name
 

@@ -16,7 +16,7 @@ def whole(tmp_path_factory):
     """The uninterrupted runs, by the names of their algorithms."""
     folder = tmp_path_factory.mktemp("whole")
     found = {}
-    for name in ("fedhbm", "localghb"):
+    for name in ("fedhbm", "localghb", "adabest", "fedmim"):
         job = write(folder, name, algorithm={"name": name})
         done = finish(1, "run", job, "--out", folder / name)
         assert done.returncode == 0, done.stderr
@@ -28,9 +28,9 @@ def whole(tmp_path_factory):
     ("seed", "victims", "ranks", "store", "name"),
     [
         (0, "one", [2, 3, 1], "hdf5", "fedhbm"),
-        (1, "all", [3, 2, 2], "hdf5", "fedhbm"),
+        (1, "all", [3, 2, 2], "hdf5", "adabest"),
         (2, "one", [3, 3, 2], "memory", "fedhbm"),
-        (3, "all", [1, 2, 3], "hdf5", "fedhbm"),
+        (3, "all", [1, 2, 3], "hdf5", "fedmim"),
         (4, "one", [2, 2, 3], "hdf5", "localghb"),
         (5, "all", [3, 1, 1], "memory", "localghb"),
     ],
