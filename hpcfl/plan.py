@@ -26,7 +26,7 @@ from hpcfl.vectors import Layout
 Counts = NDArray[np.int64]
 
 HEADER, TENSOR_HEADER = 16, 60  # bytes of server.safetensors before its numbers, of each tensor
-MANIFEST, MANIFEST_RANK = 140, 35  # bytes of manifest.json, of each rank in it
+MANIFEST, MANIFEST_FILE = 140, 35  # bytes of manifest.json, of each file but one that it names
 TRAINING = 6  # vectors: y, d, a gradient and its parts, what hooks make
 SCRATCH = 1 << 22  # bytes of an exact sum
 
@@ -39,13 +39,14 @@ class Memory(NamedTuple):
     data: int
     """All examples, and each client's list of its own."""
     model: int
-    """Initial model, server before and after a round, what a local step makes of vectors."""
+    """Initial model, server before and after a round, what a local step makes of vectors; the
+    model before the last round and the best one, where the job keeps them."""
     activations: int
     """What a batch leaves for its backward pass, or passes through when it is evaluated."""
     states: int
     """The cache of client states, or all of them where they live in memory; their index."""
     cohort: int
-    """Uploads, new states and full gradients of one round, kept until they are summed."""
+    """Uploads, new states, full gradients and last models of one round, until they are summed."""
     sums: int
     """Buffers of the sum over the ranks, and its mean."""
 
@@ -90,7 +91,7 @@ class Plan:
     gradients: int
     """Gradients of a step."""
     surveys: int
-    """Gradients over all of a client's examples in a round: 0 or 1."""
+    """Rounds in which a client takes a gradient over all its examples too."""
     traffic: Traffic
     counted: str
     """How a paper counts the traffic, where it counts otherwise."""
@@ -101,6 +102,8 @@ class Plan:
     server: int
     checkpoint: int
     """One checkpoint, without the states."""
+    best: int
+    """The best model's file, of which every checkpoint holds one more; 0 if none is kept."""
     checkpoints: int
     """Checkpoints on the disk, at most."""
     shares: tuple[Share, ...]
@@ -125,7 +128,7 @@ class Plan:
     @property
     def disk(self) -> int:
         """What the run directory will take at most, without logs."""
-        return self.store + self.checkpoints * self.checkpoint + self.vector
+        return self.store + self.checkpoints * self.checkpoint + self.best + self.vector
 
 
 class Process(NamedTuple):
@@ -210,7 +213,8 @@ def plan(parts: Parts, ranks: int, *, process: Process, activations: Activations
     held = sum((part.states * part.each for part in states), nothing)
     steps = [int(population.visit(client, 0).about.steps) for client in range(len(examples))]
     count = int(seen.sum()) if schema.state else 0
-    tables = ranks * INDEX + count * ENTRY
+    tables = max(1, len(states)) * (ranks * INDEX + count * ENTRY)
+    best = _best(parts)
     return Plan(
         parameters=parts.x0.numel(),
         vector=nbytes(schema.message.x),
@@ -220,13 +224,14 @@ def plan(parts: Parts, ranks: int, *, process: Process, activations: Activations
         seen=job.cohort.seen(len(examples), job.rounds),
         steps=(min(steps), max(steps)),
         gradients=schema.gradients,
-        surveys=int(parts.algorithm.full_gradient != "none"),
+        surveys=_surveys(parts),
         traffic=traffic(parts.algorithm, schema),
         counted=parts.algorithm.counted,
         own=own,
         shared=shared,
         server=nbytes(schema.server),
-        checkpoint=_checkpoint(schema.server, ranks) + tables * max(1, len(states)),
+        checkpoint=_checkpoint(parts, best, ranks * max(1, len(states))) + tables,
+        best=best,
         checkpoints=min(job.checkpoint.keep, _commits(parts)) + 1,
         shares=tuple(
             Share(
@@ -237,6 +242,7 @@ def plan(parts: Parts, ranks: int, *, process: Process, activations: Activations
                 store=int(stores[rank]),
                 memory=_memory(
                     parts,
+                    rank,
                     int(held[rank]),
                     int(seen[rank]),
                     int(members[rank]),
@@ -270,44 +276,85 @@ def _commits(parts: Parts) -> int:
     return -(-parts.job.rounds // parts.job.checkpoint.every)
 
 
-def _checkpoint(server: Any, ranks: int) -> int:
-    """A checkpoint's bytes without its row tables."""
-    tensors = sum(len(field) if isinstance(field, tuple) else 1 for field in server)
-    numbers = nbytes(server) + HEADER + tensors * TENSOR_HEADER
-    return numbers + MANIFEST + ranks * MANIFEST_RANK
+def _measured(parts: Parts) -> int:
+    """Rounds that the diagnostics measure."""
+    return parts.job.rounds // parts.job.diagnostics.every
+
+
+def _surveys(parts: Parts) -> int:
+    """Rounds in which full gradients are taken, for the algorithm or for the diagnostics."""
+    if parts.algorithm.full_gradient != "none":
+        return parts.job.rounds
+    return _measured(parts) if parts.job.diagnostics.dissimilarity else 0
+
+
+def _checkpoint(parts: Parts, best: int, tables: int) -> int:
+    """A checkpoint's bytes but for the contents of its ``tables`` row tables."""
+    files = [_file(parts.schema.server)]
+    if parts.job.diagnostics.cosine:
+        files.append(_file([parts.schema.message.x]))
+    if best:
+        files.append(best)
+    return sum(files) + MANIFEST + (len(files) - 1 + tables) * MANIFEST_FILE
+
+
+def _best(parts: Parts) -> int:
+    """The bytes of best.safetensors: the model, its round and its score."""
+    if not parts.job.evaluate.best:
+        return 0
+    number = torch.empty((), dtype=torch.float64)
+    return _file([parts.schema.message.x, number, number])
+
+
+def _file(fields: Any) -> int:
+    """The bytes of a safetensors file."""
+    tensors = sum(len(field) if isinstance(field, tuple) else 1 for field in fields)
+    return nbytes(fields) + HEADER + tensors * TENSOR_HEADER
 
 
 def _memory(
-    parts: Parts, held: int, seen: int, members: int, process: Process, activations: Activations
+    parts: Parts,
+    rank: int,
+    held: int,
+    seen: int,
+    members: int,
+    process: Process,
+    activations: Activations,
 ) -> Memory:
     """The memory of a rank with ``held`` bytes of states, of ``seen`` clients."""
     job, schema, vector = parts.job, parts.schema, nbytes(parts.x0)
-    survey = parts.algorithm.full_gradient
+    watched, due = job.diagnostics, _measured(parts) > 0
+    surveyed = _surveys(parts) > 0
+    summed = parts.algorithm.full_gradient == "cohort" or (watched.dissimilarity and due)
     data = nbytes([parts.dataset.train, parts.dataset.test or ()])
     data += sum(rows.nbytes for rows in parts.rows)
     # What `finish` returns twice is one tensor; what it returns of the message is the model's.
     ends = {id(leaf): leaf for leaf in (*schema.upload, *schema.state)}
     ends.pop(id(schema.message.x), None)
-    visit = nbytes(list(ends.values())) + vector * (survey != "none")
-    sent = nbytes(schema.upload) + vector * (survey == "cohort")
+    visit = nbytes(list(ends.values())) + vector * surveyed
+    if due and (watched.consistency or watched.drift) and schema.own is None:
+        visit += vector  # its last model, which no state is
+    sent = nbytes(schema.upload) + vector * summed
     states = held + seen * (STATE_OVERHEAD + TENSOR_OVERHEAD * len(schema.state))
     cache = states if job.store.kind == "memory" else int(job.store.cache_gib * GIB)
     if states > cache:  # those of the cohort may be read anew, while the cache is full
         visit += nbytes(schema.state)
     whole, largest = job.evaluate.batch_size, max(map(len, parts.rows))
     batch = _batch(parts)
-    if survey != "none":
+    if surveyed:
         batch = max(batch, min(whole, largest))
+    # The model before the last round, and on rank 0 the best one.
+    extra = watched.cosine + (job.evaluate.best and rank == 0)
     tested = min(whole, len(parts.tests()))
     wide = 8 // parts.x0.itemsize if job.reduction == "exact" else 1  # exact sums are of int64
     return Memory(
         program=max(0, process.resident - data),
         data=data,
-        model=(2 + TRAINING) * vector + 2 * nbytes(schema.server),
+        model=(2 + TRAINING + extra) * vector + 2 * nbytes(schema.server),
         activations=max(batch * activations.kept, 2 * tested * activations.largest),
         states=min(states, cache) + 20 * len(parts.rows),
         cohort=members * visit,
-        sums=sent * (wide + 1) + SCRATCH,
+        sums=sent * (wide + 1) + (1 + summed) * SCRATCH,
         loading=process.peak,
     )
 

@@ -58,9 +58,12 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     )
     low, high = found.steps
     steps = f"{low}" if low == high else f"{low} to {high}"
-    whole = ", and one over all its examples" if found.surveys else ""
+    whole = "and one over all its examples" if found.surveys else ""
+    always = f", {whole}" if found.surveys == found.rounds else ""
     each = "a gradient" if found.gradients == 1 else f"{found.gradients} gradients"
-    yield "local work", f"{steps} steps of {each} per client and round{whole}"
+    yield "local work", f"{steps} steps of {each} per client and round{always}"
+    if whole and not always:
+        yield "", f"{whole}, in {found.surveys} of the rounds"
     visit, in_all = found.traffic, found.in_all
     yield "traffic", f"{decimal(visit.down)} down, {decimal(visit.up)} up per client and round"
     yield "", f"{decimal(in_all.down)} down, {decimal(in_all.up)} up in all"

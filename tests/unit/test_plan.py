@@ -66,22 +66,69 @@ def test_a_small_job_by_hand(job, hpcfl):
 
 @pytest.mark.parametrize(
     ("algorithm", "gradients", "surveys"),
-    [("fedsam", 2, 0), ("mime", 2, 1), ("mimelite", 1, 1), ("fedavg", 1, 0)],
+    [("fedsam", 2, 0), ("mime", 2, 4), ("mimelite", 1, 4), ("fedavg", 1, 0)],
 )
 def test_gradients(job, algorithm, gradients, surveys):
     found = planned(job, f"algorithm={{name: {algorithm}}}")
     assert (found.gradients, found.surveys) == (gradients, surveys)
 
 
+@pytest.mark.parametrize(("every", "surveys"), [(1, 4), (3, 1), (5, 0)])
+def test_dissimilarity_takes_full_gradients(job, hpcfl, every, surveys):
+    watched = f"diagnostics={{dissimilarity: true, every: {every}}}"
+    assert planned(job, watched).surveys == surveys
+    text = hpcfl("plan", job, watched).text
+    assert ("round, and one over all its examples " in text) == (surveys == 4)
+    assert ("| and one over all its examples, in 1 of the rounds " in text) == (surveys == 1)
+
+
+def memory(job, *overrides):
+    """Of both ranks, in vectors."""
+    found = planned(job, *overrides, "algorithm={name: fedavg}", ranks=2)
+    return [
+        tuple(size / found.vector for size in (m.model, m.cohort, m.sums))
+        for m in (share.memory for share in found.shares)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "cohort", "vectors", "scratch"),
+    [
+        ("evaluate.best=true", (1, 0), 0, 0, 0),
+        ("diagnostics.cosine=true", (1, 1), 0, 0, 0),
+        ("diagnostics.drift=true", (0, 0), 1, 0, 0),
+        ("diagnostics.consistency=true", (0, 0), 1, 0, 0),
+        ("diagnostics.dissimilarity=true", (0, 0), 1, 3, 1),
+        ("diagnostics={drift: true, dissimilarity: true, every: 5}", (0, 0), 0, 0, 0),
+    ],
+)
+def test_memory_of_what_is_watched(job, key, model, cohort, vectors, scratch):
+    """One more model, or one a member of the cohort; of float32, whose exact sums are int64."""
+    plain, found = memory(job), memory(job, key)
+    members = [share.members for share in planned(job, ranks=2).shares]
+    for rank in range(2):
+        more = [b - a for a, b in zip(plain[rank], found[rank], strict=True)]
+        assert more == [model[rank], cohort * members[rank], vectors + scratch * (1 << 22) / 64]
+
+
 def size(root):
+    if root.is_file():
+        return root.stat().st_size
     return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedhbm", "adabest", "ghb", "fedmim"])
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        *((name, []) for name in ("fedavg", "fedhbm", "adabest", "ghb", "fedmim")),
+        ("localghb", ["evaluate.best=true", "diagnostics.cosine=true"]),
+    ],
+)
 @pytest.mark.parametrize("kind", ["hdf5", "memory"])
-def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, kind):
-    """The stores to the byte; a checkpoint within 100 bytes and 5 %."""
+def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, more, kind):
+    """The stores to the byte; a checkpoint within 100 bytes and 5 %; so the best model."""
     changes = [
+        *more,
         f"algorithm={{name: {algorithm}}}", f"store.kind={kind}", "data.clients=20", "rounds=11",
         "cohort.size=3", "checkpoint={every: 3, keep: 2}",
     ]  # fmt: skip
@@ -95,6 +142,14 @@ def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, kind):
     newest = max((out / "checkpoints").iterdir())
     assert size(newest) == pytest.approx(found.checkpoint, rel=0.05, abs=100)
     assert len(list((out / "checkpoints").iterdir())) == found.checkpoints - 1
+    best = out / "best.safetensors"
+    kept = best.stat().st_size if best.exists() else 0
+    assert kept == pytest.approx(found.best, rel=0.05)
+    taken = sum(size(part) for part in out.iterdir() if part.suffix not in (".jsonl", ".yaml"))
+    if kind == "hdf5":  # one checkpoint less than while the oldest goes
+        assert taken == pytest.approx(found.disk - found.checkpoint, rel=0.05, abs=200)
+    else:
+        assert taken <= found.disk
 
 
 def test_traffic_of_a_run(job, tmp_path, hpcfl):
