@@ -82,10 +82,8 @@ class Plan:
     """Size of the model."""
     population: int
     rounds: int
-    cohort: float
-    """Mean size of a cohort."""
-    seen: float
-    """Clients expected to take part at least once."""
+    visits: int
+    """Sizes of all cohorts together."""
     steps: tuple[int, int]
     """Local steps of a client and round, least and most."""
     gradients: int
@@ -115,10 +113,19 @@ class Plan:
         return sum(self.traffic) / (2 * self.vector)
 
     @property
+    def cohort(self) -> float:
+        """Mean size of a cohort."""
+        return self.visits / self.rounds
+
+    @property
+    def seen(self) -> int:
+        """Clients that take part at least once."""
+        return sum(share.seen for share in self.shares)
+
+    @property
     def in_all(self) -> Traffic:
-        """Traffic of the whole job: of uniform and Bernoulli cohorts, the expected."""
-        visits = self.cohort * self.rounds
-        return Traffic(*(round(visits * size) for size in self.traffic))
+        """Traffic of the whole job."""
+        return Traffic(*(self.visits * size for size in self.traffic))
 
     @property
     def store(self) -> int:
@@ -206,7 +213,7 @@ def plan(parts: Parts, ranks: int, *, process: Process, activations: Activations
         for size, common in ((own, False), (shared, True))
         if size
     ]
-    last, members = _play_cohorts(parts, owner, ranks, states)
+    visits, last, members = _play_cohorts(parts, owner, ranks, states)
     seen = np.bincount(owner[last > 0], minlength=ranks)
     nothing = np.zeros(ranks, np.int64)
     stores = sum((part.bytes for part in states), nothing)
@@ -220,8 +227,7 @@ def plan(parts: Parts, ranks: int, *, process: Process, activations: Activations
         vector=nbytes(schema.message.x),
         population=len(examples),
         rounds=job.rounds,
-        cohort=job.cohort.participation(len(examples)) * len(examples),
-        seen=job.cohort.seen(len(examples), job.rounds),
+        visits=visits,
         steps=(min(steps), max(steps)),
         gradients=schema.gradients,
         surveys=_surveys(parts),
@@ -257,18 +263,19 @@ def plan(parts: Parts, ranks: int, *, process: Process, activations: Activations
 
 def _play_cohorts(
     parts: Parts, owner: Counts, ranks: int, states: list[Occupancy]
-) -> tuple[Counts, Counts]:
-    """The last round of every client, 0 for none; and every rank's largest share of a cohort."""
+) -> tuple[int, Counts, Counts]:
+    """All visits; every client's last round, 0 for none; every rank's largest part of a cohort."""
     job, population = parts.job, len(parts.rows)
-    last, most = np.zeros(population, np.int64), np.zeros(ranks, np.int64)
+    visits, last, most = 0, np.zeros(population, np.int64), np.zeros(ranks, np.int64)
     for t in range(job.rounds):
         members = job.cohort.draw(t, population, job.seed)
+        visits += len(members)
         last[members] = t + 1
         most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
         if job.checkpoint.due(t + 1, job.rounds):
             for part in states:
                 part.commit(last.copy())
-    return last, most
+    return visits, last, most
 
 
 def _commits(parts: Parts) -> int:

@@ -52,7 +52,7 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     yield (
         "clients",
         (
-            f"{found.seen:.6g} of {found.population} expected to take part; {found.rounds} rounds "
+            f"{found.seen} of {found.population} take part; {found.rounds} rounds "
             f"of {found.cohort:.4g}"
         ),
     )

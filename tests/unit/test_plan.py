@@ -60,7 +60,9 @@ def test_a_small_job_by_hand(job, hpcfl):
     assert (found.overhead, found.own, found.shared, found.server) == (1, 64 + 4, 0, 64)
     assert [share.clients for share in found.shares] == [2, 2]
     assert [share.examples for share in found.shares] == [20, 20]
-    assert found.seen == 4 * (1 - 0.5**4)
+    job_of_it = load(job, []).job
+    drawn = [job_of_it.cohort.draw(t, 4, job_of_it.seed) for t in range(4)]
+    assert found.seen == len(set(np.concatenate(drawn)))
     assert found.checkpoints == 3
 
 
@@ -152,13 +154,31 @@ def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, more, kind):
         assert taken <= found.disk
 
 
-def test_traffic_of_a_run(job, tmp_path, hpcfl):
-    changes = ["algorithm={name: mimemom}", "cohort={kind: cyclic, size: 3}", "rounds=3"]
+@pytest.mark.parametrize(
+    "cohort",
+    [
+        "{kind: cyclic, size: 3}",
+        "{kind: bernoulli, p: 0.3}",
+        "{kind: replay, rounds: [[1], [], [1, 3], [0, 1, 2, 3]]}",
+    ],
+)
+def test_traffic_of_a_run(job, tmp_path, hpcfl, cohort):
+    changes = ["algorithm={name: mimemom}", f"cohort={cohort}", "rounds=3"]
     out = tmp_path / "run"
     assert hpcfl("run", job, *changes, "--out", out).code == 0
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     spent = [sum(entry.get(f"{way}_bytes", 0) for entry in log) for way in ("down", "up")]
-    assert tuple(spent) == planned(job, *changes).in_all
+    found = planned(job, *changes)
+    assert tuple(spent) == found.in_all
+    assert found.visits == sum(entry.get("clients", 0) for entry in log)
+
+
+def test_lists_that_are_never_played(job, hpcfl):
+    """Two of four cohorts are played: 3 visits of 2 clients."""
+    cohort = "cohort={kind: replay, rounds: [[1], [1, 3], [0, 1, 2, 3], [0, 2]]}"
+    found = planned(job, cohort, "rounds=2")
+    assert (found.visits, found.seen, found.cohort) == (3, 2, 1.5)
+    assert "| 2 of 4 take part; 2 rounds of 1.5 " in hpcfl("plan", job, cohort, "rounds=2").text
 
 
 MEASURE = """
