@@ -29,13 +29,14 @@ HEADER, TENSOR_HEADER = 16, 60  # bytes of server.safetensors before its numbers
 MANIFEST, MANIFEST_FILE = 140, 35  # bytes of manifest.json, of each file but one that it names
 TRAINING = 6  # vectors: y, d, a gradient and its parts, what hooks make
 SCRATCH = 1 << 22  # bytes of an exact sum
+STATUS = Path("/proc/self/status")
 
 
 class Memory(NamedTuple):
     """Bytes of one rank's host memory, of a job on the CPU."""
 
-    program: int
-    """The interpreter and its libraries."""
+    program: int | None
+    """The interpreter and its libraries; None where the system does not tell."""
     data: int
     """All examples, and each client's list of its own."""
     model: int
@@ -50,13 +51,18 @@ class Memory(NamedTuple):
     sums: int
     """Buffers of the sum over the ranks, and its mean."""
 
-    loading: int
-    """At most while the data were loaded, which is over before the rest begins."""
+    loading: int | None
+    """At most while the data were loaded, which is over before the rest begins; or None."""
+
+    @property
+    def training(self) -> int:
+        """All but ``loading`` together, as far as it is known."""
+        return sum(size or 0 for size in self[:-1])
 
     @property
     def total(self) -> int:
         """At most at a time."""
-        return max(self.loading, sum(self) - self.loading)
+        return max(self.training, self.loading or 0)
 
 
 class Share(NamedTuple):
@@ -139,23 +145,28 @@ class Plan:
 
 
 class Process(NamedTuple):
-    """Bytes of memory of a process that has loaded the job and taken a gradient."""
+    """Bytes of memory of a process that has loaded the job and taken a gradient.
 
-    resident: int
+    None where the system does not tell: only Linux does.
+    """
+
+    resident: int | None
     """Now, without what was freed."""
-    peak: int
+    peak: int | None
     """At most so far."""
 
 
 def this_process() -> Process:
     """This process; what it freed is given back to the system."""
+    if not STATUS.exists():
+        return Process(None, None)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc's
         trim(0)
-    lines = Path("/proc/self/status").read_text().splitlines()
-    told = dict(line.split(":", 1) for line in lines)
-    resident, peak = (1024 * int(told[key].split()[0]) for key in ("VmRSS", "VmHWM"))
-    return Process(resident, peak)
+    told = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+    # Some containers leave a line out.
+    known = (told.get(key, "").split() for key in ("VmRSS", "VmHWM"))
+    return Process(*(1024 * int(words[0]) if words else None for words in known))
 
 
 class Activations(NamedTuple):
@@ -355,7 +366,7 @@ def _memory(
     tested = min(whole, len(parts.tests()))
     wide = 8 // parts.x0.itemsize if job.reduction == "exact" else 1  # exact sums are of int64
     return Memory(
-        program=max(0, process.resident - data),
+        program=None if process.resident is None else max(0, process.resident - data),
         data=data,
         model=(2 + TRAINING + extra) * vector + 2 * nbytes(schema.server),
         activations=max(batch * activations.kept, 2 * tested * activations.largest),

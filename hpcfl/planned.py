@@ -98,9 +98,19 @@ def _memory(found: Plan) -> Table:
     rank, share = max(enumerate(found.shares), key=lambda pair: pair[1].memory.total)
     made = Table(f"memory of rank {rank}, without a GPU", box=ASCII2)
     made.add_column("at most", justify="right", no_wrap=True)
-    for name, size in (*share.memory._asdict().items(), ("at a time", share.memory.total)):
-        made.add_row(name, decimal(size))
+    *training, (_, loading) = share.memory._asdict().items()
+    for name, size in training:
+        made.add_row(name, _known(size))
+    made.add_section()
+    made.add_row("while training: the sum", decimal(share.memory.training))
+    made.add_row("while loading", _known(loading))
+    made.add_section()
+    made.add_row("at a time: the larger of both", decimal(share.memory.total))
     return made
+
+
+def _known(size: int | None) -> str:
+    return "unknown here" if size is None else decimal(size)
 
 
 def _room(found: Plan, folder: Path) -> str:

@@ -23,6 +23,9 @@ TABLE_2 = {
 }  # fmt: skip
 
 
+SHOWN_PROCESS, STATUS = "hpcfl.planned.this_process", "hpcfl.plan.STATUS"
+
+
 def planned(job, *overrides, ranks=1):
     parts = assemble(load(job, list(overrides)), torch.device("cpu"))
     return plan(parts, ranks, process=Process(0, 0), activations=Activations(0, 0))
@@ -242,6 +245,39 @@ def test_plan_prints(job, hpcfl, tmp_path, monkeypatch):
     assert "and one over all its examples" in done.text
     assert re.search(r"runs/job-\w+ needs \d+\.\d kB of disk; .* are free", done.out[-1])
     assert not (tmp_path / "runs").exists()
+
+
+def table(text):
+    """The rows of two columns, by name, sizes in MB."""
+    rows = re.findall(r"^\| (\S[^|]*?) +\| +(\S[^|]*?) \|$", text, re.MULTILINE)
+    return {name: float(size[:-3]) if size.endswith(" MB") else size for name, size in rows}
+
+
+def test_memory_rows_add_up(job, hpcfl, monkeypatch):
+    monkeypatch.setattr(SHOWN_PROCESS, lambda: Process(300_000_000, 400_000_000))
+    rows = table(hpcfl("plan", job, "algorithm={name: fedavg}", "data.clients=20").text)
+    names = ["program", "sums", "while training: the sum"]
+    assert [name for name in rows if name in names] == names
+    assert rows["while loading"] == rows["at a time: the larger of both"] == 400
+    assert rows["while training: the sum"] == pytest.approx(300 + rows["sums"], abs=0.2)
+    monkeypatch.setattr(SHOWN_PROCESS, lambda: Process(300_000_000, 100_000_000))
+    rows = table(hpcfl("plan", job).text)
+    assert rows["at a time: the larger of both"] == rows["while training: the sum"] > 300
+
+
+@pytest.mark.parametrize("content", [None, "Name:\tpython\nVmSize:\t 10 kB\n"])
+def test_memory_that_the_system_does_not_tell(job, hpcfl, tmp_path, monkeypatch, content):
+    """As on macOS, and as in a container whose kernel tells less."""
+    status = tmp_path / "status"
+    if content is not None:
+        status.write_text(content)
+    monkeypatch.setattr(STATUS, status)
+    assert this_process() == (None, None)
+    done = hpcfl("plan", job)
+    assert (done.code, done.err) == (0, [])
+    rows = table(done.text)
+    assert rows["program"] == rows["while loading"] == "unknown here"
+    assert rows["at a time: the larger of both"] == rows["while training: the sum"] < 10
 
 
 def test_plan_of_many_ranks_is_a_range(job, hpcfl):
