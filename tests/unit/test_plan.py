@@ -23,7 +23,7 @@ TABLE_2 = {
 }  # fmt: skip
 
 
-SHOWN_PROCESS, STATUS = "hpcfl.planned.this_process", "hpcfl.plan.STATUS"
+SHOWN_PROCESS, STATUS = "hpcfl.plan.show.this_process", "hpcfl.plan.measured.STATUS"
 
 
 def planned(job, *overrides, ranks=1):
@@ -288,7 +288,7 @@ def test_plan_of_many_ranks_is_a_range(job, hpcfl):
 
 def test_plan_warns_of_a_small_disk(job, hpcfl, monkeypatch):
     usage = type("Usage", (), {"free": 10})
-    monkeypatch.setattr("hpcfl.planned.disk_usage", lambda path: usage)
+    monkeypatch.setattr("hpcfl.plan.show.disk_usage", lambda path: usage)
     done = hpcfl("plan", job)
     assert done.code == 0
     assert done.out[-1].startswith("WARNING: ")

@@ -12,7 +12,8 @@ from rich.table import Table
 from hpcfl.assemble import assemble
 from hpcfl.catalogue import drawn
 from hpcfl.job import Loaded
-from hpcfl.plan import Plan, plan, probe, this_process
+from hpcfl.plan.figures import Plan, plan
+from hpcfl.plan.measured import probe, this_process
 
 WIDTH = 100  # columns
 FEW = 16  # ranks whose shares are listed one by one
