@@ -216,12 +216,20 @@ def peak(script, *arguments):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("algorithm", ["fedhbm", "mime"])
-def test_memory_of_a_run(job, arrays, tmp_path, algorithm):
+@pytest.mark.parametrize(
+    ("algorithm", "watched"),
+    [
+        ("fedhbm", ""),
+        ("mime", ""),
+        ("fedavg", "consistency: true, dissimilarity: true, cosine: true"),
+    ],
+)
+def test_memory_of_a_run(job, arrays, tmp_path, algorithm, watched):
     """2 million parameters: what a run takes beyond its program is 15 to 30 vectors of 8 MB."""
     random = np.random.default_rng(0)
     arrays(x=random.standard_normal((40, 250_000)), y=np.arange(40) % 8, x_test=None, y_test=None)
     changes = [f"algorithm={{name: {algorithm}}}", "cohort.size=4", "evaluate.every=null"]
+    changes.append(f"diagnostics={{{watched}}}")
     measured = peak(MEASURE, job, *changes, "--out", tmp_path / "run")
     assert peak(PLAN, job, *changes) == pytest.approx(measured, rel=0.15)
 
