@@ -30,7 +30,7 @@ from hpcfl.store.base import ClientStore
 from hpcfl.store.durable import STANDS, storing, sync_folder, write_file
 from hpcfl.store.rows import files as row_tables
 
-FORMAT = 1
+FORMAT = 2  # 1 had no shared part of the states
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
 KEPT = "kept.safetensors"
@@ -245,8 +245,13 @@ def read(folder: Path) -> Checkpoint:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text())
-        found = manifest["format"]
-        checkpoint = Checkpoint(
+        found = int(manifest["format"])
+        if found != FORMAT:  # whose other keys may be others
+            raise StoreError(
+                f"{path}: found format {found}, expected {FORMAT}: another version of hpcfl wrote "
+                "it; resume with that version, or run the job again into another directory"
+            )
+        return Checkpoint(
             folder,
             int(manifest["round"]),
             int(manifest["ranks"]),
@@ -256,9 +261,6 @@ def read(folder: Path) -> Checkpoint:
         )
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise StoreError(f"{path}: is not a manifest: {e!r}; {_OTHER}") from e
-    if found != FORMAT:
-        raise StoreError(f"{path}: format {found}, expected {FORMAT}: another version wrote it")
-    return checkpoint
 
 
 def fingerprint(server: Any) -> int:

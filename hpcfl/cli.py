@@ -75,7 +75,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _plan(options: argparse.Namespace) -> None:
     from hpcfl.job import load
-    from hpcfl.planned import show_plan
+    from hpcfl.plan.show import show_plan
 
     print(show_plan(load(options.job, options.overrides), options.ranks, options.out))
 

@@ -1,7 +1,6 @@
 """Who takes part in a round: a function of the seed and the round alone, the same on every rank."""
 
 import json
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,10 +43,6 @@ class Uniform(_Sized):
 
     kind: Literal["uniform"] = "uniform"
 
-    def seen(self, population: int, rounds: int) -> float:
-        """How many clients are expected to take part in the first ``rounds`` rounds."""
-        return _expected(self.participation(population), population, rounds)
-
     def draw(self, round: int, population: int, seed: int) -> Clients:
         """The round's clients, ascending."""
         chosen = stream(seed, "cohort", round).choice(population, self.size, replace=False)
@@ -68,10 +63,6 @@ class Bernoulli(Section):
     def check(self, population: int, rounds: int) -> None:
         """Any population will do."""
 
-    def seen(self, population: int, rounds: int) -> float:
-        """How many clients are expected to take part in the first ``rounds`` rounds."""
-        return _expected(self.p, population, rounds)
-
     def draw(self, round: int, population: int, seed: int) -> Clients:
         """The round's clients, ascending."""
         present = stream(seed, "cohort", round).random(population) < self.p
@@ -83,10 +74,6 @@ class Cyclic(_Sized):
     """Round t takes clients t size ... t size + size - 1, modulo the population."""
 
     kind: Literal["cyclic"] = "cyclic"
-
-    def seen(self, population: int, rounds: int) -> float:
-        """How many clients take part in the first ``rounds`` rounds."""
-        return min(population, self.size * rounds)
 
     def draw(self, round: int, population: int, seed: int) -> Clients:
         """The round's clients, ascending."""
@@ -150,18 +137,9 @@ class Replay(Section):
         if not any(self.cohorts):
             raise JobError("cohort.rounds: every cohort is empty")
 
-    def seen(self, population: int, rounds: int) -> float:
-        """How many clients take part in the first ``rounds`` rounds."""
-        return len(set().union(*self.cohorts[:rounds]))
-
     def draw(self, round: int, population: int, seed: int) -> Clients:
         """The round's clients, ascending."""
         return np.sort(np.asarray(self.cohorts[round], dtype=np.int64))
-
-
-def _expected(participation: float, population: int, rounds: int) -> float:
-    """N (1 - (1 - C)^T): a client stays away from a round with 1 - C, whatever was before."""
-    return population * (1 - math.pow(1 - participation, rounds))
 
 
 CohortConfig = Annotated[Uniform | Bernoulli | Cyclic | Replay, Discriminator("kind")]

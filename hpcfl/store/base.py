@@ -65,7 +65,7 @@ class StateSchema(NamedTuple):
 
 
 def part(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """A part of a state, as ``split`` makes it."""
+    """The type of a part of a state: takes its tensors one by one, as a state's type does."""
     return tensors
 
 

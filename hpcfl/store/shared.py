@@ -105,6 +105,6 @@ def _shared(table: Table) -> Table:
     if table.shared is None:
         raise StoreError(
             f"the checkpoint holds {table.clients.size} client states without the part that "
-            "clients share; it was made by another algorithm: resume the job that made it"
+            "clients share; another algorithm made it: resume with the code that made it"
         )
     return table.shared

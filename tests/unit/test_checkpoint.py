@@ -113,12 +113,29 @@ def test_a_damaged_manifest_says_which(tmp_path, commit, damage):
         committed(tmp_path / "checkpoints")
 
 
-def test_a_manifest_of_another_format(tmp_path, commit):
+@pytest.mark.parametrize(
+    ("number", "others"), [(99, {}), (1, {"round": 1, "ranks": 1, "job": "", "log_bytes": 0})]
+)
+def test_a_manifest_of_another_format(tmp_path, commit, number, others):
+    """Format 1 knew no shared states; what keys a later one has, we cannot know."""
     commit(1)
     path = tmp_path / "checkpoints" / "00000001" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
-    with pytest.raises(StoreError, match="format 99, expected 1: another version wrote it"):
+    path.write_text(json.dumps({"format": number, **others}))
+    said = f"found format {number}, expected 2: another version of hpcfl wrote it; resume with"
+    with pytest.raises(StoreError, match=said):
         committed(tmp_path / "checkpoints")
+
+
+def test_a_run_of_an_older_version_is_told_so(job, tmp_path, hpcfl):
+    """Not that another algorithm made it: localghb keeps the shared part that format 1 had not."""
+    out = tmp_path / "run"
+    assert hpcfl("run", job, "algorithm={name: localghb}", "--out", out).code == 0
+    for path in out.glob("checkpoints/*/manifest.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "format": 1}))
+    done = hpcfl("resume", out)
+    assert done.code == 2
+    assert len(done.err) == 1
+    assert "found format 1, expected 2: another version of hpcfl wrote it" in done.err[0]
 
 
 @pytest.mark.parametrize("name", ["server.safetensors", "rows-0000.npz"])

@@ -23,6 +23,9 @@ TABLE_2 = {
 }  # fmt: skip
 
 
+SHOWN_PROCESS, STATUS = "hpcfl.plan.show.this_process", "hpcfl.plan.measured.STATUS"
+
+
 def planned(job, *overrides, ranks=1):
     parts = assemble(load(job, list(overrides)), torch.device("cpu"))
     return plan(parts, ranks, process=Process(0, 0), activations=Activations(0, 0))
@@ -60,28 +63,77 @@ def test_a_small_job_by_hand(job, hpcfl):
     assert (found.overhead, found.own, found.shared, found.server) == (1, 64 + 4, 0, 64)
     assert [share.clients for share in found.shares] == [2, 2]
     assert [share.examples for share in found.shares] == [20, 20]
-    assert found.seen == 4 * (1 - 0.5**4)
+    job_of_it = load(job, []).job
+    drawn = [job_of_it.cohort.draw(t, 4, job_of_it.seed) for t in range(4)]
+    assert found.seen == len(set(np.concatenate(drawn)))
     assert found.checkpoints == 3
 
 
 @pytest.mark.parametrize(
     ("algorithm", "gradients", "surveys"),
-    [("fedsam", 2, 0), ("mime", 2, 1), ("mimelite", 1, 1), ("fedavg", 1, 0)],
+    [("fedsam", 2, 0), ("mime", 2, 4), ("mimelite", 1, 4), ("fedavg", 1, 0)],
 )
 def test_gradients(job, algorithm, gradients, surveys):
     found = planned(job, f"algorithm={{name: {algorithm}}}")
     assert (found.gradients, found.surveys) == (gradients, surveys)
 
 
+@pytest.mark.parametrize(("every", "surveys"), [(1, 4), (3, 1), (5, 0)])
+def test_dissimilarity_takes_full_gradients(job, hpcfl, every, surveys):
+    watched = f"diagnostics={{dissimilarity: true, every: {every}}}"
+    assert planned(job, watched).surveys == surveys
+    text = hpcfl("plan", job, watched).text
+    assert ("round, and one over all its examples " in text) == (surveys == 4)
+    assert ("| and one over all its examples, in 1 of the rounds " in text) == (surveys == 1)
+
+
+def memory(job, *overrides):
+    """Of both ranks, in vectors."""
+    found = planned(job, *overrides, "algorithm={name: fedavg}", ranks=2)
+    return [
+        tuple(size / found.vector for size in (m.model, m.cohort, m.sums))
+        for m in (share.memory for share in found.shares)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "cohort", "vectors", "scratch"),
+    [
+        ("evaluate.best=true", (1, 0), 0, 0, 0),
+        ("diagnostics.cosine=true", (1, 1), 0, 0, 0),
+        ("diagnostics.drift=true", (0, 0), 1, 0, 0),
+        ("diagnostics.consistency=true", (0, 0), 1, 0, 0),
+        ("diagnostics.dissimilarity=true", (0, 0), 1, 3, 1),
+        ("diagnostics={drift: true, dissimilarity: true, every: 5}", (0, 0), 0, 0, 0),
+    ],
+)
+def test_memory_of_what_is_watched(job, key, model, cohort, vectors, scratch):
+    """One more model, or one a member of the cohort; of float32, whose exact sums are int64."""
+    plain, found = memory(job), memory(job, key)
+    members = [share.members for share in planned(job, ranks=2).shares]
+    for rank in range(2):
+        more = [b - a for a, b in zip(plain[rank], found[rank], strict=True)]
+        assert more == [model[rank], cohort * members[rank], vectors + scratch * (1 << 22) / 64]
+
+
 def size(root):
+    if root.is_file():
+        return root.stat().st_size
     return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedhbm", "adabest", "ghb", "fedmim"])
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        *((name, []) for name in ("fedavg", "fedhbm", "adabest", "ghb", "fedmim")),
+        ("localghb", ["evaluate.best=true", "diagnostics.cosine=true"]),
+    ],
+)
 @pytest.mark.parametrize("kind", ["hdf5", "memory"])
-def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, kind):
-    """The stores to the byte; a checkpoint within 100 bytes and 5 %."""
+def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, more, kind):
+    """The stores to the byte; a checkpoint within 100 bytes and 5 %; so the best model."""
     changes = [
+        *more,
         f"algorithm={{name: {algorithm}}}", f"store.kind={kind}", "data.clients=20", "rounds=11",
         "cohort.size=3", "checkpoint={every: 3, keep: 2}",
     ]  # fmt: skip
@@ -95,15 +147,41 @@ def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, kind):
     newest = max((out / "checkpoints").iterdir())
     assert size(newest) == pytest.approx(found.checkpoint, rel=0.05, abs=100)
     assert len(list((out / "checkpoints").iterdir())) == found.checkpoints - 1
+    best = out / "best.safetensors"
+    kept = best.stat().st_size if best.exists() else 0
+    assert kept == pytest.approx(found.best, rel=0.05)
+    taken = sum(size(part) for part in out.iterdir() if part.suffix not in (".jsonl", ".yaml"))
+    if kind == "hdf5":  # one checkpoint less than while the oldest goes
+        assert taken == pytest.approx(found.disk - found.checkpoint, rel=0.05, abs=200)
+    else:
+        assert taken <= found.disk
 
 
-def test_traffic_of_a_run(job, tmp_path, hpcfl):
-    changes = ["algorithm={name: mimemom}", "cohort={kind: cyclic, size: 3}", "rounds=3"]
+@pytest.mark.parametrize(
+    "cohort",
+    [
+        "{kind: cyclic, size: 3}",
+        "{kind: bernoulli, p: 0.3}",
+        "{kind: replay, rounds: [[1], [], [1, 3], [0, 1, 2, 3]]}",
+    ],
+)
+def test_traffic_of_a_run(job, tmp_path, hpcfl, cohort):
+    changes = ["algorithm={name: mimemom}", f"cohort={cohort}", "rounds=3"]
     out = tmp_path / "run"
     assert hpcfl("run", job, *changes, "--out", out).code == 0
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     spent = [sum(entry.get(f"{way}_bytes", 0) for entry in log) for way in ("down", "up")]
-    assert tuple(spent) == planned(job, *changes).in_all
+    found = planned(job, *changes)
+    assert tuple(spent) == found.in_all
+    assert found.visits == sum(entry.get("clients", 0) for entry in log)
+
+
+def test_lists_that_are_never_played(job, hpcfl):
+    """Two of four cohorts are played: 3 visits of 2 clients."""
+    cohort = "cohort={kind: replay, rounds: [[1], [1, 3], [0, 1, 2, 3], [0, 2]]}"
+    found = planned(job, cohort, "rounds=2")
+    assert (found.visits, found.seen, found.cohort) == (3, 2, 1.5)
+    assert "| 2 of 4 take part; 2 rounds of 1.5 " in hpcfl("plan", job, cohort, "rounds=2").text
 
 
 MEASURE = """
@@ -138,12 +216,20 @@ def peak(script, *arguments):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("algorithm", ["fedhbm", "mime"])
-def test_memory_of_a_run(job, arrays, tmp_path, algorithm):
+@pytest.mark.parametrize(
+    ("algorithm", "watched"),
+    [
+        ("fedhbm", ""),
+        ("mime", ""),
+        ("fedavg", "consistency: true, dissimilarity: true, cosine: true"),
+    ],
+)
+def test_memory_of_a_run(job, arrays, tmp_path, algorithm, watched):
     """2 million parameters: what a run takes beyond its program is 15 to 30 vectors of 8 MB."""
     random = np.random.default_rng(0)
     arrays(x=random.standard_normal((40, 250_000)), y=np.arange(40) % 8, x_test=None, y_test=None)
     changes = [f"algorithm={{name: {algorithm}}}", "cohort.size=4", "evaluate.every=null"]
+    changes.append(f"diagnostics={{{watched}}}")
     measured = peak(MEASURE, job, *changes, "--out", tmp_path / "run")
     assert peak(PLAN, job, *changes) == pytest.approx(measured, rel=0.15)
 
@@ -169,6 +255,39 @@ def test_plan_prints(job, hpcfl, tmp_path, monkeypatch):
     assert not (tmp_path / "runs").exists()
 
 
+def table(text):
+    """The rows of two columns, by name, sizes in MB."""
+    rows = re.findall(r"^\| (\S[^|]*?) +\| +(\S[^|]*?) \|$", text, re.MULTILINE)
+    return {name: float(size[:-3]) if size.endswith(" MB") else size for name, size in rows}
+
+
+def test_memory_rows_add_up(job, hpcfl, monkeypatch):
+    monkeypatch.setattr(SHOWN_PROCESS, lambda: Process(300_000_000, 400_000_000))
+    rows = table(hpcfl("plan", job, "algorithm={name: fedavg}", "data.clients=20").text)
+    names = ["program", "sums", "while training: the sum"]
+    assert [name for name in rows if name in names] == names
+    assert rows["while loading"] == rows["at a time: the larger of both"] == 400
+    assert rows["while training: the sum"] == pytest.approx(300 + rows["sums"], abs=0.2)
+    monkeypatch.setattr(SHOWN_PROCESS, lambda: Process(300_000_000, 100_000_000))
+    rows = table(hpcfl("plan", job).text)
+    assert rows["at a time: the larger of both"] == rows["while training: the sum"] > 300
+
+
+@pytest.mark.parametrize("content", [None, "Name:\tpython\nVmSize:\t 10 kB\n"])
+def test_memory_that_the_system_does_not_tell(job, hpcfl, tmp_path, monkeypatch, content):
+    """As on macOS, and as in a container whose kernel tells less."""
+    status = tmp_path / "status"
+    if content is not None:
+        status.write_text(content)
+    monkeypatch.setattr(STATUS, status)
+    assert this_process() == (None, None)
+    done = hpcfl("plan", job)
+    assert (done.code, done.err) == (0, [])
+    rows = table(done.text)
+    assert rows["program"] == rows["while loading"] == "unknown here"
+    assert rows["at a time: the larger of both"] == rows["while training: the sum"] < 10
+
+
 def test_plan_of_many_ranks_is_a_range(job, hpcfl):
     done = hpcfl("plan", job, "--ranks", "20", "data.clients=20")
     assert re.search(r"\| +most +\| +1 +\| +2 +\|", done.text)
@@ -177,7 +296,7 @@ def test_plan_of_many_ranks_is_a_range(job, hpcfl):
 
 def test_plan_warns_of_a_small_disk(job, hpcfl, monkeypatch):
     usage = type("Usage", (), {"free": 10})
-    monkeypatch.setattr("hpcfl.planned.disk_usage", lambda path: usage)
+    monkeypatch.setattr("hpcfl.plan.show.disk_usage", lambda path: usage)
     done = hpcfl("plan", job)
     assert done.code == 0
     assert done.out[-1].startswith("WARNING: ")

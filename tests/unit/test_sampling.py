@@ -133,26 +133,3 @@ def test_replay_file_missing(tmp_path):
 def test_sections_that_are_refused(section):
     with pytest.raises(ValidationError):
         TypeAdapter(CohortConfig).validate_json(json.dumps(section))
-
-
-@pytest.mark.parametrize("cohort", [Uniform(size=5), Bernoulli(p=0.05)])
-@pytest.mark.parametrize("rounds", [1, 10, 40])
-def test_expected_to_be_seen(cohort, rounds):
-    """Against 200 simulations; clients are seen or not nearly independently of each other."""
-    seeds = range(200)
-    drawn = [[cohort.draw(t, 100, seed) for t in range(rounds)] for seed in seeds]
-    counts = np.array([len(np.unique(np.concatenate(rows))) for rows in drawn])
-    expected = cohort.seen(100, rounds)
-    assert expected == pytest.approx(100 * (1 - 0.95**rounds))
-    share = expected / 100
-    error = (100 * share * (1 - share) / len(seeds)) ** 0.5
-    assert counts.mean() == pytest.approx(expected, abs=5 * error)
-
-
-@pytest.mark.parametrize(
-    "cohort", [Cyclic(size=3), Replay(rounds=((2, 0), (), (2,), (1, 5))), Bernoulli(p=1.0)]
-)
-@pytest.mark.parametrize("rounds", [1, 3, 4])
-def test_known_to_be_seen(cohort, rounds):
-    drawn = np.concatenate([cohort.draw(t, 10, seed=0) for t in range(rounds)])
-    assert cohort.seen(10, rounds) == len(np.unique(drawn))

@@ -259,6 +259,6 @@ def test_states_without_a_shared_part_are_refused(build, commit, root):
     _, table = commit("a", whole)
     store = build(0, "b")
     for go_on in (store.adopt, store.rehome):
-        with pytest.raises(StoreError, match="made by another algorithm"):
+        with pytest.raises(StoreError, match="another algorithm made it"):
             go_on(table)
     store.close()

@@ -12,7 +12,8 @@ from rich.table import Table
 from hpcfl.assemble import assemble
 from hpcfl.catalogue import drawn
 from hpcfl.job import Loaded
-from hpcfl.plan import Plan, plan, probe, this_process
+from hpcfl.plan.figures import Plan, plan
+from hpcfl.plan.measured import probe, this_process
 
 WIDTH = 100  # columns
 FEW = 16  # ranks whose shares are listed one by one
@@ -52,15 +53,18 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     yield (
         "clients",
         (
-            f"{found.seen:.6g} of {found.population} expected to take part; {found.rounds} rounds "
+            f"{found.seen} of {found.population} take part; {found.rounds} rounds "
             f"of {found.cohort:.4g}"
         ),
     )
     low, high = found.steps
     steps = f"{low}" if low == high else f"{low} to {high}"
-    whole = ", and one over all its examples" if found.surveys else ""
+    whole = "and one over all its examples" if found.surveys else ""
+    always = f", {whole}" if found.surveys == found.rounds else ""
     each = "a gradient" if found.gradients == 1 else f"{found.gradients} gradients"
-    yield "local work", f"{steps} steps of {each} per client and round{whole}"
+    yield "local work", f"{steps} steps of {each} per client and round{always}"
+    if whole and not always:
+        yield "", f"{whole}, in {found.surveys} of the rounds"
     visit, in_all = found.traffic, found.in_all
     yield "traffic", f"{decimal(visit.down)} down, {decimal(visit.up)} up per client and round"
     yield "", f"{decimal(in_all.down)} down, {decimal(in_all.up)} up in all"
@@ -95,9 +99,19 @@ def _memory(found: Plan) -> Table:
     rank, share = max(enumerate(found.shares), key=lambda pair: pair[1].memory.total)
     made = Table(f"memory of rank {rank}, without a GPU", box=ASCII2)
     made.add_column("at most", justify="right", no_wrap=True)
-    for name, size in (*share.memory._asdict().items(), ("at a time", share.memory.total)):
-        made.add_row(name, decimal(size))
+    *training, (_, loading) = share.memory._asdict().items()
+    for name, size in training:
+        made.add_row(name, _known(size))
+    made.add_section()
+    made.add_row("while training: the sum", decimal(share.memory.training))
+    made.add_row("while loading", _known(loading))
+    made.add_section()
+    made.add_row("at a time: the larger of both", decimal(share.memory.total))
     return made
+
+
+def _known(size: int | None) -> str:
+    return "unknown here" if size is None else decimal(size)
 
 
 def _room(found: Plan, folder: Path) -> str:

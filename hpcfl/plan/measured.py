@@ -1,0 +1,71 @@
+"""What is measured before a plan is made: this process, and what an example takes in the model."""
+
+import ctypes
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hpcfl.assemble import Parts
+from hpcfl.types import Batch
+from hpcfl.vectors import Layout
+
+STATUS = Path("/proc/self/status")
+
+
+class Process(NamedTuple):
+    """Bytes of memory of a process that has loaded the job and taken a gradient.
+
+    None where the system does not tell: only Linux does.
+    """
+
+    resident: int | None
+    """Now, without what was freed."""
+    peak: int | None
+    """At most so far."""
+
+
+def this_process() -> Process:
+    """This process; what it freed is given back to the system."""
+    if not STATUS.exists():
+        return Process(None, None)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc's
+        trim(0)
+    told = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+    # Some containers leave a line out.
+    known = (told.get(key, "").split() for key in ("VmRSS", "VmHWM"))
+    return Process(*(1024 * int(words[0]) if words else None for words in known))
+
+
+class Activations(NamedTuple):
+    """Bytes that one example takes in the model."""
+
+    kept: int
+    """For the backward pass."""
+    largest: int
+    """In one tensor of them."""
+
+
+def probe(parts: Parts) -> Activations:
+    """Take a gradient of one example, and one of two, and see what they keep."""
+    (one, largest), (two, _) = _kept(parts, 1), _kept(parts, 2)
+    return Activations(two - one, largest)
+
+
+def _kept(parts: Parts, examples: int) -> tuple[int, int]:
+    """Bytes that a backward pass needs of a batch, with the parameters; and the largest tensor."""
+    sizes: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        sizes[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    data = parts.dataset
+    inputs = data.transform(data.train.inputs[:examples], parts.x0.dtype, None)
+    batch = Batch(inputs, data.train.labels[:examples])
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        parts.gradient().stochastic(parts.x0, batch, 0)
+    own = {view.data_ptr() for view in Layout.of(parts.model).views(parts.x0)}
+    return sum(sizes.values()), max((n for at, n in sizes.items() if at not in own), default=0)

@@ -1,0 +1,102 @@
+"""The host memory that a rank will need."""
+
+from typing import NamedTuple
+
+from hpcfl.assemble import GIB, Parts
+from hpcfl.plan.measured import Activations, Process
+from hpcfl.plan.rounds import measured, surveys
+from hpcfl.schema import nbytes
+from hpcfl.store.hdf5 import STATE_OVERHEAD, TENSOR_OVERHEAD
+
+TRAINING = 6  # vectors: y, d, a gradient and its parts, what hooks make
+SCRATCH = 1 << 22  # bytes of an exact sum
+
+
+class Memory(NamedTuple):
+    """Bytes of one rank's host memory, of a job on the CPU."""
+
+    program: int | None
+    """The interpreter and its libraries; None where the system does not tell."""
+    data: int
+    """All examples, and each client's list of its own."""
+    model: int
+    """Initial model, server before and after a round, what a local step makes of vectors; the
+    model before the last round and the best one, where the job keeps them."""
+    activations: int
+    """What a batch leaves for its backward pass, or passes through when it is evaluated."""
+    states: int
+    """The cache of client states, or all of them where they live in memory; their index."""
+    cohort: int
+    """Uploads, new states, full gradients and last models of one round, until they are summed."""
+    sums: int
+    """Buffers of the sum over the ranks, and its mean."""
+
+    loading: int | None
+    """At most while the data were loaded, which is over before the rest begins; or None."""
+
+    @property
+    def training(self) -> int:
+        """All but ``loading`` together, as far as it is known."""
+        return sum(size or 0 for size in self[:-1])
+
+    @property
+    def total(self) -> int:
+        """At most at a time."""
+        return max(self.training, self.loading or 0)
+
+
+class Holding(NamedTuple):
+    """What decides how much memory one rank needs more than another."""
+
+    rank: int
+    seen: int
+    """Clients that take part at least once."""
+    members: int
+    """Members of a cohort, at most."""
+    states: int
+    """Bytes of its clients' states at the end."""
+
+
+def memory(parts: Parts, holding: Holding, *, process: Process, activations: Activations) -> Memory:
+    """The memory of a rank that holds this."""
+    job, schema, vector = parts.job, parts.schema, nbytes(parts.x0)
+    watched, due = job.diagnostics, measured(parts) > 0
+    surveyed = surveys(parts) > 0
+    summed = parts.algorithm.full_gradient == "cohort" or (watched.dissimilarity and due)
+    data = nbytes([parts.dataset.train, parts.dataset.test or ()])
+    data += sum(rows.nbytes for rows in parts.rows)
+    # What `finish` returns twice is one tensor; what it returns of the message is the model's.
+    ends = {id(leaf): leaf for leaf in (*schema.upload, *schema.state)}
+    ends.pop(id(schema.message.x), None)
+    visit = nbytes(list(ends.values())) + vector * surveyed
+    if due and (watched.consistency or watched.drift) and schema.own is None:
+        visit += vector  # its last model, which no state is
+    sent = nbytes(schema.upload) + vector * summed
+    states = holding.states + holding.seen * (STATE_OVERHEAD + TENSOR_OVERHEAD * len(schema.state))
+    cache = states if job.store.kind == "memory" else int(job.store.cache_gib * GIB)
+    if states > cache:  # those of the cohort may be read anew, while the cache is full
+        visit += nbytes(schema.state)
+    whole, largest = job.evaluate.batch_size, max(map(len, parts.rows))
+    batch = _batch(parts)
+    if surveyed:
+        batch = max(batch, min(whole, largest))
+    # The model before the last round, and on rank 0 the best one.
+    extra = watched.cosine + (job.evaluate.best and holding.rank == 0)
+    tested = min(whole, len(parts.tests()))
+    wide = 8 // parts.x0.itemsize if job.reduction == "exact" else 1  # exact sums are of int64
+    return Memory(
+        program=None if process.resident is None else max(0, process.resident - data),
+        data=data,
+        model=(2 + TRAINING + extra) * vector + 2 * nbytes(schema.server),
+        activations=max(batch * activations.kept, 2 * tested * activations.largest),
+        states=min(states, cache) + 20 * len(parts.rows),
+        cohort=holding.members * visit,
+        sums=sent * (wide + 1) + (1 + summed) * SCRATCH,
+        loading=process.peak,
+    )
+
+
+def _batch(parts: Parts) -> int:
+    """Examples of a local step, at most."""
+    size, largest = parts.job.local.batch_size, max(map(len, parts.rows))
+    return largest if size == "full" else min(size, largest)

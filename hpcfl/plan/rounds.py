@@ -1,0 +1,94 @@
+"""The rounds of a job, played without training: who takes part when, and what is done then."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.assemble import Parts
+from hpcfl.placement import owners
+from hpcfl.schema import nbytes
+from hpcfl.store.size import Occupancy
+
+Counts = NDArray[np.int64]
+
+
+class Played(NamedTuple):
+    """What all rounds leave on so many ranks."""
+
+    owner: Counts
+    """[N], the rank of every client."""
+    visits: int
+    """Sizes of all cohorts together."""
+    last: Counts
+    """[N], the last round of every client, 0 for none."""
+    members: Counts
+    """[ranks], the largest part of a cohort."""
+    states: tuple[Occupancy, ...]
+    """The stores: of the clients' own parts of their states, of the shared; none where empty."""
+
+    @property
+    def seen(self) -> Counts:
+        """[ranks], clients that take part at least once."""
+        return np.bincount(self.owner[self.last > 0], minlength=len(self.members))
+
+    @property
+    def stores(self) -> Counts:
+        """[ranks], bytes on the disk."""
+        return sum((part.bytes for part in self.states), np.zeros_like(self.members))
+
+    @property
+    def held(self) -> Counts:
+        """[ranks], bytes of the states that the clients have at the end."""
+        return sum((part.states * part.each for part in self.states), np.zeros_like(self.members))
+
+
+def play_cohorts(parts: Parts, ranks: int) -> Played:
+    """Draw every cohort, and commit where a checkpoint is due.
+
+    Raises:
+        JobError: there are more ranks than clients.
+    """
+    job, population = parts.job, len(parts.rows)
+    owner = owners(parts.population.examples, ranks)
+    own, shared = state_bytes(parts)
+    in_memory = job.store.kind == "memory"
+    states = tuple(
+        Occupancy(owner, ranks, size, job.checkpoint.keep, shared=common, memory=in_memory)
+        for size, common in ((own, False), (shared, True))
+        if size
+    )
+    visits, last, most = 0, np.zeros(population, np.int64), np.zeros(ranks, np.int64)
+    for t in range(job.rounds):
+        members = job.cohort.draw(t, population, job.seed)
+        visits += len(members)
+        last[members] = t + 1
+        most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
+        if job.checkpoint.due(t + 1, job.rounds):
+            for part in states:
+                part.commit(last.copy())
+    return Played(owner, visits, last, most, states)
+
+
+def state_bytes(parts: Parts) -> tuple[int, int]:
+    """Bytes of a client's own part of its state, and of the part that clients share."""
+    schema = parts.schema
+    shared = nbytes([leaf for leaf in schema.state if leaf is schema.message.x])
+    return nbytes(schema.state) - shared, shared
+
+
+def commits(parts: Parts) -> int:
+    """Checkpoints that the rounds make."""
+    return -(-parts.job.rounds // parts.job.checkpoint.every)
+
+
+def measured(parts: Parts) -> int:
+    """Rounds that the diagnostics measure."""
+    return parts.job.rounds // parts.job.diagnostics.every
+
+
+def surveys(parts: Parts) -> int:
+    """Rounds in which full gradients are taken, for the algorithm or for the diagnostics."""
+    if parts.algorithm.full_gradient != "none":
+        return parts.job.rounds
+    return measured(parts) if parts.job.diagnostics.dissimilarity else 0
