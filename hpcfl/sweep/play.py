@@ -163,7 +163,7 @@ class _Play:
         if free is None:
             return True
         if not self._largest:
-            return False  # until the first run has shown what it needs
+            return False  # one by one, until a run has shown what it needs
         # States may yet fill the cache of a run.
         taken = [run.taken for _, run in self._live.values()]
         return room(free, self._largest + self._cache, taken)
@@ -198,11 +198,10 @@ class _Play:
         planned, run = self._live[slot]
         code, name = run.look(), planned.point.name
         if run.settled:
-            self._largest = max(self._largest, run.taken)
+            self._largest = max(self._largest, run.peak)
         if code is None:
             return
         del self._live[slot]
-        self._largest = self._largest or 1  # the first has ended: wait for it no longer
         if code == 0:
             self._board.say("finished", name, run.came_to())
         elif self._signals.stop and code in _STOPPED:

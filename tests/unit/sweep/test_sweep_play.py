@@ -6,7 +6,7 @@ import pytest
 
 from hpcfl.errors import SweepError
 from hpcfl.rundir import RunDir
-from hpcfl.sweep import spawn
+from hpcfl.sweep import play, spawn
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.machine import room
 from hpcfl.sweep.play import Outcome
@@ -156,3 +156,89 @@ def test_open_mpi_binds_no_run_to_the_first_core(monkeypatch):
     assert found["PRTE_MCA_hwloc_default_binding_policy"] == "none"
     assert found["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert "CUDA_VISIBLE_DEVICES" not in spawn._environment(2, []).keys() - os.environ.keys()
+
+
+@pytest.fixture
+def sleeper(tmp_path, monkeypatch):
+    """A process in the place of a run that is resumed from round 2, its old log at round 9."""
+    (tmp_path / "program").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tmp_path / "program").chmod(0o755)
+    monkeypatch.setattr(spawn.sys, "executable", str(tmp_path / "program"))
+    folder = RunDir(tmp_path / "run")
+    folder.root.mkdir()
+    folder.log.write_text('{"round": 9}\n')
+    folder.history.write_text("{}\n")
+    run = spawn.Spawned(["resume"], folder, 20, 2, ranks=1, threads=1, gpus=[])
+    yield folder, run
+    run.kill()
+
+
+def test_rounds_of_an_earlier_start_are_not_this_ones(sleeper):
+    folder, run = sleeper
+    assert (run.look(), run.done, run.settled) == (None, 2, False)
+    folder.log.write_text('{"round": 2}\n')  # taken back to the checkpoint
+    folder.history.write_text("{}\n{}\n")
+    assert (run.look(), run.done, run.settled) == (None, 2, False)
+    folder.log.write_text('{"round": 2}\n{"round": 3}\n{"rou')
+    assert (run.look(), run.done, run.settled) == (None, 3, True)
+    assert run.peak >= run.taken > 0
+
+
+@pytest.mark.parametrize("line", ["{broken", "[]", "{}", '"round"', '{"round": null}', "\xff"])
+def test_a_damaged_line_says_nothing_of_the_rounds(sleeper, line):
+    folder, run = sleeper
+    folder.history.write_text("{}\n{}\n")
+    folder.log.write_bytes(line.encode("latin-1") + b"\n")
+    assert (run.look(), run.done) == (None, 2)
+
+
+class Scripted:
+    """A run that ends at the second look; the first two of all end before their first round."""
+
+    alive = 0
+    begun = 0
+
+    def __init__(self, command, folder, rounds, done, **_):
+        Scripted.alive += 1
+        Scripted.begun += 1
+        self.log, self.rounds, self.done = folder.log, rounds, done
+        self.settled, self.taken, self.peak = Scripted.begun > 2, 0, 5
+        self._looks = 0
+
+    def look(self):
+        self._looks += 1
+        if self._looks < 2:
+            return None
+        Scripted.alive -= 1
+        return 0 if self.settled else 2
+
+    def came_to(self):
+        return "4 rounds"
+
+    def last_words(self):
+        return "JobError: no"
+
+    def kill(self):
+        pass
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Runs that are played, not started."""
+    monkeypatch.setattr(play, "Spawned", Scripted)
+    monkeypatch.setattr(play, "LOOK_S", 0)
+    for name in ("alive", "begun"):
+        monkeypatch.setattr(Scripted, name, 0)
+    return Scripted
+
+
+def test_a_run_that_ends_early_opens_no_gate(file, tmp_path, scripted, monkeypatch):
+    alive = []
+    start = play._Play._start
+    monkeypatch.setattr(play, "free_memory", lambda: 1 << 40)
+    monkeypatch.setattr(play, "cores", lambda: 4)
+    monkeypatch.setattr(
+        play._Play, "_start", lambda self, run: (alive.append(scripted.alive), start(self, run))
+    )
+    play.play(read_sweep(file), tmp_path / "out")
+    assert alive == [0, 0, 0, 1]  # alone, until one has shown what it needs
