@@ -40,6 +40,8 @@ class Point:
     overrides: tuple[str, ...]
     """Over the base job, as on the command line."""
     loaded: Loaded
+    file: JobFile
+    """The job it is made of, which knows where every value was said."""
     where: str
     """The place of its first choice in the sweep file."""
 
@@ -205,7 +207,7 @@ def _point(
         made += choice.settings
     where = file.where(choices[0].at)
     loaded = _fitted(check(job, name), f"{where}: {name}")
-    return Point(name, tuple(_override(setting) for setting in made), loaded, where)
+    return Point(name, tuple(_override(setting) for setting in made), loaded, job, where)
 
 
 def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> None:

@@ -93,7 +93,10 @@ class Spawned:
 
     def came_to(self) -> str:
         """What the finished run came to."""
-        run = read_run(self._folder.root)
+        try:
+            run = read_run(self._folder.root)
+        except JobError as e:
+            return f"but {e}"
         accuracy, loss = run.last("test_accuracy"), run.last("test_loss")
         score = "" if loss is None else f", test loss {loss:.4g}"
         score = score if accuracy is None else f", accuracy {100 * accuracy:.2f} %"

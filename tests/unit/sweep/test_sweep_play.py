@@ -83,8 +83,20 @@ def test_a_run_of_another_job_is_told_with_the_key(file, job, tmp_path, hpcfl, r
     run = ("run", job, "algorithm={name: fedavg}", "seed=0", "local.lr=0.2")
     assert hpcfl(*run, "--out", root / "avg-seed0").code == 0
     line = refused("sweep", file, "--out", root)
-    assert f"s.yaml:4: {root}/avg-seed0 holds a run of another job: local.lr is 0.2 there" in line
+    assert f"job.yaml:5: {root}/avg-seed0 holds a run of another job: local.lr is 0.2 there" in line
+    assert "command line: " in refused("sweep", file, "--out", root, "local.lr=0.3")
+    file.write_text(SWEEP.replace("name: fedavg", "name: fedavg, server_lr: 0.5"))
+    assert "s.yaml:4: " in refused("sweep", file, "--out", root, "local.lr=0.2")
     assert not (root / "sweep.log").exists()
+
+
+def test_a_damaged_job_is_told(file, tmp_path, refused):
+    kept = tmp_path / "out/avg-seed1/job.yaml"
+    kept.parent.mkdir(parents=True)
+    for content in (b"{broken", b"- 1", b"\xff", b""):
+        kept.write_bytes(content)
+        line = refused("sweep", file, "--out", tmp_path / "out")
+        assert line.startswith(f"StoreError: {kept}: not the resolved job of a run")
 
 
 def test_twice_at_once_is_refused(file, tmp_path, refused):
@@ -190,6 +202,14 @@ def test_a_damaged_line_says_nothing_of_the_rounds(sleeper, line):
     folder.history.write_text("{}\n{}\n")
     folder.log.write_bytes(line.encode("latin-1") + b"\n")
     assert (run.look(), run.done) == (None, 2)
+
+
+def test_a_finished_run_with_a_damaged_log_is_told(sleeper, job, hpcfl):
+    folder, run = sleeper
+    assert hpcfl("run", job, "--out", folder.root).code == 0
+    assert run.came_to().startswith("4 rounds, accuracy ")
+    folder.log.write_text("{broken\n")
+    assert run.came_to().startswith(f"but {folder.log}:1: ")
 
 
 class Scripted:
