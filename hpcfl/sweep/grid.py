@@ -53,7 +53,6 @@ class Sweep:
     """A checked sweep."""
 
     path: Path
-    job: Path
     ranks: int
     points: tuple[Point, ...]
 
@@ -122,10 +121,10 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
         clients = population(point.loaded)
         if clients is not None and ranks > clients:
             raise JobError(
-                f"{file.where(('ranks',))}: ranks: {point.name} has {clients} clients, and "
+                f"{file.where(('ranks',))}: ranks: {point.name} has {clients} client(s), and "
                 f"{ranks} ranks; a rank would own none, so say at most {clients}"
             )
-    return Sweep(path, base, ranks, tuple(points.values()))
+    return Sweep(path, ranks, tuple(points.values()))
 
 
 def _axes(file: JobFile) -> list[list[_Choice]]:

@@ -103,12 +103,12 @@ class Spawned:
         return f"{run.done} rounds{score}, {time.monotonic() - self._began:.0f} s"
 
     def last_words(self) -> str:
-        """The line of its output that says best why it ended."""
+        """The line of its output that says best why it ended; empty where it said nothing."""
         with self.log.open("rb") as log:
             log.seek(self._said)
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
         errors = [line for line in lines if _ERROR.match(line)]
-        return next(reversed(errors or [line for line in lines if line]), "it said nothing")
+        return next(reversed(errors or [line for line in lines if line]), "")
 
 
 def mpirun() -> str:

@@ -67,8 +67,9 @@ def test_the_grid_is_the_product_of_its_axes(sweep):
 
 def test_overrides_say_the_same_on_the_command_line(sweep):
     found = sweep(SWEEP, "evaluate={every: 2}", "rounds=5")
+    base = found.path.with_name("base.yaml")
     for point in found.points:
-        typed = load(found.job, point.overrides).job
+        typed = load(base, point.overrides).job
         assert typed.rounds == point.loaded.job.rounds == 5
         assert typed.local == point.loaded.job.local
         assert typed.evaluate == point.loaded.job.evaluate
@@ -163,7 +164,7 @@ def test_names_of_the_sweeps_own_files(refused, name):
 def test_no_rank_without_clients(sweep, refused, setting, clients):
     text = f"job: base.yaml\nset: {{cohort.size: 1, {setting}}}\ngrid: {{seed: [0]}}\nranks: "
     assert sweep(f"{text}{clients}").ranks == clients
-    line = f"s.yaml:4: ranks: seed0 has {clients} clients, and {clients + 1} ranks; a rank would"
+    line = f"s.yaml:4: ranks: seed0 has {clients} client(s), and {clients + 1} ranks; a rank would"
     assert refused(f"{text}{clients + 1}").startswith(line)
 
 

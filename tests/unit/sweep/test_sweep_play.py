@@ -1,10 +1,13 @@
 """Sweeps: what is run, resumed, skipped or refused, and what comes of it."""
 
 import os
+import signal
 
 import pytest
 
-from hpcfl.errors import SweepError
+from hpcfl.data.base import DataConfig
+from hpcfl.errors import Stopped, SweepError
+from hpcfl.job import load
 from hpcfl.rundir import RunDir
 from hpcfl.sweep import play, spawn
 from hpcfl.sweep.grid import read_sweep
@@ -217,10 +220,13 @@ class Scripted:
 
     alive = 0
     begun = 0
+    commands = ()
+    words = "JobError: no"
 
     def __init__(self, command, folder, rounds, done, **_):
         Scripted.alive += 1
         Scripted.begun += 1
+        Scripted.commands.append([str(word) for word in command])
         self.log, self.rounds, self.done = folder.log, rounds, done
         self.settled, self.taken, self.peak = Scripted.begun > 2, 0, 5
         self._looks = 0
@@ -236,7 +242,7 @@ class Scripted:
         return "4 rounds"
 
     def last_words(self):
-        return "JobError: no"
+        return Scripted.words
 
     def kill(self):
         pass
@@ -249,6 +255,7 @@ def scripted(monkeypatch):
     monkeypatch.setattr(play, "LOOK_S", 0)
     for name in ("alive", "begun"):
         monkeypatch.setattr(Scripted, name, 0)
+    monkeypatch.setattr(Scripted, "commands", [])
     return Scripted
 
 
@@ -262,3 +269,48 @@ def test_a_run_that_ends_early_opens_no_gate(file, tmp_path, scripted, monkeypat
     )
     play.play(read_sweep(file), tmp_path / "out")
     assert alive == [0, 0, 0, 1]  # alone, until one has shown what it needs
+
+
+def test_what_is_started_is_what_was_checked(file, job, tmp_path, scripted):
+    sweep, root = read_sweep(file), tmp_path / "out"
+    job.write_text(job.read_text().replace("rounds: 4", "rounds: 5"))
+    play.play(sweep, root)
+    assert scripted.commands[2] == ["run", f"{root}/hbm-seed0.yaml", "--out", f"{root}/hbm-seed0"]
+    for point in sweep.points:
+        assert load(root / f"{point.name}.yaml").tree == point.loaded.tree
+
+
+def test_data_are_fetched_once_before_the_first_run(file, tmp_path, scripted, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(
+        DataConfig, "fetch", lambda data: fetched.append((data.clients, scripted.begun))
+    )
+    file.write_text(SWEEP + "  data.clients: [4, 5]\n")
+    play.play(read_sweep(file), tmp_path / "out")
+    assert fetched == [(4, 0), (5, 0)]
+    assert scripted.begun == 8
+
+
+def test_a_silent_run_is_told(file, tmp_path, scripted, monkeypatch):
+    monkeypatch.setattr(scripted, "words", "")
+    play.play(read_sweep(file), tmp_path / "out")
+    assert (
+        "failed   avg-seed0: exit code 2: it said nothing"
+        in (tmp_path / "out/sweep.log").read_text()
+    )
+
+
+@pytest.mark.parametrize(("done", "turn"), [(0, "first"), (2, "next")])
+def test_a_run_stopped_before_it_spoke_is_told(file, tmp_path, scripted, monkeypatch, done, turn):
+    def stop(run):
+        run.done = done
+        os.kill(os.getpid(), signal.SIGTERM)
+        return -signal.SIGTERM
+
+    monkeypatch.setattr(scripted, "words", "")
+    monkeypatch.setattr(scripted, "look", stop)
+    with pytest.raises(Stopped):
+        play.play(read_sweep(file), tmp_path / "out")
+    assert (
+        f"stopped  avg-seed0: before its {turn} round" in (tmp_path / "out/sweep.log").read_text()
+    )
