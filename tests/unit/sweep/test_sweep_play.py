@@ -93,6 +93,23 @@ def test_a_run_of_another_job_is_told_with_the_key(file, job, tmp_path, hpcfl, r
     assert not (root / "sweep.log").exists()
 
 
+def test_status_has_a_line_for_every_run(job, tmp_path, hpcfl):
+    root = tmp_path / "out"
+    for name in ("a", "b", "c", "d"):
+        assert hpcfl("run", job, "--out", root / name).code == 0
+    log = (root / "b/log.jsonl").read_text().splitlines(keepends=True)
+    (root / "b/log.jsonl").write_text("".join(log[:-1]))
+    (root / "c/job.yaml").write_text("- 1")
+    with RunDir(root / "d") as held:
+        held.lock()
+        done = hpcfl("status", root)
+    assert done.code == 0
+    assert done.out[0] == "finished          4 of 4  a"
+    assert done.out[1] == "not running       3 of 4  b"
+    assert done.out[2].startswith(f"damaged      {root}/c/job.yaml: not the resolved job of a run")
+    assert done.out[3] == "alive             4 of 4  d"
+
+
 def test_a_damaged_job_is_told(file, tmp_path, refused):
     kept = tmp_path / "out/avg-seed1/job.yaml"
     kept.parent.mkdir(parents=True)
