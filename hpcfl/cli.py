@@ -186,8 +186,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--data", action="store_true", help="load the data and build the model too")
     check.set_defaults(command=_check)
 
-    status = commands.add_parser("status", help="how far a run is, alive or not")
-    status.add_argument("dir", type=Path, help="run directory")
+    status = commands.add_parser("status", help="how far a run or a sweep is, alive or not")
+    status.add_argument("dir", type=Path, help="of a run or a sweep")
     status.set_defaults(command=_status)
 
     sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")

@@ -130,6 +130,8 @@ def load(job: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> 
 
 def check(file: JobFile, name: str) -> Loaded:
     """Check a job that was read."""
+    if "grid" in file.tree:
+        raise JobError(f"{file.name}: this is a sweep, not a job; use `hpcfl sweep {file.name}`")
     _lay_under(file)
     rest: Tree = dict(file.tree)
     sections: dict[str, Any] = {}

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,16 @@ def read_run(path: Path) -> RunRecord:
         JobError: the directory holds no run.
         StoreError: a file of the run is damaged.
     """
+    return replace(read_job(path), log=_read_log(path / "log.jsonl"))
+
+
+def read_job(path: Path) -> RunRecord:
+    """Read the job of a run directory alone, without its rounds.
+
+    Raises:
+        JobError: the directory holds no run.
+        StoreError: the job is damaged.
+    """
     job_file = path / "job.yaml"
     if not job_file.is_file():
         raise JobError(
@@ -117,7 +127,7 @@ def read_run(path: Path) -> RunRecord:
             f"{job_file}: not the resolved job of a run (needs algorithm.name, rounds and "
             f"evaluate.last): {' '.join(str(error).split())}"
         ) from error
-    return RunRecord(path, algorithm, rounds, window, _read_log(path / "log.jsonl"), flat(job))
+    return RunRecord(path, algorithm, rounds, window, (), flat(job))
 
 
 def read_runs(path: Path) -> list[RunRecord]:

@@ -13,7 +13,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from hpcfl.checkpoint import MANIFEST
-from hpcfl.errors import StoreError
+from hpcfl.errors import JobError, StoreError
 from hpcfl.records import RunRecord, read_run
 from hpcfl.rundir import RunDir
 
@@ -29,22 +29,37 @@ RECENT = 100  # rounds whose pace is the run's
 
 
 def status(root: Path) -> str:
-    """A few lines about a run, alive or not.
+    """A few lines about a run, alive or not; of a folder of runs, a line each.
 
     Raises:
         JobError: the directory holds no run.
         StoreError: a file of the run is damaged.
     """
     folder = RunDir(root)
+    inside = sorted(job.parent for job in root.glob("*/job.yaml"))
+    if inside and not folder.job.is_file():
+        return "\n".join(_line(RunDir(run)) for run in inside)
     folder.require()
     run = read_run(root)
     alive = folder.held()
     return "\n".join(f"{title:<11} {text}" for title, text in _lines(folder, run, alive=alive))
 
 
+def _line(folder: RunDir) -> str:
+    """How far one of several runs is."""
+    try:
+        run = read_run(folder.root)
+    except JobError as e:  # of one run: the others are told all the same
+        return f"damaged      {e}"
+    return f"{_state(run, alive=folder.held()):<12} {run.done:>6} of {run.rounds}  {run.name}"
+
+
+def _state(run: RunRecord, *, alive: bool) -> str:
+    return "alive" if alive else "finished" if run.finished else "not running"
+
+
 def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
-    state = "alive" if alive else "finished" if run.finished else "not running"
-    yield "run", f"{run.path}: {run.algorithm}, {state}"
+    yield "run", f"{run.path}: {run.algorithm}, {_state(run, alive=alive)}"
     pace = _pace(run)
     left = f", {timedelta(seconds=round((run.rounds - run.done) / pace))} left" if pace else ""
     yield "rounds", f"{run.done} of {run.rounds}" + (left if alive else "")

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from hpcfl.data.partition import Pooled
 from hpcfl.errors import JobError
 from hpcfl.job import Loaded, check, settled
 from hpcfl.jobfile import JobFile, Key, override, plain, read, tuples
@@ -29,6 +30,7 @@ from hpcfl.kinds import SECTION, shown, suggestion
 KEYS = ("job", "set", "grid", "ranks")
 _COMMAND: Key = ("command line",)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")  # of a directory, typed without quotes
+_OURS = re.compile(r"lock|.*\.(log|yaml)")  # beside the run directories
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Point:
     overrides: tuple[str, ...]
     """Over the base job, as on the command line."""
     loaded: Loaded
+    file: JobFile
+    """The job it is made of, which knows where every value was said."""
     where: str
     """The place of its first choice in the sweep file."""
 
@@ -49,7 +53,6 @@ class Sweep:
     """A checked sweep."""
 
     path: Path
-    job: Path
     ranks: int
     points: tuple[Point, ...]
 
@@ -86,6 +89,8 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
         JobError: where, what was found, what was expected.
     """
     file = read(path)
+    if "grid" not in file.tree and file.tree.keys() & {"task", "data"}:
+        raise JobError(f"{path}: this is a job, not a sweep; use `hpcfl run {path}`")
     for key in file.tree:
         if key not in KEYS:
             raise JobError(
@@ -107,8 +112,19 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
             raise JobError(
                 f"{point.where}: two runs are called {point.name!r}; give their axis other names"
             )
+        if _OURS.fullmatch(point.name):
+            raise JobError(
+                f"{point.where}: a run cannot be called {point.name!r}, as a file of the sweep "
+                "may be; give its axis other names"
+            )
         points[point.name] = point
-    return Sweep(path, base, ranks, tuple(points.values()))
+        clients = population(point.loaded)
+        if clients is not None and ranks > clients:
+            raise JobError(
+                f"{file.where(('ranks',))}: ranks: {point.name} has {clients} client(s), and "
+                f"{ranks} ranks; a rank would own none, so say at most {clients}"
+            )
+    return Sweep(path, ranks, tuple(points.values()))
 
 
 def _axes(file: JobFile) -> list[list[_Choice]]:
@@ -194,6 +210,8 @@ def _point(
     """The run of one choice on every axis, its job checked."""
     name = "-".join(choice.label for choice in choices)
     job = read(base)
+    if "grid" in job.tree:
+        raise JobError(f"{file.where(('job',))}: job: {base} is a sweep, expected a job's file")
     made: list[_Setting] = []
     for choice in (_Choice("", tuple(always), ()), *choices):
         for setting in choice.settings:
@@ -205,7 +223,7 @@ def _point(
         made += choice.settings
     where = file.where(choices[0].at)
     loaded = _fitted(check(job, name), f"{where}: {name}")
-    return Point(name, tuple(_override(setting) for setting in made), loaded, where)
+    return Point(name, tuple(_override(setting) for setting in made), loaded, job, where)
 
 
 def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> None:
@@ -213,25 +231,39 @@ def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> 
     for earlier in made:
         same = setting.key == earlier.key and earlier.at[0] != "set"
         above = len(setting.key) < len(earlier.key)
-        if same or (above and earlier.key[: len(setting.key)] == setting.key):
+        if not same and not (above and earlier.key[: len(setting.key)] == setting.key):
+            continue
+        undone, key = (".".join(map(str, which.key)) for which in (earlier, setting))
+        if earlier.at == _COMMAND and setting.at[0] == "grid":
+            axis = setting.at[:2] == ("grid", key)
+            where = file.where(setting.at[:2] if axis else setting.at)
             raise JobError(
-                f"{file.where(setting.at)}: {'.'.join(map(str, setting.key))} would undo "
-                f"{'.'.join(map(str, earlier.key))} of {file.where(earlier.at)}; "
-                "say it once, and whole sections before their keys"
+                f"{key} is {'an axis of' if axis else 'set in'} the grid ({where}); take "
+                f"{undone if above else 'it'} off the command line, or out of the grid"
             )
+        raise JobError(
+            f"{file.where(setting.at)}: {key} would undo {undone} of {file.where(earlier.at)}; "
+            "say it once, and whole sections before their keys"
+        )
 
 
 def _fitted(loaded: Loaded, where: str) -> Loaded:
     """The job, settled where its population is known without its data."""
-    job, population = loaded.job, loaded.job.data.clients
-    if population is None:
+    job, clients = loaded.job, population(loaded)
+    if clients is None:
         return loaded
     try:
-        job.cohort.check(population, job.rounds)
-        participation = job.cohort.participation(population)
-        return settled(loaded, job.algorithm.settle(participation, population))
+        job.cohort.check(clients, job.rounds)
+        participation = job.cohort.participation(clients)
+        return settled(loaded, job.algorithm.settle(participation, clients))
     except (JobError, ValueError) as e:
         raise JobError(f"{where}: {e}") from e
+
+
+def population(loaded: Loaded) -> int | None:
+    """How many clients there are; None where only the data knows."""
+    data = loaded.job.data
+    return data.clients or (1 if isinstance(data.partition, Pooled) else None)
 
 
 def _override(setting: _Setting) -> str:

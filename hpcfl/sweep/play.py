@@ -1,6 +1,7 @@
 """A sweep becomes runs: each a process of its own, as many at once as fit, finished ones skipped.
 
 ROOT/NAME/      the run directory of a point
+ROOT/NAME.yaml  its job, as it was checked
 ROOT/NAME.log   what its process said
 ROOT/sweep.log  what happened, a line an event
 ROOT/lock       held while the sweep is alive
@@ -14,11 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from hpcfl.assemble import GIB, device_type
 from hpcfl.comm.launch import detect
+from hpcfl.data.base import DataConfig
 from hpcfl.errors import JobError, Stopped, SweepError
 from hpcfl.rundir import RunDir
 from hpcfl.signals import Signals
+from hpcfl.store.durable import write_file
 from hpcfl.sweep.board import Board
 from hpcfl.sweep.grid import Sweep
 from hpcfl.sweep.machine import cores, free_memory, gpus, room
@@ -68,7 +73,7 @@ def play(sweep: Sweep, root: Path, parallel: int | None = None) -> Outcome:
         parallel: how many runs at once; as many as fit when absent.
 
     Raises:
-        JobError: nothing was started.
+        JobError: nothing was started, also where data cannot be had.
         Stopped: by a signal; the runs left checkpoints.
     """
     launch = detect(os.environ)
@@ -83,10 +88,20 @@ def play(sweep: Sweep, root: Path, parallel: int | None = None) -> Outcome:
             raise JobError(f"{root}: cannot be made: {e.strerror}; say --out") from e
         folder.lock("a sweep")
         planned = plan(sweep, root)
+        _fetch([run.point.loaded.job.data for run in planned if run.action != "skip"])
         with Board(sweep.name, root / "sweep.log", len(planned)) as board, Signals() as signals:
             failed = _Play(sweep, planned, parallel, board, signals).to_the_end()
     finished = [run.folder.root for run in planned if run.point.name not in failed]
     return Outcome(root, finished, failed)
+
+
+def _fetch(sections: Sequence[DataConfig]) -> None:
+    """Bring data into place before several runs would do so at once, into one folder."""
+    fetched: list[DataConfig] = []
+    for data in sections:
+        if data not in fetched:
+            data.fetch()
+            fetched.append(data)
 
 
 class _Play:
@@ -100,7 +115,7 @@ class _Play:
         board: Board,
         signals: Signals,
     ) -> None:
-        self._job, self._ranks, self._planned = sweep.job, sweep.ranks, planned
+        self._ranks, self._planned = sweep.ranks, planned
         self._board, self._signals = board, signals
         self._queue = deque(run for run in planned if run.action != "skip")
         self._live: dict[int, tuple[Planned, Spawned]] = {}  # by the slot it has
@@ -163,7 +178,7 @@ class _Play:
         if free is None:
             return True
         if not self._largest:
-            return False  # until the first run has shown what it needs
+            return False  # one by one, until a run has shown what it needs
         # States may yet fill the cache of a run.
         taken = [run.taken for _, run in self._live.values()]
         return room(free, self._largest + self._cache, taken)
@@ -171,9 +186,14 @@ class _Play:
     def _start(self, planned: Planned) -> None:
         slot = next(slot for slot in range(self._most) if slot not in self._live)
         point, folder = planned.point, planned.folder
-        begin = ["run", str(self._job), *point.overrides, "--out", str(folder.root)]
+        command = ["resume", str(folder.root)]
+        if planned.action == "start":
+            # Not the base job, which may have been edited since it was checked.
+            job = folder.root.with_name(f"{point.name}.yaml")
+            write_file(job, yaml.safe_dump(point.loaded.tree, sort_keys=False).encode())
+            command = ["run", str(job), "--out", str(folder.root)]
         run = Spawned(
-            ["resume", str(folder.root)] if planned.action == "resume" else begin,
+            command,
             folder,
             point.loaded.job.rounds,
             planned.done,
@@ -198,18 +218,20 @@ class _Play:
         planned, run = self._live[slot]
         code, name = run.look(), planned.point.name
         if run.settled:
-            self._largest = max(self._largest, run.taken)
+            self._largest = max(self._largest, run.peak)
         if code is None:
             return
         del self._live[slot]
-        self._largest = self._largest or 1  # the first has ended: wait for it no longer
         if code == 0:
             self._board.say("finished", name, run.came_to())
         elif self._signals.stop and code in _STOPPED:
-            self._board.say("stopped", name, run.last_words())
+            turn = "next" if run.done else "first"
+            self._board.say("stopped", name, run.last_words() or f"before its {turn} round")
         else:
             self._failed[name] = code
-            self._board.say("failed", name, f"exit code {code}: {run.last_words()}")
+            self._board.say(
+                "failed", name, f"exit code {code}: {run.last_words() or 'it said nothing'}"
+            )
 
     def _draw(self) -> None:
         live = {planned.point.name: (run.done, run.rounds) for planned, run in self._live.values()}

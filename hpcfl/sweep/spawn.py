@@ -48,8 +48,11 @@ class Spawned:
         self.rounds, self.done, self._start = rounds, done, done
         self.taken = 0
         """Bytes of memory."""
+        self.peak = 0
+        """The most it was seen to take."""
         self.log = folder.root.with_name(f"{folder.root.name}.log")
         self._folder = folder
+        self._history = _size(folder.history)
         self._began = time.monotonic()
         launcher = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
         with self.log.open("ab") as log:
@@ -70,9 +73,12 @@ class Spawned:
 
     def look(self) -> int | None:
         """Take note of its rounds and memory; the exit code once it is over."""
-        code = self._process.poll()
         self.taken = memory(self._process.pid)
-        self.done = max(self.done, _newest_round(self._folder.log))
+        self.peak = max(self.peak, self.taken)
+        code = self._process.poll()
+        # Until the run notes its start, the log may hold rounds that it is going to take away.
+        if _size(self._folder.history) > self._history:
+            self.done = max(self.done, _newest_round(self._folder.log) or 0)
         return code
 
     def stop(self) -> None:
@@ -87,19 +93,22 @@ class Spawned:
 
     def came_to(self) -> str:
         """What the finished run came to."""
-        run = read_run(self._folder.root)
+        try:
+            run = read_run(self._folder.root)
+        except JobError as e:
+            return f"but {e}"
         accuracy, loss = run.last("test_accuracy"), run.last("test_loss")
         score = "" if loss is None else f", test loss {loss:.4g}"
         score = score if accuracy is None else f", accuracy {100 * accuracy:.2f} %"
         return f"{run.done} rounds{score}, {time.monotonic() - self._began:.0f} s"
 
     def last_words(self) -> str:
-        """The line of its output that says best why it ended."""
+        """The line of its output that says best why it ended; empty where it said nothing."""
         with self.log.open("rb") as log:
             log.seek(self._said)
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
         errors = [line for line in lines if _ERROR.match(line)]
-        return next(reversed(errors or [line for line in lines if line]), "it said nothing")
+        return next(reversed(errors or [line for line in lines if line]), "")
 
 
 def mpirun() -> str:
@@ -129,11 +138,16 @@ def _environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
     return environment | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
 
-def _newest_round(log: Path) -> int:
-    """The round of the last whole line of log.jsonl, 0 where there is none."""
-    if not log.exists():
-        return 0
-    with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-        whole = file.read().split(b"\n")[:-1]
-    return int(json.loads(whole[-1])["round"]) if whole else 0
+def _size(path: Path) -> int:
+    """Bytes of a file, 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def _newest_round(log: Path) -> int | None:
+    """The round of the last whole line of log.jsonl; None where none can be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            return int(json.loads(file.read().split(b"\n")[-2])["round"])
+    except (OSError, ValueError, LookupError, TypeError):  # it is for show: the run judges its log
+        return None

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import yaml
 from rich.box import ASCII2
 from rich.table import Table
 
@@ -12,8 +11,9 @@ from hpcfl.catalogue import drawn
 from hpcfl.checkpoint import committed
 from hpcfl.compare import changed, flat
 from hpcfl.errors import JobError
+from hpcfl.records import read_job
 from hpcfl.rundir import RunDir
-from hpcfl.sweep.grid import Point, Sweep
+from hpcfl.sweep.grid import Point, Sweep, population
 
 Action = Literal["start", "resume", "skip"]
 
@@ -50,8 +50,8 @@ def listed(planned: Sequence[Planned]) -> str:
 def _planned(point: Point, folder: RunDir) -> Planned:
     if not folder.job.exists():
         return Planned(point, folder, "start", 0)
-    before, now = flat(yaml.safe_load(folder.job.read_text())), flat(point.loaded.tree)
-    if point.loaded.job.data.clients is None:  # what was settled with the data is not known here
+    before, now = dict(read_job(folder.root).settings), flat(point.loaded.tree)
+    if population(point.loaded) is None:  # what was settled with the data is not known here
         settled = [key for key in now if key.startswith("algorithm.") and now[key] is None]
         now |= {key: before[key] for key in settled if key in before}
     differing = list(changed(before, now))
@@ -59,7 +59,8 @@ def _planned(point: Point, folder: RunDir) -> Planned:
         key, found, wanted = differing[0]
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         raise JobError(
-            f"{point.where}: {folder.root} holds a run of another job: {key} is {found} there, "
+            f"{point.file.where(tuple(key.split('.')))}: {folder.root} holds a run of another job: "
+            f"{key} is {found} there, "
             f"{wanted} here{more}; remove that directory, or choose another root with --out"
         )
     if folder.held():

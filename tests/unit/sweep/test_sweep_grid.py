@@ -67,8 +67,9 @@ def test_the_grid_is_the_product_of_its_axes(sweep):
 
 def test_overrides_say_the_same_on_the_command_line(sweep):
     found = sweep(SWEEP, "evaluate={every: 2}", "rounds=5")
+    base = found.path.with_name("base.yaml")
     for point in found.points:
-        typed = load(found.job, point.overrides).job
+        typed = load(base, point.overrides).job
         assert typed.rounds == point.loaded.job.rounds == 5
         assert typed.local == point.loaded.job.local
         assert typed.evaluate == point.loaded.job.evaluate
@@ -130,7 +131,41 @@ def test_the_nearest_name_is_told(refused):
 
 def test_a_mistake_on_the_command_line(refused):
     assert refused(SWEEP, "local.lrr=3").startswith("command line: local.lrr: ")
-    assert "seed would undo seed of command line" in refused(SWEEP, "seed=3")
+    assert refused(SWEEP, "seed=3") == (
+        "seed is an axis of the grid (s.yaml:9); take it off the command line, or out of the grid"
+    )
+    assert refused(SWEEP, "local.lr=1.0").startswith("local.lr is set in the grid (s.yaml:8); ta")
+    assert refused(SWEEP, "algorithm.beta=0.1") == (
+        "algorithm is set in the grid (s.yaml:5); take algorithm.beta off the command line, or "
+        "out of the grid"
+    )
+
+
+def test_jobs_and_sweeps_are_told_apart(refused, tmp_path, sweep):
+    assert refused(JOB) == "s.yaml: this is a job, not a sweep; use `hpcfl run s.yaml`"
+    sweep()
+    with pytest.raises(JobError, match=r"s.yaml: this is a sweep, not a job; use `hpcfl sweep /"):
+        load(tmp_path / "s.yaml")
+    (tmp_path / "t.yaml").write_text(SWEEP.replace("base", "s"))
+    with pytest.raises(JobError, match=r"t.yaml:1: job: .*s.yaml is a sweep, expected a job's"):
+        read_sweep(tmp_path / "t.yaml")
+
+
+@pytest.mark.parametrize("name", ["lock", "sweep.log", "a.log", "a.yaml"])
+def test_names_of_the_sweeps_own_files(refused, name):
+    text = f"job: base.yaml\ngrid:\n  lr:\n    {name}: {{local.lr: 0.1}}"
+    assert refused(text).startswith(f"s.yaml:4: a run cannot be called '{name}'")
+
+
+@pytest.mark.parametrize(
+    ("setting", "clients"),
+    [("data.clients: 3", 3), ("data: {clients: null, partition: {kind: pooled}}", 1)],
+)
+def test_no_rank_without_clients(sweep, refused, setting, clients):
+    text = f"job: base.yaml\nset: {{cohort.size: 1, {setting}}}\ngrid: {{seed: [0]}}\nranks: "
+    assert sweep(f"{text}{clients}").ranks == clients
+    line = f"s.yaml:4: ranks: seed0 has {clients} client(s), and {clients + 1} ranks; a rank would"
+    assert refused(f"{text}{clients + 1}").startswith(line)
 
 
 def test_a_job_without_a_grid(refused):

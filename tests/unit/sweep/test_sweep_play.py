@@ -1,12 +1,15 @@
 """Sweeps: what is run, resumed, skipped or refused, and what comes of it."""
 
 import os
+import signal
 
 import pytest
 
-from hpcfl.errors import SweepError
+from hpcfl.data.base import DataConfig
+from hpcfl.errors import Stopped, SweepError
+from hpcfl.job import load
 from hpcfl.rundir import RunDir
-from hpcfl.sweep import spawn
+from hpcfl.sweep import play, spawn
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.machine import room
 from hpcfl.sweep.play import Outcome
@@ -83,8 +86,37 @@ def test_a_run_of_another_job_is_told_with_the_key(file, job, tmp_path, hpcfl, r
     run = ("run", job, "algorithm={name: fedavg}", "seed=0", "local.lr=0.2")
     assert hpcfl(*run, "--out", root / "avg-seed0").code == 0
     line = refused("sweep", file, "--out", root)
-    assert f"s.yaml:4: {root}/avg-seed0 holds a run of another job: local.lr is 0.2 there" in line
+    assert f"job.yaml:5: {root}/avg-seed0 holds a run of another job: local.lr is 0.2 there" in line
+    assert "command line: " in refused("sweep", file, "--out", root, "local.lr=0.3")
+    file.write_text(SWEEP.replace("name: fedavg", "name: fedavg, server_lr: 0.5"))
+    assert "s.yaml:4: " in refused("sweep", file, "--out", root, "local.lr=0.2")
     assert not (root / "sweep.log").exists()
+
+
+def test_status_has_a_line_for_every_run(job, tmp_path, hpcfl):
+    root = tmp_path / "out"
+    for name in ("a", "b", "c", "d"):
+        assert hpcfl("run", job, "--out", root / name).code == 0
+    log = (root / "b/log.jsonl").read_text().splitlines(keepends=True)
+    (root / "b/log.jsonl").write_text("".join(log[:-1]))
+    (root / "c/job.yaml").write_text("- 1")
+    with RunDir(root / "d") as held:
+        held.lock()
+        done = hpcfl("status", root)
+    assert done.code == 0
+    assert done.out[0] == "finished          4 of 4  a"
+    assert done.out[1] == "not running       3 of 4  b"
+    assert done.out[2].startswith(f"damaged      {root}/c/job.yaml: not the resolved job of a run")
+    assert done.out[3] == "alive             4 of 4  d"
+
+
+def test_a_damaged_job_is_told(file, tmp_path, refused):
+    kept = tmp_path / "out/avg-seed1/job.yaml"
+    kept.parent.mkdir(parents=True)
+    for content in (b"{broken", b"- 1", b"\xff", b""):
+        kept.write_bytes(content)
+        line = refused("sweep", file, "--out", tmp_path / "out")
+        assert line.startswith(f"StoreError: {kept}: not the resolved job of a run")
 
 
 def test_twice_at_once_is_refused(file, tmp_path, refused):
@@ -156,3 +188,146 @@ def test_open_mpi_binds_no_run_to_the_first_core(monkeypatch):
     assert found["PRTE_MCA_hwloc_default_binding_policy"] == "none"
     assert found["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert "CUDA_VISIBLE_DEVICES" not in spawn._environment(2, []).keys() - os.environ.keys()
+
+
+@pytest.fixture
+def sleeper(tmp_path, monkeypatch):
+    """A process in the place of a run that is resumed from round 2, its old log at round 9."""
+    (tmp_path / "program").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tmp_path / "program").chmod(0o755)
+    monkeypatch.setattr(spawn.sys, "executable", str(tmp_path / "program"))
+    folder = RunDir(tmp_path / "run")
+    folder.root.mkdir()
+    folder.log.write_text('{"round": 9}\n')
+    folder.history.write_text("{}\n")
+    run = spawn.Spawned(["resume"], folder, 20, 2, ranks=1, threads=1, gpus=[])
+    yield folder, run
+    run.kill()
+
+
+def test_rounds_of_an_earlier_start_are_not_this_ones(sleeper):
+    folder, run = sleeper
+    assert (run.look(), run.done, run.settled) == (None, 2, False)
+    folder.log.write_text('{"round": 2}\n')  # taken back to the checkpoint
+    folder.history.write_text("{}\n{}\n")
+    assert (run.look(), run.done, run.settled) == (None, 2, False)
+    folder.log.write_text('{"round": 2}\n{"round": 3}\n{"rou')
+    assert (run.look(), run.done, run.settled) == (None, 3, True)
+    assert run.peak >= run.taken > 0
+
+
+@pytest.mark.parametrize("line", ["{broken", "[]", "{}", '"round"', '{"round": null}', "\xff"])
+def test_a_damaged_line_says_nothing_of_the_rounds(sleeper, line):
+    folder, run = sleeper
+    folder.history.write_text("{}\n{}\n")
+    folder.log.write_bytes(line.encode("latin-1") + b"\n")
+    assert (run.look(), run.done) == (None, 2)
+
+
+def test_a_finished_run_with_a_damaged_log_is_told(sleeper, job, hpcfl):
+    folder, run = sleeper
+    assert hpcfl("run", job, "--out", folder.root).code == 0
+    assert run.came_to().startswith("4 rounds, accuracy ")
+    folder.log.write_text("{broken\n")
+    assert run.came_to().startswith(f"but {folder.log}:1: ")
+
+
+class Scripted:
+    """A run that ends at the second look; the first two of all end before their first round."""
+
+    alive = 0
+    begun = 0
+    commands = ()
+    words = "JobError: no"
+
+    def __init__(self, command, folder, rounds, done, **_):
+        Scripted.alive += 1
+        Scripted.begun += 1
+        Scripted.commands.append([str(word) for word in command])
+        self.log, self.rounds, self.done = folder.log, rounds, done
+        self.settled, self.taken, self.peak = Scripted.begun > 2, 0, 5
+        self._looks = 0
+
+    def look(self):
+        self._looks += 1
+        if self._looks < 2:
+            return None
+        Scripted.alive -= 1
+        return 0 if self.settled else 2
+
+    def came_to(self):
+        return "4 rounds"
+
+    def last_words(self):
+        return Scripted.words
+
+    def kill(self):
+        pass
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Runs that are played, not started."""
+    monkeypatch.setattr(play, "Spawned", Scripted)
+    monkeypatch.setattr(play, "LOOK_S", 0)
+    for name in ("alive", "begun"):
+        monkeypatch.setattr(Scripted, name, 0)
+    monkeypatch.setattr(Scripted, "commands", [])
+    return Scripted
+
+
+def test_a_run_that_ends_early_opens_no_gate(file, tmp_path, scripted, monkeypatch):
+    alive = []
+    start = play._Play._start
+    monkeypatch.setattr(play, "free_memory", lambda: 1 << 40)
+    monkeypatch.setattr(play, "cores", lambda: 4)
+    monkeypatch.setattr(
+        play._Play, "_start", lambda self, run: (alive.append(scripted.alive), start(self, run))
+    )
+    play.play(read_sweep(file), tmp_path / "out")
+    assert alive == [0, 0, 0, 1]  # alone, until one has shown what it needs
+
+
+def test_what_is_started_is_what_was_checked(file, job, tmp_path, scripted):
+    sweep, root = read_sweep(file), tmp_path / "out"
+    job.write_text(job.read_text().replace("rounds: 4", "rounds: 5"))
+    play.play(sweep, root)
+    assert scripted.commands[2] == ["run", f"{root}/hbm-seed0.yaml", "--out", f"{root}/hbm-seed0"]
+    for point in sweep.points:
+        assert load(root / f"{point.name}.yaml").tree == point.loaded.tree
+
+
+def test_data_are_fetched_once_before_the_first_run(file, tmp_path, scripted, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(
+        DataConfig, "fetch", lambda data: fetched.append((data.clients, scripted.begun))
+    )
+    file.write_text(SWEEP + "  data.clients: [4, 5]\n")
+    play.play(read_sweep(file), tmp_path / "out")
+    assert fetched == [(4, 0), (5, 0)]
+    assert scripted.begun == 8
+
+
+def test_a_silent_run_is_told(file, tmp_path, scripted, monkeypatch):
+    monkeypatch.setattr(scripted, "words", "")
+    play.play(read_sweep(file), tmp_path / "out")
+    assert (
+        "failed   avg-seed0: exit code 2: it said nothing"
+        in (tmp_path / "out/sweep.log").read_text()
+    )
+
+
+@pytest.mark.parametrize(("done", "turn"), [(0, "first"), (2, "next")])
+def test_a_run_stopped_before_it_spoke_is_told(file, tmp_path, scripted, monkeypatch, done, turn):
+    def stop(run):
+        run.done = done
+        os.kill(os.getpid(), signal.SIGTERM)
+        return -signal.SIGTERM
+
+    monkeypatch.setattr(scripted, "words", "")
+    monkeypatch.setattr(scripted, "look", stop)
+    with pytest.raises(Stopped):
+        play.play(read_sweep(file), tmp_path / "out")
+    assert (
+        f"stopped  avg-seed0: before its {turn} round" in (tmp_path / "out/sweep.log").read_text()
+    )
