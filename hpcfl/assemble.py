@@ -24,7 +24,7 @@ from hpcfl.data.holdout import hold_out
 from hpcfl.data.partition import Rows
 from hpcfl.diagnostics import Observer
 from hpcfl.errors import JobError
-from hpcfl.job import Job, Loaded, settled
+from hpcfl.job import Job, Loaded, fitted
 from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
@@ -219,22 +219,12 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
     rows, held = deal(job.data, dataset, job.seed), None
     if job.data.holdout is not None:
         rows, held = hold_out(rows, job.data.holdout, job.seed)
-    job.cohort.check(len(rows), job.rounds)
-    loaded = settled(loaded, _fitted(loaded, len(rows)))
+    loaded = fitted(loaded, len(rows))
     x0, model, skipped = _initial_model(loaded, dataset, resumed)
     schema = _played_dry(loaded, x0)
     job.evaluate.check(loaded.tree["algorithm"]["name"], dataset, schema.own)
     model, x0 = model.to(device), x0.to(device)
     return Parts(loaded, dataset, rows, held, model, x0, skipped, schema, device)
-
-
-def _fitted(loaded: Loaded, population: int) -> Algorithm:
-    """The job's algorithm, settled for its clients."""
-    participation = loaded.job.cohort.participation(population)
-    try:
-        return loaded.job.algorithm.settle(participation, population)
-    except ValueError as e:
-        raise JobError(f"algorithm.name: {loaded.tree['algorithm']['name']} {e}") from e
 
 
 def _played_dry(loaded: Loaded, x0: Vector) -> Schema:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from hpcfl.errors import JobError
-from hpcfl.job import Loaded, check, settled
+from hpcfl.job import Loaded, check, fitted
 from hpcfl.jobfile import JobFile, Key, override, plain, read, tuples
 from hpcfl.kinds import SECTION, shown, suggestion
 
@@ -204,7 +204,11 @@ def _point(
                     job.lines[(*setting.key, *at[len(setting.at) :])] = line
         made += choice.settings
     where = file.where(choices[0].at)
-    loaded = _fitted(check(job, name), f"{where}: {name}")
+    loaded = check(job, name)
+    try:
+        loaded = fitted(loaded, loaded.job.data.population)
+    except JobError as e:
+        raise JobError(f"{where}: {name}: {e}") from e
     return Point(name, tuple(_override(setting) for setting in made), loaded, where)
 
 
@@ -219,19 +223,6 @@ def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> 
                 f"{'.'.join(map(str, earlier.key))} of {file.where(earlier.at)}; "
                 "say it once, and whole sections before their keys"
             )
-
-
-def _fitted(loaded: Loaded, where: str) -> Loaded:
-    """The job, settled where its population is known without its data."""
-    job, population = loaded.job, loaded.job.data.clients
-    if population is None:
-        return loaded
-    try:
-        job.cohort.check(population, job.rounds)
-        participation = job.cohort.participation(population)
-        return settled(loaded, job.algorithm.settle(participation, population))
-    except (JobError, ValueError) as e:
-        raise JobError(f"{where}: {e}") from e
 
 
 def _override(setting: _Setting) -> str:
