@@ -232,12 +232,22 @@ def _played_dry(loaded: Loaded, x0: Vector) -> Schema:
     try:
         return dry_round(loaded.job.algorithm, x0.numel(), x0.dtype)
     except Exception as e:
-        frame = traceback.extract_tb(e.__traceback__)[-1]
         raise JobError(
-            f"algorithm.name: {loaded.tree['algorithm']['name']}: its dry round failed in "
-            f"{frame.name} ({frame.filename}:{frame.lineno}): {type(e).__name__}: {e}; hooks take "
-            "and return what hpcfl/algorithms/base.py says, and branch on no tensor's value"
+            f"algorithm.name: {loaded.tree['algorithm']['name']}: its dry round failed"
+            f"{_own_line(e)}: {type(e).__name__}: {e}; hooks take and return what "
+            "hpcfl/algorithms/base.py says, and branch on no tensor's value"
         ) from e
+
+
+def _own_line(error: Exception) -> str:
+    """The innermost line of the user's own that an error went through, if there is one."""
+    ours = (Path(torch.__file__).parent, Path(__file__).parent)
+    own = [
+        f" in {frame.name} ({frame.filename}:{frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(Path(frame.filename).is_relative_to(folder) for folder in ours)
+    ]
+    return own[-1] if own else ""
 
 
 def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Module]:

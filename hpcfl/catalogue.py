@@ -46,6 +46,7 @@ def catalogue(what: str | None = None) -> str:
     Raises:
         JobError: nothing is called so.
     """
+    what = what.lower() if what else None
     kinds: dict[str, tuple[Callable[[Mapping[str, Any]], Table], Mapping[str, Any]]] = {
         "algorithms": (_algorithms, ALGORITHMS),
         "data": (partial(_sections, "data.kind", base=DataConfig), SOURCES),

@@ -45,6 +45,8 @@ def status(root: Path) -> str:
 def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
     state = "alive" if alive else "finished" if run.finished else "not running"
     yield "run", f"{run.path}: {run.algorithm}, {state}"
+    if state == "not running":
+        yield "go on", f"hpcfl resume {run.path}"
     pace = _pace(run)
     left = f", {timedelta(seconds=round((run.rounds - run.done) / pace))} left" if pace else ""
     yield "rounds", f"{run.done} of {run.rounds}" + (left if alive else "")

@@ -168,6 +168,19 @@ def test_status_of_a_dead_run(run, hpcfl):
     said = lines(hpcfl("status", run))
     assert said["run"].endswith("fedhbm, not running")
     assert said["rounds"] == "3 of 4"
+    assert said["go on"] == f"hpcfl resume {run}"
+
+
+def test_a_finished_run_is_not_taken_up_again(run, refused, hpcfl):
+    assert "go on" not in lines(hpcfl("status", run))
+    done = hpcfl("resume", run)
+    assert done.code == 0
+    assert done.err[0] == f"{run}: finished, nothing to do"
+    assert f"{run}: is the directory of a run; use `hpcfl resume" in refused("run", run)
+
+
+def test_list_bears_capital_letters(hpcfl):
+    assert hpcfl("list", "FedMIM").out == hpcfl("list", "fedmim").out
 
 
 def test_status_before_the_first_round(run, hpcfl):
