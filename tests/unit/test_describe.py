@@ -267,3 +267,9 @@ def test_a_name_that_is_not_in_the_catalogue(refused):
     line = refused("list", "fedmin")
     assert "found fedmin, expected one of algorithms, data, partitions, cohorts, models" in line
     assert line.endswith("did you mean fedmim?")
+
+
+def test_the_list_has_no_markup_and_no_endless_number():
+    assert "``" not in catalogue()
+    assert str(2**63) not in catalogue()
+    assert "< 2^63" in catalogue("iid")
