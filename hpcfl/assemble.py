@@ -24,7 +24,7 @@ from hpcfl.data.holdout import hold_out
 from hpcfl.data.partition import Rows
 from hpcfl.diagnostics import Observer
 from hpcfl.errors import JobError
-from hpcfl.job import Job, Loaded, settled
+from hpcfl.job import Job, Loaded, fitted
 from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
@@ -219,8 +219,7 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
     rows, held = deal(job.data, dataset, job.seed), None
     if job.data.holdout is not None:
         rows, held = hold_out(rows, job.data.holdout, job.seed)
-    job.cohort.check(len(rows), job.rounds)
-    loaded = settled(loaded, _fitted(loaded, len(rows)))
+    loaded = fitted(loaded, len(rows))
     x0, model, skipped = _initial_model(loaded, dataset, resumed)
     schema = _played_dry(loaded, x0)
     job.evaluate.check(loaded.tree["algorithm"]["name"], dataset, schema.own)
@@ -228,26 +227,27 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
     return Parts(loaded, dataset, rows, held, model, x0, skipped, schema, device)
 
 
-def _fitted(loaded: Loaded, population: int) -> Algorithm:
-    """The job's algorithm, settled for its clients."""
-    participation = loaded.job.cohort.participation(population)
-    try:
-        return loaded.job.algorithm.settle(participation, population)
-    except ValueError as e:
-        raise JobError(f"algorithm.name: {loaded.tree['algorithm']['name']} {e}") from e
-
-
 def _played_dry(loaded: Loaded, x0: Vector) -> Schema:
     """The dry round of the job's algorithm, its faults told as the user's."""
     try:
         return dry_round(loaded.job.algorithm, x0.numel(), x0.dtype)
     except Exception as e:
-        frame = traceback.extract_tb(e.__traceback__)[-1]
         raise JobError(
-            f"algorithm.name: {loaded.tree['algorithm']['name']}: its dry round failed in "
-            f"{frame.name} ({frame.filename}:{frame.lineno}): {type(e).__name__}: {e}; hooks take "
-            "and return what hpcfl/algorithms/base.py says, and branch on no tensor's value"
+            f"algorithm.name: {loaded.tree['algorithm']['name']}: its dry round failed"
+            f"{_own_line(e)}: {type(e).__name__}: {e}; hooks take and return what "
+            "hpcfl/algorithms/base.py says, and branch on no tensor's value"
         ) from e
+
+
+def _own_line(error: Exception) -> str:
+    """The innermost line of the user's own that an error went through, if there is one."""
+    ours = (Path(torch.__file__).parent, Path(__file__).parent)
+    own = [
+        f" in {frame.name} ({frame.filename}:{frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(Path(frame.filename).is_relative_to(folder) for folder in ours)
+    ]
+    return own[-1] if own else ""
 
 
 def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Module]:

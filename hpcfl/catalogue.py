@@ -46,6 +46,7 @@ def catalogue(what: str | None = None) -> str:
     Raises:
         JobError: nothing is called so.
     """
+    what = what.lower() if what else None
     kinds: dict[str, tuple[Callable[[Mapping[str, Any]], Table], Mapping[str, Any]]] = {
         "algorithms": (_algorithms, ALGORITHMS),
         "data": (partial(_sections, "data.kind", base=DataConfig), SOURCES),
@@ -129,7 +130,12 @@ def _kinds(union: Any) -> dict[str, type[Any]]:
 
 
 def _summary(cls: type[Any]) -> str:
-    return inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+    return (
+        inspect.cleandoc(cls.__doc__ or "")
+        .partition("\n\n")[0]
+        .replace("\n", " ")
+        .replace("``", "")
+    )
 
 
 def _reference(cls: type[Any]) -> str:
@@ -164,7 +170,8 @@ def _notes(cls: type[Any]) -> dict[str, str]:
                     ast.AnnAssign(target=ast.Name(id=name)),
                     ast.Expr(value=ast.Constant(value=str(text))),
                 ):
-                    notes[name] = " ".join(inspect.cleandoc(text).partition("\n\n")[0].split())
+                    first = inspect.cleandoc(text).partition("\n\n")[0]
+                    notes[name] = " ".join(first.replace("``", "").split())
     return notes
 
 
@@ -205,7 +212,7 @@ def _range(metadata: Any) -> str:
         case Ge(ge=bound):
             return f">= {bound}"
         case Lt(lt=bound):
-            return f"< {bound}"
+            return "< 2^63" if bound == 2**63 else f"< {bound}"
         case Le(le=bound):
             return f"<= {bound}"
         case Interval():

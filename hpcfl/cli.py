@@ -1,15 +1,20 @@
 """The command line: every command of ``hpcfl``, and the only place that prints."""
 
+from __future__ import annotations
+
 import argparse
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcfl import __version__
 from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError
+
+if TYPE_CHECKING:
+    from hpcfl.records import RunRecord
 
 REPORT = Path("runs/report.png")
 
@@ -87,7 +92,6 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _sweep(options: argparse.Namespace) -> None:
-    from hpcfl import report
     from hpcfl.records import read_run
     from hpcfl.sweep.grid import read_sweep
     from hpcfl.sweep.play import play
@@ -100,7 +104,7 @@ def _sweep(options: argparse.Namespace) -> None:
         return
     outcome = play(sweep, root, options.parallel)
     if outcome.finished:
-        print(report.plain([read_run(path) for path in outcome.finished]), end="")
+        _tell([read_run(path) for path in outcome.finished], root / REPORT.name)
     outcome.check()
 
 
@@ -119,28 +123,45 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from hpcfl import report
-    from hpcfl.plots import plot
     from hpcfl.records import read_runs
 
     records = [run for path in options.dirs for run in read_runs(path)]
-    if options.format == "table":
-        print(report.plain(records), end="")
-    elif options.format == "csv":
-        print(report.to_csv(records), end="")
-    else:
-        print(report.to_markdown(records), end="")
-    picture = options.plot or (REPORT if options.format == "table" or options.y else None)
-    if picture is None:
+    (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)
+    within = folder if folder != REPORT.parent and not (folder / "job.yaml").exists() else None
+    default = within / REPORT.name if within else REPORT
+    _tell(records, default, options.format, options.plot, options.y)
+
+
+def _tell(
+    records: Sequence[RunRecord],
+    default: Path,
+    form: str = "table",
+    asked: Path | None = None,
+    y: str | None = None,
+) -> None:
+    """Print a table of runs and plot them; the plot that was asked for is checked first."""
+    from hpcfl import report
+    from hpcfl.plots import Plot
+
+    show = {"table": report.plain, "csv": report.to_csv, "markdown": report.to_markdown}[form]
+    path = asked or (default if form == "table" or y else None)
+    if path is None:
+        print(show(records), end="")
         return
     try:
-        plot(records, picture, options.y)
+        plot = Plot(records, path, y)
     except JobError as e:
-        if options.plot or options.y:
+        if asked or y:
             raise
+        print(show(records), end="")
         print(f"no plot: {e}", file=sys.stderr)  # nobody asked for one
-    else:
-        print(f"plot: {picture}", file=sys.stderr)
+        return
+    print(show(records), end="")
+    plot.draw()
+    if plot.without:
+        names = ", ".join(str(run.path) for run in plot.without)
+        print(f"plot: without {names}, which have no such number yet", file=sys.stderr)
+    print(f"plot: {path}", file=sys.stderr)
 
 
 def _data_show(options: argparse.Namespace) -> None:
@@ -214,7 +235,11 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="a table and a plot of runs")
     report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
     report.add_argument("--format", choices=["table", "csv", "markdown"], default="table")
-    report.add_argument("--plot", type=Path, help=f"PNG to write (with a table: {REPORT})")
+    report.add_argument(
+        "--plot",
+        type=Path,
+        help="F.png, .pdf or .svg to write (with a table: report.png in a sweep, else in runs)",
+    )
     report.add_argument(
         "--y", metavar="KEY", help="what to plot: a key of log.jsonl (default: the score)"
     )
@@ -225,7 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     show = data.add_parser("show", help="who holds what: clients x classes, sizes")
     _add_job(show)
-    show.add_argument("--plot", type=Path, default=Path("partition.png"), help="PNG to write")
+    show.add_argument("--plot", type=Path, default=Path("partition.png"), help=".png, .pdf or .svg")
     show.set_defaults(command=_data_show)
 
     _add_forecasts(commands)

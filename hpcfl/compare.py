@@ -11,6 +11,8 @@ Settings = Mapping[str, Any]
 
 SEED = "seed"
 _SHOWN_ELSEWHERE = ("algorithm.name", "rounds")  # columns of their own
+# Sections and keys that say how a run is watched, kept and placed, not what it computes.
+_ASIDE = ("evaluate", "diagnostics", "checkpoint", "comm", "store", "threads", "device")
 _LONG = 24  # characters of a value
 
 
@@ -40,7 +42,7 @@ def apart(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
         for key, value in job.items():
             values.setdefault(_scope(job, key), set()).add(repr(value))
     known = dict.fromkeys(key for job in jobs for key in job)
-    counted = [key for key in known if key not in (*_SHOWN_ELSEWHERE, *but)]
+    counted = [key for key in known if _counts(key) and key not in (*_SHOWN_ELSEWHERE, *but)]
     return [
         ", ".join(
             f"{key} {_short(job[key])}"
@@ -49,6 +51,11 @@ def apart(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
         )
         for job in jobs
     ]
+
+
+def _counts(key: str) -> bool:
+    """Whether the key can change the model."""
+    return key.partition(".")[0] not in _ASIDE
 
 
 def _scope(job: Settings, key: str) -> str:
@@ -77,7 +84,8 @@ def over_seeds(jobs: Sequence[Settings]) -> list[list[int]]:
     """
     groups: dict[str, dict[Any, int]] = {}
     for index, job in enumerate(jobs):
-        rest = repr(sorted((key, repr(value)) for key, value in job.items() if key != SEED))
+        counted = [key for key in job if _counts(key) and key != SEED]
+        rest = repr(sorted((key, repr(job[key])) for key in counted))
         groups.setdefault(rest, {}).setdefault(job.get(SEED), index)
     return [list(group.values()) for group in groups.values()]
 

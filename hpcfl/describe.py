@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
-from sys import maxsize
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.deal import deal, in_force
 from hpcfl.data.partition import Rows
 from hpcfl.errors import JobError
-from hpcfl.job import Job, Loaded
+from hpcfl.job import Job, Loaded, fitted
 from hpcfl.plots import plot_partition
 from hpcfl.schema import traffic
 
@@ -40,9 +39,10 @@ def describe(loaded: Loaded, *, data: bool) -> str:
     if data:
         loaded.job.data.fetch()
     parts = assemble(loaded, torch.device("cpu")) if data else None
-    population = len(parts.rows) if parts else loaded.job.data.clients
+    population = len(parts.rows) if parts else loaded.job.data.population
     if not parts:
-        _check_without_data(loaded.job, population)
+        loaded = fitted(loaded, population)
+        _check_files(loaded.job)
     lines = [*_job_lines(_in_force(parts.loaded if parts else loaded, parts), population)]
     if parts:
         lines += _data_lines(parts)
@@ -83,9 +83,7 @@ def count_classes(dataset: Dataset, rows: Iterable[Rows]) -> NDArray[np.int64]:
     return np.array([np.bincount(labels[own], minlength=dataset.classes) for own in rows])
 
 
-def _check_without_data(job: Job, population: int | None) -> None:
-    # A population that only the data knows refuses no cohort yet.
-    job.cohort.check(population or maxsize, job.rounds)
+def _check_files(job: Job) -> None:
     init = job.model.init
     if init is not None and not Path(init).is_file():
         raise JobError(f"model.init: {init}: there is no such file")

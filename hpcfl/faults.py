@@ -9,6 +9,8 @@ from pydantic_core import ErrorDetails
 from hpcfl.jobfile import JobFile, Key, Tree
 from hpcfl.kinds import KINDS, SECTION, shown, suggestion
 
+_MANY = 3  # names in a hint
+_LARGE = 1e15  # whole numbers beyond are written with an exponent
 _WORDS = {  # where pydantic's own are not a user's
     "bool_type": "true or false",
     "dataclass_type": SECTION,
@@ -81,7 +83,10 @@ def _unknown(name: str, cls: type[Any], path: Key, raw: Any, file: JobFile, at: 
     section = next((o for o in options if getattr(o, "kind", None) == chosen), options[0])
     known = sorted(_names(section) | (set() if at or path else set(KINDS)))
     others = [other for other, c in kind.known.items() if name in _names(c)] if kind else []
-    hint = f"; did you mean {' or '.join(others)}?" if others else suggestion(name, known)
+    if len(others) > _MANY:
+        hint = f"; {len(others)} others have it, such as {', '.join(others[:_MANY])}: hpcfl list"
+    else:
+        hint = f"; did you mean {' or '.join(others)}?" if others else suggestion(name, known)
     return f'{owner} has no "{name}" (it has {", ".join(known)}){hint}'
 
 
@@ -111,7 +116,8 @@ def _trap(found: Any) -> str:
         number = float(found)
     except ValueError:
         return ""
-    written = repr(int(number)) if number.is_integer() else _yaml_float(number)
+    whole = number.is_integer() and abs(number) < _LARGE
+    written = repr(int(number)) if whole else _yaml_float(number)
     return f"; YAML reads it as text: write {written}"
 
 

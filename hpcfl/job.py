@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, make_dataclass, replace
 from hashlib import blake2b
 from json import dumps
 from pathlib import Path
+from sys import maxsize
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -155,6 +156,24 @@ def settled(loaded: Loaded, algorithm: Algorithm) -> Loaded:
     tree = {**loaded.tree, "algorithm": {"name": loaded.tree["algorithm"]["name"]}}
     tree["algorithm"] |= plain(as_tree(algorithm))
     return replace(loaded, job=replace(loaded.job, algorithm=algorithm), tree=tree)
+
+
+def fitted(loaded: Loaded, population: int | None) -> Loaded:
+    """The job, settled for N clients; checked as far as it goes where nobody knows N yet.
+
+    Raises:
+        JobError: the cohorts or the algorithm do not fit them.
+    """
+    job = loaded.job
+    # A population that only the data knows refuses no cohort yet.
+    job.cohort.check(population or maxsize, job.rounds)
+    if population is None:
+        return loaded
+    try:
+        algorithm = job.algorithm.settle(job.cohort.participation(population), population)
+    except ValueError as e:
+        raise JobError(f"algorithm.name: {loaded.tree['algorithm']['name']} {e}") from e
+    return settled(loaded, algorithm)
 
 
 def _lay_under(file: JobFile) -> None:

@@ -57,6 +57,8 @@ def read(path: str | Path) -> JobFile:
     Raises:
         JobError: the file cannot be read, or is no YAML mapping.
     """
+    if Path(path, "job.yaml").is_file():
+        raise JobError(f"{path}: is the directory of a run; use `hpcfl resume {path}`")
     try:
         raw = Path(path).read_bytes()
     except OSError as e:

@@ -1,10 +1,11 @@
 """Sections whose class is chosen by name: from a registry, an entry point or a dotted path."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
-from inspect import isabstract
+from inspect import get_annotations, isabstract
 from reprlib import Repr
 from typing import Any
 
@@ -59,6 +60,12 @@ class Kind:
         if isabstract(found):
             lacks = ", ".join(sorted(found.__abstractmethods__))  # type: ignore[attr-defined]
             raise JobError(f"{at}: {name!r} cannot be used, it does not define {lacks}")
+        own = {key for key, hint in get_annotations(found).items() if "ClassVar" not in str(hint)}
+        if unknown := own - {field.name for field in fields(found)}:
+            raise JobError(
+                f"{at}: {name!r} has no {', '.join(sorted(unknown))} as a setting; is it decorated "
+                "with @dataclass(frozen=True, kw_only=True)?"
+            )
         return found
 
 
@@ -67,7 +74,11 @@ def _imported(at: str, name: str, load: Callable[[], Any]) -> Any:
         return load()
     except Exception as e:  # a user's module may raise anything
         reason = " ".join(str(e).split())
-        raise JobError(f"{at}: {name!r} cannot be imported: {type(e).__name__}: {reason}") from e
+        absent = isinstance(e, ModuleNotFoundError) and e.name == name.partition(".")[0]
+        advice = "; say PYTHONPATH=. if it is in the current directory" if absent else ""
+        raise JobError(
+            f"{at}: {name!r} cannot be imported: {type(e).__name__}: {reason}{advice}"
+        ) from e
 
 
 KINDS = {

@@ -4,11 +4,13 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from functools import partial
+from shutil import get_terminal_size
 from statistics import fmean, stdev
 
 from rich import box
 from rich.console import Console
 from rich.filesize import decimal
+from rich.measure import Measurement
 from rich.table import Table
 
 from hpcfl.compare import SEED, apart, labels, over_seeds
@@ -58,6 +60,8 @@ _SPENT: tuple[_Cell, ...] = (
     ("wall\ntime", lambda run: _duration(run.total("wall_s"))),
 )
 
+_WIDE = 48  # of the settings, which are wrapped
+_UNLIMITED = 1000
 _LEFT = ("run", "algorithm", "settings")
 
 # For programs: a key, with its unit, and a run's value.
@@ -121,7 +125,7 @@ def rows(runs: Sequence[RunRecord]) -> list[list[str]]:
         for label, run in zip(labels([run.path for run in runs]), runs, strict=True)
     ]
     _insert(found, 2, apart([run.settings for run in runs]))
-    return found
+    return _without_blanks(found)
 
 
 def seed_rows(runs: Sequence[RunRecord]) -> list[list[str]]:
@@ -141,7 +145,13 @@ def seed_rows(runs: Sequence[RunRecord]) -> list[list[str]]:
         scores = [_spread([value(run) for run in members], show) for _, value, show in shown]
         found.append([runs[group[0]].algorithm, count, *scores])
     _insert(found, 1, [differing[group[0]] for group in groups])
-    return found
+    return _without_blanks(found)
+
+
+def _without_blanks(found: list[list[str]]) -> list[list[str]]:
+    """The columns in which some run has something."""
+    columns = [column for column in zip(*found, strict=True) if set(column[1:]) != {"-"}]
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _insert(found: list[list[str]], place: int, settings: Sequence[str]) -> None:
@@ -166,17 +176,25 @@ def tables(runs: Sequence[RunRecord]) -> list[Table]:
 
 def _drawn(found: Sequence[Sequence[str]]) -> Table:
     made = Table(box=box.ASCII2)
-    for title in found[0]:
-        made.add_column(title, justify="left" if title in _LEFT else "right", no_wrap=True)
+    for title, *cells in zip(*found, strict=True):
+        if title == "settings":
+            needed = max(len(word) for text in (title, *cells) for word in text.split())
+            made.add_column(title, min_width=needed, max_width=max(needed, _WIDE))
+        else:
+            needed = max(len(line) for text in (title, *cells) for line in text.split("\n"))
+            made.add_column(title, justify="left" if title in _LEFT else "right", min_width=needed)
     for row in found[1:]:
         made.add_row(*row)
     return made
 
 
 def plain(runs: Sequence[RunRecord]) -> str:
-    """The tables in plain ASCII, as wide as they need to be."""
-    out = io.StringIO()
-    Console(file=out, width=1000, color_system=None).print(*tables(runs), markup=False, sep="\n")
+    """The tables in plain ASCII, as wide as the terminal where numbers need no more."""
+    out, drawn = io.StringIO(), tables(runs)
+    console = Console(file=out, width=_UNLIMITED, color_system=None)
+    needed = [Measurement.get(console, console.options, table).minimum for table in drawn]
+    columns = get_terminal_size((_UNLIMITED, 0)).columns
+    console.print(*drawn, markup=False, sep="\n", width=max(columns, *needed))
     return out.getvalue()
 
 

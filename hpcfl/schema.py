@@ -76,31 +76,38 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
     """Play one round of ``algorithm`` on meta tensors of a model with ``size`` parameters.
 
     Raises:
-        TypeError, ValueError, AttributeError: whatever a faulty algorithm raises.
+        TypeError: a hook changes a tensor in place, or a state its shape or dtype.
+        ValueError, AttributeError, ...: whatever a faulty algorithm raises.
     """
     with torch.device("meta"):
         # Separate tensors: what `finish` keeps of the message is known by identity.
         x0, first, full, mean = (torch.empty(size, dtype=dtype) for _ in range(4))
         number = torch.empty((), dtype=torch.float64)
         whole = torch.empty((), dtype=torch.int64)
-    server = algorithm.init_server(x0)
-    message = algorithm.broadcast(server)
-    state = algorithm.init_client(first, lambda: first)
+    server = _pure(algorithm, "init_server", x0)
+    message = _pure(algorithm, "broadcast", server)
+    state = _pure(algorithm, "init_client", first, lambda: first)
     client = Client(whole, number, number, number, full_grad=full, cohort_grad=mean)
-    local = algorithm.begin(message, state, client)
-    start = algorithm.displace(x0, local, client)
-    point = algorithm.lookahead(x0, start, local, client)
+    local = _pure(algorithm, "begin", message, state, client)
+    start = _pure(algorithm, "displace", x0, local, client)
+    point = _pure(algorithm, "lookahead", x0, start, local, client)
     asked: list[Tensor] = []
 
     def grad(y: Vector) -> Vector:
         asked.append(y)
         return y.clone()
 
-    d = algorithm.direction(point, local, grad, client)
-    local = algorithm.remember(local, d, client)
+    d = _pure(algorithm, "direction", point, local, grad, client)
+    local = _pure(algorithm, "remember", local, d, client)
     y = start - d
-    upload, after = algorithm.finish(y, local, message, state, client)
-    algorithm.update(server, upload, Cohort(round=0, size=1, population=1, lr=1.0, grad=mean))
+    upload, after = _pure(algorithm, "finish", y, local, message, state, client)
+    _pure(
+        algorithm,
+        "update",
+        server,
+        upload,
+        Cohort(round=0, size=1, population=1, lr=1.0, grad=mean),
+    )
     before = [(leaf.shape, leaf.dtype) for leaf in state]
     if [(leaf.shape, leaf.dtype) for leaf in after] != before:
         raise TypeError(
@@ -109,6 +116,19 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
         )
     own = next((name for name in after._fields if getattr(after, name) is y), None)
     return Schema(server, message, after, upload, own, len(asked))
+
+
+def _pure(algorithm: Algorithm, hook: str, *handed: Any) -> Any:
+    """What a hook makes of what it is handed, which it must leave as it is."""
+    tensors = [leaf for leaf in tree_leaves(handed) if isinstance(leaf, Tensor)]
+    before = [tensor._version for tensor in tensors]
+    made = getattr(algorithm, hook)(*handed)
+    if [tensor._version for tensor in tensors] != before:
+        raise TypeError(
+            f"{type(algorithm).__name__}.{hook} changes a tensor that it was handed in place; "
+            "make a new one (x = x + 1, not x += 1)"
+        )
+    return made
 
 
 def traffic(algorithm: Algorithm, schema: Schema) -> Traffic:

@@ -174,7 +174,8 @@ def _play(life: Life, beginning: _Beginning, signals: Signals) -> Vector:
         open_progress(folder.root.name, parts.job.rounds, done, comm.rank) as progress,
         closing(Desk(life, evaluation, progress)) as desk,
     ):
-        progress.note(life.opening(done))
+        finished = done == parts.job.rounds
+        progress.note(f"{folder.root}: finished, nothing to do" if finished else life.opening(done))
         if comm.rank == 0:
             for change in folder.changes():
                 progress.note(change)

@@ -59,7 +59,10 @@ def _state(run: RunRecord, *, alive: bool) -> str:
 
 
 def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
-    yield "run", f"{run.path}: {run.algorithm}, {_state(run, alive=alive)}"
+    state = _state(run, alive=alive)
+    yield "run", f"{run.path}: {run.algorithm}, {state}"
+    if state == "not running":
+        yield "go on", f"hpcfl resume {run.path}"
     pace = _pace(run)
     left = f", {timedelta(seconds=round((run.rounds - run.done) / pace))} left" if pace else ""
     yield "rounds", f"{run.done} of {run.rounds}" + (left if alive else "")

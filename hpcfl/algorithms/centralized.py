@@ -40,7 +40,7 @@ class Centralized(FedAvg):
         if population != 1:
             raise ValueError(
                 f"trains on pooled data, but the data is dealt to {population} clients; say "
-                "data.partition={kind: pooled} and cohort={kind: cyclic, size: 1}"
+                "data.partition={kind: pooled}, data.clients=1 and cohort={kind: cyclic, size: 1}"
             )
         return self
 

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from hpcfl.data.partition import Partition, Rows
+from hpcfl.data.partition import Partition, Pooled, Rows
 from hpcfl.types import Count, Examples, Section
 
 Part = Annotated[float, Interval(gt=0, lt=1)]
@@ -53,6 +53,18 @@ class DataConfig(Section):
     """How the training examples are dealt; when absent, natural if the data has owners, or iid."""
     holdout: Part | None = None
     """The share of each client's examples that it keeps back from training, to be tested on."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.partition, Pooled) and self.clients not in (None, 1):
+            raise ValueError(
+                f"clients is {self.clients}, but the partition is pooled: one client holds "
+                "everything; say 1 or null"
+            )
+
+    @property
+    def population(self) -> int | None:
+        """N, or None where only the data knows it."""
+        return 1 if isinstance(self.partition, Pooled) else self.clients
 
     def fetch(self) -> None:
         """Bring files that ``load`` needs into place; called before it, on one rank alone.

@@ -38,7 +38,7 @@ def deal(config: DataConfig, dataset: Dataset, seed: int) -> tuple[Rows, ...]:
     else:
         pool = np.arange(len(dataset.train.labels)) if natural is None else np.concatenate(natural)
         default = None if natural is None else len(natural)
-        population = config.clients or (1 if isinstance(partition, Pooled) else default)
+        population = config.population or default
         if population is None:
             raise JobError("data.clients: missing; say to how many clients the data is dealt")
         if population > len(pool):
@@ -67,11 +67,6 @@ def _shares(
 ) -> tuple[Rows, ...]:
     """Shares of the pool, made by ``partition``."""
     if isinstance(partition, Pooled):
-        if population > 1:
-            raise JobError(
-                f"data.clients: {population}, but the partition is pooled: one client holds "
-                "everything; say 1 or leave it out"
-            )
         return (np.sort(pool),)
     shuffled = generator.permutation(pool)
     sizes = _even(len(pool), population)

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from hpcfl.data.partition import Pooled
 from hpcfl.errors import JobError
-from hpcfl.job import Loaded, check, settled
+from hpcfl.job import Loaded, check, fitted
 from hpcfl.jobfile import JobFile, Key, override, plain, read, tuples
 from hpcfl.kinds import SECTION, shown, suggestion
 
@@ -118,7 +117,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
                 "may be; give its axis other names"
             )
         points[point.name] = point
-        clients = population(point.loaded)
+        clients = point.loaded.job.data.population
         if clients is not None and ranks > clients:
             raise JobError(
                 f"{file.where(('ranks',))}: ranks: {point.name} has {clients} client(s), and "
@@ -222,7 +221,11 @@ def _point(
                     job.lines[(*setting.key, *at[len(setting.at) :])] = line
         made += choice.settings
     where = file.where(choices[0].at)
-    loaded = _fitted(check(job, name), f"{where}: {name}")
+    loaded = check(job, name)
+    try:
+        loaded = fitted(loaded, loaded.job.data.population)
+    except JobError as e:
+        raise JobError(f"{where}: {name}: {e}") from e
     return Point(name, tuple(_override(setting) for setting in made), loaded, job, where)
 
 
@@ -245,25 +248,6 @@ def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> 
             f"{file.where(setting.at)}: {key} would undo {undone} of {file.where(earlier.at)}; "
             "say it once, and whole sections before their keys"
         )
-
-
-def _fitted(loaded: Loaded, where: str) -> Loaded:
-    """The job, settled where its population is known without its data."""
-    job, clients = loaded.job, population(loaded)
-    if clients is None:
-        return loaded
-    try:
-        job.cohort.check(clients, job.rounds)
-        participation = job.cohort.participation(clients)
-        return settled(loaded, job.algorithm.settle(participation, clients))
-    except (JobError, ValueError) as e:
-        raise JobError(f"{where}: {e}") from e
-
-
-def population(loaded: Loaded) -> int | None:
-    """How many clients there are; None where only the data knows."""
-    data = loaded.job.data
-    return data.clients or (1 if isinstance(data.partition, Pooled) else None)
 
 
 def _override(setting: _Setting) -> str:

@@ -13,7 +13,7 @@ from hpcfl.compare import changed, flat
 from hpcfl.errors import JobError
 from hpcfl.records import read_job
 from hpcfl.rundir import RunDir
-from hpcfl.sweep.grid import Point, Sweep, population
+from hpcfl.sweep.grid import Point, Sweep
 
 Action = Literal["start", "resume", "skip"]
 
@@ -51,7 +51,7 @@ def _planned(point: Point, folder: RunDir) -> Planned:
     if not folder.job.exists():
         return Planned(point, folder, "start", 0)
     before, now = dict(read_job(folder.root).settings), flat(point.loaded.tree)
-    if population(point.loaded) is None:  # what was settled with the data is not known here
+    if point.loaded.job.data.population is None:  # what was settled with the data is not known here
         settled = [key for key in now if key.startswith("algorithm.") and now[key] is None]
         now |= {key: before[key] for key in settled if key in before}
     differing = list(changed(before, now))

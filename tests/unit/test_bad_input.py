@@ -68,8 +68,12 @@ def test_unknown_key(job, run):
 
 def test_unknown_key_that_another_algorithm_has(job, run):
     write(job, "{name: fedhbm}", "{name: scaffold, beta: 1.0}")
-    said = f'{job}:4: algorithm.beta: scaffold has no "beta" (it has option, server_lr); did you'
-    contains(run(), said, "fedhbm")
+    said = f'{job}:4: algorithm.beta: scaffold has no "beta" (it has option, server_lr); '
+    contains(run(), said, "others have it, such as adabest, centralized, fedadc: hpcfl list")
+
+
+def test_unknown_key_that_few_algorithms_have(run):
+    contains(run("algorithm.norm=client"), 'no "norm"', "; did you mean fedcm or mofedsam?")
 
 
 def test_unknown_key_of_a_partition(run):

@@ -101,8 +101,20 @@ def test_a_report_draws_what_was_asked_for(run, tmp_path, monkeypatch, hpcfl):
     assert (done.code, done.err) == (0, ["plot: runs/report.png"])
     assert (tmp_path / "runs/report.png").exists()
     done = hpcfl("report", run, "--y", "drift")
-    assert done.code == 2
+    assert (done.code, done.out) == (2, [])  # checked before the tables
     assert "no round in log.jsonl has 'drift'" in done.err[0]
+
+
+def test_a_report_of_a_sweep_is_drawn_beside_its_runs(run, tmp_path, monkeypatch, hpcfl):
+    """And it names the runs that have nothing to draw."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep" / "new").mkdir(parents=True)
+    (tmp_path / "sweep" / "new" / "job.yaml").write_bytes((run / "job.yaml").read_bytes())
+    run.rename(tmp_path / "sweep" / "old")
+    done = hpcfl("report", "sweep")
+    assert (done.code, done.err[-1]) == (0, "plot: sweep/report.png")
+    assert done.err[0].startswith("plot: without sweep/new, ")
+    assert (tmp_path / "sweep" / "report.png").exists()
 
 
 def test_status_of_a_finished_run(run, hpcfl):
@@ -156,6 +168,19 @@ def test_status_of_a_dead_run(run, hpcfl):
     said = lines(hpcfl("status", run))
     assert said["run"].endswith("fedhbm, not running")
     assert said["rounds"] == "3 of 4"
+    assert said["go on"] == f"hpcfl resume {run}"
+
+
+def test_a_finished_run_is_not_taken_up_again(run, refused, hpcfl):
+    assert "go on" not in lines(hpcfl("status", run))
+    done = hpcfl("resume", run)
+    assert done.code == 0
+    assert done.err[0] == f"{run}: finished, nothing to do"
+    assert f"{run}: is the directory of a run; use `hpcfl resume" in refused("run", run)
+
+
+def test_list_bears_capital_letters(hpcfl):
+    assert hpcfl("list", "FedMIM").out == hpcfl("list", "fedmim").out
 
 
 def test_status_before_the_first_round(run, hpcfl):

@@ -118,12 +118,24 @@ def test_check_counts_what_is_held_out(job, hpcfl):
         ("cohort.size=5", "cohorts of 5 clients, but the population has 4"),
         ("model.init=no/such.npy", "no/such.npy: there is no such file"),
         ("cohort={kind: replay, path: no.json}", "no.json: cannot be read as JSON"),
+        ("algorithm={name: centralized}", "algorithm.name: centralized trains on pooled data"),
+        ("data.partition={kind: pooled}", "data: clients is 4, but the partition is pooled"),
         ("cohort={kind: replay, rounds: [[0], [1]]}", "2 cohorts are given for 4 rounds"),
         ("cohort={kind: replay, rounds: [[0], [1], [4], [2]]}", "client 4 is unknown"),
     ],
 )
 def test_check_finds_without_data(job, refused, override, message):
     assert message in refused("check", job, override)
+
+
+@pytest.mark.parametrize("data", [[], ["--data"]])
+def test_the_advice_of_centralized_is_complete(job, refused, hpcfl, data):
+    wanted = "algorithm={name: centralized}"
+    advice = re.findall(r"[a-z.]+=(?:\{.*?\}|\d)", refused("check", job, wanted))
+    assert len(advice) == 3
+    done = hpcfl("check", job, wanted, *advice, *data)
+    assert (done.code, done.err) == (0, [])
+    assert lines(done.text)["data"].startswith("arrays, 1 clients")
 
 
 def test_check_reads_a_replay_of_an_unknown_population(job, tmp_path, refused, hpcfl):
@@ -255,3 +267,9 @@ def test_a_name_that_is_not_in_the_catalogue(refused):
     line = refused("list", "fedmin")
     assert "found fedmin, expected one of algorithms, data, partitions, cohorts, models" in line
     assert line.endswith("did you mean fedmim?")
+
+
+def test_the_list_has_no_markup_and_no_endless_number():
+    assert "``" not in catalogue()
+    assert str(2**63) not in catalogue()
+    assert "< 2^63" in catalogue("iid")

@@ -4,11 +4,13 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+import torch
 import yaml
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.assemble import assemble
 from hpcfl.data.digits import Digits
 from hpcfl.data.partition import Dirichlet, Iid
 from hpcfl.errors import JobError
@@ -172,3 +174,48 @@ def test_long_values_are_cut(job):
 
 def test_presets_are_names_of_what_exists(job):
     assert {section for sections in TASKS.values() for section in sections} == {"data", "model"}
+
+
+OWN = """\
+from hpcfl.algorithms.fedavg import FedAvg
+
+
+class Mine(FedAvg):
+    mu: float = 0.1
+
+
+class Wrong(FedAvg):
+    def finish(self, y, local, message, state, client):
+        return super().finish(y, local, None, state, client)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_module.Mine", "has no mu as a setting; is it decorated with @dataclass"),
+        ("own_module.Wrong", "its dry round failed in finish ({folder}/own_module.py:10): Attri"),
+        ("absent_module.Mine", "say PYTHONPATH=. if it is in the current directory"),
+    ],
+)
+def test_faults_of_an_algorithm_of_ones_own_name_it(tmp_path, monkeypatch, name, message):
+    (tmp_path / "own_module.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_module", raising=False)
+    with pytest.raises(JobError) as caught:
+        assemble(load("jobs/quickstart.yaml", [f"algorithm={{name: {name}}}"]), torch.device("cpu"))
+    assert message.format(folder=tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "ending"),
+    [
+        ("local.lr=1e30", "write 1.0e+30"),
+        ("algorithm={name: fedavgm, alpha: 0.1}", None),
+    ],
+)
+def test_suggestions_are_short(override, ending):
+    with pytest.raises(JobError) as caught:
+        load("jobs/quickstart.yaml", [override])
+    line = str(caught.value)
+    assert line.endswith(ending) if ending else line.count(" or ") == 2, line

@@ -8,7 +8,7 @@ from matplotlib.image import imread
 
 from hpcfl import plots
 from hpcfl.errors import JobError
-from hpcfl.plots import plot, plot_partition
+from hpcfl.plots import Plot, plot_partition
 from hpcfl.records import RunRecord
 
 
@@ -19,6 +19,10 @@ def run(name, *, accuracy=True, evaluated=range(0, 101, 10)):
         if accuracy:
             log[-1]["test_accuracy"] = t / 100
     return RunRecord(Path(name), "fedavg", 100, 1, tuple(log))
+
+
+def plot(runs, path, y=None):
+    Plot(runs, path, y).draw()
 
 
 def colours(path):
@@ -103,3 +107,47 @@ def test_an_objective_is_drawn_where_nothing_is_tested(tmp_path):
     assert BLUE in colours(tmp_path / "o.png")
     with pytest.raises(JobError, match="only a test loss, others only an objective"):
         plot([trained, run("one", accuracy=False)], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"), [("a.pdf", b"%PDF"), ("a.PNG", b"\x89PNG"), ("a.svg", b"<?xml")]
+)
+def test_the_ending_says_the_kind_of_picture(tmp_path, name, begin):
+    plot([run("one")], tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(begin)
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a"])
+def test_other_kinds_of_pictures_are_refused(tmp_path, name):
+    with pytest.raises(JobError, match=r"a plot is written as \.png, \.pdf, \.svg"):
+        Plot([run("one")], tmp_path / name)
+    with pytest.raises(JobError, match=r"a plot is written as \.png, \.pdf, \.svg"):
+        plot_partition(np.ones(3, np.int64), tmp_path / name)
+
+
+def test_runs_without_the_number_are_left_out(tmp_path):
+    new, other = run("new", evaluated=()), run("other", accuracy=False)
+    assert Plot([run("one"), new], tmp_path / "x.png").without == [new]
+    assert Plot([other, run("one")], tmp_path / "x.png", "test_accuracy").without == [other]
+    with pytest.raises(JobError, match="; did you mean test_accuracy"):
+        Plot([run("one"), new], tmp_path / "x.png", "test_acuracy")
+
+
+def seeded(name, seed, lr, last):
+    log = tuple({"round": t, "drift": 1.0 + t * last} for t in range(3))
+    return RunRecord(Path(name), "fedavg", 2, 1, log, {"seed": seed, "local.lr": lr})
+
+
+def test_seeds_share_a_colour_and_a_line_of_the_legend(tmp_path, monkeypatch):
+    """Two thin lines to 3 and 5, and a thick one of their mean to 4; another job by itself."""
+    drawn = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure.axes[0]))
+    runs = [seeded("a0", 0, 0.1, 1.0), seeded("b", 0, 0.5, 1.5), seeded("a1", 1, 0.1, 2.0)]
+    plot([*runs, seeded("again", 0, 0.1, 0.0)], tmp_path / "x.png", "drift")
+    first, second, mean, apart, again = drawn[0].lines
+    assert [line.get_ydata()[-1] for line in drawn[0].lines] == [3.0, 5.0, 4.0, 4.0, 1.0]
+    assert first.get_color() == second.get_color() == mean.get_color() != apart.get_color()
+    assert again.get_color() not in (mean.get_color(), apart.get_color())
+    assert first.get_linewidth() < apart.get_linewidth() < mean.get_linewidth()
+    told = [text.get_text() for text in drawn[0].get_legend().get_texts()]
+    assert told == ["fedavg, local.lr 0.1 (2 seeds)", "b", "again"]

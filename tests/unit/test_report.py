@@ -62,7 +62,7 @@ def test_a_run_that_only_just_began(run_dir):
     (path / "log.jsonl").unlink()
     run = read_run(path)
     assert (run.done, run.best, run.last("test_loss")) == (0, None, None)
-    assert "| 0/4 unfinished | - | - | - | - | 0 bytes | 0 bytes | 0.0 s |" in to_markdown([run])
+    assert "| 0/4 unfinished | 0 bytes | 0 bytes | 0.0 s |" in to_markdown([run])
 
 
 def test_the_first_of_equally_good_rounds_is_the_best(run_dir):
@@ -117,7 +117,7 @@ def test_csv_keeps_full_precision_and_plain_units(run_dir):
 def test_a_regression_has_no_accuracy(run_dir):
     log = [{"round": t, "wall_s": 1000.0, "test_loss": 1.0, "up_bytes": 4e9} for t in range(5)]
     row = to_markdown([read_run(run_dir(log))]).splitlines()[2]
-    assert row.endswith("| 4/4 | - | loss 1 @0 | - | 1 | 0 bytes | 20.0 GB | 1:23:20 |")
+    assert row.endswith("| 4/4 | loss 1 @0 | 1 | 0 bytes | 20.0 GB | 1:23:20 |")
 
 
 ASKED = {
@@ -208,3 +208,43 @@ def test_means_over_seeds_of_what_was_asked_for(run_dir):
     ]  # fmt: skip
     titles, averaged = seed_rows(runs)
     assert averaged[titles.index("objective")] == "2 +- 1.414"
+
+
+WATCHED = """\
+rounds: 4
+seed: {seed}
+threads: {threads}
+algorithm: {{name: fedhbm}}
+evaluate: {{last: {seed}}}
+"""
+
+
+def test_how_a_run_is_watched_is_no_setting_of_it(run_dir):
+    """Neither told, nor in the way of a mean over seeds."""
+    runs = [
+        read_run(run_dir(job=WATCHED.format(seed=seed, threads=1 + seed), name=f"w{seed}"))
+        for seed in range(2)
+    ]
+    assert [row["settings"] for row in csv.DictReader(io.StringIO(to_csv(runs)))] == [
+        "seed 0", "seed 1",
+    ]  # fmt: skip
+    assert seed_rows(runs)[1][:2] == ["fedhbm", "2"]
+
+
+def test_long_settings_are_wrapped(run_dir, monkeypatch):
+    """To the terminal, if that is wide enough: no number and no setting is cut."""
+    keys = ["a_key", "another_long_name_of_a_key", "one_more_long_name"]
+    runs = [
+        read_run(run_dir(job=JOB + f"local: {{{', '.join(f'{key}: {k}' for key in keys)}}}\n",
+                         name=f"l{k}"))
+        for k in range(2)
+    ]  # fmt: skip
+    widths = {}
+    for columns in (20, 140, 400):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        printed = plain(runs)
+        assert printed.isascii()
+        assert "75.00" in printed
+        assert all(f"local.{key}" in printed for key in keys)
+        widths[columns] = max(map(len, printed.splitlines()))
+    assert 100 < widths[20] < widths[140] == 140 < widths[400]

@@ -160,3 +160,17 @@ class Elsewhere(FedHBM):
 )
 def test_a_client_s_own_last_model_is_found_by_identity(algorithm, own):
     assert dry_round(algorithm, P, torch.float32).own == own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifts(FedAvg):
+    """Moves the point it is handed, against the law."""
+
+    def direction(self, point, local, grad, client):
+        point += 1
+        return grad(point)
+
+
+def test_a_change_in_place_is_found():
+    with pytest.raises(TypeError, match=r"Drifts\.direction changes a tensor .* in place"):
+        dry_round(Drifts(), P, torch.float32)

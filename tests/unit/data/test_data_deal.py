@@ -152,7 +152,6 @@ def test_targets_can_be_sorted_but_not_stratified():
         (Iid(), None, r"data\.clients: missing"),
         (Iid(), 1001, r"data\.clients: 1001 clients, but only 1000 .* client 1000 would have none"),
         (Natural(), None, "no natural clients"),
-        (Pooled(), 2, r"data\.clients: 2, but the partition is pooled"),
     ],
 )
 def test_what_cannot_be_dealt(partition, clients, message):

@@ -158,6 +158,7 @@ def test_a_failed_run_stops_no_other(job, tmp_path, hpcfl):
     assert "exit code 3: DivergedError: " in line
     assert done.err[-1].startswith("SweepError: 1 of 2 runs failed: wild; ")
     assert "| tame" in done.text
+    assert f"plot: {root / 'report.png'}" in done.err
 
 
 @pytest.mark.parametrize(
