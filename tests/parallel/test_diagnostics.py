@@ -1,14 +1,10 @@
 """What is measured of a round is the same on any number of ranks, resumed or not."""
 
-import json
-
 import pytest
-import yaml
 
-from tests.parallel.harness import mpirun
+from tests.parallel.harness import play_all
 from tests.parallel.outcome import outcome
 
-RUNS = __file__.replace("test_diagnostics.py", "runs.py")
 EVERYTHING = {"consistency": True, "drift": True, "dissimilarity": True, "cosine": True}
 # Of 9 clients at p = 0.15 a quarter of the rounds is empty, and many a rank has no client.
 JOB = {
@@ -36,15 +32,8 @@ def play(tmp_path_factory):
 
     def go(ranks, stop=0, folder=None):
         root = folder or tmp_path_factory.mktemp(f"on{ranks}")
-        plan = []
-        for name, algorithm in METHODS.items():
-            path = root / f"{name}.yaml"
-            path.write_text(yaml.safe_dump({**JOB, "algorithm": algorithm}))
-            job = None if folder else str(path)
-            plan.append({"job": job, "out": str(root / name), "stop": stop})
-        (root / "plan.json").write_text(json.dumps(plan))
-        done = mpirun(ranks, RUNS, root / "plan.json")
-        assert done.returncode == 0, done.stderr
+        jobs = {name: {**JOB, "algorithm": algorithm} for name, algorithm in METHODS.items()}
+        play_all(root, jobs, ranks, stop=stop)
         return {name: outcome(root / name) for name in METHODS}, root
 
     return go

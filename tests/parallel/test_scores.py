@@ -1,14 +1,9 @@
 """Every score is the same number on any number of ranks, and so is the best model."""
 
-import json
-
 import pytest
-import yaml
 
-from tests.parallel.harness import mpirun
+from tests.parallel.harness import play_all
 from tests.parallel.outcome import outcome
-
-RUNS = __file__.replace("test_scores.py", "runs.py")
 
 JOB = {
     "task": "digits",
@@ -40,15 +35,7 @@ def play(tmp_path_factory):
 
     def go(ranks, stop=0, folder=None):
         root = folder or tmp_path_factory.mktemp(f"on{ranks}")
-        plan = []
-        for name, job in JOBS.items():
-            path = root / f"{name}.yaml"
-            path.write_text(yaml.safe_dump(job))
-            at = None if folder else str(path)
-            plan.append({"job": at, "out": str(root / name), "stop": stop})
-        (root / "plan.json").write_text(json.dumps(plan))
-        done = mpirun(ranks, RUNS, root / "plan.json")
-        assert done.returncode == 0, done.stderr
+        play_all(root, JOBS, ranks, stop=stop)
         return root
 
     return go

@@ -1,5 +1,6 @@
 """The command line in this process, and a small job for it."""
 
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from hpcfl.cli import main
+from hpcfl.signals import SAVE, STOP
 
 torch.set_num_threads(1)
 
@@ -20,6 +22,16 @@ rounds: 4
 evaluate: {{every: 2}}
 checkpoint: {{every: 2}}
 """
+
+
+@pytest.fixture
+def own_process():
+    """What runs in this process change for all of it: signals and torch's determinism."""
+    before = {number: signal.getsignal(number) for number in (*STOP, SAVE)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ In one dimension the cosine is a sign: x went down twice.
 """
 
 import os
-import signal
 from collections import Counter
 
 import numpy as np
@@ -24,9 +23,10 @@ from hpcfl.checkpoint import committed
 from hpcfl.errors import DivergedError, JobError
 from hpcfl.local.sequential import Sequential
 from hpcfl.session import resume
-from hpcfl.signals import SAVE, STOP
 from tests.algorithms.by_hand.quadratic import TWO
 from tests.algorithms.play import kept, parts, play, softmax_problem, states, tree, xs
+
+pytestmark = pytest.mark.usefixtures("own_process")
 
 ALL = {"consistency": True, "drift": True, "dissimilarity": True, "cosine": True}
 GRADIENTS = ("gradient_norm2", "dissimilarity_g2", "dissimilarity_b2")
@@ -46,15 +46,6 @@ ROUND_2 = {
     "dissimilarity_b2": (1.385**2 + 4.46**2) / 2 / 1.5375**2,
     "cosine": 1.0,
 }
-
-
-@pytest.fixture(autouse=True)
-def own_process():
-    before = {number: signal.getsignal(number) for number in (*STOP, SAVE)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    torch.use_deterministic_algorithms(False)
 
 
 def one_parameter(folder, algorithm=None, start=1.0, **changes):

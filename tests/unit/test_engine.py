@@ -14,21 +14,14 @@ from hpcfl.job import load
 from hpcfl.local.sequential import Sequential
 from hpcfl.runlog import RunLog
 from hpcfl.session import resume, start
-from hpcfl.signals import SAVE, STOP
+from hpcfl.signals import STOP
 from hpcfl.store.rows import Table
 from tests.algorithms.play import parts, play, read, servers, softmax_problem, states, tree
 
+pytestmark = pytest.mark.usefixtures("own_process")
+
 PROBLEM = softmax_problem()
 P = 15
-
-
-@pytest.fixture(autouse=True)
-def own_process():
-    before = {number: signal.getsignal(number) for number in (*STOP, SAVE)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    torch.use_deterministic_algorithms(False)
 
 
 def job(folder, **changes):

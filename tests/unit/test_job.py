@@ -207,15 +207,6 @@ def test_faults_of_an_algorithm_of_ones_own_name_it(tmp_path, monkeypatch, name,
     assert message.format(folder=tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("override", "ending"),
-    [
-        ("local.lr=1e30", "write 1.0e+30"),
-        ("algorithm={name: fedavgm, alpha: 0.1}", None),
-    ],
-)
-def test_suggestions_are_short(override, ending):
-    with pytest.raises(JobError) as caught:
-        load("jobs/quickstart.yaml", [override])
-    line = str(caught.value)
-    assert line.endswith(ending) if ending else line.count(" or ") == 2, line
+def test_a_large_number_is_suggested_with_an_exponent():
+    with pytest.raises(JobError, match=r"write 1\.0e\+30$"):
+        load("jobs/quickstart.yaml", ["local.lr=1e30"])
