@@ -8,7 +8,7 @@
         shared/rows-RANK.npz the same of the part of the states that clients share, if there is one
         manifest.json        round, ranks, job, checksums; the rename into place is the commit
 
-A folder without a manifest was never committed and is swept away.
+A folder without a manifest was never committed and is pruned.
 """
 
 import json
@@ -137,7 +137,7 @@ def _prune(root: Path, keep: int) -> list[Checkpoint]:
     found = committed(root)
     for old in found[:-keep]:
         (old.folder / MANIFEST).unlink()
-        shutil.rmtree(old.folder, ignore_errors=True)  # `sweep` removes what is left of it
+        shutil.rmtree(old.folder, ignore_errors=True)  # `prune` removes what is left of it
     return found[-keep:]
 
 
@@ -150,7 +150,7 @@ def committed(root: Path) -> list[Checkpoint]:
     return [read(folder) for folder in _folders(root) if (folder / MANIFEST).exists()]
 
 
-def sweep(root: Path) -> None:
+def prune(root: Path) -> None:
     """Remove the folders that a killed run left uncommitted."""
     for folder in _folders(root):
         if not (folder / MANIFEST).exists():

@@ -95,12 +95,12 @@ def _sweep(options: argparse.Namespace) -> None:
     from hpcfl.records import read_run
     from hpcfl.sweep.grid import read_sweep
     from hpcfl.sweep.play import play
-    from hpcfl.sweep.todo import listed, plan
+    from hpcfl.sweep.todo import listed, todo
 
     sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or Path("runs") / sweep.name
     if options.dry_run:
-        print(listed(plan(sweep, root)))
+        print(listed(todo(sweep, root)))
         return
     outcome = play(sweep, root, options.parallel)
     if outcome.finished:

@@ -96,11 +96,11 @@ class Life:
             best=self.best.content,
         )
         if self.comm.rank == 0:
-            self.sweep_stores(folders)
+            self.prune_stores(folders)
 
-    def sweep_stores(self, kept: list[Path]) -> None:
+    def prune_stores(self, kept: list[Path]) -> None:
         """Delete the segments of earlier lives that no checkpoint needs; on rank 0 alone."""
-        row_tables.sweep(self.folder.stores, row_tables.named(kept), self.name)
+        row_tables.prune(self.folder.stores, row_tables.named(kept), self.name)
 
     def close(self) -> None:
         """Release the files of the store, if it was opened."""

@@ -15,10 +15,10 @@ from hpcfl.assemble import assemble, device_type, place, wire
 from hpcfl.checkpoint import (
     Checkpoint,
     committed,
+    prune,
     read,
     read_kept,
     read_server,
-    sweep,
 )
 from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
@@ -101,8 +101,8 @@ def resume(root: Path) -> Result:
                 folder.lock()
                 found = committed(folder.checkpoints)
                 _check_newest(found, folder)
-                sweep(folder.checkpoints)
-                life.sweep_stores([checkpoint.folder for checkpoint in found])
+                prune(folder.checkpoints)
+                life.prune_stores([checkpoint.folder for checkpoint in found])
                 cut(folder.log, found[-1].log_bytes)
                 names = " ".join(checkpoint.folder.name for checkpoint in found)
         kept_folders = [folder.checkpoints / name for name in comm.share(names).split()]

@@ -210,7 +210,7 @@ class Table:
         return Place(self.paths[self.segments[at]], int(self.rows[at]), int(self.crcs[at]))
 
 
-def sweep(root: Path, keep_names: Iterable[str], life: str) -> list[Path]:
+def prune(root: Path, keep_names: Iterable[str], life: str) -> list[Path]:
     """Delete the segments that no kept checkpoint needs; called by rank 0 alone.
 
     Args:

@@ -28,7 +28,7 @@ from hpcfl.sweep.board import Board
 from hpcfl.sweep.grid import Sweep
 from hpcfl.sweep.machine import cores, free_memory, gpus, room
 from hpcfl.sweep.spawn import Spawned, mpirun
-from hpcfl.sweep.todo import Planned, plan
+from hpcfl.sweep.todo import Todo, todo
 
 LOOK_S = 0.2  # between two looks at the runs
 # Of a run that was told to stop: with a checkpoint, or before it could listen.
@@ -87,11 +87,11 @@ def play(sweep: Sweep, root: Path, parallel: int | None = None) -> Outcome:
         except OSError as e:
             raise JobError(f"{root}: cannot be made: {e.strerror}; say --out") from e
         folder.lock("a sweep")
-        planned = plan(sweep, root)
-        _fetch([run.point.loaded.job.data for run in planned if run.action != "skip"])
-        with Board(sweep.name, root / "sweep.log", len(planned)) as board, Signals() as signals:
-            failed = _Play(sweep, planned, parallel, board, signals).to_the_end()
-    finished = [run.folder.root for run in planned if run.point.name not in failed]
+        todos = todo(sweep, root)
+        _fetch([run.point.loaded.job.data for run in todos if run.action != "skip"])
+        with Board(sweep.name, root / "sweep.log", len(todos)) as board, Signals() as signals:
+            failed = _Play(sweep, todos, parallel, board, signals).to_the_end()
+    finished = [run.folder.root for run in todos if run.point.name not in failed]
     return Outcome(root, finished, failed)
 
 
@@ -110,17 +110,17 @@ class _Play:
     def __init__(
         self,
         sweep: Sweep,
-        planned: Sequence[Planned],
+        todos: Sequence[Todo],
         parallel: int | None,
         board: Board,
         signals: Signals,
     ) -> None:
-        self._ranks, self._planned = sweep.ranks, planned
+        self._ranks, self._todos = sweep.ranks, todos
         self._board, self._signals = board, signals
-        self._queue = deque(run for run in planned if run.action != "skip")
-        self._live: dict[int, tuple[Planned, Spawned]] = {}  # by the slot it has
+        self._queue = deque(run for run in todos if run.action != "skip")
+        self._live: dict[int, tuple[Todo, Spawned]] = {}  # by the slot it has
         self._failed: dict[str, int] = {}
-        jobs = [run.point.loaded.job for run in planned]
+        jobs = [run.point.loaded.job for run in todos]
         self._gpus = gpus() if any(device_type(job) == "cuda" for job in jobs) else []
         threads = max(job.threads for job in jobs)
         self._by_memory = parallel is None  # who says how many has thought of it
@@ -161,7 +161,7 @@ class _Play:
         return self._failed
 
     def _open(self) -> None:
-        skipped = [run for run in self._planned if run.action == "skip"]
+        skipped = [run for run in self._todos if run.action == "skip"]
         for run in skipped:
             self._board.say("skipped", run.point.name, "finished before")
         why = "as asked"
@@ -183,11 +183,11 @@ class _Play:
         taken = [run.taken for _, run in self._live.values()]
         return room(free, self._largest + self._cache, taken)
 
-    def _start(self, planned: Planned) -> None:
+    def _start(self, entry: Todo) -> None:
         slot = next(slot for slot in range(self._most) if slot not in self._live)
-        point, folder = planned.point, planned.folder
+        point, folder = entry.point, entry.folder
         command = ["resume", str(folder.root)]
-        if planned.action == "start":
+        if entry.action == "start":
             # Not the base job, which may have been edited since it was checked.
             job = folder.root.with_name(f"{point.name}.yaml")
             write_file(job, yaml.safe_dump(point.loaded.tree, sort_keys=False).encode())
@@ -196,14 +196,14 @@ class _Play:
             command,
             folder,
             point.loaded.job.rounds,
-            planned.done,
+            entry.done,
             ranks=self._ranks,
             threads=point.loaded.job.threads,
             gpus=self._gpus_of(slot),
         )
-        self._live[slot] = planned, run
-        if planned.action == "resume":
-            self._board.say("resumed", point.name, f"from round {planned.done}, log {run.log}")
+        self._live[slot] = entry, run
+        if entry.action == "resume":
+            self._board.say("resumed", point.name, f"from round {entry.done}, log {run.log}")
         else:
             self._board.say("started", point.name, f"log {run.log}")
 
@@ -215,8 +215,8 @@ class _Play:
         return [self._gpus[(first + rank) % len(self._gpus)] for rank in range(ranks)]
 
     def _look(self, slot: int) -> None:
-        planned, run = self._live[slot]
-        code, name = run.look(), planned.point.name
+        entry, run = self._live[slot]
+        code, name = run.look(), entry.point.name
         if run.settled:
             self._largest = max(self._largest, run.peak)
         if code is None:
@@ -234,6 +234,6 @@ class _Play:
             )
 
     def _draw(self) -> None:
-        live = {planned.point.name: (run.done, run.rounds) for planned, run in self._live.values()}
-        over = len(self._planned) - len(self._queue) - len(live)
+        live = {entry.point.name: (run.done, run.rounds) for entry, run in self._live.values()}
+        over = len(self._todos) - len(self._queue) - len(live)
         self._board.draw(over, live)

@@ -18,7 +18,7 @@ from hpcfl.sweep.grid import Point, Sweep
 Action = Literal["start", "resume", "skip"]
 
 
-class Planned(NamedTuple):
+class Todo(NamedTuple):
     """A point, and what is to be done for it."""
 
     point: Point
@@ -28,28 +28,28 @@ class Planned(NamedTuple):
     """Rounds in its newest checkpoint."""
 
 
-def plan(sweep: Sweep, root: Path) -> list[Planned]:
+def todo(sweep: Sweep, root: Path) -> list[Todo]:
     """What is to be done for every point, from what the directories hold.
 
     Raises:
         JobError: a directory holds a run of another job, or one that is alive.
         StoreError: a file of a run is damaged.
     """
-    return [_planned(point, RunDir(root / point.name)) for point in sweep.points]
+    return [_entry(point, RunDir(root / point.name)) for point in sweep.points]
 
 
-def listed(planned: Sequence[Planned]) -> str:
+def listed(todos: Sequence[Todo]) -> str:
     """The runs, what is to be done for each, and what it sets over the base job."""
     made = Table("run", "to do", "overrides", box=ASCII2)
-    for point, _, action, done in planned:
+    for point, _, action, done in todos:
         told = {"start": "start", "resume": f"resume from {done}", "skip": "nothing, finished"}
         made.add_row(point.name, told[action], "  ".join(point.overrides))
     return drawn(made, width=10_000)
 
 
-def _planned(point: Point, folder: RunDir) -> Planned:
+def _entry(point: Point, folder: RunDir) -> Todo:
     if not folder.job.exists():
-        return Planned(point, folder, "start", 0)
+        return Todo(point, folder, "start", 0)
     before, now = dict(read_job(folder.root).settings), flat(point.loaded.tree)
     if point.loaded.job.data.population is None:  # what was settled with the data is not known here
         settled = [key for key in now if key.startswith("algorithm.") and now[key] is None]
@@ -67,8 +67,8 @@ def _planned(point: Point, folder: RunDir) -> Planned:
         raise JobError(f"{folder.root}: a run is alive in this directory; wait for it or stop it")
     kept = committed(folder.checkpoints)
     if not kept:
-        return Planned(point, folder, "start", 0)
+        return Todo(point, folder, "start", 0)
     action: Literal["skip", "resume"] = (
         "skip" if kept[-1].round == point.loaded.job.rounds else "resume"
     )
-    return Planned(point, folder, action, kept[-1].round)
+    return Todo(point, folder, action, kept[-1].round)

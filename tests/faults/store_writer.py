@@ -71,7 +71,7 @@ def write(folder: Path, life: str, tell: Callable[[int], None]) -> None:
     for round in itertools.count(done[-1] + 1 if done else 0):
         kept = [folder / str(past) for past in committed(folder)[-KEEP:]]
         store.keep(kept)
-        rows.sweep(root, rows.named(kept), life)
+        rows.prune(root, rows.named(kept), life)
         x = model(round)
         for client in range(CLIENTS):
             if (client + round) % 3:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfl.checkpoint import committed, fingerprint, flat, read, read_server, save, sweep
+from hpcfl.checkpoint import committed, fingerprint, flat, prune, read, read_server, save
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
 from hpcfl.store.base import Field, StateSchema
@@ -82,7 +82,7 @@ def test_an_uncommitted_folder_does_not_count_and_is_swept(tmp_path, commit):
     shutil.copytree(root / "00000001", root / "00000002")
     (root / "00000002" / "manifest.json").unlink()
     assert [c.round for c in committed(root)] == [1]
-    sweep(root)
+    prune(root)
     assert [path.name for path in root.iterdir()] == ["00000001"]
     assert states(tmp_path, committed(root)[0]) == [10, 11]
 

@@ -221,7 +221,7 @@ def test_a_rank_copies_each_model_once(build, commit, root, path):
         for store in stores:
             store.keep([folder])
             store.close()
-        rows.sweep(root, rows.named([folder]), life)
+        rows.prune(root, rows.named([folder]), life)
         with Reader(table, SCHEMA) as reader:
             assert holds(reader.read, until)
 

@@ -161,7 +161,7 @@ def test_rehome_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
             assert found is None if at >= 25 else bits(found) == bits(make(at, 0))
         for store in stores:
             store.close()
-        rows.sweep(root, rows.named([folder]), life)  # the earlier lives are no longer needed
+        rows.prune(root, rows.named([folder]), life)  # the earlier lives are no longer needed
 
 
 def test_more_ranks_than_the_kept_checkpoint_had(build, make, bits, commit, schema):
@@ -244,7 +244,7 @@ def test_sweep_deletes_what_nobody_names(build, make, commit, root):
     (root / "now-r0001-s0000.h5.part").touch()
     (root / "notes.h5").touch()
     before = set(root.rglob("*"))
-    deleted = rows.sweep(root, rows.named([a]), "now")
+    deleted = rows.prune(root, rows.named([a]), "now")
     assert {p.name for p in deleted} == {"lost-r0000-s0000.h5", "lost-r0001-s0000.h5.part"}
     assert before - set(root.rglob("*")) == set(deleted)
     assert {path.name for path in before - set(deleted) if path.is_file()} == {

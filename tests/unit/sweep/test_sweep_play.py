@@ -13,7 +13,7 @@ from hpcfl.sweep import play, spawn
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.machine import room
 from hpcfl.sweep.play import Outcome
-from hpcfl.sweep.todo import plan
+from hpcfl.sweep.todo import todo
 
 SWEEP = """\
 job: job.yaml
@@ -34,7 +34,7 @@ def file(job, tmp_path):
 
 
 def actions(path, root):
-    return [(run.point.name, run.action, run.done) for run in plan(read_sweep(path), root)]
+    return [(run.point.name, run.action, run.done) for run in todo(read_sweep(path), root)]
 
 
 def events(root):
