@@ -127,8 +127,7 @@ def _report(options: argparse.Namespace) -> None:
 
     records = [run for path in options.dirs for run in read_runs(path)]
     (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)
-    within = folder if folder != REPORT.parent and not (folder / "job.yaml").exists() else None
-    default = within / REPORT.name if within else REPORT
+    default = REPORT if (folder / "job.yaml").exists() else folder / REPORT.name
     _tell(records, default, options.format, options.plot, options.y)
 
 

@@ -13,11 +13,7 @@ from torch import Tensor
 
 from hpcfl.assemble import Parts
 from hpcfl.best import Best
-from hpcfl.checkpoint import (
-    Checkpoint,
-    fingerprint,
-    save,
-)
+from hpcfl.checkpoint import Checkpoint, fingerprint, save
 from hpcfl.comm.base import Comm
 from hpcfl.comm.together import together
 from hpcfl.errors import RankError, StoreError

@@ -101,13 +101,8 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
     local = _pure(algorithm, "remember", local, d, client)
     y = start - d
     upload, after = _pure(algorithm, "finish", y, local, message, state, client)
-    _pure(
-        algorithm,
-        "update",
-        server,
-        upload,
-        Cohort(round=0, size=1, population=1, lr=1.0, grad=mean),
-    )
+    cohort = Cohort(round=0, size=1, population=1, lr=1.0, grad=mean)
+    _pure(algorithm, "update", server, upload, cohort)
     before = [(leaf.shape, leaf.dtype) for leaf in state]
     if [(leaf.shape, leaf.dtype) for leaf in after] != before:
         raise TypeError(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,19 +11,20 @@ from typing import Any
 import pytest
 import yaml
 
+from hpcfl.errors import JobError
+from hpcfl.sweep import spawn
+
 ROOT = Path(__file__).parents[2]
 
 
 def find_mpirun() -> str:
     """This environment's mpirun, else the system's; skips the test if there is none at all."""
-    folders = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    found = shutil.which("mpirun", path=folders)
-    if found is None:
-        reason = "no mpirun beside this Python nor on PATH: pip install mpi4py mpich"
+    try:
+        return spawn.mpirun()
+    except JobError as e:
         if os.environ.get("HPCFL_REQUIRE_MPI") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
+            pytest.fail(str(e))
+        pytest.skip(str(e))
 
 
 def environment(**changes: str) -> dict[str, str]:
