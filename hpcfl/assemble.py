@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -253,7 +253,7 @@ def _own_line(error: Exception) -> str:
 def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Module]:
     """A random initialisation, flat, and the model it was drawn for."""
     job = loaded.job
-    sample = dataset.transform(dataset.train.inputs[:1], torch.float32, None)
+    sample = dataset.transform(dataset.sample(1), torch.float32, None)
     labels = dataset.train.labels
     targets = labels.shape[1] if labels.ndim > 1 else 1
     outputs = dataset.classes if dataset.classes is not None else targets
@@ -298,7 +298,8 @@ def wire(
     return Run(
         algorithm=parts.algorithm,
         rounds=job.rounds,
-        draw=lambda t: job.cohort.draw(t, len(population), job.seed),
+        # Two rounds are kept: the coming one is looked at while this one is played.
+        draw=lru_cache(2)(lambda t: job.cohort.draw(t, len(population), job.seed)),
         rate=job.rate,
         weights=parts.weights,
         owner=owner,

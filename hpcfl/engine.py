@@ -59,7 +59,9 @@ def play_round(
     record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
     if not size:
         return server, record, comm.max(ask())
-    mine = [int(i) for i in members[run.owner[members] == comm.rank]]
+    mine = run.mine(t)
+    surveyed = algorithm.full_gradient != "none"
+    run.population.expect([*mine * (1 + surveyed), *run.mine(t + 1)])
     weights = [float(run.weights[i]) for i in mine]
     total = float(run.weights[members].sum())
     message = algorithm.broadcast(server)
@@ -67,7 +69,7 @@ def play_round(
     visits = [run.population.visit(i, t) for i in mine]
     cohort = Cohort(t, size, len(run.population), run.rate(t), run.x0[:0])
 
-    if algorithm.full_gradient != "none":
+    if surveyed:
         gradients = run.executor.survey(message.x, visits)
         common = run.x0[:0]
         if algorithm.full_gradient == "cohort":
@@ -91,7 +93,7 @@ def play_round(
         leaves = (x if leaf is message.x else leaf.cpu() for leaf in end.state)
         store.stage(i, type(end.state)(*leaves))
     upload, loss = run.schema.receive(mean)
-    record["train_loss"] = float(loss)
+    record |= {"train_loss": float(loss), "data_s": run.population.spent()}
     after = _finite(algorithm.update(server, upload, cohort), t + 1)
     record |= run.observer.observe(cohort, message.x, after.x, visits, trained)
     return after, record, asked

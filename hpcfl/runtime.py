@@ -69,3 +69,10 @@ class Run:
     minutes: float | None
     signals: Signals
     desk: Desk
+
+    def mine(self, round: int) -> list[int]:
+        """The members of a round's cohort that this rank trains; of a round past the end, none."""
+        if round >= self.rounds:
+            return []
+        members = self.draw(round)
+        return [int(i) for i in members[self.owner[members] == self.comm.rank]]

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
+import torch
 from annotated_types import Ge, Gt, Interval
+from numpy.typing import NDArray
 from pydantic import AfterValidator
 from torch import Tensor
 
@@ -34,10 +37,28 @@ class Section:
     }
 
 
+class Stored(Protocol):
+    """Inputs that stay in a file until they are needed: images to be decoded, say."""
+
+    shape: tuple[int, ...]
+    """[n, ...], as a tensor of them all would have it."""
+    dtype: torch.dtype
+    workers: int
+    """Threads that read ahead of the training."""
+
+    def read(self, rows: NDArray[np.int64]) -> Tensor:
+        """The inputs [B, ...] of these rows, on the CPU; called by several threads at once.
+
+        Raises:
+            DataError: the file is damaged there.
+        """
+        ...
+
+
 class Examples(NamedTuple):
     """Rows of data, as stored: n examples."""
 
-    inputs: Tensor  # [n, ...]
+    inputs: Tensor | Stored  # [n, ...]
     labels: Tensor  # [n, ...]
 
 

@@ -219,7 +219,7 @@ class _Bare:
         self.x = run.x0.clone()
         self._model = copy.deepcopy(parts.model)
         load_vector(self._model, self.x)
-        if parts.dataset.train.inputs.ndim == 4:
+        if len(parts.dataset.train.inputs.shape) == 4:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         bf16 = parts.job.precision == "bf16"
         self._precision = (

@@ -1,10 +1,11 @@
 """What a data set is to the rest of the program."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
+import numpy as np
 import torch
 from annotated_types import Interval
 from torch import Tensor
@@ -41,6 +42,13 @@ class Dataset:
     """Number of classes, or None for regression."""
     loss: LossName
     transform: Transform
+    personal: Callable[[int], Transform] | None = None
+    """A client's own transform, where clients do not see alike; ``transform`` for all if None."""
+
+    def sample(self, count: int) -> Tensor:
+        """The first so many training inputs [count, ...], as stored."""
+        inputs = self.train.inputs
+        return inputs[:count] if isinstance(inputs, Tensor) else inputs.read(np.arange(count))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,12 +63,12 @@ class Shakespeare(DataConfig):
         spoken = _texts(Path(self.root) / "shakespeare_test.h5")
         if self.min_examples is not None:
             spoken = {role: spoken[role] for role in roles if role in spoken}
-        train, natural = _windows([texts[role] for role in roles], self.max_examples)
-        test, tested = _windows(list(spoken.values()), self.max_test_examples)
+        inputs, labels, natural = _windows([texts[role] for role in roles], self.max_examples)
+        heard, answers, tested = _windows(list(spoken.values()), self.max_test_examples)
         rows = torch.from_numpy(np.concatenate([np.empty(0, dtype=np.int64), *tested]))
         return Dataset(
-            train=train,
-            test=Examples(test.inputs[rows], test.labels[rows]) if len(rows) else None,
+            train=Examples(inputs, labels),
+            test=Examples(heard[rows], answers[rows]) if len(rows) else None,
             natural=natural,
             classes=len(ALPHABET),
             loss="cross_entropy",
@@ -86,8 +86,8 @@ def encode(text: bytes) -> NDArray[np.uint8]:
     return _CODES[np.frombuffer(re.sub(rb"  +", b" ", text), dtype=np.uint8)]
 
 
-def _windows(texts: list[NDArray[np.uint8]], most: int | None) -> tuple[Examples, list[Rows]]:
-    """Every window of the joined texts, and the rows of each text: those that stay within it."""
+def _windows(texts: list[NDArray[np.uint8]], most: int | None) -> tuple[Tensor, Tensor, list[Rows]]:
+    """Every window of the joined texts, its label, and the rows that stay within each text."""
     joined = torch.from_numpy(np.concatenate([*texts, np.zeros(WINDOW + 1, dtype=np.uint8)]))
     ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
     rows = []
@@ -96,7 +96,7 @@ def _windows(texts: list[NDArray[np.uint8]], most: int | None) -> tuple[Examples
         first = end - len(text)
         rows.append(np.arange(first, first + min(count, most or count)))
     inputs = joined.unfold(0, WINDOW, 1)[:-1]
-    return Examples(inputs, joined[WINDOW:].to(torch.int64)), rows
+    return inputs, joined[WINDOW:].to(torch.int64), rows
 
 
 def _texts(path: Path) -> dict[str, NDArray[np.uint8]]:

@@ -1,16 +1,18 @@
 """The simulated clients: whose examples are whose, and what a visit to one of them consists of."""
 
 from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from hpcfl.algorithms.base import Client
-from hpcfl.data.base import Dataset
+from hpcfl.data.base import Dataset, Transform
 from hpcfl.data.batches import order, steps
 from hpcfl.data.partition import Rows
 from hpcfl.local.step import Local, Visit
+from hpcfl.local.supply import supply
 from hpcfl.seeds import key, stream, torch_stream
 from hpcfl.types import Batch
 
@@ -44,9 +46,9 @@ class Population:
             device: where batches are made.
             full_batch: examples a batch where a client's whole data is needed.
         """
-        self._inputs = dataset.train.inputs.to(device)
+        self._inputs = supply(dataset.train.inputs, rows, device)
         self._labels = dataset.train.labels.to(device)
-        self._transform = dataset.transform
+        self._transform, self._personal = dataset.transform, dataset.personal
         self._rows, self._held = rows, held
         self._local, self._rate = local, rate
         self._seed, self._dtype, self._device = seed, dtype, device
@@ -54,9 +56,19 @@ class Population:
         self._nothing = torch.empty(0, dtype=dtype, device=device)
         self.examples = [len(own) for own in rows]
         """n_i of every client."""
+        self._spent = 0.0
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """These clients will be visited, in this order: what must be read for them can be."""
+        self._inputs.expect(clients)
+
+    def spent(self) -> float:
+        """Seconds that the batches of training took to come, since this was last asked."""
+        spent, self._spent = self._spent, 0.0
+        return spent
 
     def visit(self, client: int, round: int) -> Visit:
         """What ``client`` does in ``round``: the same whoever asks, whenever."""
@@ -83,7 +95,7 @@ class Population:
             round,
             about,
             self._batches(client, round, count, batch_size, work),
-            self._whole(self._rows[client]),
+            self._own(client),
             key(self._seed, "dropout", round, client) >> 1,
         )
 
@@ -92,6 +104,7 @@ class Population:
     ) -> Iterator[Batch]:
         shuffle = stream(self._seed, "shuffle", round, client)
         augment = torch_stream(self._seed, "augment", round, client, self._device)
+        transform = self._transform_of(client)
         for positions in order(
             count,
             batch_size=batch_size,
@@ -100,31 +113,52 @@ class Population:
             drop_last=self._local.drop_last,
             generator=shuffle,
         ):
-            yield self._batch(self._rows[client][positions], augment)
+            began = perf_counter()
+            batch = self._batch(client, positions, transform, augment)
+            self._spent += perf_counter() - began
+            yield batch
 
     def training(self, client: int) -> Iterator[Batch]:
         """All examples that ``client`` trains on, without augmentation."""
-        return (batch for _, batch in self._whole(self._rows[client]))
+        return self._rest(client, self._rows[client])
 
     def testing(self, client: int) -> Iterator[Batch]:
         """The examples that ``client`` holds out; where nothing is held out, as ``training``."""
-        rows = self._rows if self._held is None else self._held
-        return (batch for _, batch in self._whole(rows[client]))
+        return self._rest(client, (self._held or self._rows)[client])
 
     @property
     def holds_out(self) -> bool:
         """Whether the clients test on other examples than they train on."""
         return self._held is not None
 
-    def _whole(self, own: Rows) -> Iterator[tuple[int, Batch]]:
-        for start in range(0, len(own), self._full_batch):
-            rows = own[start : start + self._full_batch]
-            yield len(rows), self._batch(rows, None)
+    def _own(self, client: int) -> Iterator[tuple[int, Batch]]:
+        """The examples of a client that trains in this round, with the size of each batch."""
+        transform, count = self._transform_of(client), self.examples[client]
+        for start in range(0, count, self._full_batch):
+            positions = np.arange(start, min(start + self._full_batch, count))
+            yield len(positions), self._batch(client, positions, transform, None)
 
-    def _batch(self, rows: Rows, augment: torch.Generator | None) -> Batch:
-        chosen = torch.from_numpy(np.ascontiguousarray(rows)).to(self._device)
-        inputs = self._inputs.index_select(0, chosen)
-        return Batch(self._transform(inputs, self._dtype, augment), self._labels[chosen])
+    def _batch(
+        self,
+        client: int,
+        positions: NDArray[np.int64],
+        transform: Transform,
+        augment: torch.Generator | None,
+    ) -> Batch:
+        inputs = self._inputs.take(client, torch.from_numpy(positions))
+        labels = torch.from_numpy(self._rows[client][positions]).to(self._device)
+        return Batch(transform(inputs, self._dtype, augment), self._labels[labels])
+
+    def _rest(self, client: int, rows: Rows) -> Iterator[Batch]:
+        """Examples of a client that need not train in this round."""
+        transform = self._transform_of(client)
+        batches = [rows[k : k + self._full_batch] for k in range(0, len(rows), self._full_batch)]
+        for inputs, own in zip(self._inputs.stream(batches), batches, strict=True):
+            labels = self._labels[torch.from_numpy(own).to(self._device)]
+            yield Batch(transform(inputs, self._dtype, None), labels)
+
+    def _transform_of(self, client: int) -> Transform:
+        return self._transform if self._personal is None else self._personal(client)
 
 
 class TestSet:
@@ -145,7 +179,13 @@ class TestSet:
         if self._examples is None:
             return
         inputs, labels = self._examples
-        for start in range(rank * self._batch_size, len(labels), ranks * self._batch_size):
-            own = slice(start, start + self._batch_size)
-            rows: Tensor = inputs[own].to(self._device)
-            yield Batch(self._transform(rows, self._dtype, None), labels[own].to(self._device))
+        step = self._batch_size
+        own = [
+            np.arange(start, min(start + step, len(labels)))
+            for start in range(rank * step, len(labels), ranks * step)
+        ]
+        # Test examples stay where they are until their turn, on a GPU too.
+        stream = supply(inputs, (), torch.device("cpu")).stream(own)
+        for rows, stored in zip(own, stream, strict=True):
+            found = Batch(stored.to(self._device), labels[torch.from_numpy(rows)].to(self._device))
+            yield found._replace(inputs=self._transform(found.inputs, self._dtype, None))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.errors import ClientError
+from hpcfl.errors import ClientError, HpcflError
 from hpcfl.local.step import Gradient, Oracle, Trained, Visit
 from hpcfl.types import Vector
 
@@ -70,6 +70,8 @@ class Sequential:
                     d = d.add(point, alpha=self._weight_decay)
                 local = algorithm.remember(local, d, about)
                 torch.add(start, d, alpha=-rate, out=y)
+        except HpcflError:  # damaged data, which says where it is
+            raise
         except Exception as e:
             raise ClientError(visit.client, visit.round + 1, step, "step") from e
         with _named(visit, "finish"):
@@ -82,5 +84,7 @@ def _named(visit: Visit, stage: str) -> Iterator[None]:
     """Let an error say which client, round and stage it came from."""
     try:
         yield
+    except HpcflError:
+        raise
     except Exception as e:
         raise ClientError(visit.client, visit.round + 1, None, stage) from e

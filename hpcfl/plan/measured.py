@@ -63,7 +63,7 @@ def _kept(parts: Parts, examples: int) -> tuple[int, int]:
         return tensor
 
     data = parts.dataset
-    inputs = data.transform(data.train.inputs[:examples], parts.x0.dtype, None)
+    inputs = data.transform(data.sample(examples), parts.x0.dtype, None)
     batch = Batch(inputs, data.train.labels[:examples])
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         parts.gradient().stochastic(parts.x0, batch, 0)

@@ -1,8 +1,12 @@
 """The host memory that a rank will need."""
 
+from math import prod
 from typing import NamedTuple
 
+from torch import Tensor
+
 from hpcfl.assemble import GIB, Parts
+from hpcfl.local.supply import AHEAD
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.rounds import measured, surveys
 from hpcfl.schema import nbytes
@@ -18,7 +22,7 @@ class Memory(NamedTuple):
     program: int | None
     """The interpreter and its libraries; None where the system does not tell."""
     data: int
-    """All examples, and each client's list of its own."""
+    """All examples, or what is read ahead of them, and each client's list of its own."""
     model: int
     """Initial model, server before and after a round, what a local step makes of vectors; the
     model before the last round and the best one, where the job keeps them."""
@@ -63,8 +67,7 @@ def memory(parts: Parts, holding: Holding, *, process: Process, activations: Act
     watched, due = job.diagnostics, measured(parts) > 0
     surveyed = surveys(parts) > 0
     summed = parts.algorithm.full_gradient == "cohort" or (watched.dissimilarity and due)
-    data = nbytes([parts.dataset.train, parts.dataset.test or ()])
-    data += sum(rows.nbytes for rows in parts.rows)
+    data = _data(parts)
     # What `finish` returns twice is one tensor; what it returns of the message is the model's.
     ends = {id(leaf): leaf for leaf in (*schema.upload, *schema.state)}
     ends.pop(id(schema.message.x), None)
@@ -94,6 +97,22 @@ def memory(parts: Parts, holding: Holding, *, process: Process, activations: Act
         sums=sent * (wide + 1) + (1 + summed) * SCRATCH,
         loading=process.peak,
     )
+
+
+def _data(parts: Parts) -> int:
+    """What is held of the data: all of it, or where it stays in a file what is read ahead."""
+    total = sum(rows.nbytes for rows in parts.rows)
+    for examples in filter(None, (parts.dataset.train, parts.dataset.test)):
+        total += nbytes(examples.labels)
+        if isinstance(examples.inputs, Tensor):
+            total += nbytes(examples.inputs)
+            continue
+        one = prod(examples.inputs.shape[1:]) * examples.inputs.dtype.itemsize
+        window = sorted(map(len, parts.rows))[-1 - AHEAD :]
+        if examples is parts.dataset.test:
+            window = [min(len(examples.labels), parts.job.evaluate.batch_size)] * (1 + AHEAD)
+        total += one * (sum(window) + max(window))  # a client's pieces are there until joined
+    return total
 
 
 def _batch(parts: Parts) -> int:
