@@ -171,6 +171,14 @@ def _data_show(options: argparse.Namespace) -> None:
     print(f"plot: {options.plot}")
 
 
+def _data_prepare(options: argparse.Namespace) -> None:
+    from hpcfl.job import data_section
+    from hpcfl.progress import track
+
+    config = data_section(options.kind, options.root, options.overrides)
+    print(f"ready: {config.prepare(track)}")
+
+
 def _list(options: argparse.Namespace) -> None:
     from hpcfl.catalogue import catalogue
 
@@ -244,14 +252,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(command=_report)
 
-    data = commands.add_parser("data", help="look at data").add_subparsers(
-        required=True, metavar="COMMAND"
-    )
-    show = data.add_parser("show", help="who holds what: clients x classes, sizes")
-    _add_job(show)
-    show.add_argument("--plot", type=Path, default=Path("partition.png"), help=".png, .pdf or .svg")
-    show.set_defaults(command=_data_show)
-
+    _add_data(commands)
     _add_forecasts(commands)
 
     bench = commands.add_parser("bench", help="measure, as ratios within one run").add_subparsers(
@@ -262,6 +263,23 @@ def _parser() -> argparse.ArgumentParser:
     rounds.add_argument("overrides", nargs="*", metavar="key.path=value")
     rounds.set_defaults(command=_bench_round)
     return parser
+
+
+def _add_data(commands: Any) -> None:
+    """The commands about data sets."""
+    data = commands.add_parser("data", help="prepare data sets and look at them").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    prepare = data.add_parser("prepare", help="fetch, check and pack a data set's files")
+    prepare.add_argument("kind", help="as data.kind in a job")
+    prepare.add_argument("overrides", nargs="*", metavar="key=value", help="as data.key in a job")
+    prepare.add_argument("--root", default="data", help="folder of the files (default data)")
+    prepare.set_defaults(command=_data_prepare)
+
+    show = data.add_parser("show", help="who holds what: clients x classes, sizes")
+    _add_job(show)
+    show.add_argument("--plot", type=Path, default=Path("partition.png"), help=".png, .pdf or .svg")
+    show.set_defaults(command=_data_show)
 
 
 def _add_forecasts(commands: Any) -> None:

@@ -151,6 +151,22 @@ def check(file: JobFile, name: str) -> Loaded:
     return Loaded(job, tree, name)
 
 
+def data_section(kind: str, root: str, keys: Sequence[str]) -> DataConfig:
+    """A ``data`` section by itself, of ``key=value`` texts; ``root`` where the data has one.
+
+    Raises:
+        JobError: there is no such data set, or no such key.
+    """
+    file = JobFile("data", {})
+    override(file, [f"data.kind={kind}", *(f"data.{key}" for key in keys)])
+    section = file.tree["data"]
+    cls = KINDS["data"].find(file, section.pop("kind"))
+    if "root" in {field.name for field in fields(cls)}:
+        section = {"root": root, **section}
+    config: DataConfig = _build(cls, section, file, ("data",))
+    return config
+
+
 def settled(loaded: Loaded, algorithm: Algorithm) -> Loaded:
     """The job with the algorithm's defaults that depend on the population filled in."""
     tree = {**loaded.tree, "algorithm": {"name": loaded.tree["algorithm"]["name"]}}

@@ -3,21 +3,24 @@
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import IO, Self
+from typing import IO, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
+from rich.progress import track as rich_track
 from rich.table import Column
 
 from hpcfl.types import Record
 
+T = TypeVar("T")
 Clock = Callable[[], float]  # seconds
 
 DRAW_S = 0.1  # between two draws of the bar
 LINE_S = 1.0  # between two plain lines, and between two lines of evaluated rounds
+TRACK_S = 10.0  # between two lines about what is neither rounds nor a bar
 SCORES = ("objective", "test_", "client_accuracy", "own_accuracy")  # begin an evaluation's names
 
 
@@ -161,3 +164,17 @@ def open_progress(
     if console.is_interactive:
         return _Bar(job_name, rounds, start, console, clock)
     return _Lines(job_name, rounds, start, stream, clock, LINE_S)
+
+
+def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+    """The items themselves: with a bar on a terminal, with a line now and then anywhere else."""
+    if sys.stderr.isatty():
+        yield from rich_track(items, what, total, console=Console(stderr=True), transient=True)
+        return
+    of = "" if total is None else f" of {total}"
+    due = time.monotonic() + TRACK_S
+    for done, item in enumerate(items):
+        if time.monotonic() >= due:
+            due += TRACK_S
+            sys.stderr.write(f"{what}: {done}{of}\n")
+        yield item

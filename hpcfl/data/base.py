@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
+from hpcfl.data.owners import Track
 from hpcfl.data.partition import Partition, Pooled, Rows
+from hpcfl.errors import JobError
 from hpcfl.types import Count, Examples, Section
 
 Part = Annotated[float, Interval(gt=0, lt=1)]
@@ -80,6 +83,22 @@ class DataConfig(Section):
         Raises:
             DataError: they cannot be had.
         """
+
+    def prepare(self, track: Track) -> Path:
+        """Fetch or find the owners' files, check them, make the file that ranks read by client.
+
+        What an earlier call has done is not done again.
+
+        Returns:
+            The file or folder that is now ready.
+
+        Raises:
+            DataError: a file is missing, and where it belongs; or it is damaged.
+            JobError: there is nothing to prepare.
+        """
+        raise JobError(
+            "data prepare: this data set needs no preparation: jobs read its files as they are"
+        )
 
     @abstractmethod
     def load(self, seed: int) -> Dataset:
