@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
-from urllib.error import URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from hpcfl.errors import DataError
@@ -47,7 +47,9 @@ def provide(root: Path, files: Sequence[Published], track: Track) -> None:
     for k, file in enumerate(missing):
         try:
             _download(root / file.name, file, track)
-        except (OSError, URLError) as error:
+        except OSError as error:
+            if isinstance(error, HTTPError):
+                error.close()
             wanted = "; ".join(f"{other.url} as {root / other.name}" for other in missing[k:])
             raise DataError(
                 f"{root}: {file.name} is missing and cannot be downloaded ({error}); put there by "

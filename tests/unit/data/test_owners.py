@@ -12,6 +12,10 @@ from hpcfl.errors import DataError
 CONTENT = bytes(range(256)) * 5000  # 1.28 MB: two blocks
 
 
+def md5(content):
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
 def quiet(items, what, total=None):
     return items
 
@@ -52,7 +56,7 @@ def published(server, path="/file", md5=None):
 
 
 def test_fetches_what_is_missing_and_nothing_twice(server, tmp_path):
-    file = published(server, md5=hashlib.md5(CONTENT).hexdigest())
+    file = published(server, md5=md5(CONTENT))
     for _ in range(2):
         provide(tmp_path, [file], quiet)
         assert (tmp_path / "deep/file.bin").read_bytes() == CONTENT
@@ -93,6 +97,6 @@ def test_says_which_files_belong_where(server, tmp_path):
 def test_checks_a_file_that_was_put_there(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(CONTENT)
-    check_md5(path, hashlib.md5(CONTENT).hexdigest(), quiet)
+    check_md5(path, md5(CONTENT), quiet)
     with pytest.raises(DataError, match="remove it and fetch it again"):
-        check_md5(path, hashlib.md5(b"").hexdigest(), quiet)
+        check_md5(path, md5(b""), quiet)
