@@ -22,7 +22,11 @@ COHORTS: Mapping[Value, dict[str, Any]] = {
     "cyclic": {"kind": "cyclic", "size": 2},
     "full": {"kind": "cyclic", "size": CLIENTS},
 }
-BATCHES: Mapping[Value, int | str] = {"mini": 4, "full": "full"}
+BATCHES: Mapping[Value, dict[str, Any]] = {
+    "mini": {"batch_size": 4},
+    "whole": {"batch_size": 4, "drop_last": True},  # no partial batch: 2, 4, 2 and 2 steps
+    "full": {"batch_size": "full"},
+}
 # With mini-batches, 2 epochs are 2, 6, 4 and 2 steps of the four clients.
 STEPS: Mapping[Value, dict[str, int]] = {
     "many": {"epochs": 2},
@@ -39,13 +43,16 @@ AXES: Mapping[str, tuple[Value, ...]] = {
     "lr_decay": (0.8,),
     "server_lr": (0.7,),
 }
+# What needs no product with the rest: once each, with the hardest of all else.
+MORE: Conditions = {"batches": "whole", "lr_decay": "cosine"}
 HARDEST: Conditions = {axis: values[0] for axis, values in AXES.items()}
 
 
 def within(conditions: Conditions) -> list[Conditions]:
     """Every setting that the conditions allow."""
     values = [(conditions[axis],) if axis in conditions else AXES[axis] for axis in AXES]
-    return [dict(zip(AXES, chosen, strict=True)) for chosen in product(*values)]
+    more = [{**HARDEST, **conditions, axis: MORE[axis]} for axis in MORE if axis not in conditions]
+    return [*(dict(zip(AXES, chosen, strict=True)) for chosen in product(*values)), *more]
 
 
 def without(conditions: Conditions, broken: str) -> Conditions:
@@ -71,8 +78,10 @@ def a(name: str, lr: float = LR, **fields: Any) -> Method:
 
 def job(folder: Path, method: Method, at: Conditions, **changes: Any) -> dict[str, Any]:
     """What a user would write."""
-    local = {"batch_size": BATCHES[at["batches"]], **STEPS[at["steps"]]}
-    local |= {"lr": method.lr, "lr_decay": at["lr_decay"], "weight_decay": at["wd"]}
+    local = {**BATCHES[at["batches"]], **STEPS[at["steps"]]}
+    local |= {"lr": method.lr, "weight_decay": at["wd"]}
+    cosine = at["lr_decay"] == "cosine"
+    local |= {"schedule": "cosine"} if cosine else {"lr_decay": at["lr_decay"]}
     algorithm = {**method.fields, "server_lr": at["server_lr"]}
     rest = {"cohort": COHORTS[at["cohort"]], "weights": at["weights"], **changes}
     return tree(folder, PROBLEM, algorithm, local=local, **rest)
@@ -98,7 +107,8 @@ def setting(at: Conditions, x0: Array) -> Setting:
         lr=LR,
         lr_decay=at["lr_decay"],
         wd=at["wd"],
-        batch=4 if at["batches"] == "mini" else None,
+        batch=None if at["batches"] == "full" else 4,
+        drop_last=at["batches"] == "whole",
         uniform=at["weights"] == "uniform",
         **({"epochs": None} | STEPS[at["steps"]]),
     )

@@ -27,22 +27,28 @@ class Setting:
     cohorts: Sequence[Sequence[int]]
     participation: float
     lr: float = 0.3
-    lr_decay: float = 1.0
+    lr_decay: float | str = 1.0  # or "cosine"
     wd: float = 0.0
     epochs: int | None = 2
     steps: int | None = None
     batch: int | None = 4
+    drop_last: bool = False
     clip: float = np.inf
     uniform: bool = False
     seed: int = 5
 
     def eta(self, t: int) -> float:
+        if self.lr_decay == "cosine":
+            return self.lr * (1 + np.cos(np.pi * t / len(self.cohorts))) / 2
         return self.lr * self.lr_decay**t
 
     def K(self, client: int) -> int:
         """Local steps."""
         n = len(self.problem.rows(client))
-        return self.steps or self.epochs * (1 if self.batch is None else -(-n // self.batch))
+        if self.steps or self.batch is None:
+            return self.steps or self.epochs
+        per_pass = max(1, n // self.batch) if self.drop_last else -(-n // self.batch)
+        return self.epochs * per_pass
 
     def gradient(self, rows: Sequence[int], y: Array) -> Array:
         """Of the mean softmax cross-entropy over ``rows``, at weights [3, 4] and biases [3]."""
@@ -71,7 +77,7 @@ class Setting:
             batch_size=self.batch,
             epochs=None if self.steps else self.epochs,
             steps=self.steps,
-            drop_last=False,
+            drop_last=self.drop_last,
             generator=stream(self.seed, "shuffle", t, client),
         ):
             yield lambda y, rows=own[chosen]: self.clipped(rows, y)
