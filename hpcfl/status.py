@@ -67,7 +67,8 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
     left = f", {timedelta(seconds=round((run.rounds - run.done) / pace))} left" if pace else ""
     yield "rounds", f"{run.done} of {run.rounds}" + (left if alive else "")
     if pace:
-        yield "pace", f"{pace:.3g} rounds/s over the last {min(RECENT, run.done)}"
+        recent = f"{pace:.3g} rounds/s over the last {min(RECENT, run.done)}"
+        yield "pace", f"{recent}, {_data_share(run):.1%} of the time for batches"
     losses = run.curve("train_loss")
     if losses:
         yield "train loss", f"{losses[-1][1]:.4g}"
@@ -98,6 +99,13 @@ def _pace(run: RunRecord) -> float | None:
     recent = [entry for entry in run.log[-RECENT:] if "wall_s" in entry]
     spent = math.fsum(entry["wall_s"] + entry.get("evaluate_s", 0.0) for entry in recent)
     return len(recent) / spent if spent else None
+
+
+def _data_share(run: RunRecord) -> float:
+    """How much of the rounds' time rank 0 spent on getting its batches, lately."""
+    recent = [entry for entry in run.log[-RECENT:] if "wall_s" in entry]
+    wall = math.fsum(entry["wall_s"] for entry in recent)
+    return math.fsum(entry.get("data_s", 0.0) for entry in recent) / wall
 
 
 def _newest(checkpoints: Path) -> str:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 import os
 import subprocess
 import sys
@@ -121,7 +122,11 @@ def test_status_of_a_finished_run(run, hpcfl):
     said = lines(hpcfl("status", run))
     assert said["run"] == f"{run}: fedhbm, finished"
     assert said["rounds"] == "4 of 4"
-    assert "rounds/s over the last 4" in said["pace"]
+    pace = re.fullmatch(r".+ rounds/s over the last 4, (.+)% of the time for batches", said["pace"])
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    data, wall = (sum(entry.get(key, 0) for entry in log) for key in ("data_s", "wall_s"))
+    assert 0 < data < wall
+    assert pace[1] == f"{100 * data / wall:.1f}"
     last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])
     assert said["train loss"] == f"{last['train_loss']:.4g}"
     assert said["accuracy"] == f"{last['test_accuracy']:.4g} after round 4"
