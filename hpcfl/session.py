@@ -149,6 +149,8 @@ def _live(
         with together(comm):
             if comm.rank == 0:
                 loaded.job.data.fetch()
+                if not resumed:
+                    loaded.job.model.fetch()
         with together(comm):
             parts = assemble(loaded, device, resumed=resumed)
         with closing(Life(parts, folder, comm)) as life:
