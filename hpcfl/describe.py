@@ -115,7 +115,8 @@ def _job_lines(loaded: Loaded, population: int | None) -> Iterable[tuple[str, st
     yield "", f"vectors per client: {down} down, {up} up, {kept} kept"
     yield "local", f"sgd{_settings(job.local)}"
     yield "weights", job.weights
-    yield "model", f"{tree['model']['name']}{_settings(job.model)}"
+    unused = () if job.model.init else ("init_layers",)
+    yield "model", f"{tree['model']['name']}{_settings(job.model, *unused)}"
     yield "run", f"{job.rounds} rounds, {job.precision}, seed {job.seed}"
     yield "evaluate", _settings(job.evaluate).removeprefix(": ")
     if measured := [

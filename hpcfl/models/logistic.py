@@ -13,7 +13,7 @@ from hpcfl.models.linear import Linear
 
 @dataclass(frozen=True, kw_only=True)
 class Logistic(Linear):
-    """One linear layer over the flattened input: n * (inputs + 1) parameters, all 0 at first."""
+    """Multinomial logistic regression: as linear, but for classes alone and 0 at first."""
 
     classifies: ClassVar[bool] = True
 

@@ -20,8 +20,9 @@ Norm = Callable[[int], nn.Module]
 
 @dataclass(frozen=True, kw_only=True)
 class MobileNetV2(Normed):
-    """2 223 872 + 1281 n parameters for n classes of colour images: 3 504 872 for ImageNet.
+    """Seventeen blocks of 1x1, depthwise 3x3 and 1x1 convolutions; dropout before the last layer.
 
+    2 223 872 + 1281 n parameters for n classes of colour images: 3 504 872 for ImageNet.
     Named and ordered as torchvision's, so that its weights fit.
     """
 

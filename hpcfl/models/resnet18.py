@@ -15,8 +15,9 @@ Norm = Callable[[int], nn.Module]
 
 @dataclass(frozen=True, kw_only=True)
 class ResNet18(Normed):
-    """11 176 512 + 513 n parameters for n classes of colour images: 11 689 512 for ImageNet.
+    """A 7x7 convolution, max pool and four stages of two blocks, 64 to 512 channels.
 
+    11 176 512 + 513 n parameters for n classes of colour images: 11 689 512 for ImageNet.
     Named and ordered as torchvision's, so that its weights fit.
     """
 
