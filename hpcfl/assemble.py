@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Algorithm, Fresh
 from hpcfl.comm.base import Comm
@@ -29,6 +29,7 @@ from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.init import load_initial
+from hpcfl.models.norm import UNFIT
 from hpcfl.prepare import prepare_torch
 from hpcfl.runtime import Desk, Run
 from hpcfl.schema import LOSS, Schema, Survey, dry_round
@@ -41,7 +42,7 @@ from hpcfl.store.nothing import NoStore
 from hpcfl.store.shared import SharedStore, folder_of_shared
 from hpcfl.tasks.losses import LOSSES
 from hpcfl.types import Vector
-from hpcfl.vectors import parameters
+from hpcfl.vectors import buffers, parameters
 
 GIB = 1 << 30
 
@@ -68,6 +69,11 @@ class Parts:
     def job(self) -> Job:
         """The settled job."""
         return self.loaded.job
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """What the model computes with besides its parameters, on the device; its own tensors."""
+        return buffers(self.model)
 
     @property
     def algorithm(self) -> Algorithm:
@@ -208,7 +214,7 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
     Args:
         loaded: the checked job.
         device: this rank's.
-        resumed: the initial model is known, so the file of ``model.init`` is not read.
+        resumed: the initial model is in the run directory: the file of ``model.init`` is not read.
 
     Raises:
         JobError, DataError: something in the job does not fit.
@@ -256,6 +262,9 @@ def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Mod
     sample = dataset.transform(dataset.sample(1), torch.float32, None)
     labels = dataset.train.labels
     targets = labels.shape[1] if labels.ndim > 1 else 1
+    if job.model.classifies and dataset.classes is None:
+        name = loaded.tree["model"]["name"]
+        raise JobError(f"model.name: {name} is for classes, this data has targets; use linear")
     outputs = dataset.classes if dataset.classes is not None else targets
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -271,14 +280,11 @@ def _initial_model(
     job = loaded.job
     x0, model = initial(loaded, dataset, key(job.seed, "model"))
     if any(getattr(m, "track_running_stats", False) for m in model.modules()):
-        raise JobError(
-            f"model.name: {loaded.tree['model']['name']} keeps running statistics "
-            "(batch or instance normalisation), which are no parameters and would differ between "
-            "clients; use GroupNorm"
-        )
-    if job.model.init is None or resumed:
+        raise JobError(f"model.name: {loaded.tree['model']['name']} {UNFIT}")
+    file = job.model.init_file
+    if file is None or resumed:
         return x0, model, ()
-    skipped = load_initial(model, Path(job.model.init))
+    skipped = load_initial(model, file, job.model.init_layers)
     return parameters(model), model, skipped
 
 

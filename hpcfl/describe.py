@@ -19,6 +19,7 @@ from hpcfl.data.deal import deal, in_force
 from hpcfl.data.partition import Rows
 from hpcfl.errors import JobError
 from hpcfl.job import Job, Loaded, fitted
+from hpcfl.models.base import TORCHVISION
 from hpcfl.plots import plot_partition
 from hpcfl.schema import traffic
 
@@ -38,6 +39,7 @@ def describe(loaded: Loaded, *, data: bool) -> str:
     """
     if data:
         loaded.job.data.fetch()
+        loaded.job.model.fetch()
     parts = assemble(loaded, torch.device("cpu")) if data else None
     population = len(parts.rows) if parts else loaded.job.data.population
     if not parts:
@@ -84,8 +86,8 @@ def count_classes(dataset: Dataset, rows: Iterable[Rows]) -> NDArray[np.int64]:
 
 
 def _check_files(job: Job) -> None:
-    init = job.model.init
-    if init is not None and not Path(init).is_file():
+    init = job.model.init_file
+    if init is not None and job.model.init != TORCHVISION and not init.is_file():
         raise JobError(f"model.init: {init}: there is no such file")
 
 
@@ -113,7 +115,8 @@ def _job_lines(loaded: Loaded, population: int | None) -> Iterable[tuple[str, st
     yield "", f"vectors per client: {down} down, {up} up, {kept} kept"
     yield "local", f"sgd{_settings(job.local)}"
     yield "weights", job.weights
-    yield "model", f"{tree['model']['name']}{_settings(job.model)}"
+    unused = () if job.model.init else ("init_layers",)
+    yield "model", f"{tree['model']['name']}{_settings(job.model, *unused)}"
     yield "run", f"{job.rounds} rounds, {job.precision}, seed {job.seed}"
     yield "evaluate", _settings(job.evaluate).removeprefix(": ")
     if measured := [
@@ -141,7 +144,7 @@ def _data_lines(parts: Parts) -> Iterable[tuple[str, str]]:
     once = f"; {decimal(shared)} a round and rank, once for all its clients" if shared else ""
     yield "states", f"{decimal(own)} a client, {decimal(own * len(sizes))} in all{once}"
     if parts.skipped:
-        yield "skipped", f"model.init leaves {', '.join(parts.skipped)} at random"
+        yield "skipped", f"model.init left out {', '.join(parts.skipped)}"
 
 
 def _settings(section: Any, *but: str) -> str:

@@ -12,6 +12,7 @@ from safetensors.torch import save as save_tensors
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.assemble import initial
 from hpcfl.best import BestModel
+from hpcfl.buffers import read as read_buffers
 from hpcfl.checkpoint import MANIFEST, Checkpoint, committed, read_server
 from hpcfl.errors import JobError, StoreError
 from hpcfl.job import Loaded, load
@@ -21,7 +22,7 @@ from hpcfl.store.durable import write_file
 from hpcfl.store.reader import Reader
 from hpcfl.store.rows import Table
 from hpcfl.types import Vector
-from hpcfl.vectors import Layout
+from hpcfl.vectors import Layout, buffers
 from hpcfl.vectors import load as load_vector
 
 
@@ -40,7 +41,7 @@ def export(
         root: the run directory.
         round: which checkpoint; the newest when None.
         npz: gets ``x``, the flat model, and ``round``.
-        state_dict: gets the model's parameters by name, as safetensors.
+        state_dict: gets the model's parameters and buffers by name, as safetensors.
         clients: add ``client`` [n], the ids of those that ever took part, to ``npz``, and their
             states: ``state_FIELD`` [n, ...].
         best: the model of the best evaluated round instead of a checkpoint's; its score goes into
@@ -75,7 +76,7 @@ def export(
         np.savez(buffer, allow_pickle=False, **arrays)
         write_file(npz, buffer.getvalue())
     if state_dict is not None:
-        write_file(state_dict, _state_dict(loaded, torch.from_numpy(arrays["x"])))
+        write_file(state_dict, _state_dict(folder, loaded, torch.from_numpy(arrays["x"])))
     return files
 
 
@@ -156,8 +157,8 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def _state_dict(loaded: Loaded, x: Vector) -> bytes:
-    """The model with the parameters ``x``; its data tell the shape of its inputs."""
+def _state_dict(folder: RunDir, loaded: Loaded, x: Vector) -> bytes:
+    """The run's model with the parameters ``x``; its data tell the shape of its inputs."""
     _, model = initial(loaded, loaded.job.data.load(loaded.job.seed), seed=0)
     size = Layout.of(model).total
     if size != x.numel():
@@ -166,4 +167,5 @@ def _state_dict(loaded: Loaded, x: Vector) -> bytes:
             f"{x.numel()} in the checkpoint; put back the run's data"
         )
     load_vector(model, x)
+    read_buffers(folder.buffers, buffers(model))
     return save_tensors(model.state_dict())

@@ -70,7 +70,7 @@ class Life:
         Raises:
             RankError: the ranks' models differ.
         """
-        mark = float(fingerprint(server))
+        mark = float(fingerprint(server.x, *self.parts.buffers.values()))
         low, high = self.comm.max(np.array([-mark, mark]))
         if -low != high:
             error = RankError(

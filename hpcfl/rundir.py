@@ -4,6 +4,7 @@ job.yaml        the resolved job
 history.jsonl   one object a start: when, from which round, ranks, versions, git commit
 log.jsonl       one object a round
 initial.npy     the initial model, flat
+buffers.safetensors  what the model computes with besides, if anything, see hpcfl.buffers
 best.safetensors  the model of the best evaluated round, if the job keeps it, see hpcfl.best
 checkpoints/    see hpcfl.checkpoint
 stores/         segments of client states, see hpcfl.store
@@ -46,6 +47,7 @@ class RunDir:
         self.history = root / "history.jsonl"
         self.log = root / "log.jsonl"
         self.initial = root / "initial.npy"
+        self.buffers = root / "buffers.safetensors"
         self.best = root / BEST
         self.checkpoints = root / "checkpoints"
         self.stores = root / "stores"

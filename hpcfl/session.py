@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from hpcfl import buffers
 from hpcfl.assemble import assemble, device_type, place, wire
 from hpcfl.checkpoint import (
     Checkpoint,
@@ -71,6 +72,7 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
             if life.comm.rank == 0:
                 folder.claim(parts.loaded.tree)
                 folder.write_initial(parts.x0)
+                buffers.write(folder.buffers, parts.buffers)
                 # Of a start that died before its first checkpoint.
                 cut(folder.log, 0)
                 life.best.restore(None)
@@ -110,6 +112,7 @@ def resume(root: Path) -> Result:
             newest = read(kept_folders[-1])
             server = read_server(newest, parts.schema.server, parts.device)
             kept = read_kept(newest, parts.device)
+            buffers.read(folder.buffers, parts.buffers)
             life.parts = replace(parts, x0=folder.read_initial(parts.x0).to(parts.device))
             if comm.rank == 0:
                 life.best.restore(newest.best)
@@ -149,6 +152,8 @@ def _live(
         with together(comm):
             if comm.rank == 0:
                 loaded.job.data.fetch()
+                if not resumed:
+                    loaded.job.model.fetch()
         with together(comm):
             parts = assemble(loaded, device, resumed=resumed)
         with closing(Life(parts, folder, comm)) as life:

@@ -47,6 +47,12 @@ def parameters(model: nn.Module) -> Vector:
     return flatten(list(model.parameters()))
 
 
+def buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The model's own persistent buffers by name: of its state dict, what no vector holds."""
+    kept = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+
+
 def load(model: nn.Module, x: Vector) -> None:
     """Copy ``x`` into the model's own parameters."""
     with torch.no_grad():

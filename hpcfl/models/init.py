@@ -1,97 +1,114 @@
 """Starting a model from given weights."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
-import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hpcfl.errors import JobError
+from hpcfl.models.norm import STATISTICS
+from hpcfl.models.weights import read_weights
+from hpcfl.vectors import Layout, buffers
+
+_COUNTER = "num_batches_tracked"  # beside a batch normalisation's statistics; nothing computes it
 
 
-def load_initial(model: nn.Module, path: Path) -> tuple[str, ...]:
-    """Overwrite the model's parameters with those of a file; the names of what was skipped.
+def load_initial(
+    model: nn.Module, path: Path, layers: Literal["all", "backbone"] = "all"
+) -> tuple[str, ...]:
+    """Overwrite the model's weights with those of a file; the names of what was skipped.
 
     A .npy is one flat vector of all parameters in ``named_parameters()`` order, each row-major.
-    A .safetensors is a state dict and may be partial: parameters that it lacks, entries that the
-    model lacks, and a last layer of another shape (a head for other classes) are skipped.
+    Any other file holds tensors by name and may be partial: parameters that it lacks, entries that
+    the model lacks, and a last layer of another shape (a head for other classes) are skipped, and
+    so is any last layer where only the backbone is wanted.  Frozen statistics are never skipped.
 
     Raises:
         JobError: the file is missing or damaged, or does not fit the model.
     """
-    parameters = dict(model.named_parameters())
-    if path.suffix == ".npy":
-        _fill(parameters, _vector(path, sum(p.numel() for p in parameters.values())))
-        return ()
-    if path.suffix != ".safetensors":
-        raise JobError(f"model.init: {path}: expected a .npy or a .safetensors file")
-    try:
-        entries = load_file(path)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise JobError(f"model.init: {path}: not a readable .safetensors file: {error}") from error
-    return _copy(parameters, entries, path)
-
-
-def _vector(path: Path, expected: int) -> Tensor:
-    """The flat vector in a .npy."""
-    try:
-        vector = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise JobError(f"model.init: {path}: not a readable .npy file: {error}") from error
-    if vector.dtype.kind != "f" or vector.shape != (expected,):
-        raise JobError(
-            f"model.init: {path}: {vector.dtype} of shape {vector.shape}, the model has "
-            f"{expected} parameters and takes floats of shape ({expected},)"
-        )
-    if not np.isfinite(vector).all():
-        raise JobError(
-            f"model.init: {path}: entry {int(np.argmin(np.isfinite(vector)))} is not finite"
-        )
-    return torch.from_numpy(vector.astype(np.float64))
-
-
-@torch.no_grad()
-def _fill(parameters: Mapping[str, nn.Parameter], vector: Tensor) -> None:
-    """Copy consecutive pieces of the vector into the parameters."""
-    pieces = torch.split_with_sizes(vector, [p.numel() for p in parameters.values()])
-    for parameter, piece in zip(parameters.values(), pieces, strict=True):
-        parameter.copy_(piece.view_as(parameter))
-
-
-@torch.no_grad()
-def _copy(
-    parameters: Mapping[str, nn.Parameter], entries: Mapping[str, Tensor], path: Path
-) -> tuple[str, ...]:
-    """Copy the entries that fit, refuse those that should but do not, name the others."""
-    head = list(parameters)[-1].rpartition(".")[0]  # the layer of the last parameter
-    fitting = []
-    for name, parameter in parameters.items():
-        if name not in entries:
-            continue
-        entry = entries[name]
-        if entry.shape == parameter.shape:
-            if not torch.isfinite(entry).all():
-                raise JobError(f"model.init: {path}: {name} is not finite")
-            fitting.append(name)
-        elif name.rpartition(".")[0] != head:
-            raise JobError(
-                f"model.init: {path}: {name} has shape {tuple(entry.shape)}, the model's has "
-                f"{tuple(parameter.shape)}"
-            )
+    found = read_weights(path)
+    entries = _cut(found, model, path) if isinstance(found, Tensor) else found
+    own: dict[str, Tensor] = {**dict(model.named_parameters()), **buffers(model)}
+    head = [name for name in own if _layer(name) == _layer(Layout.of(model).names[-1])]
+    fitting = list(_fitting(own, entries, head, layers, path))
     if not fitting:
+        alone = layers == "backbone" and len(head) == len(own)
         raise JobError(
             f"model.init: {path}: nothing fits the model; it holds {_some(entries)}, "
-            f"the model {_some(parameters)}"
+            f"the model {_some(own)}"
+            + ("; its last layer is all that the model has" if alone else "")
         )
-    for name in fitting:
-        parameters[name].copy_(entries[name])
-    return tuple(dict.fromkeys(name for name in (*parameters, *entries) if name not in fitting))
+    with torch.no_grad():
+        for name in fitting:
+            own[name].copy_(entries[name])
+    return _skipped((*own, *entries), fitting)
 
 
-def _some(names: Mapping[str, Tensor]) -> str:
+def _cut(vector: Tensor, model: nn.Module, path: Path) -> dict[str, Tensor]:
+    """The parameters in a flat vector."""
+    layout = Layout.of(model)
+    if len(vector) != layout.total:
+        raise JobError(
+            f"model.init: {path}: a vector of shape ({len(vector)},), the model has "
+            f"{layout.total} parameters"
+        )
+    if not torch.isfinite(vector).all():
+        at = int(torch.isfinite(vector).int().argmin())
+        raise JobError(f"model.init: {path}: entry {at} is not finite")
+    return dict(zip(layout.names, layout.views(vector), strict=True))
+
+
+def _fitting(
+    own: Mapping[str, Tensor],
+    entries: Mapping[str, Tensor],
+    head: Collection[str],
+    layers: Literal["all", "backbone"],
+    path: Path,
+) -> Iterator[str]:
+    """The names to copy; refuses entries that should fit but do not."""
+    for name, tensor in own.items():
+        if layers == "backbone" and name in head:
+            continue
+        if name not in entries:
+            if name.endswith(STATISTICS):
+                raise JobError(
+                    f"model.init: {path}: holds no {name}, and norm: frozen takes its statistics "
+                    "from there; name a state dict that has them, or say norm: group"
+                )
+            continue
+        entry = entries[name]
+        if entry.shape != tensor.shape:
+            if name in head:
+                continue
+            raise JobError(
+                f"model.init: {path}: {name} has shape {tuple(entry.shape)}, the model's has "
+                f"{tuple(tensor.shape)}"
+            )
+        if entry.is_floating_point() != tensor.is_floating_point():
+            raise JobError(
+                f"model.init: {path}: {name} is {entry.dtype}, the model's is {tensor.dtype}"
+            )
+        if not torch.isfinite(entry).all():
+            raise JobError(f"model.init: {path}: {name} is not finite")
+        yield name
+
+
+def _skipped(names: Iterable[str], fitting: Collection[str]) -> tuple[str, ...]:
+    """What was not copied; the statistics of all normalisations under one name."""
+    left = dict.fromkeys(name for name in names if name not in fitting)
+    layers = {_layer(name) for name in left if name.endswith(STATISTICS)}
+    plain = [name for name in left if not name.endswith((*STATISTICS, _COUNTER))]
+    return (*plain, f"the running statistics of {len(layers)} layers") if layers else tuple(plain)
+
+
+def _layer(name: str) -> str:
+    """The layer that a parameter belongs to."""
+    return name.rpartition(".")[0]
+
+
+def _some(names: Iterable[str]) -> str:
     """The first few names."""
-    shown = list(names)[:3]
-    return ", ".join(shown) + (", ..." if len(names) > len(shown) else "") or "nothing"
+    every = list(names)
+    return ", ".join(every[:3]) + (", ..." if len(every) > 3 else "") or "nothing"

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
-from hpcfl.errors import JobError
-from hpcfl.models.base import ModelConfig
+from hpcfl.models.base import ModelConfig, require_images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,11 +17,7 @@ class LeNet(ModelConfig):
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Takes images [C, H, W] of at least 16x16."""
-        if len(input_shape) != 3 or min(input_shape[1:]) < 16:
-            raise JobError(
-                f"model.name: lenet takes images of shape (C, H, W), at least 16x16, not "
-                f"{input_shape}"
-            )
+        require_images("lenet", input_shape, 16)
         return LeNet5(input_shape, outputs)
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
-from hpcfl.errors import JobError
-from hpcfl.models.base import ModelConfig
+from hpcfl.models.base import ModelConfig, require_images
 
 _GROUPS = 2
 _DEPTH = 3  # blocks of each width
@@ -22,11 +21,7 @@ class ResNet20(ModelConfig):
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Takes images [C, H, W] of any size from 4x4."""
-        if len(input_shape) != 3 or min(input_shape[1:]) < 4:
-            raise JobError(
-                f"model.name: resnet20 takes images of shape (C, H, W), at least 4x4, not "
-                f"{input_shape}"
-            )
+        require_images("resnet20", input_shape, 4)
         return ResNet(input_shape[0], outputs)
 
 

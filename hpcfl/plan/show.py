@@ -31,6 +31,7 @@ def show_plan(loaded: Loaded, ranks: int, out: Path | None) -> str:
         JobError, DataError: something in the job does not fit.
     """
     loaded.job.data.fetch()
+    loaded.job.model.fetch()
     parts = assemble(loaded, torch.device("cpu"))
     activations = probe(parts)
     found = plan(parts, ranks, process=this_process(), activations=activations)

@@ -21,6 +21,7 @@ from hpcfl.assemble import GIB, device_type
 from hpcfl.comm.launch import detect
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import JobError, Stopped, SweepError
+from hpcfl.models.base import ModelConfig
 from hpcfl.rundir import RunDir
 from hpcfl.signals import Signals
 from hpcfl.store.durable import write_file
@@ -88,20 +89,21 @@ def play(sweep: Sweep, root: Path, parallel: int | None = None) -> Outcome:
             raise JobError(f"{root}: cannot be made: {e.strerror}; say --out") from e
         folder.lock("a sweep")
         todos = todo(sweep, root)
-        _fetch([run.point.loaded.job.data for run in todos if run.action != "skip"])
+        jobs = [run.point.loaded.job for run in todos if run.action != "skip"]
+        _fetch([section for job in jobs for section in (job.data, job.model)])
         with Board(sweep.name, root / "sweep.log", len(todos)) as board, Signals() as signals:
             failed = _Play(sweep, todos, parallel, board, signals).to_the_end()
     finished = [run.folder.root for run in todos if run.point.name not in failed]
     return Outcome(root, finished, failed)
 
 
-def _fetch(sections: Sequence[DataConfig]) -> None:
-    """Bring data into place before several runs would do so at once, into one folder."""
-    fetched: list[DataConfig] = []
-    for data in sections:
-        if data not in fetched:
-            data.fetch()
-            fetched.append(data)
+def _fetch(sections: Sequence[DataConfig | ModelConfig]) -> None:
+    """Bring files into place before several runs would do so at once, into one folder."""
+    fetched: list[DataConfig | ModelConfig] = []
+    for section in sections:
+        if section not in fetched:
+            section.fetch()
+            fetched.append(section)
 
 
 class _Play:

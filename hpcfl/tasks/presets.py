@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 TASKS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "cifar10-cnn": {"data": {"kind": "cifar10"}, "model": {"name": "cnn_pfl"}},
     "cifar10-lenet": {"data": {"kind": "cifar10"}, "model": {"name": "lenet"}},
+    "cifar10-resnet18": {"data": {"kind": "cifar10"}, "model": {"name": "resnet18"}},
     "cifar10-resnet20": {"data": {"kind": "cifar10"}, "model": {"name": "resnet20"}},
     "cifar100-lenet": {"data": {"kind": "cifar100"}, "model": {"name": "lenet"}},
+    "cifar100-resnet18": {"data": {"kind": "cifar100"}, "model": {"name": "resnet18"}},
     "cifar100-resnet20": {"data": {"kind": "cifar100"}, "model": {"name": "resnet20"}},
     "concrete": {"data": {"kind": "concrete"}, "model": {"name": "linear"}},
     "digits": {"data": {"kind": "digits"}, "model": {"name": "linear"}},

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import hpcfl
+from hpcfl.models import MODELS
 from tests.parallel.harness import mpirun
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -31,6 +33,33 @@ def test_a_gpu_gives_the_same_bits_twice_and_the_cpus_model(tmp_path, job):
     cpu = hpcfl.run(job, ["device=cpu"], out=tmp_path / "cpu")
     assert torch.equal(first.x, again.x)
     torch.testing.assert_close(first.x, cpu.x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("norm", ["group", "frozen"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+def test_deep_models_give_the_same_bits_twice(tmp_path, name, norm, precision):
+    draw = np.random.default_rng(0)
+    arrays = {}
+    for part, count in (("train", 24), ("test", 8)):
+        arrays[f"x_{part}"] = draw.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        arrays[f"y_{part}"] = draw.integers(0, 10, count)
+    np.savez(tmp_path / "cifar10.npz", **arrays)
+    weights = tmp_path / "weights.safetensors"
+    model = {"norm": norm, "init": str(weights) if norm == "frozen" else None}
+    save_file(MODELS[name](**model).build((3, 32, 32), 10).state_dict(), weights)
+    job = {
+        "data": {"kind": "cifar10", "root": str(tmp_path), "clients": 3},
+        "model": {"name": name, **model},
+        "cohort": {"kind": "uniform", "size": 2},
+        "algorithm": {"name": "fedavg"},
+        "local": {"batch_size": 4, "lr": 0.01},
+        "rounds": 2,
+        "precision": precision,
+        "device": "cuda",
+    }
+    first, again = (hpcfl.run(job, out=tmp_path / out) for out in ("a", "b"))
+    assert torch.equal(first.x, again.x)
 
 
 def test_nccl_on_one_rank(tmp_path, job):

@@ -35,7 +35,7 @@ def bits(tensor: torch.Tensor) -> str:
 def outcome(run: Path) -> Outcome:
     """Of the newest checkpoint of a run directory, and its log up to there."""
     newest = committed(run / "checkpoints")[-1]
-    schema = assemble(load(run / "job.yaml"), torch.device("cpu")).schema.kept
+    schema = assemble(load(run / "job.yaml"), torch.device("cpu"), resumed=True).schema.kept
     table = Table.load(newest.folder, run / "stores")
     clients = {}
     with Reader(table, schema) as reader:

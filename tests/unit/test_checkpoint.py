@@ -174,6 +174,11 @@ def test_tensors_of_a_server_are_named():
 def test_the_fingerprint_sees_a_single_bit():
     one = server(1)
     other = one._replace(x=one.x.clone())
-    assert fingerprint(one) == fingerprint(other)
+    assert fingerprint(one.x) == fingerprint(other.x)
     other.x.view(torch.int32)[3] ^= 1
-    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(one.x) != fingerprint(other.x)
+
+
+def test_the_fingerprint_is_of_all_tensors():
+    one, zero = torch.ones(1), torch.zeros(1)
+    assert len({fingerprint(one), fingerprint(one, zero), fingerprint(zero, one)}) == 3

@@ -12,6 +12,14 @@ CASES = [
     ("resnet20", IMAGE, 10, 269_722),
     ("resnet20", IMAGE, 100, 275_572),
     ("char_lstm", (80,), 80, 133_520),
+    ("resnet18", (3, 64, 64), 1000, 11_689_512),
+    ("resnet18", IMAGE, 10, 11_689_512 - 513 * 990),
+    ("mobilenet_v2", IMAGE, 1000, 3_504_872),
+    ("mobilenet_v2", IMAGE, 2028, 2_223_872 + 1281 * 2028),
+    ("cnn_fedavg", (1, 28, 28), 10, 1_663_370),
+    ("cnn_fedavg", (1, 28, 28), 47, 1_682_351),
+    ("cnn_pfl", IMAGE, 10, 1_626_442),
+    ("logistic", (28, 28), 26, 785 * 26),
     ("linear", (64,), 10, 650),
     ("linear", IMAGE, 10, 30_730),
     ("linear", (8,), 1, 9),
@@ -21,7 +29,7 @@ CASES = [
 
 def build(name, shape, outputs, **fields):
     torch.manual_seed(0)
-    return MODELS[name](**fields).build(shape, outputs)
+    return MODELS[name](**fields).build(shape, outputs).eval()
 
 
 def batch(name, shape, count=4):
@@ -70,7 +78,7 @@ def test_bfloat16_autocast_is_close(name, shape, outputs, parameters):
     assert all(g.dtype == torch.float32 for g in gradients)
 
 
-@pytest.mark.parametrize("name", ["lenet", "resnet20"])
+@pytest.mark.parametrize("name", ["lenet", "resnet20", "resnet18", "mobilenet_v2", "cnn_pfl"])
 def test_memory_layout_changes_nothing_but_rounding(name):
     model, inputs = build(name, IMAGE, 10), batch(name, IMAGE)
     last = inputs.to(memory_format=torch.channels_last)
@@ -112,8 +120,35 @@ def test_lenet_takes_other_sizes():
 @pytest.mark.parametrize(
     ("name", "shape"),
     [("lenet", (64,)), ("lenet", (3, 15, 32)), ("resnet20", (3, 32)), ("resnet20", (1, 2, 2)),
-     ("char_lstm", IMAGE), ("point", (8,)), ("point", (3, 2))],
+     ("char_lstm", IMAGE), ("point", (8,)), ("point", (3, 2)), ("resnet18", (784,)),
+     ("mobilenet_v2", (32, 32)), ("cnn_fedavg", (1, 3, 28)), ("cnn_pfl", (3, 32, 5))],
 )  # fmt: skip
 def test_a_shape_that_does_not_fit(name, shape):
     with pytest.raises(JobError, match=rf"model\.name: {name} takes"):
         MODELS[name]().build(shape, 10)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "cnn_fedavg", "cnn_pfl"])
+@pytest.mark.parametrize("shape", [(3, 64, 48), (1, 28, 28), (3, 8, 8)])
+def test_other_sizes(name, shape):
+    assert build(name, shape, 7)(batch(name, shape)).shape == (4, 7)
+
+
+def test_logistic_is_linear_started_at_zero():
+    model, inputs = build("logistic", (2, 3), 4), batch("linear", (2, 3))
+    assert not model(inputs).any()
+    assert [p.shape for p in model.parameters()] == [(4, 6), (4,)]
+    assert [p.shape for p in build("logistic", (6,), 4, bias=False).parameters()] == [(4, 6)]
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v2", "cnn_pfl"])
+def test_dropout_is_for_training(name):
+    model, inputs = build(name, IMAGE, 10), batch(name, IMAGE)
+    assert torch.equal(model(inputs), model(inputs))
+    model.train()
+    assert not torch.equal(model(inputs), model(inputs))
+
+
+def test_the_share_of_dropout_is_a_key():
+    model, inputs = build("mobilenet_v2", IMAGE, 10, dropout=0.0).train(), batch("lenet", IMAGE)
+    assert torch.equal(model(inputs), model(inputs))

@@ -77,8 +77,8 @@ def test_state_dicts_that_do_not_fit(tmp_path, entries, message):
 @pytest.mark.parametrize(
     ("vector", "message"),
     [
-        (np.zeros(5), r"float64 of shape \(5,\), the model has \d+ parameters"),
-        (np.zeros((2, 2)), "shape"),
+        (np.zeros(5), r"a vector of shape \(5,\), the model has \d+ parameters"),
+        (np.zeros((2, 2)), r"found float64 of shape \(2, 2\), expected a flat vector of floats"),
         (np.array({}), "not a readable"),
         (np.zeros(9, int), "int64"),
     ],
@@ -97,7 +97,7 @@ def test_a_vector_that_is_not_finite(tmp_path):
         load_initial(lenet(), tmp_path / "x.npy")
 
 
-@pytest.mark.parametrize("name", ["x.npy", "x.safetensors"])
+@pytest.mark.parametrize("name", ["x.npy", "x.safetensors", "x.pth", "x.pt"])
 def test_missing_and_broken_files(tmp_path, name):
     with pytest.raises(JobError, match=f"{name}: not a readable"):
         load_initial(lenet(), tmp_path / name)
@@ -107,5 +107,105 @@ def test_missing_and_broken_files(tmp_path, name):
 
 
 def test_another_kind_of_file(tmp_path):
-    with pytest.raises(JobError, match=r"x\.pt: expected a \.npy or a \.safetensors file"):
+    with pytest.raises(JobError, match=r"x\.h5: expected a \.npy, \.safetensors, \.pth or \.pt f"):
+        load_initial(lenet(), tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", ["x.pth", "x.pt"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda entries: entries,
+        lambda entries: {"state_dict": entries, "epoch": 3},
+        lambda entries: {"model": entries, "optimizer": {"state": {}}},
+        lambda entries: {"state_dict": {f"module.{name}": v for name, v in entries.items()}},
+    ],
+)
+def test_files_of_torch(tmp_path, name, wrap, zipped):
+    given, model = lenet(seed=1), lenet()
+    saved = wrap(given.state_dict())
+    torch.save(saved, tmp_path / name, _use_new_zipfile_serialization=zipped)
+    assert load_initial(model, tmp_path / name) == ()
+    assert torch.equal(flat(model), flat(given))
+
+
+class Evil:
+    """What a pickle with code is made of."""
+
+    def __reduce__(self):
+        return (print, ("the code ran",))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_with_code_is_refused_and_not_run(tmp_path, capfd, zipped):
+    path = tmp_path / "x.pth"
+    content = {**lenet().state_dict(), "evil": Evil()}
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(JobError) as refused:
+        load_initial(lenet(), path)
+    assert str(refused.value) == (
+        f"model.init: {path}: not a readable .pth file: it holds more than weights, or is damaged; "
+        "save the model's state_dict()"
+    )
+    assert "the code ran" not in "".join(capfd.readouterr())
+
+
+def test_a_whole_module_is_refused(tmp_path):
+    torch.save(lenet(), tmp_path / "x.pt")
+    with pytest.raises(JobError, match=r"holds more than weights, .*; save the model's state_dict"):
         load_initial(lenet(), tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.safetensors", "x.pth"])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
+def test_truncated_files(tmp_path, name, share):
+    given, path = lenet(), tmp_path / name
+    if name == "x.npy":
+        np.save(path, flat(given).numpy())
+    elif name == "x.safetensors":
+        save_file(given.state_dict(), path)
+    else:
+        torch.save(given.state_dict(), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(JobError, match=rf"{name}: not a readable") as refused:
+        load_initial(lenet(), path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([torch.ones(3)], "holds a list, expected a state dict"),
+        ({"epoch": 3}, "nothing fits the model; it holds nothing"),
+        ({"conv1.bias": torch.ones(64, dtype=torch.int8)}, r"conv1\.bias is torch\.int8, the mod"),
+        ({"conv1.bias": torch.full((64,), torch.inf)}, r"conv1\.bias is not finite"),
+    ],
+)
+def test_files_of_torch_that_do_not_fit(tmp_path, content, message):
+    torch.save(content, tmp_path / "x.pth")
+    with pytest.raises(JobError, match=message):
+        load_initial(lenet(), tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize("kind", ["npy", "safetensors", "pth"])
+def test_the_backbone_alone(tmp_path, kind):
+    given, model, path = lenet(seed=1), lenet(), tmp_path / f"x.{kind}"
+    if kind == "npy":
+        np.save(path, flat(given).numpy())
+    elif kind == "pth":
+        torch.save(given.state_dict(), path)
+    else:
+        save_file(given.state_dict(), path)
+    head = model.fc3.weight.detach().clone()
+    assert load_initial(model, path, "backbone") == ("fc3.weight", "fc3.bias")
+    assert torch.equal(model.fc3.weight, head)
+    assert torch.equal(model.fc2.bias, given.fc2.bias)
+
+
+def test_a_model_of_one_layer_has_no_backbone(tmp_path):
+    model = MODELS["linear"]().build((3,), 2)
+    save_file(model.state_dict(), tmp_path / "x.safetensors")
+    with pytest.raises(JobError, match=r"fits .*; its last layer is all that the model has"):
+        load_initial(model, tmp_path / "x.safetensors", "backbone")

@@ -8,6 +8,7 @@ import pytest
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import Stopped, SweepError
 from hpcfl.job import load
+from hpcfl.models.base import ModelConfig
 from hpcfl.rundir import RunDir
 from hpcfl.sweep import play, spawn
 from hpcfl.sweep.grid import read_sweep
@@ -307,6 +308,16 @@ def test_data_are_fetched_once_before_the_first_run(file, tmp_path, scripted, mo
     play.play(read_sweep(file), tmp_path / "out")
     assert fetched == [(4, 0), (5, 0)]
     assert scripted.begun == 8
+
+
+def test_weights_are_fetched_once_before_the_first_run(file, tmp_path, scripted, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(
+        ModelConfig, "fetch", lambda model: fetched.append((model.bias, scripted.begun))
+    )
+    file.write_text(SWEEP + "  model.bias: [true, false]\n")
+    play.play(read_sweep(file), tmp_path / "out")
+    assert fetched == [(True, 0), (False, 0)]
 
 
 def test_a_silent_run_is_told(file, tmp_path, scripted, monkeypatch):

@@ -1,0 +1,80 @@
+"""Normalisation without a memory: GroupNorm, or batch normalisation with frozen statistics."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import BeforeValidator
+from torch import Tensor, nn
+from torch.nn.functional import batch_norm
+
+from hpcfl.models.base import ModelConfig
+from hpcfl.types import Count
+
+STATISTICS = (".running_mean", ".running_var")  # end the names of frozen buffers
+UNFIT = (
+    "keeps running statistics (batch or instance normalisation), which are no parameters and "
+    "would differ between clients; use GroupNorm (norm: group) or frozen statistics (norm: frozen)"
+)
+
+
+def _no_batch(norm: Any) -> Any:
+    if norm == "batch":
+        raise ValueError(f"batch {UNFIT}")
+    return norm
+
+
+NormName = Annotated[Literal["group", "frozen"], BeforeValidator(_no_batch)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normed(ModelConfig):
+    """The keys of a model that was published with batch normalisation."""
+
+    divisor: ClassVar[int]
+    """The greatest common divisor of the channels of its normalised layers."""
+
+    norm: NormName = "group"
+    """GroupNorm, or batch normalisation with the statistics of ``init``, which never change."""
+    groups: Count = 2
+    """Groups of channels of each GroupNorm."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm == "frozen" and self.init is None:
+            raise ValueError(
+                "norm frozen takes its statistics from the file of init, and there is none; say "
+                "init: torchvision, name a file, or say norm: group"
+            )
+        if self.divisor % self.groups:
+            fit = [str(n) for n in range(1, self.divisor + 1) if self.divisor % n == 0]
+            raise ValueError(f"groups: found {self.groups}, expected one of {', '.join(fit)}")
+
+    @property
+    def layer(self) -> Callable[[int], nn.Module]:
+        """Makes the normalisation of so many channels."""
+        if self.norm == "frozen":
+            return FrozenNorm
+        return lambda channels: nn.GroupNorm(self.groups, channels)
+
+
+class FrozenNorm(nn.Module):
+    """Batch normalisation by statistics that are given: buffers, under torchvision's names.
+
+    Its factors and offsets are parameters like any other.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, C, H, W], every channel by its own mean and variance."""
+        return batch_norm(images, self.running_mean, self.running_var, self.weight, self.bias)

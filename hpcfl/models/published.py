@@ -1,0 +1,48 @@
+"""The ImageNet weights that torchvision publishes, by file name, in torch's own cache.
+
+A file is named after the model and the first eight digits of its SHA-256, so the name in a model's
+source settles the weights whatever version of torchvision is installed, or none.
+"""
+
+from hashlib import file_digest
+from pathlib import Path
+
+import torch
+
+from hpcfl.errors import JobError
+
+ADDRESS = "https://download.pytorch.org/models/"
+
+
+def home(name: str) -> Path:
+    """Where the file belongs: where torchvision looks for it too."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / name
+
+
+def fetch(name: str) -> None:
+    """Download the file unless it is there, and check it.
+
+    Raises:
+        JobError: it cannot be had, or is damaged.
+    """
+    path = home(name)
+    by_hand = (
+        f"download {ADDRESS}{name} elsewhere, put it into {path.parent} or any folder FOLDER, then "
+        f"say model.init=FOLDER/{name}"
+    )
+    mark = path.stem.rpartition("-")[2]
+    if not path.exists():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(ADDRESS + name, str(path), mark, progress=False)
+        except (OSError, RuntimeError) as error:
+            raise JobError(
+                f"model.init: torchvision: {name} could not be downloaded: {error}; {by_hand}"
+            ) from error
+    with path.open("rb") as file:
+        found = file_digest(file, "sha256").hexdigest()
+    if not found.startswith(mark):
+        raise JobError(
+            f"model.init: torchvision: {path}: is damaged, its SHA-256 begins with "
+            f"{found[: len(mark)]}; remove it, or {by_hand}"
+        )

@@ -1,0 +1,84 @@
+"""Reading weights that anyone may have written; no file gets to run code."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import is_zipfile
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hpcfl.errors import JobError
+
+_WRAPPERS = ("state_dict", "model")  # what training programs put a state dict into
+
+
+def read_weights(path: Path) -> Tensor | dict[str, Tensor]:
+    """One flat vector, of a .npy; tensors by name, of any other file.
+
+    The names of a .pth or .pt are those of the state dict in it, which may lie under "state_dict"
+    or "model", without the "module." that parallel training puts before them.
+
+    Raises:
+        JobError: the file is missing or damaged, holds no plain weights, or is of another kind.
+    """
+    if path.suffix == ".npy":
+        return _vector(path)
+    if path.suffix == ".safetensors":
+        return _named(_read(path, lambda: load_file(path)))
+    if path.suffix in (".pth", ".pt"):
+        content = _read(path, lambda: _load(path))
+        for wrapper in _WRAPPERS:
+            if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+                content = content[wrapper]
+        if not isinstance(content, Mapping):
+            raise JobError(
+                f"model.init: {path}: holds a {type(content).__name__}, expected a state dict"
+            )
+        return _named(content)
+    raise JobError(f"model.init: {path}: expected a .npy, .safetensors, .pth or .pt file")
+
+
+def _read(path: Path, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except OSError as error:
+        reason = error.strerror or error
+        raise JobError(
+            f"model.init: {path}: not a readable {path.suffix} file: {reason}"
+        ) from error
+    except Exception as error:  # what a damaged file raises depends on where the damage is
+        reason = str(error).partition("\n")[0]
+        if "weights_only" in str(error):  # torch's own text advises to run the code in the file
+            reason = "it holds more than weights, or is damaged; save the model's state_dict()"
+        raise JobError(
+            f"model.init: {path}: not a readable {path.suffix} file: {reason}"
+        ) from error
+
+
+def _load(path: Path) -> Any:
+    # Only the archives of today's torch.save can be mapped.
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+
+
+def _named(content: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """The tensors; what else lies beside them, such as an epoch, is no weight."""
+    return {
+        str(name).removeprefix("module."): value
+        for name, value in content.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _vector(path: Path) -> Tensor:
+    """The flat vector in a .npy, float64."""
+    try:
+        vector = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise JobError(f"model.init: {path}: not a readable .npy file: {error}") from error
+    if not isinstance(vector, np.ndarray) or vector.dtype.kind != "f" or vector.ndim != 1:
+        what = f"{vector.dtype} of shape {vector.shape}" if hasattr(vector, "dtype") else "archive"
+        raise JobError(f"model.init: {path}: found {what}, expected a flat vector of floats")
+    return torch.from_numpy(vector.astype(np.float64))
