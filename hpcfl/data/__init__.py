@@ -13,6 +13,7 @@ from hpcfl.data.inaturalist import INaturalist
 from hpcfl.data.landmarks import Landmarks
 from hpcfl.data.quadratics import Quadratics
 from hpcfl.data.shakespeare import Shakespeare
+from hpcfl.data.tiny_imagenet import TinyImageNet
 
 SOURCES: Mapping[str, type[DataConfig]] = {
     "arrays": Arrays,
@@ -25,5 +26,6 @@ SOURCES: Mapping[str, type[DataConfig]] = {
     "landmarks": Landmarks,
     "quadratics": Quadratics,
     "shakespeare": Shakespeare,
+    "tiny_imagenet": TinyImageNet,
 }
 """The data sets a job can name as ``data.kind``."""
