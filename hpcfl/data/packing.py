@@ -168,8 +168,10 @@ def _mapping(workers: int) -> Iterator[Callable[..., Any]]:
     if workers == 1:
         yield map
         return
-    # Not forked: torch has threads already.
-    with ProcessPoolExecutor(workers, get_context("spawn"), _follow_parent) as pool:
+    # Not forked from here, where torch may have threads, but from a process that only imports.
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(workers, context, _follow_parent) as pool:
         try:
             yield pool.map
         except BrokenProcessPool as error:
