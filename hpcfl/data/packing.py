@@ -212,7 +212,7 @@ def _make(piece: Piece) -> list[Fault]:
     with new.open("wb") as file:
         sizes = np.array([len(content) for content in contents])
         np.savez(file, bytes=np.frombuffer(b"".join(contents), np.uint8), sizes=sizes)
-    new.replace(path)
+    commit(new, path)
     return faults
 
 

@@ -317,6 +317,48 @@ def test_a_job_without_the_packed_file_is_told_the_command(tmp_path):
         ImageFolder(root=str(tmp_path)).load(0)
 
 
+def test_the_command_says_it_in_one_line(hpcfl, refused, spoilt):
+    command = ("data", "prepare", "landmarks", "--root", spoilt)
+    keys = ("subset=true", "size=32", "margin=4", "workers=1")
+    line = refused(*command, *keys)
+    assert line.startswith(f"DataError: {spoilt}/landmarks-36.h5: 3 of 11 images are missing or")
+    assert "federated_train.csv:3: train/" in line
+    done = hpcfl(*command, *keys, "allow_missing=3")
+    assert (done.code, done.out) == (0, [f"ready: {spoilt}/landmarks-36.h5"])
+
+
+def test_a_run_without_the_packed_file_is_refused(refused, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"data: {{kind: inaturalist, root: {tmp_path}}}\n"
+        "model: {name: linear}\n"
+        "cohort: {kind: uniform, size: 2}\n"
+        "algorithm: {name: fedavg}\n"
+        "local: {lr: 0.1}\n"
+        "rounds: 1\n"
+    )
+    line = refused("run", job, "--out", tmp_path / "run")
+    assert line.endswith(f"make it once by: hpcfl data prepare inaturalist --root {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("landmarks", ["landmarks-user-160k.zip"]),
+        ("inaturalist", ["iNaturalist_train.csv", "iNaturalist_test.csv"]),
+    ],
+)
+def test_without_internet_it_says_which_lists_belong_where(tmp_path, monkeypatch, kind, names):
+    def offline(*arguments):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("hpcfl.data.owners._download", offline)
+    with pytest.raises(DataError, match="no route to host") as caught:
+        source(kind, tmp_path).prepare(quiet)
+    for name in names:
+        assert f"{name} as {tmp_path}/{name}" in str(caught.value)
+
+
 # A packed file that was damaged afterwards.
 
 
