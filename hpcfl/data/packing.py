@@ -171,14 +171,16 @@ def _mapping(workers: int) -> Iterator[Callable[..., Any]]:
     # Not forked from here, where torch may have threads, but from a process that only imports.
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(workers, context, _follow_parent) as pool:
-        try:
-            yield pool.map
-        except BrokenProcessPool as error:
-            raise DataError(
-                f"one of {workers} processes was killed, for lack of memory perhaps; the same "
-                "call goes on where it ended"
-            ) from error
+    pool = ProcessPoolExecutor(workers, context, _follow_parent)
+    try:
+        yield pool.map
+    except BrokenProcessPool as error:
+        raise DataError(
+            f"one of {workers} processes was killed, for lack of memory perhaps; the same call "
+            "goes on where it ended"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _follow_parent() -> None:

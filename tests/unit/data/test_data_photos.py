@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from itertools import pairwise
+from multiprocessing import active_children
 
 import h5py
 import numpy as np
@@ -465,3 +466,19 @@ def test_a_finished_file_is_not_made_again(made):
     before = config.packed.stat()
     config.prepare(quiet)
     assert config.packed.stat() == before
+
+
+def test_a_killed_process_is_told_and_the_next_call_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpcfl.data.packing.PIECE", 2)
+    root = image_layouts.landmarks(tmp_path)
+
+    def track(items, what, total=None):
+        for process in active_children():  # before they can have done everything
+            process.kill()
+            process.join()
+        yield from items
+
+    with pytest.raises(DataError, match="one of 2 processes was killed"):
+        source("landmarks", root, workers=2).prepare(track)
+    assert not (root / "landmarks-36.h5").exists()
+    source("landmarks", root).prepare(quiet)
