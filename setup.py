@@ -32,6 +32,7 @@ setup(
         "rich>=14.0,<16",
         "safetensors>=0.5,<1",
         "matplotlib>=3.9,<4",
+        "pillow>=11,<14",
     ],
     extras_require={
         # MPI with its own mpirun, from wheels: a laptop, a test machine.

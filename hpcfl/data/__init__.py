@@ -8,8 +8,12 @@ from hpcfl.data.cifar10 import Cifar10
 from hpcfl.data.cifar100 import Cifar100
 from hpcfl.data.concrete import Concrete
 from hpcfl.data.digits import Digits
+from hpcfl.data.image_folder import ImageFolder
+from hpcfl.data.inaturalist import INaturalist
+from hpcfl.data.landmarks import Landmarks
 from hpcfl.data.quadratics import Quadratics
 from hpcfl.data.shakespeare import Shakespeare
+from hpcfl.data.tiny_imagenet import TinyImageNet
 
 SOURCES: Mapping[str, type[DataConfig]] = {
     "arrays": Arrays,
@@ -17,7 +21,11 @@ SOURCES: Mapping[str, type[DataConfig]] = {
     "cifar100": Cifar100,
     "concrete": Concrete,
     "digits": Digits,
+    "image_folder": ImageFolder,
+    "inaturalist": INaturalist,
+    "landmarks": Landmarks,
     "quadratics": Quadratics,
     "shakespeare": Shakespeare,
+    "tiny_imagenet": TinyImageNet,
 }
 """The data sets a job can name as ``data.kind``."""

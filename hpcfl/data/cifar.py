@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.base import Dataset
+from hpcfl.data.colour import Coloured
 from hpcfl.data.files import read_arrays
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.unpickle import unpickle
@@ -39,7 +40,7 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cifar(DataConfig):
+class Cifar(Coloured):
     """Images uint8 [n, 32, 32, 3] and labels; training images are cropped and flipped."""
 
     layout: ClassVar[Layout]
@@ -60,13 +61,15 @@ class Cifar(DataConfig):
         """Read the official pickles, or the .npz."""
         layout = self.layout
         train, test = read(Path(self.root), layout)
+        transform = CropFlipNormalize(mean=layout.mean, std=layout.std, augment=self.augment)
         return Dataset(
             train=train,
             test=test,
             natural=None,
             classes=layout.classes,
             loss="cross_entropy",
-            transform=CropFlipNormalize(mean=layout.mean, std=layout.std, augment=self.augment),
+            transform=transform,
+            personal=self.personal(transform, seed),
         )
 
 

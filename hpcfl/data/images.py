@@ -1,4 +1,4 @@
-"""From stored images to a model's inputs: crop, flip, normalise."""
+"""From stored images to a model's inputs: crop, flip, change colours, normalise."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,13 +7,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of red, green and blue in [0, 1]
+IMAGENET_STD = (0.229, 0.224, 0.225)
+_LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue in the grey image, as torchvision has it
+
 
 @dataclass(frozen=True)
 class CropFlipNormalize:
     """Images uint8 [B, H, W, C] to normalised [B, C, H, W], channels last in memory.
 
-    Augmentation, per image: a crop of the image's size from the image padded with black, and a
-    horizontal flip with probability 1/2.  Only the rows and the generator determine the bits.
+    Augmentation, per image: a crop from the image padded with black, and a horizontal flip with
+    probability 1/2.  Without it the middle is cut out.  Only the rows and the generator determine
+    the bits.
+
+    Colours are changed as torchvision does it, on pixels p in [0, 1]: first p <- b p, then
+    p <- s p + (1 - s) grey with grey = 0.2989 red + 0.587 green + 0.114 blue, each cut to [0, 1].
     """
 
     mean: tuple[float, ...]
@@ -23,44 +31,77 @@ class CropFlipNormalize:
     """Pixels of black on every side before the crop."""
     augment: bool = True
     """False: no augmentation even where a generator is given."""
+    size: int | None = None
+    """Sides of the crops, of images that are at least as large; None: those of the image."""
+    brightness: float = 1.0
+    """b; 0 is black, 1 changes nothing."""
+    saturation: float = 1.0
+    """s; 0 is grey, 1 changes nothing."""
 
     def __call__(
         self, inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None
     ) -> Tensor:
         """Model inputs; ``generator`` None means no augmentation."""
-        if self.augment and generator is not None:
-            inputs = crop_flip(inputs, self.padding, generator)
         height, width, channels = inputs.shape[1:]
+        if self.size is not None:
+            height = width = self.size
+        if self.augment and generator is not None:
+            inputs = crop_flip(inputs, self.padding, generator, (height, width))
+        else:
+            inputs = _middle(inputs, height, width)
         shift, scale = _affine(self.mean, self.std, width, dtype, inputs.device)
-        lines = inputs.to(dtype).reshape(-1, height, width * channels)
+        lines = self._coloured(inputs.to(dtype)).reshape(-1, height, width * channels)
         images = lines.sub_(shift).mul_(scale) if dtype != inputs.dtype else (lines - shift) * scale
         return images.view(-1, height, width, channels).permute(0, 3, 1, 2)
 
+    def _coloured(self, images: Tensor) -> Tensor:
+        """Pixels in 0..255 [B, H, W, 3] with the brightness and saturation of this transform."""
+        if self.brightness != 1:
+            images = (images * self.brightness).clamp(0, 255)
+        if self.saturation != 1:
+            red, green, blue = (images[..., k] * weight for k, weight in enumerate(_LUMA))
+            grey = (red + green + blue)[..., None]
+            images = (images * self.saturation + grey * (1 - self.saturation)).clamp(0, 255)
+        return images
 
-def crop_flip(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """Each image [H, W, C] of the batch shifted by up to ``padding`` pixels and perhaps flipped.
 
-    One draw per image holds its flip, row and column offset (most to least significant).
+def crop_flip(
+    images: Tensor,
+    padding: int,
+    generator: torch.Generator,
+    size: tuple[int, int] | None = None,
+) -> Tensor:
+    """A crop of ``size``, at random, of each padded image [H, W, C] of the batch, perhaps flipped.
+
+    Without ``size``, each image is shifted by up to ``padding`` pixels.  One draw per image holds
+    its flip, row and column offset (most to least significant).
     """
-    count, height, width, channels = images.shape
-    offsets = 2 * padding + 1
+    count, _, _, channels = images.shape
+    height, width = size or images.shape[1:3]
+    padded = pad(images, (0, 0, padding, padding, padding, padding)).contiguous()
+    rows, columns = padded.shape[1] - height + 1, padded.shape[2] - width + 1
     draw = torch.randint(
-        2 * offsets**2, (count,), generator=generator, device=images.device, dtype=torch.int64
+        2 * rows * columns, (count,), generator=generator, device=images.device, dtype=torch.int64
     )
-    column, row, flip = draw % offsets, draw // offsets % offsets, draw // offsets**2
+    column, row, flip = draw % columns, draw // columns % rows, draw // (rows * columns)
     along = torch.arange(width, device=images.device)
     down = torch.arange(height, device=images.device)
     channel = torch.arange(channels, device=images.device)
-    padded = pad(images, (0, 0, padding, padding, padding, padding))
     # Whole lines first, then pixels within the lines: two cheap gathers.
-    first = torch.arange(count, device=images.device) * (height + 2 * padding) + row
-    lines = padded.view(-1, (width + 2 * padding) * channels).index_select(
+    first = torch.arange(count, device=images.device) * padded.shape[1] + row
+    lines = padded.view(-1, padded.shape[2] * channels).index_select(
         0, (first[:, None] + down).view(-1)
     )
-    columns = column[:, None] + torch.where(flip[:, None] > 0, width - 1 - along, along)
-    pixels = (columns[:, :, None] * channels + channel).view(count, 1, width * channels)
+    places = column[:, None] + torch.where(flip[:, None] > 0, width - 1 - along, along)
+    pixels = (places[:, :, None] * channels + channel).view(count, 1, width * channels)
     cropped = lines.view(count, height, -1).gather(2, pixels.expand(-1, height, -1))
     return cropped.view(count, height, width, channels)
+
+
+def _middle(images: Tensor, height: int, width: int) -> Tensor:
+    """The middle of each image [H, W, C]."""
+    top, left = (images.shape[1] - height) // 2, (images.shape[2] - width) // 2
+    return images[:, top : top + height, left : left + width]
 
 
 @lru_cache(maxsize=8)

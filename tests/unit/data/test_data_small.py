@@ -15,7 +15,8 @@ from tests.real_data import real
 
 def test_sources_go_by_their_files_names():
     assert all(
-        source.__module__ == f"hpcfl.data.{kind}" and source.__name__.lower() == kind
+        source.__module__ == f"hpcfl.data.{kind}"
+        and source.__name__.lower() == kind.replace("_", "")
         for kind, source in SOURCES.items()
     )
 

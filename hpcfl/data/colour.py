@@ -1,0 +1,59 @@
+"""Clients that see colours differently: FedMIM's perturbation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+from hpcfl.data.base import DataConfig, Transform
+from hpcfl.data.images import CropFlipNormalize
+from hpcfl.data.partition import Pooled
+from hpcfl.seeds import stream
+from hpcfl.types import Section, Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Colour(Section):
+    """How far brightness and saturation of a client's images may be from the stored ones."""
+
+    brightness: Share = 0.0
+    """A client's factor is uniform in 1 - brightness to 1 + brightness."""
+    saturation: Share = 0.0
+    """A client's factor is uniform in 1 - saturation to 1 + saturation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coloured(DataConfig):
+    """Images whose colours may differ from client to client."""
+
+    colour: Colour | None = None
+    """Change the colours of each client's images: ``{brightness: b, saturation: s}``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.colour is not None and isinstance(self.partition, Pooled):
+            raise ValueError(
+                "a pooled partition has one client, which would see every image in one colour; "
+                "leave colour out"
+            )
+
+    def personal(
+        self, transform: CropFlipNormalize, seed: int
+    ) -> Callable[[int], Transform] | None:
+        """Each client's transform: ``transform`` with factors drawn once, from a stream of its own.
+
+        They hold for all that the client has, to train on or held out; the test set is as stored.
+        """
+        colour = self.colour
+        if colour is None:
+            return None
+
+        @cache
+        def of(client: int) -> Transform:
+            b, s = stream(seed, "colour", client=client).uniform(-1, 1, 2).tolist()
+            return replace(
+                transform,
+                brightness=1 + colour.brightness * b,
+                saturation=1 + colour.saturation * s,
+            )
+
+        return of

@@ -1,0 +1,64 @@
+"""Images as their files hold them, JPEG or PNG: shrunk once before packing, decoded for training.
+
+Orientation tags are ignored, as the usual loaders of these data sets do.
+"""
+
+from io import BytesIO
+from zlib import error as ZlibError
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+QUALITY = 90  # of JPEG, where an image is written anew
+DAMAGED = (OSError, SyntaxError, ValueError, EOFError, ZlibError, Image.DecompressionBombError)
+"""What Pillow raises for files that are no images, or damaged ones."""
+
+
+def shrunk(content: bytes, side: int) -> bytes:
+    """The same image as a square of ``side`` pixels, in JPEG of quality 90.
+
+    The shorter side is scaled to ``side`` and the middle cut out.  Where it is no longer than
+    ``side`` the file stays as it is, byte for byte.
+
+    Raises:
+        DAMAGED: it cannot be decoded.
+    """
+    with _opened(content) as image:
+        if min(image.size) <= side:
+            image.load()
+            return content
+        image.draft(None, (2 * side, 2 * side))  # JPEG can be decoded at half its size, or less
+        out = BytesIO()
+        _square(image, side).save(out, "JPEG", quality=QUALITY)
+    return out.getvalue()
+
+
+def pixels(content: bytes, side: int | None = None) -> NDArray[np.uint8]:
+    """Red, green and blue, [side, side, 3]: the middle of the image, scaled; None: all of it.
+
+    Raises:
+        DAMAGED: it cannot be decoded.
+    """
+    with _opened(content) as image:
+        return np.asarray(image.convert("RGB") if side is None else _square(image, side))
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be read, without its name."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _opened(content: bytes) -> Image.Image:
+    return Image.open(BytesIO(content), formats=("JPEG", "PNG"))
+
+
+def _square(image: Image.Image, side: int) -> Image.Image:
+    """In colour; the shorter side scaled to ``side``, the middle cut out."""
+    width, height = image.size
+    if width == height == side:
+        return image.convert("RGB")
+    short = min(width, height)
+    left, top = (width - short) // 2, (height - short) // 2
+    middle = (left, top, left + short, top + short)
+    return image.convert("RGB").resize((side, side), Image.Resampling.BICUBIC, middle)

@@ -1,0 +1,168 @@
+"""One HDF5 file instead of a hundred thousand images: their bytes in a row, client by client.
+
+    /                attributes format, classes, side
+    /train, /test    attribute missing: images that were listed but not to be had
+      bytes          uint8, the files of all images one after the other, contiguous
+      offsets        int64 [n + 1], where each begins in ``bytes``
+      labels         int64 [n]
+      names          text [n], the files that they come from
+    /train
+      clients        int64 [N + 1], the row that each client's images begin at
+      client_names   text [N]
+
+What training needs is mapped into memory, so opening reads almost nothing.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfl.data.encoded import DAMAGED, pixels
+from hpcfl.data.partition import Rows
+from hpcfl.errors import DataError
+from hpcfl.types import Examples
+
+FORMAT = 1
+
+
+class Packed:
+    """The images of one split, uint8 [n, side, side, 3], decoded by whoever reads them."""
+
+    dtype = torch.uint8
+
+    def __init__(
+        self,
+        path: Path,
+        split: str,
+        content: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        side: int,
+        workers: int,
+    ) -> None:
+        self._path, self._split, self._content, self._offsets = path, split, content, offsets
+        self._side = side
+        self.shape: tuple[int, ...] = (len(offsets) - 1, side, side, 3)
+        self.workers = workers
+
+    def read(self, rows: NDArray[np.int64]) -> Tensor:
+        """Decode these rows [B]; Pillow lets other threads go on meanwhile.
+
+        Raises:
+            DataError: an image is damaged.
+        """
+        return torch.from_numpy(np.stack([self._decoded(int(row)) for row in rows]))
+
+    def _decoded(self, row: int) -> NDArray[np.uint8]:
+        begin, end = self._offsets[row], self._offsets[row + 1]
+        try:
+            return pixels(self._content[begin:end].tobytes(), self._side)
+        except DAMAGED as error:
+            with h5py.File(self._path, "r") as file:
+                name = file[self._split]["names"].asstr()[row]
+            raise DataError(
+                f"{self._path}: row {row} of {self._split} ({name}) is damaged: {error}; remove "
+                "the file and prepare it again"
+            ) from error
+
+
+class Split(NamedTuple):
+    """A split's images and labels, and how many more there should be."""
+
+    examples: Examples
+    missing: int
+
+
+class Contents(NamedTuple):
+    """A packed file."""
+
+    train: Split
+    test: Split | None
+    natural: list[Rows]
+    """The rows of each client."""
+    classes: int
+
+
+def read_packed(path: Path, side: int, workers: int) -> Contents:
+    """Map a packed file.
+
+    Args:
+        path: the file.
+        side: pixels of a row's sides; smaller images were packed as they are.
+        workers: threads that are to decode.
+
+    Raises:
+        DataError: the file is damaged, of another format, or holds what cannot be.
+    """
+    try:
+        with h5py.File(path, "r") as file:
+            if file.attrs.get("format") != FORMAT or file.attrs.get("side") != side:
+                raise DataError(
+                    f"{path}: format {file.attrs.get('format')}, side {file.attrs.get('side')}; "
+                    f"expected {FORMAT} and {side}: remove it and prepare it again"
+                )
+            classes = int(file.attrs["classes"])
+            train = _split(path, file, "train", side, workers, classes)
+            test = _split(path, file, "test", side, workers, classes) if "test" in file else None
+            starts = mapped(path, file, "train/clients", np.int64)
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: not a readable packed file: {error}") from error
+    _check_ascending(path, "train/clients", starts, len(train.examples.labels))
+    natural = [np.arange(a, b) for a, b in pairwise(starts.tolist())]
+    return Contents(train, test, natural, classes)
+
+
+def mapped(path: Path, file: Any, name: str, dtype: type[np.generic]) -> NDArray[Any]:
+    """A contiguous dataset of the file as an array that the system reads in when it is touched.
+
+    Writing to the array changes nobody's file.
+
+    Raises:
+        DataError: it is of another type, lies elsewhere, or reaches beyond the end of the file.
+        KeyError: there is none.
+    """
+    found = file[name]
+    at = found.id.get_offset() if isinstance(found, h5py.Dataset) else None
+    if at is None or found.dtype != dtype or Path(found.file.filename) != path:
+        raise DataError(f"{path}: {name} is no contiguous {np.dtype(dtype)} array of this file")
+    if at + found.nbytes > path.stat().st_size:
+        raise DataError(f"{path}: {name} reaches beyond the end of the file: it was cut off")
+    return np.memmap(path, dtype, "c", at, found.shape)
+
+
+def checked_labels(path: Path, name: str, labels: NDArray[np.int64], classes: int) -> Tensor:
+    """The labels [n] as a tensor.
+
+    Raises:
+        DataError: one is no class; names its row.
+    """
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        raise DataError(
+            f"{path}: row {wrong[0]} of {name} is class {labels[wrong[0]]}, expected 0 to "
+            f"{classes - 1}"
+        )
+    return torch.from_numpy(np.array(labels))
+
+
+def _split(path: Path, file: Any, split: str, side: int, workers: int, classes: int) -> Split:
+    content = mapped(path, file, f"{split}/bytes", np.uint8)
+    offsets = mapped(path, file, f"{split}/offsets", np.int64)
+    labels = mapped(path, file, f"{split}/labels", np.int64)
+    if len(offsets) != len(labels) + 1:
+        raise DataError(f"{path}: {len(offsets)} offsets for {len(labels)} labels in {split}")
+    _check_ascending(path, f"{split}/offsets", offsets, len(content))
+    images = Packed(path, split, content, offsets, side, workers)
+    examples = Examples(images, checked_labels(path, f"{split}/labels", labels, classes))
+    return Split(examples, int(file[split].attrs["missing"]))
+
+
+def _check_ascending(path: Path, name: str, offsets: NDArray[np.int64], end: int) -> None:
+    """Refuse offsets that do not go up from 0 to ``end``, each part longer than nothing."""
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) <= 0).any():
+        raise DataError(f"{path}: {name} does not ascend from 0 to {end}: the file is damaged")

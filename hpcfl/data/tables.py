@@ -1,0 +1,55 @@
+"""Reading a csv file that has a header, row by row, with an eye on what owners promise."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcfl.errors import DataError
+
+
+class Row(NamedTuple):
+    """One line of a table."""
+
+    where: str
+    """File and line, for whoever has to complain."""
+    values: tuple[str, ...]
+    """Of the columns that were asked for."""
+
+
+def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """The rows of a csv file, one at a time.
+
+    Raises:
+        DataError: the file is missing or no csv, or lacks a column; a row lacks a value.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, [])
+            if absent := [name for name in columns if name not in header]:
+                raise DataError(
+                    f"{path}: no column {absent[0]!r}; its header is {','.join(header)!r}, "
+                    f"expected {','.join(columns)}"
+                )
+            places = [header.index(name) for name in columns]
+            for cells in reader:
+                if not cells:
+                    continue
+                where = f"{path}:{reader.line_num}"
+                if len(cells) != len(header):
+                    raise DataError(f"{where}: {len(cells)} values, the header has {len(header)}")
+                yield Row(where, tuple(cells[place] for place in places))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not a readable csv file: {error}") from error
+
+
+def class_of(row: Row, text: str, classes: int) -> int:
+    """A class that the row names by its number.
+
+    Raises:
+        DataError: it is not one of 0 to ``classes - 1``.
+    """
+    if not text.isdecimal() or int(text) >= classes:
+        raise DataError(f"{row.where}: class is {text!r}, expected 0 to {classes - 1}")
+    return int(text)

@@ -1,0 +1,484 @@
+"""Landmarks, iNaturalist and folders of images: packed from the owners' layouts, read by client."""
+
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from multiprocessing import active_children
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from hpcfl.data.base import Dataset
+from hpcfl.data.encoded import pixels
+from hpcfl.data.image_folder import ImageFolder
+from hpcfl.data.inaturalist import INaturalist
+from hpcfl.data.landmarks import Landmarks
+from hpcfl.data.packed import Packed
+from hpcfl.errors import DataError
+from tests import image_layouts
+from tests.image_layouts import BY_CLIENT, TEST, TRAIN, colour, image_id, landmark
+
+SIZES = {"size": 32, "margin": 4, "workers": 1}
+SOURCES = {
+    "landmarks": (Landmarks, {"subset": True}),
+    "inaturalist": (INaturalist, {"subset": True}),
+    "image_folder": (ImageFolder, {}),
+}
+
+
+def quiet(items, what, total=None):
+    return items
+
+
+def source(kind, root, **keys):
+    cls, own = SOURCES[kind]
+    return cls(root=str(root), **{**own, **SIZES, **keys})
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Make a miniature and pack it."""
+
+    def make(kind, **keys):
+        getattr(image_layouts, kind)(tmp_path)
+        config = source(kind, tmp_path, **keys)
+        config.prepare(quiet)
+        return config
+
+    return make
+
+
+def shows(inputs, numbers):
+    """Whether these are the images of these numbers."""
+    means = inputs.float().mean(dim=(1, 2))
+    return torch.allclose(means, torch.tensor([colour(k) for k in numbers]).float(), atol=3)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_images_and_labels_stand_by_client(made, kind):
+    dataset = made(kind).load(0)
+    assert isinstance(dataset, Dataset)
+    images, labels = dataset.train
+    assert isinstance(images, Packed)
+    assert images.shape == (len(TRAIN), 36, 36, 3)
+    numbers = [k for own in sorted(BY_CLIENT.items(), key=lambda own: int(own[0])) for k in own[1]]
+    if kind == "image_folder":  # within a client by class
+        numbers = [k for own in BY_CLIENT.values() for k in sorted(own, key=lambda k: TRAIN[k][1])]
+    assert shows(images.read(np.arange(len(TRAIN))), numbers)
+    assert labels.tolist() == [TRAIN[k][1] for k in numbers]
+    assert [rows.tolist() for rows in dataset.natural] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    tested = [100 + k for k in range(len(TEST))]
+    order = tested[::-1] if kind == "image_folder" else tested
+    assert shows(dataset.test.inputs.read(np.arange(len(TEST))), order)
+    assert dataset.test.labels.tolist() == [TEST[k - 100] for k in order]
+    assert dataset.classes == {"landmarks": 2028, "inaturalist": 1203, "image_folder": 3}[kind]
+
+
+def test_rows_may_be_read_in_any_order(made):
+    images = made("landmarks").load(0).train.inputs
+    whole = images.read(np.arange(8))
+    assert torch.equal(images.read(np.array([5, 0, 5])), whole[[5, 0, 5]])
+    assert whole.dtype == torch.uint8
+
+
+def test_training_sees_crops_and_evaluation_the_middle(made):
+    dataset = made("landmarks").load(0)
+    stored = torch.randint(256, (6, 36, 36, 3), dtype=torch.uint8)
+    plain = dataset.transform(stored, torch.float32, None)
+    assert plain.shape == (6, 3, 32, 32)
+    pixel = stored[:, 2:34, 2:34].permute(0, 3, 1, 2) / 255
+    mean, std = (
+        torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
+    assert torch.allclose(plain, (pixel - mean) / std, atol=1e-5)
+    crops = dataset.transform(stored, torch.float32, torch.Generator().manual_seed(0))
+    shifted = {
+        (row, column, flip): torch.flip(window, [1]) if flip else window
+        for row in range(5)
+        for column in range(5)
+        for flip in (False, True)
+        for window in [stored[0, row : row + 32, column : column + 32]]
+    }
+    first = (crops[0] * std + mean).permute(1, 2, 0) * 255
+    found = [
+        at for at, window in shifted.items() if torch.allclose(first, window.float(), atol=0.01)
+    ]
+    assert len(found) == 1
+
+
+def test_the_same_bytes_by_one_process_and_by_three(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpcfl.data.packing.PIECE", 2)
+    packed = []
+    for workers in (1, 3):
+        root = image_layouts.landmarks(tmp_path / str(workers))
+        path = source("landmarks", root, workers=workers).prepare(quiet)
+        packed.append(path.read_bytes())
+        assert not path.with_name(path.name + ".part").exists()
+    assert packed[0] == packed[1]
+
+
+def test_large_images_are_shrunk_once_and_small_ones_kept(tmp_path):
+    image_layouts.landmarks(tmp_path, size=(300, 200))
+    image_layouts.image(landmark(tmp_path, 3), 3, (20, 16))
+    path = source("landmarks", tmp_path).prepare(quiet)
+    with h5py.File(path) as file:
+        content, offsets = file["train/bytes"][()], file["train/offsets"][()]
+        files = [content[a:b].tobytes() for a, b in pairwise(offsets)]
+        assert file["train/names"].asstr()[1] == str(landmark(tmp_path, 3).relative_to(tmp_path))
+    assert files[1] == landmark(tmp_path, 3).read_bytes()
+    assert [pixels(each).shape for each in files] == [(36, 36, 3), (16, 20, 3), *[(36, 36, 3)] * 6]
+    assert shows(source("landmarks", tmp_path).load(0).train.inputs.read(np.array([1])), [3])
+
+
+def test_grey_images_and_palettes_become_colour(tmp_path):
+    from PIL import Image
+
+    image_layouts.image_folder(tmp_path)
+    Image.new("L", (50, 50), 90).save(tmp_path / "train/9/class0/3.jpg")
+    Image.new("RGB", (50, 50), (255, 0, 0)).quantize(4).save(tmp_path / "train/9/class1/1.png")
+    (tmp_path / "train/9/class1/1.jpg").unlink()
+    config = source("image_folder", tmp_path)
+    config.prepare(quiet)
+    first, second = config.load(0).train.inputs.read(np.array([0, 1])).float().mean(dim=(1, 2))
+    assert torch.allclose(first, torch.tensor([90.0, 90.0, 90.0]), atol=2)
+    assert torch.allclose(second, torch.tensor([255.0, 0.0, 0.0]), atol=4)
+
+
+# What is missing or wrong.
+
+
+@pytest.fixture
+def spoilt(tmp_path):
+    """Landmarks of which image 1 is absent, 7 cut off and 101 no image."""
+    image_layouts.landmarks(tmp_path)
+    landmark(tmp_path, 1).unlink()
+    path = landmark(tmp_path, 7)
+    path.write_bytes(path.read_bytes()[:-200])
+    landmark(tmp_path, 101).write_text("<html>gone</html>")
+    return tmp_path
+
+
+def test_missing_and_damaged_images_are_listed(spoilt):
+    with pytest.raises(DataError) as caught:
+        source("landmarks", spoilt, workers=2).prepare(quiet)
+    assert "3 of 11 images are missing or damaged" in str(caught.value)
+    assert "allow_missing=3" in str(caught.value)
+    lines = (spoilt / "landmarks-36.missing.txt").read_text().splitlines()
+    train, test = (spoilt / "landmarks-user-160k" / n for n in ("federated_train.csv", "test.csv"))
+    assert [line.partition(": ")[0] for line in lines] == [f"{train}:3", f"{train}:9", f"{test}:3"]
+    for line, number, why in zip(
+        lines, (1, 7, 101), ("No such", "runcated", "identify"), strict=True
+    ):
+        assert str(landmark(spoilt, number).relative_to(spoilt)) in line
+        assert why in line
+    assert not (spoilt / "landmarks-36.h5").exists()
+
+
+def test_goes_on_without_as_many_as_are_allowed(spoilt):
+    with pytest.raises(DataError, match="3 of 11"):
+        source("landmarks", spoilt, allow_missing=2).prepare(quiet)
+    config = source("landmarks", spoilt, allow_missing=3)
+    config.prepare(quiet)
+    dataset = config.load(0)
+    assert shows(dataset.train.inputs.read(np.arange(6)), [3, 4, 0, 2, 6, 5])
+    assert [rows.tolist() for rows in dataset.natural] == [[0, 1], [2, 3, 4], [5]]
+    assert dataset.test.labels.tolist() == [2, 0]
+    assert len((spoilt / "landmarks-36.missing.txt").read_text().splitlines()) == 3
+
+
+def test_images_that_were_put_right_are_taken_up(spoilt):
+    with pytest.raises(DataError):
+        source("landmarks", spoilt).prepare(quiet)
+    for number in (1, 7, 101):
+        image_layouts.image(landmark(spoilt, number), number)
+    config = source("landmarks", spoilt)
+    config.prepare(quiet)
+    assert len(config.load(0).train.labels) == 8
+    assert sorted(path.name for path in spoilt.glob("landmarks-36*")) == ["landmarks-36.h5"]
+
+
+def test_a_client_without_any_image_is_left_out(tmp_path):
+    image_layouts.landmarks(tmp_path)
+    for number in (1, 3, 4):
+        landmark(tmp_path, number).unlink()
+    config = source("landmarks", tmp_path, allow_missing=3)
+    with h5py.File(config.prepare(quiet)) as file:
+        assert list(file["train/client_names"].asstr()) == ["10", "31"]
+    assert [len(rows) for rows in config.load(0).natural] == [3, 2]
+
+
+def test_an_inaturalist_image_that_lies_nowhere_is_listed(tmp_path):
+    image_layouts.inaturalist(tmp_path)
+    (tmp_path / f"test2017/{image_id(102)}.jpg").unlink()
+    with pytest.raises(DataError, match=rf"iNaturalist_test\.csv:4: .*{image_id(102)}\.jpg"):
+        source("inaturalist", tmp_path).prepare(quiet)
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "old", "new", "said"),
+    [
+        (
+            "landmarks",
+            "landmarks-user-160k/federated_train.csv",
+            "user_id,image_id,class",
+            "user,image_id,class",
+            "federated_train.csv: no column 'user_id'; its header is 'user,image_id,class'",
+        ),
+        (
+            "inaturalist",
+            "iNaturalist_train.csv",
+            "user_120k",
+            "user_id",
+            "iNaturalist_train.csv: no column 'user_120k'; its header is 'geo_100,user_id,",
+        ),
+        (
+            "landmarks",
+            "landmarks-user-160k/test.csv",
+            f"{image_id(101)},1",
+            f"{image_id(101)},2028",
+            "test.csv:3: class is '2028', expected 0 to 2027",
+        ),
+        (
+            "inaturalist",
+            "iNaturalist_train.csv",
+            f"{image_id(1)},1",
+            f"{image_id(1)},-1",
+            "iNaturalist_train.csv:3: class is '-1', expected 0 to 1202",
+        ),
+        (
+            "landmarks",
+            "landmarks-user-160k/federated_train.csv",
+            f"9,{image_id(1)},1",
+            f"9,{image_id(1)}",
+            "federated_train.csv:3: 2 values, the header has 3",
+        ),
+        (
+            "landmarks",
+            "landmarks-user-160k/federated_train.csv",
+            image_id(1),
+            "../../etc/passwd",
+            "federated_train.csv:3: image_id is '../../etc/passwd', expected letters and digits",
+        ),
+    ],
+)
+def test_a_wrong_list_is_told_with_file_and_line(tmp_path, kind, name, old, new, said):
+    root = getattr(image_layouts, kind)(tmp_path)
+    edit(root / name, old, new)
+    with pytest.raises(DataError) as caught:
+        source(kind, root).prepare(quiet)
+    assert said in str(caught.value)
+    assert not list(root.glob("*.h5*"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("landmarks", "1262 clients, 164172 training images of 2028 classes, 19526 test images"),
+        ("inaturalist", "9275 clients, 120300 training images of 1203 classes, 35641 test images"),
+    ],
+)
+def test_published_counts_are_checked(made, tmp_path, kind, expected):
+    config = made(kind)
+    found = "3 clients, 8 training images of 3 classes, 3 test images"
+    with pytest.raises(DataError, match="8 training and 3 test images, expected " + expected):
+        source(kind, tmp_path, subset=False).load(0)
+    config.packed.unlink()
+    with pytest.raises(DataError, match=f"hold {found}; expected {expected}"):
+        source(kind, tmp_path, subset=False).prepare(quiet)
+
+
+def test_a_folder_that_is_none_and_a_file_among_the_clients(tmp_path):
+    with pytest.raises(DataError, match="expected a folder train of CLIENT/CLASS"):
+        source("image_folder", tmp_path).prepare(quiet)
+    image_layouts.image_folder(tmp_path)
+    (tmp_path / "train/.DS_Store").write_text("")
+    (tmp_path / "train/9/class1/notes.txt").write_text("")
+    with pytest.raises(DataError, match=r"1 of 12 .* the first is train/9/class1/notes\.txt"):
+        source("image_folder", tmp_path).prepare(quiet)
+    (tmp_path / "train/README").write_text("")
+    with pytest.raises(DataError, match="train/README: expected a folder"):
+        source("image_folder", tmp_path).prepare(quiet)
+
+
+def test_a_job_without_the_packed_file_is_told_the_command(tmp_path):
+    with pytest.raises(DataError) as caught:
+        source("landmarks", tmp_path, workers=4).load(0)
+    command = f"hpcfl data prepare landmarks --root {tmp_path} size=32 margin=4"
+    assert str(caught.value).endswith(f"landmarks-36.h5: not found; make it once by: {command}")
+    with pytest.raises(DataError, match=r"image_folder --root \S+$"):
+        ImageFolder(root=str(tmp_path)).load(0)
+
+
+def test_the_command_says_it_in_one_line(hpcfl, refused, spoilt):
+    command = ("data", "prepare", "landmarks", "--root", spoilt)
+    keys = ("subset=true", "size=32", "margin=4", "workers=1")
+    line = refused(*command, *keys)
+    assert line.startswith(f"DataError: {spoilt}/landmarks-36.h5: 3 of 11 images are missing or")
+    assert "federated_train.csv:3: train/" in line
+    done = hpcfl(*command, *keys, "allow_missing=3")
+    assert (done.code, done.out) == (0, [f"ready: {spoilt}/landmarks-36.h5"])
+
+
+def test_a_run_without_the_packed_file_is_refused(refused, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"data: {{kind: inaturalist, root: {tmp_path}}}\n"
+        "model: {name: linear}\n"
+        "cohort: {kind: uniform, size: 2}\n"
+        "algorithm: {name: fedavg}\n"
+        "local: {lr: 0.1}\n"
+        "rounds: 1\n"
+    )
+    line = refused("run", job, "--out", tmp_path / "run")
+    assert line.endswith(f"make it once by: hpcfl data prepare inaturalist --root {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("landmarks", ["landmarks-user-160k.zip"]),
+        ("inaturalist", ["iNaturalist_train.csv", "iNaturalist_test.csv"]),
+    ],
+)
+def test_without_internet_it_says_which_lists_belong_where(tmp_path, monkeypatch, kind, names):
+    def offline(*arguments):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("hpcfl.data.owners._download", offline)
+    with pytest.raises(DataError, match="no route to host") as caught:
+        source(kind, tmp_path).prepare(quiet)
+    for name in names:
+        assert f"{name} as {tmp_path}/{name}" in str(caught.value)
+
+
+# A packed file that was damaged afterwards.
+
+
+def test_a_damaged_image_names_its_row_and_file(made, tmp_path):
+    config = made("landmarks")
+    with h5py.File(config.packed, "r+") as file:
+        begin, end = file["train/offsets"][4:6]
+        file["train/bytes"][begin + 100 : end] = 0
+    images = config.load(0).train.inputs
+    assert images.read(np.array([3, 5])).shape == (2, 36, 36, 3)
+    name = landmark(tmp_path, 2).relative_to(tmp_path)
+    with pytest.raises(DataError, match=rf"landmarks-36\.h5: row 4 of train \({name}\) is damaged"):
+        images.read(np.array([3, 4]))
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "value", "said"),
+    [
+        ("train/labels", 5, 3000, "row 5 of train/labels is class 3000, expected 0 to 2027"),
+        ("test/labels", 0, -1, "row 0 of test/labels is class -1"),
+        ("train/offsets", 3, 0, "train/offsets does not ascend"),
+        ("train/clients", 3, 99, "train/clients does not ascend from 0 to 8"),
+    ],
+)
+def test_what_cannot_be_is_refused(made, name, row, value, said):
+    config = made("landmarks")
+    with h5py.File(config.packed, "r+") as file:
+        file[name][row] = value
+    with pytest.raises(DataError, match=said):
+        config.load(0)
+
+
+def test_a_file_cut_off_or_of_another_kind_is_refused(made):
+    config = made("landmarks")
+    whole = config.packed.read_bytes()
+    config.packed.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"not a readable packed file|cut off"):
+        config.load(0)
+    config.packed.write_bytes(whole)
+    with h5py.File(config.packed, "r+") as file:
+        file.attrs["format"] = 0
+    with pytest.raises(DataError, match="format 0, side 36; expected 1 and 36"):
+        config.load(0)
+    with h5py.File(config.packed, "r+") as file:
+        file.attrs["format"] = 1
+        labels = file["train/labels"][()]
+        del file["train/labels"]
+        file.create_dataset("train/labels", data=labels, chunks=(2,))
+    with pytest.raises(DataError, match="train/labels is no contiguous int64 array of this file"):
+        config.load(0)
+
+
+# Interrupted.
+
+KILLED = """
+import os, signal, sys
+from hpcfl.data import packing
+from hpcfl.data.landmarks import Landmarks
+
+def track(items, what, total=None):
+    for done, item in enumerate(items):
+        yield item
+        if done == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    packing.PIECE = 2
+    config = Landmarks(root=sys.argv[1], subset=True, size=32, margin=4, workers=2)
+    config.prepare(track)
+"""
+
+
+def test_a_killed_call_leaves_nothing_that_looks_finished(tmp_path, monkeypatch):
+    root = image_layouts.landmarks(tmp_path / "root")
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    # Returns when nobody holds its output any more: its processes end with it.
+    done = subprocess.run(
+        [sys.executable, script, root], capture_output=True, check=False, timeout=300
+    )
+    assert done.returncode == -signal.SIGKILL
+    part = root / "landmarks-36.h5.part"
+    assert not (root / "landmarks-36.h5").exists()
+    pieces = {path: path.stat().st_mtime_ns for path in part.glob("*.npz")}
+    assert len(pieces) >= 3
+    # The next call goes on with the pieces that are there, and gets what one call would.
+    monkeypatch.setattr("hpcfl.data.packing.PIECE", 2)
+    kept = {}
+
+    def track(items, what, total=None):
+        for item in items:
+            kept.update({path: path.stat().st_mtime_ns for path in part.glob("*.npz")})
+            yield item
+
+    path = source("landmarks", root).prepare(track)
+    assert {each: kept[each] for each in pieces} == pieces
+    assert not part.exists()
+    fresh = image_layouts.landmarks(tmp_path / "fresh")
+    assert path.read_bytes() == source("landmarks", fresh).prepare(quiet).read_bytes()
+
+
+def test_a_finished_file_is_not_made_again(made):
+    config = made("landmarks")
+    before = config.packed.stat()
+    config.prepare(quiet)
+    assert config.packed.stat() == before
+
+
+def test_a_killed_process_is_told_and_the_next_call_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpcfl.data.packing.PIECE", 2)
+    root = image_layouts.landmarks(tmp_path)
+
+    def track(items, what, total=None):
+        for process in active_children():  # before they can have done everything
+            process.kill()
+            process.join()
+        yield from items
+
+    with pytest.raises(DataError, match="one of 2 processes was killed"):
+        source("landmarks", root, workers=2).prepare(track)
+    assert not (root / "landmarks-36.h5").exists()
+    source("landmarks", root).prepare(quiet)
