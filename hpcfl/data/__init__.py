@@ -10,6 +10,8 @@ from hpcfl.data.concrete import Concrete
 from hpcfl.data.digits import Digits
 from hpcfl.data.quadratics import Quadratics
 from hpcfl.data.shakespeare import Shakespeare
+from hpcfl.data.stackexchange import StackExchange
+from hpcfl.data.stackoverflow import StackOverflow
 
 SOURCES: Mapping[str, type[DataConfig]] = {
     "arrays": Arrays,
@@ -19,5 +21,7 @@ SOURCES: Mapping[str, type[DataConfig]] = {
     "digits": Digits,
     "quadratics": Quadratics,
     "shakespeare": Shakespeare,
+    "stackexchange": StackExchange,
+    "stackoverflow": StackOverflow,
 }
 """The data sets a job can name as ``data.kind``."""

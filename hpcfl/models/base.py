@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from hpcfl.data.base import DataConfig
 from hpcfl.types import PathText, Section
 
 
@@ -14,6 +15,9 @@ class ModelConfig(Section):
 
     init: PathText | None = None
     """A file of initial weights: a flat .npy vector or a .safetensors state dict."""
+
+    def check(self, data: DataConfig) -> None:
+        """Raise ValueError, which begins with the key at fault, where they cannot go together."""
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
