@@ -1,9 +1,11 @@
 """StackExchange: the next word of the posts of a site's users; every user of a site is a client.
 
 A post is a line of JSON with a ``site``, a ``user`` and a ``text``; anything else in it is not
-used.  A text is put in lower case and cut into sentences after each of . ? ! that white space
-follows, and at line breaks.  Its words are runs of letters and digits, with the apostrophes
-between them ("isn't"); every other visible character is a word by itself.
+used, and no post whose user is null (deleted) or whose text holds no word.
+
+A text is put in lower case and cut into sentences after each of . ? ! that white space follows,
+and at line breaks.  Its words are runs of letters and digits, with the apostrophes between them
+("isn't"); every other visible character is a word by itself.
 """
 
 import gzip
@@ -12,10 +14,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 from zlib import error as ZlibError
-
-import numpy as np
 
 from hpcfl.data.owners import Track
 from hpcfl.data.sentences import Sentences
@@ -27,6 +27,8 @@ from hpcfl.types import Share
 FILES = ("stackexchange_posts.jsonl", "stackexchange_posts.jsonl.gz")
 _SENTENCE = re.compile(r"(?<=[.?!])\s+|[\r\n]+")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*|\S")
+
+_USER = str | int | None
 
 Post = list[list[str]]  # its sentences, each as its words
 
@@ -56,8 +58,7 @@ class StackExchange(Sentences):
         path = _find(Path(self.root))
         users: dict[str, list[Post]] = {}
         for user, post in track(_posts(path), f"reading {path.name}", None):
-            if post:
-                users.setdefault(user, []).append(post)
+            users.setdefault(user, []).append(post)
         train, test = {}, {}
         for client, user in enumerate(sorted(users)):
             kept, tested = _deal(users[user], self.test_share, client)
@@ -98,12 +99,9 @@ def _deal(posts: Sequence[Post], share: float, client: int) -> tuple[list[Post],
     """
     draw = stream(0, "test posts", client=client)
     count = min(int(share * len(posts) + draw.random()), len(posts) - 1)
-    chosen = np.zeros(len(posts), dtype=bool)
-    chosen[draw.permutation(len(posts))[:count]] = True
-    split: tuple[list[Post], list[Post]] = ([], [])
-    for post, tested in zip(posts, chosen, strict=True):
-        split[tested].append(post)
-    return split
+    tested = {*draw.permutation(len(posts))[:count].tolist()}
+    train = [post for k, post in enumerate(posts) if k not in tested]
+    return train, [posts[k] for k in sorted(tested)]
 
 
 def _find(root: Path) -> Path:
@@ -115,7 +113,7 @@ def _find(root: Path) -> Path:
 
 
 def _posts(path: Path) -> Iterator[tuple[str, Post]]:
-    """Site and user, and the sentences, of each post.
+    """Site and user, and the sentences, of each post that has them.
 
     Raises:
         DataError: the file is damaged, or a line of it is no post.
@@ -129,17 +127,24 @@ def _posts(path: Path) -> Iterator[tuple[str, Post]]:
         ):
             for line in file:
                 number += 1
-                site, user, text = _post(json.loads(line))
-                yield f"{site}/{user}", sentences(text)
-    except (OSError, EOFError, ZlibError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: line {number}: {error}") from error
+                site, user, text = _post(path, number, line)
+                post = [] if user is None else sentences(text)
+                if post:
+                    yield f"{site}/{user}", post
+    except (OSError, EOFError, ZlibError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: damaged after line {number}: {error}") from error
 
 
-def _post(found: Any) -> tuple[str, str | int, str]:
+def _post(path: Path, number: int, line: str) -> tuple[str, str | int | None, str]:
     """What is used of a line."""
-    if not isinstance(found, dict):
-        raise ValueError(f"found {str(found)[:40]}, expected an object")  # noqa: TRY004
-    site, user, text = (found.get(key) for key in ("site", "user", "text"))
-    if not isinstance(site, str) or not isinstance(user, str | int) or not isinstance(text, str):
-        raise ValueError("expected a site and a text, both strings, and a user, string or number")  # noqa: TRY004
+    try:
+        found = json.loads(line)
+        site, user, text = (found[key] for key in ("site", "user", "text"))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        site, user, text = None, None, None
+    if not isinstance(site, str) or not isinstance(user, _USER) or not isinstance(text, str):
+        raise DataError(
+            f"{path}: line {number} is {line.strip()[:60]!r}, expected a JSON object with a site "
+            "and a text, both strings, and a user: a string, a number or null"
+        )
     return site, user, text
