@@ -12,6 +12,7 @@ CASES = [
     ("resnet20", IMAGE, 10, 269_722),
     ("resnet20", IMAGE, 100, 275_572),
     ("char_lstm", (80,), 80, 133_520),
+    ("word_lstm", (20,), 10_004, 4_053_428),
     ("linear", (64,), 10, 650),
     ("linear", IMAGE, 10, 30_730),
     ("linear", (8,), 1, 9),
@@ -26,7 +27,7 @@ def build(name, shape, outputs, **fields):
 
 def batch(name, shape, count=4):
     generator = torch.Generator().manual_seed(1)
-    if name == "char_lstm":
+    if name.endswith("_lstm"):
         return torch.randint(80, (count, *shape), generator=generator)
     return torch.randn(count, *shape, generator=generator)
 
@@ -112,8 +113,32 @@ def test_lenet_takes_other_sizes():
 @pytest.mark.parametrize(
     ("name", "shape"),
     [("lenet", (64,)), ("lenet", (3, 15, 32)), ("resnet20", (3, 32)), ("resnet20", (1, 2, 2)),
-     ("char_lstm", IMAGE), ("point", (8,)), ("point", (3, 2))],
+     ("char_lstm", IMAGE), ("word_lstm", IMAGE), ("point", (8,)), ("point", (3, 2))],
 )  # fmt: skip
 def test_a_shape_that_does_not_fit(name, shape):
     with pytest.raises(JobError, match=rf"model\.name: {name} takes"):
         MODELS[name]().build(shape, 10)
+
+
+SMALL = {"embedded": 3, "hidden": 5, "projected": 4}
+
+
+def test_word_lstm_answers_after_every_word_or_once():
+    """Once means after the last word before the padding, which is not read."""
+    every, last = (build("word_lstm", (6,), 12, predict=p, **SMALL) for p in ("every", "last"))
+    assert sum(p.numel() for p in every.parameters()) == 12 * 3 + 4 * 5 * (3 + 5 + 2) + 24 + 60
+    text = torch.tensor([[10, 1, 2, 0, 0, 0], [10, 3, 4, 5, 6, 7], [10, 0, 0, 0, 0, 0]])
+    answers = every(text)
+    assert answers.shape == (3, 6, 12)
+    assert torch.allclose(last(text), answers[[0, 1, 2], [2, 5, 0]])
+    assert torch.allclose(last(text)[0], last(text[:1, :3])[0])
+
+
+def test_model_and_data_predict_the_same(refused, tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "task: stackoverflow\nmodel: {predict: last}\ncohort: {kind: uniform, size: 1}\n"
+        "algorithm: {name: fedavg}\nlocal: {lr: 0.1}\nrounds: 1\n"
+    )
+    said = refused("check", path)
+    assert "job.yaml:2: model.predict: the model's is last, but data.predict is every" in said
