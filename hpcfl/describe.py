@@ -78,8 +78,8 @@ def show_partition(loaded: Loaded, plot: Path) -> str:
 
 
 def count_classes(dataset: Dataset, rows: Iterable[Rows]) -> NDArray[np.int64]:
-    """[N, classes] examples of each client and class; [N] where the data has no classes."""
-    if dataset.classes is None:
+    """[N, classes] examples of each client and class; [N] where examples have no one class."""
+    if dataset.classes is None or dataset.loss == "tokens":
         return np.array([len(own) for own in rows])
     labels = dataset.train.labels.numpy()
     return np.array([np.bincount(labels[own], minlength=dataset.classes) for own in rows])

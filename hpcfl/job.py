@@ -144,6 +144,10 @@ def check(file: JobFile, name: str) -> Loaded:
         cls = kind.find(file, raw.get(kind.key))
         own = {key: value for key, value in raw.items() if key != kind.key}
         sections[section] = _build(cls, own, file, (section,))
+    try:
+        sections["model"].check(sections["data"])
+    except ValueError as e:
+        raise JobError(f"{file.where(('model',))}: model.{e}") from e
     job = Job(**sections, **vars(_build(_REST, rest, file, ())))
     tree: Tree = plain(as_tree(job))
     for section, kind in KINDS.items():

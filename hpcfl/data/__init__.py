@@ -14,6 +14,8 @@ from hpcfl.data.landmarks import Landmarks
 from hpcfl.data.quadratics import Quadratics
 from hpcfl.data.shakespeare import Shakespeare
 from hpcfl.data.tiny_imagenet import TinyImageNet
+from hpcfl.data.stackexchange import StackExchange
+from hpcfl.data.stackoverflow import StackOverflow
 
 SOURCES: Mapping[str, type[DataConfig]] = {
     "arrays": Arrays,
@@ -27,5 +29,7 @@ SOURCES: Mapping[str, type[DataConfig]] = {
     "quadratics": Quadratics,
     "shakespeare": Shakespeare,
     "tiny_imagenet": TinyImageNet,
+    "stackexchange": StackExchange,
+    "stackoverflow": StackOverflow,
 }
 """The data sets a job can name as ``data.kind``."""

@@ -17,7 +17,7 @@ from hpcfl.errors import JobError
 from hpcfl.types import Count, Examples, Section
 
 Part = Annotated[float, Interval(gt=0, lt=1)]
-LossName = Literal["cross_entropy", "squared", "quadratic"]
+LossName = Literal["cross_entropy", "tokens", "squared", "quadratic"]
 
 
 class Transform(Protocol):
@@ -47,6 +47,9 @@ class Dataset:
     transform: Transform
     personal: Callable[[int], Transform] | None = None
     """A client's own transform, where clients do not see alike; ``transform`` for all if None."""
+    mapped: bool = False
+    """Whether the examples lie in a file that the system maps into memory as far as there is room,
+    and so take none of their own."""
 
     def sample(self, count: int) -> Tensor:
         """The first so many training inputs [count, ...], as stored."""

@@ -1,7 +1,8 @@
 """The ways of dealing training examples to clients, as a job names them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, overload
 
 import numpy as np
 from annotated_types import Interval
@@ -12,6 +13,26 @@ from hpcfl.types import Count, NonNegative, PathText, Section, Seed
 
 Rows = NDArray[np.int64]  # indices into a data set's training examples
 Percent = Annotated[float, Interval(ge=0, le=100)]
+
+
+class Spans(Sequence[Rows]):
+    """The rows of clients that hold consecutive ones, made when asked for: there may be many."""
+
+    def __init__(self, starts: Rows, sizes: Rows) -> None:
+        self._starts, self._sizes = starts, sizes
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, client: int) -> Rows: ...
+    @overload
+    def __getitem__(self, client: slice) -> "Spans": ...
+    def __getitem__(self, client: int | slice) -> "Rows | Spans":
+        if isinstance(client, slice):
+            return Spans(self._starts[client], self._sizes[client])
+        start = self._starts[client]
+        return np.arange(start, start + self._sizes[client])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ every line; here every window holds 80 characters that the role says.)
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.hdf5 import member, opened, strings
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Count, Examples, PathText
@@ -25,7 +25,6 @@ from hpcfl.types import Count, Examples, PathText
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters; a character's place is its class."""
 WINDOW = 80  # characters in
-_DEFLATE = 1032  # the most that HDF5's usual compression can save
 
 # LEAF looks a character up by str.find, whose -1 for an unknown one means, as an index, the last.
 _CODES = np.full(256, len(ALPHABET) - 1, dtype=np.uint8)
@@ -100,42 +99,13 @@ def _windows(texts: list[NDArray[np.uint8]], most: int | None) -> tuple[Tensor, 
 
 
 def _texts(path: Path) -> dict[str, NDArray[np.uint8]]:
-    """The encoded text of each role, in the order of their names."""
-    try:
-        with h5py.File(path, "r") as file:
-            group = _member(path, file, "examples", h5py.Group)
-            texts = {role: encode(_text(path, group, role)) for role in sorted(group)}
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise DataError(f"{path}: not a readable HDF5 file: {error}") from error
-    if not texts:
+    """The encoded text of each role, in the order of their names; snippets joined by newlines."""
+    found = {}
+    with opened(path) as file:
+        group = member(path, file, "examples", h5py.Group)
+        for role in sorted(group):
+            snippets = strings(path, member(path, group, role, h5py.Group), "snippets")
+            found[role] = encode(b"\n".join(snippets[()]))
+    if not found:
         raise DataError(f"{path}: the group 'examples' holds no role")
-    return texts
-
-
-def _text(path: Path, group: Any, role: str) -> bytes:
-    """A role's snippets, joined by newlines."""
-    client = _member(path, group, role, h5py.Group)
-    snippets = _member(path, client, "snippets", h5py.Dataset)
-    if snippets.external or snippets.is_virtual:
-        raise DataError(f"{path}: {snippets.name} keeps its data in another file: not read")
-    if snippets.ndim != 1 or h5py.check_string_dtype(snippets.dtype) is None:
-        raise DataError(
-            f"{path}: {snippets.name} is {snippets.dtype} of shape {snippets.shape}, expected a "
-            "list of strings"
-        )
-    stored = min(snippets.id.get_storage_size(), path.stat().st_size)
-    if snippets.nbytes > _DEFLATE * stored:  # HDF5 would make up the rest, however much it is
-        raise DataError(
-            f"{path}: {snippets.name} claims {snippets.nbytes} bytes, the file holds {stored}"
-        )
-    return b"\n".join(snippets[()])
-
-
-def _member(path: Path, group: Any, name: str, kind: type[Any]) -> Any:
-    """A member of a group that lies in this very file."""
-    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        raise DataError(f"{path}: expected {name!r} in {group.name} of the file itself; not found")
-    member = group[name]
-    if not isinstance(member, kind):
-        raise DataError(f"{path}: {member.name} is no {kind.__name__.lower()}")
-    return member
+    return found

@@ -1,6 +1,8 @@
 """How good the model is: scores on the test set and on the clients' data, spread over the ranks.
 
 ``test_loss``, ``test_accuracy``, ``test_top5_accuracy`` (of more than 5 classes): the test set.
+Of texts the loss is the mean over all labels that are no padding; accuracies, these and those
+below, leave out the special tokens too (``hpcfl.data.words``), and so whoever has nothing else.
 
 ``objective`` (``evaluate.train``): sum_i p_i f_i, the global model's mean loss f_i over each
 client's training examples, p_i the job's weights over the whole population.

@@ -66,8 +66,8 @@ class Clients:
         """Collective: the accuracies of all clients that were tested on anything, ascending."""
         table = torch.zeros(2, len(self.population), dtype=torch.float64)
         for client, sums in found.items():
-            if sums:
-                table[0, client] = sums["correct"] / sums["examples"]
+            if sums and sums["scored"]:
+                table[0, client] = sums["correct"] / sums["scored"]
                 table[1, client] = 1
         table = table.to(device)
         comm.sum(table)  # exact: every entry is one rank's, and 0 on all others

@@ -50,6 +50,6 @@ class Evaluation:
         sums = dict(zip(self._names, exact_sums(self._comm, columns, x.device), strict=True))
         scores = {"test_loss": sums["loss"] / sums["examples"]}
         for name, score in TESTED.items():
-            if name in sums:
-                scores[score] = sums[name] / sums["examples"]
+            if name in sums and sums["scored"]:
+                scores[score] = sums[name] / sums["scored"]
         return scores

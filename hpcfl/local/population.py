@@ -14,6 +14,7 @@ from hpcfl.data.partition import Rows
 from hpcfl.local.step import Local, Visit
 from hpcfl.local.supply import supply
 from hpcfl.seeds import key, stream, torch_stream
+from hpcfl.tasks.losses import terms
 from hpcfl.types import Batch
 
 
@@ -48,6 +49,7 @@ class Population:
         """
         self._inputs = supply(dataset.train.inputs, rows, device)
         self._labels = dataset.train.labels.to(device)
+        self._loss = dataset.loss
         self._transform, self._personal = dataset.transform, dataset.personal
         self._rows, self._held = rows, held
         self._local, self._rate = local, rate
@@ -132,11 +134,12 @@ class Population:
         return self._held is not None
 
     def _own(self, client: int) -> Iterator[tuple[int, Batch]]:
-        """The examples of a client that trains in this round, with the size of each batch."""
+        """The examples of a client that trains in this round; terms of the mean loss, batch."""
         transform, count = self._transform_of(client), self.examples[client]
         for start in range(0, count, self._full_batch):
             positions = np.arange(start, min(start + self._full_batch, count))
-            yield len(positions), self._batch(client, positions, transform, None)
+            batch = self._batch(client, positions, transform, None)
+            yield terms(self._loss, batch.labels), batch
 
     def _batch(
         self,

@@ -61,7 +61,7 @@ class Visit(NamedTuple):
     round: int
     about: Client
     batches: Iterator[Batch]  # one a local step
-    survey: Iterator[tuple[int, Batch]]  # (examples, batch): its whole data, no augmentation
+    survey: Iterator[tuple[int, Batch]]  # (terms, batch): its whole data, no augmentation
     dropout_seed: int
 
 
@@ -97,12 +97,17 @@ class Gradient:
         return value, grad
 
     def full(self, point: Vector, batches: Iterable[tuple[int, Batch]]) -> Vector:
-        """The gradient of the mean loss over all batches: no dropout, not clipped."""
+        """The gradient of the mean loss over all batches: no dropout, not clipped.
+
+        Args:
+            point: where.
+            batches: each with how many terms its mean loss has.
+        """
         self._model.eval()
         total, count = torch.zeros_like(point), 0
-        for examples, batch in batches:
-            total.add_(self._value_and_grad(point, batch)[1], alpha=examples)
-            count += examples
+        for terms, batch in batches:
+            total.add_(self._value_and_grad(point, batch)[1], alpha=terms)
+            count += terms
         self._model.train()
         return total.div_(count)
 

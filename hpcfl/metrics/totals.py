@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hpcfl.data.base import LossName
+from hpcfl.data.words import PAD, are_words
 from hpcfl.tasks.losses import residuals, widen
 
 TOP = 5
@@ -12,37 +13,50 @@ TOP = 5
 
 def names(loss: LossName, classes: int | None) -> tuple[str, ...]:
     """What ``totals`` holds, of a model with an output per class."""
-    if loss != "cross_entropy":
+    if loss not in ("cross_entropy", "tokens"):
         return ("loss", "examples")
     top = ("correct_top5",) if classes is not None and classes > TOP else ()
-    return ("loss", "examples", "correct", *top)
+    return ("loss", "examples", "scored", "correct", *top)
 
 
 def totals(loss: LossName, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Sums over the batch: ``loss`` and ``examples``, of a classification also ``correct``.
+    """Sums over the batch: ``loss``, over so many ``examples``; more of a classification.
 
-    Of more than 5 classes also ``correct_top5``: the label is among the five largest outputs, the
-    lower class first where two are equal.  Losses are computed per example in float32 or wider
-    and added in float64.
+    There also ``correct``, out of so many ``scored``.  Of more than 5 classes ``correct_top5``
+    too: the label is among the five largest outputs, the lower class first where two are equal.
+    Of ``tokens`` the examples are the labels that are no padding, and those scored the labels that
+    are words of the vocabulary.  Losses are computed per example in float32 or wider and added in
+    float64.
 
     Args:
         loss: which loss.
         outputs: of the model, [B, ...].
-        labels: [B] classes, [B, targets], or unused.
+        labels: [B] or [B, T] classes, [B, targets], or unused.
     """
-    if loss == "cross_entropy":
-        losses = functional.cross_entropy(widen(outputs), labels, reduction="none")
-        correct = {"correct": float((outputs.argmax(1) == labels).sum())}
-        if outputs.shape[1] > TOP:
-            correct["correct_top5"] = float((_ahead(outputs, labels) < TOP).sum())
+    correct: dict[str, float] = {}
+    if loss == "tokens":
+        present = labels != PAD
+        outputs, labels = outputs[present], labels[present].long()
+        correct = _correct(outputs, labels, are_words(labels, outputs.shape[1]))
+    elif loss == "cross_entropy":
+        correct = _correct(outputs, labels, torch.ones_like(labels, dtype=torch.bool))
+    if loss == "squared":
+        losses = 0.5 * residuals(outputs, labels).square().flatten(1).sum(1)
+    elif loss == "quadratic":
+        losses = widen(outputs)
     else:
-        correct = {}
-        if loss == "squared":
-            losses = 0.5 * residuals(outputs, labels).square().flatten(1).sum(1)
-        else:
-            losses = widen(outputs)
+        losses = functional.cross_entropy(widen(outputs), labels, reduction="none")
     total = float(losses.sum(dtype=torch.float64))
     return {"loss": total, "examples": float(len(outputs)), **correct}
+
+
+def _correct(outputs: Tensor, labels: Tensor, scored: Tensor) -> dict[str, float]:
+    """How many labels count, and how many of those are right; [B, n], [B] and [B]."""
+    right = {"correct": outputs.argmax(1) == labels}
+    if outputs.shape[1] > TOP:
+        right["correct_top5"] = _ahead(outputs, labels) < TOP
+    found = {name: float((hit & scored).sum()) for name, hit in right.items()}
+    return {"scored": float(scored.sum()), **found}
 
 
 def _ahead(outputs: Tensor, labels: Tensor) -> Tensor:

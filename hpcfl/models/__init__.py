@@ -13,6 +13,7 @@ from hpcfl.models.mobilenet_v2 import MobileNetV2
 from hpcfl.models.point import Point
 from hpcfl.models.resnet18 import ResNet18
 from hpcfl.models.resnet20 import ResNet20
+from hpcfl.models.word_lstm import WordLstm
 
 MODELS: Mapping[str, type[ModelConfig]] = {
     "char_lstm": CharLstm,
@@ -25,5 +26,6 @@ MODELS: Mapping[str, type[ModelConfig]] = {
     "point": Point,
     "resnet18": ResNet18,
     "resnet20": ResNet20,
+    "word_lstm": WordLstm,
 }
 """The models a job can name as ``model.name``."""

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator
 from torch import nn
 
+from hpcfl.data.base import DataConfig
 from hpcfl.errors import JobError
 from hpcfl.models import published
 from hpcfl.types import Section
@@ -58,6 +59,9 @@ class ModelConfig(Section):
         """
         if self.init == TORCHVISION and self.imagenet is not None:
             published.fetch(self.imagenet)
+
+    def check(self, data: DataConfig) -> None:
+        """Raise ValueError, which begins with the key at fault, where they cannot go together."""
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:

@@ -102,6 +102,8 @@ def memory(parts: Parts, holding: Holding, *, process: Process, activations: Act
 def _data(parts: Parts) -> int:
     """What is held of the data: all of it, or where it stays in a file what is read ahead."""
     total = sum(rows.nbytes for rows in parts.rows)
+    if parts.dataset.mapped:
+        return total
     for examples in filter(None, (parts.dataset.train, parts.dataset.test)):
         total += nbytes(examples.labels)
         if isinstance(examples.inputs, Tensor):

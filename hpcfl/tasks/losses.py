@@ -1,4 +1,11 @@
-"""Losses by name: the mean over a batch, at least in float32 whatever the outputs are."""
+"""Losses by name: the mean over a batch, at least in float32 whatever the outputs are.
+
+``tokens``, of texts, is the mean over the labels of a batch that are no padding, whichever
+sentences they stand in, as TensorFlow Federated trains: in a batch a longer sentence counts for
+more.  What is said of a client's whole data (its full gradient, its loss in an evaluation) is
+likewise the mean over all its labels, which its batches enter by how many each has (``terms``);
+in the mean over clients a client still counts by its examples, the sentences.
+"""
 
 from collections.abc import Mapping
 
@@ -7,12 +14,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from hpcfl.data.base import LossName
+from hpcfl.data.words import PAD
 from hpcfl.types import Loss, Scalar
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Scalar:
     """Of logits [B, n] and classes [B]."""
     return functional.cross_entropy(widen(outputs), labels)
+
+
+def tokens(outputs: Tensor, labels: Tensor) -> Scalar:
+    """Of logits [B, T, n] and classes [B, T], or [B, n] and [B], where class 0 is padding.
+
+    Zero, with a gradient of zero, where all is padding.
+    """
+    flat = labels.flatten().long()
+    total = functional.cross_entropy(
+        widen(outputs).flatten(0, -2), flat, ignore_index=PAD, reduction="sum"
+    )
+    return total / (flat != PAD).sum().clamp(min=1)
 
 
 def squared(outputs: Tensor, labels: Tensor) -> Scalar:
@@ -23,6 +43,11 @@ def squared(outputs: Tensor, labels: Tensor) -> Scalar:
 def quadratic(outputs: Tensor, labels: Tensor) -> Scalar:
     """Of outputs [B] that are losses already; the labels are not used."""
     return widen(outputs).mean()
+
+
+def terms(loss: LossName, labels: Tensor) -> int:
+    """How many terms the mean over a batch with these labels has."""
+    return int((labels != PAD).sum()) if loss == "tokens" else len(labels)
 
 
 def residuals(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -38,6 +63,7 @@ def widen(outputs: Tensor) -> Tensor:
 
 LOSSES: Mapping[LossName, Loss] = {
     "cross_entropy": cross_entropy,
+    "tokens": tokens,
     "squared": squared,
     "quadratic": quadratic,
 }

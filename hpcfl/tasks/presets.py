@@ -18,5 +18,11 @@ TASKS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "quadratics": {"data": {"kind": "quadratics"}, "model": {"name": "point", "start": 1.0}},
     "shakespeare": {"data": {"kind": "shakespeare"}, "model": {"name": "char_lstm"}},
     "tinyimagenet-resnet18": {"data": {"kind": "tiny_imagenet"}, "model": {"name": "resnet18"}},
+    "stackexchange": {"data": {"kind": "stackexchange"}, "model": {"name": "word_lstm"}},
+    "stackoverflow": {"data": {"kind": "stackoverflow"}, "model": {"name": "word_lstm"}},
+    "stackoverflow-last": {
+        "data": {"kind": "stackoverflow", "predict": "last"},
+        "model": {"name": "word_lstm", "predict": "last"},
+    },
 }
 """What ``task`` stands for; the job's own ``data`` and ``model`` sections override it."""

@@ -20,6 +20,7 @@ CASES = [
     ("cnn_fedavg", (1, 28, 28), 47, 1_682_351),
     ("cnn_pfl", IMAGE, 10, 1_626_442),
     ("logistic", (28, 28), 26, 785 * 26),
+    ("word_lstm", (20,), 10_004, 4_053_428),
     ("linear", (64,), 10, 650),
     ("linear", IMAGE, 10, 30_730),
     ("linear", (8,), 1, 9),
@@ -34,7 +35,7 @@ def build(name, shape, outputs, **fields):
 
 def batch(name, shape, count=4):
     generator = torch.Generator().manual_seed(1)
-    if name == "char_lstm":
+    if name.endswith("_lstm"):
         return torch.randint(80, (count, *shape), generator=generator)
     return torch.randn(count, *shape, generator=generator)
 
@@ -120,8 +121,9 @@ def test_lenet_takes_other_sizes():
 @pytest.mark.parametrize(
     ("name", "shape"),
     [("lenet", (64,)), ("lenet", (3, 15, 32)), ("resnet20", (3, 32)), ("resnet20", (1, 2, 2)),
-     ("char_lstm", IMAGE), ("point", (8,)), ("point", (3, 2)), ("resnet18", (784,)),
-     ("mobilenet_v2", (32, 32)), ("cnn_fedavg", (1, 3, 28)), ("cnn_pfl", (3, 32, 5))],
+     ("char_lstm", IMAGE), ("word_lstm", IMAGE), ("point", (8,)), ("point", (3, 2)),
+     ("resnet18", (784,)), ("mobilenet_v2", (32, 32)), ("cnn_fedavg", (1, 3, 28)),
+     ("cnn_pfl", (3, 32, 5))],
 )  # fmt: skip
 def test_a_shape_that_does_not_fit(name, shape):
     with pytest.raises(JobError, match=rf"model\.name: {name} takes"):
@@ -152,3 +154,27 @@ def test_dropout_is_for_training(name):
 def test_the_share_of_dropout_is_a_key():
     model, inputs = build("mobilenet_v2", IMAGE, 10, dropout=0.0).train(), batch("lenet", IMAGE)
     assert torch.equal(model(inputs), model(inputs))
+
+
+SMALL = {"embedded": 3, "hidden": 5, "projected": 4}
+
+
+def test_word_lstm_answers_after_every_word_or_once():
+    """Once means after the last word before the padding, which is not read."""
+    every, last = (build("word_lstm", (6,), 12, predict=p, **SMALL) for p in ("every", "last"))
+    assert sum(p.numel() for p in every.parameters()) == 12 * 3 + 4 * 5 * (3 + 5 + 2) + 24 + 60
+    text = torch.tensor([[10, 1, 2, 0, 0, 0], [10, 3, 4, 5, 6, 7], [10, 0, 0, 0, 0, 0]])
+    answers = every(text)
+    assert answers.shape == (3, 6, 12)
+    assert torch.allclose(last(text), answers[[0, 1, 2], [2, 5, 0]])
+    assert torch.allclose(last(text)[0], last(text[:1, :3])[0])
+
+
+def test_model_and_data_predict_the_same(refused, tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "task: stackoverflow\nmodel: {predict: last}\ncohort: {kind: uniform, size: 1}\n"
+        "algorithm: {name: fedavg}\nlocal: {lr: 0.1}\nrounds: 1\n"
+    )
+    said = refused("check", path)
+    assert "job.yaml:2: model.predict: the model's is last, but data.predict is every" in said

@@ -7,6 +7,7 @@ from hpcfl.data import SOURCES
 from hpcfl.metrics import totals
 from hpcfl.models import MODELS
 from hpcfl.tasks import LOSSES, TASKS
+from hpcfl.tasks.losses import terms
 
 LOGITS = torch.tensor([[0.0, math.log(3)], [0.0, 0.0], [math.log(3), 0.0]])
 CLASSES = torch.tensor([1, 0, 1])
@@ -40,7 +41,55 @@ def test_losses_are_never_narrower_than_float32(loss, outputs, labels, total):
 def test_totals_add_up_over_batches():
     whole = totals("cross_entropy", LOGITS, CLASSES)
     parts = [totals("cross_entropy", LOGITS[k : k + 1], CLASSES[k : k + 1]) for k in range(3)]
-    assert whole == {"loss": pytest.approx(whole["loss"]), "examples": 3.0, "correct": 2.0}
+    counts = {"examples": 3.0, "scored": 3.0, "correct": 2.0}
+    assert whole == {"loss": pytest.approx(whole["loss"]), **counts}
+    for name, value in whole.items():
+        assert sum(part[name] for part in parts) == pytest.approx(value)
+
+
+# 2 words: classes are padding, two words, oov, begin, end.  Every logit is 0 but one of log 5.
+SENTENCES = torch.tensor([[1, 2, 5, 0], [3, 2, 1, 2], [0, 0, 0, 0]])
+LARGEST = torch.tensor([[1, 1, 5, 0], [2, 2, 2, 2], [1, 1, 1, 1]])
+ANSWERS = torch.nn.functional.one_hot(LARGEST, 6) * math.log(5)
+HIT, MISS = -math.log(5 / 10), -math.log(1 / 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64])
+def test_tokens_by_hand(dtype):
+    """Of seven labels that are no padding four are hit; of the five words among them three."""
+    labels = SENTENCES.to(dtype)
+    total = 4 * HIT + 3 * MISS
+    assert float(LOSSES["tokens"](ANSWERS, labels)) == pytest.approx(total / 7)
+    found = totals("tokens", ANSWERS, labels)
+    assert found.pop("loss") == pytest.approx(total)
+    assert found.pop("correct_top5") == 5
+    assert found == {"examples": 7.0, "scored": 5.0, "correct": 3.0}
+    assert terms("tokens", labels) == 7
+    assert terms("cross_entropy", CLASSES) == terms("squared", TARGETS) + 1 == 3
+
+
+def test_tokens_once_a_sentence():
+    """Labels 2, 5 and 3: of words only the first, which is missed."""
+    outputs, labels = ANSWERS[:, 0], torch.tensor([2, 5, 3])
+    assert float(LOSSES["tokens"](outputs, labels)) == pytest.approx(MISS)
+    found = totals("tokens", outputs, labels)
+    assert (found["examples"], found["scored"], found["correct"]) == (3, 1, 0)
+
+
+def test_tokens_of_padding_alone_are_worth_nothing():
+    outputs = ANSWERS[2:].clone().requires_grad_()
+    loss = LOSSES["tokens"](outputs, SENTENCES[2:])
+    (gradient,) = torch.autograd.grad(loss, outputs)
+    assert float(loss.detach()) == 0
+    assert not gradient.any()
+    assert totals("tokens", ANSWERS[2:], SENTENCES[2:]) == {
+        "loss": 0, "examples": 0, "scored": 0, "correct": 0, "correct_top5": 0
+    }  # fmt: skip
+
+
+def test_tokens_add_up_over_batches():
+    whole = totals("tokens", ANSWERS, SENTENCES)
+    parts = [totals("tokens", ANSWERS[k : k + 1], SENTENCES[k : k + 1]) for k in range(3)]
     for name, value in whole.items():
         assert sum(part[name] for part in parts) == pytest.approx(value)
 

@@ -1,0 +1,59 @@
+"""Reading HDF5 files that anyone may have written: nothing outside the file, no made-up sizes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from hpcfl.errors import DataError
+
+_DEFLATE = 1032  # the most that HDF5's usual compression can save
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The file, for reading; damage found inside the block becomes a DataError."""
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            yield file
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: not a readable HDF5 file: {reason}") from error
+
+
+def member(path: Path, group: Any, name: str, kind: type[Any]) -> Any:
+    """A member of a group that lies in this very file, with all its data.
+
+    Raises:
+        DataError: there is none, or it is of another kind.
+    """
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        raise DataError(f"{path}: expected {name!r} in {group.name} of the file itself; not found")
+    found = group[name]
+    if not isinstance(found, kind):
+        raise DataError(f"{path}: {found.name} is no {kind.__name__.lower()}")
+    if kind is h5py.Dataset and (found.external or found.is_virtual):
+        raise DataError(f"{path}: {found.name} keeps its data in another file: not read")
+    return found
+
+
+def strings(path: Path, group: Any, name: str) -> Any:
+    """The dataset of that name, a list of strings, not read yet.
+
+    Raises:
+        DataError: it is none, or claims more than the file holds.
+    """
+    found = member(path, group, name, h5py.Dataset)
+    if found.ndim != 1 or h5py.check_string_dtype(found.dtype) is None:
+        raise DataError(
+            f"{path}: {found.name} is {found.dtype} of shape {found.shape}, expected a list of "
+            "strings"
+        )
+    stored = min(found.id.get_storage_size(), path.stat().st_size)
+    if found.nbytes > _DEFLATE * stored:  # HDF5 would make up the rest, however much it is
+        raise DataError(
+            f"{path}: {found.name} claims {found.nbytes} bytes, the file holds {stored}"
+        )
+    return found

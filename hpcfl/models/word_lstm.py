@@ -1,0 +1,68 @@
+"""Word LSTM: the next word of a sentence, as Reddi et al. (2021) and the FedHBM paper model it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from hpcfl.data.base import DataConfig
+from hpcfl.data.words import PAD
+from hpcfl.errors import JobError
+from hpcfl.models.base import ModelConfig
+from hpcfl.types import Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordLstm(ModelConfig):
+    """Embedding of 96, one LSTM layer of 670, dense layers of 96 and of all words.
+
+    4 053 428 parameters for 10 000 words and 4 special tokens.
+    """
+
+    predict: Literal["every", "last"] = "every"
+    """The word after each word, or only the one after the last."""
+    embedded: Count = 96
+    """Size of a word's embedding."""
+    hidden: Count = 670
+    """Size of the LSTM's state."""
+    projected: Count = 96
+    """Size of the layer between the LSTM and the outputs."""
+
+    def check(self, data: DataConfig) -> None:
+        """Model and data predict the same."""
+        labelled = getattr(data, "predict", self.predict)
+        if labelled != self.predict:
+            raise ValueError(
+                f"predict: the model's is {self.predict}, but data.predict is {labelled}; say the "
+                "same in both"
+            )
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Takes sentences [T] of word classes, padded at their ends."""
+        if len(input_shape) != 1:
+            raise JobError(
+                f"model.name: word_lstm takes sentences of shape (T,), not examples of "
+                f"{input_shape}"
+            )
+        return Reader(self, outputs)
+
+
+class Reader(nn.Module):
+    """Reads a sentence and answers after each word, or once after its last real one."""
+
+    def __init__(self, sizes: WordLstm, words: int) -> None:
+        super().__init__()
+        self.once = sizes.predict == "last"
+        self.embedding = nn.Embedding(words, sizes.embedded)
+        self.lstm = nn.LSTM(sizes.embedded, sizes.hidden, batch_first=True)
+        self.projection = nn.Linear(sizes.hidden, sizes.projected)
+        self.fc = nn.Linear(sizes.projected, words)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Logits [B, T, n] of sentences [B, T] (int64), or [B, n]."""
+        states, _ = self.lstm(self.embedding(text))
+        if self.once:  # padding stands behind the sentence, and no state before it has seen it
+            end = (text != PAD).sum(1).clamp(min=1) - 1
+            states = states[torch.arange(len(text), device=text.device), end]
+        return self.fc(self.projection(states))  # type: ignore[no-any-return]

@@ -1,0 +1,61 @@
+"""Next-word prediction: the same bits on one rank and on two."""
+
+import json
+
+import pytest
+
+from hpcfl.data.stackexchange import StackExchange
+from tests.parallel.harness import play_all
+from tests.parallel.outcome import outcome
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "slept", "."]
+DATA = {"vocabulary": 6, "length": 5}
+
+
+def quiet(items, what, total=None):
+    return items
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """A job for each kind of prediction, on the posts of eight users."""
+    root = tmp_path_factory.mktemp("posts")
+    count = "".join(f"{word} {9 - k}\n" for k, word in enumerate(WORDS))
+    (root / "stackexchange_word_count.txt").write_text(count)
+    posts = [
+        {
+            "site": "s",
+            "user": k % 8,
+            "text": " ".join(WORDS[j * k % 9] for j in range(1, 2 + k % 7)),
+        }
+        for k in range(90)
+    ]
+    (root / "stackexchange_posts.jsonl").write_text("\n".join(map(json.dumps, posts)))
+    StackExchange(root=str(root), **DATA).prepare(quiet)
+    return {
+        predict: {
+            "data": {"kind": "stackexchange", "root": str(root), "predict": predict, **DATA},
+            "model": {
+                "name": "word_lstm", "predict": predict,
+                "embedded": 3, "hidden": 4, "projected": 3,
+            },
+            "cohort": {"kind": "uniform", "size": 3},
+            "algorithm": {"name": "mime" if predict == "every" else "fedhbm"},
+            "local": {"epochs": 1, "batch_size": 4, "lr": 0.5},
+            "rounds": 2,
+            "evaluate": {"every": 1, "batch_size": 5, "train": True, "clients": True},
+            "device": "cpu",
+        }
+        for predict in ("every", "last")
+    }  # fmt: skip
+
+
+def test_on_two_ranks(jobs, tmp_path):
+    for ranks in (1, 2):
+        (tmp_path / str(ranks)).mkdir()
+        play_all(tmp_path / str(ranks), jobs, ranks)
+    for name in jobs:
+        alone = outcome(tmp_path / "1" / name)
+        assert len(alone.log) == 3
+        assert {"test_accuracy", "client_accuracy_mean", "objective"} <= set(alone.log[-1])
+        assert outcome(tmp_path / "2" / name) == alone, name

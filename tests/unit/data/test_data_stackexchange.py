@@ -1,0 +1,134 @@
+"""StackExchange from small files of posts; and the real ones, where they are."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from hpcfl.data.stackexchange import StackExchange, sentences
+from hpcfl.errors import DataError
+from tests.real_data import real
+
+COUNTS = "the 9\ncat 7\nsat 3\n. 2\n"
+KEYS = {"vocabulary": 4, "length": 4}
+
+
+def quiet(items, what, total=None):
+    return items
+
+
+def post(user, text, site="pets"):
+    return {"site": site, "user": user, "text": text, "score": 3}
+
+
+POSTS = [
+    post(7, "The cat sat. A cat?\nSat"),
+    post(None, "the deleted one"),
+    post("7", "the", site="cats"),
+    post(12, "  \n"),
+    *[post(9, "cat " * k) for k in range(1, 11)],
+]
+
+
+def write(root, posts, name="stackexchange_posts.jsonl"):
+    (root / "stackexchange_word_count.txt").write_text(COUNTS)
+    text = "".join(json.dumps(one) + "\n" for one in posts)
+    opener = gzip.open if name.endswith(".gz") else open
+    with opener(root / name, "wt", encoding="utf-8") as file:
+        file.write(text)
+    return root
+
+
+def config(root, **changes):
+    return StackExchange(root=str(root), **{**KEYS, **changes})
+
+
+def test_sentences_by_hand():
+    assert sentences("Isn't it 4.5 (or \u00e9t\u00e9_2)? Yes!  'No'\r\nOh...") == [
+        ["isn't", "it", "4", ".", "5", "(", "or", "\u00e9t\u00e9", "_", "2", ")", "?"],
+        ["yes", "!"],
+        ["'", "no", "'"],
+        ["oh", ".", ".", "."],
+    ]
+    assert sentences(" \n\n ") == []
+
+
+@pytest.mark.parametrize("name", ["stackexchange_posts.jsonl", "stackexchange_posts.jsonl.gz"])
+def test_posts_by_hand(tmp_path, name):
+    """Users in the order of cats/7, pets/7, pets/9; only the last has enough posts for a test."""
+    config(write(tmp_path, POSTS, name)).prepare(quiet)
+    data = config(tmp_path).load(0)
+    assert [len(own) for own in data.natural] == [1, 3, 9]
+    assert data.train.labels[:4].tolist() == [
+        [1, 7, 0, 0], [1, 2, 3, 4], [5, 2, 5, 7], [3, 7, 0, 0]
+    ]  # fmt: skip
+    assert len(data.test.labels) == 1
+    both = [row.tolist() for row in (*data.train.labels[4:], *data.test.labels)]
+    assert sorted(both) == sorted(
+        [[2] * min(k, 4) + ([7] + [0] * (3 - k) if k < 4 else []) for k in range(1, 11)]
+    )
+
+
+@pytest.mark.parametrize(("share", "tested"), [(0.5, 5), (1.0, 9), (0.25, (2, 3))])
+def test_the_share_of_the_test(tmp_path, share, tested):
+    write(tmp_path, POSTS)
+    config(tmp_path, test_share=share).prepare(quiet)
+    data = config(tmp_path, test_share=share).load(0)
+    found = 10 - len(data.natural[-1])
+    assert found in np.atleast_1d(tested)
+    assert [len(own) for own in data.natural][:2] == [1, 3]
+    with pytest.raises(DataError, match=r"made of: found .*test_share .*, expected .*0\.9"):
+        config(tmp_path, test_share=0.9).load(0)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"site": "a"}', r"line 15 is .*, expected a JSON object with a site"),
+        ('{"site": "a", "user": 1.5, "text": "b"}', "line 15 is"),
+        ('{"site": 1, "user": 1, "text": "b"}', "line 15 is"),
+        ("[1]", r"line 15 is '\[1\]'"),
+        ("{", "line 15 is '{'"),
+        ("[" * 100_000, "line 15 is"),
+    ],
+)
+def test_a_line_that_is_no_post(tmp_path, line, message):
+    with (write(tmp_path, POSTS) / "stackexchange_posts.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(DataError, match=rf"stackexchange_posts\.jsonl: {message}"):
+        config(tmp_path).prepare(quiet)
+
+
+def test_a_truncated_file(tmp_path):
+    posts = [post(k, f"{np.random.default_rng(k).bytes(90).hex()}") for k in range(300)]
+    path = write(tmp_path, posts, "stackexchange_posts.jsonl.gz") / "stackexchange_posts.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(
+        DataError, match=r"jsonl\.gz: damaged after line \d+: Compressed file ended"
+    ):
+        config(tmp_path).prepare(quiet)
+
+
+def test_no_file_and_nothing_to_test_on(tmp_path):
+    with pytest.raises(DataError, match=r"holds neither stackexchange_posts\.jsonl nor"):
+        config(tmp_path).prepare(quiet)
+    write(tmp_path, POSTS[:3])
+    with pytest.raises(DataError, match="too few posts to test on"):
+        config(tmp_path).prepare(quiet)
+
+
+def test_the_real_posts(tmp_path):
+    for name in ("stackexchange_posts.jsonl.gz", "stackexchange_word_count.txt"):
+        (tmp_path / name).symlink_to(real(name))
+    made = StackExchange(root=str(tmp_path))
+    made.prepare(quiet)
+    data = made.load(0)
+    assert len(data.natural) == 3190
+    total = len(data.train.labels) + len(data.test.labels)
+    assert 100_000 < total < 120_000
+    assert 0.08 < len(data.test.labels) / total < 0.12
+    labels = data.train.labels
+    words = ((labels > 0) & (labels < 10_001)).sum()
+    unknown = (labels == 10_001).sum()
+    assert unknown < 0.05 * words

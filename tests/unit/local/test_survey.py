@@ -1,0 +1,76 @@
+"""A client's full gradient is that of its mean loss over all its labels, however it is batched."""
+
+import pytest
+import torch
+
+from hpcfl.comm.solo import Solo
+from hpcfl.data.base import Dataset
+from hpcfl.data.partition import Spans
+from hpcfl.data.sentences import to_indices
+from hpcfl.data.words import Vocabulary
+from hpcfl.evaluation.clients import Clients
+from hpcfl.evaluation.meter import Meter
+from hpcfl.local.population import Population
+from hpcfl.local.step import Gradient, Local
+from hpcfl.models.word_lstm import WordLstm
+from hpcfl.tasks.losses import tokens
+from hpcfl.types import Examples
+from hpcfl.vectors import flatten, parameters
+
+torch.set_num_threads(1)
+
+WORDS = Vocabulary(["the", "cat", "sat"])
+SENTENCES = [["cat"], ["the", "cat", "sat"], [], ["the"] * 7, ["dog"], []]
+ROWS = torch.from_numpy(WORDS.encode(SENTENCES, 4))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return WordLstm(embedded=3, hidden=4, projected=3).build((4,), WORDS.classes).double()
+
+
+def population(batch):
+    """The first client has the first four sentences, the second none with a word to score."""
+    data = Dataset(
+        train=Examples(ROWS[:, :-1], ROWS[:, 1:]),
+        test=None,
+        natural=None,
+        classes=WORDS.classes,
+        loss="tokens",
+        transform=to_indices,
+    )
+    clients = Spans(torch.tensor([0, 4]).numpy(), torch.tensor([4, 2]).numpy())
+    return Population(
+        data, clients, None, Local(lr=1.0), rate=lambda _: 1.0, seed=0, dtype=torch.float64,
+        device=torch.device("cpu"), full_batch=batch,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])
+def test_the_full_gradient_is_that_of_the_mean_over_the_words(model, batch):
+    loss = tokens(model(ROWS[:4, :-1].long()), ROWS[:4, 1:])
+    expected = flatten(torch.autograd.grad(loss, list(model.parameters())))
+    visit = population(batch).visit(0, 0)
+    x = parameters(model)
+    torch.testing.assert_close(
+        Gradient(model, tokens).full(x, visit.survey), expected, rtol=1e-12, atol=1e-14
+    )
+    found = Meter(Gradient(model, tokens), "tokens").whole(x, population(batch).training(0))
+    assert found["examples"] == 2 + 4 + 1 + 4
+    assert found["loss"] / found["examples"] == pytest.approx(float(loss.detach()), rel=1e-12)
+
+
+def test_a_client_without_a_word_to_score_has_no_accuracy(model):
+    meter, x = Meter(Gradient(model, tokens), "tokens"), parameters(model)
+    people = population(4)
+    clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None)
+    found = clients.shared(meter, x, Solo(), objective=False, accuracy=True)
+    sums = meter.whole(x, people.training(0))
+    assert (sums["scored"], sums["examples"]) == (1 + 3 + 4, 11)
+    assert (
+        found["client_accuracy_mean"]
+        == sums["correct"] / 8
+        == found["client_accuracy_worst_decile"]
+    )
+    assert meter.whole(x, people.training(1))["scored"] == 0
