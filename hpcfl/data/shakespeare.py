@@ -17,7 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.hdf5 import feature, open_examples
+from hpcfl.data.owners import Track, check_count
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Count, Examples, PathText
@@ -25,7 +28,14 @@ from hpcfl.types import Count, Examples, PathText
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters; a character's place is its class."""
 WINDOW = 80  # characters in
-_DEFLATE = 1032  # the most that HDF5's usual compression can save
+_ROLES, _SNIPPETS = 715, {"train": 16_068, "test": 2_356}  # as TFF tells
+
+ARCHIVE = Archive(
+    name="shakespeare.tar.bz2",
+    url="https://storage.googleapis.com/tff-datasets-public/shakespeare.tar.bz2",
+    sha256="0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707",
+    members={name: name for name in ("shakespeare_train.h5", "shakespeare_test.h5")},
+)
 
 # LEAF looks a character up by str.find, whose -1 for an unknown one means, as an index, the last.
 _CODES = np.full(256, len(ALPHABET) - 1, dtype=np.uint8)
@@ -48,6 +58,18 @@ class Shakespeare(DataConfig):
     """Keep the first so many training examples of each role."""
     max_test_examples: Count | None = None
     """Keep the first so many test examples of each role."""
+
+    def prepare(self, track: Track) -> Path:
+        """Fetch and unpack TFF's two files; count their roles and snippets."""
+        root = Path(self.root)
+        provide_members(root, ARCHIVE, track)
+        for part, expected in _SNIPPETS.items():
+            path = root / f"shakespeare_{part}.h5"
+            with open_examples(path) as group:
+                check_count(path, "roles", len(group), _ROLES)
+                found = sum(len(_snippets(path, group, role)) for role in track(group, path.name))
+            check_count(path, "snippets", found, expected)
+        return root
 
     def load(self, seed: int) -> Dataset:
         """Read both files; windows are views of the text, so they take no memory."""
@@ -82,8 +104,14 @@ def to_indices(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | 
 
 
 def encode(text: bytes) -> NDArray[np.uint8]:
-    """The class of each character; one that is not in the alphabet becomes the last class."""
-    return _CODES[np.frombuffer(re.sub(rb"  +", b" ", text), dtype=np.uint8)]
+    """The class of each character, runs of spaces made one."""
+    return classes_of(np.frombuffer(re.sub(rb"  +", b" ", text), dtype=np.uint8))
+
+
+def classes_of(characters: NDArray[Any]) -> NDArray[np.uint8]:
+    """The class of each character code; one that is not in the alphabet becomes the last class."""
+    codes: NDArray[np.uint8] = _CODES[np.minimum(characters, len(_CODES) - 1)]
+    return codes
 
 
 def _windows(texts: list[NDArray[np.uint8]], most: int | None) -> tuple[Tensor, Tensor, list[Rows]]:
@@ -101,41 +129,19 @@ def _windows(texts: list[NDArray[np.uint8]], most: int | None) -> tuple[Tensor, 
 
 def _texts(path: Path) -> dict[str, NDArray[np.uint8]]:
     """The encoded text of each role, in the order of their names."""
-    try:
-        with h5py.File(path, "r") as file:
-            group = _member(path, file, "examples", h5py.Group)
-            texts = {role: encode(_text(path, group, role)) for role in sorted(group)}
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise DataError(f"{path}: not a readable HDF5 file: {error}") from error
+    with open_examples(path) as group:
+        texts = {role: encode(b"\n".join(_snippets(path, group, role))) for role in sorted(group)}
     if not texts:
         raise DataError(f"{path}: the group 'examples' holds no role")
     return texts
 
 
-def _text(path: Path, group: Any, role: str) -> bytes:
-    """A role's snippets, joined by newlines."""
-    client = _member(path, group, role, h5py.Group)
-    snippets = _member(path, client, "snippets", h5py.Dataset)
-    if snippets.external or snippets.is_virtual:
-        raise DataError(f"{path}: {snippets.name} keeps its data in another file: not read")
+def _snippets(path: Path, group: Any, role: str) -> NDArray[Any]:
+    """What a role says, in pieces."""
+    snippets = feature(path, group, role, "snippets")
     if snippets.ndim != 1 or h5py.check_string_dtype(snippets.dtype) is None:
         raise DataError(
             f"{path}: {snippets.name} is {snippets.dtype} of shape {snippets.shape}, expected a "
             "list of strings"
         )
-    stored = min(snippets.id.get_storage_size(), path.stat().st_size)
-    if snippets.nbytes > _DEFLATE * stored:  # HDF5 would make up the rest, however much it is
-        raise DataError(
-            f"{path}: {snippets.name} claims {snippets.nbytes} bytes, the file holds {stored}"
-        )
-    return b"\n".join(snippets[()])
-
-
-def _member(path: Path, group: Any, name: str, kind: type[Any]) -> Any:
-    """A member of a group that lies in this very file."""
-    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        raise DataError(f"{path}: expected {name!r} in {group.name} of the file itself; not found")
-    member = group[name]
-    if not isinstance(member, kind):
-        raise DataError(f"{path}: {member.name} is no {kind.__name__.lower()}")
-    return member
+    return snippets[()]  # type: ignore[no-any-return]
