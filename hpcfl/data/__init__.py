@@ -8,6 +8,7 @@ from hpcfl.data.cifar10 import Cifar10
 from hpcfl.data.cifar100 import Cifar100
 from hpcfl.data.concrete import Concrete
 from hpcfl.data.digits import Digits
+from hpcfl.data.emnist import Emnist
 from hpcfl.data.quadratics import Quadratics
 from hpcfl.data.shakespeare import Shakespeare
 
@@ -17,6 +18,7 @@ SOURCES: Mapping[str, type[DataConfig]] = {
     "cifar100": Cifar100,
     "concrete": Concrete,
     "digits": Digits,
+    "emnist": Emnist,
     "quadratics": Quadratics,
     "shakespeare": Shakespeare,
 }
