@@ -12,6 +12,7 @@ from hpcfl.data.emnist import Emnist
 from hpcfl.data.leaf import Leaf
 from hpcfl.data.quadratics import Quadratics
 from hpcfl.data.shakespeare import Shakespeare
+from hpcfl.data.tff import Tff
 
 SOURCES: Mapping[str, type[DataConfig]] = {
     "arrays": Arrays,
@@ -23,5 +24,6 @@ SOURCES: Mapping[str, type[DataConfig]] = {
     "leaf": Leaf,
     "quadratics": Quadratics,
     "shakespeare": Shakespeare,
+    "tff": Tff,
 }
 """The data sets a job can name as ``data.kind``."""
