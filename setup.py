@@ -39,6 +39,7 @@ setup(
         # MPI of the site: mpi4py loads the libmpi that the cluster's modules put in place.
         "cluster": ["mpi4py>=4.0,<5"],
         "vision": ["torchvision>=0.24,<1"],
+        "huggingface": ["datasets>=4,<6", "pillow>=10"],
         "demo": ["scikit-learn>=1.5,<2"],
         "test": ["pytest>=8.3,<10", "pytest-xdist>=3.6,<4", "hypothesis>=6.100,<7"],
         "dev": [

@@ -9,6 +9,7 @@ from hpcfl.data.cifar100 import Cifar100
 from hpcfl.data.concrete import Concrete
 from hpcfl.data.digits import Digits
 from hpcfl.data.emnist import Emnist
+from hpcfl.data.huggingface import Huggingface
 from hpcfl.data.leaf import Leaf
 from hpcfl.data.quadratics import Quadratics
 from hpcfl.data.shakespeare import Shakespeare
@@ -21,6 +22,7 @@ SOURCES: Mapping[str, type[DataConfig]] = {
     "concrete": Concrete,
     "digits": Digits,
     "emnist": Emnist,
+    "huggingface": Huggingface,
     "leaf": Leaf,
     "quadratics": Quadratics,
     "shakespeare": Shakespeare,
