@@ -1,39 +1,25 @@
-"""LEAF's JSON: users and their examples, a file for some hundred users (arXiv:1812.01097)."""
+"""LEAF's JSON: users and their examples (Caldas et al., arXiv:1812.01097)."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpcfl.data import compact
 from hpcfl.data.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset, Transform
+from hpcfl.data.files import read_arrays
 from hpcfl.data.grey import Grey
+from hpcfl.data.leaf_json import KINDS, User, check, users
+from hpcfl.data.owners import Track, quiet
 from hpcfl.data.shakespeare import ALPHABET, to_indices
 from hpcfl.errors import DataError
 from hpcfl.types import Count, Examples, PathText
 
-_KEYS = {"users": list, "num_samples": list, "user_data": dict}
-
-
-class Kind(NamedTuple):
-    """How one kind of examples is read."""
-
-    inputs: Callable[[list[Any]], NDArray[Any]]
-    labels: Callable[[list[Any]], NDArray[Any]]
-    classes: int | None
-
-
-_KINDS = {
-    "images": Kind(compact.images, compact.integers, 62),
-    "text": Kind(compact.text, compact.characters, len(ALPHABET)),
-    "vectors": Kind(compact.vectors, compact.integers, None),
-}
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test", "sizes")
 _TRANSFORMS: Mapping[str, Transform] = {"text": to_indices, "vectors": cast}
 
 
@@ -57,136 +43,89 @@ class Leaf(DataConfig):
         if self.examples != "images" and self.flat:
             raise ValueError(f"flat is for images, but examples is {self.examples}")
 
+    @property
+    def _packed(self) -> Path:
+        """What ``prepare`` writes."""
+        return Path(self.root) / f"leaf_{self.examples}.npz"
+
+    def prepare(self, track: Track) -> Path:
+        """Parse the JSON once and write all examples to one file of arrays, unless it is there."""
+        if not self._packed.exists():
+            arrays = self._parse(track)
+            part = self._packed.with_name(self._packed.name + ".part")
+            with part.open("wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+            part.replace(self._packed)
+        self.load(0)
+        return self._packed
+
     def load(self, seed: int) -> Dataset:
-        """Read file by file: a file's text is in memory as a whole, its numbers user by user."""
-        kind = _KINDS[self.examples]
-        train, test = (list(_users(Path(self.root) / part, kind)) for part in ("train", "test"))
-        for user in train:
-            if not len(user.y):
-                raise DataError(f"{user} has no example")
-        users = [*train, *(user for user in test if len(user.y))]
-        if len(users) == len(train):
-            raise DataError(f"{self.root}/test: no user has an example")
-        largest = max(int(user.y.max()) for user in train)
-        classes = self.classes or kind.classes or max(largest + 1, 1)
-        for user in users:
-            _check(user, classes, users[0].x.shape[1:])
-        ends = np.cumsum([len(user.y) for user in train])
+        """Read what ``prepare`` wrote, or else parse the JSON."""
+        if self._packed.exists():
+            arrays = read_arrays(self._packed, _ARRAYS)
+            self._check(arrays)
+        else:
+            arrays = self._parse(quiet)
+        ends = np.cumsum(arrays["sizes"])
         return Dataset(
-            train=_joined(train),
-            test=_joined(users[len(train) :]),
+            train=_examples(arrays["x_train"], arrays["y_train"]),
+            test=_examples(arrays["x_test"], arrays["y_test"]),
             natural=np.split(np.arange(ends[-1]), ends[:-1]),
-            classes=classes,
+            classes=self._classes(arrays["y_train"]),
             loss="cross_entropy",
             transform=_TRANSFORMS.get(self.examples, Grey(self.flat)),
         )
 
+    def _classes(self, labels: NDArray[Any]) -> int:
+        return self.classes or KINDS[self.examples].classes or max(int(labels.max()) + 1, 1)
 
-class User(NamedTuple):
-    """A user's examples, compact."""
+    def _parse(self, track: Track) -> dict[str, NDArray[Any]]:
+        """All users' examples; a file's text is in memory as a whole, its numbers user by user."""
+        kind = KINDS[self.examples]
+        train, test = (users(Path(self.root) / part, kind, track) for part in ("train", "test"))
+        for user in train:
+            if not len(user.y):
+                raise DataError(f"{user} has no example")
+        test = [user for user in test if len(user.y)]
+        if not test:
+            raise DataError(f"{self.root}/test: no user has an example")
+        classes = self._classes(np.concatenate([user.y for user in train]))
+        for user in (*train, *test):
+            check(user, classes, train[0].x.shape[1:])
+        return {
+            **_joined("train", train),
+            **_joined("test", test),
+            "sizes": np.array([len(user.y) for user in train]),
+            "users": np.array([user.name for user in train]),
+        }
 
-    path: Path
-    name: str
-    x: NDArray[Any]
-    y: NDArray[Any]
-
-    def __str__(self) -> str:
-        return f"{self.path}: user {self.name!r}"
-
-
-class Own(NamedTuple):
-    """What stands for a user's ``{"x": [...], "y": [...]}`` as soon as it is read."""
-
-    x: NDArray[Any]
-    y: NDArray[Any]
-    fault: str = ""
-    """What is wrong with it, to be told together with whose it is."""
-
-
-def _users(folder: Path, kind: Kind) -> Iterator[User]:
-    """The users of a folder's files, none twice."""
-    paths = sorted(folder.glob("*.json"))
-    if not paths:
-        raise DataError(f"{folder}: holds no .json file; expected LEAF's train/ and test/ there")
-    seen: set[str] = set()
-    for path in paths:
-        for user in _read(path, kind):
-            if user.name in seen:
-                raise DataError(f"{user} is in another file too")
-            seen.add(user.name)
-            yield user
-    if not seen:
-        raise DataError(f"{folder}: no user in its {len(paths)} files")
-
-
-def _read(path: Path, kind: Kind) -> Iterator[User]:
-    """The users of one file."""
-    content = _parse(path, kind)
-    for key, form in _KEYS.items():
-        if not isinstance(content, dict) or not isinstance(content.get(key), form):
-            raise DataError(f"{path}: no {form.__name__} {key!r}; expected {', '.join(_KEYS)}")
-    names, counts, data = (content[key] for key in _KEYS)
-    if not len(names) == len(counts) == len(data):
-        raise DataError(
-            f"{path}: {len(names)} users, {len(counts)} num_samples, {len(data)} in user_data"
+    def _check(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """What was packed is still whole, and fits the job."""
+        sizes, x_train, x_test = arrays["sizes"], arrays["x_train"], arrays["x_test"]
+        whole = (
+            sizes.dtype == np.int64
+            and sizes.ndim == 1
+            and bool(np.all(sizes > 0))
+            and x_train.shape == (sizes.sum(), *x_test.shape[1:])
         )
-    for name, count in zip(names, counts, strict=True):
-        own = data.get(name) if isinstance(name, str) else None
-        if not isinstance(own, Own):
-            raise DataError(f"{path}: user {name!r}: user_data has no lists x and y of that user")
-        if own.fault or len(own.y) != count:
-            fault = own.fault or f"num_samples is {count!r}, but y holds {len(own.y)} labels"
-            raise DataError(f"{path}: user {name!r}: {fault}")
-        yield User(path, name, own.x, own.y)
+        for part in ("train", "test"):
+            x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+            if not (whole and y.size and y.dtype == np.int64 and y.shape == x.shape[:1]):
+                raise DataError(f"{self._packed}: damaged; remove it and prepare it again")
+            classes = self._classes(arrays["y_train"])
+            if y.min() < 0 or y.max() >= classes:
+                raise DataError(
+                    f"{self._packed}: y_{part} runs from {y.min()} to {y.max()}, expected 0 to "
+                    f"{classes - 1}"
+                )
 
 
-def _parse(path: Path, kind: Kind) -> Any:
-    """The file's content, in which every user's lists have become arrays while it was read."""
-
-    def shrink(pairs: list[tuple[str, Any]]) -> Any:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            keys = [key for key, _ in pairs]
-            raise ValueError(f"the key {max(keys, key=keys.count)!r} stands twice")
-        if not (isinstance(made.get("x"), list) and isinstance(made.get("y"), list)):
-            return made
-        return _own(made["x"], made["y"], kind)
-
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(f"holds {name}")
-
-    try:
-        text = path.read_text("utf-8")
-        return json.loads(text, object_pairs_hook=shrink, parse_constant=refuse)
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not a readable JSON file: {error}") from error
+def _joined(part: str, own: Sequence[User]) -> dict[str, NDArray[Any]]:
+    return {
+        f"x_{part}": np.concatenate([user.x for user in own]),
+        f"y_{part}": np.concatenate([user.y for user in own]).astype(np.int64),
+    }
 
 
-def _own(x: list[Any], y: list[Any], kind: Kind) -> Own:
-    nothing = np.empty(0, dtype=np.int64)
-    if len(x) != len(y):
-        return Own(nothing, nothing, f"{len(x)} examples in x, but {len(y)} labels in y")
-    try:
-        return Own(kind.inputs(x), kind.labels(y)) if x else Own(nothing, nothing)
-    except ValueError as error:
-        return Own(nothing, nothing, str(error))
-
-
-def _check(user: User, classes: int, shape: tuple[int, ...]) -> None:
-    """Labels in range, and inputs as everyone else's."""
-    if user.x.shape[1:] != shape:
-        raise DataError(f"{user}: x holds {user.x.shape[1]} numbers a row, others {shape[0]}")
-    wrong = (user.y < 0) | (user.y >= classes)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise DataError(
-            f"{user}: the label of row {row} is {user.y[row]}, expected 0 to {classes - 1}"
-        )
-
-
-def _joined(users: Iterable[User]) -> Examples:
-    _, _, inputs, labels = zip(*users, strict=True)
-    return Examples(
-        torch.from_numpy(np.concatenate(inputs)),
-        torch.from_numpy(np.concatenate(labels).astype(np.int64)),
-    )
+def _examples(x: NDArray[Any], y: NDArray[Any]) -> Examples:
+    return Examples(torch.from_numpy(x), torch.from_numpy(y))

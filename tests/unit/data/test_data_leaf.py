@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hpcfl.data.deal import deal
 from hpcfl.data.leaf import Leaf
+from hpcfl.data.owners import quiet
 from hpcfl.data.partition import Iid
 from hpcfl.data.shakespeare import ALPHABET, encode
 from hpcfl.errors import DataError
@@ -102,6 +103,51 @@ def test_vectors(tmp_path):
     assert dataset.test.inputs.tolist() == [[1.5, np.float32(1e-9)]]
     assert dataset.classes == 5
     assert Leaf(root=str(tmp_path), examples="vectors", classes=9).load(0).classes == 9
+
+
+def same(first, second):
+    return (
+        all(map(torch.equal, (*first.train, *first.test), (*second.train, *second.test)))
+        and all(map(np.array_equal, first.natural, second.natural))
+        and first.classes == second.classes
+    )
+
+
+def test_what_is_prepared_is_read_without_the_json(femnist, hpcfl):
+    before = Leaf(root=str(femnist)).load(0)
+    for _ in range(2):
+        done = hpcfl("data", "prepare", "leaf", "--root", femnist)
+        assert (done.code, done.err) == (0, [])
+        assert done.out == [f"ready: {femnist}/leaf_images.npz"]
+        for path in femnist.rglob("*.json"):
+            path.unlink()
+    assert not list(femnist.glob("*.part"))
+    assert same(Leaf(root=str(femnist)).load(0), before)
+    with np.load(femnist / "leaf_images.npz") as packed:
+        assert packed["users"].tolist() == ["f1_z", "f0_a", "f2_b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sizes": np.array([2, 1])}, "npz: damaged; remove it and prepare it again"),
+        ({"x_test": np.zeros((2, 27, 28), np.uint8)}, "npz: damaged"),
+        ({"x_train": np.zeros((), np.uint8)}, "npz: damaged"),
+        ({"sizes": np.array([5, -1])}, "npz: damaged"),
+        ({"sizes": np.array(4)}, "npz: damaged"),
+        ({"y_test": np.array([0])}, "npz: damaged"),
+        ({"y_test": np.array([0.5, 1])}, "npz: damaged"),
+        ({"y_train": np.array([0, 61, 62, 5])}, "y_train runs from 0 to 62, expected 0 to 61"),
+    ],
+)
+def test_a_prepared_file_that_was_changed(femnist, changes, message):
+    config = Leaf(root=str(femnist))
+    path = config.prepare(quiet)
+    with np.load(path) as packed:
+        arrays = dict(packed)
+    np.savez(path, **{**arrays, **changes})
+    with pytest.raises(DataError, match=message):
+        config.load(0)
 
 
 def test_a_run_of_it(femnist, tmp_path, hpcfl, job):
