@@ -10,7 +10,8 @@ TASKS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "cifar100-resnet20": {"data": {"kind": "cifar100"}, "model": {"name": "resnet20"}},
     "concrete": {"data": {"kind": "concrete"}, "model": {"name": "linear"}},
     "digits": {"data": {"kind": "digits"}, "model": {"name": "linear"}},
-    "emnist-logistic": {"data": {"kind": "emnist"}, "model": {"name": "linear"}},
+    "emnist-cnn": {"data": {"kind": "emnist"}, "model": {"name": "cnn_fedavg"}},
+    "emnist-logistic": {"data": {"kind": "emnist"}, "model": {"name": "logistic"}},
     "quadratics": {"data": {"kind": "quadratics"}, "model": {"name": "point", "start": 1.0}},
     "shakespeare": {"data": {"kind": "shakespeare"}, "model": {"name": "char_lstm"}},
 }
