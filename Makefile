@@ -24,7 +24,7 @@ $(STAMP): setup.py constraints.txt
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0 setuptools
 	$(BIN)/pip install --quiet -c constraints.txt --use-pep517 --no-build-isolation \
-	  -e '.[mpi,demo,test,dev]'
+	  -e '.[mpi,demo,huggingface,test,dev]'
 	touch $@
 
 # mpirun hands its ranks a pipe for stderr; on a terminal rich is told that it may draw its bar.

@@ -39,9 +39,14 @@ setup(
         "mpi": ["mpi4py>=4.0,<5", "mpich>=4.3,<6"],
         # MPI of the site: mpi4py loads the libmpi that the cluster's modules put in place.
         "cluster": ["mpi4py>=4.0,<5"],
-        "vision": ["torchvision>=0.24,<1"],
+        "huggingface": ["datasets>=4,<6"],
         "demo": ["scikit-learn>=1.5,<2"],
-        "test": ["pytest>=8.3,<10", "pytest-xdist>=3.6,<4", "hypothesis>=6.100,<7"],
+        "test": [
+            "pytest>=8.3,<10",
+            "pytest-xdist>=3.6,<4",
+            "hypothesis>=6.100,<7",
+            "torchvision>=0.24,<1",
+        ],
         "dev": [
             "ruff>=0.17,<0.18",
             "mypy>=2.4,<3",

@@ -171,6 +171,13 @@ def _data_show(options: argparse.Namespace) -> None:
     print(f"plot: {options.plot}")
 
 
+def _data_export_split(options: argparse.Namespace) -> None:
+    from hpcfl.job import load
+    from hpcfl.split import export_split
+
+    print(export_split(load(options.job, options.overrides), options.output))
+
+
 def _data_prepare(options: argparse.Namespace) -> None:
     from hpcfl.job import data_section
     from hpcfl.progress import track
@@ -280,6 +287,11 @@ def _add_data(commands: Any) -> None:
     _add_job(show)
     show.add_argument("--plot", type=Path, default=Path("partition.png"), help=".png, .pdf or .svg")
     show.set_defaults(command=_data_show)
+
+    split = data.add_parser("export-split", help="the client of each training example, as a file")
+    _add_job(split)
+    split.add_argument("-o", "--output", type=Path, required=True, help="F.npz, gets client [n]")
+    split.set_defaults(command=_data_export_split)
 
 
 def _add_forecasts(commands: Any) -> None:

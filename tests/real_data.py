@@ -21,14 +21,24 @@ def real(name: str) -> Path:
 
 
 def cifar10(config: pytest.Config) -> Path:
-    """A folder with cifar10.npz, unpacked once into pytest's cache."""
-    real("cifar10_1.med.npz")
+    """A folder with cifar10.npz."""
+    return _unpacked(config, "cifar10", "cifar10_1.med.npz")
+
+
+def emnist_letters(config: pytest.Config) -> Path:
+    """A folder with emnist_letters.npz."""
+    return _unpacked(config, "emnist_letters", "emnist_letters.med.npz")
+
+
+def _unpacked(config: pytest.Config, name: str, packed: str) -> Path:
+    """A folder with NAME.npz, unpacked once into pytest's cache."""
+    real(packed)
     cache = config.cache
     assert cache is not None
     folder = cache.mkdir("real_data")
-    if not (folder / "cifar10.npz").is_file():
+    if not (folder / f"{name}.npz").is_file():
         part = folder / f"part-{os.getpid()}"
-        subprocess.run([sys.executable, real("unpack.py"), part, "cifar10"], check=True)
-        (part / "cifar10.npz").rename(folder / "cifar10.npz")
+        subprocess.run([sys.executable, real("unpack.py"), part, name], check=True)
+        (part / f"{name}.npz").rename(folder / f"{name}.npz")
         part.rmdir()
     return folder

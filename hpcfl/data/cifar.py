@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
 from hpcfl.data.files import read_arrays
 from hpcfl.data.images import CropFlipNormalize
+from hpcfl.data.owners import Track, check_count, quiet
 from hpcfl.data.unpickle import unpickle
-from hpcfl.data.vision import torchvision
 from hpcfl.errors import DataError
 from hpcfl.types import Examples, PathText
 
@@ -24,9 +25,12 @@ class Layout(NamedTuple):
     """One of the two data sets, as its owners publish it."""
 
     name: str
-    """Of torchvision's class; in lower case, of the .npz."""
+    """Of the .npz, and in messages."""
+    url: str
+    """Of the official archive."""
+    md5: str
     folder: str
-    """The official folder, as torchvision unpacks it."""
+    """The official folder, as the archive holds it."""
     train: tuple[str, ...]
     """Its files of training examples, in order."""
     test: str
@@ -37,6 +41,19 @@ class Layout(NamedTuple):
     mean: tuple[float, float, float]
     """Of red, green and blue in [0, 1], over the training images."""
     std: tuple[float, float, float]
+    counts: tuple[int, int] = (50_000, 10_000)
+    """Of training and test examples."""
+
+    @property
+    def archive(self) -> Archive:
+        """The official archive."""
+        files = [f"{self.folder}/{part}" for part in (*self.train, self.test)]
+        return Archive(
+            name=self.url.rpartition("/")[2],
+            url=self.url,
+            md5=self.md5,
+            members={file: file for file in files},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +65,27 @@ class Cifar(Coloured):
     root: PathText = "data"
     """The folder that holds the official folder or an .npz: see README.md."""
     download: bool = False
-    """Fetch the official files into root if they are missing (needs torchvision)."""
+    """Fetch the official files into root if they are missing, as `hpcfl data prepare` does."""
     augment: bool = True
     """Crop training images from a padding of 4 and flip them, per image."""
 
     def fetch(self) -> None:
         """Download the official files if the job says so and they are missing."""
         if self.download:
-            download(Path(self.root), self.layout.name)
+            provide_members(Path(self.root), self.layout.archive, quiet)
+
+    def prepare(self, track: Track) -> Path:
+        """Fetch and unpack the official files, unless they or the .npz are there; count all."""
+        root, layout = Path(self.root), self.layout
+        place = root / f"{layout.name}.npz"
+        if not place.is_file() or (root / layout.folder).exists():
+            provide_members(root, layout.archive, track)
+            place = root / layout.folder
+        for part, what, count in zip(
+            read(root, layout), ("training", "test"), layout.counts, strict=True
+        ):
+            check_count(place, f"{what} examples", len(part.labels), count)
+        return place
 
     def load(self, seed: int) -> Dataset:
         """Read the official pickles, or the .npz."""
@@ -84,11 +114,11 @@ def read(root: Path, layout: Layout) -> tuple[Examples, Examples]:
         parts = [_pickled(official / part, layout) for part in layout.train]
         inputs, targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return Examples(inputs, targets), _pickled(official / layout.test, layout)
-    path = root / f"{layout.name.lower()}.npz"
+    path = root / f"{layout.name}.npz"
     if not path.is_file():
         raise DataError(
-            f"{root}: found neither {layout.folder}/ nor {path.name}; put one there, set "
-            "data.root to where it is, or set data.download to true"
+            f"{root}: found neither {layout.folder}/ nor {path.name}; put one there, set data.root "
+            f"to where it is, or say hpcfl data prepare {layout.name} --root {root}"
         )
     arrays = read_arrays(path, _KEYS)
     x_train, y_train, x_test, y_test = (arrays[key] for key in _KEYS)
@@ -96,19 +126,6 @@ def read(root: Path, layout: Layout) -> tuple[Examples, Examples]:
         _examples(f"{path}: x_train, y_train", x_train, y_train, layout.classes),
         _examples(f"{path}: x_test, y_test", x_test, y_test, layout.classes),
     )
-
-
-def download(root: Path, dataset: str) -> None:
-    """Let torchvision fetch the official files into ``root``, unless they are there.
-
-    Raises:
-        DataError: the download failed.
-    """
-    make = getattr(torchvision().datasets, dataset)
-    try:
-        make(root, download=True)
-    except (OSError, RuntimeError) as error:
-        raise DataError(f"{root}: {dataset} could not be downloaded: {error}") from error
 
 
 def _pickled(path: Path, layout: Layout) -> Examples:

@@ -11,7 +11,9 @@ class Cifar10(Cifar):
     """CIFAR-10: cifar-10-batches-py/ or cifar10.npz; training images are cropped and flipped."""
 
     layout: ClassVar[Layout] = Layout(
-        name="CIFAR10",
+        name="cifar10",
+        url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        md5="c58f30108f718f92721af3b95e74349a",
         folder="cifar-10-batches-py",
         train=tuple(f"data_batch_{k}" for k in range(1, 6)),
         test="test_batch",

@@ -11,7 +11,9 @@ class Cifar100(Cifar):
     """CIFAR-100: cifar-100-python/ or cifar100.npz; training images are cropped and flipped."""
 
     layout: ClassVar[Layout] = Layout(
-        name="CIFAR100",
+        name="cifar100",
+        url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        md5="eb9058c3a382ffc7106e4002c42a8d85",
         folder="cifar-100-python",
         train=("train",),
         test="test",

@@ -7,13 +7,21 @@ from typing import Annotated
 import numpy as np
 import torch
 from annotated_types import Ge
+from numpy.typing import NDArray
 
 from hpcfl.data.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.owners import Published, Track, check_count, provide
 from hpcfl.errors import DataError
 from hpcfl.types import Examples, PathText
 
 _COLUMNS = 9  # eight features, then the target
+_ROWS = 1030
+TABLE = Published(
+    name="Concrete_Data.csv",
+    url="https://archive.ics.uci.edu/static/public/165/data.csv",
+    sha256="8d4b15b6fc68cd932d745cbd663d5ceae66dd54422e99c1e4865f2936ab7e2af",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,20 +36,17 @@ class Concrete(DataConfig):
     When absent every row is for training and for testing: the test loss is then the objective.
     """
 
+    def prepare(self, track: Track) -> Path:
+        """Fetch the table as UCI serves it, unless there is one; count its rows."""
+        path = Path(self.root) / TABLE.name
+        provide(path.parent, [TABLE], track)
+        check_count(path, "rows", len(_table(path)), _ROWS)
+        return path
+
     def load(self, seed: int) -> Dataset:
         """Read and standardise the table."""
-        path = Path(self.root) / "Concrete_Data.csv"
-        if not path.is_file():
-            raise DataError(f"{path}: not found; put it there, or set data.root to where it is")
-        try:
-            table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, encoding="utf-8-sig")
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: not a readable table: {error}") from error
-        if table.shape[1] != _COLUMNS or len(table) < 2 or not np.isfinite(table).all():
-            raise DataError(
-                f"{path}: {len(table)} rows of {table.shape[1]} columns, expected at least 2 rows "
-                f"of {_COLUMNS} finite numbers"
-            )
+        path = Path(self.root) / TABLE.name
+        table = _table(path)
         spread = table.std(axis=0)
         if not spread.all():
             raise DataError(f"{path}: column {int(np.argmin(spread)) + 1} never changes")
@@ -59,3 +64,26 @@ class Concrete(DataConfig):
             loss="squared",
             transform=cast,
         )
+
+
+def _table(path: Path) -> NDArray[np.float64]:
+    """The numbers [rows, 9] below the header.
+
+    Raises:
+        DataError: the file is missing or something else.
+    """
+    if not path.is_file():
+        raise DataError(
+            f"{path}: not found; put it there, set data.root to where it is, or say "
+            f"hpcfl data prepare concrete --root {path.parent}"
+        )
+    try:
+        table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a readable table: {error}") from error
+    if table.shape[1] != _COLUMNS or len(table) < 2 or not np.isfinite(table).all():
+        raise DataError(
+            f"{path}: {len(table)} rows of {table.shape[1]} columns, expected at least 2 rows "
+            f"of {_COLUMNS} finite numbers"
+        )
+    return table

@@ -23,19 +23,45 @@ def opened(path: Path) -> Iterator[Any]:
         raise DataError(f"{path}: not a readable HDF5 file: {reason}") from error
 
 
-def member(path: Path, group: Any, name: str, kind: type[Any]) -> Any:
-    """A member of a group that lies in this very file, with all its data.
+@contextmanager
+def open_examples(path: Path) -> Iterator[Any]:
+    """The group ``examples`` of a file in TensorFlow Federated's layout; its members are clients.
 
     Raises:
-        DataError: there is none, or it is of another kind.
+        DataError: there is none, or damage is found in the file while the block reads.
+    """
+    with opened(path) as file:
+        yield member(path, file, "examples", h5py.Group)
+
+
+def feature(path: Path, group: Any, client: str, name: str) -> Any:
+    """A client's dataset examples/CLIENT/NAME.
+
+    Raises:
+        DataError: as ``member``.
+    """
+    return member(path, member(path, group, client, h5py.Group), name, h5py.Dataset)
+
+
+def member(path: Path, group: Any, name: str, kind: type[Any]) -> Any:
+    """A member of a group that lies in this very file, with all that it claims to hold.
+
+    Raises:
+        DataError: there is none, it is of another kind, or its data lie elsewhere or nowhere.
     """
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
         raise DataError(f"{path}: expected {name!r} in {group.name} of the file itself; not found")
     found = group[name]
     if not isinstance(found, kind):
         raise DataError(f"{path}: {found.name} is no {kind.__name__.lower()}")
-    if kind is h5py.Dataset and (found.external or found.is_virtual):
-        raise DataError(f"{path}: {found.name} keeps its data in another file: not read")
+    if kind is h5py.Dataset:
+        if found.external or found.is_virtual:
+            raise DataError(f"{path}: {found.name} keeps its data in another file: not read")
+        stored = min(found.id.get_storage_size(), path.stat().st_size)
+        if found.nbytes > _DEFLATE * stored:  # HDF5 would make up the rest, however much it is
+            raise DataError(
+                f"{path}: {found.name} claims {found.nbytes} bytes, the file holds {stored}"
+            )
     return found
 
 
@@ -43,17 +69,12 @@ def strings(path: Path, group: Any, name: str) -> Any:
     """The dataset of that name, a list of strings, not read yet.
 
     Raises:
-        DataError: it is none, or claims more than the file holds.
+        DataError: it is none, or as ``member``.
     """
     found = member(path, group, name, h5py.Dataset)
     if found.ndim != 1 or h5py.check_string_dtype(found.dtype) is None:
         raise DataError(
             f"{path}: {found.name} is {found.dtype} of shape {found.shape}, expected a list of "
             "strings"
-        )
-    stored = min(found.id.get_storage_size(), path.stat().st_size)
-    if found.nbytes > _DEFLATE * stored:  # HDF5 would make up the rest, however much it is
-        raise DataError(
-            f"{path}: {found.name} claims {found.nbytes} bytes, the file holds {stored}"
         )
     return found

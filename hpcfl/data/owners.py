@@ -32,6 +32,18 @@ class Published:
     url: str
     md5: str | None = None
     """Of the file, in hexadecimal; None where the owners give none."""
+    sha256: str | None = None
+    """Likewise."""
+
+    def check(self, path: Path, track: Track) -> None:
+        """Compare a file with the checksums that the owners give.
+
+        Raises:
+            DataError: it is another one.
+        """
+        for algorithm, expected in (("md5", self.md5), ("sha256", self.sha256)):
+            if expected is not None:
+                _check(path, algorithm, expected, track)
 
 
 def provide(root: Path, files: Sequence[Published], track: Track) -> None:
@@ -63,15 +75,35 @@ def check_md5(path: Path, expected: str, track: Track) -> None:
     Raises:
         DataError: it is another one.
     """
-    digest = hashlib.md5(usedforsecurity=False)
+    _check(path, "md5", expected, track)
+
+
+def check_count(path: Path, what: str, found: int, expected: int) -> None:
+    """Compare how many there are with what the owners tell.
+
+    Raises:
+        DataError: there are more or fewer.
+    """
+    if found != expected:
+        raise DataError(f"{path}: found {found} {what}, the owners' data has {expected}")
+
+
+def quiet(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+    """The track that shows nothing."""
+    return items
+
+
+def _check(path: Path, algorithm: str, expected: str, track: Track) -> None:
+    """Read a file and compare its checksum by this algorithm of ``hashlib``."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     with path.open("rb") as file:
         blocks = iter(lambda: file.read(_BLOCK), b"")
         for block in track(blocks, f"checking {path.name}", -(-path.stat().st_size // _BLOCK)):
             digest.update(block)
     if digest.hexdigest() != expected:
         raise DataError(
-            f"{path}: its md5 is {digest.hexdigest()}, the owners' is {expected}; it is damaged or "
-            "another file: remove it and fetch it again"
+            f"{path}: its {algorithm} is {digest.hexdigest()}, the owners' is {expected}; it is "
+            "damaged or another file: remove it and fetch it again"
         )
 
 
@@ -89,10 +121,9 @@ def _download(path: Path, file: Published, track: Track) -> None:
             blocks = iter(lambda: answer.read(_BLOCK), b"")
             for block in track(blocks, f"fetching {file.name}", total):
                 out.write(block)
-    if file.md5 is not None:
-        try:
-            check_md5(part, file.md5, track)
-        except DataError:
-            part.unlink()
-            raise
+    try:
+        file.check(part, track)
+    except DataError:
+        part.unlink()
+        raise
     part.replace(path)

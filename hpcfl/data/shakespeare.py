@@ -9,6 +9,7 @@ every line; here every window holds 80 characters that the role says.)
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -16,8 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.hdf5 import member, opened, strings
+from hpcfl.data.hdf5 import member, open_examples, strings
+from hpcfl.data.owners import Track, check_count
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Count, Examples, PathText
@@ -25,6 +28,14 @@ from hpcfl.types import Count, Examples, PathText
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters; a character's place is its class."""
 WINDOW = 80  # characters in
+_ROLES, _SNIPPETS = 715, {"train": 16_068, "test": 2_356}  # as TFF tells
+
+ARCHIVE = Archive(
+    name="shakespeare.tar.bz2",
+    url="https://storage.googleapis.com/tff-datasets-public/shakespeare.tar.bz2",
+    sha256="0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707",
+    members={name: name for name in ("shakespeare_train.h5", "shakespeare_test.h5")},
+)
 
 # LEAF looks a character up by str.find, whose -1 for an unknown one means, as an index, the last.
 _CODES = np.full(256, len(ALPHABET) - 1, dtype=np.uint8)
@@ -47,6 +58,18 @@ class Shakespeare(DataConfig):
     """Keep the first so many training examples of each role."""
     max_test_examples: Count | None = None
     """Keep the first so many test examples of each role."""
+
+    def prepare(self, track: Track) -> Path:
+        """Fetch and unpack TFF's two files; count their roles and snippets."""
+        root = Path(self.root)
+        provide_members(root, ARCHIVE, track)
+        for part, expected in _SNIPPETS.items():
+            path = root / f"shakespeare_{part}.h5"
+            with open_examples(path) as group:
+                check_count(path, "roles", len(group), _ROLES)
+                found = sum(len(_snippets(path, group, role)) for role in track(group, path.name))
+            check_count(path, "snippets", found, expected)
+        return root
 
     def load(self, seed: int) -> Dataset:
         """Read both files; windows are views of the text, so they take no memory."""
@@ -81,8 +104,14 @@ def to_indices(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | 
 
 
 def encode(text: bytes) -> NDArray[np.uint8]:
-    """The class of each character; one that is not in the alphabet becomes the last class."""
-    return _CODES[np.frombuffer(re.sub(rb"  +", b" ", text), dtype=np.uint8)]
+    """The class of each character, runs of spaces made one."""
+    return classes_of(np.frombuffer(re.sub(rb"  +", b" ", text), dtype=np.uint8))
+
+
+def classes_of(characters: NDArray[Any]) -> NDArray[np.uint8]:
+    """The class of each character code; one that is not in the alphabet becomes the last class."""
+    codes: NDArray[np.uint8] = _CODES[np.minimum(characters, len(_CODES) - 1)]
+    return codes
 
 
 def _windows(texts: list[NDArray[np.uint8]], most: int | None) -> tuple[Tensor, Tensor, list[Rows]]:
@@ -101,11 +130,14 @@ def _windows(texts: list[NDArray[np.uint8]], most: int | None) -> tuple[Tensor, 
 def _texts(path: Path) -> dict[str, NDArray[np.uint8]]:
     """The encoded text of each role, in the order of their names; snippets joined by newlines."""
     found = {}
-    with opened(path) as file:
-        group = member(path, file, "examples", h5py.Group)
+    with open_examples(path) as group:
         for role in sorted(group):
-            snippets = strings(path, member(path, group, role, h5py.Group), "snippets")
-            found[role] = encode(b"\n".join(snippets[()]))
+            found[role] = encode(b"\n".join(_snippets(path, group, role)[()]))
     if not found:
         raise DataError(f"{path}: the group 'examples' holds no role")
     return found
+
+
+def _snippets(path: Path, group: Any, role: str) -> Any:
+    """What a role says, in pieces, not read yet."""
+    return strings(path, member(path, group, role, h5py.Group), "snippets")

@@ -15,6 +15,8 @@ TASKS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "digits": {"data": {"kind": "digits"}, "model": {"name": "linear"}},
     "inaturalist-mobilenetv2": {"data": {"kind": "inaturalist"}, "model": {"name": "mobilenet_v2"}},
     "landmarks-mobilenetv2": {"data": {"kind": "landmarks"}, "model": {"name": "mobilenet_v2"}},
+    "emnist-cnn": {"data": {"kind": "emnist"}, "model": {"name": "cnn_fedavg"}},
+    "emnist-logistic": {"data": {"kind": "emnist"}, "model": {"name": "logistic"}},
     "quadratics": {"data": {"kind": "quadratics"}, "model": {"name": "point", "start": 1.0}},
     "shakespeare": {"data": {"kind": "shakespeare"}, "model": {"name": "char_lstm"}},
     "tinyimagenet-resnet18": {"data": {"kind": "tiny_imagenet"}, "model": {"name": "resnet18"}},

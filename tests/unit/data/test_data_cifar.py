@@ -130,7 +130,9 @@ def test_hostile_and_broken_files(tmp_path, monkeypatch, content, message):
 
 
 def test_a_missing_file_and_a_missing_folder(tmp_path):
-    with pytest.raises(DataError, match=r"neither cifar-10-batches-py/ nor cifar10\.npz"):
+    with pytest.raises(
+        DataError, match=r"neither cifar-10-batches-py/ nor cifar10\.npz; .*data prepare cifar10"
+    ):
         Cifar10(root=str(tmp_path)).load(0)
     (write_batches(tmp_path) / "test_batch").unlink()
     with pytest.raises(DataError, match="test_batch: not a readable data file"):

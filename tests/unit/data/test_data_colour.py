@@ -9,8 +9,8 @@ from hpcfl.data.cifar10 import Cifar10
 from hpcfl.data.colour import Colour
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.partition import Pooled
-from hpcfl.data.vision import torchvision
 from hpcfl.job import load
+from tests.vision import torchvision
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "augment": False}
 IMAGES = torch.randint(256, (5, 8, 6, 3), generator=torch.Generator().manual_seed(0)).byte()

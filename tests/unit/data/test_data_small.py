@@ -87,7 +87,9 @@ def test_wrong_tables(tmp_path, rows, message):
 
 
 def test_missing_and_garbled_tables(tmp_path):
-    with pytest.raises(DataError, match=r"Concrete_Data\.csv: not found; put it there, or set"):
+    with pytest.raises(
+        DataError, match=r"Concrete_Data\.csv: not found; put it there, set data.root"
+    ):
         Concrete(root=str(tmp_path)).load(0)
     for text in (b"a,b\n1,x\n", b"a\n1,2\n1\n", b"\xff\xfe\x00"):
         (tmp_path / "Concrete_Data.csv").write_bytes(text)

@@ -3,7 +3,6 @@
 import inspect
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.data import vision
 from hpcfl.errors import JobError
 from hpcfl.models import MODELS, published
 from hpcfl.models.linear import Linear
+from tests.vision import torchvision
 
 NAMES = ["resnet18", "mobilenet_v2"]
-installed = pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is absent")
 
 
 def randomised(model):
@@ -31,10 +29,9 @@ def randomised(model):
     return model.eval()
 
 
-@installed
 @pytest.mark.parametrize("name", NAMES)
 def test_frozen_is_torchvisions_in_evaluation(name, tmp_path):
-    theirs = randomised(vision.torchvision().models.get_model(name, num_classes=7))
+    theirs = randomised(torchvision().models.get_model(name, num_classes=7))
     ours = MODELS[name](norm="frozen", init="x.pth").build((3, 40, 40), 7).eval()
     fit = ours.load_state_dict(theirs.state_dict(), strict=False)
     assert not fit.missing_keys
@@ -45,13 +42,12 @@ def test_frozen_is_torchvisions_in_evaluation(name, tmp_path):
     assert torch.allclose(ours(images), theirs(images), rtol=1e-4, atol=1e-5)
 
 
-@installed
 @pytest.mark.parametrize("name", NAMES)
 def test_group_norm_is_torchvisions_with_that_layer(name):
     def norm(channels):
         return torch.nn.GroupNorm(4, channels)
 
-    theirs = vision.torchvision().models.get_model(name, num_classes=7, norm_layer=norm)
+    theirs = torchvision().models.get_model(name, num_classes=7, norm_layer=norm)
     theirs = randomised(theirs)
     ours = MODELS[name](groups=4).build((3, 40, 40), 7).eval()
     ours.load_state_dict(theirs.state_dict())
@@ -59,11 +55,10 @@ def test_group_norm_is_torchvisions_with_that_layer(name):
     assert torch.allclose(ours(images), theirs(images), rtol=1e-4, atol=1e-5)
 
 
-@installed
 @pytest.mark.parametrize("name", NAMES)
 def test_the_random_start_is_torchvisions(name):
     """The spread of every layer's weights."""
-    theirs = vision.torchvision().models.get_model(name, num_classes=50)
+    theirs = torchvision().models.get_model(name, num_classes=50)
     ours = MODELS[name]().build((3, 40, 40), 50)
     for (layer, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         if a.numel() > 500:
@@ -72,10 +67,9 @@ def test_the_random_start_is_torchvisions(name):
             assert torch.equal(a, b), layer
 
 
-@installed
 @pytest.mark.parametrize("name", NAMES)
 def test_the_default_weights_are_torchvisions(name):
-    weights = vision.torchvision().models.get_model_weights(name).DEFAULT
+    weights = torchvision().models.get_model_weights(name).DEFAULT
     assert published.ADDRESS + MODELS[name].imagenet == weights.url
 
 

@@ -1,0 +1,43 @@
+"""Grey images, as stored and as a model takes them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+SIDE = 28  # pixels, of every data set derived from NIST's forms
+
+
+@dataclass(frozen=True)
+class Grey:
+    """Images uint8 [B, H, W] to values in [0, 1]: [B, 1, H, W], or vectors [B, H * W]."""
+
+    flat: bool
+
+    def __call__(
+        self, inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None
+    ) -> Tensor:
+        """Model inputs; nothing is augmented, and mean and variance stay what they are."""
+        images = inputs.to(dtype) / 255
+        return images.flatten(1) if self.flat else images.unsqueeze(1)
+
+
+def levels(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes whose 255ths these values [n, ...] are: nothing is lost.
+
+    Raises:
+        ValueError: a value is no 255th of a byte, and in which row.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # such values are found below
+        scaled = values * 255.0
+        whole = np.rint(scaled)
+        good = (whole >= 0) & (whole <= 255) & (np.abs(scaled - whole) < 1e-3)
+    if not good.all():
+        row = np.argwhere(~good)[0]
+        raise ValueError(
+            f"holds {values[tuple(row)]} in row {row[0]}, expected k / 255 for a k of 0 to 255"
+        )
+    return whole.astype(np.uint8)

@@ -1,0 +1,40 @@
+"""Reading the IDX files in which MNIST and its kin are published."""
+
+import gzip
+from pathlib import Path
+from zlib import error as ZlibError
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.errors import DataError
+
+_BYTES = 0x08  # IDX's name of unsigned bytes
+_MOST = 1 << 30  # bytes; the largest published file has two thirds of it
+
+
+def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """The bytes [n, *shape] of an IDX file, or of the same file with .gz behind its name.
+
+    Raises:
+        DataError: there is neither, or it is damaged or of another type or shape.
+    """
+    packed = path.with_name(path.name + ".gz")
+    place = path if path.exists() else packed
+    try:
+        with place.open("rb") if place is path else gzip.open(place) as file:
+            content = file.read(_MOST)
+    except (OSError, EOFError, ZlibError) as error:
+        raise DataError(f"{place}: not a readable IDX file: {error}") from error
+    dimensions = 1 + len(shape)
+    begin = 4 + 4 * dimensions
+    if len(content) < begin or content[:4] != bytes([0, 0, _BYTES, dimensions]):
+        raise DataError(f"{place}: not an IDX file of bytes in {dimensions} dimensions")
+    found = tuple(int(n) for n in np.frombuffer(content[4:begin], dtype=">u4"))
+    size = int(np.prod(found, dtype=object))
+    if found[1:] != shape or len(content) - begin != size:
+        raise DataError(
+            f"{place}: says it holds bytes of shape {found} and holds {len(content) - begin}; "
+            f"expected {('n', *shape)} of them"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=begin).reshape(found)

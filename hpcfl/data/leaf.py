@@ -1,0 +1,131 @@
+"""LEAF's JSON: users and their examples (Caldas et al., arXiv:1812.01097)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpcfl.data.arrays import cast
+from hpcfl.data.base import DataConfig, Dataset, Transform
+from hpcfl.data.files import read_arrays
+from hpcfl.data.grey import Grey
+from hpcfl.data.leaf_json import KINDS, User, check, users
+from hpcfl.data.owners import Track, quiet
+from hpcfl.data.shakespeare import ALPHABET, to_indices
+from hpcfl.errors import DataError
+from hpcfl.types import Count, Examples, PathText
+
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test", "sizes")
+_TRANSFORMS: Mapping[str, Transform] = {"text": to_indices, "vectors": cast}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf(DataConfig):
+    """LEAF's train/*.json and test/*.json; users are clients, in the order of files and users."""
+
+    root: PathText = "data"
+    """The folder with the folders train and test, as LEAF's preprocess.sh leaves it."""
+    examples: Literal["images", "text", "vectors"] = "images"
+    """images: 784 grey values (FEMNIST); text: 80 characters, then the next; vectors: numbers."""
+    classes: Count | None = None
+    """How many classes; if absent 62 of images, and of vectors the largest label + 1."""
+    flat: bool = False
+    """Images become vectors [784] instead of [1, 28, 28]."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.examples == "text" and self.classes is not None:
+            raise ValueError(f"classes is {self.classes}, but text has {len(ALPHABET)} characters")
+        if self.examples != "images" and self.flat:
+            raise ValueError(f"flat is for images, but examples is {self.examples}")
+
+    @property
+    def _packed(self) -> Path:
+        """What ``prepare`` writes."""
+        return Path(self.root) / f"leaf_{self.examples}.npz"
+
+    def prepare(self, track: Track) -> Path:
+        """Parse the JSON once and write all examples to one file of arrays, unless it is there."""
+        if not self._packed.exists():
+            arrays = self._parse(track)
+            part = self._packed.with_name(self._packed.name + ".part")
+            with part.open("wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+            part.replace(self._packed)
+        self.load(0)
+        return self._packed
+
+    def load(self, seed: int) -> Dataset:
+        """Read what ``prepare`` wrote, or else parse the JSON."""
+        if self._packed.exists():
+            arrays = read_arrays(self._packed, _ARRAYS)
+            self._check(arrays)
+        else:
+            arrays = self._parse(quiet)
+        ends = np.cumsum(arrays["sizes"])
+        return Dataset(
+            train=_examples(arrays["x_train"], arrays["y_train"]),
+            test=_examples(arrays["x_test"], arrays["y_test"]),
+            natural=np.split(np.arange(ends[-1]), ends[:-1]),
+            classes=self._classes(arrays["y_train"]),
+            loss="cross_entropy",
+            transform=_TRANSFORMS.get(self.examples, Grey(self.flat)),
+        )
+
+    def _classes(self, labels: NDArray[Any]) -> int:
+        return self.classes or KINDS[self.examples].classes or max(int(labels.max()) + 1, 1)
+
+    def _parse(self, track: Track) -> dict[str, NDArray[Any]]:
+        """All users' examples; a file's text is in memory as a whole, its numbers user by user."""
+        kind = KINDS[self.examples]
+        train, test = (users(Path(self.root) / part, kind, track) for part in ("train", "test"))
+        for user in train:
+            if not len(user.y):
+                raise DataError(f"{user} has no example")
+        test = [user for user in test if len(user.y)]
+        if not test:
+            raise DataError(f"{self.root}/test: no user has an example")
+        classes = self._classes(np.concatenate([user.y for user in train]))
+        for user in (*train, *test):
+            check(user, classes, train[0].x.shape[1:])
+        return {
+            **_joined("train", train),
+            **_joined("test", test),
+            "sizes": np.array([len(user.y) for user in train]),
+            "users": np.array([user.name for user in train]),
+        }
+
+    def _check(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """What was packed is still whole, and fits the job."""
+        sizes, x_train, x_test = arrays["sizes"], arrays["x_train"], arrays["x_test"]
+        whole = (
+            sizes.dtype == np.int64
+            and sizes.ndim == 1
+            and bool(np.all(sizes > 0))
+            and x_train.shape == (sizes.sum(), *x_test.shape[1:])
+        )
+        for part in ("train", "test"):
+            x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+            if not (whole and y.size and y.dtype == np.int64 and y.shape == x.shape[:1]):
+                raise DataError(f"{self._packed}: damaged; remove it and prepare it again")
+            classes = self._classes(arrays["y_train"])
+            if y.min() < 0 or y.max() >= classes:
+                raise DataError(
+                    f"{self._packed}: y_{part} runs from {y.min()} to {y.max()}, expected 0 to "
+                    f"{classes - 1}"
+                )
+
+
+def _joined(part: str, own: Sequence[User]) -> dict[str, NDArray[Any]]:
+    return {
+        f"x_{part}": np.concatenate([user.x for user in own]),
+        f"y_{part}": np.concatenate([user.y for user in own]).astype(np.int64),
+    }
+
+
+def _examples(x: NDArray[Any], y: NDArray[Any]) -> Examples:
+    return Examples(torch.from_numpy(x), torch.from_numpy(y))

@@ -1,0 +1,206 @@
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfl.data.huggingface import Huggingface
+from hpcfl.errors import DataError, JobError
+
+datasets = pytest.importorskip("datasets", reason="datasets is absent")
+PIL = pytest.importorskip("PIL.Image", reason="pillow is absent")
+
+RANDOM = np.random.default_rng(0)
+COLOUR = RANDOM.integers(0, 256, (6, 5, 4, 3), np.uint8)
+WRITERS = ["f2", "f0", "f2", "f1", "f0", "f2"]
+
+
+@pytest.fixture(autouse=True)
+def no_bars():
+    datasets.disable_progress_bars()
+
+
+def made(images=COLOUR, **columns):
+    """A small data set of images and labels; keywords replace or add columns."""
+    label = datasets.ClassLabel(names=["a", "b", "c"])
+    given = {
+        "image": ([PIL.fromarray(image) for image in images], datasets.Image()),
+        "label": (np.arange(len(images)) % 2, label),
+        **columns,
+    }
+    return datasets.Dataset.from_dict(
+        {name: list(values) for name, (values, _) in given.items()},
+        features=datasets.Features({name: kind for name, (_, kind) in given.items()}),
+    )
+
+
+WRITER = {"writer": (WRITERS, datasets.Value("string"))}
+
+
+def load(path, **keys):
+    return Huggingface(path=str(path), **keys).load(0)
+
+
+def save_dict(path):
+    datasets.DatasetDict(train=made(**WRITER), test=made(COLOUR[:2])).save_to_disk(path)
+
+
+def save_parquet(path):
+    (path / "data").mkdir(parents=True)
+    whole = made(**WRITER)
+    for k, rows in enumerate((range(4), range(4, 6))):
+        whole.select(rows).to_parquet(path / f"data/train-0000{k}-of-00002.parquet")
+    made(COLOUR[:2]).to_parquet(path / "data/test-00000-of-00001.parquet")
+
+
+@pytest.mark.parametrize("save", [save_dict, save_parquet])
+def test_images_of_clients(tmp_path, save):
+    save(tmp_path / "set")
+    dataset = load(tmp_path / "set", client="writer")
+    assert dataset.train.inputs.dtype == torch.uint8
+    assert np.array_equal(dataset.train.inputs, COLOUR)
+    assert dataset.train.labels.tolist() == [0, 1, 0, 1, 0, 1]
+    assert np.array_equal(dataset.test.inputs, COLOUR[:2])
+    assert [rows.tolist() for rows in dataset.natural] == [[1, 4], [3], [0, 2, 5]]
+    assert (dataset.classes, dataset.loss) == (3, "cross_entropy")
+    inputs = dataset.transform(dataset.train.inputs, torch.float64, None)
+    assert np.array_equal(inputs, COLOUR.transpose(0, 3, 1, 2) / 255)
+
+
+@pytest.mark.parametrize("parquet", [False, True])
+def test_one_split_of_grey_images(tmp_path, parquet):
+    grey = made(COLOUR[..., 0])
+    path = tmp_path / ("set.parquet" if parquet else "set")
+    if parquet:
+        grey.to_parquet(path)
+    else:
+        grey.save_to_disk(path)
+    dataset = load(path)
+    assert (dataset.test, dataset.natural) == (None, None)
+    inputs = dataset.transform(dataset.train.inputs, torch.float32, None)
+    assert inputs.shape == (6, 1, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "dtype"),
+    [
+        (RANDOM.standard_normal((6, 3)).astype("f4"), "List(float32)", torch.float32),
+        (RANDOM.integers(0, 9, (6, 2, 3)), "Array2D((2, 3), int64)", torch.int64),
+        (np.arange(6).astype("u2") * 9000, "uint16", torch.int64),
+    ],
+)
+def test_numbers_are_kept(tmp_path, values, kind, dtype):
+    feature = {
+        "List(float32)": datasets.List(datasets.Value("float32")),
+        "Array2D((2, 3), int64)": datasets.Array2D((2, 3), "int64"),
+        "uint16": datasets.Value("uint16"),
+    }[kind]
+    columns = {
+        "x": (values.tolist(), feature),
+        "y": ([0, 4, 1, 2, 0, 0], datasets.Value("int16")),
+        "who": ([7, 7, -1, 7, 3, 3], datasets.Value("int32")),
+    }
+    made(**columns).save_to_disk(tmp_path / "set")
+    dataset = load(tmp_path / "set", inputs="x", labels="y", client="who")
+    assert dataset.train.inputs.dtype == dtype
+    assert np.array_equal(dataset.train.inputs, values)
+    assert dataset.classes == 5
+    assert [rows.tolist() for rows in dataset.natural] == [[2], [4, 5], [0, 1, 3]]
+    assert load(tmp_path / "set", inputs="x", labels="y", classes=9).classes == 9
+
+
+def test_a_run_of_it(tmp_path, hpcfl, job):
+    save_dict(tmp_path / "set")
+    settings = f"data={{kind: huggingface, path: {tmp_path}/set, client: writer}}"
+    done = hpcfl("run", job, settings, "--out", tmp_path / "run")
+    assert done.code == 0, done.err
+
+
+INTEGER, TEXT = datasets.Value("int64"), datasets.Value("string")
+NUMBERS = datasets.List(datasets.Value("float64"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "keys", "message"),
+    [
+        ({}, {"inputs": "img"}, "train: no column 'img'; found image, label"),
+        ({}, {"labels": "y"}, "train: no column 'y'; found image, label"),
+        ({}, {"client": "who"}, "train: no column 'who'; found image, label"),
+        ({}, {"test": "val"}, "has no split 'val'; found train"),
+        ({}, {"train": "val"}, "has no split 'val'; found train"),
+        ({}, {"classes": 1}, "train: 'label' of row 1 is 1, expected 0 to 0"),
+        ({"y": ([0, 1, -1, 0, 0, 0], INTEGER)}, {"labels": "y"}, "'y' of row 2 is -1, .* 0 to 1"),
+        ({"y": (list("abcdef"), TEXT)}, {"labels": "y"}, "column 'y' holds <U1 .* integers"),
+        ({"y": ([0, None, 1, 1, 1, 1], INTEGER)}, {"labels": "y"}, "column 'y' holds float32"),
+        ({"x": (list("abcdef"), TEXT)}, {"inputs": "x"}, "column 'x' holds <U1 of shape"),
+        (
+            {"x": ([[1.0, 2]] * 5 + [[1.0]], NUMBERS)},
+            {"inputs": "x"},
+            r"column 'x'(: not readable| holds object)",
+        ),
+        (
+            {"x": ([[1.0]] * 5 + [[float("nan")]], NUMBERS)},
+            {"inputs": "x"},
+            "'x' is not finite in row 5",
+        ),
+        ({"w": ([0.5] * 6, datasets.Value("float32"))}, {"client": "w"}, "'w' holds float32"),
+        ({"w": ([None, *"abcde"], TEXT)}, {"client": "w"}, "column 'w' holds object"),
+    ],
+)
+def test_wrong_columns(tmp_path, columns, keys, message):
+    made(**columns).save_to_disk(tmp_path / "set")
+    with pytest.raises(DataError, match=message) as caught:
+        load(tmp_path / "set", **keys)
+    assert str(tmp_path / "set") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_images_of_several_sizes(tmp_path):
+    made([COLOUR[0], COLOUR[1, :3]]).save_to_disk(tmp_path / "set")
+    with pytest.raises(DataError, match=r"column 'image'(: not readable| holds object)"):
+        load(tmp_path / "set")
+    splits = {"train": made(COLOUR), "test": made(COLOUR[:, :3])}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "two")
+    with pytest.raises(DataError, match=r"shape \(5, 4, 3\) for training, of \(3, 4, 3\) for test"):
+        load(tmp_path / "two")
+
+
+def test_images_of_16_bits(tmp_path):
+    made(np.arange(120, dtype=np.uint16).reshape(6, 5, 4) * 500).save_to_disk(tmp_path / "set")
+    with pytest.raises(DataError, match=r"holds uint16 of .*; expected images of 8 bits"):
+        load(tmp_path / "set")
+
+
+def test_a_broken_image(tmp_path):
+    broken = datasets.Dataset.from_dict(
+        {"image": [{"bytes": b"no image", "path": None}], "label": [0]},
+        features=datasets.Features({"image": datasets.Image(), "label": INTEGER}),
+    )
+    broken.save_to_disk(tmp_path / "set")
+    with pytest.raises(DataError, match="train: column 'image': not readable: cannot identify"):
+        load(tmp_path / "set")
+
+
+def test_missing_and_truncated_files(tmp_path):
+    with pytest.raises(DataError, match="none: not readable"):
+        load(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty: not readable"):
+        load(tmp_path / "empty")
+    made().to_parquet(tmp_path / "set.parquet")
+    whole = (tmp_path / "set.parquet").read_bytes()
+    made().save_to_disk(tmp_path / "set")
+    arrow = next((tmp_path / "set").glob("*.arrow"))
+    for content in (b"", b"text", whole[: len(whole) // 2]):
+        (tmp_path / "set.parquet").write_bytes(content)
+        arrow.write_bytes(content)
+        for name in ("set.parquet", "set"):
+            with pytest.raises(DataError, match=f"{name}: not readable") as caught:
+                load(tmp_path / name)
+            assert "\n" not in str(caught.value)
+
+
+def test_the_package_is_asked_for_by_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(JobError, match=r"pip install 'hpcfl\[huggingface\]'"):
+        load(tmp_path)

@@ -1,0 +1,114 @@
+"""A split written to a file is the split itself."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfl.assemble import assemble
+from hpcfl.data.deal import deal
+from hpcfl.job import load
+from tests.real_data import cifar10, real
+
+PUBLISHED = Path(__file__).parents[2] / "jobs/cifar10/fedavg_published_split.yaml"
+
+OWNER = np.arange(40) % 5
+PARTITIONS = {
+    "iid": "{kind: iid}",
+    "some": "{kind: iid, examples: 3}",
+    "shards": "{kind: dirichlet, alpha: 0.0}",
+    "dirichlet": "{kind: dirichlet, alpha: 0.5, seed: 3}",
+    "similarity": "{kind: similarity, percent: 30.0}",
+    "natural": "{kind: natural}",
+    "pooled": "{kind: pooled}",
+}
+
+
+def clients(job, *overrides):
+    config = load(job, overrides).job
+    return deal(config.data, config.data.load(config.seed), config.seed)
+
+
+def same(first, second):
+    return len(first) == len(second) and all(map(np.array_equal, first, second))
+
+
+@pytest.fixture
+def owned(job, arrays):
+    """The job over data whose examples have owners, none of whom is chosen yet."""
+    arrays(client=OWNER)
+    job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", ""))
+    return job
+
+
+def dealt(kind):
+    own = kind in ("natural", "pooled")
+    return [f"data.partition={PARTITIONS[kind]}", *([] if own else ["data.clients=6"])]
+
+
+@pytest.mark.parametrize("kind", PARTITIONS)
+def test_round_trip(kind, job, owned, arrays, tmp_path, hpcfl):
+    if kind != "natural":
+        arrays()
+    out = tmp_path / "split.npz"
+    done = hpcfl("data", "export-split", job, *dealt(kind), "-o", out)
+    assert (done.code, done.err) == (0, [])
+    wanted = clients(job, *dealt(kind))
+    assert same(clients(job, f"data.partition={{kind: file, path: {out}}}"), wanted)
+    total = sum(map(len, wanted))
+    assert done.out == [f"{out}: {total} of 40 training examples to {len(wanted)} clients"]
+    # And what it wrote is written again, bit by bit.
+    again = tmp_path / "again.npz"
+    hpcfl("data", "export-split", job, f"data.partition={{kind: file, path: {out}}}", "-o", again)
+    assert again.read_bytes() == out.read_bytes()
+    with np.load(out) as arrays:
+        assert arrays["client"].dtype == np.int32
+        assert np.count_nonzero(arrays["client"] == -1) == 40 - total
+
+
+def test_what_is_held_out_belongs_to_nobody(job, tmp_path, hpcfl):
+    out = tmp_path / "split.npz"
+    done = hpcfl("data", "export-split", job, "data.holdout=0.2", "-o", out)
+    assert done.out[0].endswith(
+        "32 of 40 training examples to 4 clients; without 8 that are held out, so say "
+        "data.holdout=null"
+    )
+    parts = assemble(load(job, ["data.holdout=0.2"]), torch.device("cpu"))
+    assert same(clients(job, f"data.partition={{kind: file, path: {out}}}"), parts.rows)
+
+
+def test_a_run_on_the_file_is_the_run_itself(job, tmp_path, hpcfl):
+    out = tmp_path / "split.npz"
+    dirichlet = "data.partition={kind: dirichlet, alpha: 0.5}"
+    assert hpcfl("data", "export-split", job, dirichlet, "-o", out).code == 0
+    for name, partition in (("a", dirichlet), ("b", f"data.partition={{kind: file, path: {out}}}")):
+        assert hpcfl("run", job, partition, "--out", tmp_path / name).code == 0
+    servers = [tmp_path / n / "checkpoints/00000004/server.safetensors" for n in ("a", "b")]
+    assert servers[0].read_bytes() == servers[1].read_bytes()
+
+
+def test_a_folder_that_is_not_there(job, tmp_path, refused):
+    line = refused("data", "export-split", job, "-o", tmp_path / "none" / "split.npz")
+    assert "split.npz: cannot be written: there is no directory" in line
+
+
+@pytest.mark.parametrize("alpha", ["0.00", "0.50"])
+def test_the_published_split_of_cifar10(request, tmp_path, hpcfl, alpha):
+    overrides = [
+        f"data.root={cifar10(request.config)}",
+        f"data.partition.path={real('cifar_dirichlet_100clients.npz')}",
+        f"data.partition.key=cifar10_alpha_{alpha}",
+    ]
+    config = load(PUBLISHED, overrides).job.data
+    dataset = config.load(0)
+    rows = deal(config, dataset, 0)
+    assert {len(own) for own in rows} == {499, 500}
+    assert sum(map(len, rows)) == 49_999
+    held = [len(torch.unique(dataset.train.labels[own])) for own in rows]
+    assert (max(held) == 1) == (alpha == "0.00")
+    out = tmp_path / "split.npz"
+    assert hpcfl("data", "export-split", PUBLISHED, *overrides, "-o", out).code == 0
+    assert same(
+        clients(PUBLISHED, overrides[0], f"data.partition={{kind: file, path: {out}}}"), rows
+    )
