@@ -10,9 +10,18 @@ from tests.jobs.every import ROOT, sweep
 TABLES = {
     ("FedHBM", "2"): ("fedhbm_table[34]_cifar10", ""),
     ("FedHBM", "3"): ("fedhbm_table3_*", "fedhbm_table3_*"),
+    ("FedHBM", "4"): ("fedhbm_table4_*", "fedhbm_table4_*"),
+    ("FedHBM", "5"): ("fedhbm_table5_*", "fedhbm_table5_*"),
+    ("FedHBM", "6"): ("fedhbm_table6*", "fedhbm_table6*"),
     ("FedHBM", "9"): ("fedhbm_table[34]_cifar100", ""),
     ("FedHBM", "10"): ("fedhbm_table10", "fedhbm_table10"),
     ("FedHBM", "11"): ("fedhbm_table3_* fedhbm_table11", "fedhbm_table11"),
+    ("FedCM", "1"): ("fedcm_table1", "fedcm_table1"),
+    ("FedCM", "2"): ("fedcm_table2", "fedcm_table2"),
+    ("FedCM", "3"): ("fedcm_table3", "fedcm_table3"),
+    ("FedMIM", "I"): ("fedmim_table1", "fedmim_table1"),
+    ("FedMIM", "II"): ("fedmim_table2", "fedmim_table2"),
+    ("FedMIM", "III"): ("fedmim_table3", "fedmim_table3"),
 }
 
 

@@ -77,7 +77,7 @@ def test_no_job_has_two_different_numbers():
             assert not both or (one.value, one.std) == (other.value, other.std), (one, other)
 
 
-JOBS = [path for path in sorted(ROOT.glob("jobs/*/*.yaml")) if SAYING.search(path.read_text())]
+JOBS = [path for path in sorted(ROOT.glob("jobs/**/*.yaml")) if SAYING.search(path.read_text())]
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: str(path.relative_to(ROOT)))
