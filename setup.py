@@ -20,7 +20,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["hpcfl", "hpcfl.*"]),
-    package_data={"hpcfl": ["py.typed"]},
+    package_data={"hpcfl": ["py.typed"], "hpcfl.published": ["*.csv"]},
     entry_points={"console_scripts": ["hpcfl = hpcfl.__main__:main"]},
     install_requires=[
         "torch>=2.9,<3",

@@ -15,6 +15,7 @@ from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError
 
 if TYPE_CHECKING:
     from hpcfl.records import RunRecord
+    from hpcfl.targets import Target
 
 REPORT = Path("runs/report.png")
 
@@ -124,11 +125,13 @@ def _export(options: argparse.Namespace) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     from hpcfl.records import read_runs
+    from hpcfl.targets import Target
 
+    target = Target.asked(options.target, options.target_accuracy)
     records = [run for path in options.dirs for run in read_runs(path)]
     (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)
     default = REPORT if (folder / "job.yaml").exists() else folder / REPORT.name
-    _tell(records, default, options.format, options.plot, options.y)
+    _tell(records, default, options.format, options.plot, options.y, target)
 
 
 def _tell(
@@ -137,25 +140,31 @@ def _tell(
     form: str = "table",
     asked: Path | None = None,
     y: str | None = None,
+    target: Target | None = None,
 ) -> None:
     """Print a table of runs and plot them; the plot that was asked for is checked first."""
     from hpcfl import report
+    from hpcfl.beside import beside_published
     from hpcfl.plots import Plot
+    from hpcfl.targets import beside_target
 
+    beside = beside_published(records)
+    if target is not None:
+        beside = beside.joined(beside_target(records, target))
     show = {"table": report.plain, "csv": report.to_csv, "markdown": report.to_markdown}[form]
     path = asked or (default if form == "table" or y else None)
     if path is None:
-        print(show(records), end="")
+        print(show(records, beside), end="")
         return
     try:
         plot = Plot(records, path, y)
     except JobError as e:
         if asked or y:
             raise
-        print(show(records), end="")
+        print(show(records, beside), end="")
         print(f"no plot: {e}", file=sys.stderr)  # nobody asked for one
         return
-    print(show(records), end="")
+    print(show(records, beside), end="")
     plot.draw()
     if plot.without:
         names = ", ".join(str(run.path) for run in plot.without)
@@ -246,18 +255,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--clients", action="store_true", help="add the client states to F.npz")
     export.set_defaults(command=_export)
 
-    report = commands.add_parser("report", help="a table and a plot of runs")
-    report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
-    report.add_argument("--format", choices=["table", "csv", "markdown"], default="table")
-    report.add_argument(
-        "--plot",
-        type=Path,
-        help="F.png, .pdf or .svg to write (with a table: report.png in a sweep, else in runs)",
-    )
-    report.add_argument(
-        "--y", metavar="KEY", help="what to plot: a key of log.jsonl (default: the score)"
-    )
-    report.set_defaults(command=_report)
+    _add_report(commands)
 
     _add_data(commands)
     _add_forecasts(commands)
@@ -305,6 +303,32 @@ def _add_forecasts(commands: Any) -> None:
     listing = commands.add_parser("list", help="algorithms, data, models, tasks")
     listing.add_argument("what", nargs="?", help="algorithms, data, ..., or a name (default: all)")
     listing.set_defaults(command=_list)
+
+
+def _add_report(commands: Any) -> None:
+    """The command that sets runs side by side."""
+    report = commands.add_parser("report", help="a table and a plot of runs")
+    report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
+    report.add_argument("--format", choices=["table", "csv", "markdown"], default="table")
+    report.add_argument(
+        "--plot",
+        type=Path,
+        help="F.png, .pdf or .svg to write (with a table: report.png in a sweep, else in runs)",
+    )
+    report.add_argument(
+        "--y", metavar="KEY", help="what to plot: a key of log.jsonl (default: the score)"
+    )
+    reach = report.add_mutually_exclusive_group()
+    reach.add_argument(
+        "--target",
+        type=float,
+        metavar="PERCENT",
+        help="when runs reached so much of the centralised accuracy that a paper prints",
+    )
+    reach.add_argument(
+        "--target-accuracy", type=float, metavar="SHARE", help="when they reached this accuracy"
+    )
+    report.set_defaults(command=_report)
 
 
 def _count(text: str) -> int:

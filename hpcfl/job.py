@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict as as_tree
 from dataclasses import dataclass, field, fields, make_dataclass, replace
+from functools import cache
 from hashlib import blake2b
 from json import dumps
 from pathlib import Path
@@ -217,6 +218,13 @@ def _lay_under(file: JobFile) -> None:
 def _build(cls: type[Any], raw: Tree, file: JobFile, at: Key) -> Any:
     try:
         # As JSON, where strict types still let a mapping be a section and a list be a tuple.
-        return TypeAdapter(cls).validate_json(dumps(raw, default=str))
+        adapter = _adapter(cls)  # type: ignore[arg-type]  # mypy takes no class as a cache's key
+        return adapter.validate_json(dumps(raw, default=str))
     except ValidationError as e:
         raise JobError(describe_fault(e.errors(), cls, raw, file, at)) from e
+
+
+@cache
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    """What reads a section; made once, as a sweep reads it for every run."""
+    return TypeAdapter(cls)

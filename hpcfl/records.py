@@ -84,10 +84,21 @@ class RunRecord:
     @property
     def mean_accuracy(self) -> float | None:
         """Mean test accuracy of the last ``window`` rounds, once the run is finished."""
+        return self._mean_accuracy(self.window)
+
+    @property
+    def accuracy_last100(self) -> float | None:
+        """Mean test accuracy of the last 100 rounds, if the run made and evaluated them all."""
+        return self._mean_accuracy(100, whole=True)
+
+    def _mean_accuracy(self, window: int, *, whole: bool = False) -> float | None:
+        """Of the evaluated ones of the last ``window`` rounds; ``whole``: only if all are."""
         if not self.finished:
             return None
-        tail = [v for t, v in self.scores["test_accuracy"] if t > self.rounds - self.window]
-        return math.fsum(tail) / len(tail) if tail else None
+        first = max(self.rounds - window, 0)
+        tail = [v for t, v in self.scores["test_accuracy"] if t > first]
+        enough = len(tail) == window if whole else tail
+        return math.fsum(tail) / len(tail) if enough else None
 
     def total(self, key: str) -> float:
         """The sum over the rounds of what a round spends ("wall_s", "down_bytes", "up_bytes")."""

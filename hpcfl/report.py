@@ -5,7 +5,6 @@ import io
 from collections.abc import Callable, Sequence
 from functools import partial
 from shutil import get_terminal_size
-from statistics import fmean, stdev
 
 from rich import box
 from rich.console import Console
@@ -13,6 +12,7 @@ from rich.filesize import decimal
 from rich.measure import Measurement
 from rich.table import Table
 
+from hpcfl.beside import Beside, spread
 from hpcfl.compare import SEED, apart, labels, over_seeds
 from hpcfl.records import SCORES, RunRecord
 
@@ -35,6 +35,11 @@ def _best(run: RunRecord) -> str:
     return "-" if run.lowest is None else f"loss {_loss(run.lowest[1])} @{run.lowest[0]}"
 
 
+def _mean_of_last(run: RunRecord) -> float | None:
+    """The mean over the job's window, unless that has a column of its own."""
+    return None if run.window == 100 and run.accuracy_last100 is not None else run.mean_accuracy
+
+
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -51,7 +56,8 @@ _SHOWN: tuple[_Cell, ...] = (
     ("rounds", _rounds),
     ("accuracy\n%", lambda run: _percent(run.last("test_accuracy"))),
     ("best\n% @round", _best),
-    ("mean of\nlast %", lambda run: _percent(run.mean_accuracy)),
+    ("mean of\nlast %", lambda run: _percent(_mean_of_last(run))),
+    ("last\n100 %", lambda run: _percent(run.accuracy_last100)),
     ("test\nloss", lambda run: _loss(run.last("test_loss"))),
 )
 _SPENT: tuple[_Cell, ...] = (
@@ -60,6 +66,7 @@ _SPENT: tuple[_Cell, ...] = (
     ("wall\ntime", lambda run: _duration(run.total("wall_s"))),
 )
 
+_NOTHING = Beside()
 _WIDE = 48  # of the settings, which are wrapped
 _UNLIMITED = 1000
 _LEFT = ("run", "algorithm", "settings")
@@ -74,6 +81,7 @@ _VALUES: tuple[tuple[str, Callable[[RunRecord], str | float | None]], ...] = (
     ("best_accuracy", lambda run: run.best[1] if run.best else None),
     ("best_round", lambda run: run.best[0] if run.best else None),
     ("mean_accuracy", lambda run: run.mean_accuracy),
+    ("accuracy_last100", lambda run: run.accuracy_last100),
     *((key, partial(RunRecord.last, key=key)) for key in SCORES if key != "test_accuracy"),
     ("lowest_loss", lambda run: run.lowest[1] if run.lowest else None),
     ("lowest_loss_round", lambda run: run.lowest[0] if run.lowest else None),
@@ -92,7 +100,8 @@ _Score = tuple[str, Callable[[RunRecord], float | None], str]
 _SCORES: tuple[_Score, ...] = (
     ("accuracy\n%", lambda run: _in_percent(run.last("test_accuracy")), "{:.2f}"),
     ("best\n%", lambda run: _in_percent(run.best[1] if run.best else None), "{:.2f}"),
-    ("mean of\nlast %", lambda run: _in_percent(run.mean_accuracy), "{:.2f}"),
+    ("mean of\nlast %", lambda run: _in_percent(_mean_of_last(run)), "{:.2f}"),
+    ("last\n100 %", lambda run: _in_percent(run.accuracy_last100), "{:.2f}"),
     ("test\nloss", lambda run: run.last("test_loss"), "{:.4g}"),
 )
 # In both tables, where a run has them.
@@ -110,25 +119,28 @@ def _asked(runs: Sequence[RunRecord]) -> list[_Score]:
     return [score for score in _ASKED if any(score[1](run) is not None for run in runs)]
 
 
-def rows(runs: Sequence[RunRecord]) -> list[list[str]]:
+def rows(runs: Sequence[RunRecord], beside: Beside = _NOTHING) -> list[list[str]]:
     """The titles, then a row a run; what their jobs differ in has a column, if there is any."""
     asked = _asked(runs)
+    names = labels([run.path for run in runs])
     shown, spent = ([title for title, _ in cells] for cells in (_SHOWN, _SPENT))
-    found = [[*shown, *(title for title, _, _ in asked), *spent]]
+    added = [column.title for column in beside.columns]
+    found = [[*shown, *(title for title, _, _ in asked), *added, *spent]]
     found += [
         [
             label,
             *(show(run) for _, show in _SHOWN[1:]),
-            *(_spread([value(run)], show) for _, value, show in asked),
+            *(spread([value(run)], show) for _, value, show in asked),
+            *(column.cells[index] for column in beside.columns),
             *(show(run) for _, show in _SPENT),
         ]
-        for label, run in zip(labels([run.path for run in runs]), runs, strict=True)
+        for index, (label, run) in enumerate(zip(names, runs, strict=True))
     ]
     _insert(found, 2, apart([run.settings for run in runs]))
-    return _without_blanks(found)
+    return _without_blanks(found, added)
 
 
-def seed_rows(runs: Sequence[RunRecord]) -> list[list[str]]:
+def seed_rows(runs: Sequence[RunRecord], beside: Beside = _NOTHING) -> list[list[str]]:
     """The titles and a row for the finished runs of each job but for its seed; or nothing.
 
     Mean +- sample standard deviation; there are rows once some job was run with several seeds.
@@ -138,19 +150,27 @@ def seed_rows(runs: Sequence[RunRecord]) -> list[list[str]]:
         return []
     differing = apart([run.settings for run in runs], but=[SEED])
     shown = [*_SCORES, *_asked(runs)]
-    found = [["algorithm", "seeds", *(title for title, _, _ in shown)]]
+    added = [column.title for column in beside.columns]
+    found = [["algorithm", "seeds", *(title for title, _, _ in shown), *added]]
     for group in groups:
-        members = [runs[index] for index in group if runs[index].finished]
+        members = [index for index in group if runs[index].finished]
         count = f"{len(members)}" + ("" if len(members) == len(group) else f" of {len(group)}")
-        scores = [_spread([value(run) for run in members], show) for _, value, show in shown]
+        scores = [
+            spread([value(runs[index]) for index in members], show) for _, value, show in shown
+        ]
+        scores += [column.over_seeds(group, members) for column in beside.columns]
         found.append([runs[group[0]].algorithm, count, *scores])
     _insert(found, 1, [differing[group[0]] for group in groups])
-    return _without_blanks(found)
+    return _without_blanks(found, added)
 
 
-def _without_blanks(found: list[list[str]]) -> list[list[str]]:
-    """The columns in which some run has something."""
-    columns = [column for column in zip(*found, strict=True) if set(column[1:]) != {"-"}]
+def _without_blanks(found: list[list[str]], kept: Sequence[str]) -> list[list[str]]:
+    """The columns in which some run has something, and those to be kept."""
+    columns = [
+        column
+        for column in zip(*found, strict=True)
+        if set(column[1:]) != {"-"} or column[0] in kept
+    ]
     return [list(row) for row in zip(*columns, strict=True)]
 
 
@@ -161,17 +181,9 @@ def _insert(found: list[list[str]], place: int, settings: Sequence[str]) -> None
             row.insert(place, text)
 
 
-def _spread(values: Sequence[float | None], show: str) -> str:
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return "-"
-    mean = show.format(fmean(known))
-    return mean if len(known) == 1 else f"{mean} +- {show.format(stdev(known))}"
-
-
-def tables(runs: Sequence[RunRecord]) -> list[Table]:
+def tables(runs: Sequence[RunRecord], beside: Beside = _NOTHING) -> list[Table]:
     """Runs side by side, one a row, and means over seeds; sizes in powers of 1000."""
-    return [_drawn(found) for found in (rows(runs), seed_rows(runs)) if found]
+    return [_drawn(found) for found in (rows(runs, beside), seed_rows(runs, beside)) if found]
 
 
 def _drawn(found: Sequence[Sequence[str]]) -> Table:
@@ -188,19 +200,21 @@ def _drawn(found: Sequence[Sequence[str]]) -> Table:
     return made
 
 
-def plain(runs: Sequence[RunRecord]) -> str:
+def plain(runs: Sequence[RunRecord], beside: Beside = _NOTHING) -> str:
     """The tables in plain ASCII, as wide as the terminal where numbers need no more."""
-    out, drawn = io.StringIO(), tables(runs)
+    out, drawn = io.StringIO(), tables(runs, beside)
     console = Console(file=out, width=_UNLIMITED, color_system=None)
     needed = [Measurement.get(console, console.options, table).minimum for table in drawn]
     columns = get_terminal_size((_UNLIMITED, 0)).columns
     console.print(*drawn, markup=False, sep="\n", width=max(columns, *needed))
-    return out.getvalue()
+    return out.getvalue() + "".join(f"{line}\n" for line in beside.captions)
 
 
-def to_markdown(runs: Sequence[RunRecord]) -> str:
-    """The tables in Markdown."""
-    return "\n".join(_marked(found) for found in (rows(runs), seed_rows(runs)) if found)
+def to_markdown(runs: Sequence[RunRecord], beside: Beside = _NOTHING) -> str:
+    """The tables in Markdown, captions as a list."""
+    found = (rows(runs, beside), seed_rows(runs, beside))
+    captions = "".join(f"- {line}\n" for line in beside.captions)
+    return "\n".join([*(_marked(table) for table in found if table), *filter(None, [captions])])
 
 
 def _marked(found: Sequence[Sequence[str]]) -> str:
@@ -212,15 +226,16 @@ def _marked(found: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def to_csv(runs: Sequence[RunRecord]) -> str:
+def to_csv(runs: Sequence[RunRecord], beside: Beside = _NOTHING) -> str:
     """The runs as CSV: full precision, fractions and plain units; what is absent stays empty.
 
     The last column holds what their jobs differ in.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*(key for key, _ in _VALUES), "settings"])
+    added = {key: values for column in beside.columns for key, values in column.values.items()}
+    writer.writerow([*(key for key, _ in _VALUES), *added, "settings"])
     differing = apart([run.settings for run in runs])
-    for run, settings in zip(runs, differing, strict=True):
-        writer.writerow([*(value(run) for _, value in _VALUES), settings])
+    for run, *others in zip(runs, *added.values(), differing, strict=True):
+        writer.writerow([*(value(run) for _, value in _VALUES), *others])
     return out.getvalue()

@@ -12,6 +12,7 @@ ranks: 1                                # of each run
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
@@ -102,11 +103,11 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     if type(ranks) is not int or ranks < 1:
         at = file.where(("ranks",))
         raise JobError(f"{at}: ranks: found {shown(ranks)}, expected a whole number from 1")
-    base = path.parent / job
+    base = _base(file, path.parent / job)
     always = _settings(file, file.tree.get("set", {}), ("set",)) + _overridden(file, overrides)
     points: dict[str, Point] = {}
     for choices in product(*_axes(file)):
-        point = _point(file, base, always, choices)
+        point = _point(file, deepcopy(base), always, choices)
         if point.name in points:
             raise JobError(
                 f"{point.where}: two runs are called {point.name!r}; give their axis other names"
@@ -124,6 +125,13 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
                 f"{ranks} ranks; a rank would own none, so say at most {clients}"
             )
     return Sweep(path, ranks, tuple(points.values()))
+
+
+def _base(file: JobFile, path: Path) -> JobFile:
+    job = read(path)
+    if "grid" in job.tree:
+        raise JobError(f"{file.where(('job',))}: job: {path} is a sweep, expected a job's file")
+    return job
 
 
 def _axes(file: JobFile) -> list[list[_Choice]]:
@@ -204,13 +212,10 @@ def _split(file: JobFile, dotted: str, at: Key) -> Key:
 
 
 def _point(
-    file: JobFile, base: Path, always: Sequence[_Setting], choices: Sequence[_Choice]
+    file: JobFile, job: JobFile, always: Sequence[_Setting], choices: Sequence[_Choice]
 ) -> Point:
-    """The run of one choice on every axis, its job checked."""
+    """The run of one choice on every axis, its job (changed here) checked."""
     name = "-".join(choice.label for choice in choices)
-    job = read(base)
-    if "grid" in job.tree:
-        raise JobError(f"{file.where(('job',))}: job: {base} is a sweep, expected a job's file")
     made: list[_Setting] = []
     for choice in (_Choice("", tuple(always), ()), *choices):
         for setting in choice.settings:

@@ -1,0 +1,115 @@
+"""What a report sets beside its runs: published numbers, in a column with a caption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from hpcfl.published import Published, find
+from hpcfl.records import RunRecord
+
+_ACCURACIES = {
+    "accuracy_last": "test accuracy after the last round",
+    "accuracy_last10": "mean test accuracy of the last 10 epochs",
+    "accuracy_last100": "mean test accuracy of the last 100 rounds",
+}
+
+
+class Column(NamedTuple):
+    """A column that compares runs with something outside of them."""
+
+    title: str
+    cells: Sequence[str]
+    """One a run."""
+    values: Mapping[str, Sequence[str | float | None]]
+    """For programs: keys, and a value a run."""
+    numbers: Sequence[float | None] = ()
+    """One a run, of which there is a mean over seeds; none where seeds have the cell in common."""
+    show: str = "{}"
+    """How that mean is shown."""
+
+    def over_seeds(self, group: Sequence[int], finished: Sequence[int]) -> str:
+        """The cell of runs (by index) that differ in the seed alone."""
+        if not self.numbers:
+            return self.cells[group[0]]
+        return spread([self.numbers[index] for index in finished], self.show)
+
+
+class Beside(NamedTuple):
+    """Columns, and the captions under their table."""
+
+    columns: tuple[Column, ...] = ()
+    captions: tuple[str, ...] = ()
+
+    def joined(self, other: Beside) -> Beside:
+        """Both, the other's columns to the right."""
+        return Beside(self.columns + other.columns, self.captions + other.captions)
+
+
+def beside_published(runs: Sequence[RunRecord]) -> Beside:
+    """The accuracies that papers print for these set-ups; nothing where there are none."""
+    found = [find(run.settings, *_ACCURACIES) for run in runs]
+    if not any(found):
+        return Beside()
+    cells = [printed(rows[0]) if rows else "-" for rows in found]
+    firsts = [rows[0] if rows else None for rows in found]
+    values: dict[str, Sequence[str | float | None]] = {
+        "published": [_fraction(row.value) if row else None for row in firsts],
+        "published_std": [_fraction(row.std) if row else None for row in firsts],
+        "published_in": [_places(rows) or None for rows in found],
+    }
+    column = Column("published\n%", cells, values)
+    return Beside((column,), tuple(_captions(runs, found)))
+
+
+def printed(row: Published) -> str:
+    """A number as its paper prints it."""
+    deviation = "" if row.std is None else f" +- {row.std:.2f}"
+    return f"{row.value:.2f}{deviation}"
+
+
+def spread(values: Sequence[float | None], show: str) -> str:
+    """The mean +- sample standard deviation of what runs reached, if all of them did."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return "-"
+    mean = show.format(fmean(known))
+    return mean if len(known) == 1 else f"{mean} +- {show.format(stdev(known))}"
+
+
+def _fraction(percent: float | None) -> float | None:
+    return None if percent is None else round(percent / 100, 6)
+
+
+def _places(rows: Iterable[Published]) -> str:
+    """As in "FedHBM table 3, FedHBM table 11"."""
+    return ", ".join(f"{row.paper} table {row.table}" for row in rows)
+
+
+def _captions(runs: Sequence[RunRecord], found: Sequence[Sequence[Published]]) -> Iterable[str]:
+    """What is printed where, and how much shorter our runs are."""
+    tables: dict[tuple[str, str, int | None], dict[str, None]] = {}
+    ours: dict[tuple[str, str, int | None], set[int]] = {}
+    notes: dict[str, None] = {}
+    for run, rows in zip(runs, found, strict=True):
+        for row in rows:
+            source = row.paper, row.metric, row.rounds
+            tables.setdefault(source, {})[row.table] = None
+            ours.setdefault(source, set()).add(run.done)
+            if row.note:
+                notes[f"{row.paper}, table {row.table}, {run.algorithm}: {row.note}"] = None
+    for source, places in tables.items():
+        paper, metric, rounds = source
+        after = " to ".join(
+            _spaced(count) for count in sorted({min(ours[source]), max(ours[source])})
+        )
+        of = "" if rounds is None else f" of {_spaced(rounds)}"
+        shorter = "" if ours[source] == {rounds} else f"; ours after {after}{of} rounds"
+        plural = "tables" if len(places) > 1 else "table"
+        yield f"published: {paper}, {plural} {', '.join(places)}: {_ACCURACIES[metric]}{shorter}"
+    yield from notes
+
+
+def _spaced(count: int) -> str:
+    return f"{count:,}".replace(",", " ")

@@ -1,0 +1,149 @@
+"""Data sets of a few examples in their owners' layouts, one maker for each kind."""
+
+import csv
+import pickle
+
+import h5py
+import numpy as np
+from PIL import Image
+
+from hpcfl.cli import main
+
+CLIENTS = 3
+EXAMPLES = 6  # training examples, at least: two a client
+VOCABULARY = 5
+
+
+def cifar10(root):
+    _pickles(root / "cifar-10-batches-py", [f"data_batch_{k}" for k in range(1, 6)], 2, b"labels")
+    _pickles(root / "cifar-10-batches-py", ["test_batch"], 2, b"labels")
+
+
+def cifar100(root):
+    _pickles(root / "cifar-100-python", ["train"], EXAMPLES, b"fine_labels")
+    _pickles(root / "cifar-100-python", ["test"], 2, b"fine_labels")
+
+
+def _pickles(folder, names, count, labels):
+    folder.mkdir(exist_ok=True)
+    random = np.random.default_rng(0)
+    for name in names:
+        pixels = random.integers(0, 256, (count, 3072), dtype=np.uint8)
+        content = {b"data": pixels, labels: random.integers(0, 10, count).tolist()}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+
+
+def shakespeare(root):
+    line = b"Speak the speech, I pray you, as I pronounced it to you, trippingly on the tongue: but"
+    for part in ("train", "test"):
+        with h5py.File(root / f"shakespeare_{part}.h5", "w") as file:
+            for role in range(CLIENTS):
+                file[f"examples/ROLE_{role}/snippets"] = [line[role:], b"if you mouth it"]
+
+
+def concrete(root):
+    rows = np.random.default_rng(0).standard_normal((EXAMPLES, 9))
+    with (root / "Concrete_Data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([[f"column {k}" for k in range(9)], *rows.tolist()])
+
+
+def emnist(root):
+    folder = root / "EMNIST" / "raw"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for part, count in (("train", EXAMPLES), ("test", 2)):
+        for what, shape in (("images-idx3", (count, 28, 28)), ("labels-idx1", (count,))):
+            head = bytes([0, 0, 8, len(shape)]) + np.array(shape, dtype=">u4").tobytes()
+            body = random.integers(0, 47, shape, dtype=np.uint8).tobytes()
+            (folder / f"emnist-balanced-{part}-{what}-ubyte").write_bytes(head + body)
+
+
+def tiny_imagenet(root):
+    folder = root / "tiny-imagenet-200"
+    for wnid in ("n01443537", "n02124075"):
+        for k in range(EXAMPLES // 2):
+            _image(folder / "train" / wnid / "images" / f"{wnid}_{k}.JPEG", 64)
+    _image(folder / "val/images/val_0.JPEG", 64)
+    (folder / "val/val_annotations.txt").write_text("val_0.JPEG\tn02124075\t0\t0\t62\t62\n")
+    (folder / "wnids.txt").write_text("n02124075\nn01443537\n")
+    _prepare("tiny_imagenet", root, "subset=true")
+
+
+def landmarks(root):
+    rows = [(client, f"abc{client}{k}", k) for client in range(CLIENTS) for k in range(2)]
+    _table(root / "federated_train.csv", ("user_id", "image_id", "class"), rows)
+    _table(root / "test.csv", ("image_id", "class"), [("abcd", 0)])
+    for name in (*(name for _, name, _ in rows), "abcd"):
+        _image(root / "train" / "a" / "b" / "c" / f"{name}.jpg", 40)
+    _prepare("landmarks", root, "subset=true", "size=32", "margin=4")
+
+
+def inaturalist(root):
+    rows = [(client, f"{client}{k}", k) for client in range(CLIENTS) for k in range(2)]
+    _table(root / "iNaturalist_train.csv", ("user_120k", "image_id", "class"), rows)
+    _table(root / "iNaturalist_test.csv", ("image_id", "class"), [("test", 0)])
+    for name in (*(name for _, name, _ in rows), "test"):
+        _image(root / "train_val_images" / "Aves" / "Pica pica" / f"{name}.jpg", 40)
+    _prepare("inaturalist", root, "subset=true", "size=32", "margin=4")
+
+
+def stackoverflow(root):
+    words = [f"word{k}" for k in range(VOCABULARY)]
+    counts = (f"{word} {100 - k}\n" for k, word in enumerate(words))
+    (root / "stackoverflow.word_count").write_text("".join(counts))
+    for part in ("train", "test"):
+        with h5py.File(root / f"stackoverflow_{part}.h5", "w") as file:
+            for user in range(CLIENTS):
+                file[f"examples/{user}/tokens"] = [" ".join(words[user:]).encode(), b"word1 ?"]
+    _prepare("stackoverflow", root, "partial=true", f"vocabulary={VOCABULARY}")
+
+
+def _table(path, names, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([names, *rows])
+
+
+def _image(path, side):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(len(path.name)).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def _prepare(kind, root, *keys):
+    assert main(["data", "prepare", kind, *keys, "--root", str(root)]) == 0
+
+
+def nothing(root):
+    """For data that is in no file."""
+
+
+MAKERS = {
+    "emnist": emnist,
+    "inaturalist": inaturalist,
+    "landmarks": landmarks,
+    "stackoverflow": stackoverflow,
+    "tiny_imagenet": tiny_imagenet,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "concrete": concrete,
+    "digits": nothing,
+    "quadratics": nothing,
+    "shakespeare": shakespeare,
+}
+SMALLER = {
+    "min_examples": 2,
+    "max_examples": 2,
+    "max_test_examples": 1,
+    "test_examples": 2,
+    "vocabulary": VOCABULARY,
+    "size": 32,
+    "margin": 4,
+}
+"""What a job may say of its data, cut to the size of a miniature."""
+PARTIAL = {
+    "inaturalist": {"subset": True},
+    "landmarks": {"subset": True},
+    "stackoverflow": {"partial": True},
+    "tiny_imagenet": {"subset": True},
+}
+"""How data with published numbers is told that it has others."""

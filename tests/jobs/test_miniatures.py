@@ -1,0 +1,118 @@
+"""Every task with every method that a job or sweep gives it, two rounds on a miniature data set."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+import yaml
+
+import hpcfl
+from hpcfl.job import load
+from tests.jobs.every import FILES, JOBS, sweep
+from tests.jobs.miniatures import CLIENTS, MAKERS, PARTIAL, SMALLER
+
+
+def said(tree, section):
+    """Every value of a key of a job or sweep, wherever it stands."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            if key == section:
+                yield value
+            else:
+                yield from said(value, section)
+
+
+def combinations():
+    """(task, method): the first file that has both; sweeps combine all that they name."""
+    first = {}
+    for path in FILES:
+        tree = yaml.safe_load(path.read_text())
+        trees = [tree]
+        if "grid" in tree:
+            trees.append(yaml.safe_load((path.parent / tree["job"]).read_text()))
+        tasks, methods = (
+            next((found for found in (list(said(tree, key)) for tree in trees) if found), [None])
+            for key in ("task", "algorithm")
+        )
+        for task in tasks:
+            for method in methods:
+                first.setdefault((task, method["name"]), path)
+    return first
+
+
+FIRST = combinations()
+
+
+def find(path, task, method):
+    """The tree of the first job of the file that has both."""
+    loaded = [load(path)] if path in JOBS else [point.loaded for point in sweep(path).points]
+    return next(
+        one.tree
+        for one in loaded
+        if (one.job.task, one.tree["algorithm"]["name"]) == (task, method)
+    )
+
+
+def shrunk(tree, root):
+    """The job with so little of everything that it takes a moment."""
+    tree = deepcopy(tree)
+    data, cohort, local = tree["data"], tree["cohort"], tree["local"]
+    data |= {key: small for key, small in SMALLER.items() if data.get(key)}
+    data |= PARTIAL.get(data["kind"], {})
+    if tree["model"]["init"]:
+        tree["model"] |= {"init": None, "norm": "group"}  # frozen statistics come with weights
+    if "root" in data:
+        data["root"] = str(root)
+    if data["clients"]:
+        data["clients"] = CLIENTS
+    if data["partition"] and data["partition"].get("examples"):
+        data["partition"]["examples"] = 2
+    if "p" in cohort:
+        cohort["p"] = 0.75
+    elif cohort["size"] > 1:
+        cohort["size"] = 2
+    if local["epochs"]:
+        local["epochs"] = 1
+    if local["batch_size"] != "full":
+        local["batch_size"] = 2
+    return tree | {"rounds": 2, "evaluate": {}, "store": {"kind": "memory"}, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory):
+    made = {}
+
+    def root(kind):
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp(kind)
+            MAKERS[kind](made[kind])
+        return made[kind]
+
+    return root
+
+
+@pytest.fixture(autouse=True)
+def own_process():
+    """torch as it was."""
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+def test_there_are_some():
+    assert len(FIRST) > 90
+    assert FIRST["cifar10-lenet", "fedhbm"].parent.name == "cifar10"
+
+
+@pytest.mark.parametrize(
+    ("task", "method"), FIRST, ids=[f"{task}-{method}" for task, method in FIRST]
+)
+def test_two_rounds(task, method, roots, tmp_path):
+    tree = find(FIRST[task, method], task, method)
+    job = shrunk(tree, roots(tree["data"]["kind"]))
+    result = hpcfl.run(job, out=tmp_path / "run")
+    assert [record["round"] for record in result.log] == [1, 2]
+    assert all(record["clients"] > 0 for record in result.log)
+    assert "test_loss" in result.log[-1]
+    assert torch.isfinite(result.x).all()

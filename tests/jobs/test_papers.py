@@ -1,0 +1,66 @@
+"""The sweeps under jobs/papers repeat what the papers' tables print, no more and no less."""
+
+import pytest
+
+from hpcfl.compare import flat
+from hpcfl.published import published
+from tests.jobs.every import ROOT, sweep
+
+# (paper, table): the sweeps whose runs it prints, and the sweeps made for it alone.
+TABLES = {
+    ("FedHBM", "2"): ("fedhbm_table[34]_cifar10", ""),
+    ("FedHBM", "3"): ("fedhbm_table3_*", "fedhbm_table3_*"),
+    ("FedHBM", "4"): ("fedhbm_table4_*", "fedhbm_table4_*"),
+    ("FedHBM", "5"): ("fedhbm_table5_*", "fedhbm_table5_*"),
+    ("FedHBM", "6"): ("fedhbm_table6*", "fedhbm_table6*"),
+    ("FedHBM", "9"): ("fedhbm_table[34]_cifar100", ""),
+    ("FedHBM", "10"): ("fedhbm_table10", "fedhbm_table10"),
+    ("FedHBM", "11"): ("fedhbm_table3_* fedhbm_table11", "fedhbm_table11"),
+    ("FedCM", "1"): ("fedcm_table1", "fedcm_table1"),
+    ("FedCM", "2"): ("fedcm_table2", "fedcm_table2"),
+    ("FedCM", "3"): ("fedcm_table3", "fedcm_table3"),
+    ("FedMIM", "I"): ("fedmim_table1", "fedmim_table1"),
+    ("FedMIM", "II"): ("fedmim_table2", "fedmim_table2"),
+    ("FedMIM", "III"): ("fedmim_table3", "fedmim_table3"),
+}
+
+
+def jobs(patterns):
+    """The settings of every run of the sweeps, once for all seeds."""
+    found = {}
+    for pattern in patterns.split():
+        for path in (ROOT / "jobs/papers").glob(f"{pattern}.yaml"):
+            for point in sweep(path).points:
+                if point.loaded.job.seed == 0:
+                    found[path.stem, point.name] = flat(point.loaded.tree)
+    return found
+
+
+def rows(paper, table):
+    found = [row for row in published() if (row.paper, row.table) == (paper, table)]
+    return [row for row in found if row.metric != "overhead"]
+
+
+@pytest.mark.parametrize(("paper", "table"), TABLES)
+def test_every_printed_number_has_a_run(paper, table):
+    runs, _ = TABLES[paper, table]
+    known = list(jobs(runs).values())
+    for row in rows(paper, table):
+        lengths = {job["rounds"] for job in known if row.belongs_to(job)}
+        assert lengths, row
+        assert row.rounds is None or lengths == {row.rounds}, row
+
+
+@pytest.mark.parametrize(("paper", "table"), [key for key, (_, own) in TABLES.items() if own])
+def test_every_run_has_a_printed_number(paper, table):
+    _, own = TABLES[paper, table]
+    runs = jobs(own)
+    assert runs
+    for name, job in runs.items():
+        assert any(row.belongs_to(job) for row in rows(paper, table)), name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "jobs/papers").glob("fedhbm_table*.yaml")), ids=str)
+def test_five_seeds_but_for_a_search(path):
+    seeds = {point.loaded.job.seed for point in sweep(path).points}
+    assert seeds == ({0} if "table7" in path.stem else {0, 1, 2, 3, 4})

@@ -1,0 +1,167 @@
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from hpcfl.beside import beside_published
+from hpcfl.compare import flat
+from hpcfl.errors import JobError
+from hpcfl.job import load
+from hpcfl.records import RunRecord
+from hpcfl.report import plain, seed_rows, to_csv, to_markdown
+from hpcfl.targets import Target, beside_target
+
+ROOT = Path(__file__).parents[2]
+
+
+def record(name, accuracies, *overrides, rounds=None, job="cifar10/fedavg_noniid"):
+    """A run with an evaluation every 10 rounds."""
+    settings = flat(load(ROOT / f"jobs/{job}.yaml", overrides).tree)
+    settings["rounds"] = rounds or 10 * len(accuracies)
+    log = tuple(
+        {"round": 10 * (k + 1), "test_accuracy": accuracy} for k, accuracy in enumerate(accuracies)
+    )
+    algorithm = settings["algorithm.name"]
+    return RunRecord(Path(name), algorithm, settings["rounds"], 0, log, settings)
+
+
+HBM = "algorithm={name: fedhbm}"
+
+
+@pytest.fixture
+def runs():
+    return [
+        record("avg", [0.1, 0.2, 0.3, 0.61]),
+        record("hbm", [0.1, 0.6055, 0.4, 0.7], HBM),
+        record("cm", [0.1, 0.2, 0.3, 0.4], "algorithm={name: fedcm}"),
+    ]
+
+
+def cells(beside):
+    return {column.title: list(column.cells) for column in beside.columns}
+
+
+def test_the_rounds_to_seventy_percent_of_the_centralised(runs):
+    """0.7 x 86.48 % is 60.536 %: reached at round 40 and at round 20."""
+    beside = beside_target(runs, Target(70))
+    assert cells(beside) == {
+        "rounds\nto 70 %": ["40", "20", "-"],
+        "speed-up\nx": ["1.00", "2.00", "-"],
+        "published\nrounds": ["5520", "770", "5400"],
+    }
+    assert "70 % of the centralised 86.48 % (cifar10 with lenet" in beside.captions[0]
+    assert beside.captions[1] == "published rounds: FedHBM, table 2"
+
+
+def test_what_the_paper_never_reached(runs):
+    assert cells(beside_target(runs, Target(90)))["published\nrounds"] == ["never", "2560", "never"]
+
+
+def test_an_accuracy_of_ones_own(runs):
+    assert cells(beside_target(runs, Target(0.3, absolute=True))) == {
+        "rounds\nto 0.3": ["30", "20", "30"],
+        "speed-up\nx": ["1.00", "1.50", "1.00"],
+    }
+
+
+def test_columns_stay_where_nobody_arrives(runs):
+    beside = beside_target(runs, Target(0.99, absolute=True))
+    assert "| rounds to 0.99 | speed-up x |" in to_markdown(runs, beside)
+
+
+def test_a_speedup_is_over_fedavg_of_the_same_set_up_and_seed(runs):
+    others = [
+        record("seed", [0.1, 0.61], HBM, "seed=1"),
+        record("split", [0.1, 0.61], HBM, "data.partition.alpha=0.3"),
+        record("slow", [0.0] * 7 + [0.7], "local.lr=0.001"),
+    ]
+    found = cells(beside_target([*runs, *others], Target(0.6, absolute=True)))
+    assert found["speed-up\nx"] == ["1.00", "2.00", "-", "-", "-", "0.50"]
+
+
+def test_without_fedavg_there_is_no_speedup(runs):
+    assert "speed-up\nx" not in cells(beside_target(runs[1:], Target(70)))
+
+
+def test_means_over_seeds():
+    runs = [
+        record("a0", [0.1, 0.2, 0.7, 0.7]),
+        record("a1", [0.1, 0.2, 0.3, 0.7], "seed=1"),
+        record("h0", [0.7, 0.7, 0.7, 0.7], HBM),
+        record("h1", [0.1, 0.7, 0.7, 0.7], HBM, "seed=1"),
+    ]
+    beside = beside_target(runs, Target(70)).joined(beside_published(runs))
+    titles, fedavg, fedhbm = seed_rows(runs, beside)
+    where = [titles.index(column.title) for column in beside.columns]
+    assert [fedavg[k] for k in where] == ["35 +- 7", "1.00 +- 0.00", "5520", "66.12 +- 0.32"]
+    # 30/10 and 40/20
+    assert [fedhbm[k] for k in where] == ["15 +- 7", "2.50 +- 0.71", "770", "81.71 +- 0.15"]
+    unfinished = [record("u0", [0.7], rounds=20), record("u1", [0.7], "seed=1", rounds=20)]
+    assert seed_rows(unfinished, beside_published(unfinished))[1][1:] == ["0 of 2", "66.12 +- 0.32"]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ((0,), "--target: found 0, expected above 0, at most 100"),
+        ((101,), "at most 100"),
+        ((60, True), "--target-accuracy: found 60, expected above 0, at most 1"),
+        ((float("nan"),), "found nan"),
+    ],
+)
+def test_targets_that_are_none(target, message):
+    with pytest.raises(JobError, match=message):
+        Target(*target)
+
+
+def test_a_run_of_which_no_centralised_accuracy_is_printed():
+    run = record("q", [0.5], job="sweeps/../quickstart")
+    with pytest.raises(
+        JobError, match="q: no paper prints a centralised accuracy of linear on dig"
+    ):
+        beside_target([run], Target(70))
+
+
+def test_published_numbers_stand_beside_ours(runs):
+    runs.append(record("ghb", [0.5], "algorithm={name: ghb}"))
+    beside = beside_published(runs)
+    assert cells(beside) == {
+        "published\n%": ["66.12 +- 0.32", "81.71 +- 0.15", "69.01 +- 0.26", "-"]
+    }
+    shorter = "mean test accuracy of the last 100 rounds; ours after 40 of 10 000 rounds"
+    assert beside.captions == (f"published: FedHBM, tables 3, 11: {shorter}",)
+    assert plain(runs, beside).splitlines()[-1] == beside.captions[0]
+    assert to_markdown(runs, beside).endswith(f"\n- {beside.captions[0]}\n")
+    row, *_, last = csv.DictReader(io.StringIO(to_csv(runs, beside)))
+    assert (row["published"], row["published_std"]) == ("0.6612", "0.0032")
+    assert row["published_in"] == "FedHBM table 3, FedHBM table 11"
+    assert last["published"] == ""
+
+
+def test_a_note_is_told():
+    runs = [record("m", [0.5], "algorithm={name: feddyn}", "task=cifar100-lenet")]
+    beside = beside_published(runs)
+    assert cells(beside) == {"published\n%": ["nan"]}
+    assert "FedHBM, table 3, feddyn: printed as NaN: it does not converge" in beside.captions
+
+
+def test_nothing_is_said_where_nothing_is_printed():
+    runs = [record("g", [0.5], "algorithm={name: ghb}")]
+    beside = beside_published(runs)
+    assert not beside.columns
+    assert plain(runs, beside) == plain(runs)
+    assert "published" not in to_csv(runs, beside)
+
+
+def test_the_last_hundred_rounds():
+    """Only where each of them was made and evaluated."""
+    every = [{"round": t, "test_accuracy": t / 1000} for t in range(251)]
+    whole = RunRecord(Path("w"), "fedavg", 250, 0, tuple(every))
+    assert whole.accuracy_last100 == pytest.approx(0.2005)  # the mean of 151 to 250
+    assert RunRecord(Path("s"), "fedavg", 50, 100, tuple(every[:51])).accuracy_last100 is None
+    assert RunRecord(Path("u"), "fedavg", 260, 0, tuple(every)).accuracy_last100 is None
+    gap = [entry for entry in every if entry["round"] != 200]
+    assert RunRecord(Path("g"), "fedavg", 250, 0, tuple(gap)).accuracy_last100 is None
+    assert "| last 100 % |" in to_markdown([whole])
+    assert "| 20.05 |" in to_markdown([whole])
