@@ -8,9 +8,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hpcfl import __version__
+from hpcfl.arguments import parser
 from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 2 the job, the arguments or the files are wrong, 3 diverged,
         75 stopped by a signal with a checkpoint, 1 anything else.
     """
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
+    reader = parser()
+    options, rest = reader.parse_known_args(arguments)
     if rest and ("overrides" not in options or any(r.startswith("-") for r in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        reader.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:  # overrides that stand after an option
         options.overrides += rest
     try:
-        options.command(options)
+        COMMANDS[options.command](options)
         sys.stdout.flush()
     except BrokenPipeError:  # `hpcfl list | head`: nobody reads on, at exit neither
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -207,138 +207,18 @@ def _bench_round(options: argparse.Namespace) -> None:
     print(bench_round(options.job, options.overrides))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hpcfl",
-        description="Federated learning at scale on HPC machines.  Several ranks: mpirun -n 4 "
-        "hpcfl run JOB.yaml, or srun.",
-    )
-    parser.add_argument("--version", action="version", version=f"hpcfl {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    run = commands.add_parser("run", help="start a run of a job")
-    _add_job(run)
-    run.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
-    run.set_defaults(command=_run)
-
-    resume = commands.add_parser("resume", help="take up a run again from its last checkpoint")
-    resume.add_argument("dir", type=Path, help="run directory")
-    resume.set_defaults(command=_resume)
-
-    check = commands.add_parser("check", help="check a job without training")
-    _add_job(check)
-    check.add_argument("--data", action="store_true", help="load the data and build the model too")
-    check.set_defaults(command=_check)
-
-    status = commands.add_parser("status", help="how far a run or a sweep is, alive or not")
-    status.add_argument("dir", type=Path, help="of a run or a sweep")
-    status.set_defaults(command=_status)
-
-    sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
-    sweep.add_argument("sweep", type=Path, help="SWEEP.yaml")
-    sweep.add_argument(
-        "overrides", nargs="*", metavar="key.path=value", help="settings of every run"
-    )
-    sweep.add_argument("--out", type=Path, help="directory of the runs (default runs/SWEEPNAME)")
-    sweep.add_argument(
-        "--parallel", type=_count, metavar="N", help="runs at once (default: as many as fit)"
-    )
-    sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
-    sweep.set_defaults(command=_sweep)
-
-    export = commands.add_parser("export", help="write a checkpoint's model to a file")
-    export.add_argument("dir", type=Path, help="run directory")
-    export.add_argument("--round", type=int, help="round (default: the newest checkpoint's)")
-    export.add_argument("--best", action="store_true", help="the best evaluated round's model")
-    export.add_argument("-o", "--output", type=Path, help="F.npz with the flat model as x")
-    export.add_argument("--state-dict", type=Path, help="F.safetensors with named parameters")
-    export.add_argument("--clients", action="store_true", help="add the client states to F.npz")
-    export.set_defaults(command=_export)
-
-    _add_report(commands)
-
-    _add_data(commands)
-    _add_forecasts(commands)
-
-    bench = commands.add_parser("bench", help="measure, as ratios within one run").add_subparsers(
-        required=True, metavar="COMMAND"
-    )
-    rounds = bench.add_parser("round", help="a round against a bare loop of the same SGD steps")
-    rounds.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
-    rounds.add_argument("overrides", nargs="*", metavar="key.path=value")
-    rounds.set_defaults(command=_bench_round)
-    return parser
-
-
-def _add_data(commands: Any) -> None:
-    """The commands about data sets."""
-    data = commands.add_parser("data", help="prepare data sets and look at them").add_subparsers(
-        required=True, metavar="COMMAND"
-    )
-    prepare = data.add_parser("prepare", help="fetch, check and pack a data set's files")
-    prepare.add_argument("kind", help="as data.kind in a job")
-    prepare.add_argument("overrides", nargs="*", metavar="key=value", help="as data.key in a job")
-    prepare.add_argument("--root", default="data", help="folder of the files (default data)")
-    prepare.set_defaults(command=_data_prepare)
-
-    show = data.add_parser("show", help="who holds what: clients x classes, sizes")
-    _add_job(show)
-    show.add_argument("--plot", type=Path, default=Path("partition.png"), help=".png, .pdf or .svg")
-    show.set_defaults(command=_data_show)
-
-    split = data.add_parser("export-split", help="the client of each training example, as a file")
-    _add_job(split)
-    split.add_argument("-o", "--output", type=Path, required=True, help="F.npz, gets client [n]")
-    split.set_defaults(command=_data_export_split)
-
-
-def _add_forecasts(commands: Any) -> None:
-    """The commands that tell what could be run, and what it would need."""
-    plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic")
-    _add_job(plan)
-    plan.add_argument("--ranks", type=_count, default=1, help="how many (default 1)")
-    plan.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
-    plan.set_defaults(command=_plan)
-
-    listing = commands.add_parser("list", help="algorithms, data, models, tasks")
-    listing.add_argument("what", nargs="?", help="algorithms, data, ..., or a name (default: all)")
-    listing.set_defaults(command=_list)
-
-
-def _add_report(commands: Any) -> None:
-    """The command that sets runs side by side."""
-    report = commands.add_parser("report", help="a table and a plot of runs")
-    report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
-    report.add_argument("--format", choices=["table", "csv", "markdown"], default="table")
-    report.add_argument(
-        "--plot",
-        type=Path,
-        help="F.png, .pdf or .svg to write (with a table: report.png in a sweep, else in runs)",
-    )
-    report.add_argument(
-        "--y", metavar="KEY", help="what to plot: a key of log.jsonl (default: the score)"
-    )
-    reach = report.add_mutually_exclusive_group()
-    reach.add_argument(
-        "--target",
-        type=float,
-        metavar="PERCENT",
-        help="when runs reached so much of the centralised accuracy that a paper prints",
-    )
-    reach.add_argument(
-        "--target-accuracy", type=float, metavar="SHARE", help="when they reached this accuracy"
-    )
-    report.set_defaults(command=_report)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 1")
-    return int(text)
-
-
-def _add_job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", type=Path, help="JOB.yaml")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key.path=value", help="settings over those of the job"
-    )
+COMMANDS = {
+    "bench round": _bench_round,
+    "check": _check,
+    "data export-split": _data_export_split,
+    "data prepare": _data_prepare,
+    "data show": _data_show,
+    "export": _export,
+    "list": _list,
+    "plan": _plan,
+    "report": _report,
+    "resume": _resume,
+    "run": _run,
+    "status": _status,
+    "sweep": _sweep,
+}
