@@ -53,9 +53,12 @@ class Leaf(DataConfig):
         if not self._packed.exists():
             arrays = self._parse(track)
             part = self._packed.with_name(self._packed.name + ".part")
-            with part.open("wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-            part.replace(self._packed)
+            try:
+                with part.open("wb") as file:
+                    np.savez(file, allow_pickle=False, **arrays)
+                part.replace(self._packed)
+            except OSError as error:
+                raise DataError(f"{part}: cannot be written: {error.strerror}") from error
         self.load(0)
         return self._packed
 

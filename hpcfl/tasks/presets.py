@@ -13,18 +13,18 @@ TASKS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "cifar100-resnet20": {"data": {"kind": "cifar100"}, "model": {"name": "resnet20"}},
     "concrete": {"data": {"kind": "concrete"}, "model": {"name": "linear"}},
     "digits": {"data": {"kind": "digits"}, "model": {"name": "linear"}},
-    "inaturalist-mobilenetv2": {"data": {"kind": "inaturalist"}, "model": {"name": "mobilenet_v2"}},
-    "landmarks-mobilenetv2": {"data": {"kind": "landmarks"}, "model": {"name": "mobilenet_v2"}},
     "emnist-cnn": {"data": {"kind": "emnist"}, "model": {"name": "cnn_fedavg"}},
     "emnist-logistic": {"data": {"kind": "emnist"}, "model": {"name": "logistic"}},
+    "inaturalist-mobilenetv2": {"data": {"kind": "inaturalist"}, "model": {"name": "mobilenet_v2"}},
+    "landmarks-mobilenetv2": {"data": {"kind": "landmarks"}, "model": {"name": "mobilenet_v2"}},
     "quadratics": {"data": {"kind": "quadratics"}, "model": {"name": "point", "start": 1.0}},
     "shakespeare": {"data": {"kind": "shakespeare"}, "model": {"name": "char_lstm"}},
-    "tinyimagenet-resnet18": {"data": {"kind": "tiny_imagenet"}, "model": {"name": "resnet18"}},
     "stackexchange": {"data": {"kind": "stackexchange"}, "model": {"name": "word_lstm"}},
     "stackoverflow": {"data": {"kind": "stackoverflow"}, "model": {"name": "word_lstm"}},
     "stackoverflow-last": {
         "data": {"kind": "stackoverflow", "predict": "last"},
         "model": {"name": "word_lstm", "predict": "last"},
     },
+    "tinyimagenet-resnet18": {"data": {"kind": "tiny_imagenet"}, "model": {"name": "resnet18"}},
 }
 """What ``task`` stands for; the job's own ``data`` and ``model`` sections override it."""

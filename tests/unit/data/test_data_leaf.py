@@ -1,3 +1,4 @@
+import errno
 import json
 import tempfile
 from pathlib import Path
@@ -125,6 +126,16 @@ def test_what_is_prepared_is_read_without_the_json(femnist, hpcfl):
     assert same(Leaf(root=str(femnist)).load(0), before)
     with np.load(femnist / "leaf_images.npz") as packed:
         assert packed["users"].tolist() == ["f1_z", "f0_a", "f2_b"]
+
+
+def test_there_is_no_room_for_it(femnist, monkeypatch):
+    def full(*arrays, **named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(DataError, match=r"images\.npz\.part: cannot be written: No space left"):
+        Leaf(root=str(femnist)).prepare(quiet)
+    assert not (femnist / "leaf_images.npz").exists()
 
 
 @pytest.mark.parametrize(
