@@ -1,11 +1,9 @@
-"""The documents: what they point at exists, and every data set is in the index."""
+"""The documents: what they point at exists."""
 
 import re
 from pathlib import Path
 
 import pytest
-
-from hpcfl.data import SOURCES
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -21,8 +19,3 @@ def test_links_lead_somewhere(path):
 def test_links_are_found():
     assert LINK.findall("[a](b.md), ![c](d/e.png) and [f](g.md#h)") == ["b.md", "d/e.png", "g.md"]
     assert not LINK.findall("[a](https://b.c) [d](#e)")
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-def test_data_set_is_in_the_index(kind):
-    assert f"| `{kind}" in (ROOT / "docs/data/README.md").read_text().replace("`, `", "` | `")
