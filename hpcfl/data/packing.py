@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 import PIL
+from numpy.typing import NDArray
 
 from hpcfl.data.encoded import DAMAGED, QUALITY, reason, shrunk
 from hpcfl.data.owners import Track
@@ -218,14 +219,17 @@ def _make(piece: Piece) -> list[Fault]:
     return faults
 
 
-def _read(piece: Piece) -> Any:
+def _read(piece: Piece, name: str) -> NDArray[Any]:
+    """One array of its file."""
     faulty = piece.path.with_suffix(".faulty.npz")
-    return np.load(piece.path if piece.path.exists() else faulty)
+    with np.load(piece.path if piece.path.exists() else faulty) as file:
+        array: NDArray[Any] = file[name]
+    return array
 
 
 def _join(group: Any, pieces: Sequence[Piece]) -> None:
     """Write a split's group, all but its clients; an image without bytes is left out."""
-    sizes = np.concatenate([_read(piece)["sizes"] for piece in pieces])
+    sizes = np.concatenate([_read(piece, "sizes") for piece in pieces])
     photos = [photo for piece in pieces for photo in piece.photos]
     present = np.flatnonzero(sizes)
     if not len(present):
@@ -238,7 +242,7 @@ def _join(group: Any, pieces: Sequence[Piece]) -> None:
     content = group.create_dataset("bytes", (offsets[-1],), np.uint8)
     begin = 0
     for piece in pieces:
-        own = _read(piece)["bytes"]
+        own = _read(piece, "bytes")
         content[begin : begin + len(own)] = own
         begin += len(own)
 
