@@ -98,8 +98,9 @@ def pack(
                 _fill(file, part, k, name, vocabulary, length, sources[name], track)
         part.replace(path)
         sync_folder(path.parent)
-    except OSError as error:
-        raise DataError(f"{part}: cannot be written: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:  # h5py's close raises the latter on a full disk
+        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
+        raise DataError(f"{part}: cannot be written: {reason}") from error
 
 
 def read(path: Path, about: str, size: int, length: int) -> tuple[Vocabulary, dict[str, Split]]:
@@ -115,8 +116,8 @@ def read(path: Path, about: str, size: int, length: int) -> tuple[Vocabulary, di
         DataError: it is missing, damaged, unfinished or of another kind.
     """
     with opened(path) as file:
-        _expect(path, "its format", bytes(file.attrs.get("format", b"")), bytes(FORMAT))
-        _expect(path, "made of", bytes(file.attrs.get("about", b"")).decode(), about)
+        _expect(path, "its format", file.attrs.get("format"), FORMAT)
+        _expect(path, "made of", file.attrs.get("about"), np.bytes_(about.encode()))
         words = [word.decode() for word in strings(path, file, "words")[()]]
         _expect(path, "words", len(words), size)
         splits = {name: _split(path, file, name, length) for name in SPLITS}
@@ -134,7 +135,8 @@ def _goes_on(
     try:
         with opened(part) as file:
             same = [
-                bytes(file.attrs["about"]).decode() == about,
+                file.attrs["format"] == FORMAT,
+                file.attrs["about"] == np.bytes_(about.encode()),
                 file["words"][()].tolist() == _names(vocabulary.words).tolist(),
             ]
             for name, source in sources.items():
@@ -172,7 +174,7 @@ def _lay_out(
             os.posix_fallocate(file.fileno(), 0, new.stat().st_size)
             os.fsync(file.fileno())
         new.replace(part)
-    except (OSError, RuntimeError):  # h5py's close raises the latter on a full disk
+    except (OSError, RuntimeError):
         discard(new)
         raise
 

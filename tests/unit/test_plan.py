@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,18 @@ def test_overhead_of_the_fedhbm_paper(name, published):
 def test_fedmim_tells_both_counts():
     assert overhead("fedmim") == (1 + 2 + 1) / 2
     assert ALGORITHMS["fedmim"].counted.startswith("1x in its paper")
+
+
+def test_examples_in_a_mapped_file_take_no_memory(job):
+    """40 examples of three float64 features and one int64 label, 12 to test; 40 int64 rows."""
+    parts = assemble(load(job), torch.device("cpu"))
+    mapped = replace(parts, dataset=replace(parts.dataset, mapped=True))
+    held, left = (
+        plan(p, 1, process=Process(0, 0), activations=Activations(0, 0)).shares[0].memory.data
+        for p in (parts, mapped)
+    )
+    assert left == 8 * 40
+    assert held == left + (40 + 12) * 4 * 8
 
 
 def test_a_small_job_by_hand(job, hpcfl):

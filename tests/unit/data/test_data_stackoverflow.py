@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -193,6 +194,23 @@ def test_other_files_are_begun_anew(root):
     assert config(root).load(0).train.inputs[2].tolist() == [6, 1, 2, 3]
 
 
+def test_no_room(root, monkeypatch):
+    """Nine sentences take 9 * 2 * (4 + 2) bytes, the file 1 MiB more."""
+    free = SimpleNamespace(free=1 << 20)
+    monkeypatch.setattr(token_file.shutil, "disk_usage", lambda path: free)
+    with pytest.raises(DataError, match=r"part: needs 108 bytes, but 1\.0 MB are free; make room"):
+        config(root).prepare(quiet)
+    monkeypatch.undo()
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(token_file.os, "fsync", full)
+    with pytest.raises(DataError, match=r"part: cannot be written: No space left on device"):
+        config(root).prepare(quiet)
+    assert not list(root.glob("*.part*"))
+
+
 def test_out_of_the_owners_archives(root, tmp_path):
     names = {"stackoverflow": ("train.h5", "test.h5"), "stackoverflow.word_count": ()}
     expected = config(root).prepare(quiet).read_bytes()
@@ -305,7 +323,7 @@ def outside(file):
         (falling, "/train/offsets do not rise from 0"),
         (unfinished, r"users written: found \(3, 1\), expected \(3, 2\)"),
         (outside, "keeps its data in another file"),
-        (lambda file: file.attrs.pop("format"), "its format: found b''"),
+        (lambda file: file.attrs.pop("format"), "its format: found None"),
     ],
 )
 def test_damaged_prepared_files(ready, act, message):
