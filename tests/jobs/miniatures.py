@@ -1,6 +1,8 @@
 """Data sets of a few examples in their owners' layouts, one maker for each kind."""
 
 import csv
+import gzip
+import json
 import pickle
 
 import h5py
@@ -87,6 +89,28 @@ def inaturalist(root):
     _prepare("inaturalist", root, "subset=true", "size=32", "margin=4")
 
 
+def image_folder(root):
+    for client in range(CLIENTS):
+        for k in range(2):
+            _image(root / "train" / f"user{client}" / f"class{k}" / f"photo{k}.jpg", 40)
+    _image(root / "test" / "class0" / "photo.jpg", 40)
+    _prepare("image_folder", root, "size=32", "margin=4")
+
+
+def stackexchange(root):
+    words = [f"word{chr(97 + k)}" for k in range(VOCABULARY)]
+    counts = (f"{word} {100 - k}\n" for k, word in enumerate(words))
+    (root / "stackexchange_word_count.txt").write_text("".join(counts))
+    posts = [
+        {"site": "s", "user": f"u{user}", "text": " ".join(words[user:]) + "."}
+        for user in range(CLIENTS)
+        for _ in range(10)
+    ]
+    with gzip.open(root / "stackexchange_posts.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(post) + "\n" for post in posts)
+    _prepare("stackexchange", root, f"vocabulary={VOCABULARY}")
+
+
 def stackoverflow(root):
     words = [f"word{k}" for k in range(VOCABULARY)]
     counts = (f"{word} {100 - k}\n" for k, word in enumerate(words))
@@ -119,8 +143,10 @@ def nothing(root):
 
 MAKERS = {
     "emnist": emnist,
+    "image_folder": image_folder,
     "inaturalist": inaturalist,
     "landmarks": landmarks,
+    "stackexchange": stackexchange,
     "stackoverflow": stackoverflow,
     "tiny_imagenet": tiny_imagenet,
     "cifar10": cifar10,

@@ -5,9 +5,11 @@ from copy import deepcopy
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 import hpcfl
 from hpcfl.job import load
+from hpcfl.models import MODELS
 from tests.jobs.every import FILES, JOBS, sweep
 from tests.jobs.miniatures import CLIENTS, MAKERS, PARTIAL, SMALLER
 
@@ -53,6 +55,14 @@ def find(path, task, method):
     )
 
 
+def weights(model, root):
+    """A file of random weights of this architecture, for other classes than the job has."""
+    keys = {key: value for key, value in model.items() if key != "name"} | {"init": "none.pth"}
+    path = root / f"{model['name']}.safetensors"
+    save_file(MODELS[model["name"]](**keys).build((3, 32, 32), 3).state_dict(), path)
+    return path
+
+
 def shrunk(tree, root):
     """The job with so little of everything that it takes a moment."""
     tree = deepcopy(tree)
@@ -60,7 +70,7 @@ def shrunk(tree, root):
     data |= {key: small for key, small in SMALLER.items() if data.get(key)}
     data |= PARTIAL.get(data["kind"], {})
     if tree["model"]["init"]:
-        tree["model"] |= {"init": None, "norm": "group"}  # frozen statistics come with weights
+        tree["model"]["init"] = str(weights(tree["model"], root))
     if "root" in data:
         data["root"] = str(root)
     if data["clients"]:
