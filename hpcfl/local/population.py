@@ -5,7 +5,6 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hpcfl.algorithms.base import Client
 from hpcfl.data.base import Dataset, Transform
@@ -47,8 +46,8 @@ class Population:
             device: where batches are made.
             full_batch: examples a batch where a client's whole data is needed.
         """
-        self._inputs = supply(dataset.train.inputs, rows, device)
-        self._labels = dataset.train.labels.to(device)
+        # What is mapped may be larger than a device, and most of it is never asked for.
+        self._supply = supply(dataset.train, rows, device, resident=not dataset.mapped)
         self._loss = dataset.loss
         self._transform, self._personal = dataset.transform, dataset.personal
         self._rows, self._held = rows, held
@@ -65,7 +64,7 @@ class Population:
 
     def expect(self, clients: Sequence[int]) -> None:
         """These clients will be visited, in this order: what must be read for them can be."""
-        self._inputs.expect(clients)
+        self._supply.expect(clients)
 
     def spent(self) -> float:
         """Seconds that the batches of training took to come, since this was last asked."""
@@ -107,16 +106,18 @@ class Population:
         shuffle = stream(self._seed, "shuffle", round, client)
         augment = torch_stream(self._seed, "augment", round, client, self._device)
         transform = self._transform_of(client)
-        for positions in order(
+        positions = order(
             count,
             batch_size=batch_size,
             epochs=None,
             steps=work,
             drop_last=self._local.drop_last,
             generator=shuffle,
-        ):
+        )
+        coming = self._supply.visit(client, positions)
+        for _ in range(work):
             began = perf_counter()
-            batch = self._batch(client, positions, transform, augment)
+            batch = self._transformed(next(coming), transform, augment)
             self._spent += perf_counter() - began
             yield batch
 
@@ -135,30 +136,24 @@ class Population:
 
     def _own(self, client: int) -> Iterator[tuple[int, Batch]]:
         """The examples of a client that trains in this round; terms of the mean loss, batch."""
-        transform, count = self._transform_of(client), self.examples[client]
-        for start in range(0, count, self._full_batch):
-            positions = np.arange(start, min(start + self._full_batch, count))
-            batch = self._batch(client, positions, transform, None)
+        count, size = self.examples[client], self._full_batch
+        positions = (np.arange(k, min(k + size, count)) for k in range(0, count, size))
+        transform = self._transform_of(client)
+        for stored in self._supply.visit(client, positions):
+            batch = self._transformed(stored, transform, None)
             yield terms(self._loss, batch.labels), batch
-
-    def _batch(
-        self,
-        client: int,
-        positions: NDArray[np.int64],
-        transform: Transform,
-        augment: torch.Generator | None,
-    ) -> Batch:
-        inputs = self._inputs.take(client, torch.from_numpy(positions))
-        labels = torch.from_numpy(self._rows[client][positions]).to(self._device)
-        return Batch(transform(inputs, self._dtype, augment), self._labels[labels])
 
     def _rest(self, client: int, rows: Rows) -> Iterator[Batch]:
         """Examples of a client that need not train in this round."""
         transform = self._transform_of(client)
-        batches = [rows[k : k + self._full_batch] for k in range(0, len(rows), self._full_batch)]
-        for inputs, own in zip(self._inputs.stream(batches), batches, strict=True):
-            labels = self._labels[torch.from_numpy(own).to(self._device)]
-            yield Batch(transform(inputs, self._dtype, None), labels)
+        batches = (rows[k : k + self._full_batch] for k in range(0, len(rows), self._full_batch))
+        for stored in self._supply.stream(batches):
+            yield self._transformed(stored, transform, None)
+
+    def _transformed(
+        self, stored: Batch, transform: Transform, augment: torch.Generator | None
+    ) -> Batch:
+        return Batch(transform(stored.inputs, self._dtype, augment), stored.labels)
 
     def _transform_of(self, client: int) -> Transform:
         return self._transform if self._personal is None else self._personal(client)
@@ -181,14 +176,11 @@ class TestSet:
         """Batches number ``rank``, ``rank + ranks``, ...; none where there is no test set."""
         if self._examples is None:
             return
-        inputs, labels = self._examples
-        step = self._batch_size
-        own = [
-            np.arange(start, min(start + step, len(labels)))
-            for start in range(rank * step, len(labels), ranks * step)
-        ]
-        # Test examples stay where they are until their turn, on a GPU too.
-        stream = supply(inputs, (), torch.device("cpu")).stream(own)
-        for rows, stored in zip(own, stream, strict=True):
-            found = Batch(stored.to(self._device), labels[torch.from_numpy(rows)].to(self._device))
-            yield found._replace(inputs=self._transform(found.inputs, self._dtype, None))
+        count, step = len(self), self._batch_size
+        own = (
+            np.arange(start, min(start + step, count))
+            for start in range(rank * step, count, ranks * step)
+        )
+        # They stay where they are until their turn, on a GPU too.
+        for stored in supply(self._examples, (), self._device, resident=False).stream(own):
+            yield Batch(self._transform(stored.inputs, self._dtype, None), stored.labels)

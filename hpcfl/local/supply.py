@@ -1,77 +1,97 @@
-"""Where batches get their inputs from: memory, or a file that is read ahead of the training."""
+"""Where batches come from: memory, or a file that is read ahead of the training."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from itertools import islice
+from math import prod
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from hpcfl.data.partition import Rows
-from hpcfl.types import Stored
+from hpcfl.types import Batch, Examples, Stored
 
 PIECE = 16  # examples that one thread reads at a time
 AHEAD = 2  # clients, or batches, that are read before they are asked for
+WHOLE = 1 << 29  # bytes of a client's inputs up to which they are read all at once
 
 
 class Supply(Protocol):
-    """The inputs of every client's examples, as stored, on the device."""
+    """Every client's examples, as stored: inputs and labels, brought to the device."""
 
     def expect(self, clients: Sequence[int]) -> None:
-        """These clients will be asked for, in about this order."""
+        """These clients will be visited, in about this order."""
         ...
 
-    def take(self, client: int, positions: Tensor) -> Tensor:
-        """Inputs [B, ...] at these positions, out of 0..n-1, of the client's examples."""
+    def visit(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
+        """The examples at these positions, out of 0..n-1, of the client; batch by batch."""
         ...
 
-    def stream(self, batches: Iterable[Rows]) -> Iterator[Tensor]:
-        """The inputs of one batch of rows after the other."""
+    def stream(self, batches: Iterable[Rows]) -> Iterator[Batch]:
+        """The examples of these rows of the data set, batch by batch."""
         ...
 
 
-def supply(inputs: Tensor | Stored, rows: Sequence[Rows], device: torch.device) -> Supply:
-    """The supply of these inputs, of which client i holds ``rows[i]``."""
-    if isinstance(inputs, Tensor):
-        return InMemory(inputs, rows, device)
-    return FromFile(inputs, rows, device)
+def supply(
+    examples: Examples, rows: Sequence[Rows], device: torch.device, *, resident: bool
+) -> Supply:
+    """The supply of these examples, of which client i holds ``rows[i]``.
+
+    Args:
+        examples: all of them.
+        rows: of each client.
+        device: where batches go.
+        resident: whether examples that are in memory stay on the device.
+    """
+    if isinstance(examples.inputs, Tensor):
+        home = device if resident else torch.device("cpu")
+        inputs, labels = examples.inputs.to(home), examples.labels.to(home)
+        return InMemory(inputs, labels, rows, device)
+    return FromFile(examples.inputs, examples.labels, rows, device)
 
 
 class InMemory:
-    """Everything lies on the device, or in a file that the system maps into memory."""
+    """Everything lies in memory, or in a file that the system maps into memory."""
 
-    def __init__(self, inputs: Tensor, rows: Sequence[Rows], device: torch.device) -> None:
-        self._inputs, self._rows, self._device = inputs.to(device), rows, device
+    def __init__(
+        self, inputs: Tensor, labels: Tensor, rows: Sequence[Rows], device: torch.device
+    ) -> None:
+        self._inputs, self._labels, self._rows, self._device = inputs, labels, rows, device
 
     def expect(self, clients: Sequence[int]) -> None:
         """Nothing to do."""
 
-    def take(self, client: int, positions: Tensor) -> Tensor:
-        """A copy of these rows."""
-        chosen = torch.from_numpy(self._rows[client])[positions]
-        return self._inputs.index_select(0, chosen.to(self._device))
+    def visit(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
+        """Copies of these rows."""
+        own = self._rows[client]
+        return self.stream(own[positions] for positions in batches)
 
-    def stream(self, batches: Iterable[Rows]) -> Iterator[Tensor]:
-        """A copy of each batch."""
+    def stream(self, batches: Iterable[Rows]) -> Iterator[Batch]:
+        """Copies of these rows."""
         for rows in batches:
-            yield self._inputs.index_select(0, torch.from_numpy(rows).to(self._device))
+            chosen = torch.from_numpy(rows).to(self._labels.device)
+            inputs, labels = self._inputs.index_select(0, chosen), self._labels[chosen]
+            yield Batch(inputs.to(self._device), labels.to(self._device))
 
 
 class FromFile:
     """Threads read the examples of the clients that come next while the present one trains.
 
-    A client is read whole, and at most ``AHEAD`` clients wait beside the one that was last asked
-    for.
+    A client is read whole, once a visit, and at most ``AHEAD`` clients wait beside the present one;
+    of a client that is larger than ``WHOLE``, so many batches.
     """
 
-    def __init__(self, inputs: Stored, rows: Sequence[Rows], device: torch.device) -> None:
-        self._inputs, self._rows, self._device = inputs, rows, device
+    def __init__(
+        self, inputs: Stored, labels: Tensor, rows: Sequence[Rows], device: torch.device
+    ) -> None:
+        self._inputs, self._labels, self._rows, self._device = inputs, labels, rows, device
         self._coming: deque[int] = deque()
         self._present: int | None = None
         self._read: dict[int, Pieces] = {}  # by client: the present one and those ahead of it
+        self._most = WHOLE // (prod(inputs.shape[1:]) * inputs.dtype.itemsize)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -83,30 +103,42 @@ class FromFile:
         self._coming, self._present = deque(clients), None
         self._look_ahead()
 
-    def take(self, client: int, positions: Tensor) -> Tensor:
+    def visit(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
         """Wait for the client's examples, if they are not there yet."""
+        own = self._rows[client]
+        if len(own) > self._most:
+            yield from self.stream(own[positions] for positions in batches)
+            return
         if client != self._present:
             self._present = client
             while client in self._coming and self._coming.popleft() != client:
                 pass
             self._look_ahead()
-        return self._read[client].whole[positions].to(self._device)
+        inputs = self._read[client]
+        for positions in batches:
+            yield self._batch(inputs.whole[torch.from_numpy(positions)], own[positions])
 
-    def stream(self, batches: Iterable[Rows]) -> Iterator[Tensor]:
+    def stream(self, batches: Iterable[Rows]) -> Iterator[Batch]:
         """Batches are read ahead, like clients."""
-        waiting: deque[Pieces] = deque()
+        waiting: deque[tuple[Pieces, Rows]] = deque()
         for rows in batches:
-            waiting.append(self._submit(rows))
+            waiting.append((self._submit(rows), rows))
             if len(waiting) > AHEAD:
-                yield waiting.popleft().whole.to(self._device)
-        while waiting:
-            yield waiting.popleft().whole.to(self._device)
+                pieces, due = waiting.popleft()
+                yield self._batch(pieces.whole, due)
+        for pieces, due in waiting:
+            yield self._batch(pieces.whole, due)
+
+    def _batch(self, inputs: Tensor, rows: Rows) -> Batch:
+        labels = self._labels[torch.from_numpy(rows)]
+        return Batch(inputs.to(self._device), labels.to(self._device))
 
     def _look_ahead(self) -> None:
         """Begin to read what is soon needed, and forget the rest."""
         present = [] if self._present is None else [self._present]
         soon = dict.fromkeys([*present, *islice(self._coming, AHEAD)])
-        self._read = {i: self._read.get(i) or self._submit(self._rows[i]) for i in soon}
+        small = (client for client in soon if len(self._rows[client]) <= self._most)
+        self._read = {i: self._read.get(i) or self._submit(self._rows[i]) for i in small}
 
     def _submit(self, rows: Rows) -> "Pieces":
         starts = range(0, len(rows), PIECE)

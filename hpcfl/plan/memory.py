@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hpcfl.assemble import GIB, Parts
-from hpcfl.local.supply import AHEAD
+from hpcfl.local.supply import AHEAD, WHOLE
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.rounds import measured, surveys
 from hpcfl.schema import nbytes
@@ -110,10 +110,11 @@ def _data(parts: Parts) -> int:
             total += nbytes(examples.inputs)
             continue
         one = prod(examples.inputs.shape[1:]) * examples.inputs.dtype.itemsize
-        window = sorted(map(len, parts.rows))[-1 - AHEAD :]
+        window = [min(one * n, WHOLE) for n in sorted(map(len, parts.rows))[-1 - AHEAD :]]
         if examples is parts.dataset.test:
-            window = [min(len(examples.labels), parts.job.evaluate.batch_size)] * (1 + AHEAD)
-        total += one * (sum(window) + max(window))  # a client's pieces are there until joined
+            tested = min(len(examples.labels), parts.job.evaluate.batch_size)
+            window = [one * tested] * (1 + AHEAD)
+        total += sum(window) + max(window)  # a client's pieces are there until joined
     return total
 
 

@@ -8,9 +8,11 @@ import torch
 
 from hpcfl.errors import DataError
 from hpcfl.local.supply import AHEAD, PIECE, FromFile, InMemory, supply
+from hpcfl.types import Examples
 
 CPU = torch.device("cpu")
-TABLE = torch.arange(200 * 2, dtype=torch.uint8).view(200, 2)
+TABLE = torch.arange(200 * 2).remainder(251).to(torch.uint8).view(200, 2)
+LABELS = torch.arange(200) * 3
 ROWS = [np.arange(k, 200, 5)[::-1].copy() for k in range(5)]  # 40 examples each, in no order
 
 
@@ -34,53 +36,80 @@ def read_by(shelf):
     return sorted({row % 5 for row in shelf.read_rows})
 
 
+def from_file(shelf=None):
+    return FromFile(shelf or Shelf(), LABELS, ROWS, CPU)
+
+
+def batches(*positions):
+    return [np.array(own) for own in positions]
+
+
 def test_a_tensor_is_served_from_memory():
-    assert isinstance(supply(TABLE, ROWS, CPU), InMemory)
-    assert isinstance(supply(Shelf(), ROWS, CPU), FromFile)
+    assert isinstance(supply(Examples(TABLE, LABELS), ROWS, CPU, resident=True), InMemory)
+    assert isinstance(supply(Examples(Shelf(), LABELS), ROWS, CPU, resident=True), FromFile)
 
 
+@pytest.mark.parametrize("whole", [1000, 79], ids=["whole", "by batches"])
 @pytest.mark.parametrize("expected", [[], [0, 1, 2, 3, 4], [3, 0], [0, 1, 2, 0, 1, 2, 4]])
-def test_file_and_memory_give_the_same(expected):
-    """Whatever is expected, and in whatever order the clients then come."""
-    from_file, in_memory = FromFile(Shelf(), ROWS, CPU), InMemory(TABLE, ROWS, CPU)
-    from_file.expect(expected)
+def test_file_and_memory_give_the_same(expected, whole, monkeypatch):
+    """Whatever is expected, in whatever order the clients then come; 80 bytes are a client's."""
+    monkeypatch.setattr("hpcfl.local.supply.WHOLE", whole)
+    read, held = from_file(), InMemory(TABLE, LABELS, ROWS, CPU)
+    read.expect(expected)
+    asked = batches([39, 0, 7], range(40), [1], [2], [3, 4], [5])
     for client in [0, 1, 2, 0, 4, 4, 3]:
-        for positions in (torch.tensor([39, 0, 7]), torch.arange(40)):
-            found = from_file.take(client, positions)
-            assert torch.equal(found, in_memory.take(client, positions))
-            assert torch.equal(found, TABLE[torch.from_numpy(ROWS[client])[positions]])
+        found, same = list(read.visit(client, asked)), list(held.visit(client, asked))
+        assert len(found) == len(same) == len(asked)
+        for positions, one, other in zip(asked, found, same, strict=True):
+            rows = torch.from_numpy(ROWS[client][positions])
+            for batch in (one, other):
+                assert torch.equal(batch.inputs, TABLE[rows])
+                assert torch.equal(batch.labels, LABELS[rows])
 
 
 def test_streams_batches_in_order():
-    batches = [np.arange(k, min(k + 30, 200)) for k in range(0, 200, 30)]
+    rows = [np.arange(k, min(k + 30, 200)) for k in range(0, 200, 30)]
     shelf = Shelf()
-    for made in (FromFile(shelf, ROWS, CPU), InMemory(TABLE, ROWS, CPU)):
-        found = list(made.stream(batches))
-        assert [len(inputs) for inputs in found] == [30] * 6 + [20]
-        assert torch.equal(torch.cat(found), TABLE)
+    for made in (from_file(shelf), InMemory(TABLE, LABELS, ROWS, CPU)):
+        found = list(made.stream(rows))
+        assert [len(batch.inputs) for batch in found] == [30] * 6 + [20]
+        assert torch.equal(torch.cat([batch.inputs for batch in found]), TABLE)
+        assert torch.equal(torch.cat([batch.labels for batch in found]), LABELS)
     assert sorted(shelf.read_rows) == list(range(200))
 
 
 def test_reads_the_next_clients_while_one_trains():
     """And no others; a client that is read is not read again while it trains."""
     shelf = Shelf()
-    ahead = FromFile(shelf, ROWS, CPU)
+    ahead = from_file(shelf)
     ahead.expect([3, 1, 4, 0, 2])
-    for _ in range(3):
-        ahead.take(3, torch.tensor([0]))
+    assert len(list(ahead.visit(3, batches([0], [1], [0])))) == 3
     ahead._threads.shutdown(wait=True)
     assert read_by(shelf) == sorted([3, 1, 4][: 1 + AHEAD])
     assert len(shelf.read_rows) == 40 * (1 + AHEAD)
 
 
+def test_a_large_client_is_read_batch_by_batch(monkeypatch):
+    """No more of it than the batches that were asked for and those ahead."""
+    monkeypatch.setattr("hpcfl.local.supply.WHOLE", 79)
+    shelf = Shelf()
+    ahead = from_file(shelf)
+    ahead.expect([3, 1])
+    assert not shelf.read_rows
+    coming = ahead.visit(3, batches(*([k] for k in range(40))))
+    next(coming)
+    next(coming)
+    ahead._threads.shutdown(wait=True)
+    assert sorted(shelf.read_rows) == sorted(ROWS[3][: 2 + AHEAD].tolist())
+
+
 def test_a_client_that_comes_twice_is_read_for_both():
     """All clients of a cohort are surveyed before the first one trains."""
     shelf = Shelf()
-    ahead = FromFile(shelf, ROWS, CPU)
+    ahead = from_file(shelf)
     ahead.expect([0, 1, 2, 3, 0, 1, 2, 3])
     for client in (0, 1, 2, 3, 0, 1, 2, 3):
-        for step in range(3):
-            ahead.take(client, torch.tensor([step]))
+        list(ahead.visit(client, batches([0], [1], [2])))
     ahead._threads.shutdown(wait=True)
     assert len(shelf.read_rows) == 8 * 40
 
@@ -89,17 +118,18 @@ def test_waits_for_what_is_being_read():
     shelf, go = Shelf(), Event()
     plain = shelf.read
     shelf.read = lambda rows: plain(rows) if go.wait(60) else None
-    ahead = FromFile(shelf, ROWS, CPU)
+    ahead = from_file(shelf)
     ahead.expect([2])
     assert shelf.read_rows == []
     go.set()
-    assert len(ahead.take(2, torch.arange(40))) == 40
+    (batch,) = ahead.visit(2, batches(range(40)))
+    assert len(batch.inputs) == 40
 
 
 def test_damage_is_told_by_the_client_that_needs_it():
     """Not by the one that trains while it is read."""
-    ahead = FromFile(Shelf(damaged=ROWS[1][PIECE + 1]), ROWS, CPU)
+    ahead = from_file(Shelf(damaged=ROWS[1][PIECE + 1]))
     ahead.expect([0, 1])
-    assert len(ahead.take(0, torch.arange(40))) == 40
+    assert len(list(ahead.visit(0, batches([0])))) == 1
     with pytest.raises(DataError, match="is damaged"):
-        ahead.take(1, torch.tensor([0]))
+        next(ahead.visit(1, batches([0])))
