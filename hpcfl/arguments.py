@@ -78,7 +78,9 @@ def _add_data(commands: Any) -> None:
     )
     prepare = data.add_parser("prepare", help="fetch, check and pack a data set's files")
     prepare.add_argument("kind", help="as data.kind in a job")
-    prepare.add_argument("overrides", nargs="*", metavar="key=value", help="as data.key in a job")
+    prepare.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="as data.key in a job"
+    )
     prepare.add_argument("--root", default="data", help="folder of the files (default data)")
     prepare.set_defaults(command="data prepare")
 

@@ -164,11 +164,10 @@ def data_section(kind: str, root: str, keys: Sequence[str]) -> DataConfig:
     """
     file = JobFile("data", {})
     override(file, [f"data.kind={kind}", *(f"data.{key}" for key in keys)])
-    section = file.tree["data"]
-    cls = KINDS["data"].find(file, section.pop("kind"))
-    if "root" in {field.name for field in fields(cls)}:
-        section = {"root": root, **section}
-    config: DataConfig = _build(cls, section, file, ("data",))
+    cls = KINDS["data"].find(file, file.tree["data"]["kind"])
+    own = {"root": root} if "root" in {field.name for field in fields(cls)} else {}
+    own |= {key: value for key, value in file.tree["data"].items() if key != "kind"}
+    config: DataConfig = _build(cls, own, file, ("data",))
     return config
 
 

@@ -116,7 +116,14 @@ class Life:
             f"into {self.folder.root}"
             + (f", from round {done}" if done else "")
             + (f"; model.init left out {', '.join(parts.skipped)}" if parts.skipped else "")
+            + ("; held-out examples are not scored: evaluate.clients=true does" * self._unscored)
         )
+
+    @property
+    def _unscored(self) -> bool:
+        """Whether examples are held out for nothing."""
+        asked = self.parts.job.evaluate
+        return self.parts.held is not None and not (asked.clients or asked.own)
 
 
 class Desk:

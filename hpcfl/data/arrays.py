@@ -76,7 +76,7 @@ class Arrays(DataConfig):
             if labels.dtype.kind == "f" or labels.min() < 0 or labels.max() >= classes:
                 raise DataError(
                     f"{path}: {name} runs from {labels.min()} to {labels.max()} ({labels.dtype}), "
-                    f"expected integers from 0 to {classes - 1}"
+                    "expected integers from 0" + (f" to {classes - 1}" if self.classes else "")
                 )
         return classes
 

@@ -60,8 +60,13 @@ def _open(path: Path) -> Iterator[Any]:
         # Opened here, because numpy does not close a file in which it finds a broken archive.
         with path.open("rb") as file:
             yield np.load(file, allow_pickle=False)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no such file") from error
     except _DAMAGED as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        if "allow_pickle" in reason:  # numpy's own text, of any file that is none of its own
+            reason = "it is of another kind, or holds Python objects"
+        reason = reason or type(error).__name__
         raise DataError(f"{path}: not a readable file of numpy arrays: {reason}") from error
 
 

@@ -36,8 +36,8 @@ def load_initial(
     if not fitting:
         alone = layers == "backbone" and len(head) == len(own)
         raise JobError(
-            f"model.init: {path}: nothing fits the model; it holds {_some(entries)}, "
-            f"the model {_some(own)}"
+            f"model.init: {path}: nothing fits the model; it holds {_some(entries)}; "
+            f"the model has {_some(own)}"
             + ("; its last layer is all that the model has" if alone else "")
         )
     with torch.no_grad():
@@ -108,7 +108,7 @@ def _layer(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _some(names: Iterable[str]) -> str:
-    """The first few names."""
-    every = list(names)
+def _some(tensors: Mapping[str, Tensor]) -> str:
+    """The first few names and shapes."""
+    every = [f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items()]
     return ", ".join(every[:3]) + (", ..." if len(every) > 3 else "") or "nothing"

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hpcfl.errors import JobError
+from hpcfl.data.files import read_array
+from hpcfl.errors import DataError, JobError
 
 _WRAPPERS = ("state_dict", "model")  # what training programs put a state dict into
 
@@ -24,6 +25,8 @@ def read_weights(path: Path) -> Tensor | dict[str, Tensor]:
     Raises:
         JobError: the file is missing or damaged, holds no plain weights, or is of another kind.
     """
+    if not path.is_file():
+        raise JobError(f"model.init: {path}: there is no such file")
     if path.suffix == ".npy":
         return _vector(path)
     if path.suffix == ".safetensors":
@@ -38,7 +41,10 @@ def read_weights(path: Path) -> Tensor | dict[str, Tensor]:
                 f"model.init: {path}: holds a {type(content).__name__}, expected a state dict"
             )
         return _named(content)
-    raise JobError(f"model.init: {path}: expected a .npy, .safetensors, .pth or .pt file")
+    raise JobError(
+        f"model.init: {path}: expected a .npy, .safetensors, .pth or .pt file; `hpcfl export DIR "
+        "--state-dict F.safetensors` writes one of a run's model"
+    )
 
 
 def _read(path: Path, load: Callable[[], Any]) -> Any:
@@ -50,7 +56,7 @@ def _read(path: Path, load: Callable[[], Any]) -> Any:
             f"model.init: {path}: not a readable {path.suffix} file: {reason}"
         ) from error
     except Exception as error:  # what a damaged file raises depends on where the damage is
-        reason = str(error).partition("\n")[0]
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         if "weights_only" in str(error):  # torch's own text advises to run the code in the file
             reason = "it holds more than weights, or is damaged; save the model's state_dict()"
         raise JobError(
@@ -75,10 +81,12 @@ def _named(content: Mapping[Any, Any]) -> dict[str, Tensor]:
 def _vector(path: Path) -> Tensor:
     """The flat vector in a .npy, float64."""
     try:
-        vector = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise JobError(f"model.init: {path}: not a readable .npy file: {error}") from error
-    if not isinstance(vector, np.ndarray) or vector.dtype.kind != "f" or vector.ndim != 1:
-        what = f"{vector.dtype} of shape {vector.shape}" if hasattr(vector, "dtype") else "archive"
-        raise JobError(f"model.init: {path}: found {what}, expected a flat vector of floats")
+        vector = read_array(path)
+    except DataError as error:
+        raise JobError(f"model.init: {error}") from error
+    if vector.dtype.kind != "f" or vector.ndim != 1:
+        raise JobError(
+            f"model.init: {path}: found {vector.dtype} of shape {vector.shape}, expected a flat "
+            "vector of floats"
+        )
     return torch.from_numpy(vector.astype(np.float64))

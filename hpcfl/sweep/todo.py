@@ -44,7 +44,8 @@ def listed(todos: Sequence[Todo]) -> str:
     for point, _, action, done in todos:
         told = {"start": "start", "resume": f"resume from {done}", "skip": "nothing, finished"}
         made.add_row(point.name, told[action], "  ".join(point.overrides))
-    return drawn(made, width=10_000)
+    finished = sum(todo.action == "skip" for todo in todos)
+    return f"{drawn(made, width=10_000)}\n{len(todos)} runs, {finished} of them finished"
 
 
 def _entry(point: Point, folder: RunDir) -> Todo:
