@@ -9,7 +9,7 @@ import yaml
 import hpcfl
 from hpcfl.job import load
 from tests.jobs.every import FILES, JOBS, sweep
-from tests.jobs.miniatures import CLIENTS, MAKERS, PARTIAL, SMALLER
+from tests.jobs.miniatures import CLIENTS, MAKERS, SMALLER, SUBSETS
 
 
 def said(tree, section):
@@ -58,7 +58,8 @@ def shrunk(tree, root):
     tree = deepcopy(tree)
     data, cohort, local = tree["data"], tree["cohort"], tree["local"]
     data |= {key: small for key, small in SMALLER.items() if data.get(key)}
-    data |= PARTIAL.get(data["kind"], {})
+    if data["kind"] in SUBSETS:
+        data["subset"] = True
     if tree["model"]["init"]:
         tree["model"] |= {"init": None, "norm": "group"}  # frozen statistics come with weights
     if "root" in data:
