@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -188,11 +189,14 @@ def _data_export_split(options: argparse.Namespace) -> None:
 
 
 def _data_prepare(options: argparse.Namespace) -> None:
+    from hpcfl.data.lock import preparing
     from hpcfl.job import data_section
     from hpcfl.progress import track
 
     config = data_section(options.kind, options.root, options.overrides)
-    print(f"ready: {config.prepare(track)}")
+    root = getattr(config, "root", None)  # data without one is not prepared
+    with nullcontext() if root is None else preparing(Path(root), options.kind):
+        print(f"ready: {config.prepare(track)}")
 
 
 def _list(options: argparse.Namespace) -> None:

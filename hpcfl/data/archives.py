@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from functools import partial
 from lzma import LZMAError
 from pathlib import Path
-from shutil import copyfileobj
+from re import Pattern
+from shutil import copyfileobj, rmtree
 from typing import Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
 from zlib import error as ZlibError
 
-from hpcfl.data.owners import Published, Track, provide
+from hpcfl.data.lock import locked
+from hpcfl.data.owners import OwnersFile, Track, provide
 from hpcfl.errors import DataError
 
 _DAMAGED = (BadZipFile, EOFError, LZMAError, NotImplementedError, OSError, RuntimeError, ZlibError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Archive(Published):
+class Archive(OwnersFile):
     """A tar or zip file as its owners publish it."""
 
     members: Mapping[str, str]
@@ -45,18 +47,61 @@ def provide_members(root: Path, archive: Archive, track: Track) -> None:
         return
     provide(root, [archive], track)
     path = root / archive.name
-    archive.check(path, track)
-    missing = {n: root / p for n, p in archive.members.items() if not (root / p).exists()}
+    with locked(path):
+        missing = {n: root / p for n, p in archive.members.items() if not (root / p).exists()}
+        _unpack(path, lambda name: missing.pop(name, None), track)
+    if missing:
+        raise DataError(f"{path}: holds no file {', '.join(missing)}")
+
+
+def provide_folder(
+    root: Path, archive: OwnersFile, folder: str, wanted: Pattern[str], track: Track
+) -> None:
+    """Take a folder out of an archive that is fetched if need be, as ``provide_members`` does.
+
+    Args:
+        root: of the data set.
+        archive: the tar or zip file.
+        folder: of the archive; of that name it becomes in ``root``, once it is whole.
+        wanted: which names below it are written.
+        track: shows progress.
+
+    Raises:
+        DataError: likewise; or the folder is there already.
+    """
+    provide(root, [archive], track)
+    path, made = root / archive.name, root / folder
+    part = made.with_name(made.name + ".part")
+    rmtree(part, ignore_errors=True)
+
+    def place(name: str) -> Path | None:
+        top, _, inner = name.partition("/")
+        return part / inner if top == folder and wanted.fullmatch(inner) else None
+
+    _unpack(path, place, track)
+    if not part.exists():
+        raise DataError(f"{path}: holds none of the files of {folder}/ that are wanted")
+    try:
+        part.rename(made)
+    except OSError as error:
+        raise DataError(f"{made}: cannot be replaced: {error.strerror}; remove it") from error
+
+
+def _unpack(path: Path, place: Callable[[str], Path | None], track: Track) -> None:
+    """Write every member to where it belongs, if anywhere.
+
+    Raises:
+        DataError: the archive is damaged.
+    """
     try:
         with _opened(path) as members:
             for name, content in track(members, f"unpacking {path.name}"):
-                if name in missing:
-                    _write(missing.pop(name), content)
+                to = place(name)
+                if to is not None:
+                    _write(to, content)
     except (*_DAMAGED, tarfile.TarError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise DataError(f"{path}: cannot be unpacked: {reason}") from error
-    if missing:
-        raise DataError(f"{path}: holds no file {', '.join(missing)}")
 
 
 Content = Callable[[], Any]  # opens a member for reading

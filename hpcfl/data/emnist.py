@@ -1,5 +1,6 @@
 """EMNIST: handwritten digits and letters, 28x28 (Cohen et al., 2017; arXiv:1702.05373)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -122,9 +123,8 @@ class Emnist(DataConfig):
             )
         arrays = read_arrays(self._npz, _ARRAYS)
         x_train, y_train, x_test, y_test = (arrays[name] for name in _ARRAYS)
-        # Some count letters from 0 and some, as the owners, from 1: the last one tells.
         split = SPLITS[self.split]
-        first = split.first if np.any(y_train == split.classes) else 0
+        first = split.first and _first(self._npz, (y_train, y_test), split)
         return (
             _examples(f"{self._npz}: x_train, y_train", x_train, y_train, split, first),
             _examples(f"{self._npz}: x_test, y_test", x_test, y_test, split, first),
@@ -137,6 +137,18 @@ class Emnist(DataConfig):
         y = read_idx(root / self._idx(part, "labels-idx1"), ())
         where = str(root / self._idx(part, "labels-idx1"))
         return _examples(where, x.transpose(0, 2, 1), y, split, split.first)
+
+
+def _first(path: Path, labels: Sequence[NDArray[Any]], split: Split) -> int:
+    """The label of the first class: some count letters from 0 and some, as the owners, from 1."""
+    if any(np.any(y == 0) for y in labels):
+        return 0
+    if any(np.any(y == split.classes) for y in labels):
+        return split.first
+    raise DataError(
+        f"{path}: y_train and y_test hold neither 0 nor {split.classes}, so nothing tells whether "
+        f"they count from 0 or from {split.first}; expected labels of every class"
+    )
 
 
 def _examples(where: str, x: NDArray[Any], y: NDArray[Any], split: Split, first: int) -> Examples:

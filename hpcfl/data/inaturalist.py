@@ -10,20 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from hpcfl.data.owners import Published, Track, provide
+from hpcfl.data.owners import OwnersFile, Track, provide
 from hpcfl.data.packing import Listing, Photo
-from hpcfl.data.photos import Counts, PublishedPhotos, grouped
+from hpcfl.data.photos import Counts, PublishedPhotos, grouped, image_name
 from hpcfl.data.tables import class_of, read_table
 
 _FROM = "https://storage.googleapis.com/tff-datasets-public/"
 LISTS = tuple(
-    Published(name, _FROM + name, md5)
+    OwnersFile(name, _FROM + name, md5)
     for name, md5 in (
         ("iNaturalist_train.csv", "63d5a41699434bc2b13f5853f3764c18"),
         ("iNaturalist_test.csv", "bcf08a5a740ee76dac4e5af668081891"),
     )
 )
 FOLDERS = ("train_val_images", "test2017")  # as the two archives of 2017 unpack
+_ARCHIVES = "https://ml-inat-competition-datasets.s3.amazonaws.com/2017/"
+_MD5S = ("7c784ea5e424efaec655bd392f87301f", "7d9b096fa1cd94d67a0fa779ea301234")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +38,17 @@ class INaturalist(PublishedPhotos):
     def listing(self, track: Track) -> Listing:
         """Read both lists and look for their images; rows without a user (NA) are left out."""
         root, classes = Path(self.root), self.counts.classes
-        provide(root, LISTS, track)
+        own = [file for file in LISTS if self.subset and (root / file.name).exists()]
+        provide(root, [file for file in LISTS if file not in own], track)
         train, test = (root / file.name for file in LISTS)
         rows = [
-            (user, image, class_of(row, label, classes), row.where)
+            (user, image_name(row, image), class_of(row, label, classes), row.where)
             for row in read_table(train, ("user_120k", "image_id", "class"))
             for user, image, label in [row.values]
             if user != "NA"
         ]
         tested = [
-            (image, class_of(row, label, classes), row.where)
+            (image_name(row, image), class_of(row, label, classes), row.where)
             for row in read_table(test, ("image_id", "class"))
             for image, label in [row.values]
         ]
@@ -58,6 +61,15 @@ class INaturalist(PublishedPhotos):
 
         clients = grouped((user, photo(image, label, at)) for user, image, label, at in rows)
         return self.counted(Listing(clients, [photo(*row) for row in tested], classes))
+
+    @property
+    def to_fetch(self) -> str:
+        """The archives of the competition of 2017."""
+        archives = (
+            f"{_ARCHIVES}{folder}.tar.gz (md5 {md5}) to {folder}/"
+            for folder, md5 in zip(FOLDERS, _MD5S, strict=True)
+        )
+        return f"unpack into {self.root}: {', '.join(archives)}"
 
 
 def _places(root: Path, wanted: set[str], track: Track) -> dict[str, str]:

@@ -3,25 +3,24 @@
 Google publishes who took which image of Google Landmarks v2, and the images apart from that.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import unpack_archive
 from typing import ClassVar
 
-from hpcfl.data.owners import Published, Track, provide
+from hpcfl.data.archives import Archive, provide_members
+from hpcfl.data.owners import Track
 from hpcfl.data.packing import Listing, Photo
-from hpcfl.data.photos import Counts, PublishedPhotos, grouped
+from hpcfl.data.photos import Counts, PublishedPhotos, grouped, image_name
 from hpcfl.data.tables import Row, class_of, read_table
-from hpcfl.errors import DataError
 
 FOLDER = "landmarks-user-160k"
-SPLIT = Published(
-    f"{FOLDER}.zip",
-    f"http://storage.googleapis.com/gresearch/federated-vision-datasets/{FOLDER}.zip",
-    "53c36bd7d5fc12f927af2820b7e4a57c",
+_LISTS = (f"{FOLDER}/federated_train.csv", f"{FOLDER}/test.csv")
+SPLIT = Archive(
+    name=f"{FOLDER}.zip",
+    url=f"http://storage.googleapis.com/gresearch/federated-vision-datasets/{FOLDER}.zip",
+    md5="53c36bd7d5fc12f927af2820b7e4a57c",
+    members={name: name for name in _LISTS},
 )
-_ID = re.compile(r"[0-9A-Za-z_-]{3,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +47,23 @@ class Landmarks(PublishedPhotos):
         ]
         return self.counted(Listing(train, test, self.counts.classes))
 
+    @property
+    def to_fetch(self) -> str:
+        """Google's archives of the training images."""
+        address = "https://s3.amazonaws.com/google-landmark/"
+        return (
+            f"unpack {address}train/images_000.tar to images_499.tar (md5 sums: {address}md5sum/"
+            f"train/md5.images_000.txt to 499) into {Path(self.root) / self.images}, where ID.jpg "
+            "belongs at a/b/c/ID.jpg, ID = abc..., or say images=FOLDER if it is called otherwise"
+        )
+
     def _lists(self, track: Track) -> Path:
         root = Path(self.root)
-        for folder in (root, root / FOLDER):
-            if (folder / "federated_train.csv").exists():
-                return folder
-        provide(root, [SPLIT], track)
-        unpack_archive(root / SPLIT.name, root)
+        if (root / "federated_train.csv").exists():
+            return root
+        provide_members(root, SPLIT, track)
         return root / FOLDER
 
     def _photo(self, row: Row, image: str, label: str) -> Photo:
-        if not _ID.fullmatch(image):
-            raise DataError(f"{row.where}: image_id is {image!r}, expected letters and digits")
-        path = "/".join((self.images, *image[:3], f"{image}.jpg"))
+        path = "/".join((self.images, *image_name(row, image)[:3], f"{image}.jpg"))
         return Photo(path, class_of(row, label, self.counts.classes), row.where)

@@ -3,11 +3,13 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Protocol, TypeVar
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from hpcfl.data.lock import locked
 from hpcfl.errors import DataError
 
 T = TypeVar("T")
@@ -24,7 +26,7 @@ class Track(Protocol):
 
 
 @dataclass(frozen=True)
-class Published:
+class OwnersFile:
     """One file as its owners publish it."""
 
     name: str
@@ -46,20 +48,30 @@ class Published:
                 _check(path, algorithm, expected, track)
 
 
-def provide(root: Path, files: Sequence[Published], track: Track) -> None:
-    """Make sure that these files lie in ``root``: download what is missing, check what is new.
+def provide(root: Path, files: Sequence[OwnersFile], track: Track) -> None:
+    """Make sure that these files lie in ``root`` and are the owners': download what is missing.
 
-    A download that was cut off goes on where it ended.
+    A download that was cut off goes on where it ended; one that another process is at is waited
+    for.
 
     Raises:
         DataError: a file cannot be had, which says where each missing one belongs; or it is not
             the owners'.
     """
-    missing = [file for file in files if not (root / file.name).exists()]
+    missing = []
+    for file in files:
+        path = root / file.name
+        if path.exists():
+            file.check(path, track)
+        else:
+            missing.append(file)
     for k, file in enumerate(missing):
+        path = root / file.name
         try:
-            _download(root / file.name, file, track)
-        except OSError as error:
+            with locked(path):
+                if not path.exists():
+                    _download(path, file, track)
+        except (OSError, HTTPException) as error:
             if isinstance(error, HTTPError):
                 error.close()
             wanted = "; ".join(f"{other.url} as {root / other.name}" for other in missing[k:])
@@ -67,15 +79,6 @@ def provide(root: Path, files: Sequence[Published], track: Track) -> None:
                 f"{root}: {file.name} is missing and cannot be downloaded ({error}); put there by "
                 f"hand: {wanted}"
             ) from error
-
-
-def check_md5(path: Path, expected: str, track: Track) -> None:
-    """Read a file and compare its checksum.
-
-    Raises:
-        DataError: it is another one.
-    """
-    _check(path, "md5", expected, track)
 
 
 def check_count(path: Path, what: str, found: int, expected: int) -> None:
@@ -107,23 +110,46 @@ def _check(path: Path, algorithm: str, expected: str, track: Track) -> None:
         )
 
 
-def _download(path: Path, file: Published, track: Track) -> None:
+def _download(path: Path, file: OwnersFile, track: Track) -> None:
     """Fetch into PATH.part, which becomes PATH when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    begun = part.stat().st_size if part.exists() else 0
-    request = Request(file.url, headers={"Range": f"bytes={begun}-"} if begun else {})  # noqa: S310
-    with urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310
-        goes_on = answer.status == 206  # else the server sends the file from its start
-        length = answer.headers.get("Content-Length")
-        total = None if length is None else -(-int(length) // _BLOCK)
-        with part.open("ab" if goes_on else "wb") as out:
-            blocks = iter(lambda: answer.read(_BLOCK), b"")
-            for block in track(blocks, f"fetching {file.name}", total):
-                out.write(block)
+    total = _append(part, file, track)
+    found = part.stat().st_size
+    if total is not None and found < total:
+        raise OSError(f"the connection ended after {found} of {total} bytes; say it again")
+    if total is not None and found > total:
+        part.unlink()
+        raise DataError(f"{part}: {found} bytes, the owners' has {total}; fetch it again")
     try:
         file.check(part, track)
     except DataError:
         part.unlink()
         raise
     part.replace(path)
+
+
+def _append(part: Path, file: OwnersFile, track: Track) -> int | None:
+    """Fetch what ``part`` lacks; how many bytes the whole file has, where the server tells."""
+    begun = part.stat().st_size if part.exists() else 0
+    request = Request(file.url, headers={"Range": f"bytes={begun}-"} if begun else {})  # noqa: S310
+    try:
+        answer = urlopen(request, timeout=_TIMEOUT)  # noqa: S310
+    except HTTPError as error:
+        if error.code != 416 or not begun:
+            raise
+        with error:  # there is nothing behind these bytes: "bytes */TOTAL"
+            return _number(error.headers.get("Content-Range", "").rpartition("/")[2])
+    with answer:
+        if answer.status != 206:  # the server sends the file from its start
+            begun = 0
+        left = _number(answer.headers.get("Content-Length", ""))
+        with part.open("ab" if begun else "wb") as out:
+            blocks = iter(lambda: answer.read(_BLOCK), b"")
+            steps = None if left is None else -(-left // _BLOCK)
+            for block in track(blocks, f"fetching {file.name}", steps):
+                out.write(block)
+    return None if left is None else begun + left
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

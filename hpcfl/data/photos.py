@@ -1,8 +1,10 @@
 """What the data sets of photographs have in common: packed once, decoded ahead of the training."""
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -11,8 +13,11 @@ from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.owners import Track
 from hpcfl.data.packed import Contents, read_packed
 from hpcfl.data.packing import Listing, Photo, pack
+from hpcfl.data.tables import Row
 from hpcfl.errors import DataError
 from hpcfl.types import Count, Natural, PathText
+
+_NAME = re.compile(r"[0-9A-Za-z_-]{3,}")
 
 
 class Counts(NamedTuple):
@@ -139,11 +144,16 @@ class PublishedPhotos(Photos):
                 f"{self.counts}; say subset: true if it is meant to be one"
             )
 
+    @property
+    @abstractmethod
+    def to_fetch(self) -> str:
+        """Which of the owners' archives hold the images, and where they are to be unpacked."""
+
     def counted(self, listing: Listing) -> Listing:
         """The listing itself.
 
         Raises:
-            DataError: it is not the published one.
+            DataError: it is not the published one, or none of its images is there.
         """
         train = [photo.label for _, photos in listing.clients for photo in photos]
         found = Counts(len(listing.clients), len(train), len(set(train)), len(listing.test))
@@ -152,7 +162,21 @@ class PublishedPhotos(Photos):
                 f"{self.root}: the lists hold {found}; expected {self.counts}; say subset=true if "
                 "it is meant to be one"
             )
+        photos = chain(listing.test, *(photos for _, photos in listing.clients))
+        if not any((Path(self.root) / photo.path).exists() for photo in photos):
+            raise DataError(f"{self.root}: none of the images is there; {self.to_fetch}")
         return listing
+
+
+def image_name(row: Row, text: str) -> str:
+    """The name of an image, without .jpg, that the row holds.
+
+    Raises:
+        DataError: it is none, and might lead out of the folder of images.
+    """
+    if not _NAME.fullmatch(text):
+        raise DataError(f"{row.where}: image_id is {text!r}, expected letters and digits")
+    return text
 
 
 def grouped(photos: Iterable[tuple[str, Photo]]) -> list[tuple[str, list[Photo]]]:

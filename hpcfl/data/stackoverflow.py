@@ -5,27 +5,36 @@ sentences, one a row, and into words by spaces.  Vocabulary and sentences are ma
 (Adaptive Federated Optimization, arXiv:2003.00295) made them; ``held_out`` users are not used.
 """
 
-import shutil
-import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
-from zlib import error as ZlibError
 
 import h5py
 
+from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.hdf5 import member, opened, strings
-from hpcfl.data.owners import Published, Track, provide
+from hpcfl.data.owners import Track
 from hpcfl.data.sentences import Sentences
 from hpcfl.data.token_file import Source, Split
 from hpcfl.errors import DataError
 from hpcfl.types import Count
 
 _URL = "https://storage.googleapis.com/tff-datasets-public/"
-TEXTS = Published("stackoverflow.tar.bz2", _URL + "stackoverflow.tar.bz2")
-COUNTS = Published("stackoverflow.word_count.tar.bz2", _URL + "stackoverflow.word_count.tar.bz2")
+WORD_COUNT = "stackoverflow.word_count"
 FILES = {"train": "stackoverflow_train.h5", "test": "stackoverflow_test.h5"}
+TEXTS = Archive(
+    name="stackoverflow.tar.bz2",
+    url=_URL + "stackoverflow.tar.bz2",
+    sha256="99eca2f8b8327a09e5fc123979df2d237acbc5e52322f6d86bf523ee47b961a2",
+    members={name: name for name in FILES.values()},
+)
+COUNTS = Archive(
+    name="stackoverflow.word_count.tar.bz2",
+    url=_URL + "stackoverflow.word_count.tar.bz2",
+    sha256="1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
+    members={WORD_COUNT: WORD_COUNT},
+)
 PUBLISHED = {"train": (342_477, 135_818_730), "test": (204_088, 16_586_035)}
 """Users and sentences of each file."""
 
@@ -36,18 +45,18 @@ class StackOverflow(Sentences):
 
     test_examples: Count | None = 10_000
     """How many test sentences are drawn at random, by the job's seed; all when null."""
-    partial: bool = False
-    """The files hold but some of the users, so that nobody expects the published numbers."""
+    subset: bool = False
+    """Whether the files may hold other numbers of users and sentences than the published ones."""
 
     kind: ClassVar[str] = "stackoverflow"
-    word_count: ClassVar[str] = "stackoverflow.word_count"
-    prepared_by: ClassVar[tuple[str, ...]] = ("vocabulary", "length", "partial")
+    word_count: ClassVar[str] = WORD_COUNT
+    prepared_by: ClassVar[tuple[str, ...]] = ("vocabulary", "length", "subset")
 
     def sources(self, track: Track) -> dict[str, Source]:
         """The owners' HDF5 files (examples/USER/tokens), fetched and unpacked if need be."""
         root = Path(self.root)
-        _provide(root, COUNTS, [self.word_count], track)
-        _provide(root, TEXTS, [*FILES.values()], track)
+        provide_members(root, COUNTS, track)
+        provide_members(root, TEXTS, track)
         found: dict[str, Source] = {}
         for split, name in FILES.items():
             found[split] = Users(root / name, track)
@@ -56,16 +65,16 @@ class StackOverflow(Sentences):
         return found
 
     def check(self, splits: dict[str, Split]) -> None:
-        """Whether the published numbers are there, unless ``partial`` says they are not."""
+        """Whether the published numbers are there, unless ``subset`` says they are not."""
         for name, split in splits.items():
             self._check_numbers(self.prepared, name, (split.users, len(split.last)))
 
     def _check_numbers(self, path: Path, split: str, found: tuple[int, int]) -> None:
-        if not self.partial and found != PUBLISHED[split]:
+        if not self.subset and found != PUBLISHED[split]:
             raise DataError(
                 f"{path}: {found[0]} users with {found[1]} {split} sentences, the owners' file has "
                 f"{PUBLISHED[split][0]} with {PUBLISHED[split][1]}; if it shall be a part of it, "
-                "say partial: true"
+                "say subset: true"
             )
 
 
@@ -103,31 +112,3 @@ class Users:
 
 def _tokens(path: Path, examples: Any, user: str) -> Any:
     return strings(path, member(path, examples, user, h5py.Group), "tokens")
-
-
-def _provide(root: Path, archive: Published, names: Sequence[str], track: Track) -> None:
-    """Make sure that these files lie in ``root``, out of their owners' archive.
-
-    Raises:
-        DataError: it cannot be had, or is damaged.
-    """
-    missing = [name for name in names if not (root / name).exists()]
-    if not missing:
-        return
-    provide(root, [archive], track)
-    path = root / archive.name
-    try:
-        with tarfile.open(path, "r|*") as tar:
-            for entry in track(tar, f"unpacking {archive.name}", None):
-                name = Path(entry.name).name
-                content = tar.extractfile(entry) if name in missing else None
-                if content is not None:
-                    part = root / (name + ".part")
-                    with part.open("wb") as out:
-                        shutil.copyfileobj(content, out, 1 << 20)
-                    part.replace(root / name)
-                    missing.remove(name)
-    except (OSError, EOFError, tarfile.TarError, ZlibError) as error:
-        raise DataError(f"{path}: cannot be unpacked: {error}") from error
-    if missing:
-        raise DataError(f"{path}: holds no {missing[0]}; put that file into {root}")

@@ -3,12 +3,12 @@
 Its official test labels are secret, so its validation images are the test set, as in every paper.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from shutil import rmtree, unpack_archive
 from typing import Any
 
 import h5py
@@ -16,21 +16,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpcfl.data.archives import provide_folder
 from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
 from hpcfl.data.encoded import DAMAGED, pixels, reason
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
-from hpcfl.data.owners import Published, Track, provide
+from hpcfl.data.owners import OwnersFile, Track
 from hpcfl.data.packed import checked_labels, mapped
 from hpcfl.data.packing import Fault, Photo, commit, report, writable
 from hpcfl.errors import DataError
 from hpcfl.types import Count, Examples, PathText
 
 FOLDER = "tiny-imagenet-200"
-ARCHIVE = Published(
+ARCHIVE = OwnersFile(
     f"{FOLDER}.zip",
     f"http://cs231n.stanford.edu/{FOLDER}.zip",
     "90528d7ca1a48142e341f4ef8d21d0de",
+)
+_MEMBERS = re.compile(
+    r"train/n\d+/images/n\d+_\d+\.JPEG|val/images/val_\d+\.JPEG|val/val_annotations\.txt"
 )
 TRAIN, TEST, CLASSES = 100_000, 10_000, 200
 FORMAT = 1
@@ -106,12 +110,7 @@ def _official(root: Path, track: Track) -> Path:
     for folder in (root / FOLDER, root):
         if (folder / "train").is_dir():
             return folder
-    provide(root, [ARCHIVE], track)
-    part = root / f"{FOLDER}.part"
-    rmtree(part, ignore_errors=True)
-    unpack_archive(root / ARCHIVE.name, part)
-    (part / FOLDER).rename(root / FOLDER)
-    part.rmdir()
+    provide_folder(root, ARCHIVE, FOLDER, _MEMBERS, track)
     return root / FOLDER
 
 

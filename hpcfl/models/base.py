@@ -10,7 +10,7 @@ from torch import nn
 
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import JobError
-from hpcfl.models import published
+from hpcfl.models import imagenet
 from hpcfl.types import Section
 
 TORCHVISION = "torchvision"  # as ``init``: the default weights that torchvision publishes
@@ -48,7 +48,7 @@ class ModelConfig(Section):
     def init_file(self) -> Path | None:
         """Where the initial weights are, once they are fetched; None where there are none."""
         if self.init == TORCHVISION and self.imagenet is not None:
-            return published.home(self.imagenet)
+            return imagenet.home(self.imagenet)
         return Path(self.init) if self.init else None
 
     def fetch(self) -> None:
@@ -58,7 +58,7 @@ class ModelConfig(Section):
             JobError: they are neither here nor to be had.
         """
         if self.init == TORCHVISION and self.imagenet is not None:
-            published.fetch(self.imagenet)
+            imagenet.fetch(self.imagenet)
 
     def check(self, data: DataConfig) -> None:
         """Raise ValueError, which begins with the key at fault, where they cannot go together."""

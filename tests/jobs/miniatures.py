@@ -81,7 +81,7 @@ def landmarks(root):
 
 
 def inaturalist(root):
-    rows = [(client, f"{client}{k}", k) for client in range(CLIENTS) for k in range(2)]
+    rows = [(client, f"id{client}{k}", k) for client in range(CLIENTS) for k in range(2)]
     _table(root / "iNaturalist_train.csv", ("user_120k", "image_id", "class"), rows)
     _table(root / "iNaturalist_test.csv", ("image_id", "class"), [("test", 0)])
     for name in (*(name for _, name, _ in rows), "test"):
@@ -119,7 +119,7 @@ def stackoverflow(root):
         with h5py.File(root / f"stackoverflow_{part}.h5", "w") as file:
             for user in range(CLIENTS):
                 file[f"examples/{user}/tokens"] = [" ".join(words[user:]).encode(), b"word1 ?"]
-    _prepare("stackoverflow", root, "partial=true", f"vocabulary={VOCABULARY}")
+    _prepare("stackoverflow", root, "subset=true", f"vocabulary={VOCABULARY}")
 
 
 def _table(path, names, rows):
@@ -166,10 +166,5 @@ SMALLER = {
     "margin": 4,
 }
 """What a job may say of its data, cut to the size of a miniature."""
-PARTIAL = {
-    "inaturalist": {"subset": True},
-    "landmarks": {"subset": True},
-    "stackoverflow": {"partial": True},
-    "tiny_imagenet": {"subset": True},
-}
-"""How data with published numbers is told that it has others."""
+SUBSETS = ("inaturalist", "landmarks", "stackoverflow", "tiny_imagenet")
+"""Data with published numbers, which is told that it has others."""

@@ -11,7 +11,7 @@ import hpcfl
 from hpcfl.job import load
 from hpcfl.models import MODELS
 from tests.jobs.every import FILES, JOBS, sweep
-from tests.jobs.miniatures import CLIENTS, MAKERS, PARTIAL, SMALLER
+from tests.jobs.miniatures import CLIENTS, MAKERS, SMALLER, SUBSETS
 
 
 def said(tree, section):
@@ -68,7 +68,8 @@ def shrunk(tree, root):
     tree = deepcopy(tree)
     data, cohort, local = tree["data"], tree["cohort"], tree["local"]
     data |= {key: small for key, small in SMALLER.items() if data.get(key)}
-    data |= PARTIAL.get(data["kind"], {})
+    if data["kind"] in SUBSETS:
+        data["subset"] = True
     if tree["model"]["init"]:
         tree["model"]["init"] = str(weights(tree["model"], root))
     if "root" in data:

@@ -4,16 +4,13 @@ import json
 
 import pytest
 
+from hpcfl.data.owners import quiet
 from hpcfl.data.stackexchange import StackExchange
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import outcome
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "slept", "."]
 DATA = {"vocabulary": 6, "length": 5}
-
-
-def quiet(items, what, total=None):
-    return items
 
 
 @pytest.fixture(scope="module")

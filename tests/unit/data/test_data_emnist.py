@@ -148,9 +148,25 @@ def test_an_npz_of_something_else(tmp_path):
         Emnist(root=str(tmp_path), split="letters").load(0)
     np.savez(path, x_train=x, y_train=y + 26, x_test=x, y_test=y)
     with pytest.raises(
-        DataError, match="x_test, y_test: the label of row 0 is 0, expected 1 to 26"
+        DataError, match="x_train, y_train: the label of row 0 is 26, expected 0 to 25"
     ):
         Emnist(root=str(tmp_path), split="letters").load(0)
+
+
+def test_an_npz_of_letters_that_lacks_some(tmp_path):
+    """Of which the first or the last, in either split, tells from where its labels count."""
+    path, x = tmp_path / "emnist_letters.npz", np.zeros((3, 28, 28), np.uint8)
+    config = Emnist(root=str(tmp_path), split="letters")
+
+    def read(train, test):
+        np.savez(path, x_train=x, y_train=np.array(train), x_test=x, y_test=np.array(test))
+        return [part.labels.tolist() for part in (config.load(0).train, config.load(0).test)]
+
+    assert read([1, 25, 3], [26, 1, 2]) == [[0, 24, 2], [25, 0, 1]]
+    assert read([1, 26, 3], [3, 1, 2]) == [[0, 25, 2], [2, 0, 1]]
+    assert read([1, 25, 3], [0, 1, 2]) == [[1, 25, 3], [0, 1, 2]]
+    with pytest.raises(DataError, match=r"letters\.npz: y_train and y_test hold neither 0 nor 26"):
+        read([1, 25, 3], [1, 24, 2])
 
 
 def test_prepare_takes_its_split_out_of_the_owners_archive(tmp_path, served, monkeypatch):

@@ -1,21 +1,27 @@
 """Landmarks, iNaturalist and folders of images: packed from the owners' layouts, read by client."""
 
+import re
 import signal
 import subprocess
 import sys
+import zipfile
+from dataclasses import replace
 from itertools import pairwise
 from multiprocessing import active_children
+from shutil import rmtree
 
 import h5py
 import numpy as np
 import pytest
 import torch
 
+from hpcfl.data import inaturalist, landmarks
 from hpcfl.data.base import Dataset
 from hpcfl.data.encoded import pixels
 from hpcfl.data.image_folder import ImageFolder
 from hpcfl.data.inaturalist import INaturalist
 from hpcfl.data.landmarks import Landmarks
+from hpcfl.data.owners import quiet
 from hpcfl.data.packed import Packed
 from hpcfl.errors import DataError
 from tests import image_layouts
@@ -27,10 +33,6 @@ SOURCES = {
     "inaturalist": (INaturalist, {"subset": True}),
     "image_folder": (ImageFolder, {}),
 }
-
-
-def quiet(items, what, total=None):
-    return items
 
 
 def source(kind, root, **keys):
@@ -268,6 +270,20 @@ def edit(path, old, new):
             "../../etc/passwd",
             "federated_train.csv:3: image_id is '../../etc/passwd', expected letters and digits",
         ),
+        (
+            "inaturalist",
+            "iNaturalist_train.csv",
+            image_id(1),
+            "../../etc/passwd",
+            "iNaturalist_train.csv:3: image_id is '../../etc/passwd', expected letters and digits",
+        ),
+        (
+            "inaturalist",
+            "iNaturalist_test.csv",
+            image_id(100),
+            "../x",
+            "iNaturalist_test.csv:2: image_id is '../x', expected letters and digits",
+        ),
     ],
 )
 def test_a_wrong_list_is_told_with_file_and_line(tmp_path, kind, name, old, new, said):
@@ -286,7 +302,8 @@ def test_a_wrong_list_is_told_with_file_and_line(tmp_path, kind, name, old, new,
         ("inaturalist", "9275 clients, 120300 training images of 1203 classes, 35641 test images"),
     ],
 )
-def test_published_counts_are_checked(made, tmp_path, kind, expected):
+def test_published_counts_are_checked(made, tmp_path, kind, expected, monkeypatch):
+    monkeypatch.setattr(inaturalist, "LISTS", [replace(f, md5=None) for f in inaturalist.LISTS])
     config = made(kind)
     found = "3 clients, 8 training images of 3 classes, 3 test images"
     with pytest.raises(DataError, match="8 training and 3 test images, expected " + expected):
@@ -358,6 +375,65 @@ def test_without_internet_it_says_which_lists_belong_where(tmp_path, monkeypatch
         source(kind, tmp_path).prepare(quiet)
     for name in names:
         assert f"{name} as {tmp_path}/{name}" in str(caught.value)
+
+
+def test_lists_are_compared_with_the_owners_unless_they_are_a_subset(tmp_path):
+    image_layouts.inaturalist(tmp_path)
+    with pytest.raises(DataError, match=r"_train\.csv: its md5 is .*, the owners' is 63d"):
+        source("inaturalist", tmp_path, subset=False).prepare(quiet)
+    source("inaturalist", tmp_path).prepare(quiet)
+
+
+@pytest.fixture
+def archive(tmp_path, monkeypatch):
+    """Landmarks whose lists are in an archive that lies there."""
+    image_layouts.landmarks(tmp_path)
+    path = tmp_path / landmarks.SPLIT.name
+    with zipfile.ZipFile(path, "w") as bag:
+        for name in ("federated_train.csv", "test.csv"):
+            bag.write(tmp_path / "landmarks-user-160k" / name, f"landmarks-user-160k/{name}")
+        bag.writestr("stray.txt", b"evil")
+    rmtree(tmp_path / "landmarks-user-160k")
+    monkeypatch.setattr(landmarks, "SPLIT", replace(landmarks.SPLIT, md5=None))
+    return path
+
+
+def test_the_lists_come_out_of_their_archive(archive, tmp_path):
+    source("landmarks", tmp_path).prepare(quiet)
+    assert not (tmp_path / "stray.txt").exists()
+
+
+def test_a_damaged_archive_of_lists(archive, tmp_path, refused, monkeypatch):
+    command = ("data", "prepare", "landmarks", "--root", tmp_path, "subset=true")
+    archive.write_bytes(b"PK no zip")
+    assert refused(*command).startswith(f"DataError: {archive}: cannot be unpacked: ")
+    monkeypatch.undo()
+    assert refused(*command).startswith(f"DataError: {archive}: its md5 is ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "folders", "said"),
+    [
+        ("landmarks", ["train"], r"landmark/train/images_000\.tar to images_499.tar .* {}/train, "),
+        (
+            "inaturalist",
+            ["train_val_images", "test2017"],
+            r"unpack into {}: https://\S+/2017/train_val_images\.tar\.gz \(md5 7c78\w+\) to "
+            r"train_val_images/, https://\S+/2017/test2017\.tar\.gz \(md5 7d9b\w+\) to test2017/$",
+        ),
+    ],
+)
+@pytest.mark.parametrize("empty", [True, False])
+def test_without_images_it_says_which_archives_hold_them(tmp_path, kind, folders, said, empty):
+    getattr(image_layouts, kind)(tmp_path)
+    for folder in folders:
+        rmtree(tmp_path / folder)
+        if empty:
+            (tmp_path / folder).mkdir()
+    with pytest.raises(DataError, match="none of the images is there; ") as caught:
+        source(kind, tmp_path).prepare(quiet)
+    assert re.search(said.format(tmp_path), str(caught.value))
+    assert "allow_missing" not in str(caught.value)
 
 
 # A packed file that was damaged afterwards.

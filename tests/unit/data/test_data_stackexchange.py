@@ -6,16 +6,13 @@ import json
 import numpy as np
 import pytest
 
+from hpcfl.data.owners import quiet
 from hpcfl.data.stackexchange import StackExchange, sentences
 from hpcfl.errors import DataError
 from tests.real_data import real
 
 COUNTS = "the 9\ncat 7\nsat 3\n. 2\n"
 KEYS = {"vocabulary": 4, "length": 4}
-
-
-def quiet(items, what, total=None):
-    return items
 
 
 def post(user, text, site="pets"):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import torch
 
 from hpcfl.data import stackoverflow, token_file
 from hpcfl.data.deal import deal
+from hpcfl.data.owners import quiet
 from hpcfl.data.stackoverflow import StackOverflow
 from hpcfl.errors import DataError, JobError
 
@@ -32,12 +34,8 @@ ROWS = [
     [6, 3, 3, 3, 3], [6, 4, 4, 7, 0], [6, 1, 1, 2, 7],
 ]  # fmt: skip
 TEST_ROWS = [[6, 1, 2, 4, 7], [6, 5, 7, 0, 0], [6, 1, 3, 1, 3]]
-KEYS = {"vocabulary": 4, "length": 4, "partial": True, "test_examples": None}
+KEYS = {"vocabulary": 4, "length": 4, "subset": True, "test_examples": None}
 NAME = "stackoverflow_4_words_4.h5"
-
-
-def quiet(items, what, total=None):
-    return items
 
 
 def write(root, name, users):
@@ -149,7 +147,7 @@ def track(items, what, total=None):
             done += 1
         yield item
 
-keys = dict(vocabulary=4, length=4, partial=True, test_examples=None)
+keys = dict(vocabulary=4, length=4, subset=True, test_examples=None)
 StackOverflow(root=sys.argv[1], **keys).prepare(track)
 """
 
@@ -211,23 +209,31 @@ def test_no_room(root, monkeypatch):
     assert not list(root.glob("*.part*"))
 
 
-def test_out_of_the_owners_archives(root, tmp_path):
+@pytest.fixture
+def archives(monkeypatch):
+    """Let whatever lies there be the owners'."""
+    for name in ("TEXTS", "COUNTS"):
+        archive = getattr(stackoverflow, name)
+        monkeypatch.setattr(stackoverflow, name, replace(archive, sha256=None))
+
+
+def test_out_of_the_owners_archives(root, archives):
     names = {"stackoverflow": ("train.h5", "test.h5"), "stackoverflow.word_count": ()}
     expected = config(root).prepare(quiet).read_bytes()
     (root / NAME).unlink()
     for archive, ends in names.items():
         with tarfile.open(root / f"{archive}.tar.bz2", "w:bz2") as tar:
             for name in [f"stackoverflow_{end}" for end in ends] or [archive]:
-                tar.add(root / name, arcname=f"data/{name}")
+                tar.add(root / name, arcname=name)
                 (root / name).unlink()
     assert config(root).prepare(quiet).read_bytes() == expected
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"none", "cannot be unpacked"), (None, "holds no stackoverflow.word_count; put that file")],
+    [(b"none", "cannot be unpacked"), (None, r"bz2: holds no file stackoverflow\.word_count$")],
 )
-def test_archives_that_are_none(root, content, message):
+def test_archives_that_are_none(root, content, message, archives):
     (root / "stackoverflow.word_count").unlink()
     path = root / "stackoverflow.word_count.tar.bz2"
     if content is None:
@@ -239,15 +245,26 @@ def test_archives_that_are_none(root, content, message):
         config(root).prepare(quiet)
 
 
+@pytest.mark.parametrize(
+    ("name", "within"),
+    [("stackoverflow", "stackoverflow_train.h5"), ("stackoverflow.word_count",) * 2],
+)
+def test_archives_are_compared_with_the_owners(root, name, within):
+    (root / within).unlink()
+    (root / f"{name}.tar.bz2").write_bytes(b"of others")
+    with pytest.raises(DataError, match=r"bz2: its sha256 is .*, the owners' is"):
+        config(root).prepare(quiet)
+
+
 def test_published_numbers(root, monkeypatch):
     with pytest.raises(DataError, match=r"train.h5: 3 users with 6 train sentences, the owners'.*"):
-        config(root, partial=False).prepare(quiet)
+        config(root, subset=False).prepare(quiet)
     monkeypatch.setattr(stackoverflow, "PUBLISHED", {"train": (3, 6), "test": (2, 3)})
-    config(root, partial=False).prepare(quiet)
-    assert len(config(root, partial=False).load(0).natural) == 3
+    config(root, subset=False).prepare(quiet)
+    assert len(config(root, subset=False).load(0).natural) == 3
     monkeypatch.undo()
-    with pytest.raises(DataError, match="if it shall be a part of it, say partial: true"):
-        config(root, partial=False).load(0)
+    with pytest.raises(DataError, match="if it shall be a part of it, say subset: true"):
+        config(root, subset=False).load(0)
 
 
 def change(path, act):
@@ -348,10 +365,10 @@ def test_another_vocabulary(ready):
 
 def test_the_command(root, hpcfl, refused):
     said = refused("data", "prepare", "stackoverflow", "--root", root, "vocabulary=4", "length=4")
-    assert "say partial: true" in said
-    keys = ["vocabulary=4", "length=4", "partial=true"]
+    assert "say subset: true" in said
+    keys = ["vocabulary=4", "length=4", "subset=true"]
     done = hpcfl("data", "prepare", "stackoverflow", "--root", root, *keys)
     assert done.out == [f"ready: {root / NAME}"]
     with pytest.raises(DataError) as error:
         config(root, length=3).load(0)
-    assert f"--root {root} vocabulary=4 length=3 partial=true" in str(error.value)
+    assert f"--root {root} vocabulary=4 length=3 subset=true" in str(error.value)

@@ -9,16 +9,12 @@ import pytest
 import torch
 
 from hpcfl.data import tiny_imagenet
-from hpcfl.data.owners import Published
+from hpcfl.data.owners import OwnersFile, quiet
 from hpcfl.data.tiny_imagenet import TinyImageNet
 from hpcfl.errors import DataError
 from tests import image_layouts
 from tests.image_layouts import WNIDS, colour
 from tests.real_data import real
-
-
-def quiet(items, what, total=None):
-    return items
 
 
 def source(root, **keys):
@@ -73,21 +69,40 @@ def test_reads_a_folder_that_was_sorted_by_class(tmp_path):
 
 
 def test_unpacks_the_archive_that_owners_publish(root, tmp_path, monkeypatch):
-    archive = tmp_path / "there" / "tiny-imagenet-200.zip"
-    archive.parent.mkdir()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    archive = empty / "tiny-imagenet-200.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for path in sorted((root / "tiny-imagenet-200").rglob("*")):
             file.write(path, path.relative_to(root))
+        file.writestr("tiny-imagenet-200/val/images/../../../../escaped.JPEG", b"evil")
+        file.writestr("stray.txt", b"evil")
     content = archive.read_bytes()
-    published = Published(
-        archive.name, archive.as_uri(), md5(content, usedforsecurity=False).hexdigest()
-    )
-    monkeypatch.setattr(tiny_imagenet, "ARCHIVE", published)
-    monkeypatch.setattr("hpcfl.data.owners._download", lambda path, *_: path.write_bytes(content))
-    config = source(tmp_path / "empty")
-    (tmp_path / "empty").mkdir()
+    whole = OwnersFile(archive.name, "", md5(content, usedforsecurity=False).hexdigest())
+    monkeypatch.setattr(tiny_imagenet, "ARCHIVE", whole)
+    config = source(empty)
+    for damaged in (b"", b"text", content[:-100], content[:100] + b"!!!" + content[103:]):
+        archive.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"zip: its md5 is .* remove it and fetch it again"):
+            config.prepare(quiet)
+    archive.write_bytes(content)
     config.prepare(quiet)
     check(config.load(0))
+    kept = {path.suffix for path in (empty / "tiny-imagenet-200").rglob("*") if path.is_file()}
+    assert kept == {".JPEG", ".txt"}
+    assert {path.name for path in empty.iterdir()} == {
+        "tiny-imagenet-200", "tiny-imagenet-200.zip", "tiny_imagenet.h5"
+    }  # fmt: skip
+    assert [p.name for p in empty.rglob("*.txt")] == ["val_annotations.txt"]
+    assert not (tmp_path / "escaped.JPEG").exists()
+
+
+def test_a_damaged_archive_is_told_in_one_line(tmp_path, refused, monkeypatch):
+    archive = OwnersFile("tiny-imagenet-200.zip", "")
+    monkeypatch.setattr(tiny_imagenet, "ARCHIVE", archive)
+    (tmp_path / archive.name).write_bytes(b"PK no zip")
+    said = refused("data", "prepare", "tiny_imagenet", "--root", tmp_path)
+    assert said.startswith(f"DataError: {tmp_path}/tiny-imagenet-200.zip: cannot be unpacked: ")
 
 
 def test_lists_what_is_missing_or_damaged_or_of_another_size(root):

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hpcfl.data.owners import Published, check_md5, provide
+from hpcfl.data.owners import OwnersFile, provide, quiet
 from hpcfl.errors import DataError
 
 CONTENT = bytes(range(256)) * 5000  # 1.28 MB: two blocks
@@ -14,10 +14,6 @@ CONTENT = bytes(range(256)) * 5000  # 1.28 MB: two blocks
 
 def md5(content):
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-
-def quiet(items, what, total=None):
-    return items
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -29,10 +25,16 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/file":
             self.send_error(404)
             return
+        if begin >= len(CONTENT):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(CONTENT)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         self.send_response(206 if begin else 200)
         self.send_header("Content-Length", str(len(CONTENT) - begin))
         self.end_headers()
-        self.wfile.write(CONTENT[begin:])
+        self.wfile.write(CONTENT[begin : self.server.cut])
 
     def log_message(self, *arguments):
         pass
@@ -41,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.asked, made.ranges = [], True
+    made.asked, made.ranges, made.cut = [], True, None
     made.url = f"http://127.0.0.1:{made.server_address[1]}"
     thread = threading.Thread(target=made.serve_forever, daemon=True)
     thread.start()
@@ -51,12 +53,12 @@ def server():
     made.server_close()
 
 
-def published(server, path="/file", md5=None):
-    return Published("deep/file.bin", server.url + path, md5)
+def file_at(server, path="/file", md5=None):
+    return OwnersFile("deep/file.bin", server.url + path, md5)
 
 
 def test_fetches_what_is_missing_and_nothing_twice(server, tmp_path):
-    file = published(server, md5=md5(CONTENT))
+    file = file_at(server, md5=md5(CONTENT))
     for _ in range(2):
         provide(tmp_path, [file], quiet)
         assert (tmp_path / "deep/file.bin").read_bytes() == CONTENT
@@ -70,21 +72,21 @@ def test_goes_on_where_a_download_ended(server, tmp_path, ranges):
     server.ranges = ranges
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/file.bin.part").write_bytes(CONTENT[:1000])
-    provide(tmp_path, [published(server)], quiet)
+    provide(tmp_path, [file_at(server)], quiet)
     assert server.asked == ["bytes=1000-"]
     assert (tmp_path / "deep/file.bin").read_bytes() == CONTENT
 
 
 def test_refuses_another_file(server, tmp_path):
     with pytest.raises(DataError, match=r"file\.bin\.part: its md5 is .*, the owners' is 00ff"):
-        provide(tmp_path, [published(server, md5="00ff")], quiet)
+        provide(tmp_path, [file_at(server, md5="00ff")], quiet)
     assert list((tmp_path / "deep").iterdir()) == []
 
 
 def test_says_which_files_belong_where(server, tmp_path):
-    there = Published("here.csv", server.url + "/file")
+    there = OwnersFile("here.csv", server.url + "/file")
     (tmp_path / "here.csv").write_text("as it is")
-    absent = [published(server, "/none"), Published("other.csv", server.url + "/other")]
+    absent = [file_at(server, "/none"), OwnersFile("other.csv", server.url + "/other")]
     with pytest.raises(DataError) as caught:
         provide(tmp_path, [there, *absent], quiet)
     said = str(caught.value)
@@ -94,9 +96,75 @@ def test_says_which_files_belong_where(server, tmp_path):
     assert "404" in said
 
 
-def test_checks_a_file_that_was_put_there(tmp_path):
-    path = tmp_path / "file"
+@pytest.mark.parametrize("digest", [None, md5(CONTENT)])
+def test_goes_on_where_the_connection_was_lost(server, tmp_path, digest):
+    """Though the server had promised more."""
+    file, server.cut = file_at(server, md5=digest), 1000
+    with pytest.raises(DataError, match=r"\(the connection ended after 1000 of 1280000 bytes"):
+        provide(tmp_path, [file], quiet)
+    assert (tmp_path / "deep/file.bin.part").read_bytes() == CONTENT[:1000]
+    server.cut = 3000
+    with pytest.raises(DataError, match=r"\(the connection ended after 3000 of 1280000 bytes"):
+        provide(tmp_path, [file], quiet)
+    server.cut = None
+    provide(tmp_path, [file], quiet)
+    assert (tmp_path / "deep/file.bin").read_bytes() == CONTENT
+    assert server.asked == [None, "bytes=1000-", "bytes=3000-"]
+
+
+@pytest.mark.parametrize("digest", [None, md5(CONTENT)])
+def test_a_download_that_ended_just_before_its_name(server, tmp_path, digest):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/file.bin.part").write_bytes(CONTENT)
+    provide(tmp_path, [file_at(server, md5=digest)], quiet)
+    assert (tmp_path / "deep/file.bin").read_bytes() == CONTENT
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["file.bin"]
+
+
+@pytest.mark.parametrize(
+    ("content", "digest", "said"),
+    [
+        (CONTENT + b"more", None, "1280004 bytes, the owners' has 1280000; fetch it again"),
+        (CONTENT[:-1] + b"?", md5(CONTENT), "its md5 is .*, the owners' is"),
+        (b"?", md5(CONTENT), "its md5 is .*, the owners' is"),
+    ],
+)
+def test_what_was_begun_may_be_of_another_file(server, tmp_path, content, digest, said):
+    file = file_at(server, md5=digest)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/file.bin.part").write_bytes(content)
+    with pytest.raises(DataError, match=rf"file\.bin\.part: {said}"):
+        provide(tmp_path, [file], quiet)
+    provide(tmp_path, [file], quiet)
+    assert (tmp_path / "deep/file.bin").read_bytes() == CONTENT
+
+
+def test_two_at_once_download_once(server, tmp_path, waiting):
+    """The second waits for the first, which is in the midst of it, and finds the file."""
+    file = file_at(server, md5=md5(CONTENT))
+    second = threading.Thread(target=provide, args=(tmp_path, [file], quiet))
+
+    def track(items, what, total=None):
+        for item in items:
+            if not second.ident:
+                second.start()
+                waiting.wait()
+            yield item
+
+    provide(tmp_path, [file], track)
+    second.join()
+    assert server.asked == [None]
+    assert (tmp_path / "deep/file.bin").read_bytes() == CONTENT
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["file.bin"]
+
+
+def test_checks_a_file_that_was_put_there(server, tmp_path):
+    file = file_at(server, md5=md5(CONTENT))
+    (tmp_path / "deep").mkdir()
+    path = tmp_path / "deep/file.bin"
+    path.write_bytes(b"of another kind")
+    with pytest.raises(DataError, match=r"file\.bin: its md5 is .* remove it and fetch it again"):
+        provide(tmp_path, [file], quiet)
     path.write_bytes(CONTENT)
-    check_md5(path, md5(CONTENT), quiet)
-    with pytest.raises(DataError, match="remove it and fetch it again"):
-        check_md5(path, md5(b""), quiet)
+    provide(tmp_path, [file], quiet)
+    assert server.asked == []

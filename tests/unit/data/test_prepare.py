@@ -2,7 +2,9 @@
 
 import hashlib
 import io
+import re
 import tarfile
+import threading
 import zipfile
 from dataclasses import replace
 
@@ -10,10 +12,11 @@ import numpy as np
 import pytest
 
 from hpcfl.data import concrete, shakespeare
-from hpcfl.data.archives import Archive, provide_members
+from hpcfl.data.archives import Archive, provide_folder, provide_members
 from hpcfl.data.cifar10 import Cifar10
 from hpcfl.data.concrete import Concrete
-from hpcfl.data.owners import quiet
+from hpcfl.data.lock import locked
+from hpcfl.data.owners import OwnersFile, quiet
 from hpcfl.data.shakespeare import Shakespeare
 from hpcfl.errors import DataError
 from tests.real_data import real
@@ -95,6 +98,36 @@ def test_a_damaged_archive(tmp_path, name):
             provide_members(tmp_path, replace(checked, md5=None), quiet)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "deep/a").exists()
+
+
+def test_another_process_unpacks_what_is_waited_for(tmp_path, waiting):
+    pack(tmp_path / "set.zip", FILES)
+    archive = Archive(name="set.zip", url="", members=WANTED)
+    second = threading.Thread(target=provide_members, args=(tmp_path, archive, quiet))
+    with locked(tmp_path / "set.zip"):
+        second.start()
+        waiting.wait()
+        (tmp_path / "deep").mkdir()
+        for name in WANTED.values():
+            (tmp_path / name).write_text("of the first")
+    second.join()
+    assert {(tmp_path / name).read_text() for name in WANTED.values()} == {"of the first"}
+    assert names(tmp_path) == ["b", "deep/a", "set.zip"]
+
+
+@pytest.mark.parametrize("name", ["set.tar.gz", "set.zip"])
+def test_of_a_folder_only_what_is_wanted_is_unpacked(tmp_path, name):
+    md5 = pack(tmp_path / name, {**FILES, "box/../../escaped.bin": b"evil", "box/run.sh": b"evil"})
+    archive = OwnersFile(name, "", md5)
+    (tmp_path / "box.part").mkdir()
+    (tmp_path / "box.part/old").touch()
+    provide_folder(tmp_path, archive, "box", re.compile(r"[ab]\.bin"), quiet)
+    assert names(tmp_path) == ["box/a.bin", "box/b.bin", name]
+    assert (tmp_path / "box/a.bin").read_bytes() == FILES["box/a.bin"]
+    with pytest.raises(DataError, match=rf"{name}: holds none of the files of box/"):
+        provide_folder(tmp_path, archive, "box", re.compile(r"z\.bin"), quiet)
+    with pytest.raises(DataError, match="box: cannot be replaced: Directory not empty; remove it"):
+        provide_folder(tmp_path, archive, "box", re.compile(r"[ab]\.bin"), quiet)
 
 
 @pytest.fixture
@@ -188,20 +221,42 @@ def test_shakespeare_is_unpacked_and_counted(tmp_path, served, monkeypatch):
         config.prepare(quiet)
 
 
+def write_concrete(root, monkeypatch):
+    """Two mixtures, as if those were all."""
+    rows = [[k * j % 7 + 1 for j in range(1, 10)] for k in (1, 2)]
+    lines = ["a,b,c,d,e,f,g,h,i", *(",".join(map(str, row)) for row in rows)]
+    (root / "Concrete_Data.csv").write_text("\n".join(lines))
+    monkeypatch.setattr(concrete, "_ROWS", 2)
+    monkeypatch.setattr(concrete, "_MEANS", tuple(np.mean(rows, axis=0)))
+
+
 def test_concrete_is_fetched_and_counted(tmp_path, served, monkeypatch):
-    rows = ["a,b,c,d,e,f,g,h,i", *(",".join(f"{k * j % 7}" for j in range(1, 10)) for k in (1, 2))]
-    (served.folder / "data.csv").write_text("\n".join(rows))
-    digest = hashlib.sha256((served.folder / "data.csv").read_bytes()).hexdigest()
-    table = replace(concrete.TABLE, url=f"{served.url}/data.csv", sha256=digest)
+    write_concrete(served.folder, monkeypatch)
+    content = (served.folder / "Concrete_Data.csv").read_bytes()
+    url, digest = f"{served.url}/Concrete_Data.csv", hashlib.sha256(content).hexdigest()
+    table = replace(concrete.TABLE, url=url, sha256=digest)
     monkeypatch.setattr(concrete, "TABLE", table)
+    path = Concrete(root=str(tmp_path / "root")).prepare(quiet)
+    assert path.read_bytes() == content
+    monkeypatch.setattr(concrete, "_ROWS", 1030)
     with pytest.raises(DataError, match="found 2 rows, the owners' data has 1030"):
         Concrete(root=str(tmp_path / "root")).prepare(quiet)
-    monkeypatch.setattr(concrete, "_ROWS", 2)
-    path = Concrete(root=str(tmp_path / "root")).prepare(quiet)
-    assert path.read_text() == "\n".join(rows)
     monkeypatch.setattr(concrete, "TABLE", replace(table, sha256="00ff"))
     with pytest.raises(DataError, match=r"its sha256 is .*, the owners' is 00ff"):
         Concrete(root=str(tmp_path / "other")).prepare(quiet)
+
+
+def test_a_concrete_that_was_put_there_is_compared(tmp_path, monkeypatch):
+    """By its numbers, as UCI publishes the table in several forms."""
+    write_concrete(tmp_path, monkeypatch)
+    path = Concrete(root=str(tmp_path)).prepare(quiet)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], *(line.replace(",", " ,") for line in lines[1:])]))
+    Concrete(root=str(tmp_path)).prepare(quiet)
+    first, second, *others = lines[1].split(",")
+    path.write_text("\n".join([lines[0], ",".join([first, second + "1", *others]), lines[2]]))
+    with pytest.raises(DataError, match=r"Data\.csv: the mean of column 2 is 18, the owners' is 4"):
+        Concrete(root=str(tmp_path)).prepare(quiet)
 
 
 @pytest.mark.parametrize("kind", ["shakespeare", "concrete"])

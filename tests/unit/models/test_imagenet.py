@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpcfl.errors import JobError
-from hpcfl.models import MODELS, published
+from hpcfl.models import MODELS, imagenet
 from hpcfl.models.linear import Linear
 from tests.vision import torchvision
 
@@ -70,7 +70,7 @@ def test_the_random_start_is_torchvisions(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_default_weights_are_torchvisions(name):
     weights = torchvision().models.get_model_weights(name).DEFAULT
-    assert published.ADDRESS + MODELS[name].imagenet == weights.url
+    assert imagenet.ADDRESS + MODELS[name].imagenet == weights.url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def site(tmp_path, monkeypatch):
     digest = sha256((folder / "x.pth").read_bytes()).hexdigest()
     path = (folder / "x.pth").rename(folder / f"small-{digest[:8]}.pth")
     monkeypatch.setattr(Small, "imagenet", path.name)
-    monkeypatch.setattr(published, "ADDRESS", f"{folder.as_uri()}/")
+    monkeypatch.setattr(imagenet, "ADDRESS", f"{folder.as_uri()}/")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     return path
 
@@ -108,7 +108,7 @@ def test_fetched_once(site, model, tmp_path):
 
 
 def test_nothing_is_fetched_unasked(site, monkeypatch):
-    monkeypatch.setattr(published, "fetch", lambda name: pytest.fail("fetched"))
+    monkeypatch.setattr(imagenet, "fetch", lambda name: pytest.fail("fetched"))
     Small().fetch()
     Small(init=str(site)).fetch()
 
