@@ -27,8 +27,8 @@ class Sentences(DataConfig):
     ``predict: every`` asks for each word after the ones before it: inputs are a row's tokens but
     the last, labels those but the first, and padding among the labels does not count.  It is the
     task of Reddi et al. (2021).  ``predict: last`` asks once a sentence, for its last token before
-    the padding, given those before it: the word number ``length`` of a sentence that was cut, and
-    the end of the sentence of any other.
+    the padding, given those before it: the word number ``length`` of a sentence that has so many,
+    and the end of the sentence of any other.
     """
 
     root: PathText = "data"
