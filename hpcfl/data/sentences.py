@@ -13,7 +13,7 @@ from torch import Tensor
 from hpcfl.data.base import DataConfig, Dataset, Transform
 from hpcfl.data.owners import Track
 from hpcfl.data.partition import Spans
-from hpcfl.data.token_file import Source, Split, pack, read
+from hpcfl.data.token_file import Source, Split, check_tokens, pack, read
 from hpcfl.data.words import PAD, Vocabulary, Words
 from hpcfl.errors import DataError, JobError
 from hpcfl.seeds import stream
@@ -87,12 +87,12 @@ class Sentences(DataConfig):
         """Map the prepared file; what it takes of memory is what is used of it."""
         vocabulary, splits = self._read()
         return Dataset(
-            train=self._examples(splits["train"]),
-            test=self._tests(splits["test"], seed),
+            train=self._examples(splits["train"], vocabulary.classes),
+            test=self._examples(self._tests(splits["test"], seed), vocabulary.classes),
             natural=self._users(splits["train"]),
             classes=vocabulary.classes,
             loss="tokens",
-            transform=to_indices if self.predict == "every" else without(vocabulary.eos),
+            transform=self._transform(vocabulary),
             mapped=True,
         )
 
@@ -116,15 +116,22 @@ class Sentences(DataConfig):
         own = {key: getattr(self, key) for key in self.prepared_by}
         return "".join(f" {k}={dumps(v)}" for k, v in own.items() if v != defaults[k])
 
-    def _examples(self, split: Split) -> Examples:
-        labels = split.tokens[:, 1:] if self.predict == "every" else split.last
-        return Examples(split.tokens[:, :-1], labels)
+    def _examples(self, split: Split, classes: int) -> Examples:
+        """Whole rows, so that the transform sees, and checks, all that may be labels."""
+        if self.predict == "every":
+            return Examples(split.tokens, split.tokens[:, 1:])
+        check_tokens(self.prepared, split.last, classes)
+        return Examples(split.tokens, split.last)
 
-    def _tests(self, split: Split, seed: int) -> Examples:
+    def _transform(self, vocabulary: Vocabulary) -> Transform:
+        tokens = but_the_last(self.prepared, vocabulary.classes)
+        return tokens if self.predict == "every" else without(vocabulary.eos, tokens)
+
+    def _tests(self, split: Split, seed: int) -> Split:
         """All test sentences, or those drawn, in the order they have in the file."""
         wanted = self.test_examples
         if wanted is None:
-            return self._examples(split)
+            return split
         count = len(split.last)
         if wanted > count:
             raise JobError(
@@ -133,7 +140,7 @@ class Sentences(DataConfig):
             )
         drawn = stream(seed, "test").choice(count, size=wanted, replace=False, shuffle=False)
         rows = torch.from_numpy(np.sort(drawn))
-        return self._examples(replace(split, tokens=split.tokens[rows], last=split.last[rows]))
+        return replace(split, tokens=split.tokens[rows], last=split.last[rows])
 
     def _users(self, split: Split) -> Spans:
         """The training rows of each user who has enough."""
@@ -148,15 +155,28 @@ class Sentences(DataConfig):
         return Spans(split.offsets[:-1][enough], np.minimum(sizes, most)[enough])
 
 
-def to_indices(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
-    """The transform: classes stay integers, whatever the compute dtype is."""
-    return inputs.to(torch.int64)
+def but_the_last(path: Path, classes: int) -> Transform:
+    """The transform of rows of tokens to all of each but its last, as indices.
+
+    It looks at every token on the way, but on a GPU, where looking means waiting.
+
+    Raises:
+        DataError: one is no class.
+    """
+
+    def transform(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
+        if inputs.device.type == "cpu":
+            check_tokens(path, inputs, classes)
+        return inputs[:, :-1].to(torch.int64)
+
+    return transform
 
 
-def without(token: int) -> Transform:
+def without(token: int, tokens: Transform) -> Transform:
     """The transform that also makes padding of a token: the end, where it is the label."""
 
     def transform(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
-        return inputs.to(torch.int64).masked_fill(inputs == token, PAD)
+        found = tokens(inputs, dtype, generator)
+        return found.masked_fill(found == token, PAD)
 
     return transform

@@ -126,6 +126,20 @@ def read(path: Path, about: str, size: int, length: int) -> tuple[Vocabulary, di
         return Vocabulary(words), splits
 
 
+def check_tokens(path: Path, tokens: Tensor, classes: int) -> None:
+    """See whether tokens of the file, int16 [...], are classes.
+
+    Raises:
+        DataError: one is not.
+    """
+    most = tokens.numpy().view(np.uint16).max(initial=0)  # negative ones become large
+    if most >= classes:
+        raise DataError(
+            f"{path}: found token {most.astype(np.int16)}, expected 0 to {classes - 1}: the file "
+            f"is damaged; {_AGAIN}"
+        )
+
+
 def _goes_on(
     part: Path, about: str, vocabulary: Vocabulary, length: int, sources: Mapping[str, Source]
 ) -> bool:
