@@ -1,6 +1,7 @@
 """Next-word prediction on sentences, every user a client: what its data sets share."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from json import dumps
 from pathlib import Path
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset, Transform
+from hpcfl.data.origin import same
 from hpcfl.data.owners import Track
 from hpcfl.data.partition import Spans
-from hpcfl.data.token_file import Source, Split, check_tokens, pack, read
+from hpcfl.data.token_file import Source, Split, check_tokens, origin_of, pack, read
 from hpcfl.data.words import PAD, Vocabulary, Words
 from hpcfl.errors import DataError, JobError
 from hpcfl.seeds import stream
@@ -63,6 +65,11 @@ class Sentences(DataConfig):
         """The prepared file."""
         return Path(self.root) / f"{self.kind}_{self.vocabulary}_words_{self.length}.h5"
 
+    @property
+    def listed(self) -> Path:
+        """The file of word counts."""
+        return Path(self.root) / self.word_count
+
     @abstractmethod
     def sources(self, track: Track) -> dict[str, Source]:
         """The owners' train and test sentences.
@@ -71,15 +78,34 @@ class Sentences(DataConfig):
             DataError: a file is missing or damaged.
         """
 
+    def words(self, sources: Mapping[str, Source], track: Track) -> Vocabulary:
+        """The vocabulary: of the file of word counts.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        return Vocabulary.read(self.listed, self.vocabulary)
+
+    def origin(self) -> str:
+        """What tells the owners' files from others; nothing where they need not be there."""
+        return ""
+
     def check(self, splits: dict[str, Split]) -> None:
         """Raise DataError where the sentences are not all that there should be."""
 
     def prepare(self, track: Track) -> Path:
-        """Make the prepared file, if it is not there yet."""
+        """Make the prepared file, if it is not there yet.
+
+        Raises:
+            DataError: it is there, but made from other files.
+        """
+        origin = self.origin()
         if not self.prepared.exists():
             sources = self.sources(track)
-            vocabulary = Vocabulary.read(Path(self.root) / self.word_count, self.vocabulary)
-            pack(self.prepared, self.about, vocabulary, self.length, sources, track)
+            vocabulary = self.words(sources, track)
+            pack(self.prepared, self.about, origin, vocabulary, self.length, sources, track)
+        elif origin:
+            same(self.prepared, origin_of(self.prepared), origin)
         self._read()
         return self.prepared
 
@@ -97,7 +123,7 @@ class Sentences(DataConfig):
         )
 
     def _read(self) -> tuple[Vocabulary, dict[str, Split]]:
-        path, listed = self.prepared, Path(self.root) / self.word_count
+        path, listed = self.prepared, self.listed
         if not path.exists():
             command = f"hpcfl data prepare {self.kind} --root {self.root}"
             raise DataError(f"{path}: not there; make it by: {command}{self._keys()}")
