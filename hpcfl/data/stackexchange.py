@@ -98,12 +98,7 @@ class StackExchange(Sentences):
         for posts in track(train.read([*train.users]), "counting words", len(train.users)):
             for words in posts:
                 counts.update(words)
-        try:
-            return Vocabulary.counted(counts, self.vocabulary)
-        except DataError as error:
-            raise DataError(
-                f"{_find(Path(self.root))}: the posts to train on hold {error}"
-            ) from error
+        return Vocabulary.counted(_find(Path(self.root)), counts, self.vocabulary)
 
 
 class Found(NamedTuple):

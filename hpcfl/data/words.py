@@ -64,16 +64,17 @@ class Vocabulary:
         return cls(tuple(words))
 
     @classmethod
-    def counted(cls, counts: Mapping[str, int], size: int) -> "Vocabulary":
-        """The most frequent words that can be seen; of those equally frequent the first by name.
+    def counted(cls, path: Path, counts: Mapping[str, int], size: int) -> "Vocabulary":
+        """The most frequent words that can be seen; of equally frequent ones the first by name.
 
         Raises:
-            DataError: there are not so many.
+            DataError: the file that they were counted in does not have so many.
         """
         words = sorted(filter(str.isprintable, counts), key=lambda word: (-counts[word], word))
         if len(words) < size:
             raise DataError(
-                f"{len(words)} different words, but data.vocabulary asks for {size}; ask for fewer"
+                f"{path}: the posts to train on hold {len(words)} different words, but "
+                f"data.vocabulary asks for {size}; ask for fewer"
             )
         return cls(words[:size])
 
