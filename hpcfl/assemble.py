@@ -54,7 +54,7 @@ class Parts:
     loaded: Loaded
     """The job, settled for this population."""
     dataset: Dataset
-    rows: tuple[Rows, ...]
+    rows: Sequence[Rows]
     """Each client's training examples."""
     held: tuple[Rows, ...] | None
     """The examples that each client holds out, if the job says so."""

@@ -3,6 +3,7 @@
 Image number k is of one colour, ``colour(k)``, so that who got which image can be seen.
 """
 
+import os
 from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
@@ -24,9 +25,10 @@ def colour(number: int) -> tuple[int, int, int]:
 
 
 def image(path: Path, number: int, size: tuple[int, int] = (60, 44)) -> None:
-    """One of the images, as a JPEG (or a PNG, if it is called so)."""
+    """One of the images, as a JPEG (or a PNG, if it is called so), always of the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour(number)).save(path)
+    os.utime(path, (1e9, 1e9))
 
 
 def image_id(number: int) -> str:

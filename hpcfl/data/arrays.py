@@ -110,6 +110,11 @@ def cast(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) 
     return inputs.to(dtype)
 
 
+def to_indices(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
+    """The transform of classes, which stay integers, whatever the compute dtype is."""
+    return inputs.to(torch.int64)
+
+
 def _check(path: Path, name: str, array: NDArray[Any]) -> None:
     """Numbers, at least one dimension, all finite."""
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or array.ndim == 0:

@@ -9,12 +9,23 @@ from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.files import read_array
-from hpcfl.data.partition import Dirichlet, File, Iid, Natural, Partition, Pooled, Rows, Similarity
+from hpcfl.data.partition import (
+    Dirichlet,
+    File,
+    Iid,
+    Natural,
+    Partition,
+    Pooled,
+    Rows,
+    Similarity,
+    Spans,
+    sizes_of,
+)
 from hpcfl.errors import DataError, JobError
 from hpcfl.seeds import stream
 
 
-def deal(config: DataConfig, dataset: Dataset, seed: int) -> tuple[Rows, ...]:
+def deal(config: DataConfig, dataset: Dataset, seed: int) -> Sequence[Rows]:
     """The rows of each client, none empty, no row twice.
 
     A split that is not natural pools the natural clients' rows first.  Client k gets the k-th
@@ -30,13 +41,14 @@ def deal(config: DataConfig, dataset: Dataset, seed: int) -> tuple[Rows, ...]:
         DataError: the file of a split is missing or wrong.
     """
     natural, partition = dataset.natural, in_force(config, dataset)
+    clients: Sequence[Rows]
     generator = stream(seed if partition.seed is None else partition.seed, "partition")
     if isinstance(partition, Natural):
         clients = _natural(natural, config.clients, generator)
     elif isinstance(partition, File):
         clients = _file(partition, config.clients, len(dataset.train.labels))
     else:
-        pool = np.arange(len(dataset.train.labels)) if natural is None else np.concatenate(natural)
+        pool = np.arange(len(dataset.train.labels)) if natural is None else _pooled(natural)
         default = None if natural is None else len(natural)
         population = config.population or default
         if population is None:
@@ -47,15 +59,24 @@ def deal(config: DataConfig, dataset: Dataset, seed: int) -> tuple[Rows, ...]:
                 f"client {len(pool)} would have none; ask for fewer"
             )
         clients = _shares(partition, dataset, pool, population, generator)
-    for client, rows in enumerate(clients):
-        if not len(rows):
-            raise DataError(f"data.partition: client {client} of {len(clients)} has no example")
+    empty = np.flatnonzero(sizes_of(clients) == 0)
+    if len(empty):
+        raise DataError(f"data.partition: client {empty[0]} of {len(clients)} has no example")
     return clients
 
 
 def in_force(config: DataConfig, dataset: Dataset) -> Partition:
     """The job's partition, or the default: natural where the data has owners, else iid."""
     return config.partition or (Iid() if dataset.natural is None else Natural())
+
+
+def _pooled(clients: Sequence[Rows]) -> Rows:
+    """The rows of one client after those of the other; there may be too many to hold them twice."""
+    ends = np.cumsum(sizes_of(clients))
+    pool = np.empty(ends[-1], dtype=np.int64)
+    for rows, end in zip(clients, ends.tolist(), strict=True):
+        pool[end - len(rows) : end] = rows
+    return pool
 
 
 def _shares(
@@ -67,7 +88,8 @@ def _shares(
 ) -> tuple[Rows, ...]:
     """Shares of the pool, made by ``partition``."""
     if isinstance(partition, Pooled):
-        return (np.sort(pool),)
+        pool.sort()
+        return (pool,)
     shuffled = generator.permutation(pool)
     sizes = _even(len(pool), population)
     if isinstance(partition, Iid):
@@ -159,16 +181,16 @@ def _dirichlet(
 
 def _natural(
     natural: Sequence[Rows] | None, wanted: int | None, generator: np.random.Generator
-) -> tuple[Rows, ...]:
+) -> Sequence[Rows]:
     """All natural clients, or ``wanted`` of them, drawn without replacement, in their own order."""
     if natural is None:
         raise JobError("data.partition.kind: this data set has no natural clients; use iid")
     if wanted is None:
-        return tuple(natural)
+        return natural
     if wanted > len(natural):
         raise JobError(f"data.clients: {wanted} clients, but the data set has {len(natural)}")
     drawn = np.sort(generator.choice(len(natural), size=wanted, replace=False))
-    return tuple(natural[k] for k in drawn)
+    return natural[drawn] if isinstance(natural, Spans) else tuple(natural[k] for k in drawn)
 
 
 def _file(partition: File, wanted: int | None, examples: int) -> tuple[Rows, ...]:

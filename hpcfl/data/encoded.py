@@ -1,6 +1,7 @@
 """Images as their files hold them, JPEG or PNG: shrunk once before packing, decoded for training.
 
-Orientation tags are ignored, as the usual loaders of these data sets do.
+Orientation tags are ignored, as the usual loaders of these data sets do.  What is transparent is
+laid over white.  Grey images of more than 8 bits would be cut, so they count as damaged.
 """
 
 from io import BytesIO
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 QUALITY = 90  # of JPEG, where an image is written anew
+_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK"}  # Pillow's, with 8 bits a channel at most
 DAMAGED = (OSError, SyntaxError, ValueError, EOFError, ZlibError, Image.DecompressionBombError)
 """What Pillow raises for files that are no images, or damaged ones."""
 
@@ -41,7 +43,7 @@ def pixels(content: bytes, side: int | None = None) -> NDArray[np.uint8]:
         DAMAGED: it cannot be decoded.
     """
     with _opened(content) as image:
-        return np.asarray(image.convert("RGB") if side is None else _square(image, side))
+        return np.asarray(_in_colour(image) if side is None else _square(image, side))
 
 
 def reason(error: Exception) -> str:
@@ -50,15 +52,27 @@ def reason(error: Exception) -> str:
 
 
 def _opened(content: bytes) -> Image.Image:
-    return Image.open(BytesIO(content), formats=("JPEG", "PNG"))
+    image = Image.open(BytesIO(content), formats=("JPEG", "PNG"))
+    if image.mode not in _MODES:
+        raise ValueError(f"its pixels are {image.mode}, expected 8 bits a channel")
+    return image
+
+
+def _in_colour(image: Image.Image) -> Image.Image:
+    """Red, green and blue."""
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    over = Image.new("RGBA", image.size, "white")
+    over.alpha_composite(image.convert("RGBA"))
+    return over.convert("RGB")
 
 
 def _square(image: Image.Image, side: int) -> Image.Image:
     """In colour; the shorter side scaled to ``side``, the middle cut out."""
     width, height = image.size
     if width == height == side:
-        return image.convert("RGB")
+        return _in_colour(image)
     short = min(width, height)
     left, top = (width - short) // 2, (height - short) // 2
     middle = (left, top, left + short, top + short)
-    return image.convert("RGB").resize((side, side), Image.Resampling.BICUBIC, middle)
+    return _in_colour(image).resize((side, side), Image.Resampling.BICUBIC, middle)

@@ -9,13 +9,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpcfl.data.arrays import cast
+from hpcfl.data.arrays import cast, to_indices
 from hpcfl.data.base import DataConfig, Dataset, Transform
 from hpcfl.data.files import read_arrays
 from hpcfl.data.grey import Grey
 from hpcfl.data.leaf_json import KINDS, User, check, users
+from hpcfl.data.origin import digest, same, stamps
 from hpcfl.data.owners import Track, quiet
-from hpcfl.data.shakespeare import ALPHABET, to_indices
+from hpcfl.data.packing import commit, writable
+from hpcfl.data.shakespeare import ALPHABET
 from hpcfl.errors import DataError
 from hpcfl.types import Count, Examples, PathText
 
@@ -49,18 +51,33 @@ class Leaf(DataConfig):
         return Path(self.root) / f"leaf_{self.examples}.npz"
 
     def prepare(self, track: Track) -> Path:
-        """Parse the JSON once and write all examples to one file of arrays, unless it is there."""
-        if not self._packed.exists():
+        """Parse the JSON once and write all examples to one file of arrays, unless it is there.
+
+        Raises:
+            DataError: the JSON is damaged, or not what the file of arrays was made from.
+        """
+        path, sources = self._packed, stamps(Path(self.root), self._sources())
+        origin = digest(sources)
+        if not path.exists():
             arrays = self._parse(track)
-            part = self._packed.with_name(self._packed.name + ".part")
-            try:
+            part = path.with_name(path.name + ".part")
+            with writable(path):
                 with part.open("wb") as file:
-                    np.savez(file, allow_pickle=False, **arrays)
-                part.replace(self._packed)
-            except OSError as error:
-                raise DataError(f"{part}: cannot be written: {error.strerror}") from error
+                    np.savez(file, allow_pickle=False, origin=np.array(origin), **arrays)
+                commit(part, path)
+        elif sources:
+            same(path, read_arrays(path, (), ("origin",)).get("origin"), origin)
         self.load(0)
-        return self._packed
+        return path
+
+    def _sources(self) -> list[str]:
+        """The JSON files below root."""
+        root = Path(self.root)
+        return [
+            path.relative_to(root).as_posix()
+            for part in ("train", "test")
+            for path in sorted((root / part).glob("*.json"))
+        ]
 
     def load(self, seed: int) -> Dataset:
         """Read what ``prepare`` wrote, or else parse the JSON."""

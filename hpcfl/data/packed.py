@@ -1,6 +1,6 @@
 """One HDF5 file instead of a hundred thousand images: their bytes in a row, client by client.
 
-    /                attributes format, classes, side
+    /                attributes format, classes, side, origin (see ``origin.py``)
     /train, /test    attribute missing: images that were listed but not to be had
       bytes          uint8, the files of all images one after the other, contiguous
       offsets        int64 [n + 1], where each begins in ``bytes``
@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.encoded import DAMAGED, pixels
+from hpcfl.data.hdf5 import opened
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError
 from hpcfl.types import Examples
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Packed:
@@ -63,7 +64,7 @@ class Packed:
         try:
             return pixels(self._content[begin:end].tobytes(), self._side)
         except DAMAGED as error:
-            with h5py.File(self._path, "r") as file:
+            with opened(self._path) as file:
                 name = file[self._split]["names"].asstr()[row]
             raise DataError(
                 f"{self._path}: row {row} of {self._split} ({name}) is damaged: {error}; remove "
@@ -99,19 +100,16 @@ def read_packed(path: Path, side: int, workers: int) -> Contents:
     Raises:
         DataError: the file is damaged, of another format, or holds what cannot be.
     """
-    try:
-        with h5py.File(path, "r") as file:
-            if file.attrs.get("format") != FORMAT or file.attrs.get("side") != side:
-                raise DataError(
-                    f"{path}: format {file.attrs.get('format')}, side {file.attrs.get('side')}; "
-                    f"expected {FORMAT} and {side}: remove it and prepare it again"
-                )
-            classes = int(file.attrs["classes"])
-            train = _split(path, file, "train", side, workers, classes)
-            test = _split(path, file, "test", side, workers, classes) if "test" in file else None
-            starts = mapped(path, file, "train/clients", np.int64)
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise DataError(f"{path}: not a readable packed file: {error}") from error
+    with opened(path) as file:
+        if file.attrs.get("format") != FORMAT or file.attrs.get("side") != side:
+            raise DataError(
+                f"{path}: format {file.attrs.get('format')}, side {file.attrs.get('side')}; "
+                f"expected {FORMAT} and {side}: remove it and prepare it again"
+            )
+        classes = int(file.attrs["classes"])
+        train = _split(path, file, "train", side, workers, classes)
+        test = _split(path, file, "test", side, workers, classes) if "test" in file else None
+        starts = mapped(path, file, "train/clients", np.int64)
     _check_ascending(path, "train/clients", starts, len(train.examples.labels))
     natural = [np.arange(a, b) for a, b in pairwise(starts.tolist())]
     return Contents(train, test, natural, classes)

@@ -1,18 +1,16 @@
 """Packing image files into one HDF5 file, by several processes, in the form of ``packed.py``.
 
 Every process shrinks pieces of the list and leaves each in a file of its own in NAME.h5.part, so a
-call that was interrupted goes on with the pieces that are there.  They are joined in the list's
-order, whoever made them, and the whole takes its name last.
+call that was interrupted goes on with the pieces that are there, unless an image has changed.  They
+are joined in the list's order, whoever made them, and the whole takes its name last.
 """
 
-import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from hashlib import blake2b
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from shutil import rmtree
@@ -25,6 +23,8 @@ import PIL
 from numpy.typing import NDArray
 
 from hpcfl.data.encoded import DAMAGED, QUALITY, reason, shrunk
+from hpcfl.data.hdf5 import opened, strings
+from hpcfl.data.origin import Stamp, digest, same, stamp
 from hpcfl.data.owners import Track
 from hpcfl.data.packed import FORMAT
 from hpcfl.errors import DataError
@@ -50,6 +50,29 @@ class Listing(NamedTuple):
     test: Sequence[Photo]
     classes: int
 
+    @property
+    def train(self) -> list[Photo]:
+        """The training images of all clients."""
+        return [photo for _, photos in self.clients for photo in photos]
+
+
+class Origin(NamedTuple):
+    """The files that a listing names, as they are now."""
+
+    stamps: dict[str, Stamp]
+    """Of each image, by its path."""
+    digest: str
+    """Of the listing and the stamps."""
+
+    @classmethod
+    def of(cls, listing: Listing, root: Path) -> "Origin":
+        """Look at every file."""
+        train = [(name, [photo[:2] for photo in photos]) for name, photos in listing.clients]
+        paths = [photo.path for photo in (*listing.train, *listing.test)]
+        found = {path: stamp(root / path) for path in paths}
+        about = [train, [photo[:2] for photo in listing.test], listing.classes, [*found.values()]]
+        return cls(found, digest(about))
+
 
 class Piece(NamedTuple):
     """Consecutive images of a split: what a process shrinks at a time."""
@@ -61,11 +84,13 @@ class Piece(NamedTuple):
     """The file for them."""
 
     @classmethod
-    def of(cls, photos: Sequence[Photo], side: int, root: Path, folder: Path) -> "Piece":
-        """Its file's name changes with whatever determines the bytes."""
-        about = [FORMAT, side, QUALITY, PIL.__version__, [photo.path for photo in photos]]
-        digest = blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
-        return cls(photos, side, root, folder / f"{digest}.npz")
+    def of(
+        cls, photos: Sequence[Photo], stamps: Mapping[str, Stamp], side: int, target: Path
+    ) -> "Piece":
+        """Its file's name, below ``target``'s .part, changes with whatever determines the bytes."""
+        about = [(photo.path, stamps[photo.path]) for photo in photos]
+        name = digest([FORMAT, side, QUALITY, PIL.__version__, about])
+        return cls(photos, side, target.parent, _part(target) / f"{name}.npz")
 
 
 class Fault(NamedTuple):
@@ -96,13 +121,13 @@ def pack(
     Raises:
         DataError: more are; or the file cannot be written.
     """
-    part = path.with_name(path.name + ".part")
-    train = [photo for _, photos in listing.clients for photo in photos]
+    part, train = _part(path), listing.train
     with writable(path):
         part.mkdir(parents=True, exist_ok=True)
+        origin = Origin.of(listing, path.parent)
         splits = {
             split: [
-                Piece.of(photos[k : k + PIECE], side, path.parent, part)
+                Piece.of(photos[k : k + PIECE], origin.stamps, side, path)
                 for k in range(0, len(photos), PIECE)
             ]
             for split, photos in (("train", train), ("test", listing.test))
@@ -113,14 +138,38 @@ def pack(
             faults = [fault for found in done for fault in found]
         report(path, faults, len(train) + len(listing.test), allowed)
         whole = part / "whole.h5"
-        with h5py.File(whole, "w") as file:
-            file.attrs.update(format=FORMAT, classes=listing.classes, side=side)
+        with h5py.File(whole, "w", locking=False) as file:
+            file.attrs.update(
+                format=FORMAT, classes=listing.classes, side=side, origin=origin.digest
+            )
             for split, its in splits.items():
                 if its:
                     _join(file.create_group(split), its)
             _name_clients(file, listing, {fault.photo for fault in faults})
         commit(whole, path)
         rmtree(part)
+
+
+def sources_remain(path: Path) -> bool:
+    """Whether any of the images that a packed file was made from still lies where it was."""
+    with opened(path) as file:
+        names = strings(path, file["train"], "names").asstr()
+        return any((path.parent / name).exists() for name in names[()])
+
+
+def check_origin(path: Path, listing: Listing) -> None:
+    """See whether a packed file was made from what is listed.
+
+    Raises:
+        DataError: it was not.
+    """
+    with opened(path) as file:
+        same(path, file.attrs.get("origin"), Origin.of(listing, path.parent).digest)
+
+
+def _part(path: Path) -> Path:
+    """The folder of what is not finished yet."""
+    return path.with_name(path.name + ".part")
 
 
 def report(path: Path, faults: Sequence[Fault], images: int, allowed: int | None = None) -> None:

@@ -27,12 +27,34 @@ class Spans(Sequence[Rows]):
     @overload
     def __getitem__(self, client: int) -> Rows: ...
     @overload
-    def __getitem__(self, client: slice) -> "Spans": ...
-    def __getitem__(self, client: int | slice) -> "Rows | Spans":
-        if isinstance(client, slice):
+    def __getitem__(self, client: slice | Rows) -> "Spans": ...
+    def __getitem__(self, client: int | slice | Rows) -> "Rows | Spans":
+        if isinstance(client, slice | np.ndarray):
             return Spans(self._starts[client], self._sizes[client])
         start = self._starts[client]
         return np.arange(start, start + self._sizes[client])
+
+    @property
+    def sizes(self) -> Rows:
+        """How many rows each client holds [N]."""
+        return self._sizes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this takes, which is less than the rows would."""
+        return self._starts.nbytes + self._sizes.nbytes
+
+
+def sizes_of(clients: Sequence[Rows]) -> NDArray[np.int64]:
+    """How many rows each client holds [N]."""
+    if isinstance(clients, Spans):
+        return clients.sizes
+    return np.array([len(rows) for rows in clients], dtype=np.int64)
+
+
+def bytes_of(clients: Sequence[Rows]) -> int:
+    """Bytes that the rows of all clients take in memory."""
+    return clients.nbytes if isinstance(clients, Spans) else sum(rows.nbytes for rows in clients)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.owners import Track
 from hpcfl.data.packed import Contents, read_packed
-from hpcfl.data.packing import Listing, Photo, pack
+from hpcfl.data.packing import Listing, Photo, check_origin, pack, sources_remain
 from hpcfl.data.tables import Row
 from hpcfl.errors import DataError
 from hpcfl.types import Count, Natural, PathText
@@ -67,8 +67,12 @@ class Photos(DataConfig):
         """Pack the images in colour, each the middle square of its image, of side size + margin.
 
         Smaller ones are packed as they are and enlarged when they are decoded.
+
+        Raises:
+            DataError: images are missing; or the packed file is there, but made from others.
         """
-        if not self.packed.exists():
+        fresh = not self.packed.exists()
+        if fresh:
             pack(
                 self.packed,
                 self.listing(track),
@@ -77,7 +81,10 @@ class Photos(DataConfig):
                 allowed=self.allow_missing,
                 track=track,
             )
-        self.check(self.read())
+        contents = self.read()
+        if not fresh and sources_remain(self.packed):
+            check_origin(self.packed, self.listing(track))
+        self.check(contents)
         return self.packed
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """Next-word prediction on sentences, every user a client: what its data sets share."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from json import dumps
 from pathlib import Path
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset, Transform
+from hpcfl.data.origin import same
 from hpcfl.data.owners import Track
 from hpcfl.data.partition import Spans
-from hpcfl.data.token_file import Source, Split, pack, read
+from hpcfl.data.token_file import Source, Split, check_tokens, origin_of, pack, read
 from hpcfl.data.words import PAD, Vocabulary, Words
 from hpcfl.errors import DataError, JobError
 from hpcfl.seeds import stream
@@ -27,8 +29,8 @@ class Sentences(DataConfig):
     ``predict: every`` asks for each word after the ones before it: inputs are a row's tokens but
     the last, labels those but the first, and padding among the labels does not count.  It is the
     task of Reddi et al. (2021).  ``predict: last`` asks once a sentence, for its last token before
-    the padding, given those before it: the word number ``length`` of a sentence that was cut, and
-    the end of the sentence of any other.
+    the padding, given those before it: the word number ``length`` of a sentence that has so many,
+    and the end of the sentence of any other.
     """
 
     root: PathText = "data"
@@ -63,6 +65,11 @@ class Sentences(DataConfig):
         """The prepared file."""
         return Path(self.root) / f"{self.kind}_{self.vocabulary}_words_{self.length}.h5"
 
+    @property
+    def listed(self) -> Path:
+        """The file of word counts."""
+        return Path(self.root) / self.word_count
+
     @abstractmethod
     def sources(self, track: Track) -> dict[str, Source]:
         """The owners' train and test sentences.
@@ -71,15 +78,34 @@ class Sentences(DataConfig):
             DataError: a file is missing or damaged.
         """
 
+    def words(self, sources: Mapping[str, Source], track: Track) -> Vocabulary:
+        """The vocabulary: of the file of word counts.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        return Vocabulary.read(self.listed, self.vocabulary)
+
+    def origin(self) -> str:
+        """What tells the owners' files from others; nothing where they need not be there."""
+        return ""
+
     def check(self, splits: dict[str, Split]) -> None:
         """Raise DataError where the sentences are not all that there should be."""
 
     def prepare(self, track: Track) -> Path:
-        """Make the prepared file, if it is not there yet."""
+        """Make the prepared file, if it is not there yet.
+
+        Raises:
+            DataError: it is there, but made from other files.
+        """
+        origin = self.origin()
         if not self.prepared.exists():
             sources = self.sources(track)
-            vocabulary = Vocabulary.read(Path(self.root) / self.word_count, self.vocabulary)
-            pack(self.prepared, self.about, vocabulary, self.length, sources, track)
+            vocabulary = self.words(sources, track)
+            pack(self.prepared, self.about, origin, vocabulary, self.length, sources, track)
+        elif origin:
+            same(self.prepared, origin_of(self.prepared), origin)
         self._read()
         return self.prepared
 
@@ -87,17 +113,17 @@ class Sentences(DataConfig):
         """Map the prepared file; what it takes of memory is what is used of it."""
         vocabulary, splits = self._read()
         return Dataset(
-            train=self._examples(splits["train"]),
-            test=self._tests(splits["test"], seed),
+            train=self._examples(splits["train"], vocabulary.classes),
+            test=self._examples(self._tests(splits["test"], seed), vocabulary.classes),
             natural=self._users(splits["train"]),
             classes=vocabulary.classes,
             loss="tokens",
-            transform=to_indices if self.predict == "every" else without(vocabulary.eos),
+            transform=self._transform(vocabulary),
             mapped=True,
         )
 
     def _read(self) -> tuple[Vocabulary, dict[str, Split]]:
-        path, listed = self.prepared, Path(self.root) / self.word_count
+        path, listed = self.prepared, self.listed
         if not path.exists():
             command = f"hpcfl data prepare {self.kind} --root {self.root}"
             raise DataError(f"{path}: not there; make it by: {command}{self._keys()}")
@@ -116,15 +142,22 @@ class Sentences(DataConfig):
         own = {key: getattr(self, key) for key in self.prepared_by}
         return "".join(f" {k}={dumps(v)}" for k, v in own.items() if v != defaults[k])
 
-    def _examples(self, split: Split) -> Examples:
-        labels = split.tokens[:, 1:] if self.predict == "every" else split.last
-        return Examples(split.tokens[:, :-1], labels)
+    def _examples(self, split: Split, classes: int) -> Examples:
+        """Whole rows, so that the transform sees, and checks, all that may be labels."""
+        if self.predict == "every":
+            return Examples(split.tokens, split.tokens[:, 1:])
+        check_tokens(self.prepared, split.last, classes)
+        return Examples(split.tokens, split.last)
 
-    def _tests(self, split: Split, seed: int) -> Examples:
+    def _transform(self, vocabulary: Vocabulary) -> Transform:
+        tokens = but_the_last(self.prepared, vocabulary.classes)
+        return tokens if self.predict == "every" else without(vocabulary.eos, tokens)
+
+    def _tests(self, split: Split, seed: int) -> Split:
         """All test sentences, or those drawn, in the order they have in the file."""
         wanted = self.test_examples
         if wanted is None:
-            return self._examples(split)
+            return split
         count = len(split.last)
         if wanted > count:
             raise JobError(
@@ -133,7 +166,7 @@ class Sentences(DataConfig):
             )
         drawn = stream(seed, "test").choice(count, size=wanted, replace=False, shuffle=False)
         rows = torch.from_numpy(np.sort(drawn))
-        return self._examples(replace(split, tokens=split.tokens[rows], last=split.last[rows]))
+        return replace(split, tokens=split.tokens[rows], last=split.last[rows])
 
     def _users(self, split: Split) -> Spans:
         """The training rows of each user who has enough."""
@@ -148,15 +181,28 @@ class Sentences(DataConfig):
         return Spans(split.offsets[:-1][enough], np.minimum(sizes, most)[enough])
 
 
-def to_indices(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
-    """The transform: classes stay integers, whatever the compute dtype is."""
-    return inputs.to(torch.int64)
+def but_the_last(path: Path, classes: int) -> Transform:
+    """The transform of rows of tokens to all of each but its last, as indices.
+
+    It looks at every token on the way, but on a GPU, where looking means waiting.
+
+    Raises:
+        DataError: one is no class.
+    """
+
+    def transform(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
+        if inputs.device.type == "cpu":
+            check_tokens(path, inputs, classes)
+        return inputs[:, :-1].to(torch.int64)
+
+    return transform
 
 
-def without(token: int) -> Transform:
+def without(token: int, tokens: Transform) -> Transform:
     """The transform that also makes padding of a token: the end, where it is the label."""
 
     def transform(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
-        return inputs.to(torch.int64).masked_fill(inputs == token, PAD)
+        found = tokens(inputs, dtype, generator)
+        return found.masked_fill(found == token, PAD)
 
     return transform

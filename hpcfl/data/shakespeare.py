@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.archives import Archive, provide_members
+from hpcfl.data.arrays import to_indices
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.hdf5 import member, open_examples, strings
 from hpcfl.data.owners import Track, check_count
@@ -96,11 +97,6 @@ class Shakespeare(DataConfig):
             loss="cross_entropy",
             transform=to_indices,
         )
-
-
-def to_indices(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
-    """The transform: characters stay integers, whatever the compute dtype is."""
-    return inputs.to(torch.int64)
 
 
 def encode(text: bytes) -> NDArray[np.uint8]:

@@ -20,10 +20,12 @@ from hpcfl.data.archives import provide_folder
 from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
 from hpcfl.data.encoded import DAMAGED, pixels, reason
+from hpcfl.data.hdf5 import opened
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
+from hpcfl.data.origin import same
 from hpcfl.data.owners import OwnersFile, Track
 from hpcfl.data.packed import checked_labels, mapped
-from hpcfl.data.packing import Fault, Photo, commit, report, writable
+from hpcfl.data.packing import Fault, Listing, Origin, Photo, commit, report, writable
 from hpcfl.errors import DataError
 from hpcfl.types import Count, Examples, PathText
 
@@ -37,7 +39,7 @@ _MEMBERS = re.compile(
     r"train/n\d+/images/n\d+_\d+\.JPEG|val/images/val_\d+\.JPEG|val/val_annotations\.txt"
 )
 TRAIN, TEST, CLASSES = 100_000, 10_000, 200
-FORMAT = 1
+FORMAT = 2
 _BLOCK = 1024  # images that are decoded before they are written
 
 
@@ -61,13 +63,21 @@ class TinyImageNet(Coloured):
 
     def prepare(self, track: Track) -> Path:
         """Decode all images into one file; fetch and unpack the archive where there is none."""
-        if not self.packed.exists():
-            folder = _official(Path(self.root), track)
+        root, path = Path(self.root), self.packed
+        fresh = not path.exists()
+        if fresh or any((folder / "train").is_dir() for folder in (root / FOLDER, root)):
+            folder = _official(root, track)
             names, train, test = _listed(folder)
             self._check(len(names), len(train), len(test))
-            _pack(self.packed, folder, names, {"train": train, "test": test}, self.workers, track)
+            splits = {"train": train, "test": test}
+            origin = Origin.of(Listing([("", train)], test, len(names)), folder).digest
+            if fresh:
+                _pack(path, folder, names, splits, origin, self.workers, track)
+            else:
+                with opened(path) as file:
+                    same(path, file.attrs.get("origin"), origin)
         self.load(0)
-        return self.packed
+        return path
 
     def load(self, seed: int) -> Dataset:
         """Map the packed file."""
@@ -77,14 +87,11 @@ class TinyImageNet(Coloured):
                 f"{path}: not found; make it once by: hpcfl data prepare tiny_imagenet "
                 f"--root {self.root}{' subset=true' if self.subset else ''}"
             )
-        try:
-            with h5py.File(path, "r") as file:
-                if file.attrs.get("format") != FORMAT:
-                    raise DataError(f"{path}: of another format: remove it and prepare it again")
-                classes = int(file.attrs["classes"])
-                train, test = (_examples(path, file, name, classes) for name in ("train", "test"))
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-            raise DataError(f"{path}: not a readable packed file: {error}") from error
+        with opened(path) as file:
+            if file.attrs.get("format") != FORMAT:
+                raise DataError(f"{path}: of another format: remove it and prepare it again")
+            classes = int(file.attrs["classes"])
+            train, test = (_examples(path, file, name, classes) for name in ("train", "test"))
         self._check(classes, len(train.labels), len(test.labels))
         transform = CropFlipNormalize(mean=IMAGENET_MEAN, std=IMAGENET_STD, augment=self.augment)
         return Dataset(
@@ -95,6 +102,7 @@ class TinyImageNet(Coloured):
             loss="cross_entropy",
             transform=transform,
             personal=self.personal(transform, seed),
+            mapped=True,
         )
 
     def _check(self, classes: int, train: int, test: int) -> None:
@@ -151,6 +159,7 @@ def _pack(
     folder: Path,
     names: Sequence[str],
     splits: dict[str, list[Photo]],
+    origin: str,
     workers: int,
     track: Track,
 ) -> None:
@@ -159,8 +168,8 @@ def _pack(
     faults: list[Fault] = []
     shape: tuple[int, ...] | None = None
     with writable(path), ThreadPoolExecutor(workers) as threads:
-        with h5py.File(part, "w") as file:
-            file.attrs.update(format=FORMAT, classes=len(names))
+        with h5py.File(part, "w", locking=False) as file:
+            file.attrs.update(format=FORMAT, classes=len(names), origin=origin)
             file["wnids"] = names
             for split, photos in splits.items():
                 if not photos:

@@ -71,6 +71,7 @@ class Split:
 def pack(
     path: Path,
     about: str,
+    origin: str,
     vocabulary: Vocabulary,
     length: int,
     sources: Mapping[str, Source],
@@ -81,6 +82,7 @@ def pack(
     Args:
         path: of the file.
         about: what else it depends on, kept in it.
+        origin: what tells the sources from others, kept in it.
         vocabulary: of the words.
         length: words of a sentence, at most.
         sources: of each split.
@@ -91,8 +93,9 @@ def pack(
     """
     part = path.with_name(path.name + PART)
     try:
-        if not _goes_on(part, about, vocabulary, length, sources):
-            _lay_out(part, about, vocabulary, length, sources)
+        attributes = {"format": FORMAT, "about": _text(about), "origin": _text(origin)}
+        if not _goes_on(part, attributes, vocabulary, length, sources):
+            _lay_out(part, attributes, vocabulary, length, sources)
         with part.open("r+b") as file:
             for k, name in enumerate(SPLITS):
                 _fill(file, part, k, name, vocabulary, length, sources[name], track)
@@ -101,6 +104,16 @@ def pack(
     except (OSError, RuntimeError) as error:  # h5py's close raises the latter on a full disk
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
         raise DataError(f"{part}: cannot be written: {reason}") from error
+
+
+def origin_of(path: Path) -> str:
+    """What told the sources of the file from others; nothing if it does not say.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    with opened(path) as file:
+        return str(file.attrs.get("origin", b"").decode())
 
 
 def read(path: Path, about: str, size: int, length: int) -> tuple[Vocabulary, dict[str, Split]]:
@@ -117,7 +130,7 @@ def read(path: Path, about: str, size: int, length: int) -> tuple[Vocabulary, di
     """
     with opened(path) as file:
         _expect(path, "its format", file.attrs.get("format"), FORMAT)
-        _expect(path, "made of", file.attrs.get("about"), np.bytes_(about.encode()))
+        _expect(path, "made of", file.attrs.get("about"), _text(about))
         words = [word.decode() for word in strings(path, file, "words")[()]]
         _expect(path, "words", len(words), size)
         splits = {name: _split(path, file, name, length) for name in SPLITS}
@@ -126,8 +139,26 @@ def read(path: Path, about: str, size: int, length: int) -> tuple[Vocabulary, di
         return Vocabulary(words), splits
 
 
+def check_tokens(path: Path, tokens: Tensor, classes: int) -> None:
+    """See whether tokens of the file, int16 [...], are classes.
+
+    Raises:
+        DataError: one is not.
+    """
+    most = tokens.numpy().view(np.uint16).max(initial=0)  # negative ones become large
+    if most >= classes:
+        raise DataError(
+            f"{path}: found token {most.astype(np.int16)}, expected 0 to {classes - 1}: the file "
+            f"is damaged; {_AGAIN}"
+        )
+
+
 def _goes_on(
-    part: Path, about: str, vocabulary: Vocabulary, length: int, sources: Mapping[str, Source]
+    part: Path,
+    attributes: Mapping[str, np.bytes_],
+    vocabulary: Vocabulary,
+    length: int,
+    sources: Mapping[str, Source],
 ) -> bool:
     """Whether an unfinished file is there that holds the same users and words."""
     if not part.exists():
@@ -135,8 +166,7 @@ def _goes_on(
     try:
         with opened(part) as file:
             same = [
-                file.attrs["format"] == FORMAT,
-                file.attrs["about"] == np.bytes_(about.encode()),
+                *(file.attrs[name] == value for name, value in attributes.items()),
                 file["words"][()].tolist() == _names(vocabulary.words).tolist(),
             ]
             for name, source in sources.items():
@@ -151,7 +181,11 @@ def _goes_on(
 
 
 def _lay_out(
-    part: Path, about: str, vocabulary: Vocabulary, length: int, sources: Mapping[str, Source]
+    part: Path,
+    attributes: Mapping[str, np.bytes_],
+    vocabulary: Vocabulary,
+    length: int,
+    sources: Mapping[str, Source],
 ) -> None:
     """Write a file with everything but the sentences, and room for them."""
     totals = [sum(source.users.values()) for source in sources.values()]
@@ -162,7 +196,7 @@ def _lay_out(
     new = part.with_name(part.name + PART)
     try:
         with h5py.File(new, "w", libver=("v108", "v108"), locking=False) as file:
-            file.attrs["format"], file.attrs["about"] = FORMAT, np.bytes_(about.encode())
+            file.attrs.update(attributes)
             file["words"] = _names(vocabulary.words)
             file.create_dataset("done", data=np.zeros(len(SPLITS), dtype=np.int64))
             for (name, source), total in zip(sources.items(), totals, strict=True):
@@ -228,6 +262,10 @@ def _note(file: BinaryIO, place: int, users: int) -> None:
     _write(file, place, np.array([users]))
     file.flush()
     os.fsync(file.fileno())
+
+
+def _text(text: str) -> np.bytes_:
+    return np.bytes_(text.encode())
 
 
 def _names(names: Iterable[str]) -> NDArray[np.bytes_]:

@@ -5,7 +5,7 @@ sentence becomes a row of ``length`` + 1 tokens: begin, its first ``length`` wor
 has fewer words than that, padding.  So every row has at least two tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -62,6 +62,21 @@ class Vocabulary:
                 f"{path}: {len(words)} words, but data.vocabulary asks for {size}; ask for fewer"
             )
         return cls(tuple(words))
+
+    @classmethod
+    def counted(cls, path: Path, counts: Mapping[str, int], size: int) -> "Vocabulary":
+        """The most frequent words that can be seen; of equally frequent ones the first by name.
+
+        Raises:
+            DataError: the file that they were counted in does not have so many.
+        """
+        words = sorted(filter(str.isprintable, counts), key=lambda word: (-counts[word], word))
+        if len(words) < size:
+            raise DataError(
+                f"{path}: the posts to train on hold {len(words)} different words, but "
+                f"data.vocabulary asks for {size}; ask for fewer"
+            )
+        return cls(words[:size])
 
     def encode(self, sentences: Iterable[Sequence[str]], length: int) -> NDArray[np.int16]:
         """Rows [n, length + 1] of tokens."""

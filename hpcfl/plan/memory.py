@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hpcfl.assemble import GIB, Parts
+from hpcfl.data.partition import bytes_of
 from hpcfl.local.supply import AHEAD, WHOLE
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.rounds import measured, surveys
@@ -101,7 +102,7 @@ def memory(parts: Parts, holding: Holding, *, process: Process, activations: Act
 
 def _data(parts: Parts) -> int:
     """What is held of the data: all of it, or where it stays in a file what is read ahead."""
-    total = sum(rows.nbytes for rows in parts.rows)
+    total = bytes_of(parts.rows)
     if parts.dataset.mapped:
         return total
     for examples in filter(None, (parts.dataset.train, parts.dataset.test)):

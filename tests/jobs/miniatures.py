@@ -7,9 +7,9 @@ import pickle
 
 import h5py
 import numpy as np
-from PIL import Image
 
 from hpcfl.cli import main
+from tests import image_layouts
 
 CLIENTS = 3
 EXAMPLES = 6  # training examples, at least: two a client
@@ -61,39 +61,22 @@ def emnist(root):
 
 
 def tiny_imagenet(root):
-    folder = root / "tiny-imagenet-200"
-    for wnid in ("n01443537", "n02124075"):
-        for k in range(EXAMPLES // 2):
-            _image(folder / "train" / wnid / "images" / f"{wnid}_{k}.JPEG", 64)
-    _image(folder / "val/images/val_0.JPEG", 64)
-    (folder / "val/val_annotations.txt").write_text("val_0.JPEG\tn02124075\t0\t0\t62\t62\n")
-    (folder / "wnids.txt").write_text("n02124075\nn01443537\n")
+    image_layouts.tiny_imagenet(root)
     _prepare("tiny_imagenet", root, "subset=true")
 
 
 def landmarks(root):
-    rows = [(client, f"abc{client}{k}", k) for client in range(CLIENTS) for k in range(2)]
-    _table(root / "federated_train.csv", ("user_id", "image_id", "class"), rows)
-    _table(root / "test.csv", ("image_id", "class"), [("abcd", 0)])
-    for name in (*(name for _, name, _ in rows), "abcd"):
-        _image(root / "train" / "a" / "b" / "c" / f"{name}.jpg", 40)
+    image_layouts.landmarks(root)
     _prepare("landmarks", root, "subset=true", "size=32", "margin=4")
 
 
 def inaturalist(root):
-    rows = [(client, f"id{client}{k}", k) for client in range(CLIENTS) for k in range(2)]
-    _table(root / "iNaturalist_train.csv", ("user_120k", "image_id", "class"), rows)
-    _table(root / "iNaturalist_test.csv", ("image_id", "class"), [("test", 0)])
-    for name in (*(name for _, name, _ in rows), "test"):
-        _image(root / "train_val_images" / "Aves" / "Pica pica" / f"{name}.jpg", 40)
+    image_layouts.inaturalist(root)
     _prepare("inaturalist", root, "subset=true", "size=32", "margin=4")
 
 
 def image_folder(root):
-    for client in range(CLIENTS):
-        for k in range(2):
-            _image(root / "train" / f"user{client}" / f"class{k}" / f"photo{k}.jpg", 40)
-    _image(root / "test" / "class0" / "photo.jpg", 40)
+    image_layouts.image_folder(root)
     _prepare("image_folder", root, "size=32", "margin=4")
 
 
@@ -120,17 +103,6 @@ def stackoverflow(root):
             for user in range(CLIENTS):
                 file[f"examples/{user}/tokens"] = [" ".join(words[user:]).encode(), b"word1 ?"]
     _prepare("stackoverflow", root, "subset=true", f"vocabulary={VOCABULARY}")
-
-
-def _table(path, names, rows):
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([names, *rows])
-
-
-def _image(path, side):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(len(path.name)).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
 
 
 def _prepare(kind, root, *keys):

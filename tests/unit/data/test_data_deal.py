@@ -1,3 +1,4 @@
+import tracemalloc
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,16 @@ import torch
 from hpcfl.data.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.deal import deal
-from hpcfl.data.partition import Dirichlet, File, Iid, Natural, Pooled, Similarity
+from hpcfl.data.partition import (
+    Dirichlet,
+    File,
+    Iid,
+    Natural,
+    Pooled,
+    Similarity,
+    Spans,
+    bytes_of,
+)
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Examples
 from tests.real_data import real
@@ -217,3 +227,36 @@ def test_the_published_split_of_cifar10():
     rows = split(partition, 100, np.zeros(50_000, int))
     assert len(rows) == 100
     assert len(set(np.concatenate(rows))) == sum(len(r) for r in rows) <= 50_000
+
+
+SPANS = Spans(np.array([0, 3, 4, 900]), np.array([3, 1, 6, 100]))
+
+
+def test_consecutive_rows_stay_spans():
+    """The rows of many clients would take far more than where they begin and how many there are."""
+    rows = [own.tolist() for own in SPANS]
+    everyone = split(Natural(), None, LABELS, natural=SPANS)
+    assert everyone is SPANS
+    drawn = split(Natural(), 3, LABELS, natural=SPANS)
+    assert isinstance(drawn, Spans)
+    assert bytes_of(drawn) == 3 * 16
+    same = split(Natural(), 3, LABELS, natural=list(SPANS))
+    assert [own.tolist() for own in drawn] == [own.tolist() for own in same]
+    assert bytes_of(same) == sum(8 * len(own) for own in same)
+    (pooled,) = split(Pooled(), None, LABELS, natural=SPANS[::-1])
+    assert pooled.tolist() == [row for own in rows for row in own]
+
+
+def test_pooling_holds_the_rows_once():
+    natural = Spans(np.arange(0, 10**6, 1000), np.full(1000, 1000))
+    labels = np.zeros(10**6, dtype=np.int8)
+    tracemalloc.start()
+    split(Pooled(), None, labels, natural=natural)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 8e6 <= peak < 12e6
+
+
+def test_a_span_of_nothing_is_told():
+    with pytest.raises(DataError, match="client 1 of 2 has no example"):
+        split(Natural(), None, LABELS, natural=Spans(np.array([0, 5]), np.array([5, 0])))

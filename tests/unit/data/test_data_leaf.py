@@ -128,12 +128,30 @@ def test_what_is_prepared_is_read_without_the_json(femnist, hpcfl):
         assert packed["users"].tolist() == ["f1_z", "f0_a", "f2_b"]
 
 
+def test_other_json_is_not_taken_for_the_same(femnist, refused):
+    config = Leaf(root=str(femnist))
+    config.prepare(quiet)
+    write(femnist, "train", "all_data_2_keep_0_train_9.json", {"f3_c": images([6])})
+    said = refused("data", "prepare", "leaf", "--root", femnist)
+    assert said.endswith("leaf_images.npz: made from other files: remove it and prepare again")
+    assert len(config.load(0).natural) == 3
+    (femnist / "leaf_images.npz").unlink()
+    config.prepare(quiet)
+    assert len(config.load(0).natural) == 4
+
+
+@pytest.mark.parametrize("name", ["leaf_images.npz", "leaf_images.npz.part"])
+def test_a_folder_in_its_place(femnist, refused, name):
+    (femnist / name).mkdir()
+    assert "leaf_images.npz: " in refused("data", "prepare", "leaf", "--root", femnist)
+
+
 def test_there_is_no_room_for_it(femnist, monkeypatch):
     def full(*arrays, **named):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(DataError, match=r"images\.npz\.part: cannot be written: No space left"):
+    with pytest.raises(DataError, match=r"images\.npz: cannot be made: .* No space left"):
         Leaf(root=str(femnist)).prepare(quiet)
     assert not (femnist / "leaf_images.npz").exists()
 

@@ -1,5 +1,7 @@
 """Landmarks, iNaturalist and folders of images: packed from the owners' layouts, read by client."""
 
+import fcntl
+import os
 import re
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from hpcfl.data import inaturalist, landmarks
 from hpcfl.data.base import Dataset
@@ -136,8 +139,6 @@ def test_large_images_are_shrunk_once_and_small_ones_kept(tmp_path):
 
 
 def test_grey_images_and_palettes_become_colour(tmp_path):
-    from PIL import Image
-
     image_layouts.image_folder(tmp_path)
     Image.new("L", (50, 50), 90).save(tmp_path / "train/9/class0/3.jpg")
     Image.new("RGB", (50, 50), (255, 0, 0)).quantize(4).save(tmp_path / "train/9/class1/1.png")
@@ -147,6 +148,47 @@ def test_grey_images_and_palettes_become_colour(tmp_path):
     first, second = config.load(0).train.inputs.read(np.array([0, 1])).float().mean(dim=(1, 2))
     assert torch.allclose(first, torch.tensor([90.0, 90.0, 90.0]), atol=2)
     assert torch.allclose(second, torch.tensor([255.0, 0.0, 0.0]), atol=4)
+
+
+def show(tmp_path, *made):
+    """The pixel at the corner of these images, packed as PNGs of 20 x 20."""
+    for k, image in enumerate(made):
+        path = tmp_path / f"train/0/a/{k}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+    config = source("image_folder", tmp_path, size=20, margin=0)
+    config.prepare(quiet)
+    return config.load(0).train.inputs.read(np.arange(len(made)))[:, 0, 0].tolist()
+
+
+def test_what_is_transparent_is_laid_over_white(tmp_path):
+    half = Image.new("RGBA", (20, 20), (200, 0, 100, 51))
+    grey = Image.new("LA", (20, 20), (100, 0))
+    palette = Image.new("P", (20, 20), 1)
+    palette.putpalette([0, 0, 0, 7, 8, 9])
+    clear = palette.copy()
+    clear.info["transparency"] = 1
+    opaque = Image.new("1", (20, 20), 0)
+    found = show(tmp_path, half, grey, palette, clear, opaque)
+    # 51 / 255 is a fifth of the colour and four of white.
+    assert found == [[244, 204, 224], [255, 255, 255], [7, 8, 9], [255, 255, 255], [0, 0, 0]]
+    (large := tmp_path / "large").mkdir()
+    assert show(large, half.resize((50, 50)))[0] == pytest.approx([244, 204, 224], abs=3)
+
+
+def test_inks_become_colours(tmp_path):
+    path = tmp_path / "train/0/a/0.jpg"
+    path.parent.mkdir(parents=True)
+    Image.new("CMYK", (20, 20), (255, 0, 255, 0)).save(path, quality=100)
+    config = source("image_folder", tmp_path, size=20, margin=0)
+    config.prepare(quiet)
+    assert config.load(0).train.inputs.read(np.array([0]))[0, 0, 0].tolist() == [0, 255, 0]
+
+
+@pytest.mark.parametrize("side", [20, 50])
+def test_images_of_sixteen_bits_are_listed(tmp_path, side):
+    with pytest.raises(DataError, match=r"0\.png: its pixels are I;16, expected 8 bits a channel"):
+        show(tmp_path, Image.fromarray(np.full((side, side), 1000, dtype=np.uint16)))
 
 
 # What is missing or wrong.
@@ -472,15 +514,15 @@ def test_a_file_cut_off_or_of_another_kind_is_refused(made):
     config = made("landmarks")
     whole = config.packed.read_bytes()
     config.packed.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"not a readable packed file|cut off"):
+    with pytest.raises(DataError, match=r"not a readable HDF5 file|cut off"):
         config.load(0)
     config.packed.write_bytes(whole)
     with h5py.File(config.packed, "r+") as file:
         file.attrs["format"] = 0
-    with pytest.raises(DataError, match="format 0, side 36; expected 1 and 36"):
+    with pytest.raises(DataError, match="format 0, side 36; expected 2 and 36"):
         config.load(0)
     with h5py.File(config.packed, "r+") as file:
-        file.attrs["format"] = 1
+        file.attrs["format"] = 2
         labels = file["train/labels"][()]
         del file["train/labels"]
         file.create_dataset("train/labels", data=labels, chunks=(2,))
@@ -542,6 +584,61 @@ def test_a_finished_file_is_not_made_again(made):
     before = config.packed.stat()
     config.prepare(quiet)
     assert config.packed.stat() == before
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_other_sources_are_not_taken_for_the_same(made, tmp_path, kind):
+    config = made(kind)
+    image = sorted(tmp_path.rglob("*.jpg"))[0]
+    before = config.packed.read_bytes()
+    for change in (lambda: os.utime(image, (1, 1)), image.unlink):
+        change()
+        with pytest.raises(DataError, match=r"-36\.h5: made from other files: remove it and prep"):
+            config.prepare(quiet)
+        assert config.packed.read_bytes() == before
+        assert len(config.load(0).train.labels) == 8
+
+
+def test_another_client_is_not_overlooked(made, tmp_path):
+    config = made("image_folder")
+    image_layouts.image(tmp_path / "train/32/class0/9.jpg", 9)
+    with pytest.raises(DataError, match="made from other files"):
+        config.prepare(quiet)
+    config.packed.unlink()
+    config.prepare(quiet)
+    assert len(config.load(0).natural) == 4
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_packed_file_does_without_its_sources(made, tmp_path, kind):
+    config = made(kind)
+    for path in tmp_path.iterdir():
+        if path != config.packed:
+            rmtree(path) if path.is_dir() else path.unlink()
+    assert config.prepare(quiet) == config.packed
+    assert len(config.load(0).train.labels) == 8
+
+
+def test_an_image_replaced_between_two_calls_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpcfl.data.packing.PIECE", 2)
+    root = image_layouts.landmarks(tmp_path)
+    landmark(root, 7).unlink()
+    with pytest.raises(DataError, match="1 of 11"):
+        source("landmarks", root).prepare(quiet)
+    image_layouts.image(landmark(root, 7), 7)
+    image_layouts.image(landmark(root, 3), 40)
+    os.utime(landmark(root, 3), (1, 1))
+    config = source("landmarks", root)
+    config.prepare(quiet)
+    assert shows(config.load(0).train.inputs.read(np.array([1, 2])), [40, 4])
+
+
+def test_a_locked_file_is_read(made):
+    """As on file systems without locks: reading asks for none."""
+    config = made("landmarks")
+    with config.packed.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert len(config.load(0).train.labels) == 8
 
 
 def test_a_killed_process_is_told_and_the_next_call_goes_on(tmp_path, monkeypatch):

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import tracemalloc
 
+import h5py
 import numpy as np
 import pytest
 
@@ -85,6 +87,7 @@ def test_the_share_of_the_test(tmp_path, share, tested):
         ('{"site": "a"}', r"line 15 is .*, expected a JSON object with a site"),
         ('{"site": "a", "user": 1.5, "text": "b"}', "line 15 is"),
         ('{"site": 1, "user": 1, "text": "b"}', "line 15 is"),
+        (r'{"site": "a", "user": "\ud800", "text": "b"}', "line 15 is"),
         ("[1]", r"line 15 is '\[1\]'"),
         ("{", "line 15 is '{'"),
         ("[" * 100_000, "line 15 is"),
@@ -95,6 +98,57 @@ def test_a_line_that_is_no_post(tmp_path, line, message):
         file.write(line + "\n")
     with pytest.raises(DataError, match=rf"stackexchange_posts\.jsonl: {message}"):
         config(tmp_path).prepare(quiet)
+
+
+def test_without_word_counts_those_of_the_posts_to_train_on(tmp_path):
+    """cat at least 45 times, the 5, . 3; a and sat twice, so in the order of the alphabet."""
+    write(tmp_path, [*POSTS, post(8, "\u0007 \ud800 . . the the the a")])
+    (tmp_path / "stackexchange_word_count.txt").unlink()
+    config(tmp_path).prepare(quiet)
+    assert not (tmp_path / "stackexchange_word_count.txt").exists()
+    data = config(tmp_path).load(0)
+    with h5py.File(config(tmp_path).prepared) as file:
+        assert file["words"][()].tolist() == [b"cat", b"the", b".", b"a"]
+    # The bell and the half of a character are never words of the vocabulary.
+    rows = data.train.labels[data.natural[2]]
+    assert rows.tolist() == [[5, 5, 3, 7], [3, 7, 0, 0], [2, 2, 2, 4]]
+    with pytest.raises(DataError, match="posts to train on hold 6 different words, but"):
+        config(tmp_path, vocabulary=7).prepare(quiet)
+
+
+def test_wrong_word_counts_are_told_before_posts_are_read(tmp_path):
+    write(tmp_path, POSTS)
+    (tmp_path / "stackexchange_word_count.txt").write_text("the 1\ncat 2\n")
+
+    def track(items, what, total=None):
+        raise AssertionError(what)
+
+    with pytest.raises(DataError, match=r"word_count\.txt: line 2"):
+        config(tmp_path).prepare(track)
+
+
+@pytest.mark.parametrize("name", ["stackexchange_posts.jsonl", "stackexchange_posts.jsonl.gz"])
+def test_texts_are_not_kept_in_memory(tmp_path, name):
+    """Two posts each of 50 users, of 600 words each, which take 5 MB as lists of strings."""
+    text = "the cat sat.\n" * 150
+    write(tmp_path, [post(k % 50, text) for k in range(100)], name)
+    tracemalloc.start()
+    config(tmp_path).prepare(quiet)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2e6
+
+
+def test_other_posts_are_not_taken_for_the_same(tmp_path):
+    write(tmp_path, POSTS)
+    config(tmp_path).prepare(quiet)
+    config(tmp_path).prepare(quiet)
+    write(tmp_path, [*POSTS, post(8, "the cat")])
+    with pytest.raises(DataError, match=r"4\.h5: made from other files: remove it and"):
+        config(tmp_path).prepare(quiet)
+    assert len(config(tmp_path).load(0).natural) == 3
+    (tmp_path / "stackexchange_posts.jsonl").unlink()
+    config(tmp_path).prepare(quiet)
 
 
 def test_a_truncated_file(tmp_path):

@@ -69,7 +69,7 @@ def ready(root):
 def test_every_word_by_hand(ready):
     data = config(ready).load(0)
     rows = torch.tensor(ROWS, dtype=torch.int16)
-    assert torch.equal(data.train.inputs, rows[:, :-1])
+    assert torch.equal(data.train.inputs, rows)
     assert torch.equal(data.train.labels, rows[:, 1:])
     assert [own.tolist() for own in data.natural] == [[0], [1, 2], [3, 4, 5]]
     assert torch.equal(data.test.labels, torch.tensor(TEST_ROWS, dtype=torch.int16)[:, 1:])
@@ -189,7 +189,7 @@ def test_other_files_are_begun_anew(root):
     (root / NAME).rename(root / (NAME + ".part"))
     config(root).prepare(quiet)
     assert (root / NAME).read_bytes() != whole
-    assert config(root).load(0).train.inputs[2].tolist() == [6, 1, 2, 3]
+    assert config(root).load(0).train.inputs[2].tolist() == [6, 1, 2, 3, 7]
 
 
 def test_no_room(root, monkeypatch):
@@ -347,6 +347,32 @@ def test_damaged_prepared_files(ready, act, message):
     change(ready / NAME, act)
     with pytest.raises(DataError, match=message):
         config(ready).load(0)
+
+
+@pytest.mark.parametrize("wrong", [8, -1, 2**15 - 1])
+@pytest.mark.parametrize("column", [1, 4])
+def test_a_flipped_token(ready, wrong, column):
+    """The last column is no input, but a label."""
+
+    def flip(file):
+        file["train/tokens"][3, column] = wrong
+
+    change(ready / NAME, flip)
+    data = config(ready).load(0)
+    data.transform(data.train.inputs[:3], torch.float32, None)
+    message = rf"{NAME}: found token {wrong}, expected 0 to 7: the file is damaged; remove it"
+    with pytest.raises(DataError, match=message):
+        data.transform(data.train.inputs[2:4], torch.float32, None)
+
+
+def test_a_flipped_last_token(ready):
+    def flip(file):
+        file["test/last"][1] = 9
+
+    change(ready / NAME, flip)
+    config(ready).load(0)
+    with pytest.raises(DataError, match="found token 9, expected 0 to 7"):
+        config(ready, predict="last").load(0)
 
 
 def test_truncated_prepared_file(ready):

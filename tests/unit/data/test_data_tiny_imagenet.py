@@ -1,8 +1,11 @@
 """Tiny ImageNet: the official folder, or one rearranged by class, as one mapped file."""
 
+import fcntl
+import os
 import tarfile
 import zipfile
 from hashlib import md5
+from shutil import rmtree
 
 import h5py
 import pytest
@@ -152,6 +155,27 @@ def test_a_damaged_file_is_refused(root):
     path.write_bytes(whole[:-20000])
     with pytest.raises(DataError, match=r"tiny_imagenet\.h5: "):
         source(root).load(0)
+
+
+def test_other_sources_are_not_taken_for_the_same(root):
+    config = source(root)
+    config.prepare(quiet)
+    config.prepare(quiet)
+    first = root / f"tiny-imagenet-200/train/{WNIDS[0]}/images/{WNIDS[0]}_1.JPEG"
+    image_layouts.image(first, 50, (64, 64))
+    os.utime(first, (1, 1))
+    with pytest.raises(DataError, match=r"imagenet\.h5: made from other files: remove it and prep"):
+        config.prepare(quiet)
+    check(config.load(0))
+    rmtree(root / "tiny-imagenet-200")
+    assert config.prepare(quiet) == config.packed
+
+
+def test_it_is_mapped_and_read_without_a_lock(root):
+    config = source(root)
+    with config.prepare(quiet).open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert config.load(0).mapped
 
 
 def test_real_images(tmp_path):

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hpcfl.comm.solo import Solo
+from hpcfl.data.arrays import to_indices
 from hpcfl.data.base import Dataset
 from hpcfl.data.partition import Spans
-from hpcfl.data.sentences import to_indices
 from hpcfl.data.words import Vocabulary
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.meter import Meter
