@@ -15,6 +15,8 @@ _DEFLATE = 1032  # the most that HDF5's usual compression can save
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """The file, for reading; damage found inside the block becomes a DataError."""
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file; `hpcfl data prepare` says where to get it")
     try:
         with h5py.File(path, "r", locking=False) as file:
             yield file

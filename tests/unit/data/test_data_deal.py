@@ -212,7 +212,7 @@ def test_wrong_files(tmp_path, content, clients, message):
 
 
 def test_a_missing_file_or_key(tmp_path):
-    with pytest.raises(DataError, match="not a readable"):
+    with pytest.raises(DataError, match="there is no such file"):
         split(File(path=str(tmp_path / "none.npy")), None, [0])
     np.savez(tmp_path / "two.npz", a=[0], b=[0])
     with pytest.raises(DataError, match="say which array by key; found a, b"):

@@ -172,7 +172,7 @@ def test_missing_truncated_and_scrambled_files(root):
             Shakespeare(root=str(root)).load(0)
         assert "\n" not in str(caught.value)
     path.unlink()
-    with pytest.raises(DataError, match=r"shakespeare_train\.h5: not a readable"):
+    with pytest.raises(DataError, match=r"shakespeare_train\.h5: there is no such file"):
         Shakespeare(root=str(root)).load(0)
 
 

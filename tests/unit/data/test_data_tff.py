@@ -144,7 +144,7 @@ def test_missing_and_truncated_files(tmp_path):
         with pytest.raises(DataError, match=r"fed_emnist_test\.h5: not a readable"):
             Tff(root=str(tmp_path)).load(0)
     path.unlink()
-    with pytest.raises(DataError, match=r"fed_emnist_test\.h5: not a readable"):
+    with pytest.raises(DataError, match=r"fed_emnist_test\.h5: there is no such file"):
         Tff(root=str(tmp_path)).load(0)
 
 
