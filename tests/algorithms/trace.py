@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,7 +92,10 @@ def _played(job: str) -> Trace:
     gradient, sizes = _Heard(parts), list(map(len, parts.rows))
     server = parts.algorithm.init_server(parts.x0)
     found = Trace([server], [], [], parts.algorithm)
-    with closing(parts.store(Path(), 0, "trace", range(len(sizes)))) as store:
+    with (
+        TemporaryDirectory() as folder,
+        closing(parts.store(Path(folder), 0, "trace", range(len(sizes)))) as store,
+    ):
         desk = _Desk(found, gradient, store, len(sizes))
         run = wire(parts, Solo(), owners(sizes, 1), store, gradient, desk, Signals())
         play(run, server, 0)
