@@ -6,10 +6,11 @@ Clients whose states are staged one after the other and are the same tensors sha
 
 A commit leaves, in the checkpoint's folder, one file per rank that says where every state lies
 (``rows-RANK.npz``, see ``hpcfl.store.rows``); the files it points to are never changed while any
-kept checkpoint names them.
+kept checkpoint names them.  It is written while rounds go on: what they stage is not part of it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -72,6 +73,23 @@ def part(*tensors: Tensor) -> tuple[Tensor, ...]:
 class ClientStore(Protocol):
     """The states of one rank's clients."""
 
+    @property
+    def short(self) -> bool:
+        """Whether a commit had better be finished, so that ``keep`` can let go of old rows."""
+        ...
+
+    def reserve(self, rows: Sequence[int]) -> None:
+        """Have room on the disk for so many rows, of every part of the states.
+
+        Raises:
+            StoreError: the disk is too small.
+        """
+        ...
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """These clients are read next: their states can be fetched meanwhile."""
+        ...
+
     def read(self, client: int) -> Any | None:
         """The client's latest staged state, or None if it never had one.
 
@@ -84,11 +102,12 @@ class ClientStore(Protocol):
         """Take over the client's new state; the caller does not change the tensors afterwards."""
         ...
 
-    def commit(self, folder: Path) -> None:
-        """Make all staged states durable and write ``folder/rows-RANK.npz``.
+    def commit(self, folder: Path) -> "list[Future[None]]":
+        """Begin to make the states of now durable and to write ``folder/rows-RANK.npz``.
 
-        On return everything is flushed and fsynced.  The commit takes effect when rank 0 renames
-        the checkpoint's manifest, which is not the store's business.
+        Once the futures are done everything is flushed and fsynced, or they raise StoreError.  The
+        commit takes effect when rank 0 renames the checkpoint's manifest, which is not the store's
+        business; until then, or until ``keep``, no other may begin.
         """
         ...
 

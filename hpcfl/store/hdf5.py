@@ -1,12 +1,16 @@
 """States on disk, copy on write, with a cache in host memory.
 
 A client's new state goes to a free row, or over its old one if nobody else needs that: no kept
-checkpoint, no other client.
+checkpoint, no other client.  Rows are read ahead for clients that are expected and written behind
+(see ``hpcfl.store.behind``); a state on its way to the disk is still at hand.
 """
 
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,9 @@ from torch import Tensor
 from hpcfl.errors import StoreError
 from hpcfl.store import rows
 from hpcfl.store.base import StateSchema
+from hpcfl.store.behind import Behind
 from hpcfl.store.pool import Pool
-from hpcfl.store.reader import Reader, verified
+from hpcfl.store.reader import Reader
 
 NOWHERE = -1  # the address of a client that has no row yet
 
@@ -43,6 +48,8 @@ class Hdf5Store:
         clients: the clients this rank owns.
         schema: the shape of a state.
         cache_bytes: memory for states at most, objects included; 0 writes every state at once.
+            A cohort's states, expected or on their way to the disk, come on top.
+        common: the clients of a round have one row together.
     """
 
     def __init__(
@@ -53,17 +60,36 @@ class Hdf5Store:
         clients: Sequence[int],
         schema: StateSchema,
         cache_bytes: int,
+        *,
+        common: bool = False,
     ) -> None:
-        self._rank, self._schema = rank, schema
+        self._rank, self._schema, self._common = rank, schema, common
         # 16 bytes a client; a dict would take 150.
         self._clients = np.unique(np.asarray(clients, np.int64))
         self._address = np.full(len(self._clients), NOWHERE, np.int64)
         self._pool = Pool(root, rank, life, schema, len(self._clients))
+        self._behind = Behind(schema)
         self._capacity = cache_bytes // footprint(schema)  # states
         # By address, the least recently used first.
         self._cache: OrderedDict[int, Any] = OrderedDict()
         self._dirty: set[int] = set()
+        self._writing: dict[int, _Writing] = {}  # by address, the newest
+        self._queue: deque[_Writing] = deque()  # all of them, the oldest first
+        self._outside = 0  # states that the queue alone holds in memory
+        self._cohort = 1  # clients, the most that were expected so far
+        self._coming: dict[int, Callable[[], Any | None]] = {}  # by client
         self._last = NOWHERE, _Marks(())  # where the latest new state went, and which it is
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """These clients are read next: their states are fetched from the disk meanwhile."""
+        self._cohort = max(self._cohort, len(clients))
+        self._coming = {}
+        fetched: dict[int, Callable[[], Any | None]] = {}  # by address, which several may share
+        for client in clients:
+            address = int(self._address[self._position(client)])
+            if address not in fetched:
+                fetched[address] = self._fetch(address, client)
+            self._coming[client] = fetched[address]
 
     def read(self, client: int) -> Any | None:
         """The client's latest staged state, or None if it never had one.
@@ -72,13 +98,9 @@ class Hdf5Store:
             StoreError: its row cannot be read or its checksum is wrong.
         """
         address = int(self._address[self._position(client)])
-        if address == NOWHERE:
-            return None
-        state = self._cache.get(address)
-        if state is None:
-            source, row, crc = self._pool.source(address)
-            state = verified(source, row, crc, client, self._schema)
-        self._remember(address, state)
+        state = (self._coming.get(client) or self._fetch(address, client))()
+        if state is not None:
+            self._remember(address, state)
         return state
 
     def stage(self, client: int, state: Any) -> None:
@@ -103,23 +125,40 @@ class Hdf5Store:
             self._last = address, _Marks(state)
             self._dirty.add(address)
             self._remember(address, state)
+        if client in self._coming:
+            self._coming[client] = lambda: state
 
-    def commit(self, folder: Path) -> None:
-        """Make all staged states durable and write ``folder/rows-RANK.npz``.
+    def commit(self, folder: Path) -> list["Future[None]"]:
+        """Begin to make the states of now durable and to write ``folder/rows-RANK.npz``.
 
-        Raises:
-            StoreError: the disk is full or fails.
+        The future raises StoreError if the disk is full or fails.
         """
         for address in sorted(self._dirty):
             self._write(address)
-        self._pool.flush()
         known = np.flatnonzero(self._address != NOWHERE)
         taken = self._address[known]
         self._pool.pin(taken)
         segments, places = self._pool.split(taken)
-        crcs, names = self._pool.crcs(taken), self._pool.names
-        table = rows.Rows(self._clients[known], segments, places, crcs, names)
-        rows.write(folder, self._rank, table)
+        names = self._pool.names
+
+        def tabulate(crcs: rows.Ints) -> None:
+            table = rows.Rows(self._clients[known], segments, places, crcs, names)
+            rows.write(folder, self._rank, table)
+
+        return [self._behind.flush(self._pool.segments, segments, places, tabulate)]
+
+    @property
+    def short(self) -> bool:
+        """Whether free rows may not last for two more rounds."""
+        return self._pool.free < 2 * (1 if self._common else self._cohort)
+
+    def reserve(self, rows: Sequence[int]) -> None:
+        """Have so many rows on the disk, before they are needed.
+
+        Raises:
+            StoreError: the disk is too small for them.
+        """
+        self._pool.reserve(sum(rows))
 
     def keep(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; rows that only others name may be reused.
@@ -174,6 +213,7 @@ class Hdf5Store:
 
     def close(self) -> None:
         """Release the files; what was not committed is lost."""
+        self._behind.close()
         self._pool.close()
         self._cache.clear()
         self._dirty.clear()
@@ -184,6 +224,16 @@ class Hdf5Store:
             raise ValueError(f"client {client} is not one of rank {self._rank}'s")
         return position
 
+    def _fetch(self, address: int, client: int) -> Callable[[], Any | None]:
+        """What gives the state at an address, which is on its way from the disk if need be."""
+        if address == NOWHERE:
+            return lambda: None
+        if address in self._cache:
+            return partial(_itself, self._cache[address])
+        if address in self._writing:
+            return partial(_itself, self._writing[address].state)
+        return self._behind.read(*self._pool.locate(address), client).result
+
     def _remember(self, address: int, state: Any) -> None:
         self._cache[address] = state
         self._cache.move_to_end(address)
@@ -192,11 +242,42 @@ class Hdf5Store:
             if oldest in self._dirty:
                 self._write(oldest)
             del self._cache[oldest]
+            writing = self._writing.get(oldest)
+            if writing and not writing.outside:
+                writing.outside = True
+                self._outside += 1
+        while self._queue and (self._outside > self._cohort or self._queue[0].future.done()):
+            self._settle(self._queue.popleft())
 
     def _write(self, address: int) -> None:
-        """Write a dirty state from the cache to its row."""
-        self._pool.write(address, self._cache[address])
+        """Begin to write a dirty state from the cache to its row."""
+        state = self._cache[address]
+        future = self._behind.write(*self._pool.locate(address), state)
+        self._writing[address] = _Writing(address, state, future)
+        self._queue.append(self._writing[address])
         self._dirty.discard(address)
+
+    def _settle(self, writing: "_Writing") -> None:
+        """Wait until a state is written, and forget it."""
+        writing.future.result()
+        self._outside -= writing.outside
+        if self._writing.get(writing.address) is writing:
+            del self._writing[writing.address]
+
+
+@dataclass(eq=False)
+class _Writing:
+    """A state on its way to its row."""
+
+    address: int
+    state: Any
+    future: "Future[None]"
+    outside: bool = False
+    """Whether the cache has let go of it."""
+
+
+def _itself(state: Any) -> Any:
+    return state
 
 
 class _Marks:

@@ -1,6 +1,7 @@
 """States in host memory; a commit writes all of them to one new segment file."""
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,16 @@ class MemoryStore:
         self._states: dict[int, Any] = {}
         self._files: set[str] = set()  # this life's
         self._commits = 0
+        self._behind = ThreadPoolExecutor(1, "store-commit")
+
+    short = False
+    """A commit makes a file of its own; nothing waits for another's end."""
+
+    def reserve(self, rows: Sequence[int]) -> None:
+        """A commit's file is allocated with it."""
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """They are at hand."""
 
     def read(self, client: int) -> Any | None:
         """The client's latest staged state, or None if it never had one."""
@@ -44,31 +55,34 @@ class MemoryStore:
         self._check(client)
         self._states[client] = state
 
-    def commit(self, folder: Path) -> None:
-        """Write all states and ``folder/rows-RANK.npz``, durably.
+    def commit(self, folder: Path) -> "list[Future[None]]":
+        """Begin to write the states of now and ``folder/rows-RANK.npz``, durably.
 
-        Raises:
-            StoreError: the disk is full or fails.
+        The future raises StoreError if the disk is full or fails.
         """
-        clients = sorted(self._states)
-        keys = [tuple(map(id, self._states[client])) for client in clients]
-        distinct = {key: self._states[i] for key, i in zip(keys, clients, strict=True)}
-        crcs = np.array([segment.checksum(state) for state in distinct.values()], np.int64)
+        states = dict(sorted(self._states.items()))
         name = segment.name(self._life, self._rank, self._commits)
-        names = (name,) if clients else ()
-        if clients:
+        if states:
             self._commits += 1
             self._files.add(name)
+        return [self._behind.submit(self._commit, folder, name, states)]
+
+    def _commit(self, folder: Path, name: str, states: dict[int, Any]) -> None:
+        keys = [tuple(map(id, state)) for state in states.values()]
+        distinct = dict(zip(keys, states.values(), strict=True))
+        at = {key: row for row, key in enumerate(distinct)}
+        places = np.array([at[key] for key in keys], np.int64)
+        crcs = np.zeros(0, np.int64)
+        if states:
             file = Segment.create(self._root / name, self._schema, len(distinct))
             for row, state in enumerate(distinct.values()):
                 file.write(row, state)
             file.flush()
             file.close()
-        at = {key: row for row, key in enumerate(distinct)}
-        places = np.array([at[key] for key in keys], np.int64)
-        ids, first = np.array(clients, np.int64), np.zeros(len(clients), np.int64)
-        table = rows.Rows(ids, first, places, crcs[places], names)
-        rows.write(folder, self._rank, table)
+            crcs = file.crcs.astype(np.int64)[places]
+        ids, first = np.array(list(states), np.int64), np.zeros(len(states), np.int64)
+        names = (name,) if states else ()
+        rows.write(folder, self._rank, rows.Rows(ids, first, places, crcs, names))
 
     def keep(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; this life's files of all others are deleted.
@@ -100,6 +114,7 @@ class MemoryStore:
 
     def close(self) -> None:
         """Drop the states; what was not committed is lost."""
+        self._behind.shutdown()
         self._states.clear()
 
     def _check(self, client: int) -> None:

@@ -1,6 +1,7 @@
 """The store of algorithms whose clients remember nothing."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,15 @@ class NoStore:
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
+    short = False
+    """There is nothing to run short of."""
+
+    def reserve(self, rows: Sequence[int]) -> None:
+        """Nothing needs room."""
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """Nothing is to be fetched."""
+
     def read(self, client: int) -> Any | None:
         """None: no client ever has a state."""
         return None
@@ -23,7 +33,7 @@ class NoStore:
     def stage(self, client: int, state: Any) -> None:
         """Forget the empty state."""
 
-    def commit(self, folder: Path) -> None:
+    def commit(self, folder: Path) -> "list[Future[None]]":
         """Write an empty ``folder/rows-RANK.npz``, durably.
 
         Raises:
@@ -31,6 +41,7 @@ class NoStore:
         """
         none = np.zeros(0, np.int64)
         rows.write(folder, self._rank, rows.Rows(none, none, none, none, ()))
+        return []
 
     def keep(self, folders: Iterable[Path]) -> None:
         """Nothing lies anywhere."""

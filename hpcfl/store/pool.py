@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hpcfl.errors import StoreError
 from hpcfl.store import segment
@@ -44,15 +43,32 @@ class Pool:
         self._starts = array("q")  # the first address of each segment
         self._pinned = np.zeros(0, np.bool_)
         self._holders = np.zeros(0, np.int32)  # how many clients hold each row
-        self._crcs = np.zeros(0, np.uint32)  # of what was written last
         self._free = array("q")  # a stack
-        self._unflushed: set[int] = set()
         self._created = 0
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments, in order."""
+        return tuple(self._segments)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The file names of the segments, in order."""
         return tuple(part.path.name for part in self._segments)
+
+    @property
+    def free(self) -> int:
+        """How many rows are free."""
+        return len(self._free)
+
+    def reserve(self, rows: int) -> None:
+        """Have so many rows in all, free or not.
+
+        Raises:
+            StoreError: the disk is too small for them.
+        """
+        while (missing := rows - len(self._pinned)) > 0:
+            self._add(min(missing, max(1, FILE_BYTES // max(1, self._schema.bytes))))
 
     def take(self) -> int:
         """The address of a free row, in a new segment if need be.
@@ -80,27 +96,10 @@ class Pool:
         """Whether the row is one client's alone and no kept checkpoint needs it."""
         return bool(self._holders[address] == 1 and not self._pinned[address])
 
-    def write(self, address: int, tensors: Sequence[Tensor]) -> None:
-        """Replace a row that is not pinned."""
-        index, row = self._locate(address)
-        self._unflushed.add(index)
-        self._segments[index].write(row, tensors)
-        self._crcs[address] = segment.checksum(tensors)
-
-    def source(self, address: int) -> tuple[Segment, int, int]:
-        """The segment, the row and the checksum of an address."""
-        index, row = self._locate(address)
-        return self._segments[index], row, int(self._crcs[address])
-
-    def crcs(self, addresses: Addresses) -> NDArray[np.int64]:
-        """The checksums of written rows."""
-        return self._crcs[addresses].astype(np.int64)
-
-    def flush(self) -> None:
-        """Bring all written rows to the disk."""
-        for index in sorted(self._unflushed):
-            self._segments[index].flush()
-        self._unflushed.clear()
+    def locate(self, address: int) -> tuple[Segment, int]:
+        """The segment and the row of an address."""
+        index = bisect_right(self._starts, address) - 1
+        return self._segments[index], address - self._starts[index]
 
     def pin(self, addresses: Addresses) -> None:
         """Promise these rows to a checkpoint."""
@@ -126,7 +125,10 @@ class Pool:
     def restore(self, addresses: Addresses, crcs: NDArray[np.int64]) -> None:
         """Let one client each hold these rows, whose checksums are known."""
         np.add.at(self._holders, addresses, 1)
-        self._crcs[addresses] = crcs
+        segments, rows = self.split(addresses)
+        for index, part in enumerate(self._segments):
+            own = segments == index
+            part.crcs[rows[own]] = crcs[own]
 
     def addresses(
         self, names: Sequence[str], segments: NDArray[np.int64], rows: NDArray[np.int64]
@@ -158,22 +160,21 @@ class Pool:
         while self._segments:
             self._segments.pop().close()
 
-    def _locate(self, address: int) -> tuple[int, int]:
-        index = bisect_right(self._starts, address) - 1
-        return index, address - self._starts[index]
-
     def _grow(self) -> None:
-        """Add a segment."""
+        """Add a segment, though none was reserved."""
+        have, pinned = len(self._pinned), int(self._pinned.sum())
+        self._add(growth(have, self._clients, pinned, self._schema.bytes))
+
+    def _add(self, rows: int) -> None:
+        """Add a segment of free rows, the lowest address of which is taken first."""
         have = len(self._pinned)
-        rows = growth(have, self._clients, int(self._pinned.sum()), self._schema.bytes)
         path = self._root / segment.name(self._life, self._rank, self._created)
         self._append(Segment.create(path, self._schema, rows), pinned=False)
         self._created += 1
-        self._free = array("q", range(have + rows - 1, have - 1, -1))
+        self._free = array("q", range(have + rows - 1, have - 1, -1)) + self._free
 
     def _append(self, part: Segment, *, pinned: bool) -> None:
         self._starts.append(len(self._pinned))
         self._segments.append(part)
         self._pinned = np.concatenate([self._pinned, np.full(part.rows, pinned)])
         self._holders = np.concatenate([self._holders, np.zeros(part.rows, np.int32)])
-        self._crcs = np.concatenate([self._crcs, np.zeros(part.rows, np.uint32)])

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,6 +51,8 @@ class Segment:
 
     def __init__(self, path: Path, schema: StateSchema, place: layout.Layout, fd: int) -> None:
         self.path, self.rows = path, place.rows
+        self.crcs = np.zeros(place.rows, np.uint32)
+        """Of what was written last; who knows those of an earlier life sets them."""
         self._schema, self._offsets, self._fd = schema, place.offsets, fd
 
     @classmethod
@@ -111,6 +114,7 @@ class Segment:
                 )
             view = _view(tensor)
             self._write(row, view, start + row * len(view))
+        self.crcs[row] = checksum(tensors)
 
     def flush(self) -> None:
         """Bring all written rows to the disk.

@@ -4,7 +4,8 @@ Each part has a store of its own.  In that of the shared parts the clients of a 
 which lives as long as one of them, or a kept checkpoint, needs it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,26 @@ class SharedStore:
     def __init__(self, schema: StateSchema, own: ClientStore, shared: ClientStore) -> None:
         self._schema, self._own, self._shared = schema, own, shared
 
+    @property
+    def short(self) -> bool:
+        """Whether a commit had better be finished, so that ``keep`` can let go of old rows."""
+        return self._own.short or self._shared.short
+
+    def reserve(self, rows: Sequence[int]) -> None:
+        """Have room on the disk for so many own and so many shared parts.
+
+        Raises:
+            StoreError: the disk is too small for them.
+        """
+        own, shared = rows
+        self._own.reserve([own])
+        self._shared.reserve([shared])
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """These clients are read next: their states are fetched from the disk meanwhile."""
+        self._own.expect(clients)
+        self._shared.expect(clients)
+
     def read(self, client: int) -> Any | None:
         """The client's latest staged state, or None if it never had one.
 
@@ -45,14 +66,12 @@ class SharedStore:
         self._own.stage(client, own)
         self._shared.stage(client, shared)
 
-    def commit(self, folder: Path) -> None:
-        """Make all staged states durable and write both parts' ``rows-RANK.npz``.
+    def commit(self, folder: Path) -> "list[Future[None]]":
+        """Begin to make the states of now durable and to write both parts' ``rows-RANK.npz``.
 
-        Raises:
-            StoreError: the disk is full or fails.
+        The futures raise StoreError if the disk is full or fails.
         """
-        self._own.commit(folder)
-        self._shared.commit(folder_of_shared(folder))
+        return [*self._own.commit(folder), *self._shared.commit(folder_of_shared(folder))]
 
     def keep(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; rows that only others name may be reused.

@@ -80,7 +80,8 @@ def write(folder: Path, life: str, tell: Callable[[int], None]) -> None:
                 store.stage(client, state._replace(anchor=x))
         place = folder / str(round)
         place.mkdir(exist_ok=True)
-        store.commit(place)
+        for written in store.commit(place):
+            written.result()
         with (place / "part").open("w") as file:
             os.fsync(file.fileno())
         (place / "part").rename(place / "manifest.json")

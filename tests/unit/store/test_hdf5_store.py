@@ -1,5 +1,7 @@
 """What the store on disk promises beyond the others: its cache, its rows, its owners."""
 
+from threading import Event, Timer
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from hpcfl.store import pool
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.hdf5 import Hdf5Store, footprint
 from hpcfl.store.reader import Reader
+from hpcfl.store.rows import Table
 from hpcfl.store.segment import Segment
 
 CLIENTS = 30
@@ -25,6 +28,30 @@ def written(monkeypatch):
 
     monkeypatch.setattr(Segment, "write", counted)
     return count
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Rows are read and written only while it is set."""
+    gate, read, write = Event(), Segment.read, Segment.write
+    gate.set()
+
+    def waiting(call):
+        def later(self, *args):
+            assert gate.wait(60)
+            return call(self, *args)
+
+        return later
+
+    monkeypatch.setattr(Segment, "read", waiting(read))
+    monkeypatch.setattr(Segment, "write", waiting(write))
+    return gate
+
+
+def settle(store):
+    """Wait until all states on their way have arrived."""
+    while store._queue:
+        store._settle(store._queue.popleft())
 
 
 def build(root, schema, states, clients=range(CLIENTS), life="a", rank=0):
@@ -57,17 +84,20 @@ def test_the_cache_keeps_its_limit_and_evicts_the_least_recently_used(
         store.stage(client, states[client])
     store.read(0)  # now 1 is the oldest
     store.stage(3, states[3])
+    settle(store)
     assert written == [1]
     assert store.read(0) is states[0]
     again = store.read(1)  # from disk, evicts 2
     assert again is not states[1]
     assert bits(again) == bits(states[1])
+    settle(store)
     assert written == [2]
     for client in range(4, CLIENTS):
         store.stage(client, make(client, 0))
         assert len(store._cache) == 3
     for client in range(CLIENTS):  # clean states are dropped without a write
         store.read(client)
+    settle(store)
     count = written[0]
     for client in range(CLIENTS):
         assert bits(store.read(client)) == bits(make(client, 0))
@@ -79,6 +109,7 @@ def test_without_cache_every_state_is_written_at_once(root, schema, make, bits, 
     store = build(root, schema, 0)
     state = make(1, 0)
     store.stage(1, state)
+    settle(store)
     assert written == [1]
     assert store.read(1) is not state
     assert bits(store.read(1)) == bits(state)
@@ -212,3 +243,117 @@ def test_a_small_state_is_charged_for_its_objects():
     assert 700 <= footprint(one) <= 1000
     three = StateSchema(tuple, tuple(Field(name, (5,), torch.float32) for name in "xyz"))
     assert 1700 <= footprint(three) <= 2500
+
+
+def test_expected_states_are_read_ahead(root, schema, make, bits, monkeypatch):
+    store = build(root, schema, 0)
+    for client in range(6):
+        store.stage(client, make(client, 0))
+    settle(store)
+    reads = []
+    monkeypatch.setattr(Segment, "read", reader_that_notes(reads))
+    store.expect([1, 2, 29])
+    store._behind.read(*store._pool.locate(0), 0).result()  # after those that were asked before
+    assert reads == [1, 2, 0]
+    assert [bits(store.read(client)) for client in (1, 2)] == [bits(make(c, 0)) for c in (1, 2)]
+    assert store.read(29) is None
+    assert reads == [1, 2, 0]
+    store.close()
+
+
+def reader_that_notes(rows):
+    read = Segment.read
+
+    def noted(self, row):
+        rows.append(row)
+        return read(self, row)
+
+    return noted
+
+
+def test_a_state_staged_after_it_was_expected_is_what_is_read(root, schema, make, gate):
+    """A client that takes part in two rounds running."""
+    store = build(root, schema, 0)
+    store.stage(1, make(1, 0))
+    settle(store)
+    gate.clear()
+    store.expect([1, 2])
+    after, new = make(1, 1), make(2, 1)
+    store.stage(1, after)
+    store.stage(2, new)
+    assert store.read(1) is after  # nobody waits for the disk
+    assert store.read(2) is new
+    gate.set()
+    store.close()
+
+
+def test_states_on_their_way_to_the_disk_are_a_cohort_at_most(root, schema, make, gate):
+    store = build(root, schema, 0)
+    store.expect([0, 1, 2])
+    gate.clear()
+    for client in range(3):
+        store.stage(client, make(client, 0))
+    assert store._outside == 3
+    Timer(0.05, gate.set).start()
+    store.stage(3, make(3, 0))  # waits for the first
+    assert store._outside <= 3
+    settle(store)
+    assert (store._outside, store._writing) == (0, {})
+    store.close()
+
+
+def test_what_is_staged_during_a_commit_is_not_part_of_it(
+    root, schema, make, bits, gate, tmp_path
+):
+    store = build(root, schema, 10)
+    for client in range(8):
+        store.stage(client, make(client, 0))
+    gate.clear()
+    (tmp_path / "a").mkdir()
+    (written,) = store.commit(tmp_path / "a")
+    for client in range(8):
+        store.stage(client, make(client, 1))
+    assert not written.done()
+    gate.set()
+    written.result()
+    with Reader(Table.load(tmp_path / "a", root), schema) as reader:
+        assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(8))
+    assert all(bits(store.read(client)) == bits(make(client, 1)) for client in range(8))
+    store.close()
+
+
+def test_a_write_that_fails_behind_fails_the_commit(root, schema, make, monkeypatch, tmp_path):
+    store = build(root, schema, 0)
+    store.stage(1, make(1, 0))
+
+    def fail(self, row, tensors):
+        raise StoreError("the disk fails")
+
+    settle(store)
+    monkeypatch.setattr(Segment, "write", fail)
+    store.stage(2, make(2, 0))
+    (written,) = store.commit(tmp_path)
+    with pytest.raises(StoreError, match="the disk fails"):
+        written.result()
+    assert not list(tmp_path.glob("rows-*.npz"))
+    store.close()
+
+
+def test_reserved_rows_are_all_there_is(root, schema, make, commit, monkeypatch):
+    monkeypatch.setattr(pool, "FILE_BYTES", 25 * schema.bytes)
+    store = build(root, schema, 0)
+    store.expect(range(10))
+    store.reserve([60])
+    assert [part.rows for part in store._pool.segments] == [25, 25, 10]
+    for client in range(CLIENTS):
+        store.stage(client, make(client, 0))
+    assert not store.short
+    kept, table = commit("a", store)
+    assert set(table.segments) == {0, 1}
+    for client in range(11):
+        store.stage(client, make(client, 1))
+    assert store.short  # 19 rows are free, two cohorts may need 20
+    store.keep([])
+    assert not store.short
+    assert len(store._pool.segments) == 3
+    store.close()

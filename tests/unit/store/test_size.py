@@ -79,7 +79,8 @@ def test_a_store_takes_as_much(tmp_path, monkeypatch, kind, keep):
             continue
         folder = tmp_path / f"{t}"
         folder.mkdir()
-        store.commit(folder)
+        for written in store.commit(folder):
+            written.result()
         found.commit(seen.copy())
         assert found.bytes.tolist() == [sum(file.stat().st_size for file in root.iterdir())]
         folders = [*folders, folder][-keep:]
