@@ -8,12 +8,12 @@
         shared/rows-RANK.npz the same of the part of the states that clients share, if there is one
         manifest.json        round, ranks, job, checksums; the rename into place is the commit
 
-A folder without a manifest was never committed and is pruned.
+A folder without a manifest was never committed and is pruned.  All files but the manifest are
+written while rounds go on.
 """
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -21,14 +21,9 @@ from zlib import crc32
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from hpcfl.comm.base import Comm
 from hpcfl.errors import StoreError
-from hpcfl.store.base import ClientStore
-from hpcfl.store.durable import STANDS, storing, sync_folder, write_file
-from hpcfl.store.rows import files as row_tables
 
 FORMAT = 2  # 1 had no shared part of the states
 MANIFEST = "manifest.json"
@@ -56,89 +51,6 @@ class Checkpoint(NamedTuple):
     def best(self) -> bytes | None:
         """Its best model, if there is one; ``read_server`` looked at the checksums."""
         return (self.folder / BEST).read_bytes() if BEST in self.files else None
-
-
-def save(
-    root: Path,
-    round: int,
-    server: Any,
-    kept: Mapping[str, Tensor],
-    store: ClientStore,
-    comm: Comm,
-    *,
-    job: str,
-    log_bytes: int,
-    keep: int,
-    best: bytes | None = None,
-) -> list[Path]:
-    """Collective: commit the server and every rank's states after ``round`` rounds.
-
-    Args:
-        root: the folder of the checkpoints.
-        round: rounds completed.
-        server: the algorithm's server, the same on every rank.
-        kept: what else the coming rounds need, by name, the same on every rank.
-        store: this rank's client states.
-        comm: the ranks.
-        job: the job's mark; a resume refuses another.
-        log_bytes: the length of the log, which is on the disk.
-        keep: how many checkpoints are kept.
-        best: the file of the best model so far, if there is one; rank 0's counts.
-
-    Returns:
-        The folders of the checkpoints that are kept, oldest first.
-
-    Raises:
-        StoreError: on this rank alone: a file cannot be written.
-    """
-    folder = root / f"{round:08d}"
-    if comm.rank == 0:
-        with storing(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-        write_file(folder / SERVER, save_tensors(flat(server)), advice=STANDS)
-        if kept:
-            beside = {name: _copied(tensor) for name, tensor in kept.items()}
-            write_file(folder / KEPT, save_tensors(beside), advice=STANDS)
-        if best is not None:
-            write_file(folder / BEST, best, advice=STANDS)
-    comm.barrier()
-    store.commit(folder)
-    comm.barrier()
-    names = ""
-    if comm.rank == 0:
-        with storing(folder):
-            _commit(folder, round, comm.size, job=job, log_bytes=log_bytes)
-        names = " ".join(found.folder.name for found in _prune(root, keep))
-    # Only what rank 0 knows to be kept: another host's view of the folder may be seconds old.
-    folders = [root / name for name in comm.share(names).split()]
-    store.keep(folders)
-    return folders
-
-
-def _commit(folder: Path, round: int, ranks: int, *, job: str, log_bytes: int) -> None:
-    names = [SERVER, *row_tables(folder, ranks)]
-    names += [name for name in (KEPT, BEST) if (folder / name).exists()]
-    manifest = {
-        "format": FORMAT,
-        "round": round,
-        "ranks": ranks,
-        "job": job,
-        "log_bytes": log_bytes,
-        "files": {name: crc32((folder / name).read_bytes()) for name in names},
-    }
-    sync_folder(folder)
-    write_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode(), advice=STANDS)
-    sync_folder(folder.parent)
-
-
-def _prune(root: Path, keep: int) -> list[Checkpoint]:
-    """Remove all but the newest ``keep`` checkpoints, which are returned."""
-    found = committed(root)
-    for old in found[:-keep]:
-        (old.folder / MANIFEST).unlink()
-        shutil.rmtree(old.folder, ignore_errors=True)  # `prune` removes what is left of it
-    return found[-keep:]
 
 
 def committed(root: Path) -> list[Checkpoint]:
@@ -205,10 +117,10 @@ def flat(server: Any) -> dict[str, Tensor]:
             tensors[name] = value
         else:
             tensors |= {f"{name}.{k}": part for k, part in enumerate(value)}
-    return {name: _copied(tensor) for name, tensor in tensors.items()}
+    return {name: copied(tensor) for name, tensor in tensors.items()}
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def copied(tensor: Tensor) -> Tensor:
     """On the CPU, sharing memory with no other: safetensors refuses that."""
     return tensor.detach().cpu().clone()
 

@@ -16,7 +16,9 @@ from hpcfl.runtime import Run
 from hpcfl.schema import Survey, nbytes
 from hpcfl.types import Record
 
-Asked = NDArray[np.float64]  # the signal that asked for a stop (0: none), a checkpoint is wanted
+# The signal that asked for a stop (0: none), whether a checkpoint is wanted, whether one is on its
+# way, whether rounds must wait for that.
+Asked = NDArray[np.float64]
 
 
 def play(run: Run, server: Any, start: int) -> Any:
@@ -32,20 +34,28 @@ def play(run: Run, server: Any, start: int) -> Any:
     saved = monotonic()
     for t in range(start, run.rounds):
         began = perf_counter()
-        server, record, asked = play_round(run, server, t, partial(_asked, run, saved))
+        try:
+            server, record, asked = play_round(run, server, t, partial(_asked, run, saved))
+        except DivergedError:
+            run.desk.settle()
+            raise
         record["wall_s"] = perf_counter() - began
         done, stop = t + 1, int(asked[0])
         if run.evaluation(done, run.rounds):
             record |= run.desk.evaluate(done, server.x)
         run.desk.record(record)
+        if asked[3] or not asked[2]:
+            run.desk.settle()
         if stop or asked[1] or run.checkpoint(done, run.rounds):
             run.desk.save(done, server, run.observer.kept)
             run.signals.save, saved = False, monotonic()
         if stop and done < run.rounds:
+            run.desk.settle()
             raise Stopped(
                 f"stopped by {Names(stop).name} after round {done} of {run.rounds}, with a "
                 "checkpoint: resume to go on"
             )
+    run.desk.settle()
     return server
 
 
@@ -83,17 +93,22 @@ def play_round(
             for visit, gradient in zip(visits, gradients, strict=True)
         ]
 
+    began = perf_counter()
     states = [_state(run, i) for i in mine]
+    store.expect(run.mine(t + 1))
+    waited = perf_counter() - began
     trained = run.executor.train(message, visits, states, ends=run.observer.ends(t))
     sent = [run.schema.send(end.upload, end.loss) for end in trained]
     mean, up, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
     record["up_bytes"] += up
+    began = perf_counter()
     x = message.x.cpu()  # one tensor for all clients that keep it
     for i, end in zip(mine, trained, strict=True):
         leaves = (x if leaf is message.x else leaf.cpu() for leaf in end.state)
         store.stage(i, type(end.state)(*leaves))
+    waited += perf_counter() - began
     upload, loss = run.schema.receive(mean)
-    record |= {"train_loss": float(loss), "data_s": run.population.spent()}
+    record |= {"train_loss": float(loss), "data_s": run.population.spent(), "store_s": waited}
     after = _finite(algorithm.update(server, upload, cohort), t + 1)
     record |= run.observer.observe(cohort, message.x, after.x, visits, trained)
     return after, record, asked
@@ -113,7 +128,8 @@ def _finite(server: Any, round: int) -> Any:
 def _asked(run: Run, saved: float) -> Asked:
     """What signals and the clock ask of this rank, ``saved`` being when it last checkpointed."""
     late = run.minutes is not None and monotonic() - saved > 60 * run.minutes
-    return np.array([run.signals.stop, run.signals.save or late], dtype=np.float64)
+    asked = run.signals.stop, run.signals.save or late, *run.desk.pending
+    return np.array(asked, dtype=np.float64)
 
 
 def _state(run: Run, client: int) -> Any:

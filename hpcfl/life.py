@@ -1,7 +1,8 @@
 """What one start of a run holds on one rank: its parts, its store, its desk."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from hpcfl.assemble import Parts
 from hpcfl.best import Best
-from hpcfl.checkpoint import Checkpoint, fingerprint, save
+from hpcfl.checkpoint import Checkpoint, fingerprint
 from hpcfl.comm.base import Comm
 from hpcfl.comm.together import together
 from hpcfl.errors import RankError, StoreError
@@ -22,6 +23,7 @@ from hpcfl.placement import owners
 from hpcfl.progress import Progress
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import RunLog
+from hpcfl.saving import Saving, begin
 from hpcfl.store import rows as row_tables
 from hpcfl.store.base import ClientStore
 from hpcfl.types import Record, Vector
@@ -37,6 +39,8 @@ class Life:
             self.owner: NDArray[np.int64] = owners([len(own) for own in parts.rows], comm.size)
         self._store: ClientStore | None = None
         self.best = Best(folder.best)
+        self._saving: Saving | None = None
+        self._behind = ThreadPoolExecutor(1, "checkpoint")
 
     @property
     def store(self) -> ClientStore:
@@ -64,12 +68,27 @@ class Life:
             self.store.rehome(table)
         self.store.keep(kept)
 
-    def save(self, round: int, server: Any, kept: Mapping[str, Tensor], *, log_bytes: int) -> None:
-        """Collective: commit a checkpoint.
+    def save(
+        self,
+        round: int,
+        server: Any,
+        kept: Mapping[str, Tensor],
+        log_bytes: int,
+        sync: Callable[[], None],
+    ) -> None:
+        """Collective: begin a checkpoint; one that is on its way is committed first.
+
+        Args:
+            round: rounds completed.
+            server: the algorithm's.
+            kept: what else the coming rounds need.
+            log_bytes: the length of the log.
+            sync: brings the log to the disk; called on another thread.
 
         Raises:
             RankError: the ranks' models differ.
         """
+        self.settle()
         mark = float(fingerprint(server.x, *self.parts.buffers.values()))
         low, high = self.comm.max(np.array([-mark, mark]))
         if -low != high:
@@ -79,18 +98,37 @@ class Life:
             )
             error.collective = True
             raise error
-        folders = save(
+        self._saving = begin(
             self.folder.checkpoints,
             round,
             server,
             kept,
             self.store,
             self.comm,
+            self._behind,
             job=self.folder.mark,
             log_bytes=log_bytes,
-            keep=self.parts.job.checkpoint.keep,
+            sync=sync,
             best=self.best.content,
         )
+
+    @property
+    def pending(self) -> tuple[bool, bool]:
+        """Whether this rank still writes a checkpoint, and whether rounds must wait for it."""
+        if self._saving is None:
+            return False, False
+        return not self._saving.ready, self.store.short
+
+    def settle(self) -> None:
+        """Collective: commit the checkpoint that is on its way, if one is.
+
+        Raises:
+            StoreError: on this rank alone: a file cannot be written.
+        """
+        if self._saving is None:
+            return
+        folders = self._saving.commit(self.store, self.comm, self.parts.job.checkpoint.keep)
+        self._saving = None
         if self.comm.rank == 0:
             self.prune_stores(folders)
 
@@ -100,6 +138,7 @@ class Life:
 
     def close(self) -> None:
         """Release the files of the store, if it was opened."""
+        self._behind.shutdown()
         if self._store is not None:
             self._store.close()
 
@@ -148,8 +187,17 @@ class Desk:
             self._progress.round(record)
 
     def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
-        """Collective: commit a checkpoint."""
-        self._life.save(round, server, kept, log_bytes=self._log.sync())
+        """Collective: begin a checkpoint; one that is on its way is committed first."""
+        self._life.save(round, server, kept, self._log.size, self._log.sync)
+
+    @property
+    def pending(self) -> tuple[bool, bool]:
+        """Whether this rank still writes a checkpoint, and whether rounds must wait for it."""
+        return self._life.pending
+
+    def settle(self) -> None:
+        """Collective: commit the checkpoint that is on its way, if one is."""
+        self._life.settle()
 
     def close(self) -> None:
         """Close the log."""

@@ -28,13 +28,20 @@ class RunLog:
                 self._file.write(_line(record))
                 self._file.flush()
 
-    def sync(self) -> int:
-        """Make what was written durable; its length in bytes."""
-        if not self._file:
-            return 0
-        with storing(Path(self._file.name)):
-            os.fsync(self._file.fileno())
-        return self._file.tell()
+    @property
+    def size(self) -> int:
+        """Its length in bytes."""
+        return self._file.tell() if self._file else 0
+
+    def sync(self) -> None:
+        """Make what was written durable.
+
+        Raises:
+            StoreError: the disk fails.
+        """
+        if self._file:
+            with storing(Path(self._file.name)):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""

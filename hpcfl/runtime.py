@@ -32,7 +32,16 @@ class Desk(Protocol):
         ...
 
     def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
-        """Commit a checkpoint of the state after ``round`` rounds, with what was ``kept`` too."""
+        """Begin a checkpoint of the state after ``round`` rounds, with what was ``kept`` too."""
+        ...
+
+    @property
+    def pending(self) -> tuple[bool, bool]:
+        """Whether this rank still writes a checkpoint, and whether rounds must wait for it."""
+        ...
+
+    def settle(self) -> None:
+        """Commit the checkpoint that is on its way, if one is."""
         ...
 
 

@@ -78,7 +78,8 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
                 life.best.restore(None)
         life.open_store()
         server = parts.algorithm.init_server(parts.x0)
-        life.save(0, server, {}, log_bytes=0)
+        life.save(0, server, {}, 0, lambda: None)
+        life.settle()
         return _Beginning(server, 0, {})
 
     return _live(loaded, folder, begin)

@@ -190,6 +190,11 @@ class _Desk:
     def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
         return None
 
+    pending = False, False
+
+    def settle(self) -> None:
+        return None
+
 
 class _Engine:
     """One turn: the next rounds by the engine; returns seconds."""

@@ -97,6 +97,7 @@ class Hdf5Store:
         Raises:
             StoreError: its row cannot be read or its checksum is wrong.
         """
+        self._settle(self._cohort)
         address = int(self._address[self._position(client)])
         state = (self._coming.get(client) or self._fetch(address, client))()
         if state is not None:
@@ -246,8 +247,7 @@ class Hdf5Store:
             if writing and not writing.outside:
                 writing.outside = True
                 self._outside += 1
-        while self._queue and (self._outside > self._cohort or self._queue[0].future.done()):
-            self._settle(self._queue.popleft())
+        self._settle(self._cohort)
 
     def _write(self, address: int) -> None:
         """Begin to write a dirty state from the cache to its row."""
@@ -257,12 +257,18 @@ class Hdf5Store:
         self._queue.append(self._writing[address])
         self._dirty.discard(address)
 
-    def _settle(self, writing: "_Writing") -> None:
-        """Wait until a state is written, and forget it."""
-        writing.future.result()
-        self._outside -= writing.outside
-        if self._writing.get(writing.address) is writing:
-            del self._writing[writing.address]
+    def _settle(self, outside: int) -> None:
+        """Forget states that are written; wait until memory holds ``outside`` at most for others.
+
+        Raises:
+            StoreError: one could not be written.
+        """
+        while self._queue and (self._outside > outside or self._queue[0].future.done()):
+            writing = self._queue.popleft()
+            writing.future.result()
+            self._outside -= writing.outside
+            if self._writing.get(writing.address) is writing:
+                del self._writing[writing.address]
 
 
 @dataclass(eq=False)

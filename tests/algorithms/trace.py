@@ -79,6 +79,11 @@ class _Desk:
         self._trace.gradients.append(self._gradient.answers)
         self._gradient.answers = []
 
+    pending = False, False
+
+    def settle(self) -> None:
+        pass
+
 
 def trace(job: Mapping[str, Any]) -> Trace:
     """Play the job, or remember how it went."""

@@ -2,15 +2,17 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from hpcfl.checkpoint import committed, fingerprint, flat, prune, read, read_server, save
+from hpcfl.checkpoint import committed, fingerprint, flat, prune, read, read_server
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
+from hpcfl.saving import begin
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.reader import Reader
@@ -47,13 +49,17 @@ def commit(tmp_path):
         for client in range(2):
             store.stage(client, State(torch.full((3,), float(10 * round + client)).double()))
         root = tmp_path / "checkpoints"
-        log_bytes = 7 * round
-        kept = save(
-            root, round, server(round), {}, store, Solo(), job=JOB, log_bytes=log_bytes, keep=keep
-        )
+        saving = begin(
+            root, round, server(round), {}, store, Solo(), behind, job=JOB, log_bytes=7 * round,
+            sync=lambda: synced.append(round),
+        )  # fmt: skip
+        kept = saving.commit(store, Solo(), keep)
+        assert synced[-1] == round
         return [read(folder) for folder in kept]
 
-    return go
+    synced: list[int] = []
+    with ThreadPoolExecutor(1) as behind:
+        yield go
 
 
 def states(root, checkpoint):

@@ -1,0 +1,155 @@
+"""Writing checkpoints (see ``hpcfl.checkpoint``): begun after a round, committed after another."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from hpcfl.checkpoint import (
+    BEST,
+    FORMAT,
+    KEPT,
+    MANIFEST,
+    SERVER,
+    Checkpoint,
+    committed,
+    copied,
+    flat,
+)
+from hpcfl.comm.base import Comm
+from hpcfl.store.base import ClientStore
+from hpcfl.store.durable import STANDS, storing, sync_folder, write_file
+from hpcfl.store.rows import files as row_tables
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A checkpoint on its way: begun on every rank, not yet committed."""
+
+    folder: Path
+    round: int
+    """Rounds completed."""
+    job: str
+    """The job's mark; a resume refuses another."""
+    log_bytes: int
+    """The length of the log."""
+    written: "list[Future[None]]"
+    """What this rank is still writing."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether this rank has written its part."""
+        return all(part.done() for part in self.written)
+
+    def commit(self, store: ClientStore, comm: Comm, keep: int) -> list[Path]:
+        """Collective: wait until all is written, commit it and let go of the oldest.
+
+        Returns:
+            The folders of the ``keep`` checkpoints that are kept, oldest first.
+
+        Raises:
+            StoreError: on this rank alone: a file cannot be written.
+        """
+        for part in self.written:
+            part.result()
+        comm.barrier()
+        root, names = self.folder.parent, ""
+        if comm.rank == 0:
+            with storing(self.folder):
+                self._commit(comm.size)
+            names = " ".join(found.folder.name for found in _prune(root, keep))
+        # Only what rank 0 knows to be kept: another host's view of the folder may be seconds old.
+        folders = [root / name for name in comm.share(names).split()]
+        store.keep(folders)
+        return folders
+
+    def _commit(self, ranks: int) -> None:
+        names = [SERVER, *row_tables(self.folder, ranks)]
+        names += [name for name in (KEPT, BEST) if (self.folder / name).exists()]
+        manifest = {
+            "format": FORMAT,
+            "round": self.round,
+            "ranks": ranks,
+            "job": self.job,
+            "log_bytes": self.log_bytes,
+            "files": {name: crc32((self.folder / name).read_bytes()) for name in names},
+        }
+        sync_folder(self.folder)
+        content = json.dumps(manifest, indent=1).encode()
+        write_file(self.folder / MANIFEST, content, advice=STANDS)
+        sync_folder(self.folder.parent)
+
+
+def begin(
+    root: Path,
+    round: int,
+    server: Any,
+    kept: Mapping[str, Tensor],
+    store: ClientStore,
+    comm: Comm,
+    behind: Executor,
+    *,
+    job: str,
+    log_bytes: int,
+    sync: Callable[[], None],
+    best: bytes | None = None,
+) -> Saving:
+    """Collective: begin to write the server and every rank's states after ``round`` rounds.
+
+    Args:
+        root: the folder of the checkpoints.
+        round: rounds completed.
+        server: the algorithm's server, the same on every rank.
+        kept: what else the coming rounds need, by name, the same on every rank.
+        store: this rank's client states.
+        comm: the ranks.
+        behind: where rank 0 writes its files.
+        job: the job's mark.
+        log_bytes: the length of the log.
+        sync: brings the log to the disk; called by ``behind`` on rank 0.
+        best: the file of the best model so far, if there is one; rank 0's counts.
+
+    Raises:
+        StoreError: on this rank alone: the folder cannot be made.
+    """
+    folder = root / f"{round:08d}"
+    written = []
+    if comm.rank == 0:
+        with storing(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        files = {SERVER: flat(server)}
+        if kept:
+            files[KEPT] = {name: copied(tensor) for name, tensor in kept.items()}
+        written.append(behind.submit(_write, folder, files, best, sync))
+    comm.barrier()
+    return Saving(folder, round, job, log_bytes, written + store.commit(folder))
+
+
+def _write(
+    folder: Path,
+    files: Mapping[str, dict[str, Tensor]],
+    best: bytes | None,
+    sync: Callable[[], None],
+) -> None:
+    sync()
+    for name, tensors in files.items():
+        write_file(folder / name, save_tensors(tensors), advice=STANDS)
+    if best is not None:
+        write_file(folder / BEST, best, advice=STANDS)
+
+
+def _prune(root: Path, keep: int) -> list[Checkpoint]:
+    """Remove all but the newest ``keep`` checkpoints, which are returned."""
+    found = committed(root)
+    for old in found[:-keep]:
+        (old.folder / MANIFEST).unlink()
+        shutil.rmtree(old.folder, ignore_errors=True)  # `prune` removes what is left of it
+    return found[-keep:]
