@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
@@ -15,12 +16,14 @@ from torch import Tensor
 from hpcfl.assemble import Parts
 from hpcfl.best import Best
 from hpcfl.checkpoint import Checkpoint, fingerprint
+from hpcfl.cohorts import Played, play_cohorts
 from hpcfl.comm.base import Comm
 from hpcfl.comm.together import together
 from hpcfl.errors import RankError, StoreError
 from hpcfl.evaluation import Evaluation
 from hpcfl.placement import owners
 from hpcfl.progress import Progress
+from hpcfl.room import require, room
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import RunLog
 from hpcfl.saving import Saving, begin
@@ -49,14 +52,35 @@ class Life:
             raise RuntimeError("the store is not open yet")
         return self._store
 
+    @cached_property
+    def _played(self) -> Played:
+        """The cohorts of all rounds."""
+        return play_cohorts(self.parts, self.comm.size)
+
+    def require_room(self) -> None:
+        """Refuse a disk that is too small for all that the run will keep; called on rank 0.
+
+        Raises:
+            JobError: it is.
+        """
+        require(room(self.parts, self._played), self.folder.root)
+
     def open_store(self) -> None:
         """Collective: open the home of this rank's client states."""
         own = np.flatnonzero(self.owner == self.comm.rank).tolist()
         with together(self.comm):
             self._store = self.parts.store(self.folder.stores, self.comm.rank, self.name, own)
 
+    def reserve(self) -> None:
+        """Allocate the rows of all clients that this rank will see.
+
+        Raises:
+            StoreError: the disk, or a quota, is too small.
+        """
+        self.store.reserve([int(part.rows[self.comm.rank]) for part in self._played.states])
+
     def take_over(self, newest: Checkpoint, kept: list[Path]) -> None:
-        """Let the store go on from a checkpoint."""
+        """Let the store go on from a checkpoint, with room for the rounds to come."""
         table = row_tables.Table.load(newest.folder, self.folder.stores)
         if table.ranks != newest.ranks:
             raise StoreError(
@@ -64,7 +88,9 @@ class Life:
             )
         if newest.ranks == self.comm.size:
             self.store.adopt(table)
+            self.reserve()
         else:
+            self.reserve()
             self.store.rehome(table)
         self.store.keep(kept)
 

@@ -76,7 +76,11 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
                 # Of a start that died before its first checkpoint.
                 cut(folder.log, 0)
                 life.best.restore(None)
+                life.prune_stores([])
+                life.require_room()
         life.open_store()
+        with together(life.comm):
+            life.reserve()
         server = parts.algorithm.init_server(parts.x0)
         life.save(0, server, {}, 0, lambda: None)
         life.settle()

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcfl.assemble import Parts
-from hpcfl.plan.disk import best_bytes, checkpoint_bytes
+from hpcfl.cohorts import Played, play_cohorts, state_bytes
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.memory import Holding, Memory, memory
-from hpcfl.plan.rounds import Played, commits, play_cohorts, state_bytes, surveys
+from hpcfl.plan.surveys import surveys
+from hpcfl.room import Room, room
 from hpcfl.schema import Traffic, nbytes, traffic
-from hpcfl.store.size import ENTRY, INDEX
 
 
 class RankShare(NamedTuple):
@@ -58,12 +58,8 @@ class Plan:
     shared: int
     """Kept once for all clients of a rank and a round."""
     server: int
-    checkpoint: int
-    """One checkpoint, without the states."""
-    best: int
-    """The best model's file, of which every checkpoint holds one more; 0 if none is kept."""
-    checkpoints: int
-    """Checkpoints on the disk, at most."""
+    room: Room
+    """What the run directory will take."""
     shares: tuple[RankShare, ...]
     """One a rank."""
 
@@ -87,16 +83,6 @@ class Plan:
         """Traffic of the whole job."""
         return Traffic(*(self.visits * size for size in self.traffic))
 
-    @property
-    def store(self) -> int:
-        """The stores of all ranks."""
-        return sum(share.store for share in self.shares)
-
-    @property
-    def disk(self) -> int:
-        """What the run directory will take at most, without logs."""
-        return self.store + self.checkpoints * self.checkpoint + self.best + self.vector
-
 
 def plan(parts: Parts, ranks: int, *, process: Process, activations: Activations) -> Plan:
     """What the job of ``parts`` will need on so many ranks.
@@ -114,10 +100,6 @@ def plan(parts: Parts, ranks: int, *, process: Process, activations: Activations
     played = play_cohorts(parts, ranks)
     own, shared = state_bytes(parts)
     steps = [int(population.visit(i, 0).about.steps) for i in range(len(population))]
-    best = best_bytes(parts)
-    stores = max(1, len(played.states))  # one writes row tables even where no state is kept
-    rows = int(played.seen.sum()) if played.states else 0
-    tables = stores * (ranks * INDEX + rows * ENTRY)
     return Plan(
         parameters=parts.x0.numel(),
         vector=nbytes(schema.message.x),
@@ -132,9 +114,7 @@ def plan(parts: Parts, ranks: int, *, process: Process, activations: Activations
         own=own,
         shared=shared,
         server=nbytes(schema.server),
-        checkpoint=checkpoint_bytes(parts, best, stores * ranks) + tables,
-        best=best,
-        checkpoints=min(job.checkpoint.keep, commits(parts)) + 1,
+        room=room(parts, played),
         shares=tuple(_share(parts, played, rank, process, activations) for rank in range(ranks)),
     )
 

@@ -9,7 +9,7 @@ from hpcfl.assemble import GIB, Parts
 from hpcfl.data.partition import bytes_of
 from hpcfl.local.supply import AHEAD, WHOLE
 from hpcfl.plan.measured import Activations, Process
-from hpcfl.plan.rounds import measured, surveys
+from hpcfl.plan.surveys import measured, surveys
 from hpcfl.schema import nbytes
 from hpcfl.store.hdf5 import STATE_OVERHEAD, TENSOR_OVERHEAD
 
@@ -78,8 +78,8 @@ def memory(parts: Parts, holding: Holding, *, process: Process, activations: Act
     sent = nbytes(schema.upload) + vector * summed
     states = holding.states + holding.seen * (STATE_OVERHEAD + TENSOR_OVERHEAD * len(schema.state))
     cache = states if job.store.kind == "memory" else int(job.store.cache_gib * GIB)
-    if states > cache:  # those of the cohort may be read anew, while the cache is full
-        visit += nbytes(schema.state)
+    if states > cache:  # a cohort's were read, the next one's are, new ones are being written
+        visit += 3 * nbytes(schema.state)
     whole, largest = job.evaluate.batch_size, max(map(len, parts.rows))
     batch = _batch(parts)
     if surveyed:

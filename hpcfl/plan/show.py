@@ -75,8 +75,11 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     once = f", and {decimal(found.shared)} for all of a rank and round" if found.shared else ""
     yield "states", f"{decimal(found.own)} per client{once}"
     yield "server", f"{decimal(found.server)}, on every rank"
-    yield "stores", f"{decimal(found.store)} on {len(found.shares)} rank(s)"
-    yield "checkpoints", f"{decimal(found.checkpoint)} each, {found.checkpoints} at most at a time"
+    yield "stores", f"{decimal(found.room.stores)} on {len(found.shares)} rank(s)"
+    yield (
+        "checkpoints",
+        f"{decimal(found.room.checkpoint)} each, {found.room.checkpoints} at most at a time",
+    )
 
 
 def _ranks(found: Plan) -> Table:
@@ -119,5 +122,5 @@ def _room(found: Plan, folder: Path) -> str:
     """The disk's free space against what the run needs."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free = disk_usage(there).free
-    said = f"{folder} needs {decimal(found.disk)} of disk; {decimal(free)} are free"
-    return said if found.disk <= free else f"WARNING: {said}"
+    said = f"{folder} needs {decimal(found.room.total)} of disk; {decimal(free)} are free"
+    return said if found.room.total <= free else f"WARNING: {said}"

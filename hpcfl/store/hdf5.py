@@ -23,6 +23,7 @@ from hpcfl.store.base import StateSchema
 from hpcfl.store.behind import Behind
 from hpcfl.store.pool import Pool
 from hpcfl.store.reader import Reader
+from hpcfl.store.size import ROUNDS
 
 NOWHERE = -1  # the address of a client that has no row yet
 
@@ -150,8 +151,8 @@ class Hdf5Store:
 
     @property
     def short(self) -> bool:
-        """Whether free rows may not last for two more rounds."""
-        return self._pool.free < 2 * (1 if self._common else self._cohort)
+        """Whether free rows may not last for two more rounds: this one, and one to say so in."""
+        return self._pool.free < ROUNDS * (1 if self._common else self._cohort)
 
     def reserve(self, rows: Sequence[int]) -> None:
         """Have so many rows on the disk, before they are needed.

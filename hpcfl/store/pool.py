@@ -22,11 +22,16 @@ Addresses = NDArray[np.int64]
 def growth(have: int, clients: int, pinned: int, state_bytes: int) -> int:
     """Rows of the segment that is added when none of ``have`` rows, ``pinned`` of them, is free.
 
-    As many as there are, within the bounds.
+    As many as there are, within the bounds.  A run reserves all its rows beforehand.
     """
     each = max(1, state_bytes)
     rows = max(FIRST_ROWS, FIRST_BYTES // each, have)
-    return min(rows, max(1, FILE_BYTES // each), 2 * clients + pinned - have)
+    return min(rows, most_rows(each), 2 * clients + pinned - have)
+
+
+def most_rows(state_bytes: int) -> int:
+    """Rows of the largest segment."""
+    return max(1, FILE_BYTES // max(1, state_bytes))
 
 
 class Pool:
@@ -68,7 +73,7 @@ class Pool:
             StoreError: the disk is too small for them.
         """
         while (missing := rows - len(self._pinned)) > 0:
-            self._add(min(missing, max(1, FILE_BYTES // max(1, self._schema.bytes))))
+            self._add(min(missing, most_rows(self._schema.bytes)))
 
     def take(self) -> int:
         """The address of a free row, in a new segment if need be.

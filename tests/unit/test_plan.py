@@ -79,7 +79,7 @@ def test_a_small_job_by_hand(job, hpcfl):
     job_of_it = load(job, []).job
     drawn = [job_of_it.cohort.draw(t, 4, job_of_it.seed) for t in range(4)]
     assert found.seen == len(set(np.concatenate(drawn)))
-    assert found.checkpoints == 3
+    assert found.room.checkpoints == 3
 
 
 @pytest.mark.parametrize(
@@ -154,20 +154,20 @@ def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, more, kind):
     assert hpcfl("run", job, *changes, "--out", out).code == 0
     found = planned(job, *changes)
     if kind == "hdf5":
-        assert size(out / "stores") == found.store
+        assert size(out / "stores") == found.room.stores
     else:  # the oldest file is gone once the next is there
-        assert size(out / "stores") <= found.store
+        assert size(out / "stores") <= found.room.stores
     newest = max((out / "checkpoints").iterdir())
-    assert size(newest) == pytest.approx(found.checkpoint, rel=0.05, abs=100)
-    assert len(list((out / "checkpoints").iterdir())) == found.checkpoints - 1
+    assert size(newest) == pytest.approx(found.room.checkpoint, rel=0.05, abs=100)
+    assert len(list((out / "checkpoints").iterdir())) == found.room.checkpoints - 1
     best = out / "best.safetensors"
     kept = best.stat().st_size if best.exists() else 0
-    assert kept == pytest.approx(found.best, rel=0.05)
+    assert kept == pytest.approx(found.room.best, rel=0.05)
     taken = sum(size(part) for part in out.iterdir() if part.suffix not in (".jsonl", ".yaml"))
     if kind == "hdf5":  # one checkpoint less than while the oldest goes
-        assert taken == pytest.approx(found.disk - found.checkpoint, rel=0.05, abs=200)
+        assert taken == pytest.approx(found.room.total - found.room.checkpoint, rel=0.05, abs=200)
     else:
-        assert taken <= found.disk
+        assert taken <= found.room.total
 
 
 @pytest.mark.parametrize(

@@ -28,22 +28,32 @@ def last(*rounds):
 
 
 def test_rows_by_hand():
-    """Clients 0, 1 of rank 0 and 2 of rank 1; large rows, so a segment has 64 or all it may.
+    """Clients 0, 1 of rank 0 and 2 of rank 1; rows of 1 GiB, of which a segment holds 16.
 
-    Rank 0 may have 2 x 2 rows at first, rank 1 two.  Two kept checkpoints name three states of
-    rank 0, and two are new: the fifth row wants a second segment, of 2 x 2 + 3 - 4 rows.
+    At the third checkpoint the first is kept too: it names one state of rank 0 that the second
+    does not; the newest names two more.  Two rounds may go on, with a client each of rank 0, seven
+    each of rank 1.
     """
-    found = Occupancy(np.array([0, 0, 1]), 2, 1 << 20, keep=2, shared=False, memory=False)
+    found = Occupancy(np.array([0, 0, 1]), 2, 1 << 30, keep=2, shared=False, memory=False)
     found.commit(last(0, 0, 0))
     assert found.bytes.tolist() == [0, 0]
     found.commit(last(1, 0, 0))
-    assert found.rows.tolist() == [4, 0]
+    assert found.rows.tolist() == [1, 0]
     found.commit(last(2, 2, 1))
-    assert found.rows.tolist() == [4, 2]
+    assert found.rows.tolist() == [3, 1]
     assert found.states.tolist() == [2, 1]
     found.commit(last(3, 3, 1))
-    assert found.rows.tolist() == [7, 2]
-    assert found.bytes.tolist() == [(7 << 20) + 2 * HEADER, (2 << 20) + HEADER]
+    assert found.rows.tolist() == [5, 1]
+    found.spare(last(1, 8))
+    assert found.rows.tolist() == [7, 17]
+    assert found.bytes.tolist() == [(7 << 30) + HEADER, (17 << 30) + 2 * HEADER]
+
+
+def test_a_rank_that_sees_no_client_needs_nothing():
+    found = Occupancy(np.array([0, 1]), 2, 8, keep=2, shared=False, memory=False)
+    found.commit(last(1, 0))
+    found.spare(last(1, 0))
+    assert found.bytes.tolist() == [3 * 8 + HEADER, 0]
 
 
 def test_a_shared_row_stands_for_a_round():
@@ -60,29 +70,44 @@ def test_a_shared_row_stands_for_a_round():
 @pytest.mark.parametrize("kind", [Hdf5Store, MemoryStore])
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_a_store_takes_as_much(tmp_path, monkeypatch, kind, keep):
-    """Random visits; as many bytes as the files have, at every commit."""
-    for name, value in (("FIRST_ROWS", 4), ("FIRST_BYTES", 0), ("FILE_BYTES", 32 * 400)):
-        monkeypatch.setattr(f"hpcfl.store.pool.{name}", value)
+    """Random visits, two rounds of which go on during every commit; the bytes of the files."""
+    monkeypatch.setattr("hpcfl.store.pool.FILE_BYTES", 32 * 400)
+    in_memory = kind is MemoryStore
     random = np.random.default_rng(keep)
-    owner, mine = np.zeros(CLIENTS, np.int64), list(range(CLIENTS))
+    visits = {t: random.choice(CLIENTS, 5, replace=False).tolist() for t in range(1, 41)}
+    found = Occupancy(
+        np.zeros(CLIENTS, np.int64), 1, SCHEMA.bytes, keep, shared=False, memory=in_memory
+    )
     root = tmp_path / "stores"
     root.mkdir()
-    extra = (0,) if kind is Hdf5Store else ()
-    store = kind(root, 0, "a", mine, SCHEMA, *extra)
-    found = Occupancy(owner, 1, SCHEMA.bytes, keep, shared=False, memory=kind is MemoryStore)
-    seen, folders = np.zeros(CLIENTS, np.int64), []
-    for t in range(1, 41):
-        for client in random.choice(CLIENTS, 5, replace=False):
-            store.stage(int(client), State(torch.full((100,), float(t))))
-            seen[client] = t
-        if t % 4:
-            continue
-        folder = tmp_path / f"{t}"
-        folder.mkdir()
-        for written in store.commit(folder):
-            written.result()
-        found.commit(seen.copy())
-        assert found.bytes.tolist() == [sum(file.stat().st_size for file in root.iterdir())]
-        folders = [*folders, folder][-keep:]
-        store.keep(folders)
+    seen, taken = np.zeros(CLIENTS, np.int64), []
+    for t, clients in visits.items():
+        seen[clients] = t
+        if t % 4 == 0:
+            found.commit(seen.copy())
+            taken.append(found.bytes.tolist())
+    found.spare(np.array([5]))
+    store = kind(root, 0, "a", list(range(CLIENTS)), SCHEMA, *(() if in_memory else (0,)))
+    store.reserve(found.rows.tolist())
+    folders, pending = [], None
+    for t, clients in visits.items():
+        store.expect(clients)
+        for client in clients:
+            store.stage(client, State(torch.full((100,), float(t))))
+        if t % 4 == 2 and pending:  # the commit of two rounds ago
+            for written in pending:
+                written.result()
+            if in_memory:
+                assert [size(root)] == taken[len(folders)]
+            folders.append(tmp_path / f"{t - 2}")
+            store.keep(folders[-keep:])
+        if t % 4 == 0:
+            (tmp_path / f"{t}").mkdir()
+            pending = store.commit(tmp_path / f"{t}")
+    if not in_memory:
+        assert [size(root)] == found.bytes.tolist()
     store.close()
+
+
+def size(root):
+    return sum(file.stat().st_size for file in root.iterdir())

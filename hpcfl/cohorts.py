@@ -67,6 +67,8 @@ def play_cohorts(parts: Parts, ranks: int) -> Played:
         if job.checkpoint.due(t + 1, job.rounds):
             for part in states:
                 part.commit(last.copy())
+    for part in states:
+        part.spare(most)
     return Played(owner, visits, last, most, states)
 
 
@@ -75,20 +77,3 @@ def state_bytes(parts: Parts) -> tuple[int, int]:
     schema = parts.schema
     shared = nbytes([leaf for leaf in schema.state if leaf is schema.message.x])
     return nbytes(schema.state) - shared, shared
-
-
-def commits(parts: Parts) -> int:
-    """Checkpoints that the rounds make."""
-    return -(-parts.job.rounds // parts.job.checkpoint.every)
-
-
-def measured(parts: Parts) -> int:
-    """Rounds that the diagnostics measure."""
-    return parts.job.rounds // parts.job.diagnostics.every
-
-
-def surveys(parts: Parts) -> int:
-    """Rounds in which full gradients are taken, for the algorithm or for the diagnostics."""
-    if parts.algorithm.full_gradient != "none":
-        return parts.job.rounds
-    return measured(parts) if parts.job.diagnostics.dissimilarity else 0
