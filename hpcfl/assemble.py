@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import Exact
 from hpcfl.comm.fast import Fast
 from hpcfl.comm.reduction import Reduction
-from hpcfl.comm.together import together
 from hpcfl.data.base import Dataset
 from hpcfl.data.deal import deal
 from hpcfl.data.holdout import hold_out
@@ -25,6 +24,7 @@ from hpcfl.data.partition import Rows
 from hpcfl.diagnostics import Observer
 from hpcfl.errors import JobError
 from hpcfl.job import Job, Loaded, fitted
+from hpcfl.local.memories import Memories
 from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
@@ -86,6 +86,15 @@ class Parts:
             self.loaded, self.dataset, key(self.job.seed, "fresh", client=client)
         )[0].to(self.device)
 
+    def first(self, client: int) -> Any:
+        """The state of a client that never had one, on the device."""
+        return self.algorithm.init_client(self.x0, self.fresh(client))
+
+    @property
+    def stored(self) -> StateSchema:
+        """The shape of a client's state in its store."""
+        return stored(self.job, self.schema)
+
     @cached_property
     def population(self) -> Population:
         """The clients, over one copy of the data on the device."""
@@ -113,7 +122,7 @@ class Parts:
         if state is None or name is None:
             return None
         model: Vector = getattr(state, name)
-        return model.to(self.device)
+        return model.to(self.device, self.x0.dtype)
 
     def tests(self) -> TestSet:
         """The test set."""
@@ -150,7 +159,7 @@ class Parts:
 
     def store(self, root: Path, rank: int, life: str, clients: Sequence[int]) -> ClientStore:
         """The home of the states of ``clients``."""
-        kept = self.schema.kept
+        kept = self.stored
         if not kept.fields:
             return NoStore(rank)
         cache = int(self.job.store.cache_gib * GIB)
@@ -168,44 +177,10 @@ class Parts:
         return build(root, kept, cache)
 
 
-def device_type(job: Job) -> Literal["cpu", "cuda"]:
-    """Where the job computes on this host, if it can; ``device_of`` says whether."""
-    return "cpu" if job.device == "cpu" or not torch.cuda.is_available() else "cuda"
-
-
-def device_of(job: Job, local_rank: int) -> torch.device:
-    """The device of a rank: its own GPU of the host's, or the only one that it sees.
-
-    Raises:
-        JobError: the job asks for a GPU or a precision that is not there.
-    """
-    if device_type(job) == "cpu":
-        if job.device == "cuda":
-            raise JobError("device: found no GPU, but the job says cuda; say cpu or auto")
-        if job.precision == "tf32":
-            raise JobError("precision: tf32 needs a GPU; say float32 or bf16 on a CPU")
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if count == 1:  # as Slurm's --gpus-per-task shows it to every rank
-        return torch.device("cuda", 0)
-    if local_rank >= count:
-        raise JobError(
-            f"device: rank {local_rank} of this host needs a GPU of its own, but there are "
-            f"{count}; start fewer ranks per host"
-        )
-    return torch.device("cuda", local_rank)
-
-
-def place(job: Job, comm: Comm) -> torch.device:
-    """Collective: this rank's device, which it computes on from now on.
-
-    Raises:
-        JobError: a rank's device is not there.
-    """
-    if device_type(job) == "cuda":  # even a rank that fails takes part in saying so, on a GPU
-        torch.cuda.set_device(comm.local_rank % torch.cuda.device_count())
-    with together(comm):
-        return device_of(job, comm.local_rank)
+def stored(job: Job, schema: Schema) -> StateSchema:
+    """The shape of a client's state in its store."""
+    dtype = job.store.dtype
+    return schema.kept if dtype is None else schema.kept.narrowed(getattr(torch, dtype))
 
 
 def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> Parts:
@@ -311,14 +286,13 @@ def wire(
         owner=owner,
         population=population,
         executor=executor,
-        store=store,
+        memories=Memories(store, parts.schema.kept, parts.stored, parts.first, parts.device),
         comm=comm,
         reduction=parts.reduction(comm),
         surveys=surveys,
         observer=Observer(job.diagnostics, executor, surveys, comm),
         schema=parts.schema,
         x0=parts.x0,
-        fresh=parts.fresh,
         evaluation=job.evaluate.due,
         checkpoint=job.checkpoint.due,
         minutes=job.checkpoint.minutes,

@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from hpcfl.assemble import Parts
 from hpcfl.placement import owners
-from hpcfl.schema import nbytes
 from hpcfl.store.size import Occupancy
 
 Counts = NDArray[np.int64]
@@ -74,6 +73,4 @@ def play_cohorts(parts: Parts, ranks: int) -> Played:
 
 def state_bytes(parts: Parts) -> tuple[int, int]:
     """Bytes of a client's own part of its state, and of the part that clients share."""
-    schema = parts.schema
-    shared = nbytes([leaf for leaf in schema.state if leaf is schema.message.x])
-    return nbytes(schema.state) - shared, shared
+    return parts.stored.own.bytes, parts.stored.shared.bytes

@@ -139,7 +139,7 @@ def _data_lines(parts: Parts) -> Iterable[tuple[str, str]]:
     yield "parameters", f"{parts.x0.numel()}"
     bytes_ = traffic(parts.algorithm, parts.schema)
     yield "traffic", f"{decimal(bytes_.down)} down, {decimal(bytes_.up)} up per client and round"
-    kept = parts.schema.kept
+    kept = parts.stored
     own, shared = kept.own.bytes, kept.shared.bytes
     once = f"; {decimal(shared)} a round and rank, once for all its clients" if shared else ""
     yield "states", f"{decimal(own)} a client, {decimal(own * len(sizes))} in all{once}"

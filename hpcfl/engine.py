@@ -63,7 +63,7 @@ def play_round(
     run: Run, server: Any, t: int, ask: Callable[[], Asked]
 ) -> tuple[Any, Record, Asked]:
     """Collective: one round; also the maximum over ranks of what was asked of them by its end."""
-    algorithm, comm, store = run.algorithm, run.comm, run.store
+    algorithm, comm = run.algorithm, run.comm
     members = run.draw(t)
     size = len(members)
     record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
@@ -93,22 +93,15 @@ def play_round(
             for visit, gradient in zip(visits, gradients, strict=True)
         ]
 
-    began = perf_counter()
-    states = [_state(run, i) for i in mine]
-    store.expect(run.mine(t + 1))
-    waited = perf_counter() - began
+    states = run.memories.recall(mine, run.mine(t + 1))
     trained = run.executor.train(message, visits, states, ends=run.observer.ends(t))
     sent = [run.schema.send(end.upload, end.loss) for end in trained]
     mean, up, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
     record["up_bytes"] += up
-    began = perf_counter()
-    x = message.x.cpu()  # one tensor for all clients that keep it
-    for i, end in zip(mine, trained, strict=True):
-        leaves = (x if leaf is message.x else leaf.cpu() for leaf in end.state)
-        store.stage(i, type(end.state)(*leaves))
-    waited += perf_counter() - began
+    run.memories.keep(mine, [end.state for end in trained], message.x)
     upload, loss = run.schema.receive(mean)
-    record |= {"train_loss": float(loss), "data_s": run.population.spent(), "store_s": waited}
+    waited = {"data_s": run.population.spent(), "store_s": run.memories.spent()}
+    record |= {"train_loss": float(loss), **waited}
     after = _finite(algorithm.update(server, upload, cohort), t + 1)
     record |= run.observer.observe(cohort, message.x, after.x, visits, trained)
     return after, record, asked
@@ -130,11 +123,3 @@ def _asked(run: Run, saved: float) -> Asked:
     late = run.minutes is not None and monotonic() - saved > 60 * run.minutes
     asked = run.signals.stop, run.signals.save or late, *run.desk.pending
     return np.array(asked, dtype=np.float64)
-
-
-def _state(run: Run, client: int) -> Any:
-    """The client's state on the device: what it kept, or what it starts with."""
-    kept = run.store.read(client)
-    if kept is None:
-        return run.algorithm.init_client(run.x0, run.fresh(client))
-    return type(kept)(*(leaf.to(run.x0.device) for leaf in kept))

@@ -9,15 +9,15 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 
-from hpcfl.algorithms.base import Algorithm
-from hpcfl.assemble import initial
+from hpcfl.assemble import initial, stored
 from hpcfl.best import BestModel
 from hpcfl.buffers import read as read_buffers
 from hpcfl.checkpoint import MANIFEST, Checkpoint, committed, read_server
 from hpcfl.errors import JobError, StoreError
-from hpcfl.job import Loaded, load
+from hpcfl.job import Job, Loaded, load
 from hpcfl.rundir import RunDir
-from hpcfl.schema import Schema, dry_round
+from hpcfl.schema import dry_round
+from hpcfl.store.base import StateSchema
 from hpcfl.store.durable import write_file
 from hpcfl.store.reader import Reader
 from hpcfl.store.rows import Table
@@ -70,7 +70,7 @@ def export(
     folder = RunDir(root)
     folder.require()
     loaded = load(folder.job)
-    arrays = _best(folder) if best else _read(folder, round, loaded.job.algorithm, clients=clients)
+    arrays = _best(folder) if best else _read(folder, round, loaded.job, clients=clients)
     if npz is not None:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
@@ -95,14 +95,12 @@ def _best(folder: RunDir) -> dict[str, NDArray[Any]]:
     }
 
 
-def _read(
-    folder: RunDir, round: int | None, algorithm: Algorithm, *, clients: bool
-) -> dict[str, NDArray[Any]]:
+def _read(folder: RunDir, round: int | None, job: Job, *, clients: bool) -> dict[str, NDArray[Any]]:
     """What the .npz holds; where a live run lets go of a checkpoint meanwhile, look again."""
     while True:
         before = _manifests(folder)
         try:
-            return _arrays(_find(folder, round), folder, algorithm, clients=clients)
+            return _arrays(_find(folder, round), folder, job, clients=clients)
         except StoreError:
             if before <= _manifests(folder):  # nothing went away: it is damaged
                 raise
@@ -125,19 +123,19 @@ def _find(folder: RunDir, round: int | None) -> Checkpoint:
 
 
 def _arrays(
-    checkpoint: Checkpoint, folder: RunDir, algorithm: Algorithm, *, clients: bool
+    checkpoint: Checkpoint, folder: RunDir, job: Job, *, clients: bool
 ) -> dict[str, NDArray[Any]]:
     """The initial model tells the sizes, so that no data is needed."""
     x0 = folder.read_initial()
-    schema = dry_round(algorithm, x0.numel(), x0.dtype)
+    schema = dry_round(job.algorithm, x0.numel(), x0.dtype)
     server = read_server(checkpoint, schema.server, torch.device("cpu"))
-    states = _states(checkpoint, folder, schema) if clients else {}
+    states = _states(checkpoint, folder, stored(job, schema)) if clients else {}
     return {"x": _array(server.x), "round": np.array(checkpoint.round), **states}
 
 
-def _states(checkpoint: Checkpoint, folder: RunDir, schema: Schema) -> dict[str, NDArray[Any]]:
+def _states(checkpoint: Checkpoint, folder: RunDir, kept: StateSchema) -> dict[str, NDArray[Any]]:
     """The ids and states of the clients that have one, ascending."""
-    table, kept = Table.load(checkpoint.folder, folder.stores), schema.kept
+    table = Table.load(checkpoint.folder, folder.stores)
     arrays = {
         f"state_{field.name}": np.empty(
             (len(table.clients), *field.shape), _array(torch.empty(0, dtype=field.dtype)).dtype

@@ -52,6 +52,8 @@ class Store(Section):
     kind: Literal["hdf5", "memory"] = "hdf5"
     cache_gib: NonNegative = 1.0
     """Host memory per rank for states and the objects that hold them, in GiB."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the states between rounds, where the model's is wider; the model's when absent."""
 
 
 @dataclass(frozen=True, kw_only=True)

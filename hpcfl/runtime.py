@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.algorithms.base import Algorithm, Fresh
+from hpcfl.algorithms.base import Algorithm
 from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
 from hpcfl.diagnostics import Observer
+from hpcfl.local.memories import Memories
 from hpcfl.local.population import Population
 from hpcfl.local.sequential import Sequential
 from hpcfl.schema import Schema
 from hpcfl.signals import Signals
-from hpcfl.store.base import ClientStore
 from hpcfl.types import Record, Vector
 
 
@@ -65,14 +65,13 @@ class Run:
     owner: NDArray[np.int64]  # [N], the rank of every client
     population: Population
     executor: Sequential
-    store: ClientStore
+    memories: Memories
     comm: Comm
     reduction: Reduction  # of uploads, each with its train_loss
     surveys: Reduction  # of full gradients
     observer: Observer
     schema: Schema
     x0: Vector
-    fresh: Callable[[int], Fresh]  # client -> its source of random initialisations
     evaluation: Due
     checkpoint: Due
     minutes: float | None

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from hpcfl import buffers
-from hpcfl.assemble import assemble, device_type, place, wire
+from hpcfl.assemble import assemble, wire
 from hpcfl.checkpoint import (
     Checkpoint,
     committed,
@@ -23,6 +23,7 @@ from hpcfl.checkpoint import (
 )
 from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
+from hpcfl.device import device_type, place
 from hpcfl.engine import play
 from hpcfl.errors import JobError, StoreError
 from hpcfl.evaluation import Clients, Evaluation

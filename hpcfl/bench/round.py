@@ -10,23 +10,22 @@ go the same way in every turn.
 
 import copy
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.assemble import Parts, assemble, device_of, wire
+from hpcfl.assemble import Parts, assemble, wire
+from hpcfl.bench.turn import Desk, Engine
 from hpcfl.comm.solo import Solo
-from hpcfl.engine import play
+from hpcfl.device import device_of
 from hpcfl.errors import HpcflError, JobError
 from hpcfl.job import Loaded, load
 from hpcfl.placement import owners
@@ -34,7 +33,7 @@ from hpcfl.runlog import RunLog
 from hpcfl.runtime import Run
 from hpcfl.signals import Signals
 from hpcfl.tasks.losses import LOSSES
-from hpcfl.types import Batch, Record, Vector
+from hpcfl.types import Batch, Vector
 from hpcfl.vectors import load as load_vector
 from hpcfl.vectors import parameters
 
@@ -115,8 +114,8 @@ def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Turn:
         closing(RunLog(folder / "log.jsonl")) as log,
         closing(parts.store(folder, 0, "bench", range(len(sizes)))) as store,
     ):
-        run = wire(parts, Solo(), owners(sizes, 1), store, parts.gradient(), _Desk(log), Signals())
-        times, gaps = _take_turns(parts, _Engine(run, turn), _Bare(parts, run, turn), pairs)
+        run = wire(parts, Solo(), owners(sizes, 1), store, parts.gradient(), Desk(log), Signals())
+        times, gaps = _take_turns(parts, Engine(run, turn), _Bare(parts, run, turn), pairs)
     return Turn(
         loaded.name,
         turn * max(1, round(loaded.job.cohort.participation(len(sizes)) * len(sizes))),
@@ -128,7 +127,7 @@ def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Turn:
 
 
 def _take_turns(
-    parts: Parts, engine: "_Engine", bare: "_Bare", pairs: int
+    parts: Parts, engine: Engine, bare: "_Bare", pairs: int
 ) -> tuple[list[tuple[float, float]], list[float]]:
     """The seconds of both sides in each turn after the first, and every turn's gap."""
     times, gaps = [], []
@@ -173,47 +172,6 @@ def bench_round(job: Path | None, overrides: Sequence[str]) -> str:
         folder = Path(name)
         jobs = [load(job, overrides)] if job else built_in(folder)
         return report([measure(loaded, folder) for loaded in jobs])
-
-
-class _Desk:
-    """Takes the log down, as a run does; evaluates and commits nothing."""
-
-    def __init__(self, log: RunLog) -> None:
-        self._log = log
-
-    def evaluate(self, round: int, x: Vector) -> Record:
-        return {}
-
-    def record(self, record: Record) -> None:
-        self._log.write(record)
-
-    def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
-        return None
-
-    pending = False, False
-
-    def settle(self) -> None:
-        return None
-
-
-class _Engine:
-    """One turn: the next rounds by the engine; returns seconds."""
-
-    def __init__(self, run: Run, rounds: int) -> None:
-        self._run, self._turn, self._done = run, rounds, 0
-        self._server = run.algorithm.init_server(run.x0)
-
-    @property
-    def x(self) -> Vector:
-        """The model so far."""
-        return self._server.x  # type: ignore[no-any-return]
-
-    def __call__(self) -> float:
-        end = self._done + self._turn
-        began = perf_counter()
-        self._server = play(replace(self._run, rounds=end), self._server, self._done)
-        self._done = end
-        return perf_counter() - began
 
 
 class _Bare:

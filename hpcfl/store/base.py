@@ -52,6 +52,16 @@ class StateSchema(NamedTuple):
         """The part of a state that the clients of a round have in common."""
         return StateSchema(part, tuple(f for f in self.fields if f.shared))
 
+    def narrowed(self, dtype: torch.dtype) -> "StateSchema":
+        """With every field of wider floating-point numbers in ``dtype``."""
+        fields = (
+            f._replace(dtype=dtype)
+            if f.dtype.is_floating_point and f.dtype.itemsize > dtype.itemsize
+            else f
+            for f in self.fields
+        )
+        return StateSchema(self.type, tuple(fields))
+
     def split(self, state: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The own and the shared part of a state."""
         pairs = list(zip(self.fields, state, strict=True))

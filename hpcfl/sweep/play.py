@@ -17,9 +17,10 @@ from pathlib import Path
 
 import yaml
 
-from hpcfl.assemble import GIB, device_type
+from hpcfl.assemble import GIB
 from hpcfl.comm.launch import detect
 from hpcfl.data.base import DataConfig
+from hpcfl.device import device_type
 from hpcfl.errors import JobError, Stopped, SweepError
 from hpcfl.models.base import ModelConfig
 from hpcfl.rundir import RunDir

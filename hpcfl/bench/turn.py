@@ -1,0 +1,54 @@
+"""A run whose rounds are played in turns, to be timed against something else."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from hpcfl.engine import play
+from hpcfl.runlog import RunLog
+from hpcfl.runtime import Run
+from hpcfl.types import Record, Vector
+
+
+class Desk:
+    """Takes the log down, as a run does; evaluates and commits nothing."""
+
+    def __init__(self, log: RunLog) -> None:
+        self._log = log
+
+    def evaluate(self, round: int, x: Vector) -> Record:
+        return {}
+
+    def record(self, record: Record) -> None:
+        self._log.write(record)
+
+    def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
+        return None
+
+    pending = False, False
+
+    def settle(self) -> None:
+        return None
+
+
+class Engine:
+    """Plays so many rounds of a run a turn; returns seconds."""
+
+    def __init__(self, run: Run, rounds: int) -> None:
+        self._run, self._turn, self._done = run, rounds, 0
+        self._server = run.algorithm.init_server(run.x0)
+
+    @property
+    def x(self) -> Vector:
+        """The model so far."""
+        return self._server.x  # type: ignore[no-any-return]
+
+    def __call__(self) -> float:
+        end = self._done + self._turn
+        began = perf_counter()
+        self._server = play(replace(self._run, rounds=end), self._server, self._done)
+        self._done = end
+        return perf_counter() - began

@@ -1,0 +1,83 @@
+"""What clients remember between their rounds, on its way between the device and the store."""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcfl.store.base import ClientStore, StateSchema
+from hpcfl.types import Vector
+
+
+class Memories:
+    """The states of a rank's clients, as the hooks take them: on the device, in their own dtypes.
+
+    Args:
+        store: their home.
+        schema: their shape.
+        stored: their shape in the store.
+        first: gives the state of a client that never had one.
+        device: where the model is.
+    """
+
+    def __init__(
+        self,
+        store: ClientStore,
+        schema: StateSchema,
+        stored: StateSchema,
+        first: Callable[[int], Any],
+        device: torch.device,
+    ) -> None:
+        self._store, self._first, self._device = store, first, device
+        self._dtypes = [field.dtype for field in schema.fields]
+        self._stored = [field.dtype for field in stored.fields]
+        self._spent = 0.0
+
+    def recall(self, clients: Sequence[int], coming: Sequence[int]) -> list[Any]:
+        """The states of these clients; those that are coming are fetched meanwhile.
+
+        Raises:
+            StoreError: a state cannot be read.
+        """
+        began = perf_counter()
+        states = [self._recall(client) for client in clients]
+        self._store.expect(coming)
+        self._spent += perf_counter() - began
+        return states
+
+    def keep(self, clients: Sequence[int], states: Sequence[Any], x: Vector) -> None:
+        """Take over the clients' new states.
+
+        Args:
+            clients: whose they are.
+            states: theirs.
+            x: the model that all of them received: one tensor for all that keep it.
+
+        Raises:
+            StoreError: the disk is full or fails.
+        """
+        began = perf_counter()
+        common: dict[torch.dtype, Tensor] = {}
+        for client, state in zip(clients, states, strict=True):
+            leaves = [
+                common.setdefault(dtype, leaf.to("cpu", dtype))
+                if leaf is x
+                else leaf.to("cpu", dtype)
+                for leaf, dtype in zip(state, self._stored, strict=True)
+            ]
+            self._store.stage(client, type(state)(*leaves))
+        self._spent += perf_counter() - began
+
+    def spent(self) -> float:
+        """Seconds that the round waited for states, since this was last asked."""
+        spent, self._spent = self._spent, 0.0
+        return spent
+
+    def _recall(self, client: int) -> Any:
+        kept = self._store.read(client)
+        if kept is None:
+            return self._first(client)
+        pairs = zip(kept, self._dtypes, strict=True)
+        return type(kept)(*(leaf.to(self._device, dtype) for leaf, dtype in pairs))
