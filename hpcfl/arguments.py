@@ -68,6 +68,10 @@ def parser() -> argparse.ArgumentParser:
     rounds.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
     rounds.add_argument("overrides", nargs="*", metavar="key.path=value")
     rounds.set_defaults(command="bench round")
+    states = bench.add_parser("store", help="client states against the bare disk, and in a round")
+    states.add_argument("--dir", type=Path, help="where to write (default: the temporary folder)")
+    states.add_argument("--gib", type=float, default=1.0, help="GiB of states (default: 1)")
+    states.set_defaults(command="bench store")
     return made
 
 

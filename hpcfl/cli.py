@@ -211,8 +211,15 @@ def _bench_round(options: argparse.Namespace) -> None:
     print(bench_round(options.job, options.overrides))
 
 
+def _bench_store(options: argparse.Namespace) -> None:
+    from hpcfl.bench.store import bench_store
+
+    print(bench_store(options.dir, options.gib))
+
+
 COMMANDS = {
     "bench round": _bench_round,
+    "bench store": _bench_store,
     "check": _check,
     "data export-split": _data_export_split,
     "data prepare": _data_prepare,

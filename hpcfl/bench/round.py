@@ -78,8 +78,8 @@ class Turn(NamedTuple):
         return 1e3 * (self.engine_s - self.bare_s) / self.visits
 
 
-def built_in(folder: Path) -> list[Loaded]:
-    """Softmax regression on digits, and LeNet on random images in CIFAR-10's shape."""
+def images(folder: Path) -> None:
+    """Write random images in CIFAR-10's shape."""
     draw = np.random.default_rng(0)
     images = draw.integers(0, 256, (5000, 3, 32, 32), dtype=np.uint8)
     labels = draw.integers(0, 10, 5000)
@@ -87,6 +87,11 @@ def built_in(folder: Path) -> list[Loaded]:
         folder / "cifar10.npz",
         x_train=images, y_train=labels, x_test=images[:10], y_test=labels[:10],
     )  # fmt: skip
+
+
+def built_in(folder: Path) -> list[Loaded]:
+    """Softmax regression on digits, and LeNet on random images in CIFAR-10's shape."""
+    images(folder)
     jobs = []
     for name, text in (("softmax-digits", SOFTMAX), ("lenet-cifar10", LENET)):
         path = folder / f"{name}.yaml"

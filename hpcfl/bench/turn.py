@@ -16,26 +16,31 @@ from hpcfl.types import Record, Vector
 class Desk:
     """Takes the log down, as a run does; evaluates and commits nothing."""
 
+    pending = False, False
+
     def __init__(self, log: RunLog) -> None:
         self._log = log
+        self.waited = 0.0
+        """Seconds that the rounds waited for client states."""
 
     def evaluate(self, round: int, x: Vector) -> Record:
+        """No scores."""
         return {}
 
     def record(self, record: Record) -> None:
+        """Write the line of a round."""
+        self.waited += record.get("store_s", 0.0)
         self._log.write(record)
 
     def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
-        return None
-
-    pending = False, False
+        """Commit nothing."""
 
     def settle(self) -> None:
-        return None
+        """Nothing is on its way."""
 
 
 class Engine:
-    """Plays so many rounds of a run a turn; returns seconds."""
+    """Plays so many rounds of a run a turn."""
 
     def __init__(self, run: Run, rounds: int) -> None:
         self._run, self._turn, self._done = run, rounds, 0
@@ -47,6 +52,7 @@ class Engine:
         return self._server.x  # type: ignore[no-any-return]
 
     def __call__(self) -> float:
+        """Play the next rounds; the seconds that they took."""
         end = self._done + self._turn
         began = perf_counter()
         self._server = play(replace(self._run, rounds=end), self._server, self._done)

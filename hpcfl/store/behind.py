@@ -1,8 +1,8 @@
 """The disk's side of a store: rows are read and written while the rank computes.
 
 One thread reads and writes rows in the order asked for, so that what is read is what was written
-last, though nobody waited for it.  Another brings them to the disk, which may take long, so that
-reading goes on meanwhile.
+last, though nobody waited for it.  Another computes checksums meanwhile.  A third brings rows to
+the disk, which may take long, so that reading goes on.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hpcfl.errors import StoreError
 from hpcfl.store.base import StateSchema
 from hpcfl.store.reader import verified
-from hpcfl.store.segment import Segment
+from hpcfl.store.segment import Segment, checksum
 
 Ints = NDArray[np.int64]
 
@@ -26,6 +26,7 @@ class Behind:
     def __init__(self, schema: StateSchema) -> None:
         self._schema = schema
         self._rows = ThreadPoolExecutor(1, "store-rows")
+        self._sums = ThreadPoolExecutor(1, "store-sums")
         self._flushes = ThreadPoolExecutor(1, "store-flush")
         self._unflushed: set[Segment] = set()
         self._failed: StoreError | None = None
@@ -44,7 +45,7 @@ class Behind:
 
         The future, and that of every later flush, raises StoreError if the disk fails.
         """
-        return self._rows.submit(self._write, part, row, state)
+        return self._rows.submit(self._write, part, row, state, self._sums.submit(checksum, state))
 
     def flush(
         self, parts: Sequence[Segment], index: Ints, rows: Ints, then: Callable[[Ints], None]
@@ -63,14 +64,16 @@ class Behind:
     def close(self) -> None:
         """Finish what was asked for."""
         self._rows.shutdown()
+        self._sums.shutdown()
         self._flushes.shutdown()
 
-    def _write(self, part: Segment, row: int, state: Sequence[Any]) -> None:
+    def _write(self, part: Segment, row: int, state: Sequence[Any], crc: "Future[int]") -> None:
         try:
             part.write(row, state)
         except StoreError as error:
             self._failed = error
             raise
+        part.crcs[row] = crc.result()
         self._unflushed.add(part)
 
     def _mark(self, parts: Sequence[Segment], index: Ints, rows: Ints) -> "_Marked":

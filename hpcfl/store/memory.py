@@ -77,6 +77,7 @@ class MemoryStore:
             file = Segment.create(self._root / name, self._schema, len(distinct))
             for row, state in enumerate(distinct.values()):
                 file.write(row, state)
+                file.crcs[row] = segment.checksum(state)
             file.flush()
             file.close()
             crcs = file.crcs.astype(np.int64)[places]

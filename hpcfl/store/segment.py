@@ -52,7 +52,7 @@ class Segment:
     def __init__(self, path: Path, schema: StateSchema, place: layout.Layout, fd: int) -> None:
         self.path, self.rows = path, place.rows
         self.crcs = np.zeros(place.rows, np.uint32)
-        """Of what was written last; who knows those of an earlier life sets them."""
+        """The checksums of the rows, as far as they are known; who writes one sets it."""
         self._schema, self._offsets, self._fd = schema, place.offsets, fd
 
     @classmethod
@@ -114,7 +114,6 @@ class Segment:
                 )
             view = _view(tensor)
             self._write(row, view, start + row * len(view))
-        self.crcs[row] = checksum(tensors)
 
     def flush(self) -> None:
         """Bring all written rows to the disk.

@@ -1,0 +1,197 @@
+"""What client states cost: the disk's own speed against the store's, and a round's time.
+
+The disk: the same rows are written, fsynced and read by the store and by bare calls on a file
+that was allocated before; neither reads what memory still holds of a file.  The round: FedHBM, a
+state for every client, against FedAvg, none.  All sides take turns in one process.
+"""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hpcfl.assemble import assemble, wire
+from hpcfl.bench.round import LENET, images
+from hpcfl.bench.turn import Desk, Engine
+from hpcfl.comm.solo import Solo
+from hpcfl.job import load
+from hpcfl.placement import owners
+from hpcfl.runlog import RunLog
+from hpcfl.signals import Signals
+from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.size import ROUNDS
+
+TURNS = 5
+COHORT = 10  # states that are read ahead at a time
+STATE_BYTES = 1 << 22
+SIDES = {  # of a round
+    "fedavg": (),
+    "fedhbm, cache_gib 0": ("algorithm={name: fedhbm}", "store.cache_gib=0.0"),
+    "fedhbm, cache_gib 1": ("algorithm={name: fedhbm}", "store.cache_gib=1.0"),
+}
+TURN = 2  # rounds
+
+
+class State(NamedTuple):
+    """One vector."""
+
+    z: Tensor
+
+
+class Speed(NamedTuple):
+    """Seconds of the store and of bare calls for the same bytes, turn by turn."""
+
+    name: str
+    bytes: int
+    store_s: list[float]
+    bare_s: list[float]
+
+    def __str__(self) -> str:
+        store, bare = (self.bytes / median(s) / 1e6 for s in (self.store_s, self.bare_s))
+        share = median(b / s for b, s in zip(self.bare_s, self.store_s, strict=True))
+        return f"{self.name:10} {store:8.0f} MB/s {bare:8.0f} MB/s {share:9.0%}"
+
+
+def bench_store(folder: Path | None, gib: float) -> str:
+    """Measure the disk under ``folder`` with ``gib`` GiB of states, and rounds of LeNet there."""
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        root = Path(name)
+        speeds = _speeds(root, max(COHORT, int(gib * 2**30) // STATE_BYTES))
+        lines = [
+            f"{'disk':10} {'store':>13} {'bare calls':>13} {'store/bare':>10}",
+            *map(str, speeds),
+            "",
+            f"{'a round of LeNet':21} {'time':>10} {'of fedavg':>10} {'waits for states':>17}",
+            *_rounds(root),
+        ]
+    return "\n".join(lines)
+
+
+def _speeds(root: Path, clients: int) -> list[Speed]:
+    """Write and read every client's state, by the store and by bare calls in turn."""
+    states = [State(torch.rand(STATE_BYTES // 4)) for _ in range(COHORT)]
+    written = Speed("write", clients * STATE_BYTES, [], [])
+    read = Speed("read", clients * STATE_BYTES, [], [])
+    with (
+        closing(_ByStore(root, states, clients)) as store,
+        closing(_ByCalls(root, states, clients)) as calls,
+    ):
+        for _ in range(TURNS):
+            for seconds, play in (
+                (written.store_s, store.write),
+                (written.bare_s, calls.write),
+                (read.store_s, store.read),
+                (read.bare_s, calls.read),
+            ):
+                _forget(root)
+                began = perf_counter()
+                play()
+                seconds.append(perf_counter() - began)
+    return [written, read]
+
+
+class _ByStore:
+    """All clients' states through the store, a cohort at a time."""
+
+    def __init__(self, root: Path, states: Sequence[State], clients: int) -> None:
+        self._folder, self._states = root / "checkpoint", states
+        self._cohorts = [range(clients)[k : k + COHORT] for k in range(0, clients, COHORT)]
+        (root / "stores").mkdir()
+        self._folder.mkdir()
+        schema = StateSchema(State, (Field("z", (STATE_BYTES // 4,), torch.float32),))
+        self._store = Hdf5Store(root / "stores", 0, "bench", range(clients), schema, 0)
+        self._store.reserve([clients + ROUNDS * COHORT])
+        self.close = self._store.close
+
+    def write(self) -> None:
+        """Stage and commit all."""
+        self._store.expect(self._cohorts[0])
+        for cohort in self._cohorts:
+            for client in cohort:
+                self._store.stage(client, self._states[client % COHORT])
+        for part in self._store.commit(self._folder):
+            part.result()
+        self._store.keep([])
+
+    def read(self) -> None:
+        """Read all, as rounds do."""
+        for cohort, coming in zip(self._cohorts, [*self._cohorts[1:], range(0)], strict=True):
+            for client in cohort:
+                self._store.read(client)
+            self._store.expect(coming)
+
+
+class _ByCalls:
+    """The same bytes by bare calls on an allocated file."""
+
+    def __init__(self, root: Path, states: Sequence[State], clients: int) -> None:
+        self._states, self._clients = states, clients
+        self._file = (root / "bare").open("w+b", buffering=0)
+        os.posix_fallocate(self._file.fileno(), 0, clients * STATE_BYTES)
+        self.close = self._file.close
+
+    def write(self) -> None:
+        """Write all, and fsync."""
+        for client in range(self._clients):
+            content = self._states[client % COHORT].z.numpy().data.cast("B")
+            os.pwrite(self._file.fileno(), content, client * STATE_BYTES)
+        os.fsync(self._file.fileno())
+
+    def read(self) -> None:
+        """Read all into new memory."""
+        for client in range(self._clients):
+            content = torch.empty(STATE_BYTES, dtype=torch.uint8).numpy().data
+            os.preadv(self._file.fileno(), [content], client * STATE_BYTES)
+
+
+def _forget(root: Path) -> None:
+    """Let the system drop what memory holds of the files, so that the disk is measured."""
+    for path in (*root.glob("stores/*"), root / "bare"):
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def _rounds(root: Path) -> list[str]:
+    """A line for each side of ``SIDES``."""
+    images(root)
+    path = root / "lenet.yaml"
+    path.write_text(LENET.replace("ROOT", str(root)).replace("rounds: 13", "rounds: 1000"))
+    with ExitStack() as stack:
+        sides = [
+            _side(path, changes, root / f"side{k}", stack)
+            for k, changes in enumerate(SIDES.values())
+        ]
+        for engine, _ in sides:
+            engine()  # warm up
+        for _, desk in sides:
+            desk.waited = 0.0
+        times = [[engine() for engine, _ in sides] for _ in range(TURNS)]
+    lines = []
+    for k, name in enumerate(SIDES):
+        seconds = [turn[k] for turn in times]
+        ratio = median(turn[k] / turn[0] for turn in times)
+        waited = sides[k][1].waited / sum(seconds)
+        lines.append(f"{name:21} {median(seconds) / TURN:8.3f} s {ratio:10.3f} {waited:17.1%}")
+    return lines
+
+
+def _side(
+    path: Path, changes: Sequence[str], folder: Path, stack: ExitStack
+) -> tuple[Engine, Desk]:
+    """The engine of one side, and the desk that hears what its rounds waited."""
+    folder.mkdir()
+    parts = assemble(load(path, changes), torch.device("cpu"))
+    sizes = [len(own) for own in parts.rows]
+    desk = Desk(stack.enter_context(closing(RunLog(folder / "log.jsonl"))))
+    store = stack.enter_context(closing(parts.store(folder, 0, "bench", range(len(sizes)))))
+    run = wire(parts, Solo(), owners(sizes, 1), store, parts.gradient(), desk, Signals())
+    return Engine(run, TURN), desk
