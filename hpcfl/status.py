@@ -68,7 +68,8 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
     yield "rounds", f"{run.done} of {run.rounds}" + (left if alive else "")
     if pace:
         recent = f"{pace:.3g} rounds/s over the last {min(RECENT, run.done)}"
-        yield "pace", f"{recent}, {_data_share(run):.1%} of the time for batches"
+        batches, states = _share(run, "data_s"), _share(run, "store_s")
+        yield "pace", f"{recent}, {batches:.1%} of the time for batches, {states:.1%} for states"
     losses = run.curve("train_loss")
     if losses:
         yield "train loss", f"{losses[-1][1]:.4g}"
@@ -101,11 +102,11 @@ def _pace(run: RunRecord) -> float | None:
     return len(recent) / spent if spent else None
 
 
-def _data_share(run: RunRecord) -> float:
-    """How much of the rounds' time rank 0 spent on getting its batches, lately."""
+def _share(run: RunRecord, key: str) -> float:
+    """How much of the rounds' time rank 0 waited for something, lately."""
     recent = [entry for entry in run.log[-RECENT:] if "wall_s" in entry]
     wall = math.fsum(entry["wall_s"] for entry in recent)
-    return math.fsum(entry.get("data_s", 0.0) for entry in recent) / wall
+    return math.fsum(entry.get(key, 0.0) for entry in recent) / wall
 
 
 def _newest(checkpoints: Path) -> str:

@@ -14,7 +14,7 @@ from hpcfl.job import load
 from hpcfl.store.reader import Reader
 from hpcfl.store.rows import Table
 
-TIMES = ("wall_s", "data_s", "evaluate_s")
+TIMES = ("wall_s", "data_s", "store_s", "evaluate_s")
 
 
 class Outcome(NamedTuple):

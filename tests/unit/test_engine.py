@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+from threading import Event
 
 import pytest
 import torch
 
-from hpcfl import engine
+from hpcfl import engine, saving
+from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.checkpoint import committed
 from hpcfl.errors import ClientError, DivergedError, Stopped
 from hpcfl.job import load
@@ -208,3 +210,67 @@ def test_a_start_that_died_before_its_first_checkpoint_is_made_again(tmp_path):
     assert torch.equal(start(load(job(tmp_path)), died).x, whole.x)
     lines = (died / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Writing the checkpoint of round 2 waits until this is set."""
+    gate, write = Event(), saving._write
+
+    def wait(folder, *rest):
+        if folder.name == "00000002":
+            assert gate.wait(60)
+        write(folder, *rest)
+
+    monkeypatch.setattr(saving, "_write", wait)
+    return gate
+
+
+def test_rounds_go_on_while_a_checkpoint_is_written(tmp_path, held, monkeypatch):
+    """Round 2's is held back until round 4 has begun, and waited for when another is due."""
+    found, play_round = [], engine.play_round
+
+    def watched(run, server, t, ask):
+        found.append([c.round for c in committed(tmp_path / "run" / "checkpoints")])
+        if t == 3:
+            held.set()
+        return play_round(run, server, t, ask)
+
+    monkeypatch.setattr(engine, "play_round", watched)
+    loaded = load(job(tmp_path, rounds=5, checkpoint={"every": 2, "keep": 9}))
+    start(loaded, tmp_path / "run")
+    assert found[:4] == [[0]] * 4
+    assert found[4] in ([0, 2], [0, 2, 4])
+    newest = committed(tmp_path / "run" / "checkpoints")
+    assert [c.round for c in newest] == [0, 2, 4, 5]
+
+
+def test_divergence_loses_no_checkpoint_on_its_way(tmp_path, held, monkeypatch):
+    update = Scaffold.update
+
+    def diverge(self, server, mean, cohort):
+        after = update(self, server, mean, cohort)
+        if cohort.round < 2:
+            return after
+        held.set()
+        return after._replace(x=after.x * float("nan"))
+
+    monkeypatch.setattr(Scaffold, "update", diverge)
+    loaded = load(job(tmp_path, rounds=9, checkpoint={"every": 2}))
+    with pytest.raises(DivergedError):
+        start(loaded, tmp_path / "run")
+    assert [c.round for c in committed(tmp_path / "run" / "checkpoints")] == [0, 2]
+
+
+@pytest.mark.parametrize("name", ["fedhbm", "localghb", "scaffold"])
+def test_states_of_fewer_bits_are_rounded_once(tmp_path, name):
+    """As if every state were rounded when its client leaves; whatever is in the cache."""
+    found = []
+    for k, cache in enumerate((0.0, 1.0)):
+        store = {"dtype": "bfloat16", "cache_gib": cache}
+        changes = {"algorithm": {"name": name}, "rounds": 6, "store": store}
+        found.append(start(load(job(tmp_path, **changes)), tmp_path / f"run{k}"))
+    assert torch.equal(found[0].x, found[1].x)
+    exact = start(load(job(tmp_path, algorithm={"name": name}, rounds=6)), tmp_path / "exact")
+    gap = float((found[0].x - exact.x).norm() / exact.x.norm())
+    assert 0 < gap < 1e-2
