@@ -122,11 +122,16 @@ def test_status_of_a_finished_run(run, hpcfl):
     said = lines(hpcfl("status", run))
     assert said["run"] == f"{run}: fedhbm, finished"
     assert said["rounds"] == "4 of 4"
-    pace = re.fullmatch(r".+ rounds/s over the last 4, (.+)% of the time for batches", said["pace"])
+    shares = re.fullmatch(
+        r".+ rounds/s over the last 4, (.+)% of the time for batches, (.+)% for states",
+        said["pace"],
+    )
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    data, wall = (sum(entry.get(key, 0) for entry in log) for key in ("data_s", "wall_s"))
+    keys = ("data_s", "store_s", "wall_s")
+    data, store, wall = (sum(entry.get(key, 0) for entry in log) for key in keys)
     assert 0 < data < wall
-    assert pace[1] == f"{100 * data / wall:.1f}"
+    assert 0 < store < wall
+    assert shares.groups() == (f"{100 * data / wall:.1f}", f"{100 * store / wall:.1f}")
     last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])
     assert said["train loss"] == f"{last['train_loss']:.4g}"
     assert said["accuracy"] == f"{last['test_accuracy']:.4g} after round 4"
