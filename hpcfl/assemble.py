@@ -39,6 +39,7 @@ from hpcfl.store.base import ClientStore, StateSchema
 from hpcfl.store.hdf5 import Hdf5Store, footprint
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.nothing import NoStore
+from hpcfl.store.scratch import ScratchStore, folder_of_life
 from hpcfl.store.shared import SharedStore, folder_of_shared
 from hpcfl.tasks.losses import LOSSES
 from hpcfl.types import Vector
@@ -164,17 +165,25 @@ class Parts:
             return NoStore(rank)
         cache = int(self.job.store.cache_gib * GIB)
 
-        def build(folder: Path, schema: StateSchema, cache: int) -> ClientStore:
+        def build(folder: Path, schema: StateSchema, cache: int, name: str) -> ClientStore:
             if self.job.store.kind == "memory":
                 return MemoryStore(folder, rank, life, clients, schema)
-            return Hdf5Store(folder, rank, life, clients, schema, cache)
+            common, disk = not schema.own.fields, self.job.store.dir
+            first = cache if disk is None else 0
+            far = Hdf5Store(folder, rank, life, clients, schema, first, common=common)
+            if disk is None:
+                return far
+            own = folder_of_life(Path(disk), root.parent, rank, life) / name
+            own.mkdir()
+            near = Hdf5Store(own, rank, life, clients, schema, cache, common=common)
+            return ScratchStore(near, far, own)
 
         if kept.own.fields and kept.shared.fields:
             # The own parts, small as a rule, first; but never more than half.
             own = min(cache // 2, len(clients) * footprint(kept.own))
-            apart = build(folder_of_shared(root), kept.shared, cache - own)
-            return SharedStore(kept, build(root, kept.own, own), apart)
-        return build(root, kept, cache)
+            apart = build(folder_of_shared(root), kept.shared, cache - own, "shared")
+            return SharedStore(kept, build(root, kept.own, own, "own"), apart)
+        return build(root, kept, cache, "own")
 
 
 def stored(job: Job, schema: Schema) -> StateSchema:

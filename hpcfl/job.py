@@ -24,7 +24,7 @@ from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
 from hpcfl.sampling import CohortConfig
 from hpcfl.tasks.presets import TASKS
-from hpcfl.types import Count, NonNegative, Positive, Section, Seed
+from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
 
 Precision = Literal["float32", "float64", "bf16", "tf32"]
 
@@ -54,6 +54,12 @@ class Store(Section):
     """Host memory per rank for states and the objects that hold them, in GiB."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of the states between rounds, where the model's is wider; the model's when absent."""
+    dir: PathText | None = None
+    """A folder on a disk of the node's own, for the rounds; checkpoints copy what changed."""
+
+    def __post_init__(self) -> None:
+        if self.dir is not None and self.kind == "memory":
+            raise ValueError("dir: found with kind memory, which needs no disk; leave one out")
 
 
 @dataclass(frozen=True, kw_only=True)

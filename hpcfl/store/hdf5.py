@@ -213,6 +213,17 @@ class Hdf5Store:
             for client, state in reader.all():
                 self.stage(client, state)
 
+    def freeze(self, clients: Sequence[int]) -> list[tuple[int, Callable[[], Any]]]:
+        """What gives the states of these clients as they are now, on any thread, until ``keep``."""
+        frozen = []
+        for client in clients:
+            address = int(self._address[self._position(client)])
+            self._pool.pin(np.array([address]))
+            held = self._held(address)
+            read = partial(self._behind.read, *self._pool.locate(address), client)
+            frozen.append((client, partial(_waited_for, read) if held is None else held))
+        return frozen
+
     def close(self) -> None:
         """Release the files; what was not committed is lost."""
         self._behind.close()
@@ -230,11 +241,16 @@ class Hdf5Store:
         """What gives the state at an address, which is on its way from the disk if need be."""
         if address == NOWHERE:
             return lambda: None
+        read = partial(self._behind.read, *self._pool.locate(address), client)
+        return self._held(address) or read().result
+
+    def _held(self, address: int) -> Callable[[], Any] | None:
+        """What gives the state at an address, if it is in memory."""
         if address in self._cache:
             return partial(_itself, self._cache[address])
         if address in self._writing:
             return partial(_itself, self._writing[address].state)
-        return self._behind.read(*self._pool.locate(address), client).result
+        return None
 
     def _remember(self, address: int, state: Any) -> None:
         self._cache[address] = state
@@ -285,6 +301,10 @@ class _Writing:
 
 def _itself(state: Any) -> Any:
     return state
+
+
+def _waited_for(ask: "Callable[[], Future[Any]]") -> Any:
+    return ask().result()
 
 
 class _Marks:

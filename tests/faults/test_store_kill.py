@@ -81,7 +81,7 @@ def test_kills_exactly_at_a_system_call(tmp_path, call, nth):
         end, pipe = CONTEXT.Pipe(duplex=False)
         child = CONTEXT.Process(target=store_writer.write_when_told, args=(tmp_path, life, end))
         child.start()
-        trace = [strace, "-qq", "-o", "/dev/null", *inject, "-p", str(child.pid)]
+        trace = [strace, "-f", "-qq", "-o", "/dev/null", *inject, "-p", str(child.pid)]
         with subprocess.Popen(trace) as tracer:
             while not traced(child.pid) and tracer.poll() is None:
                 time.sleep(0.01)

@@ -14,6 +14,7 @@ from hpcfl.store.memory import MemoryStore
 from hpcfl.store.nothing import NoStore
 from hpcfl.store.reader import Reader
 from hpcfl.store.rows import SHARED, Table
+from hpcfl.store.scratch import ScratchStore, folder_of_life
 from hpcfl.store.shared import SharedStore
 
 CLIENTS = 30
@@ -23,13 +24,21 @@ class One(NamedTuple):
     x: torch.Tensor
 
 
-@pytest.fixture(params=["memory", "hdf5", "hdf5 without cache", "hdf5 with room for 3"])
-def one_part(request):
+KINDS = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with room for 3": 3, "scratch": 2}
+
+
+@pytest.fixture(params=["memory", *KINDS])
+def one_part(request, tmp_path):
     def store(root, rank: int, life: str, clients, schema):
         if request.param == "memory":
             return MemoryStore(root, rank, life, clients, schema)
-        states = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with room for 3": 3}[request.param]
-        return Hdf5Store(root, rank, life, clients, schema, states * footprint(schema))
+        room = KINDS[request.param] * footprint(schema)
+        if request.param != "scratch":
+            return Hdf5Store(root, rank, life, clients, schema, room)
+        folder = folder_of_life(tmp_path / "disk", tmp_path, rank, life) / root.name
+        folder.mkdir()
+        near = Hdf5Store(folder, rank, life, clients, schema, room)
+        return ScratchStore(near, Hdf5Store(root, rank, life, clients, schema, 0), folder)
 
     return store
 

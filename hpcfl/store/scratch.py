@@ -1,0 +1,148 @@
+"""States on a disk of the node's own; a commit copies those that changed to the run directory.
+
+Rounds read and write the node's disk alone.  What a resume finds is in the run directory.
+"""
+
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from zlib import crc32
+
+from hpcfl.store.durable import storing
+from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.rows import Table
+
+
+class ScratchStore:
+    """A store on the node's disk in front of one in the run directory.
+
+    Args:
+        near: on the node's disk.
+        far: in the run directory.
+        folder: of near's files, removed when the store is closed.
+    """
+
+    def __init__(self, near: Hdf5Store, far: Hdf5Store, folder: Path) -> None:
+        self._near, self._far, self._folder = near, far, folder
+        self._here: set[int] = set()  # clients whose newest state is near
+        self._changed: set[int] = set()  # since the last commit
+        self._copier = ThreadPoolExecutor(1, "store-copy")
+        self._far_turn = Lock()  # of the rounds and the copier
+
+    @property
+    def short(self) -> bool:
+        """Whether a commit had better be finished, so that ``keep`` can let go of old rows."""
+        return self._near.short
+
+    def reserve(self, rows: Sequence[int]) -> None:
+        """Have so many rows on both disks, before they are needed.
+
+        Raises:
+            StoreError: a disk is too small for them.
+        """
+        self._near.reserve(rows)
+        self._far.reserve(rows)
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """These clients are read next: their states are fetched meanwhile."""
+        self._near.expect([client for client in clients if client in self._here])
+        with self._far_turn:
+            self._far.expect([client for client in clients if client not in self._here])
+
+    def read(self, client: int) -> Any | None:
+        """The client's latest staged state, or None if it never had one.
+
+        Raises:
+            StoreError: its row cannot be read or its checksum is wrong.
+        """
+        if client in self._here:
+            return self._near.read(client)
+        with self._far_turn:
+            return self._far.read(client)
+
+    def stage(self, client: int, state: Any) -> None:
+        """Take over the client's new state; the caller does not change the tensors afterwards.
+
+        Raises:
+            StoreError: an earlier state could not be written.
+        """
+        self._near.stage(client, state)
+        self._here.add(client)
+        self._changed.add(client)
+
+    def commit(self, folder: Path) -> "list[Future[None]]":
+        """Begin to copy the changed states of now and to write ``folder/rows-RANK.npz``.
+
+        The future raises StoreError if a disk is full or fails.
+        """
+        frozen = self._near.freeze(sorted(self._changed))
+        self._changed.clear()
+        return [self._copier.submit(self._copy, frozen, folder)]
+
+    def keep(self, folders: Iterable[Path]) -> None:
+        """These committed checkpoints are kept; rows that only others name may be reused.
+
+        Raises:
+            StoreError: a row table is missing or damaged.
+        """
+        self._near.keep([])
+        self._far.keep(folders)
+
+    def adopt(self, table: Table) -> None:
+        """Go on with the segments of a checkpoint that the same ranks with the same clients made.
+
+        Raises:
+            StoreError: a segment is missing, damaged or in use, or the clients are not the same.
+        """
+        self._far.adopt(table)
+
+    def rehome(self, table: Table) -> None:
+        """Copy the states of this rank's clients from wherever a checkpoint has them.
+
+        Raises:
+            StoreError: a state is missing or damaged, or the disk is full.
+        """
+        self._far.rehome(table)
+
+    def close(self) -> None:
+        """Release the files, and remove those on the node's disk."""
+        self._copier.shutdown()
+        self._near.close()
+        self._far.close()
+        shutil.rmtree(self._folder, ignore_errors=True)  # what is left goes with the next life
+
+    def _copy(self, frozen: Iterable[tuple[int, Callable[[], Any]]], folder: Path) -> None:
+        for client, fetch in frozen:
+            state = fetch()
+            with self._far_turn:
+                self._far.stage(client, state)
+        with self._far_turn:
+            written = self._far.commit(folder)
+        for part in written:
+            part.result()
+
+
+def folder_of_life(disk: Path, run: Path, rank: int, life: str) -> Path:
+    """A rank's folder on the node's disk, made; those of earlier lives of the run are removed.
+
+    Args:
+        disk: the folder that the job names.
+        run: the run directory.
+        rank: this rank's number.
+        life: a short name that no earlier start of the run had.
+
+    Raises:
+        StoreError: it cannot be made.
+    """
+    place = str(run.absolute())
+    root = disk / f"hpcfl-{run.name}-{crc32(place.encode()):08x}"
+    folder = root / life / f"{rank:04d}"
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for other in root.iterdir():
+            if other.name != life:  # another rank may be removing it too
+                shutil.rmtree(other, ignore_errors=True)
+    return folder

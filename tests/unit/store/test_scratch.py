@@ -1,0 +1,77 @@
+"""States on the node's disk: what a commit copies, and what is left behind."""
+
+import pytest
+
+from hpcfl.errors import StoreError
+from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.reader import Reader
+from hpcfl.store.rows import Table
+from hpcfl.store.scratch import ScratchStore, folder_of_life
+from hpcfl.store.segment import Segment
+
+CLIENTS = 12
+
+
+@pytest.fixture
+def near(tmp_path):
+    return folder_of_life(tmp_path / "disk", tmp_path / "run", 0, "a")
+
+
+@pytest.fixture
+def store(root, near, schema):
+    stores = (Hdf5Store(folder, 0, "a", range(CLIENTS), schema, 0) for folder in (near, root))
+    return ScratchStore(*stores, near)
+
+
+def test_a_commit_copies_what_changed(root, near, store, make, commit, monkeypatch):
+    writes, write = [], Segment.write
+
+    def noted(self, row, tensors):
+        writes.append(self.path.parent)
+        write(self, row, tensors)
+
+    monkeypatch.setattr(Segment, "write", noted)
+    for client in range(CLIENTS):
+        store.stage(client, make(client, 0))
+    kept, _ = commit("a", store)
+    store.keep([kept])
+    assert (writes.count(near), writes.count(root)) == (CLIENTS, CLIENTS)
+    store.stage(3, make(3, 1))
+    store.stage(3, make(3, 2))
+    commit("b", store)
+    assert (writes.count(near), writes.count(root)) == (CLIENTS + 2, CLIENTS + 1)
+    store.close()
+
+
+def test_what_is_staged_during_a_copy_is_not_part_of_it(
+    root, store, make, bits, schema, tmp_path, monkeypatch
+):
+    for client in range(CLIENTS):
+        store.stage(client, make(client, 0))
+    (tmp_path / "a").mkdir()
+    with store._far_turn:  # the copier waits
+        (copied,) = store.commit(tmp_path / "a")
+        for client in range(CLIENTS):
+            store.stage(client, make(client, 1))
+        assert not copied.done()
+    copied.result()
+    with Reader(Table.load(tmp_path / "a", root), schema) as reader:
+        assert all(bits(reader.read(i)) == bits(make(i, 0)) for i in range(CLIENTS))
+    assert all(bits(store.read(i)) == bits(make(i, 1)) for i in range(CLIENTS))
+    store.close()
+
+
+def test_the_disk_is_left_as_it_was_found(store, near, make, tmp_path):
+    store.stage(1, make(1, 0))
+    store.close()
+    assert not near.exists()
+    dead = folder_of_life(tmp_path / "disk", tmp_path / "run", 1, "dead")
+    other = folder_of_life(tmp_path / "disk", tmp_path / "other", 0, "b")
+    folder_of_life(tmp_path / "disk", tmp_path / "run", 0, "c")
+    assert (dead.exists(), other.exists()) == (False, True)
+
+
+def test_a_disk_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"file.*: cannot be written: Not a directory"):
+        folder_of_life(tmp_path / "file", tmp_path / "run", 0, "a")
