@@ -11,12 +11,14 @@ import yaml
 from torch import Tensor
 
 from hpcfl import buffers, jobfile
+from hpcfl.assemble import Parts
 from hpcfl.branch import branch
 from hpcfl.changes import differences, mark, require_free
 from hpcfl.checkpoint import (
     Checkpoint,
     check_files,
     find,
+    folder_of,
     give_up,
     prune,
     read_kept,
@@ -170,10 +172,9 @@ def again(life: Life, request: Request) -> Beginning:
         table = Table.load(newest.folder, folder.stores)
         own = np.flatnonzero(life.owner == comm.rank)
         verify(table, parts.schema.kept, own, rows=rows, speak=comm.rank == 0)
-    folders = [find(folder.checkpoints, round).folder for round in kept]
+    folders = [folder_of(folder.checkpoints, round) for round in kept]
     with together(comm):
-        buffers.read(folder.buffers, parts.buffers)
-        life.parts = replace(parts, x0=folder.read_initial(parts.x0).to(parts.device))
+        life.parts = _put_back(parts, folder)
         if comm.rank == 0 and rounds(folder.checkpoints) == kept:
             life.prune_stores(folders)  # makes room, if this life is to copy states
     life.open_store()
@@ -193,11 +194,19 @@ def _copy(life: Life, request: Request) -> None:
         if comm.rank == 0:
             names = " ".join(map(str, request.chosen(source)))
     kept = [int(name) for name in comm.share(names).split()]
+    with together(comm):
+        _put_back(life.parts, source)  # may be what cannot be read
     with request.offering(kept):
         with together(comm):
             at = find(source.checkpoints, kept[-1])
             check_files(at)
         branch(source, at, life.folder.root, life.parts.schema.kept, comm, request.wanted)
+
+
+def _put_back(parts: Parts, folder: RunDir) -> Parts:
+    """The parts with the initial model of the run, and its buffers."""
+    buffers.read(folder.buffers, parts.buffers)
+    return replace(parts, x0=folder.read_initial(parts.x0).to(parts.device))
 
 
 def _require_whole(root: Path, kept: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.together import together
 from hpcfl.errors import HpcflError, JobError, StoreError
 from hpcfl.rundir import RunDir
+from hpcfl.runlog import require
 from hpcfl.store.base import StateSchema
 from hpcfl.store.durable import PART, sync_folder
 from hpcfl.store.rows import Table
@@ -112,8 +113,9 @@ def _copy_files(source: RunDir, at: Checkpoint, part: RunDir, job: bytes) -> Non
     _put(part.initial, source.initial.read_bytes())
     if source.buffers.exists():
         _put(part.buffers, source.buffers.read_bytes())
-    with source.log.open("rb") as log:
-        _put(part.log, log.read(at.log_bytes))
+    if require(source.log, at.log_bytes):
+        with source.log.open("rb") as log:
+            _put(part.log, log.read(at.log_bytes))
     part.write_history(entry for entry in source.entries() if entry["round"] <= at.round)
     part.note({"branch_of": str(source.root.absolute()), "round": at.round})
     for name in (*at.files, MANIFEST):

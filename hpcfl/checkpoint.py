@@ -91,7 +91,7 @@ def save(
     Raises:
         StoreError: on this rank alone: a file cannot be written.
     """
-    folder = _folder(root, round)
+    folder = folder_of(root, round)
     if comm.rank == 0:
         with storing(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -173,7 +173,7 @@ def find(root: Path, round: int) -> Checkpoint:
     Raises:
         StoreError: its manifest is not one.
     """
-    return read(_folder(root, round))
+    return read(folder_of(root, round))
 
 
 def give_up(root: Path, after: int) -> None:
@@ -202,7 +202,8 @@ def _folders(root: Path) -> list[Path]:
     return sorted(path for path in root.glob("[0-9]" * 8) if path.is_dir())
 
 
-def _folder(root: Path, round: int) -> Path:
+def folder_of(root: Path, round: int) -> Path:
+    """Where the checkpoint of a round lies."""
     return root / f"{round:08d}"
 
 

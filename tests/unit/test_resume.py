@@ -92,11 +92,17 @@ def test_the_last_rounds_count_from_the_new_end(run, hpcfl):
     assert [r["round"] for r in log if "test_loss" in r] == [0, 2, 4, 7, 8]
 
 
-def test_another_kind_of_store(run, long, hpcfl):
+@pytest.mark.parametrize("name", ["fedhbm", "localghb"])
+def test_another_kind_of_store(job, tmp_path, hpcfl, name):
+    """And back; segments that a store in memory wrote are taken over and grow."""
+    method = f"algorithm={{name: {name}}}"
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert hpcfl("run", job, method, "rounds=9", "--out", whole).code == 0
+    assert hpcfl("run", job, method, "rounds=3", "--out", out).code == 0
     for number, kind in ((6, "memory"), (9, "hdf5")):
-        args = (f"rounds={number}", "evaluate.every=1", f"store.kind={kind}", "checkpoint.every=3")
-        assert hpcfl("resume", run, *args).code == 0
-    same(outcome(run), outcome(long))
+        assert hpcfl("resume", out, f"rounds={number}", f"store.kind={kind}").code == 0
+    found, expected = outcome(out), outcome(whole)
+    assert (found.server, found.clients) == (expected.server, expected.clients)
 
 
 def test_a_change_by_hand_is_recorded(run, hpcfl):
@@ -357,6 +363,22 @@ def test_a_copy_with_a_damaged_row_never_appears(run, tmp_path, refused):
     assert f"{segment(run)}: row {row} (client {client}): found checksum" in line
     assert line.endswith(f"; the one before: `hpcfl resume {run} --round 2`")
     assert not list(tmp_path.glob("copy*"))
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "initial.npy"])
+def test_a_run_without_all_of_its_files_is_not_copied(run, tmp_path, refused, name):
+    content = (run / name).read_bytes()
+    (run / name).write_bytes(content[: len(content) // 2])
+    assert f"{run / name}: " in refused("resume", run, "--out", tmp_path / "copy")
+    assert not list(tmp_path.glob("copy*"))
+
+
+def test_a_branch_of_the_very_beginning(run, tmp_path, hpcfl):
+    """Before the first round there may be no log yet."""
+    copy = tmp_path / "copy"
+    assert hpcfl("run", run / "job.yaml", "checkpoint.keep=9", "--out", tmp_path / "all").code == 0
+    assert hpcfl("resume", tmp_path / "all", "--round", 0, "--out", copy).code == 0
+    assert outcome(copy) == outcome(run)
 
 
 def test_what_a_killed_copy_left_is_cleared(run, tmp_path, hpcfl):
