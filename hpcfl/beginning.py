@@ -13,7 +13,7 @@ from torch import Tensor
 from hpcfl import buffers, jobfile
 from hpcfl.assemble import Parts
 from hpcfl.branch import branch
-from hpcfl.changes import differences, mark, require_free
+from hpcfl.changes import differences, require_free
 from hpcfl.checkpoint import (
     Checkpoint,
     check_files,
@@ -93,8 +93,8 @@ class Request:
             JobError: it is no run, or the overrides are wrong or would change past rounds.
         """
         source.require()
-        found = source.job.read_bytes()
-        before, loaded = flat(load(source.job).tree), load(source.job, overrides)
+        before = flat(load(source.job).tree)
+        found, loaded = source.job.read_bytes(), load(source.job, overrides)
         after = flat(loaded.tree)
         require_free(before, after, source.root)
         file = jobfile.read(source.job)
@@ -114,7 +114,7 @@ class Request:
         kept = rounds(folder.checkpoints, self.round)
         with self.offering(kept):
             newest = find(folder.checkpoints, kept[-1])
-        if newest.job != mark(flat(jobfile.read(folder.job).tree)):
+        if newest.job != folder.mark:
             raise JobError(
                 f"{folder.job}: was changed after the checkpoint of round {newest.round}; put it "
                 "back, or run the changed job into another directory"

@@ -51,10 +51,12 @@ def branch(
     """
     part = RunDir(copy.with_name(copy.name + PART))
     with part:
+        with together(comm), _while_kept(source, at):
+            if comm.rank == 0:
+                _clear(part)
         try:
             with together(comm), _while_kept(source, at):
                 if comm.rank == 0:
-                    _clear(part)
                     _copy_files(source, at, part, job)
             with together(comm), _while_kept(source, at):
                 for path in _segments(Table.load(at.folder, source.stores))[comm.rank :: comm.size]:

@@ -1,6 +1,8 @@
 """Runs taken up again: with other settings, at an older checkpoint, in a copy."""
 
+import errno
 import json
+import os
 import shutil
 
 import pytest
@@ -389,6 +391,28 @@ def test_what_a_killed_copy_left_is_cleared(run, tmp_path, hpcfl):
     assert hpcfl("resume", run, "--out", tmp_path / "copy").code == 0
     assert outcome(tmp_path / "copy") == outcome(run)
     assert not left.exists()
+
+
+def test_two_copies_to_one_place_at_once(run, tmp_path, refused):
+    """The second leaves alone what the first is at."""
+    left = RunDir(tmp_path / "copy.part")
+    left.root.mkdir()
+    left.job.write_text("half")
+    with left:
+        left.lock()
+        line = refused("resume", run, "--out", tmp_path / "copy")
+        assert f"{left.root}: another start that copies is alive in this directory" in line
+        assert left.job.read_text() == "half"
+
+
+def test_a_copy_that_finds_no_room(run, tmp_path, monkeypatch, refused):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
+
+    monkeypatch.setattr(branch.shutil, "copyfile", full)
+    line = refused("resume", run, "--out", tmp_path / "copy")
+    assert ".h5: cannot be copied: No space left on device; make room, or choose another" in line
+    assert not list(tmp_path.glob("copy*"))
 
 
 # What the bits depend on besides

@@ -7,25 +7,21 @@ import pytest
 from hpcfl.checkpoint import committed, rounds
 from hpcfl.store.rows import Table
 from tests.parallel import background
-from tests.parallel.background import Going, finish, write
+from tests.parallel.background import DIGITS, Going, finish, write
+from tests.parallel.harness import launch, play_all
 from tests.parallel.outcome import outcome
 
 NAMES = ("fedhbm", "localghb")
-
-
-def done(*args):
-    ended = finish(*args)
-    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Every job to 20 rounds on 2 ranks, and to 30 on one: NAME-20 and NAME-30."""
     folder = tmp_path_factory.mktemp("runs")
-    for name in NAMES:
-        for ranks, count in ((2, 20), (1, 30)):
-            job = write(folder, f"{name}-{count}", algorithm={"name": name}, rounds=count)
-            done(ranks, "run", job, "--out", folder / f"{name}-{count}")
+    for ranks, count in ((2, 20), (1, 30)):
+        job = {**DIGITS, "rounds": count}
+        jobs = {f"{n}-{count}": {**job, "algorithm": {"name": n}} for n in NAMES}
+        play_all(folder, jobs, ranks)
     return folder
 
 
@@ -44,21 +40,24 @@ def same(found, whole):
         assert {k: v for k, v in one.items() if k not in scores or k in other} == other
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("fedhbm", 2), ("fedhbm", 3), ("localghb", 1)])
-def test_longer_in_a_copy(runs, tmp_path, name, ranks):
-    """From the end on, and once more from the copy's own older checkpoint."""
-    copy = tmp_path / "copy"
-    done(ranks, "resume", runs / f"{name}-20", "rounds=30", "checkpoint.every=7", "--out", copy)
-    same(outcome(copy), outcome(runs / f"{name}-30"))
-    assert rounds(copy / "checkpoints") == [28, 30]
-    done(2, "resume", copy, "--round", "28")
-    same(outcome(copy), outcome(runs / f"{name}-30"))
-    assert outcome(runs / f"{name}-20").round == 20
+def resumed(run, **how):
+    return {"job": None, "out": str(run), "stop": 0, "how": how}
 
 
-def test_longer(short, runs):
-    done(3, "resume", short, "rounds=30")
+def test_longer_and_in_a_copy(runs, short, tmp_path):
+    """From the end on, and once more from each copy's own older checkpoint."""
+    longer = ["rounds=30", "checkpoint.every=7"]
+    copies = {name: tmp_path / name for name in NAMES}
+    plan = [resumed(runs / f"{n}-20", overrides=longer, out=str(c)) for n, c in copies.items()]
+    launch(tmp_path, [*plan, resumed(short, overrides=["rounds=30"])], 3)
     same(outcome(short), outcome(runs / "fedhbm-30"))
+    for name, copy in copies.items():
+        same(outcome(copy), outcome(runs / f"{name}-30"))
+        assert rounds(copy / "checkpoints") == [28, 30]
+        assert outcome(runs / f"{name}-20").round == 20
+    launch(tmp_path, [resumed(copy, round=28) for copy in copies.values()], 2)
+    for name, copy in copies.items():
+        same(outcome(copy), outcome(runs / f"{name}-30"))
 
 
 def test_a_branch_of_a_run_that_is_alive(runs, tmp_path):
@@ -67,14 +66,14 @@ def test_a_branch_of_a_run_that_is_alive(runs, tmp_path):
     with Going(2, "run", write(tmp_path, **changes), "--out", live) as going:
         going.wait_until(lambda: background.rounds(live) > 20)
         settings = ("rounds=30", "--round", "16", "--out", tmp_path / "copy")
-        done(2, "resume", live, *settings)
+        ended = finish(2, "resume", live, *settings)
+        assert ended.returncode == 0, ended.stderr
         assert going.alive
     assert outcome(tmp_path / "copy").server == outcome(runs / "fedhbm-30").server
     assert outcome(tmp_path / "copy").clients == outcome(runs / "fedhbm-30").clients
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize(("ranks", "copy"), [(2, False), (3, True)])
 def test_a_flipped_byte_is_told_once_by_whoever_finds_it(short, tmp_path, ranks, copy):
     """In every row of the segment that rank 1 wrote."""
     newest = committed(short / "checkpoints")[-1]
@@ -92,7 +91,7 @@ def test_a_flipped_byte_is_told_once_by_whoever_finds_it(short, tmp_path, ranks,
 
 
 def test_a_refusal_is_told_once(short):
-    ended = finish(3, "resume", short, "local.lr=0.5")
+    ended = finish(2, "resume", short, "local.lr=0.5")
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert line.startswith("JobError: command line: local.lr: is 0.1 in")
