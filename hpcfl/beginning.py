@@ -137,7 +137,8 @@ class Request:
                 offer = f"the one before: `hpcfl resume {self.source.root} --round {kept[-2]}`"
             else:
                 offer = "no older one is kept: run the job again into another directory"
-            raise StoreError(f"{e}; {offer}") from e
+            e.args = (f"{e}; {offer}",)  # the same error: which ranks raise it stays known
+            raise
 
 
 def again(life: Life, request: Request) -> Beginning:
