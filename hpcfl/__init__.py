@@ -41,14 +41,30 @@ def run(
     return start(load(job, overrides), Path(out) if out else None)
 
 
-def resume(directory: str | Path) -> "Result":
-    """Take up a run again from its last checkpoint, on any number of ranks.
+def resume(
+    directory: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path | None = None,
+    round: int | None = None,
+    verify: bool = True,
+) -> "Result":
+    """Take up a run again from a checkpoint, on any number of ranks.
+
+    Args:
+        directory: the run directory.
+        overrides: ``key.path=value`` settings over the job's, which change no past round.
+        out: go on there, in a copy; the run in ``directory`` stays as it is, and may be alive.
+        round: which checkpoint; the newest when absent.  Later ones are given up.
+        verify: read all client states first; else each one when it is first used.
 
     Raises:
-        JobError: the directory holds no run, or one that is alive.
+        JobError: the directory holds no run, one that is alive, or not that round, or a setting
+            would change past rounds; ``out`` exists.
         StoreError: the checkpoint or a store is damaged.
         DivergedError, Stopped: as for ``run``.
     """
     from hpcfl.session import resume
 
-    return resume(Path(directory))
+    copy = Path(out) if out else None
+    return resume(Path(directory), overrides, out=copy, round=round, verify=verify)

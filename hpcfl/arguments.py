@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl import __version__
+from hpcfl.changes import FREE
 
 
 def parser() -> argparse.ArgumentParser:
@@ -22,9 +23,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
     run.set_defaults(command="run")
 
-    resume = commands.add_parser("resume", help="take up a run again from its last checkpoint")
-    resume.add_argument("dir", type=Path, help="run directory")
-    resume.set_defaults(command="resume")
+    _add_resume(commands)
 
     check = commands.add_parser("check", help="check a job without training")
     _add_job(check)
@@ -73,6 +72,32 @@ def parser() -> argparse.ArgumentParser:
     states.add_argument("--gib", type=float, default=1.0, help="GiB of states (default: 1)")
     states.set_defaults(command="bench store")
     return made
+
+
+def _add_resume(commands: Any) -> None:
+    """The command that takes up a run again."""
+    resume = commands.add_parser(
+        "resume",
+        help="take up a run again from a checkpoint",
+        description="Take up a run again from its last checkpoint, on any number of ranks.  Keys "
+        f"of its job that no past round depended on may be changed: {', '.join(FREE)}.",
+    )
+    resume.add_argument("dir", type=Path, help="run directory")
+    resume.add_argument(
+        "overrides", nargs="*", metavar="key.path=value", help="settings over those of the job"
+    )
+    resume.add_argument(
+        "--round", type=int, metavar="T", help="from this kept checkpoint; later ones are given up"
+    )
+    resume.add_argument(
+        "--out", type=Path, metavar="COPY", help="go on in a copy; the run in DIR stays as it is"
+    )
+    resume.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="read client states when they are first used, not all before the run goes on",
+    )
+    resume.set_defaults(command="resume")
 
 
 def _add_data(commands: Any) -> None:

@@ -23,9 +23,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from hpcfl.errors import StoreError
+from hpcfl.errors import JobError, StoreError
+from hpcfl.store.durable import storing, sync_folder
 
-FORMAT = 2  # 1 had no shared part of the states
+FORMAT = 3  # 1 had no shared part of the states; 2 marked the job by all of its keys
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
 KEPT = "kept.safetensors"
@@ -62,6 +63,46 @@ def committed(root: Path) -> list[Checkpoint]:
     return [read(folder) for folder in _folders(root) if (folder / MANIFEST).exists()]
 
 
+def rounds(root: Path, newest: int | None = None) -> list[int]:
+    """The rounds whose checkpoints are kept under ``root``, ascending, up to ``newest``.
+
+    Raises:
+        StoreError: there is none.
+        JobError: ``newest`` is none of them.
+    """
+    kept = [int(folder.name) for folder in _folders(root) if (folder / MANIFEST).exists()]
+    if not kept:
+        raise StoreError(f"{root}: holds no checkpoint; run the job again into {root.parent}")
+    if newest is None:
+        return kept
+    if newest not in kept:
+        raise JobError(f"{root}: round {newest} is not kept; kept are {', '.join(map(str, kept))}")
+    return [round for round in kept if round <= newest]
+
+
+def find(root: Path, round: int) -> Checkpoint:
+    """The checkpoint of a round that is kept.
+
+    Raises:
+        StoreError: its manifest is not one.
+    """
+    return read(folder_of(root, round))
+
+
+def give_up(root: Path, after: int) -> None:
+    """Remove the checkpoints of later rounds than ``after``, the newest first.
+
+    Raises:
+        StoreError: one cannot be removed.
+    """
+    with storing(root):
+        for folder in reversed(_folders(root)):
+            if int(folder.name) > after:
+                (folder / MANIFEST).unlink(missing_ok=True)
+                sync_folder(folder)  # before any row that it names is written again
+                shutil.rmtree(folder)
+
+
 def prune(root: Path) -> None:
     """Remove the folders that a killed run left uncommitted."""
     for folder in _folders(root):
@@ -74,11 +115,16 @@ def _folders(root: Path) -> list[Path]:
     return sorted(path for path in root.glob("[0-9]" * 8) if path.is_dir())
 
 
-def read_server(checkpoint: Checkpoint, template: Any, device: torch.device) -> Any:
-    """The server of a checkpoint, on ``device``; ``template`` is the dry round's server.
+def folder_of(root: Path, round: int) -> Path:
+    """Where the checkpoint of a round lies."""
+    return root / f"{round:08d}"
+
+
+def check_files(checkpoint: Checkpoint) -> None:
+    """Compare the checksums of a checkpoint's files.
 
     Raises:
-        StoreError: a file is missing, damaged, or of another model.
+        StoreError: one is missing or damaged.
     """
     for name, expected in checkpoint.files.items():
         path = checkpoint.folder / name
@@ -88,6 +134,15 @@ def read_server(checkpoint: Checkpoint, template: Any, device: torch.device) -> 
             raise StoreError(f"{path}: cannot be read: {e.strerror}; {_OTHER}") from e
         if found != expected:
             raise StoreError(f"{path}: checksum {found}, expected {expected}; {_OTHER}")
+
+
+def read_server(checkpoint: Checkpoint, template: Any, device: torch.device) -> Any:
+    """The server of a checkpoint, on ``device``; ``template`` is the dry round's server.
+
+    Raises:
+        StoreError: a file is missing, damaged, or of another model.
+    """
+    check_files(checkpoint)
     path = checkpoint.folder / SERVER
     return _nested(_load(path, device), template, path)
 
@@ -125,7 +180,7 @@ def copied(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().clone()
 
 
-_OTHER = "remove this checkpoint's folder to resume from an older one, if there is one"
+_OTHER = "resume from an older checkpoint"
 
 
 def _nested(tensors: dict[str, Tensor], template: Any, path: Path) -> Any:

@@ -70,7 +70,13 @@ def _run(options: argparse.Namespace) -> None:
 def _resume(options: argparse.Namespace) -> None:
     from hpcfl.session import resume
 
-    resume(options.dir)
+    resume(
+        options.dir,
+        options.overrides,
+        out=options.out,
+        round=options.round,
+        verify=not options.no_verify,
+    )
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -86,7 +86,8 @@ class Observer:
 
     def restore(self, kept: Mapping[str, Tensor]) -> None:
         """Go on from what a checkpoint kept."""
-        self._previous = kept.get(_PREVIOUS)
+        # Whoever does not want it now does not keep it up to date for one who may want it later.
+        self._previous = kept.get(_PREVIOUS) if self._wanted.cosine else None
 
     def ends(self, round: int) -> bool:
         """Whether ``observe`` will want the last local models of the round ``round`` (from 0)."""

@@ -12,7 +12,7 @@ from safetensors.torch import save as save_tensors
 from hpcfl.assemble import initial, stored
 from hpcfl.best import BestModel
 from hpcfl.buffers import read as read_buffers
-from hpcfl.checkpoint import MANIFEST, Checkpoint, committed, read_server
+from hpcfl.checkpoint import MANIFEST, Checkpoint, find, read_server, rounds
 from hpcfl.errors import JobError, StoreError
 from hpcfl.job import Job, Loaded, load
 from hpcfl.rundir import RunDir
@@ -100,7 +100,9 @@ def _read(folder: RunDir, round: int | None, job: Job, *, clients: bool) -> dict
     while True:
         before = _manifests(folder)
         try:
-            return _arrays(_find(folder, round), folder, job, clients=clients)
+            newest = rounds(folder.checkpoints, round)[-1]
+            found = find(folder.checkpoints, newest)
+            return _arrays(found, folder, job, clients=clients)
         except StoreError:
             if before <= _manifests(folder):  # nothing went away: it is damaged
                 raise
@@ -108,18 +110,6 @@ def _read(folder: RunDir, round: int | None, job: Job, *, clients: bool) -> dict
 
 def _manifests(folder: RunDir) -> set[Path]:
     return set(folder.checkpoints.glob(f"*/{MANIFEST}"))
-
-
-def _find(folder: RunDir, round: int | None) -> Checkpoint:
-    kept = {checkpoint.round: checkpoint for checkpoint in committed(folder.checkpoints)}
-    if not kept:
-        raise JobError(f"{folder.checkpoints}: holds no checkpoint")
-    if round is None:
-        return kept[max(kept)]
-    if round not in kept:
-        rounds = ", ".join(map(str, sorted(kept)))
-        raise JobError(f"{folder.checkpoints}: round {round} is not kept; kept are {rounds}")
-    return kept[round]
 
 
 def _arrays(

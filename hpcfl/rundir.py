@@ -1,7 +1,8 @@
 """The run directory: where everything a run leaves behind lies, and whose it is.
 
 job.yaml        the resolved job
-history.jsonl   one object a start: when, from which round, ranks, versions, git commit
+history.jsonl   one object a start: when, from which round, ranks, versions, git commit, what of the
+                job may change and what did; and one where the run branched off another
 log.jsonl       one object a round
 initial.npy     the initial model, flat
 buffers.safetensors  what the model computes with besides, if anything, see hpcfl.buffers
@@ -15,13 +16,11 @@ import fcntl
 import io
 import json
 import os
-import platform
-import subprocess
 import time
 import warnings
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,9 +28,11 @@ import numpy as np
 import torch
 import yaml
 
-from hpcfl import __version__
+from hpcfl.changes import mark
 from hpcfl.checkpoint import BEST
+from hpcfl.compare import flat
 from hpcfl.errors import JobError, StoreError
+from hpcfl.jobfile import read
 from hpcfl.store.durable import write_file
 from hpcfl.types import Vector
 
@@ -51,7 +52,7 @@ class RunDir:
         self.best = root / BEST
         self.checkpoints = root / "checkpoints"
         self.stores = root / "stores"
-        self._lock = root / "lock"
+        self.lock_file = root / "lock"
         self._held: int | None = None
 
     def __enter__(self) -> Self:
@@ -112,9 +113,9 @@ class RunDir:
             JobError: it is not writable, or another run holds it.
         """
         try:
-            fd = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+            fd = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as e:
-            raise JobError(f"{self._lock}: cannot be opened: {e.strerror}") from e
+            raise JobError(f"{self.lock_file}: cannot be opened: {e.strerror}") from e
         for patience in range(PATIENCE, -1, -1):
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,7 +128,9 @@ class RunDir:
                     f"{self.root}: {holder} is alive in this directory; wait for it or stop it"
                 ) from e
             except OSError as e:
-                text = f"{self._lock}: no locks on this file system ({e.strerror}): nothing keeps "
+                text = (
+                    f"{self.lock_file}: no locks on this file system ({e.strerror}): nothing keeps "
+                )
                 warnings.warn(text + "a second run out of the directory", stacklevel=2)
             self._held = fd
             return
@@ -135,7 +138,7 @@ class RunDir:
     def held(self) -> bool:
         """Whether a run is alive in the directory; needs no right to write there."""
         try:
-            fd = os.open(self._lock, os.O_RDONLY)
+            fd = os.open(self.lock_file, os.O_RDONLY)
         except FileNotFoundError:
             return False
         try:
@@ -172,17 +175,21 @@ class RunDir:
             )
         return x0
 
-    def note_start(self, facts: dict[str, Any]) -> None:
-        """Append a start to the history."""
-        entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **facts, **versions()}
-        lines = [json.dumps(start) for start in [*self.starts(), entry]]
+    def note(self, entry: dict[str, Any]) -> None:
+        """Append to the history."""
+        entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}
+        self.write_history([*self.entries(), entry])
+
+    def write_history(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Replace the history."""
+        lines = [json.dumps(entry) for entry in entries]
         write_file(self.history, "".join(line + "\n" for line in lines).encode())
 
-    def starts(self) -> list[dict[str, Any]]:
-        """Every start of the run so far, oldest first.
+    def entries(self) -> list[dict[str, Any]]:
+        """The history: every start of the run, and where it branched off; oldest first.
 
         Raises:
-            StoreError: the history is damaged.
+            StoreError: it is damaged.
         """
         if not self.history.exists():
             return []
@@ -191,58 +198,16 @@ class RunDir:
         except ValueError as e:
             raise StoreError(f"{self.history}: is not one JSON object a line: {e}") from e
 
-    def changes(self) -> list[str]:
-        """What changed since the last start that the bits may depend on, a line each."""
-        now, starts = versions(), self.starts()
-        before = starts[-1] if starts else now
-        return [
-            f"{name} was {before.get(name)}, is {found}: the bits may differ from those of an "
-            "uninterrupted run"
-            for name, found in now.items()
-            if name != "git" and before.get(name) != found
-        ]
-
     @property
+    def last_start(self) -> dict[str, Any]:
+        """The newest start in the history; empty before the first.
+
+        Raises:
+            StoreError: the history is damaged.
+        """
+        return next((entry for entry in reversed(self.entries()) if "life" in entry), {})
+
+    @cached_property
     def mark(self) -> str:
         """What identifies the job of this directory."""
-        return blake2b(self.job.read_bytes(), digest_size=8).hexdigest()
-
-
-def versions() -> dict[str, Any]:
-    """What the bits of a run may depend on besides its job."""
-    found: dict[str, Any] = {"hpcfl": __version__, "python": platform.python_version()}
-    for package in ("torch", "numpy", "h5py", "mpi4py"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    found["git"] = _git_commit()
-    found["processor"] = _processor()
-    return found
-
-
-def _git_commit() -> str | None:
-    """The commit of the checkout that hpcfl runs from, "-dirty" if changed; None without one."""
-    here = Path(__file__).parent.parent
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(here), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-        return done.stdout.strip()
-
-    try:
-        if git("rev-parse", "--show-toplevel") != str(here):
-            return None  # installed, perhaps below somebody else's checkout
-        commit = git("rev-parse", "HEAD")
-        return commit + ("-dirty" if git("status", "--porcelain", "-uno") else "") or None
-    except OSError:
-        return None
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        return mark(flat(read(self.job).tree))

@@ -60,11 +60,20 @@ def cut(path: Path, length: int) -> None:
     Raises:
         StoreError: it is shorter than that, so rounds are missing.
     """
+    if require(path, length) > length:
+        os.truncate(path, length)
+
+
+def require(path: Path, length: int) -> int:
+    """The length of the log in bytes.
+
+    Raises:
+        StoreError: it is shorter than ``length``, so rounds are missing.
+    """
     found = path.stat().st_size if path.exists() else 0
     if found < length:
         raise StoreError(
             f"{path}: {found} bytes, expected at least the {length} of the checkpoint; put the "
             "log back"
         )
-    if found > length:
-        os.truncate(path, length)
+    return found

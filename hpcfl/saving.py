@@ -22,6 +22,7 @@ from hpcfl.checkpoint import (
     committed,
     copied,
     flat,
+    folder_of,
 )
 from hpcfl.comm.base import Comm
 from hpcfl.store.base import ClientStore
@@ -119,7 +120,7 @@ def begin(
     Raises:
         StoreError: on this rank alone: the folder cannot be made.
     """
-    folder = root / f"{round:08d}"
+    folder = folder_of(root, round)
     written = []
     if comm.rank == 0:
         with storing(folder):
@@ -151,5 +152,6 @@ def _prune(root: Path, keep: int) -> list[Checkpoint]:
     found = committed(root)
     for old in found[:-keep]:
         (old.folder / MANIFEST).unlink()
+        sync_folder(old.folder)  # before any row that it names is written again
         shutil.rmtree(old.folder, ignore_errors=True)  # `prune` removes what is left of it
     return found[-keep:]

@@ -1,40 +1,33 @@
 """One life of a run: from a job or a run directory to the end, a stop or an error."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
-from hpcfl import buffers
 from hpcfl.assemble import assemble, wire
-from hpcfl.checkpoint import (
-    Checkpoint,
-    committed,
-    prune,
-    read,
-    read_kept,
-    read_server,
-)
+from hpcfl.beginning import Beginning, Request, again, anew
+from hpcfl.branch import require_absent
+from hpcfl.changes import differences, free
 from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
+from hpcfl.compare import flat
 from hpcfl.device import device_type, place
 from hpcfl.engine import play
-from hpcfl.errors import JobError, StoreError
+from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
-from hpcfl.job import Loaded, load
+from hpcfl.job import Loaded
 from hpcfl.life import Desk, Life
-from hpcfl.progress import open_progress
+from hpcfl.progress import Progress, open_progress
 from hpcfl.rundir import RunDir
-from hpcfl.runlog import cut
 from hpcfl.signals import Signals
 from hpcfl.store.durable import storing
 from hpcfl.types import Record, Vector
+from hpcfl.versions import BITS, FAST, versions, warnings
 
 
 @dataclass(frozen=True)
@@ -67,83 +60,43 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
     """
     folder = RunDir(out or Path("runs") / loaded.name)
 
-    def begin(life: Life) -> _Beginning:
-        parts = life.parts
-        with together(life.comm):
-            if life.comm.rank == 0:
-                folder.claim(parts.loaded.tree)
-                folder.write_initial(parts.x0)
-                buffers.write(folder.buffers, parts.buffers)
-                # Of a start that died before its first checkpoint.
-                cut(folder.log, 0)
-                life.best.restore(None)
-                life.prune_stores([])
-                life.require_room()
-        life.open_store()
-        with together(life.comm):
-            life.reserve()
-        server = parts.algorithm.init_server(parts.x0)
-        life.save(0, server, {}, 0, lambda: None)
-        life.settle()
-        return _Beginning(server, 0, {})
-
-    return _live(loaded, folder, begin)
+    return _live(loaded, folder, anew)
 
 
-def resume(root: Path) -> Result:
-    """Take up a run again from its last checkpoint, on any number of ranks; collective.
+def resume(
+    root: Path,
+    overrides: Sequence[str] = (),
+    *,
+    out: Path | None = None,
+    round: int | None = None,
+    verify: bool = True,
+) -> Result:
+    """Take up a run again from a checkpoint, on any number of ranks; collective.
+
+    Args:
+        root: the run directory.
+        overrides: ``key.path=value`` settings over the job's, which change no past round.
+        out: go on there, in a copy; the run in ``root`` is left as it is, and may be alive.
+        round: which checkpoint; the newest when None.  Later ones are given up.
+        verify: read all client states first; else each one when it is first used.
 
     Raises:
-        JobError: the directory holds no run, or one that is alive.
+        JobError: the directory holds no run, one that is alive, or not that round, or a setting
+            would change past rounds; ``out`` exists.
         StoreError: the checkpoint or a store is damaged.
         DivergedError, Stopped: see ``hpcfl.engine.play``.
     """
-    folder = RunDir(root)
-    folder.require()
-
-    def begin(life: Life) -> _Beginning:
-        parts, comm = life.parts, life.comm
-        names = ""
-        with together(comm):
-            if comm.rank == 0:
-                folder.lock()
-                found = committed(folder.checkpoints)
-                _check_newest(found, folder)
-                prune(folder.checkpoints)
-                life.prune_stores([checkpoint.folder for checkpoint in found])
-                cut(folder.log, found[-1].log_bytes)
-                names = " ".join(checkpoint.folder.name for checkpoint in found)
-        kept_folders = [folder.checkpoints / name for name in comm.share(names).split()]
-        with together(comm):
-            newest = read(kept_folders[-1])
-            server = read_server(newest, parts.schema.server, parts.device)
-            kept = read_kept(newest, parts.device)
-            buffers.read(folder.buffers, parts.buffers)
-            life.parts = replace(parts, x0=folder.read_initial(parts.x0).to(parts.device))
-            if comm.rank == 0:
-                life.best.restore(newest.best)
-        life.open_store()
-        with together(comm):
-            life.take_over(newest, kept_folders)
-        return _Beginning(server, newest.round, kept)
-
-    return _live(load(folder.job), folder, begin, resumed=True)
-
-
-class _Beginning(NamedTuple):
-    """Where one start of the program begins."""
-
-    server: Any
-    round: int
-    """Rounds completed."""
-    kept: Mapping[str, Tensor]
-    """What else a checkpoint kept."""
+    request = Request.of(RunDir(root), overrides, round=round, rows=verify)
+    if out is not None:
+        require_absent(out)
+    begin = partial(again, request=request)
+    return _live(request.loaded, RunDir(out or root), begin, resumed=True)
 
 
 def _live(
     loaded: Loaded,
     folder: RunDir,
-    begin: Callable[[Life], _Beginning],
+    begin: Callable[[Life], Beginning],
     *,
     resumed: bool = False,
 ) -> Result:
@@ -167,7 +120,7 @@ def _live(
         return Result(folder.root, parts.job.rounds, x)
 
 
-def _play(life: Life, beginning: _Beginning, signals: Signals) -> Vector:
+def _play(life: Life, beginning: Beginning, signals: Signals) -> Vector:
     """Collective: play to the end; the final model."""
     parts, folder, comm = life.parts, life.folder, life.comm
     done = beginning.round
@@ -188,17 +141,8 @@ def _play(life: Life, beginning: _Beginning, signals: Signals) -> Vector:
         finished = done == parts.job.rounds
         progress.note(f"{folder.root}: finished, nothing to do" if finished else life.opening(done))
         if comm.rank == 0:
-            for change in folder.changes():
-                progress.note(change)
             with storing(folder.history):
-                folder.note_start(
-                    {
-                        "life": life.name,
-                        "round": done,
-                        "ranks": comm.size,
-                        "device": parts.device.type,
-                    }
-                )
+                _note(life, done, progress)
         run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
         run.observer.restore(beginning.kept)
         try:
@@ -210,14 +154,23 @@ def _play(life: Life, beginning: _Beginning, signals: Signals) -> Vector:
     return final
 
 
-def _check_newest(kept: list[Checkpoint], folder: RunDir) -> None:
-    """Refuse to resume from nothing, or another job than the one that was checkpointed."""
-    if not kept:
-        raise StoreError(
-            f"{folder.checkpoints}: holds no checkpoint; run the job again into {folder.root}"
-        )
-    if kept[-1].job != folder.mark:
-        raise JobError(
-            f"{folder.job}: was changed after the checkpoint of round {kept[-1].round}; put it "
-            "back, or run the changed job into another directory"
-        )
+def _note(life: Life, done: int, progress: Progress) -> None:
+    """Write this start into the history, and tell what changed since the last."""
+    folder, job = life.folder, life.parts.loaded
+    before = folder.last_start
+    settings = free(flat(job.tree))
+    facts = {"ranks": life.comm.size, "summed_by": life.comm.library}
+    facts |= versions(life.parts.device)
+    keys = (*BITS, *FAST) if job.job.reduction == "fast" else BITS
+    for warning in warnings(before, facts, keys):
+        progress.note(warning)
+    known = before.get("settings", {})
+    changes = [
+        {"key": key, "before": known[key], "after": value}
+        for key, value in differences(known, settings).items()
+    ]
+    for change in changes:
+        progress.note("{key} was {before}, is {after} ".format(**change) + f"after round {done}")
+    folder.note(
+        {"life": life.name, "round": done, **facts, "settings": settings, "changes": changes}
+    )

@@ -82,8 +82,11 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
         yield "best", f"{'accuracy' if run.best else 'loss'} {best[1]:.4g} after round {best[0]}"
     yield "checkpoint", _newest(folder.checkpoints)
     yield "on disk", f"{_disk(folder.checkpoints)} checkpoints, {_disk(folder.stores)} stores"
-    life = _last_life(folder.history)
-    if life:
+    history = _history(folder.history)
+    for entry in history:
+        if "branch_of" in entry:
+            yield "branch", f"of {entry['branch_of']} at round {entry['round']}"
+    for life in [entry for entry in history if "life" in entry][-1:]:
         yield "last start", f"{life['time']} from round {life['round']}, {life['ranks']} rank(s)"
         known = ("hpcfl", "git", "python", "torch", "numpy", "h5py", "mpi4py", "processor")
         yield "versions", ", ".join(f"{name} {life[name]}" for name in known if life.get(name))
@@ -127,13 +130,15 @@ def _disk(root: Path) -> str:
     return decimal(taken)
 
 
-def _last_life(history: Path) -> dict[str, Any] | None:
-    """The newest whole line of the history."""
-    if not history.exists():
-        return None
-    whole = history.read_text().split("\n")[:-1]  # a last line without its end is not written
-    try:
-        life: dict[str, Any] | None = json.loads(whole[-1]) if whole else None
-    except ValueError as e:
-        raise StoreError(f"{history}:{len(whole)}: found no JSON object of a start: {e}") from e
-    return life
+def _history(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of the history."""
+    if not path.exists():
+        return []
+    entries = []
+    # A last line without its end is not written.
+    for number, line in enumerate(path.read_text().split("\n")[:-1], 1):
+        try:
+            entries.append(json.loads(line))
+        except ValueError as e:
+            raise StoreError(f"{path}:{number}: found no JSON object: {e}") from e
+    return entries

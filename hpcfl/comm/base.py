@@ -14,6 +14,8 @@ class Comm(Protocol):
     size: int
     local_rank: int
     """This rank's place among the ranks of its host: which GPU it takes."""
+    library: str
+    """What sums, with its version, for the record."""
 
     def sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` (contiguous; int64, float32 or float64) by its sum."""

@@ -34,6 +34,7 @@ class Mpi:
         self._world = start(launch)
         self.rank, self.size = self._world.rank, self._world.size
         self.local_rank = local_rank(launch, self._world)[0]
+        self.library = library()
 
     def sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` (contiguous, on the CPU) by its sum."""
@@ -87,11 +88,15 @@ def start(launch: Launch) -> MPI.Intracomm:
         MPI.Init_thread(MPI.THREAD_FUNNELED)  # only the main thread calls MPI
     world = MPI.COMM_WORLD
     if (world.rank, world.size) != (launch.rank, launch.size):
-        library = " ".join(MPI.Get_library_version().split("\n")[0].split())
         seen = f"{launch.launcher} started rank {launch.rank} of {launch.size}"
-        found = f"MPI ({library}) sees rank {world.rank} of {world.size}"
+        found = f"MPI ({library()}) sees rank {world.rank} of {world.size}"
         raise RankError(f"launcher and MPI do not match: {seen}, but {found}; {_REMEDY}")
     return world
+
+
+def library() -> str:
+    """The name and version of the MPI library."""
+    return " ".join(MPI.Get_library_version().split("\n")[0].split())
 
 
 def finish() -> None:

@@ -15,6 +15,7 @@ class Solo:
     rank = 0
     size = 1
     local_rank = 0
+    library = "one rank"
 
     def sum(self, tensor: Tensor) -> None:
         """Leave ``tensor`` as it is."""

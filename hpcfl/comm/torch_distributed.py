@@ -24,6 +24,7 @@ class _ProcessGroup:
         self._meeting = meet(launch, timeout_s)
         self.rank, self.size = launch.rank, launch.size
         self.local_rank = self._meeting.local_rank
+        self.library = self.backend
         dist.init_process_group(
             self.backend,
             store=self._meeting.store,

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,15 @@ def play_all(
     for name, job in jobs.items():
         file, out = root / f"{name}.yaml", root / name
         file.write_text(yaml.safe_dump(dict(job)))
-        plan.append({"job": None if out.exists() else str(file), "out": str(out), "stop": stop})
+        again = {"job": None, "how": {}}
+        plan.append(
+            {**(again if out.exists() else {"job": str(file)}), "out": str(out), "stop": stop}
+        )
+    launch(root, plan, ranks)
+
+
+def launch(root: Path, plan: Sequence[Mapping[str, Any]], ranks: int) -> None:
+    """Play a plan of ``runs.py``, which is written to ``root``, in one launch."""
     (root / "plan.json").write_text(json.dumps(plan))
     done = mpirun(ranks, Path(__file__).with_name("runs.py"), root / "plan.json")
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,8 @@
 """Plays several runs in one launch, to save launches: ``runs.py PLAN.json``.
 
-The plan is a list of {"job": FILE or null, "out": DIR, "stop": round or 0}; without a job, DIR is
-resumed.  MPI cannot start twice in a process, so the runs share one group of ranks.
+The plan is a list of {"job": FILE or null, "out": DIR, "stop": round or 0, "how": settings};
+without a job, DIR is resumed as ``hpcfl.resume`` takes the settings.  MPI cannot start twice in a
+process, so the runs share one group of ranks.
 """
 
 import json
@@ -10,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
+import hpcfl
 from hpcfl import engine, session
 from hpcfl.comm.launch import connect
 from hpcfl.errors import Stopped
@@ -62,7 +64,7 @@ def main(plan):
             if entry["job"]:
                 session.start(load(entry["job"]), out)
             else:
-                session.resume(out)
+                hpcfl.resume(out, **entry["how"])
         except Stopped as stopped:
             assert f"after round {entry['stop']} of" in str(stopped), stopped
         else:

@@ -1,0 +1,76 @@
+"""What the bits of a run may depend on besides its job: libraries, the processor, the device."""
+
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcfl import __version__
+
+BITS = (
+    *("hpcfl", "python", "torch", "numpy", "h5py", "mpi4py"),
+    *("processor", "simd", "device", "gpu", "cuda", "cudnn"),
+)
+# Where ranks sum floats, their number and who sums them count too.
+FAST = ("ranks", "summed_by")
+
+
+def versions(device: torch.device) -> dict[str, Any]:
+    """What computes on this rank, whose device it is."""
+    found: dict[str, Any] = {"hpcfl": __version__, "python": platform.python_version()}
+    for package in ("torch", "numpy", "h5py", "mpi4py"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    found["git"] = _git_commit()
+    found["processor"] = _processor()
+    # A virtual machine may hide instructions that the processor's name promises.
+    found["simd"] = torch.backends.cpu.get_cpu_capability()
+    found["device"] = device.type
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["cuda"] = torch.version.cuda
+        found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return found
+
+
+def warnings(before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    """What of ``keys`` changed between two starts, a line each."""
+    return [
+        f"{key} was {before[key]}, is {now[key]}: the bits may differ from those of an "
+        "uninterrupted run"
+        for key in keys
+        if key in before and key in now and before[key] != now[key]
+    ]
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that hpcfl runs from, "-dirty" if changed; None without one."""
+    here = Path(__file__).parent.parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        return done.stdout.strip()
+
+    try:
+        if git("rev-parse", "--show-toplevel") != str(here):
+            return None  # installed, perhaps below somebody else's checkout
+        commit = git("rev-parse", "HEAD")
+        return commit + ("-dirty" if git("status", "--porcelain", "-uno") else "") or None
+    except OSError:
+        return None
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,42 @@
+"""Run directories, as tests look at them and damage them."""
+
+import json
+
+import torch
+
+from hpcfl.assemble import assemble
+from hpcfl.checkpoint import committed
+from hpcfl.job import load
+from hpcfl.store.layout import inspect
+from hpcfl.store.rows import Table
+
+
+def starts(run):
+    return [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+
+
+def text(path):
+    return {p.relative_to(path): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+def flip(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def segment(run):
+    (found,) = (run / "stores").glob("*.h5")
+    return found
+
+
+def damage_a_row(run):
+    """Flip a byte of a row that only the newest checkpoint names; the row and its client."""
+    tables = [Table.load(found.folder, run / "stores") for found in committed(run / "checkpoints")]
+    older, newest = (set(table.rows.tolist()) for table in tables)
+    clients = dict(zip(tables[-1].rows.tolist(), tables[-1].clients.tolist(), strict=True))
+    row = min(newest - older)
+    path = segment(run)
+    schema = assemble(load(run / "job.yaml"), torch.device("cpu"), resumed=True).schema.kept
+    flip(path, inspect(path, schema).offsets[0] + row * schema.bytes + 5)
+    return row, clients[row]
