@@ -32,6 +32,7 @@ def play(run: Run, server: Any, start: int) -> Any:
     saved = monotonic()
     for t in range(start, run.rounds):
         began = perf_counter()
+        run.desk.begin(t + 1)
         server, record, asked = play_round(run, server, t, partial(_asked, run, saved))
         record["wall_s"] = perf_counter() - began
         done, stop = t + 1, int(asked[0])

@@ -23,6 +23,7 @@ from hpcfl.checkpoint import (
 )
 from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
+from hpcfl.comm.watched import Watched
 from hpcfl.engine import play
 from hpcfl.errors import JobError, StoreError
 from hpcfl.evaluation import Clients, Evaluation
@@ -76,6 +77,7 @@ def start(loaded: Loaded, out: Path | None = None) -> Result:
                 # Of a start that died before its first checkpoint.
                 cut(folder.log, 0)
                 life.best.restore(None)
+        life.comm.settle(folder.ranks)
         life.open_store()
         server = parts.algorithm.init_server(parts.x0)
         life.save(0, server, {}, log_bytes=0)
@@ -107,6 +109,7 @@ def resume(root: Path) -> Result:
                 life.prune_stores([checkpoint.folder for checkpoint in found])
                 cut(folder.log, found[-1].log_bytes)
                 names = " ".join(checkpoint.folder.name for checkpoint in found)
+        comm.settle(folder.ranks)
         kept_folders = [folder.checkpoints / name for name in comm.share(names).split()]
         with together(comm):
             newest = read(kept_folders[-1])
@@ -143,8 +146,10 @@ def _live(
 ) -> Result:
     """Collective: make the parts, ``begin`` from nothing or from a checkpoint, play to the end."""
     config = loaded.job.comm
+    ranks = connect(config.backend, device_type(loaded.job), config.timeout_s)
+    comm = Watched(ranks, config.timeout_s)
     with (
-        group(connect(config.backend, device_type(loaded.job), config.timeout_s)) as comm,
+        group(comm),
         Signals() as signals,  # after MPI's start, which takes SIGUSR1 for itself
         folder,
     ):

@@ -181,6 +181,9 @@ class _Desk:
     def __init__(self, log: RunLog) -> None:
         self._log = log
 
+    def begin(self, round: int) -> None:
+        return None
+
     def evaluate(self, round: int, x: Vector) -> Record:
         return {}
 
