@@ -103,7 +103,7 @@ def _ranks(beats: Sequence[Heartbeat], now: float) -> str:
     """Where the ranks are, which is where the last of them is, and whether all are heard of."""
     last = min(beats, key=lambda beat: (beat.waits, beat.calls))
     oldest = max(beats, key=lambda beat: beat.age(now))
-    late = f" ({oldest.who})" if oldest.age(now) > LATE_S else ""
+    late = f": {oldest.who}" if oldest.age(now) > LATE_S else ""
     return f"{len(beats)}: {last.where}, oldest heartbeat {oldest.age(now):.0f} s ago{late}"
 
 
