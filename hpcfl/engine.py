@@ -34,6 +34,7 @@ def play(run: Run, server: Any, start: int) -> Any:
     saved = monotonic()
     for t in range(start, run.rounds):
         began = perf_counter()
+        run.desk.begin(t + 1)
         try:
             server, record, asked = play_round(run, server, t, partial(_asked, run, saved))
         except DivergedError:

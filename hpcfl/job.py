@@ -68,7 +68,7 @@ class CommConfig(Section):
 
     backend: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
     timeout_s: Positive = 600.0
-    """Seconds without an answer after which Gloo and NCCL give up."""
+    """Seconds that a rank waits for the others before the run ends, and says for whom."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from hpcfl.assemble import Parts
 from hpcfl.best import Best
 from hpcfl.checkpoint import Checkpoint, fingerprint
 from hpcfl.cohorts import Played, play_cohorts
-from hpcfl.comm.base import Comm
 from hpcfl.comm.together import together
+from hpcfl.comm.watched import Watched
 from hpcfl.errors import RankError, StoreError
 from hpcfl.evaluation import Evaluation
 from hpcfl.placement import owners
@@ -35,7 +35,7 @@ from hpcfl.types import Record, Vector
 class Life:
     """What one start of the program holds on one rank."""
 
-    def __init__(self, parts: Parts, folder: RunDir, comm: Comm) -> None:
+    def __init__(self, parts: Parts, folder: RunDir, comm: Watched) -> None:
         self.parts, self.folder, self.comm = parts, folder, comm
         self.name = comm.share(token_hex(4))
         with together(comm):
@@ -115,6 +115,7 @@ class Life:
             RankError: the ranks' models differ.
         """
         self.settle()
+        self.comm.pulse.phase = "checkpointing"
         mark = float(fingerprint(server.x, *self.parts.buffers.values()))
         low, high = self.comm.max(np.array([-mark, mark]))
         if -low != high:
@@ -177,7 +178,7 @@ class Life:
         return (
             f"{name} ({settings}): {len(parts.rows)} clients, "
             f"{parts.x0.numel()} parameters, {self.comm.size} rank(s) by "
-            f"{type(self.comm).__name__.lower()} on {parts.device.type}, {parts.job.precision}, "
+            f"{self.comm.backend} on {parts.device.type}, {parts.job.precision}, "
             f"into {self.folder.root}"
             + (f", from round {done}" if done else "")
             + (f"; model.init left out {', '.join(parts.skipped)}" if parts.skipped else "")
@@ -198,8 +199,14 @@ class Desk:
         self._life, self._evaluation, self._progress = life, evaluation, progress
         self._log = RunLog(life.folder.log if life.comm.rank == 0 else None)
 
+    def begin(self, round: int) -> None:
+        """Take note that a round begins."""
+        pulse = self._life.comm.pulse
+        pulse.round, pulse.phase = round, "training"
+
     def evaluate(self, round: int, x: Vector) -> Record:
         """Collective: the scores of ``x``, and the time they took; the best model is kept."""
+        self._life.comm.pulse.phase = "evaluating"
         began = perf_counter()
         scores = self._evaluation.scores(x)
         if self._life.parts.job.evaluate.best and self._life.comm.rank == 0:

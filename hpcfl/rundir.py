@@ -9,6 +9,7 @@ buffers.safetensors  what the model computes with besides, if anything, see hpcf
 best.safetensors  the model of the best evaluated round, if the job keeps it, see hpcfl.best
 checkpoints/    see hpcfl.checkpoint
 stores/         segments of client states, see hpcfl.store
+ranks/          where every rank of a live run is, see hpcfl.comm.heartbeat
 lock            held while a run is alive
 """
 
@@ -52,6 +53,7 @@ class RunDir:
         self.best = root / BEST
         self.checkpoints = root / "checkpoints"
         self.stores = root / "stores"
+        self.ranks = root / "ranks"
         self.lock_file = root / "lock"
         self._held: int | None = None
 

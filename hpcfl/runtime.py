@@ -21,7 +21,11 @@ from hpcfl.types import Record, Vector
 
 
 class Desk(Protocol):
-    """What the engine hands to the run's surroundings, all of it collective."""
+    """What the engine hands to the run's surroundings; all but ``begin`` is collective."""
+
+    def begin(self, round: int) -> None:
+        """Take note that a round begins, counted as the log does."""
+        ...
 
     def evaluate(self, round: int, x: Vector) -> Mapping[str, float]:
         """Scores of the model after ``round`` rounds."""

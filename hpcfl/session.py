@@ -15,6 +15,7 @@ from hpcfl.branch import require_absent
 from hpcfl.changes import differences, free
 from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
+from hpcfl.comm.watched import Watched
 from hpcfl.compare import flat
 from hpcfl.device import device_type, place
 from hpcfl.engine import play
@@ -102,8 +103,10 @@ def _live(
 ) -> Result:
     """Collective: make the parts, ``begin`` from nothing or from a checkpoint, play to the end."""
     config = loaded.job.comm
+    ranks = connect(config.backend, device_type(loaded.job), config.timeout_s)
+    comm = Watched(ranks, config.timeout_s)
     with (
-        group(connect(config.backend, device_type(loaded.job), config.timeout_s)) as comm,
+        group(comm),
         Signals() as signals,  # after MPI's start, which takes SIGUSR1 for itself
         folder,
     ):

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from hpcfl.checkpoint import MANIFEST
+from hpcfl.comm.heartbeat import Heartbeat, read_all
 from hpcfl.errors import JobError, StoreError
 from hpcfl.records import RunRecord, read_run
 from hpcfl.rundir import RunDir
@@ -26,6 +27,7 @@ TITLES = {
     "own_accuracy_mean": "own models",
 }
 RECENT = 100  # rounds whose pace is the run's
+LATE_S = 30.0  # a rank beats every 5 s or more often: one that has not for so long is named
 
 
 def status(root: Path) -> str:
@@ -63,13 +65,10 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
     yield "run", f"{run.path}: {run.algorithm}, {state}"
     if state == "not running":
         yield "go on", f"hpcfl resume {run.path}"
-    pace = _pace(run)
-    left = f", {timedelta(seconds=round((run.rounds - run.done) / pace))} left" if pace else ""
-    yield "rounds", f"{run.done} of {run.rounds}" + (left if alive else "")
-    if pace:
-        recent = f"{pace:.3g} rounds/s over the last {min(RECENT, run.done)}"
-        batches, states = _share(run, "data_s"), _share(run, "store_s")
-        yield "pace", f"{recent}, {batches:.1%} of the time for batches, {states:.1%} for states"
+    yield from _speed(run, alive=alive)
+    beats = read_all(folder.ranks) if alive else []
+    if beats:
+        yield "ranks", _ranks(beats, time.time())
     losses = run.curve("train_loss")
     if losses:
         yield "train loss", f"{losses[-1][1]:.4g}"
@@ -92,10 +91,29 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
         yield "versions", ", ".join(f"{name} {life[name]}" for name in known if life.get(name))
 
 
+def _speed(run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
+    """How far it is, and how fast it went lately."""
+    pace = _pace(run)
+    left = f", {timedelta(seconds=round((run.rounds - run.done) / pace))} left" if pace else ""
+    yield "rounds", f"{run.done} of {run.rounds}" + (left if alive else "")
+    if pace:
+        recent = f"{pace:.3g} rounds/s over the last {min(RECENT, run.done)}"
+        batches, states = _share(run, "data_s"), _share(run, "store_s")
+        yield "pace", f"{recent}, {batches:.1%} of the time for batches, {states:.1%} for states"
+
+
 def _worst(run: RunRecord, key: str) -> str:
     """The worst decile of a score that is a mean over clients."""
     worst = key.replace("_mean", "_worst_decile")
     return "" if worst == key else f", {run.last(worst):.4g} in the worst tenth"
+
+
+def _ranks(beats: Sequence[Heartbeat], now: float) -> str:
+    """Where the ranks are, which is where the last of them is, and whether all are heard of."""
+    last = min(beats, key=lambda beat: (beat.waits, beat.calls))
+    oldest = max(beats, key=lambda beat: beat.age(now))
+    late = f": {oldest.who}" if oldest.age(now) > LATE_S else ""
+    return f"{len(beats)}: {last.where}, oldest heartbeat {oldest.age(now):.0f} s ago{late}"
 
 
 def _pace(run: RunRecord) -> float | None:

@@ -23,6 +23,9 @@ class Desk:
         self.waited = 0.0
         """Seconds that the rounds waited for client states."""
 
+    def begin(self, round: int) -> None:
+        """Nobody watches."""
+
     def evaluate(self, round: int, x: Vector) -> Record:
         """No scores."""
         return {}

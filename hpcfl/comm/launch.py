@@ -63,7 +63,7 @@ def connect(backend: Backend, device_type: str, timeout_s: float) -> Comm:
     Args:
         backend: the job's choice.
         device_type: "cpu" or "cuda", where the tensors to be summed live.
-        timeout_s: how long a rank waits for the others before it gives up (not with mpi).
+        timeout_s: how long Gloo and NCCL wait for the others, at the start; later a little more.
 
     Raises:
         JobError: the backend cannot work here.

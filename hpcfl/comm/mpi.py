@@ -56,6 +56,7 @@ class Mpi:
 
     def close(self) -> None:
         """Collective: end MPI in this process, for good."""
+        self.barrier()  # Finalize, which waits too, would keep Python's lock: no thread runs
         finish()
 
     def abort(self, code: int) -> NoReturn:

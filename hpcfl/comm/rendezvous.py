@@ -3,8 +3,10 @@
 import os
 import re
 import socket
+import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import NamedTuple, NoReturn
 
 # torch exports TCPStore, but its stubs do not say so.
@@ -14,12 +16,16 @@ from hpcfl.comm.launch import Launch, require_mpi4py
 from hpcfl.comm.solo import end_process
 from hpcfl.errors import RankError
 
+LOOPBACK = "127.0.0.1"
+
 
 class Meeting(NamedTuple):
     """What a rank knows once it has found the others."""
 
     store: TCPStore
     local_rank: int
+    alone: bool
+    """Whether all ranks are on this host."""
     finish: Callable[[], None]
     """Collective: end what the meeting began."""
     abort: Callable[[int], NoReturn]
@@ -34,15 +40,21 @@ def meet(launch: Launch, timeout_s: float) -> Meeting:
     if launch.launcher in ("mpich", "openmpi"):
         return _meet_by_mpi(launch, timeout_s)
     host, port = address(launch, os.environ)
-    store = _store(host, port, launch, timeout_s)
+    alone = on_one_host(launch, os.environ)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun itself listens there
+        store = _reach(host, port, launch, timeout_s)
+    elif launch.rank == 0:
+        store = _open(LOOPBACK if alone else host, port, launch, timeout_s, alone=alone)
+    else:
+        store = _reach(LOOPBACK if alone else host, port, launch, timeout_s)
     place = 0 if launch.local_rank is None else launch.local_rank
-    return Meeting(store, place, _nothing, end_process)
+    return Meeting(store, place, alone, _nothing, end_process)
 
 
 def address(launch: Launch, environ: Mapping[str, str]) -> tuple[str, int]:
     """Where rank 0's store listens, from the launcher's variables; port 0: any that is free."""
     if launch.launcher == "none":
-        return "127.0.0.1", 0
+        return LOOPBACK, 0
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if launch.launcher == "slurm":
         host = host or first_host(environ.get("SLURM_STEP_NODELIST", ""))
@@ -53,6 +65,17 @@ def address(launch: Launch, environ: Mapping[str, str]) -> tuple[str, int]:
             " host and the free port of rank 0; set both"
         )
     return host, int(port)
+
+
+def on_one_host(launch: Launch, environ: Mapping[str, str]) -> bool:
+    """Whether all ranks are, as the launcher says, or else as MASTER_ADDR does."""
+    if launch.launcher == "none":
+        return True
+    if launch.launcher == "torchrun" and "LOCAL_WORLD_SIZE" in environ:
+        return environ["LOCAL_WORLD_SIZE"] == str(launch.size)
+    if launch.launcher == "slurm" and "SLURM_STEP_NUM_NODES" in environ:
+        return environ["SLURM_STEP_NUM_NODES"] == "1"
+    return address(launch, environ)[0] in ("localhost", LOOPBACK, "::1")
 
 
 def first_host(nodes: str) -> str:
@@ -73,24 +96,70 @@ def _meet_by_mpi(launch: Launch, timeout_s: float) -> Meeting:
 
     world = mpi.start(launch)
     place, alone = mpi.local_rank(launch, world)
-    host = "127.0.0.1" if alone else mpi.share(world, socket.gethostname())
+    host = mpi.share(world, os.environ.get("MASTER_ADDR") or socket.gethostname())
+    host = LOOPBACK if alone else host
     # Rank 0 listens before it tells the port, which the system chose: no race for it.
-    store = _store(host, 0, launch, timeout_s) if launch.rank == 0 else None
-    port = int(mpi.share(world, str(store.port) if store else ""))
-    store = store or _store(host, port, launch, timeout_s)
-    return Meeting(store, place, mpi.finish, lambda code: mpi.abort(world, code))
+    server = _open(host, 0, launch, timeout_s, alone=alone) if launch.rank == 0 else None
+    port = int(mpi.share(world, str(server.port) if server else ""))
+    store = server or _reach(host, port, launch, timeout_s)
+    return Meeting(store, place, alone, mpi.finish, lambda code: mpi.abort(world, code))
 
 
-def _store(host: str, port: int, launch: Launch, timeout_s: float) -> TCPStore:
+def listen(host: str, port: int, *, alone: bool) -> socket.socket:
+    """A socket at the address by which the other ranks know this host, and at no other.
+
+    Args:
+        host: its name or address.
+        port: 0: any that is free.
+        alone: whether all ranks are on this host; else a loopback address cannot be the one that
+            the others know, and the socket listens on all interfaces, with a warning.
+
+    Raises:
+        OSError: the name or the port cannot be had.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    # A client tries all addresses of a name: an IPv4 one, where there is one, is among them.
+    family, _, _, _, where = min(found, key=lambda info: info[0] != socket.AF_INET)
+    if not alone and ip_address(where[0]).is_loopback:
+        warnings.warn(
+            f"{host} is {where[0]} on the host itself, so rank 0 listens on all its interfaces; "
+            "set MASTER_ADDR to the address that the other hosts reach",
+            stacklevel=2,
+        )
+        where = ("", port)
+    return socket.create_server(where, family=family)
+
+
+def _open(host: str, port: int, launch: Launch, timeout_s: float, *, alone: bool) -> TCPStore:
+    """Rank 0's end of the store; left to itself, TCPStore listens on all interfaces."""
     timeout = timedelta(seconds=timeout_s)
     try:
-        return TCPStore(
-            host, port, is_master=launch.rank == 0, timeout=timeout, wait_for_workers=False
-        )
+        with listen(host, port, alone=alone) as server:
+            port = server.getsockname()[1]
+            return TCPStore(
+                host,
+                port,
+                is_master=True,
+                timeout=timeout,
+                wait_for_workers=False,
+                master_listen_fd=server.detach(),
+            )
+    except (DistError, OSError) as error:
+        raise _unmet("open", host, port, launch) from error
+
+
+def _reach(host: str, port: int, launch: Launch, timeout_s: float) -> TCPStore:
+    """Another rank's end of the store."""
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
     except DistError as error:
-        what = "open" if launch.rank == 0 else f"reach, within {timeout_s:g} s,"
-        message = f"rank {launch.rank} of {launch.size} cannot {what} the store at {host}:{port}"
-        raise RankError(f"{message}; is rank 0 alive, the port free and open?") from error
+        raise _unmet(f"reach, within {timeout_s:g} s,", host, port, launch) from error
+
+
+def _unmet(what: str, host: str, port: int, launch: Launch) -> RankError:
+    message = f"rank {launch.rank} of {launch.size} cannot {what} the store at {host}:{port}"
+    return RankError(f"{message}; is rank 0 alive, the port free and open?")
 
 
 def _nothing() -> None:

@@ -1,6 +1,9 @@
 """Groups of ranks over torch.distributed: Gloo through host memory, NCCL between GPUs."""
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import ClassVar, NoReturn
 
@@ -14,6 +17,9 @@ from hpcfl.comm.launch import Launch
 from hpcfl.comm.rendezvous import meet
 from hpcfl.errors import JobError, RankError
 
+LATER = 1.25  # times the time-out: torch's own comes after the watchdog's, which says more
+INTERFACE = "GLOO_SOCKET_IFNAME"
+
 
 class _ProcessGroup:
     """What both backends share; small host values travel where the backend's tensors live."""
@@ -25,13 +31,14 @@ class _ProcessGroup:
         self.rank, self.size = launch.rank, launch.size
         self.local_rank = self._meeting.local_rank
         self.library = self.backend
-        dist.init_process_group(
-            self.backend,
-            store=self._meeting.store,
-            rank=launch.rank,
-            world_size=launch.size,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        with _loopback(self._meeting.alone):
+            dist.init_process_group(
+                self.backend,
+                store=self._meeting.store,
+                rank=launch.rank,
+                world_size=launch.size,
+                timeout=timedelta(seconds=LATER * timeout_s),
+            )
 
     def _device(self) -> torch.device:
         return torch.device("cpu")
@@ -82,6 +89,19 @@ class _ProcessGroup:
             ) from error
 
 
+@contextmanager
+def _loopback(alone: bool) -> Iterator[None]:
+    """Let Gloo listen to this host only, if all ranks are there and the user says nothing else."""
+    if not alone or INTERFACE in os.environ:
+        yield
+        return
+    os.environ[INTERFACE] = "lo0" if sys.platform == "darwin" else "lo"
+    try:
+        yield
+    finally:
+        del os.environ[INTERFACE]
+
+
 class Gloo(_ProcessGroup):
     """Ranks over TCP; ``GLOO_SOCKET_IFNAME`` names the network interface where it must be told."""
 
@@ -92,8 +112,7 @@ class Nccl(_ProcessGroup):
     """Ranks with one GPU each; ``torch.cuda.set_device`` comes before the first collective.
 
     Small host values are reduced on the GPU too: the maximum waits for the GPU anyhow, and a
-    companion Gloo group would need a second network set up on every cluster.  NCCL's watchdog
-    ends a process whose collective is late by ``timeout_s``.
+    companion Gloo group would need a second network set up on every cluster.
     """
 
     backend = "nccl"
@@ -102,6 +121,14 @@ class Nccl(_ProcessGroup):
         if not dist.is_nccl_available():
             raise JobError("comm.backend: nccl: this torch was built without NCCL; say gloo")
         super().__init__(launch, timeout_s)
+
+    def sum(self, tensor: Tensor) -> None:
+        """Collective: replace ``tensor`` (contiguous) by its sum, and wait for it.
+
+        NCCL only queues the sum; the wait for the other ranks belongs here, where it is watched.
+        """
+        super().sum(tensor)
+        torch.cuda.current_stream().synchronize()
 
     def _device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())

@@ -67,6 +67,9 @@ class _Desk:
         self._trace, self._gradient = trace, gradient
         self._store, self._clients = store, range(population)
 
+    def begin(self, round: int) -> None:
+        pass
+
     def evaluate(self, round: int, x: Vector) -> Mapping[str, float]:
         return {}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parallel.background import write
 from tests.parallel.collectives import CLIENTS, PARAMETERS, WEIGHTS, upload
 from tests.parallel.harness import environment, mpirun
 
@@ -186,3 +187,58 @@ def test_one_rank_that_fails_ends_all(backend, end, tmp_path):
     assert done.returncode != 0
     assert done.stdout.count("met") == 3
     assert "went on" not in done.stdout
+
+
+def test_a_launcher_of_another_mpi_is_refused_before_anything_is_written(tmp_path):
+    """Two worlds of one rank each would train the same job twice, into one directory."""
+    command = [sys.executable, "-m", "hpcfl", "run", write(tmp_path), "--out", tmp_path / "run"]
+    done = subprocess.run(
+        command,
+        env=environment(PMI_RANK="0", PMI_SIZE="2"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if "Error" in line]
+    assert line.startswith("RankError: launcher and MPI do not match: mpich started rank 0 of 2")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+LISTENS = """
+import os, sys
+from pathlib import Path
+from hpcfl.comm.launch import connect
+comm = connect("gloo", "cpu", 60.0)
+comm.barrier()
+held = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+        if os.path.islink(f"/proc/self/fd/{fd}")}
+for table in ("tcp", "tcp6"):
+    for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A" and f"socket:[{words[9]}]" in held:
+            print(words[1].partition(":")[0], flush=True)
+comm.barrier()
+comm.close()
+"""
+
+
+def test_on_one_host_ranks_listen_to_nobody_else():
+    """Of torch.distributed: the store's socket on rank 0, and Gloo's own on every rank."""
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LISTENS],
+            env=environment(**torchrun_style(rank, 2, port)),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=300)[0].split() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert len(said[0]) >= 2
+    assert said[1]
+    assert set(said[0] + said[1]) == {"0100007F"}

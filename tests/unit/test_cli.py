@@ -12,6 +12,7 @@ import pytest
 
 from hpcfl import __version__
 from hpcfl.cli import main
+from hpcfl.comm.heartbeat import Heartbeats, Pulse
 from hpcfl.rundir import RunDir
 
 
@@ -170,6 +171,25 @@ def test_status_of_a_run_at_work(run, hpcfl):
     assert said["rounds"].startswith("2 of 4, 0:00:")
     assert said["rounds"].endswith(" left")
     assert said["checkpoint"].startswith("round 2, 2:00:")
+
+
+def test_status_says_where_the_ranks_of_a_live_run_are(run, hpcfl):
+    """As far as the last of them is; who was not heard of lately is named; the dead say nothing."""
+    pulses = Pulse(3, "training", 9, waits=True), Pulse(3, "checkpointing", 8)
+    for rank, pulse in enumerate(pulses):
+        Heartbeats(run / "ranks", rank).open(pulse)
+    (run / "ranks" / "0002.json").write_text("{}")  # damaged
+    path = run / "ranks" / "0001.json"
+    with (run / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        fresh = lines(hpcfl("status", run))["ranks"]
+        stale = json.loads(path.read_text())
+        path.write_text(json.dumps({**stale, "time": time.time() - 600}))
+        late = lines(hpcfl("status", run))["ranks"]
+    assert re.fullmatch(r"2: in round 3, checkpointing, oldest heartbeat \d+ s ago", fresh)
+    pattern = r"2: in round 3, checkpointing, oldest heartbeat 60\d s ago: rank 1 \(host .+\)"
+    assert re.fullmatch(pattern, late)
+    assert "ranks" not in lines(hpcfl("status", run))
 
 
 def test_status_of_a_dead_run(run, hpcfl):

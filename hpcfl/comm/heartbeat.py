@@ -1,0 +1,173 @@
+"""What every rank says of itself while it lives: one small file in the run directory."""
+
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+
+from hpcfl.store.durable import storing
+from hpcfl.types import Natural
+
+SIZE = 512  # bytes of every file, so that a heartbeat replaces the last one in a single write
+TOLD = "told"  # the file of the rank that says for all why the run ends
+
+# It is shown to a person, and the file may be anybody's: one plain line.
+Plain = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,128}$")]
+
+
+@dataclass
+class Pulse:
+    """Where a rank is: set by the main thread, which it costs nothing, read by another."""
+
+    round: int = 0
+    """As the log counts; 0: before the first."""
+    phase: str = "starting"
+    """What it does, in words that go on after "rank 2 was"."""
+    calls: int = 0
+    """Collectives begun in this life: a rank that has begun fewer is behind."""
+    waits: bool = False
+    """Whether it is inside of one."""
+
+
+class Heartbeat(BaseModel):
+    """What a rank's file says."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    rank: Natural
+    host: Plain
+    pid: Natural
+    beat: Natural
+    """How many came before."""
+    time: float
+    """When, in seconds since the epoch, by the clock of the host."""
+    round: Natural
+    phase: Plain
+    calls: Natural
+    waits: bool
+
+    @property
+    def who(self) -> str:
+        """The rank, and where a person finds it."""
+        return f"rank {self.rank} (host {self.host}, pid {self.pid})"
+
+    @property
+    def where(self) -> str:
+        """Its round and phase."""
+        return place(self.round, self.phase)
+
+    def age(self, now: float) -> float:
+        """Seconds since it was written; not less than 0 where clocks differ."""
+        return max(0.0, now - self.time)
+
+
+def place(round: int, phase: str) -> str:
+    """A round and a phase in words."""
+    return f"in round {round}, {phase}" if round else phase
+
+
+def read(path: Path) -> Heartbeat | None:
+    """What the file says; None where it is missing, damaged or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return Heartbeat.model_validate_json(file.read(SIZE))
+    except (OSError, ValidationError):
+        return None
+
+
+def read_all(folder: Path) -> list[Heartbeat]:
+    """The heartbeats that can be read, by rank."""
+    found = (read(path) for path in sorted(folder.glob("*.json")))
+    return [heartbeat for heartbeat in found if heartbeat is not None]
+
+
+class Heartbeats:
+    """The heartbeat files of one life of a run, as one of its ranks uses them."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self._rank = folder, rank
+        self._host, self._pid = socket.gethostname(), os.getpid()
+        self._beats = 0
+
+    def clear(self) -> None:
+        """Remove what an earlier life left; before any rank opens its file, on one of them.
+
+        Raises:
+            StoreError: the disk fails.
+        """
+        with storing(self.folder):
+            self.folder.mkdir(exist_ok=True)
+            for path in (*self.folder.glob("*.json"), self.folder / TOLD):
+                path.unlink(missing_ok=True)
+
+    def open(self, pulse: Pulse) -> None:
+        """Make this rank's file.
+
+        Raises:
+            StoreError: the disk is full or fails.
+        """
+        path = self._path(self._rank)
+        with storing(path):
+            path.write_bytes(self._say(pulse))
+
+    def beat(self, pulse: Pulse) -> None:
+        """Write where the rank is now.
+
+        The file is opened and closed for it, which is what shows it to the other hosts on NFS.
+
+        Raises:
+            OSError: the disk fails.
+        """
+        fd = os.open(self._path(self._rank), os.O_WRONLY)
+        try:
+            os.pwrite(fd, self._say(pulse), 0)
+        finally:
+            os.close(fd)
+
+    def read(self, size: int) -> dict[int, Heartbeat]:
+        """The heartbeats of ranks 0 to ``size - 1``, by rank, as far as they can be read."""
+        found = ((rank, read(self._path(rank))) for rank in range(size))
+        return {rank: heartbeat for rank, heartbeat in found if heartbeat is not None}
+
+    def first_to_tell(self, line: str) -> bool:
+        """Whether this rank is the first that would say why the run ends: the others need not."""
+        try:
+            with (self.folder / TOLD).open("x") as file:
+                file.write(line + "\n")
+        except FileExistsError:
+            return False
+        except OSError:  # rather twice than never
+            return True
+        return True
+
+    def told(self) -> bool:
+        """Whether a rank has said why the run ends."""
+        return (self.folder / TOLD).exists()
+
+    def close(self) -> None:
+        """Remove this rank's file: it has left in good order."""
+        with suppress(OSError):  # nobody needs it to be gone
+            self._path(self._rank).unlink(missing_ok=True)
+
+    def _path(self, rank: int) -> Path:
+        return self.folder / f"{rank:04d}.json"
+
+    def _say(self, pulse: Pulse) -> bytes:
+        heartbeat = Heartbeat(
+            rank=self._rank,
+            host=self._host,
+            pid=self._pid,
+            beat=self._beats,
+            time=time.time(),
+            round=pulse.round,
+            phase=pulse.phase,
+            calls=pulse.calls,
+            waits=pulse.waits,
+        )
+        self._beats += 1
+        return heartbeat.model_dump_json().encode().ljust(SIZE - 1) + b"\n"

@@ -1,0 +1,163 @@
+"""Ends a run in which a rank died unseen, was stopped or cut off, and says which one.
+
+Every rank has one thread that writes its heartbeat and counts how long the rank has been inside
+of one collective.  Beyond ``comm.timeout_s`` it reads the heartbeats of the others, one rank says
+which is behind, and every rank that is alive ends: the launcher ends the rest.  The thread makes no
+MPI call, which only the main thread may.
+
+Not covered: the meeting of the ranks, before this thread exists (MPI waits there as long as its
+launcher lets it; Gloo and NCCL give up by themselves); a file system that hangs for all ranks; and
+who it was, until the run directory is known: data is loaded before.
+"""
+
+import math
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Event, Thread
+
+from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, Pulse, place
+from hpcfl.comm.solo import end_process
+
+PERIOD_S = 5.0  # between two heartbeats, at most ...
+SHARE = 12  # ... and at most such a part of the time-out
+LOOK = 3  # periods between two looks at a heartbeat: one that lives has beaten meanwhile
+MOMENT_S = 1.0  # for the rank that speaks to be heard before a launcher ends it too
+ADVICE = "resume from the last checkpoint"
+
+
+class Watchdog:
+    """The thread of one rank.
+
+    Time is counted in turns of the thread, so that the time in which this process was itself
+    stopped (Slurm suspends jobs), or a clock that jumped, is no waiting.
+    """
+
+    def __init__(self, rank: int, size: int, timeout_s: float) -> None:
+        self.pulse = Pulse()
+        self._rank, self._size, self._timeout_s = rank, size, timeout_s
+        self._period = min(PERIOD_S, timeout_s / SHARE)
+        self._patience = math.ceil(timeout_s / self._period)  # turns
+        self._files: Heartbeats | None = None
+        self._mute = False
+        self._over = Event()
+        self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def keep(self, files: Heartbeats) -> None:
+        """Write heartbeats from now on, and read those of the others when it is time."""
+        files.open(self.pulse)
+        self._files = files
+
+    def first_to_tell(self, line: str) -> bool:
+        """Whether no other rank has said why the run ends."""
+        return self._files is None or self._files.first_to_tell(line)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self._thread.join()
+        if self._files:
+            self._files.close()
+
+    def _watch(self) -> None:
+        calls = waited = 0
+        before: Mapping[int, Heartbeat] = {}
+        while not self._over.wait(self._period):
+            self._beat()
+            waited = waited + 1 if self.pulse.waits and self.pulse.calls == calls else 0
+            calls = self.pulse.calls
+            if self._files and self._files.told():
+                self._follow()
+            if waited == self._patience - LOOK:
+                before = self._look()
+            if waited >= self._patience:
+                self._tell(before)
+
+    def _beat(self) -> None:
+        if self._files and not self._mute:
+            try:
+                self._files.beat(self.pulse)
+            except OSError as e:
+                self._mute = True
+                sys.stderr.write(
+                    f"[rank {self._rank} of {self._size}] no more heartbeats in "
+                    f"{self._files.folder} ({e.strerror}): were a rank to hang, this one would be "
+                    "named\n"
+                )
+
+    def _look(self) -> Mapping[int, Heartbeat]:
+        return self._files.read(self._size) if self._files else {}
+
+    def _tell(self, before: Mapping[int, Heartbeat]) -> None:
+        """Say why the run ends, unless another rank does, and end this process."""
+        why = (
+            blame(self.pulse, self._rank, before, self._look(), self._size, self._files.folder)
+            if self._files
+            else "one of them did not come while the job was loaded; raise comm.timeout_s if that "
+            "takes so long"
+        )
+        line = (
+            f"RankError: [rank {self._rank} of {self._size}] waited {self._timeout_s:g} s for the "
+            f"other ranks, {place(self.pulse.round, self.pulse.phase)}: {why}"
+        )
+        if not self.first_to_tell(line):
+            self._follow()
+        sys.stderr.write(line + "\n")
+        end_process(1)
+
+    def _follow(self) -> None:
+        """End this process, another rank having said why."""
+        time.sleep(MOMENT_S)
+        end_process(1)
+
+
+def blame(
+    pulse: Pulse,
+    rank: int,
+    before: Mapping[int, Heartbeat],
+    now: Mapping[int, Heartbeat],
+    size: int,
+    folder: Path,
+) -> str:
+    """Which rank keeps the others waiting, in words, and what to do.
+
+    Args:
+        pulse: of the rank that asks, which waits.
+        rank: that rank.
+        before: heartbeats by rank, a few periods ago.
+        now: heartbeats by rank.
+        size: the number of ranks.
+        folder: where the heartbeats are.
+    """
+    others = [i for i in range(size) if i != rank]
+    clock = time.time()
+    silent = [now[i] for i in others if i in now and i in before and now[i].beat == before[i].beat]
+    if silent:
+        oldest = max(silent, key=lambda found: found.age(clock))
+        return (
+            f"{oldest.who} was last heard of {oldest.age(clock):.0f} s ago, {oldest.where}"
+            f"{_besides(silent)}; {ADVICE}"
+        )
+    lost = [i for i in others if i not in now]
+    if lost:
+        return f"rank {lost[0]} has no readable heartbeat in {folder}{_besides(lost)}; {ADVICE}"
+    late = [now[i] for i in others if now[i].calls < pulse.calls]
+    if late:
+        last = min(late, key=lambda found: found.calls)
+        return (
+            f"{last.who} is alive, {last.where}, but did not come{_besides(late)}; if it is not "
+            f"stuck but needs more time, raise comm.timeout_s; {ADVICE}"
+        )
+    hosts = sorted({found.host for found in now.values()} | {socket.gethostname()})
+    return (
+        f"all of them are alive and wait too: is the network between them ({', '.join(hosts)}) "
+        f"cut? {ADVICE}"
+    )
+
+
+def _besides(found: list[int] | list[Heartbeat]) -> str:
+    more = len(found) - 1
+    return f" (and {more} more likewise)" if more else ""

@@ -1,0 +1,89 @@
+"""A group of ranks under a watchdog: whoever waits in it too long ends the run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfl.comm.base import Comm
+from hpcfl.comm.heartbeat import Heartbeats
+from hpcfl.comm.together import together
+from hpcfl.comm.watchdog import Watchdog
+from hpcfl.errors import RankError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Watched:
+    """Another group, its collectives counted; what a round pays for it is a few attributes set."""
+
+    def __init__(self, comm: Comm, timeout_s: float) -> None:
+        self._comm = comm
+        self.rank, self.size, self.local_rank = comm.rank, comm.size, comm.local_rank
+        self.library = comm.library
+        self._watchdog = Watchdog(comm.rank, comm.size, timeout_s)
+        self.pulse = self._watchdog.pulse
+        """Where this rank is: to be kept true by whoever knows."""
+
+    @property
+    def backend(self) -> str:
+        """The group's name: solo, mpi, gloo or nccl."""
+        return type(self._comm).__name__.lower()
+
+    def beat(self, folder: Path) -> None:
+        """Collective: keep heartbeats in ``folder``, of a run that rank 0 holds, from now on.
+
+        Raises:
+            StoreError: they cannot be written.
+        """
+        files = Heartbeats(folder, self.rank)
+        with together(self):
+            if self.rank == 0:
+                files.clear()
+        with together(self):
+            self._watchdog.keep(files)
+
+    def sum(self, tensor: Tensor) -> None:
+        """Collective: replace ``tensor`` by its sum."""
+        self._wait(self._comm.sum, tensor)
+
+    def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Collective: the elementwise maximum."""
+        return self._wait(self._comm.max, values)
+
+    def share(self, text: str) -> str:
+        """Collective: rank 0's text."""
+        return self._wait(self._comm.share, text)
+
+    def barrier(self) -> None:
+        """Collective: wait for every rank."""
+        self._wait(self._comm.barrier)
+
+    def close(self) -> None:
+        """Collective: leave the group in good order."""
+        self.pulse.phase = "ending"
+        try:
+            self._wait(self._comm.close)
+        finally:
+            self._watchdog.close()
+
+    def abort(self, code: int) -> None:
+        """End every rank at once with exit code ``code``; does not return."""
+        self._comm.abort(code)
+
+    def _wait(self, collective: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Collective: what ``collective`` gives, under the eyes of the watchdog."""
+        self.pulse.calls += 1
+        self.pulse.waits = True
+        try:
+            return collective(*args, **kwargs)
+        except RankError as error:  # every rank sees that one was lost: one says so
+            if not self._watchdog.first_to_tell(str(error)):
+                self._comm.abort(1)
+            raise
+        finally:
+            self.pulse.waits = False

@@ -1,0 +1,142 @@
+"""A rank that is stopped, slow or stuck at the start: the run ends, and one line says which."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.parallel.background import PATIENCE_S, Going, finish, rounds, write
+from tests.parallel.harness import ROOT, environment
+from tests.parallel.outcome import outcome
+from tests.parallel.test_comm import free_port, torchrun_style
+
+TIMEOUT_S = 8.0
+
+
+def job(folder, backend="auto", timeout_s=TIMEOUT_S):
+    return write(folder, comm={"backend": backend, "timeout_s": timeout_s})
+
+
+def said(stderr):
+    """The one line that tells why the run ended."""
+    (line,) = [line for line in stderr.splitlines() if "RankError" in line]
+    assert "Traceback" not in stderr
+    return line
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = finish(1, "run", job(folder), "--out", folder / "run")
+    assert done.returncode == 0, done.stderr
+    assert list((folder / "run/ranks").iterdir()) == []
+    return outcome(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("backend", "size", "victim", "again"),
+    [("mpi", 2, 1, 3), ("mpi", 3, 0, 1), ("gloo", 3, 2, 2)],
+)
+def test_a_stopped_rank_ends_the_run_and_is_named(whole, tmp_path, backend, size, victim, again):
+    run = tmp_path / "run"
+    with Going(size, "run", job(tmp_path, backend), "--out", run) as going:
+        going.wait_until(lambda: rounds(run) >= 9)
+        pids = going.ranks()
+        os.kill(pids[victim], signal.SIGSTOP)
+        code, _, err = going.end()
+        # The ranks' own is 1; MPICH's mpirun may tell that of the stopped one, which it killed: 9.
+        assert code not in (0, 2, 3, 75), err
+        assert going.ranks() == []
+    line = said(err)
+    assert line.startswith("RankError: [rank ")
+    assert f"of {size}] waited {TIMEOUT_S:g} s for the other ranks, in round " in line
+    assert f": rank {victim} (host " in line
+    assert f", pid {pids[victim]}) was last heard of " in line
+    assert line.endswith("; resume from the last checkpoint")
+    assert (run / "ranks/told").read_text() == line + "\n"
+    done = finish(again, "resume", run)
+    assert done.returncode == 0, done.stderr
+    assert outcome(run) == whole
+    assert list((run / "ranks").iterdir()) == []
+
+
+def test_without_a_launcher_every_rank_ends_by_itself(whole, tmp_path):
+    """Three processes that nobody looks after; the stopped one ends when it goes on."""
+    run, port = tmp_path / "run", free_port()
+    # They must also find each other in that time, and no launcher waits until all have started.
+    file = job(tmp_path, "gloo", 4 * TIMEOUT_S)
+    command = [sys.executable, "-m", "hpcfl", "run", file, "--out", run]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env=environment(**torchrun_style(rank, 3, port)),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while rounds(run) < 9:
+            assert [rank.communicate() for rank in ranks if rank.poll() is not None] == []
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        ranks[1].send_signal(signal.SIGSTOP)
+        ends = [ranks[rank].communicate(timeout=PATIENCE_S)[1] for rank in (0, 2)]
+        assert ranks[1].poll() is None
+        ranks[1].send_signal(signal.SIGCONT)
+        ends.append(ranks[1].communicate(timeout=PATIENCE_S)[1])
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [1, 1, 1]
+    assert f"rank 1 (host {os.uname().nodename}, pid {ranks[1].pid}) was" in said("".join(ends))
+    done = finish(2, "resume", run)
+    assert done.returncode == 0, done.stderr
+    assert outcome(run) == whole
+
+
+PATCH = """
+import os, time
+if os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '1':
+"""
+SLOW = """
+    from hpcfl import engine
+    whole = engine.play_round
+    def play_round(run, server, t, ask):
+        if t == 5:
+            time.sleep(600)
+        return whole(run, server, t, ask)
+    engine.play_round = play_round
+"""
+STUCK = """
+    from hpcfl.data.digits import Digits
+    Digits.load = lambda self, seed: time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_a_round_that_takes_longer_than_the_timeout(tmp_path, backend):
+    """The rank that does not come is alive: the line says what to raise."""
+    (tmp_path / "sitecustomize.py").write_text(PATCH + SLOW)
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = finish(2, "run", job(tmp_path, backend), "--out", tmp_path / "run", env=env)
+    assert done.returncode == 1, done.stderr
+    line = said(done.stderr)
+    assert line.startswith(f"RankError: [rank 0 of 2] waited {TIMEOUT_S:g} s for the other ranks")
+    assert ") is alive, in round 6, training, but did not come; " in line
+    assert "raise comm.timeout_s; resume from the last checkpoint" in line
+
+
+def test_a_rank_that_hangs_before_there_is_a_run_directory(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(PATCH + STUCK)
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = finish(3, "run", job(tmp_path), "--out", tmp_path / "run", env=env)
+    assert done.returncode == 1, done.stderr
+    assert "the job was loaded; raise comm.timeout_s if that takes so long" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()

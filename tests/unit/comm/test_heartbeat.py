@@ -1,0 +1,124 @@
+"""The file in which a rank says where it is, whole or damaged."""
+
+import json
+import os
+
+import pytest
+
+from hpcfl.comm.heartbeat import SIZE, Heartbeats, Pulse, place, read, read_all
+from hpcfl.errors import StoreError
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Rank 3's, in a fresh directory."""
+    files = Heartbeats(tmp_path / "ranks", 3)
+    files.clear()
+    return files
+
+
+def test_a_heartbeat_says_where_the_rank_is(files):
+    pulse = Pulse(12, "training", calls=7, waits=True)
+    files.open(pulse)
+    first = read(files.folder / "0003.json")
+    assert (first.rank, first.pid, first.beat) == (3, os.getpid(), 0)
+    assert (first.round, first.phase, first.calls, first.waits) == (12, "training", 7, True)
+    assert first.where == "in round 12, training"
+    pulse.round, pulse.phase, pulse.waits = 13, "evaluating", False
+    files.beat(pulse)
+    second = read(files.folder / "0003.json")
+    assert (second.beat, second.round, second.phase, second.waits) == (1, 13, "evaluating", False)
+    assert second.time >= first.time
+
+
+def test_before_the_first_round_the_phase_is_all():
+    assert place(0, "starting") == "starting"
+
+
+def test_it_is_rewritten_in_place(files):
+    """The same file of the same size, whatever it says: nothing to allocate on a full disk."""
+    path = files.folder / "0003.json"
+    files.open(Pulse())
+    before = path.stat()
+    files.beat(Pulse(10**9, "x" * 128, calls=10**12, waits=True))
+    after = path.stat()
+    assert (before.st_ino, before.st_size) == (after.st_ino, after.st_size) == (after.st_ino, SIZE)
+    assert read(path).round == 10**9
+
+
+def test_an_age_is_never_negative(files):
+    files.open(Pulse())
+    found = read(files.folder / "0003.json")
+    assert found.age(found.time + 5) == 5
+    assert found.age(found.time - 5) == 0
+
+
+DAMAGE = {
+    "empty": lambda text: "",
+    "cut": lambda text: text[:40],
+    "zeros": lambda text: "\0" * SIZE,
+    "no object": lambda text: "[1, 2]",
+    "another type": lambda text: text.replace('"round":0', '"round":"0"'),
+    "negative": lambda text: text.replace('"calls":0', '"calls":-1'),
+    "not finite": lambda text: json.dumps({**json.loads(text), "time": float("nan")}),
+    "a control character": lambda text: json.dumps({**json.loads(text), "host": "\x1b[2J"}),
+    "two lines": lambda text: json.dumps({**json.loads(text), "phase": "a\nb"}),
+    "another key": lambda text: json.dumps({**json.loads(text), "more": 1}),
+    "too long": lambda text: " " * SIZE + text,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_as_good_as_none(files, damage):
+    path = files.folder / "0003.json"
+    files.open(Pulse())
+    assert read(path) is not None
+    path.write_text(DAMAGE[damage](path.read_text().strip()))
+    assert read(path) is None
+    assert read_all(files.folder) == []
+    assert files.read(4) == {}
+
+
+def test_what_cannot_be_read_is_left_out(files):
+    files.open(Pulse(1, "training"))
+    (files.folder / "0001.json").mkdir()
+    assert [found.rank for found in read_all(files.folder)] == [3]
+    assert list(files.read(4)) == [3]
+    assert files.read(3) == {}
+    assert read_all(files.folder / "absent") == []
+
+
+def test_one_rank_tells(files):
+    other = Heartbeats(files.folder, 0)
+    assert not files.told()
+    assert other.first_to_tell("rank 2 is gone")
+    assert not files.first_to_tell("rank 2 is gone, I say")
+    assert files.told()
+    assert (files.folder / "told").read_text() == "rank 2 is gone\n"
+
+
+def test_a_rank_that_cannot_leave_word_tells_all_the_same(tmp_path):
+    """The directory is gone: silence would be worse than two lines."""
+    assert Heartbeats(tmp_path / "gone", 0).first_to_tell("why")
+
+
+def test_a_new_life_knows_nothing_of_the_last(files):
+    files.open(Pulse(9, "training"))
+    files.first_to_tell("why")
+    files.clear()
+    assert list(files.folder.iterdir()) == []
+
+
+def test_a_rank_that_leaves_takes_its_file_along(files):
+    files.open(Pulse())
+    files.close()
+    assert list(files.folder.iterdir()) == []
+    files.close()  # it may be gone already
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "ranks").write_text("a file")
+    with pytest.raises(StoreError, match=r"ranks: cannot be written"):
+        Heartbeats(tmp_path / "ranks", 0).clear()
+    with pytest.raises(StoreError, match=r"0000\.json.*cannot be written"):
+        Heartbeats(tmp_path / "absent", 0).open(Pulse())

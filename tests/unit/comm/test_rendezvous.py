@@ -1,0 +1,93 @@
+"""Where torch's store listens: at the address of the job, and at no other."""
+
+import socket
+import warnings
+
+import pytest
+
+from hpcfl.comm.launch import Launch
+from hpcfl.comm.rendezvous import listen, meet, on_one_host
+
+TORCHRUN = Launch(0, 4, 0, "torchrun")
+SLURM = Launch(0, 4, 0, "slurm")
+HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+THERE = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+
+
+def reaches(host, port):
+    with socket.socket() as client:
+        return client.connect_ex((host, port)) == 0
+
+
+def test_on_one_host_only_the_loopback_address_is_open():
+    """127.0.0.2 is another address of this host: a socket on all interfaces answers there."""
+    with socket.create_server(("", 0)) as everywhere:
+        assert reaches("127.0.0.2", everywhere.getsockname()[1])
+    with listen("127.0.0.1", 0, alone=True) as server:
+        port = server.getsockname()[1]
+        assert reaches("127.0.0.1", port)
+        assert not reaches("127.0.0.2", port)
+
+
+def test_the_store_of_a_job_is_open_there_only():
+    """TCPStore by itself would listen on all interfaces."""
+    met = meet(Launch(0, 1, 0, "none"), 60.0)
+    assert met.alone
+    assert reaches("127.0.0.1", met.store.port)
+    assert not reaches("127.0.0.2", met.store.port)
+
+
+def test_across_hosts_it_is_the_address_that_the_others_know(monkeypatch):
+    """node0 is 127.0.0.3, were that no loopback address."""
+    known = [(socket.AF_INET6, 1, 6, "", ("::1", 0, 0, 0)), (socket.AF_INET, 1, 6, "", FAR)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: known)
+    monkeypatch.setattr("hpcfl.comm.rendezvous.ip_address", lambda text: Public)
+    with warnings.catch_warnings(), listen("node0", 0, alone=False) as server:
+        warnings.simplefilter("error")
+        assert server.getsockname()[0] == FAR[0]
+        assert not reaches("127.0.0.1", server.getsockname()[1])
+
+
+FAR = ("127.0.0.3", 0)
+
+
+class Public:
+    is_loopback = False
+
+
+def test_a_name_that_only_this_host_knows_is_said():
+    """As Debian's 127.0.1.1 for a host's own name: other hosts know another address."""
+    with (
+        pytest.warns(UserWarning, match="localhost is 127.0.0.1 on the host itself, so rank 0"),
+        listen("localhost", 0, alone=False) as server,
+    ):
+        assert reaches("127.0.0.2", server.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("launch", "environ", "expected"),
+    [
+        (Launch(0, 1, 0, "none"), {}, True),
+        (TORCHRUN, HERE, True),
+        (TORCHRUN, {**HERE, "MASTER_ADDR": "localhost"}, True),
+        (TORCHRUN, THERE, False),
+        (TORCHRUN, {**THERE, "LOCAL_WORLD_SIZE": "4"}, True),
+        (TORCHRUN, {**HERE, "LOCAL_WORLD_SIZE": "2"}, False),
+        (SLURM, {"SLURM_STEP_NODELIST": "gpu07"}, False),
+        (SLURM, {"SLURM_STEP_NODELIST": "gpu07", "SLURM_STEP_NUM_NODES": "1"}, True),
+        (SLURM, {**HERE, "SLURM_STEP_NUM_NODES": "2"}, False),
+    ],
+)
+def test_whether_all_ranks_are_on_one_host(launch, environ, expected):
+    assert on_one_host(launch, environ) is expected
+
+
+def test_the_store_of_torchrun_itself_is_joined_and_not_made(monkeypatch):
+    """Every rank, 0 too, is a client of the launcher's."""
+    agent = meet(Launch(0, 1, 0, "none"), 60.0).store
+    agent.set("from", "torchrun")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(agent.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    met = meet(Launch(0, 2, 0, "torchrun"), 60.0)
+    assert met.store.get("from") == b"torchrun"

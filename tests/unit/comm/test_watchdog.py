@@ -1,0 +1,203 @@
+"""Who is named when ranks wait in vain, and a watchdog that ends a process of its own."""
+
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+
+from hpcfl.comm import watchdog
+from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, Pulse, read
+from hpcfl.comm.solo import Solo
+from hpcfl.comm.watchdog import Watchdog, blame
+from hpcfl.comm.watched import Watched
+from hpcfl.errors import RankError
+
+NOW = 1000.0
+
+
+def beat(rank, *, at=NOW, number=5, round=12, phase="training", calls=40, waits=True):
+    return Heartbeat(
+        rank=rank, host=f"node{rank}", pid=100 + rank, beat=number, time=at,
+        round=round, phase=phase, calls=calls, waits=waits,
+    )  # fmt: skip
+
+
+def asked(before, now, size=4, calls=40):
+    """What rank 0, which waits in its 40th collective, says."""
+    pulse = Pulse(12, "training", calls=calls, waits=True)
+    by_rank = [{found.rank: found for found in look} for look in (before, now)]
+    return blame(pulse, 0, *by_rank, size, Path("RUN/ranks"))
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    monkeypatch.setattr(watchdog.time, "time", lambda: NOW)
+
+
+def test_a_silent_rank_is_named():
+    silent = beat(2, at=NOW - 612, calls=39, waits=False)
+    said = asked([beat(1, number=4), silent], [beat(1), silent], size=3)
+    assert said == (
+        "rank 2 (host node2, pid 102) was last heard of 612 s ago, in round 12, training; "
+        "resume from the last checkpoint"
+    )
+
+
+def test_of_several_silent_ranks_the_stalest_is_named():
+    one, two = beat(1, at=NOW - 50), beat(2, at=NOW - 70)
+    said = asked([one, two, beat(3, number=4)], [one, two, beat(3)])
+    assert said.startswith("rank 2 (host node2, pid 102) was last heard of 70 s ago")
+    assert "(and 1 more likewise)" in said
+
+
+def test_silence_is_told_by_beats_and_not_by_clocks():
+    """Rank 1's clock is an hour behind, but it beats; rank 2's is ahead, and it does not."""
+    ahead = beat(2, at=NOW + 3600)
+    before = [beat(1, at=NOW - 3610, number=4), ahead]
+    said = asked(before, [beat(1, at=NOW - 3600), ahead], size=3)
+    assert said.startswith("rank 2 (host node2, pid 102) was last heard of 0 s ago")
+
+
+def test_a_rank_without_a_heartbeat_is_named():
+    said = asked([beat(1, number=4)], [beat(1), beat(3)])
+    assert said.startswith("rank 2 has no readable heartbeat in RUN/ranks; resume")
+
+
+def test_a_rank_that_lives_but_does_not_come_is_named():
+    """It has begun fewer collectives; the remedy for a slow one is said."""
+    late = beat(3, phase="evaluating", calls=38, waits=False)
+    said = asked([beat(i, number=4) for i in (1, 2, 3)], [beat(1), beat(2), late])
+    assert said == (
+        "rank 3 (host node3, pid 103) is alive, in round 12, evaluating, but did not come; if it "
+        "is not stuck but needs more time, raise comm.timeout_s; resume from the last checkpoint"
+    )
+
+
+def test_if_all_wait_it_is_the_network():
+    said = asked([beat(i, number=4) for i in (1, 2)], [beat(1), beat(2, calls=41)], size=3)
+    assert said.startswith("all of them are alive and wait too: is the network between them (node1")
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from hpcfl.comm.heartbeat import Heartbeats, Pulse
+from hpcfl.comm.watchdog import Watchdog
+folder = Path(sys.argv[1])
+files = Heartbeats(folder, 0)
+files.clear()
+Heartbeats(folder, 1).open(Pulse(4, "training"))
+dog = Watchdog(0, 2, 0.5)
+dog.keep(files)
+dog.pulse.round, dog.pulse.phase = 4, "training"
+if sys.argv[2] == "told":
+    files.first_to_tell("another rank's words")
+else:
+    dog.pulse.calls, dog.pulse.waits = 1, True
+print("waits", flush=True)
+time.sleep(600)
+"""
+
+
+def alone(folder, *args):
+    command = [sys.executable, "-c", PROGRAM, str(folder), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_rank_that_waits_too_long_says_so_and_ends(tmp_path):
+    done = alone(tmp_path / "ranks", "waits")
+    assert (done.returncode, done.stdout) == (1, "waits\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "RankError: [rank 0 of 2] waited 0.5 s for the other ranks, in round 4, training: rank 1 "
+        "(host "
+    )
+    assert "in round 4, training; resume from the last checkpoint" in line
+    assert (tmp_path / "ranks" / "told").read_text() == line + "\n"
+
+
+def test_a_rank_ends_in_silence_when_another_has_spoken(tmp_path):
+    done = alone(tmp_path / "ranks", "told")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "waits\n", "")
+
+
+def test_heartbeats_that_cannot_be_written_are_missed_once(tmp_path, capfd, monkeypatch):
+    files = Heartbeats(tmp_path, 1)
+    tries, thrice = [], Event()
+
+    def fail(pulse):
+        tries.append(pulse)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "beat", fail)
+    turns = count()
+    monkeypatch.setattr(files, "told", lambda: thrice.set() if next(turns) == 2 else None)
+    dog = Watchdog(1, 2, 0.12)
+    dog.keep(files)
+    assert thrice.wait(60)
+    dog.close()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"[rank 1 of 2] no more heartbeats in {tmp_path} (No space left")
+    assert len(tries) == 1
+
+
+class Lost(Solo):
+    """A group whose other ranks are gone."""
+
+    def __init__(self):
+        self.ended = []
+
+    def barrier(self):
+        raise RankError("gloo: connection closed")
+
+    def abort(self, code):
+        self.ended.append(code)
+        raise SystemExit(code)
+
+
+@pytest.fixture
+def lost():
+    """Under a watchdog."""
+    comm = Watched(Lost(), 600.0)
+    yield comm
+    comm.close()
+
+
+def test_a_lost_group_is_an_error_of_the_first_that_sees_it(lost, tmp_path):
+    lost.beat(tmp_path)
+    with pytest.raises(RankError, match="connection closed"):
+        lost.barrier()
+    assert (tmp_path / "told").read_text() == "gloo: connection closed\n"
+    assert not lost.pulse.waits
+
+
+def test_the_others_say_nothing(lost, tmp_path):
+    lost.beat(tmp_path)
+    Heartbeats(tmp_path, 1).first_to_tell("rank 1's words")
+    with pytest.raises(SystemExit):
+        lost.barrier()
+    assert lost._comm.ended == [1]
+
+
+def test_without_a_directory_every_rank_speaks(lost):
+    with pytest.raises(RankError, match="connection closed"):
+        lost.barrier()
+
+
+def test_a_watched_group_is_the_group(tmp_path):
+    comm = Watched(Solo(), 600.0)
+    assert (comm.rank, comm.size, comm.local_rank, comm.backend) == (0, 1, 0, "solo")
+    before = comm.pulse.calls
+    assert comm.max(np.array([1.0, 2.0])).tolist() == [1.0, 2.0]
+    assert comm.share("text") == "text"
+    comm.barrier()
+    assert comm.pulse.calls - before == 3
+    assert not comm.pulse.waits
+    comm.beat(tmp_path / "ranks")
+    assert read(tmp_path / "ranks" / "0000.json").phase == "starting"
+    comm.close()
+    assert list((tmp_path / "ranks").iterdir()) == []
