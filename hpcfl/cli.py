@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return e.exit_code
     except HpcflError as e:
         if e.speaker or _rank() == 0:
-            print(f"{type(e).__name__}: {' '.join(str(e).splitlines())}", file=sys.stderr)
+            print(f"{type(e).__name__}: {e}", file=sys.stderr)
             if isinstance(e, ClientError) and e.__cause__:
                 traceback.print_exception(e.__cause__)
         return e.exit_code

@@ -1,6 +1,5 @@
 """How far a run is, read from its directory without disturbing it."""
 
-import json
 import math
 import os
 import time
@@ -14,6 +13,7 @@ from rich.filesize import decimal
 
 from hpcfl.checkpoint import MANIFEST
 from hpcfl.errors import JobError, StoreError
+from hpcfl.files import parse_json
 from hpcfl.records import RunRecord, read_run
 from hpcfl.rundir import RunDir
 
@@ -105,7 +105,7 @@ def _data_share(run: RunRecord) -> float:
     """How much of the rounds' time rank 0 spent on getting its batches, lately."""
     recent = [entry for entry in run.log[-RECENT:] if "wall_s" in entry]
     wall = math.fsum(entry["wall_s"] for entry in recent)
-    return math.fsum(entry.get("data_s", 0.0) for entry in recent) / wall
+    return math.fsum(entry.get("data_s", 0.0) for entry in recent) / wall if wall else 0.0
 
 
 def _newest(checkpoints: Path) -> str:
@@ -130,9 +130,12 @@ def _last_life(history: Path) -> dict[str, Any] | None:
     """The newest whole line of the history."""
     if not history.exists():
         return None
-    whole = history.read_text().split("\n")[:-1]  # a last line without its end is not written
+    whole = history.read_bytes().split(b"\n")[:-1]  # a last line without its end is not written
+    if not whole:
+        return None
     try:
-        life: dict[str, Any] | None = json.loads(whole[-1]) if whole else None
-    except ValueError as e:
+        life: dict[str, Any] = parse_json(whole[-1])
+        life["time"], life["round"], life["ranks"]
+    except (ValueError, TypeError, LookupError) as e:
         raise StoreError(f"{history}:{len(whole)}: found no JSON object of a start: {e}") from e
     return life

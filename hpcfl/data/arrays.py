@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.files import read_arrays
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
+from hpcfl.files import read_arrays
 from hpcfl.types import Count, Examples, PathText
 
 _OPTIONAL = ("client", "x_test", "y_test")

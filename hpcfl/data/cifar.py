@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
-from hpcfl.data.files import read_arrays
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.owners import Track, check_count, quiet
 from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError
+from hpcfl.files import read_arrays
 from hpcfl.types import Examples, PathText
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.files import read_array
 from hpcfl.data.partition import (
     Dirichlet,
     File,
@@ -22,6 +21,7 @@ from hpcfl.data.partition import (
     sizes_of,
 )
 from hpcfl.errors import DataError, JobError
+from hpcfl.files import read_array
 from hpcfl.seeds import stream
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from hpcfl.data.arrays import cast, to_indices
 from hpcfl.data.base import DataConfig, Dataset, Transform
-from hpcfl.data.files import read_arrays
 from hpcfl.data.grey import Grey
 from hpcfl.data.leaf_json import KINDS, User, check, users
 from hpcfl.data.origin import digest, same, stamps
@@ -19,6 +18,7 @@ from hpcfl.data.owners import Track, quiet
 from hpcfl.data.packing import commit, writable
 from hpcfl.data.shakespeare import ALPHABET
 from hpcfl.errors import DataError
+from hpcfl.files import read_arrays
 from hpcfl.types import Count, Examples, PathText
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "sizes")

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hpcfl.data.files import read_array
 from hpcfl.errors import DataError, JobError
+from hpcfl.files import read_array
 
 _WRAPPERS = ("state_dict", "model")  # what training programs put a state dict into
 
