@@ -189,6 +189,7 @@ def _data_export_split(options: argparse.Namespace) -> None:
 
 
 def _data_prepare(options: argparse.Namespace) -> None:
+    from hpcfl.data.base import counted
     from hpcfl.data.lock import preparing
     from hpcfl.job import data_section
     from hpcfl.progress import track
@@ -196,7 +197,7 @@ def _data_prepare(options: argparse.Namespace) -> None:
     config = data_section(options.kind, options.root, options.overrides)
     root = getattr(config, "root", None)  # data without one is not prepared
     with nullcontext() if root is None else preparing(Path(root), options.kind):
-        print(f"ready: {config.prepare(track)}")
+        print(f"ready: {config.prepare(track)}: {counted(config.load(0))}")
 
 
 def _list(options: argparse.Namespace) -> None:

@@ -65,7 +65,9 @@ def member(path: Path, group: Any, name: str, kind: type[Any]) -> Any:
         if found.external or found.is_virtual:
             raise DataError(f"{path}: {found.name} keeps its data in another file: not read")
         stored = min(found.id.get_storage_size(), path.stat().st_size)
-        if found.nbytes > _DEFLATE * stored:  # HDF5 would make up the rest, however much it is
+        packed = found.id.get_create_plist().get_nfilters() > 0
+        # HDF5 would make up the rest, however much it is.
+        if found.nbytes > (_DEFLATE if packed else 1) * stored:
             raise DataError(
                 f"{path}: {found.name} claims {found.nbytes} bytes, the file holds {stored}"
             )

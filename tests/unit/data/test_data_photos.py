@@ -384,7 +384,10 @@ def test_the_command_says_it_in_one_line(hpcfl, refused, spoilt):
     assert line.startswith(f"DataError: {spoilt}/landmarks-36.h5: 3 of 11 images are missing or")
     assert "federated_train.csv:3: train/" in line
     done = hpcfl(*command, *keys, "allow_missing=3")
-    assert (done.code, done.out) == (0, [f"ready: {spoilt}/landmarks-36.h5"])
+    said = (
+        f"ready: {spoilt}/landmarks-36.h5: 3 clients, 5 training and 3 test examples, 2028 classes"
+    )
+    assert (done.code, done.out) == (0, [said])
 
 
 def test_a_run_without_the_packed_file_is_refused(refused, tmp_path):

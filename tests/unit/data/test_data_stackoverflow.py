@@ -392,9 +392,10 @@ def test_another_vocabulary(ready):
 def test_the_command(root, hpcfl, refused):
     said = refused("data", "prepare", "stackoverflow", "--root", root, "vocabulary=4", "length=4")
     assert "say subset: true" in said
-    keys = ["vocabulary=4", "length=4", "subset=true"]
+    keys = ["vocabulary=4", "length=4", "subset=true", "test_examples=null"]
     done = hpcfl("data", "prepare", "stackoverflow", "--root", root, *keys)
-    assert done.out == [f"ready: {root / NAME}"]
+    said = "3 clients, 6 training and 3 test examples, 8 classes"
+    assert done.out == [f"ready: {root / NAME}: {said}"]
     with pytest.raises(DataError) as error:
         config(root, length=3).load(0)
     assert f"--root {root} vocabulary=4 length=3 subset=true" in str(error.value)

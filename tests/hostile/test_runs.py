@@ -1,0 +1,61 @@
+"""Damage in any file of a run directory: `status`, `export` and `resume` say so in one line."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hpcfl
+from hpcfl.export import export
+from hpcfl.records import read_run
+from hpcfl.status import status
+from hpcfl.store.rows import Table
+from tests.hostile.damage import damaged, ends_well, many
+
+JOB = {
+    "task": "digits",
+    "data": {"clients": 4},
+    "cohort": {"kind": "uniform", "size": 2},
+    "algorithm": {"name": "fedhbm"},
+    "local": {"steps": 1, "batch_size": 4, "lr": 0.1},
+    "rounds": 2,
+    "evaluate": {"every": 1, "best": True},
+    "checkpoint": {"every": 1},
+}
+FILES = (
+    *("job.yaml", "history.jsonl", "log.jsonl", "initial.npy", "best.safetensors"),
+    *("manifest.json", "server.safetensors", "rows-0000.npz"),
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    root = tmp_path_factory.mktemp("run")
+    pytest.importorskip("sklearn")
+    hpcfl.run(JOB, out=root / "run")
+    return root / "run"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_any_damage_ends_in_a_line(run, name):
+    newest = run / "checkpoints" / "00000002"
+    path = run / name if (run / name).exists() else newest / name
+    whole = path.read_bytes()
+
+    def read():
+        status(run)
+        read_run(run)
+        export(run, npz=run.parent / "best.npz", best=True)
+        if name == "rows-0000.npz":
+            Table.load(newest, run / "stores")
+        export(run, npz=run.parent / "x.npz", clients=True)
+
+    read()
+
+    @many(40)
+    @given(st.data())
+    def play(data):
+        path.write_bytes(data.draw(damaged(whole)))
+        ends_well(read)
+
+    play()
+    path.write_bytes(whole)
