@@ -267,7 +267,7 @@ def read(folder: Path) -> Checkpoint:
 
 def _sums(files: dict[str, int]) -> dict[str, int]:
     """The checksums of a manifest, if they are of files in the checkpoint's folder."""
-    for name, checksum in files.items():
+    for name, checksum in dict(files).items():
         inside = not Path(name).is_absolute() and ".." not in Path(name).parts
         if not (inside and type(checksum) is int):
             raise ValueError(f"{name!r}: {checksum!r} is no file with its checksum")

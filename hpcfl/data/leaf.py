@@ -126,7 +126,7 @@ class Leaf(DataConfig):
         whole = (
             sizes.dtype == np.int64
             and sizes.ndim == 1
-            and bool(np.all((sizes > 0) & (sizes <= len(x_train))))
+            and bool(np.all((sizes > 0) & (sizes <= x_train.size)))
             and x_train.shape == (sizes.sum(), *x_test.shape[1:])
         )
         for part in ("train", "test"):

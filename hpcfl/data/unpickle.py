@@ -34,15 +34,15 @@ class _Name(NamedTuple):
 class _Type:
     """What stands for a dtype of numbers."""
 
-    def __init__(self, code: str, align: bool = False, copy: bool = True) -> None:
-        if not _TYPE.fullmatch(code):
-            raise ValueError(f"an array of type {code!r}")
-        self._code, self._order = code, "="
+    def __init__(self, code: str | bytes, align: bool = False, copy: bool = True) -> None:
+        self._code, self._order = _text(code), "<"
+        if not _TYPE.fullmatch(self._code):
+            raise ValueError(f"an array of type {self._code!r}")
 
     def set(self, state: Any) -> None:
         """Take the byte order; the rest is told for types that are not of numbers."""
         _, order, *rest = state
-        self._order = ">" if order == ">" else "<"
+        self._order = ">" if _text(order) == ">" else "<"
         if any(part is not None for part in rest[:3]):
             raise ValueError("an array of a type that is not of numbers")
 
@@ -68,6 +68,11 @@ def _shaped(content: Any, dtype: _Type, shape: tuple[int, ...], order: str) -> N
     if math.prod(shape) != len(values) or min(shape, default=0) < 0:
         raise ValueError(f"an array of shape {shape} with {len(values)} numbers")
     return values.reshape(shape, order="F" if order == "F" else "C")
+
+
+def _text(text: str | bytes) -> str:
+    """What may be Python 2's, whose texts are bytes."""
+    return text.decode("latin1") if isinstance(text, bytes) else str(text)
 
 
 def _bytes(text: str, encoding: str) -> bytes:
@@ -163,7 +168,7 @@ def _put(target: dict[str, Any], values: list[Any]) -> dict[str, Any]:
     for key, value in zip(values[::2], values[1::2], strict=True):
         if not isinstance(key, str | bytes):
             raise TypeError(f"a key that is a {type(key).__name__}")
-        target[key.decode("latin1") if isinstance(key, bytes) else key] = value
+        target[_text(key)] = value
     return target
 
 

@@ -5,6 +5,7 @@ import json
 import pickle
 import struct
 import zipfile
+import zlib
 
 import h5py
 import numpy as np
@@ -33,7 +34,7 @@ def little_memory(monkeypatch):
 
 def test_zeros_that_unpack_to_more_than_there_is(tmp_path, little_memory):
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros(10**6), y=np.zeros(3))
-    assert (tmp_path / "a.npz").stat().st_size < 3000
+    assert (tmp_path / "a.npz").stat().st_size < 10_000
     with pytest.raises(DataError, match=r"takes 8\.0 MB of memory as it says, 1\.0 MB are free"):
         read_arrays(tmp_path / "a.npz", ["x"])
     assert len(read_arrays(tmp_path / "a.npz", ["y"])["y"]) == 3
@@ -224,22 +225,23 @@ def test_a_reason_names_nothing_in_memory(content):
     assert "0x" not in encoded.reason(caught.value)
 
 
+def png(width, height):
+    """A PNG that says that it has so many pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(100))), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in chunks
+    )
+
+
 def test_an_image_of_more_pixels_than_anyone_means():
-    header = struct.pack(">IIBBBBB", 2**20, 2**20, 8, 2, 0, 0, 0)
-    chunk = b"IHDR" + header
-    png = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk
-    png += struct.pack(">I", zipfile.crc32(chunk))
     with pytest.raises(encoded.DAMAGED, match="decompression bomb"):
-        encoded.pixels(png)
+        encoded.pixels(png(2**20, 2**20))
 
 
 @pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.zeros(2, 3, device="meta"),
-        torch.zeros(2, 3).to_sparse(),
-        torch.quantize_per_tensor(torch.zeros(2, 3), 1.0, 0, torch.qint8),
-    ],
+    "tensor", [torch.zeros(2, 3, device="meta"), torch.zeros(2, 3).to_sparse()]
 )
 @pytest.mark.filterwarnings("ignore")
 def test_weights_whose_numbers_are_not_there(tmp_path, tensor):

@@ -114,7 +114,7 @@ def test_a_sweep_without_end(tmp_path):
 
 
 def test_a_path_that_no_file_has():
-    with pytest.raises(ValueError, match="zero byte"):
+    with pytest.raises(JobError, match="zero byte"):
         load({"task": "digits", "model": {"name": "linear", "init": "a\0b"}})
 
 

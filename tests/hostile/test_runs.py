@@ -35,6 +35,10 @@ def run(tmp_path_factory):
     return root / "run"
 
 
+def exported(run, *, best=False, clients=False):
+    export(run, round=None, npz=run.parent / "x.npz", state_dict=None, clients=clients, best=best)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_any_damage_ends_in_a_line(run, name):
     newest = run / "checkpoints" / "00000002"
@@ -44,10 +48,10 @@ def test_any_damage_ends_in_a_line(run, name):
     def read():
         status(run)
         read_run(run)
-        export(run, npz=run.parent / "best.npz", best=True)
+        exported(run, best=True)
         if name == "rows-0000.npz":
             Table.load(newest, run / "stores")
-        export(run, npz=run.parent / "x.npz", clients=True)
+        exported(run, clients=True)
 
     read()
 

@@ -214,7 +214,7 @@ def test_missing_and_damaged_images_are_listed(spoilt):
     train, test = (spoilt / "landmarks-user-160k" / n for n in ("federated_train.csv", "test.csv"))
     assert [line.partition(": ")[0] for line in lines] == [f"{train}:3", f"{train}:9", f"{test}:3"]
     for line, number, why in zip(
-        lines, (1, 7, 101), ("No such", "runcated", "identify"), strict=True
+        lines, (1, 7, 101), ("No such", "runcated", "no JPEG or PNG"), strict=True
     ):
         assert str(landmark(spoilt, number).relative_to(spoilt)) in line
         assert why in line
@@ -522,7 +522,7 @@ def test_a_file_cut_off_or_of_another_kind_is_refused(made):
     config.packed.write_bytes(whole)
     with h5py.File(config.packed, "r+") as file:
         file.attrs["format"] = 0
-    with pytest.raises(DataError, match="format 0, side 36; expected 2 and 36"):
+    with pytest.raises(DataError, match="format 0, side 36; expected 3 and 36"):
         config.load(0)
     with h5py.File(config.packed, "r+") as file:
         file.attrs["format"] = 2
