@@ -368,6 +368,15 @@ def test_a_folder_that_is_none_and_a_file_among_the_clients(tmp_path):
         source("image_folder", tmp_path).prepare(quiet)
 
 
+def test_a_class_that_nobody_trains_on(tmp_path):
+    image_layouts.image_folder(tmp_path)
+    image_layouts.image(tmp_path / "test/class9/a.jpg", 3)
+    with pytest.raises(DataError, match="test/class9: no client trains on a class of this name"):
+        source("image_folder", tmp_path).prepare(quiet)
+    (tmp_path / "train/9/class9").mkdir()
+    assert source("image_folder", tmp_path).prepare(quiet).exists()
+
+
 def test_a_job_without_the_packed_file_is_told_the_command(tmp_path):
     with pytest.raises(DataError) as caught:
         source("landmarks", tmp_path, workers=4).load(0)

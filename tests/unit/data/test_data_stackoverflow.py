@@ -389,6 +389,16 @@ def test_another_vocabulary(ready):
     assert len(config(ready).load(0).natural) == 3
 
 
+def test_a_file_made_from_other_files(ready):
+    config(ready).prepare(quiet)
+    path = ready / "stackoverflow_test.h5"
+    os.utime(path, (1e9, 1e9))
+    with pytest.raises(DataError, match=rf"{NAME}: made from other files: remove it and prepare"):
+        config(ready).prepare(quiet)
+    path.unlink()  # they are not needed any more
+    config(ready).prepare(quiet)
+
+
 def test_the_command(root, hpcfl, refused):
     said = refused("data", "prepare", "stackoverflow", "--root", root, "vocabulary=4", "length=4")
     assert "say subset: true" in said

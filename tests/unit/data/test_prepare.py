@@ -203,6 +203,9 @@ def test_without_internet_it_says_what_belongs_where(kind, said, no_internet, tm
     (line,) = done.err
     assert "cannot be downloaded (no route to host); put there by hand: https://" in line
     assert line.endswith(f" as {tmp_path}/{said}")
+    assert not list(tmp_path.iterdir())
+    assert hpcfl("data", "prepare", kind, "--root", tmp_path / "a" / "typo").code == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_shakespeare_is_unpacked_and_counted(tmp_path, served, monkeypatch):
