@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 import hpcfl
 from hpcfl.export import export
-from hpcfl.records import read_run
 from hpcfl.status import status
 from tests.hostile.damage import damaged, ends_well, many
 
@@ -46,7 +45,6 @@ def test_any_damage_ends_in_a_line(run, name):
 
     def read():
         status(run)
-        read_run(run)
         exported(run, best=name == "best.safetensors", clients=name != "best.safetensors")
 
     read()
