@@ -40,6 +40,8 @@ _DAMAGED = (
     struct.error,
 )
 
+_SMALL = 1 << 20  # bytes that need no look at the machine
+
 
 def read_arrays(
     path: Path, required: Iterable[str], optional: Iterable[str] = ()
@@ -88,7 +90,7 @@ def require_memory(path: Path, need: int) -> None:
     Raises:
         DataError: there is less memory free.
     """
-    free = free_memory()
+    free = free_memory() if need > _SMALL else None
     if free is not None and need > free:
         raise DataError(
             f"{path}: takes {decimal(need)} of memory as it says, {decimal(free)} are free; "

@@ -13,10 +13,9 @@ _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 def free_memory() -> int | None:
     """Bytes that may still be taken, or None where the system does not say."""
     try:
-        free = [number(PROC / "meminfo", "MemAvailable:") * 1024]
+        return min([number(PROC / "meminfo", "MemAvailable:") * 1024, *_left_in_cgroups()])
     except OSError:
         return None
-    return min(free + list(_left_in_cgroups()))
 
 
 def number(path: Path, name: str) -> int:

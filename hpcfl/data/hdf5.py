@@ -42,12 +42,14 @@ def open_examples(path: Path) -> Iterator[Any]:
 
 
 def feature(path: Path, group: Any, client: str, name: str) -> Any:
-    """A client's dataset examples/CLIENT/NAME.
+    """A client's dataset examples/CLIENT/NAME, which is going to be read.
 
     Raises:
-        DataError: as ``member``.
+        DataError: there is too little memory for it, or as ``member``.
     """
-    return member(path, member(path, group, client, h5py.Group), name, h5py.Dataset)
+    found = member(path, member(path, group, client, h5py.Group), name, h5py.Dataset)
+    require_memory(path, found.nbytes)
+    return found
 
 
 def member(path: Path, group: Any, name: str, kind: type[Any]) -> Any:
@@ -71,7 +73,6 @@ def member(path: Path, group: Any, name: str, kind: type[Any]) -> Any:
             raise DataError(
                 f"{path}: {found.name} claims {found.nbytes} bytes, the file holds {stored}"
             )
-        require_memory(path, found.nbytes)
     return found
 
 
@@ -88,6 +89,7 @@ def strings(path: Path, group: Any, name: str) -> Any:
             f"{path}: {found.name} is {found.dtype} of shape {found.shape}, expected a list of "
             "strings"
         )
+    require_memory(path, found.nbytes)
     if form.length is None:
         check_heaps(path)
     return found
