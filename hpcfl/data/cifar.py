@@ -139,7 +139,8 @@ def _pickled(path: Path, layout: Layout) -> Examples:
         raise DataError(f"{path}: 'data' is not an array of rows of 3072 bytes")
     labels = content[layout.labels]
     if not isinstance(labels, np.ndarray) and not (
-        isinstance(labels, list) and all(isinstance(label, int | np.integer) for label in labels)
+        isinstance(labels, list | tuple)
+        and all(isinstance(label, int | np.integer) for label in labels)
     ):
         raise DataError(f"{path}: {layout.labels!r} is not a list of integers")
     return _examples(str(path), pixels.reshape(-1, 3, 32, 32), np.asarray(labels), layout.classes)

@@ -394,7 +394,7 @@ def test_the_command_says_it_in_one_line(hpcfl, refused, spoilt):
     assert "federated_train.csv:3: train/" in line
     done = hpcfl(*command, *keys, "allow_missing=3")
     said = (
-        f"ready: {spoilt}/landmarks-36.h5: 3 clients, 5 training and 3 test examples, 2028 classes"
+        f"ready: {spoilt}/landmarks-36.h5: 3 clients, 6 training and 2 test examples, 2028 classes"
     )
     assert (done.code, done.out) == (0, [said])
 
@@ -534,7 +534,7 @@ def test_a_file_cut_off_or_of_another_kind_is_refused(made):
     with pytest.raises(DataError, match="format 0, side 36; expected 3 and 36"):
         config.load(0)
     with h5py.File(config.packed, "r+") as file:
-        file.attrs["format"] = 2
+        file.attrs["format"] = 3
         labels = file["train/labels"][()]
         del file["train/labels"]
         file.create_dataset("train/labels", data=labels, chunks=(2,))
