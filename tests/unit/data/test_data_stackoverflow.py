@@ -219,14 +219,19 @@ def archives(monkeypatch):
 
 def test_out_of_the_owners_archives(root, archives):
     names = {"stackoverflow": ("train.h5", "test.h5"), "stackoverflow.word_count": ()}
-    expected = config(root).prepare(quiet).read_bytes()
+    config(root).prepare(quiet)
+    before = config(root).load(0)
     (root / NAME).unlink()
     for archive, ends in names.items():
         with tarfile.open(root / f"{archive}.tar.bz2", "w:bz2") as tar:
             for name in [f"stackoverflow_{end}" for end in ends] or [archive]:
                 tar.add(root / name, arcname=name)
                 (root / name).unlink()
-    assert config(root).prepare(quiet).read_bytes() == expected
+    config(root).prepare(quiet)
+    after = config(root).load(0)
+    assert torch.equal(after.train.inputs, before.train.inputs)
+    assert torch.equal(after.test.inputs, before.test.inputs)
+    config(root).prepare(quiet)  # whose origin is what was unpacked
 
 
 @pytest.mark.parametrize(
