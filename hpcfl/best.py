@@ -51,7 +51,7 @@ class BestModel(NamedTuple):
             tensors = load_tensors(content)
             (name,) = set(tensors) & set(SCORES)
             return cls(tensors["x"], int(tensors["round"]), name, float(tensors[name]))
-        except (SafetensorError, KeyError, ValueError) as e:
+        except (SafetensorError, LookupError, ValueError, RuntimeError, OverflowError) as e:
             raise StoreError(f"{path}: is not a best model: {e!r}; resume to restore it") from e
 
 

@@ -44,7 +44,7 @@ def read(path: Path, into: Mapping[str, Tensor]) -> None:
         with safe_open(path, "pt") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             mark = (file.metadata() or {}).get(_CHECK)
-    except (OSError, SafetensorError) as e:
+    except (OSError, SafetensorError, ValueError, LookupError, RuntimeError) as e:
         raise StoreError(f"{path}: cannot be read: {e}; {_LOST}") from e
     if mark != _checksum(found):
         raise StoreError(f"{path}: checksum {_checksum(found)}, expected {mark}; {_LOST}")

@@ -12,7 +12,7 @@ A folder without a manifest was never committed and is pruned.  All files but th
 written while rounds go on.
 """
 
-import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from hpcfl.errors import JobError, StoreError
+from hpcfl.files import parse_json
 from hpcfl.store.durable import storing, sync_folder
 
 FORMAT = 3  # 1 had no shared part of the states; 2 marked the job by all of its keys
@@ -159,7 +160,7 @@ def read_kept(checkpoint: Checkpoint, device: torch.device) -> dict[str, Tensor]
 def _load(path: Path, device: torch.device) -> dict[str, Tensor]:
     try:
         entries = load_tensors(path.read_bytes())
-    except SafetensorError as e:
+    except (SafetensorError, ValueError, LookupError, RuntimeError) as e:
         raise StoreError(f"{path}: cannot be read: {e}; {_OTHER}") from e
     return {name: tensor.to(device) for name, tensor in entries.items()}
 
@@ -196,7 +197,7 @@ def _nested(tensors: dict[str, Tensor], template: Any, path: Path) -> Any:
             values.append(found)
         else:
             names = sorted(
-                (n for n in tensors if n.startswith(f"{name}.")),
+                (n for n in tensors if re.fullmatch(rf"{name}\.\d+", n)),
                 key=lambda n: int(n.rpartition(".")[2]),
             )
             values.append(tuple(tensors[n] for n in names))
@@ -211,7 +212,7 @@ def read(folder: Path) -> Checkpoint:
     """
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
+        manifest = parse_json(path.read_bytes())
         found = int(manifest["format"])
         if found != FORMAT:  # whose other keys may be others
             raise StoreError(
@@ -224,10 +225,21 @@ def read(folder: Path) -> Checkpoint:
             int(manifest["ranks"]),
             str(manifest["job"]),
             int(manifest["log_bytes"]),
-            dict(manifest["files"]),
+            _sums(manifest["files"]),
         )
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
         raise StoreError(f"{path}: is not a manifest: {e!r}; {_OTHER}") from e
+
+
+def _sums(files: dict[str, int]) -> dict[str, int]:
+    """The checksums of a manifest, if they are of files in the checkpoint's folder."""
+    for name, checksum in dict(files).items():
+        inside = not Path(name).is_absolute() and ".." not in Path(name).parts
+        if not (inside and type(checksum) is int):
+            raise ValueError(f"{name!r}: {checksum!r} is no file with its checksum")
+    if SERVER not in files:
+        raise ValueError(f"it has no checksum of {SERVER}")
+    return files
 
 
 def fingerprint(*tensors: Tensor) -> int:

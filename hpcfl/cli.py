@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return e.exit_code
     except HpcflError as e:
         if e.speaker or _rank() == 0:
-            print(f"{type(e).__name__}: {' '.join(str(e).splitlines())}", file=sys.stderr)
+            print(f"{type(e).__name__}: {e}", file=sys.stderr)
             if isinstance(e, ClientError) and e.__cause__:
                 traceback.print_exception(e.__cause__)
         return e.exit_code
@@ -195,6 +195,7 @@ def _data_export_split(options: argparse.Namespace) -> None:
 
 
 def _data_prepare(options: argparse.Namespace) -> None:
+    from hpcfl.data.base import counted
     from hpcfl.data.lock import preparing
     from hpcfl.job import data_section
     from hpcfl.progress import track
@@ -202,7 +203,7 @@ def _data_prepare(options: argparse.Namespace) -> None:
     config = data_section(options.kind, options.root, options.overrides)
     root = getattr(config, "root", None)  # data without one is not prepared
     with nullcontext() if root is None else preparing(Path(root), options.kind):
-        print(f"ready: {config.prepare(track)}")
+        print(f"ready: {config.prepare(track)}: {counted(config.load(0))}")
 
 
 def _list(options: argparse.Namespace) -> None:

@@ -1,14 +1,30 @@
 """What can go wrong, one class per exit code or per thing the caller must know."""
 
+_LONG = 4000  # characters of a message
+
+
+def one_line(text: str) -> str:
+    """The text, cut where it is long; line breaks are spaces, what else is not seen is escaped."""
+    text = text.rstrip()
+    cut = text if len(text) <= _LONG else f"{text[:_LONG]}..."
+    return "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in cut)
+
 
 class HpcflError(Exception):
-    """An error whose message is complete: it is printed as one line, without a traceback."""
+    """An error whose message is complete: it is printed as one line, without a traceback.
+
+    Whatever names a job or a file holds, a message has no line break and nothing that a terminal
+    obeys.
+    """
 
     exit_code = 1
     collective = False
     """Whether every rank raises one at this point, so that the group can be left in good order."""
     speaker = False
     """Whether this rank says it for all, though it may not be rank 0."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class JobError(HpcflError):
@@ -49,7 +65,8 @@ class ClientError(HpcflError):
 
     def __str__(self) -> str:
         cause = self.__cause__
-        return f"{self.args[0]}: {type(cause).__name__}: {cause}" if cause else self.args[0]
+        said = f"{self.args[0]}: {type(cause).__name__}: {cause}" if cause else self.args[0]
+        return one_line(said)
 
 
 class RankError(HpcflError):

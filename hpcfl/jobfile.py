@@ -18,6 +18,8 @@ Tree = dict[str, Any]
 
 LARGEST_FILE = 1 << 20  # bytes; a replay of cohorts belongs in a file of its own
 LARGEST_TREE = 200_000  # values, so that aliases cannot multiply without end
+DEEPEST = 50  # sections or lists in each other
+LARGEST_NUMBER = 2**64  # in size; no key takes more, and Python refuses to write very long ones
 
 
 @dataclass
@@ -110,6 +112,27 @@ def tuples(value: Any) -> Any:
     return value
 
 
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, which stops at files that would keep it busy for hours."""
+
+    _values = _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """The next node, if it is not one too many or too deep."""
+        self._values += 1
+        self._depth += 1
+        if self._values > LARGEST_TREE or self._depth > DEEPEST:
+            most = (
+                f"{LARGEST_TREE} values"
+                if self._depth <= DEEPEST
+                else f"{DEEPEST} sections or lists in each other"
+            )
+            raise yaml.MarkedYAMLError(problem=f"more than {most}", problem_mark=self.get_mark())
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
 class _Walk:
     """Turns YAML's nodes into plain values, noting lines and refusing traps."""
 
@@ -119,7 +142,7 @@ class _Walk:
 
     def value(self, text: str) -> Any:
         try:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            node = yaml.compose(text, Loader=_Loader)
             return None if node is None else self._node(node, ())
         except (yaml.YAMLError, ValueError, RecursionError) as e:
             mark = getattr(e, "problem_mark", None)
@@ -134,12 +157,23 @@ class _Walk:
         self._left -= 1
         if self._left < 0:
             raise JobError(f"{self._file.name}: more than {LARGEST_TREE} values, aliases counted")
+        if len(key) > DEEPEST:  # by an alias of what it stands in
+            raise JobError(f"{self._line(node.start_mark)}: is nested without end")
         self._file.lines.setdefault(key, self._line(node.start_mark))
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, key)
         if isinstance(node, yaml.SequenceNode):
             return tuple(self._node(below, (*key, k)) for k, below in enumerate(node.value))
-        return self._scalars.construct_object(node)
+        line = self._line(node.start_mark)
+        try:
+            value = self._scalars.construct_object(node)
+        except (LookupError, AttributeError) as e:  # of a tag that the text does not fit
+            raise JobError(f"{line}: is not valid YAML: no {node.tag}: {node.value!r:.60}") from e
+        if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+            raise JobError(f"{line}: the number {node.value[:20]}... is beyond 2**64")
+        if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+            raise JobError(f"{line}: holds {value!r}, half a character: write it as UTF-8")
+        return value
 
     def _mapping(self, node: yaml.MappingNode, key: Key) -> Tree:
         tree: Tree = {}
@@ -148,7 +182,7 @@ class _Walk:
             name = self._node(key_node, ("",))
             if not isinstance(name, str):
                 raise JobError(
-                    f"{line}: the key {key_node.value!r} is read by YAML as {name!r}; "
+                    f"{line}: the key {key_node.value!r:.60} is read by YAML as {name!r:.60}; "
                     "put it in quotes"
                 )
             if name in tree:

@@ -1,17 +1,17 @@
 """What a run directory says of its run."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any
-
-import yaml
 
 from hpcfl.compare import Settings, flat
 from hpcfl.errors import JobError, StoreError
+from hpcfl.files import parse_json
+from hpcfl.jobfile import plain, read
 
 SCORES = (
     "test_loss",
@@ -129,14 +129,14 @@ def read_job(path: Path) -> RunRecord:
             "name the --out directory of a hpcfl run, or of a sweep"
         )
     try:
-        job = yaml.safe_load(job_file.read_text("utf-8"))
+        job = plain(read(job_file).tree)
         algorithm, rounds, window = (
             str(job["algorithm"]["name"]), int(job["rounds"]), int(job["evaluate"]["last"])
         )  # fmt: skip
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+    except (JobError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise StoreError(
             f"{job_file}: not the resolved job of a run (needs algorithm.name, rounds and "
-            f"evaluate.last): {' '.join(str(error).split())}"
+            f"evaluate.last): {error}"
         ) from error
     return RunRecord(path, algorithm, rounds, window, (), flat(job))
 
@@ -156,17 +156,20 @@ def read_runs(path: Path) -> list[RunRecord]:
 def _read_log(path: Path) -> tuple[Mapping[str, Any], ...]:
     if not path.exists():
         return ()
-    lines = path.read_text("utf-8").split("\n")[:-1]  # a last line without its end is not written
+    lines = path.read_bytes().split(b"\n")[:-1]  # a last line without its end is not written
     entries = []
     for number, line in enumerate(lines, start=1):
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
+            entry = parse_json(line)
+        except ValueError as error:
             raise StoreError(
-                f"{path}:{number}: {error.msg} where a round's JSON object was expected; "
+                f"{path}:{number}: {error} where a round's JSON object was expected; "
                 "the log is damaged: resume the run to restore it from its checkpoint"
             ) from error
-        if not isinstance(entry, dict) or not isinstance(entry.get("round"), int):
+        if not isinstance(entry, dict) or type(entry.get("round")) is not int:
             raise StoreError(f'{path}:{number}: found no object with a whole number "round"')
+        for key, value in entry.items():
+            if type(value) not in (int, float, NoneType):
+                raise StoreError(f"{path}:{number}: {key} is {value!r:.60}, expected a number")
         entries.append(entry)
     return tuple(entries)

@@ -32,8 +32,9 @@ import yaml
 from hpcfl.changes import mark
 from hpcfl.checkpoint import BEST
 from hpcfl.compare import flat
-from hpcfl.errors import JobError, StoreError
-from hpcfl.jobfile import read
+from hpcfl.errors import DataError, JobError, StoreError
+from hpcfl.files import parse_json, read_array
+from hpcfl.jobfile import LARGEST_FILE, read
 from hpcfl.store.durable import write_file
 from hpcfl.types import Vector
 
@@ -71,6 +72,12 @@ class RunDir:
         Raises:
             JobError: it cannot be written, or holds a run already.
         """
+        content = yaml.safe_dump(tree, sort_keys=False).encode()
+        if len(content) > LARGEST_FILE:  # no resume would read it
+            raise JobError(
+                f"{self.job}: {len(content)} bytes are too many for a job; put the rounds of "
+                "cohort into a JSON file, cohort.path"
+            )
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
@@ -80,7 +87,6 @@ class RunDir:
                 f"{self.root}: cannot be made: {e.strerror}; choose another with --out"
             ) from e
         self.lock()
-        content = yaml.safe_dump(tree, sort_keys=False).encode()
         if self.job.exists():
             if self.job.read_bytes() != content:
                 raise JobError(
@@ -167,8 +173,8 @@ class RunDir:
             StoreError: it is missing, damaged or of another model.
         """
         try:
-            x0 = torch.from_numpy(np.load(self.initial, allow_pickle=False))
-        except (OSError, ValueError, EOFError) as e:
+            x0 = torch.from_numpy(read_array(self.initial))
+        except (DataError, TypeError) as e:  # the latter of what torch does not know
             raise StoreError(f"{self.initial}: cannot be read: {e}") from e
         if like is not None and (x0.shape, x0.dtype) != (like.shape, like.dtype):
             raise StoreError(
@@ -196,9 +202,12 @@ class RunDir:
         if not self.history.exists():
             return []
         try:
-            return [json.loads(line) for line in self.history.read_text().splitlines()]
+            found = [parse_json(line) for line in self.history.read_text("utf-8").splitlines()]
         except ValueError as e:
             raise StoreError(f"{self.history}: is not one JSON object a line: {e}") from e
+        if not all(isinstance(entry, dict) and "round" in entry for entry in found):
+            raise StoreError(f"{self.history}: is not one JSON object a line")
+        return found
 
     @property
     def last_start(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Who takes part in a round: a function of the seed and the round alone, the same on every rank."""
 
-import json
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Discriminator
 
 from hpcfl.errors import JobError
+from hpcfl.files import parse_json
 from hpcfl.seeds import stream
 from hpcfl.types import Count, Fraction, PathText, Section
 
@@ -104,7 +105,7 @@ class Replay(Section):
         if self.path is None:
             return self.rounds or ()
         try:
-            lists: Any = json.loads(Path(self.path).read_text())
+            lists: Any = parse_json(Path(self.path).read_bytes())
         except (OSError, ValueError) as e:
             raise JobError(f"cohort.path: {self.path}: cannot be read as JSON: {e}") from e
         if not isinstance(lists, list) or not all(
@@ -132,7 +133,7 @@ class Replay(Section):
                     f"the population's ids are 0 to {population - 1}"
                 )
             if len(set(ids)) < len(ids):
-                double = next(i for i in ids if ids.count(i) > 1)
+                ((double, _),) = Counter(ids).most_common(1)
                 raise JobError(f"cohort.rounds[{t}]: client {double} stands twice")
         if not any(self.cohorts):
             raise JobError("cohort.rounds: every cohort is empty")

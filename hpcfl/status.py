@@ -1,6 +1,5 @@
 """How far a run is, read from its directory without disturbing it."""
 
-import json
 import math
 import os
 import time
@@ -15,6 +14,7 @@ from rich.filesize import decimal
 from hpcfl.checkpoint import MANIFEST
 from hpcfl.comm.heartbeat import Heartbeat, read_all
 from hpcfl.errors import JobError, StoreError
+from hpcfl.files import parse_json
 from hpcfl.records import RunRecord, read_run
 from hpcfl.rundir import RunDir
 
@@ -127,7 +127,7 @@ def _share(run: RunRecord, key: str) -> float:
     """How much of the rounds' time rank 0 waited for something, lately."""
     recent = [entry for entry in run.log[-RECENT:] if "wall_s" in entry]
     wall = math.fsum(entry["wall_s"] for entry in recent)
-    return math.fsum(entry.get(key, 0.0) for entry in recent) / wall
+    return math.fsum(entry.get(key, 0.0) for entry in recent) / wall if wall else 0.0
 
 
 def _newest(checkpoints: Path) -> str:
@@ -154,9 +154,13 @@ def _history(path: Path) -> list[dict[str, Any]]:
         return []
     entries = []
     # A last line without its end is not written.
-    for number, line in enumerate(path.read_text().split("\n")[:-1], 1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
-            entries.append(json.loads(line))
-        except ValueError as e:
-            raise StoreError(f"{path}:{number}: found no JSON object: {e}") from e
+            entry: dict[str, Any] = parse_json(line)
+            entry["time"], entry["round"]
+            if "life" in entry:
+                entry["ranks"]
+        except (ValueError, TypeError, LookupError) as e:
+            raise StoreError(f"{path}:{number}: found no JSON object of a start: {e}") from e
+        entries.append(entry)
     return entries

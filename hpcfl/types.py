@@ -11,6 +11,18 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator
 from torch import Tensor
 
+
+def absolute(path: str) -> str:
+    """The absolute path.
+
+    Raises:
+        ValueError: no file can be called so.
+    """
+    if "\0" in path:
+        raise ValueError(f"found {path!r}, which has a zero byte, as no path does")
+    return str(Path(path).absolute())
+
+
 Vector = Annotated[Tensor, "P"]  # all parameters of a model, flat
 Scalar = Annotated[Tensor, ""]  # 0-d
 
@@ -22,7 +34,7 @@ Share = Annotated[float, Interval(ge=0, le=1)]  # [0, 1]
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
 # A path as the user gives it, relative to the current directory; kept absolute.
-PathText = Annotated[str, AfterValidator(lambda path: str(Path(path).absolute()))]
+PathText = Annotated[str, AfterValidator(absolute)]
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
 
 

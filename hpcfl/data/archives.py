@@ -1,5 +1,6 @@
 """Archives that a data set's owners publish: fetched, checked, and the wanted members taken out."""
 
+import struct
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,18 @@ from hpcfl.data.lock import locked
 from hpcfl.data.owners import OwnersFile, Track, provide
 from hpcfl.errors import DataError
 
-_DAMAGED = (BadZipFile, EOFError, LZMAError, NotImplementedError, OSError, RuntimeError, ZlibError)
+_DAMAGED = (
+    ArithmeticError,
+    BadZipFile,
+    EOFError,
+    LookupError,
+    LZMAError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    ZlibError,
+    struct.error,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.files import read_arrays
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
+from hpcfl.files import read_arrays
 from hpcfl.types import Count, Examples, PathText
 
 _OPTIONAL = ("client", "x_test", "y_test")
+_MANY = 1 << 20  # classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,10 @@ class Arrays(DataConfig):
                 raise JobError(f"data.classes: {path} has float targets, which are no classes")
             return None
         classes = self.classes or max(int(y.max()) + 1, 1)
+        if self.classes is None and classes > _MANY:
+            raise DataError(
+                f"{path}: y holds {y.max()}: so many classes must be meant; say data.classes"
+            )
         for name in ("y", "y_test"):
             labels = arrays.get(name)
             if labels is None or not labels.size:

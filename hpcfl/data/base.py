@@ -57,6 +57,14 @@ class Dataset:
         return inputs[:count] if isinstance(inputs, Tensor) else inputs.read(np.arange(count))
 
 
+def counted(data: Dataset) -> str:
+    """How much there is: "100 clients, 50000 training and 10000 test examples, 10 classes"."""
+    clients = "" if data.natural is None else f"{len(data.natural)} clients, "
+    tested = "" if data.test is None else f" and {len(data.test.labels)} test"
+    classes = "" if data.classes is None else f", {data.classes} classes"
+    return f"{clients}{len(data.train.labels)} training{tested} examples{classes}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Section):
     """The ``data`` section of a job; a data set's own keys are the fields of its subclass."""

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
-from hpcfl.data.files import read_arrays
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.owners import Track, check_count, quiet
 from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError
+from hpcfl.files import read_arrays
 from hpcfl.types import Examples, PathText
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -137,11 +137,13 @@ def _pickled(path: Path, layout: Layout) -> Examples:
     pixels = content["data"]
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:
         raise DataError(f"{path}: 'data' is not an array of rows of 3072 bytes")
-    try:
-        targets = np.asarray(content[layout.labels])
-    except ValueError as error:
-        raise DataError(f"{path}: {layout.labels!r} is not a list of integers") from error
-    return _examples(str(path), pixels.reshape(-1, 3, 32, 32), targets, layout.classes)
+    labels = content[layout.labels]
+    if not isinstance(labels, np.ndarray) and not (
+        isinstance(labels, list | tuple)
+        and all(isinstance(label, int | np.integer) for label in labels)
+    ):
+        raise DataError(f"{path}: {layout.labels!r} is not a list of integers")
+    return _examples(str(path), pixels.reshape(-1, 3, 32, 32), np.asarray(labels), layout.classes)
 
 
 def _examples(where: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> Examples:

@@ -26,7 +26,7 @@ def vectors(x: list[Any]) -> NDArray[Any]:
         values = _table(x).astype(np.float32)
     if not np.isfinite(values).all():
         row = int(np.argwhere(~np.isfinite(values))[0][0])
-        raise ValueError(f"x holds a number in row {row} that is too large")
+        raise ValueError(f"x holds a number in row {row} that is not finite in 32 bits")
     return values
 
 
@@ -50,10 +50,13 @@ def integers(y: list[Any]) -> NDArray[Any]:
 
 def _table(x: list[Any]) -> NDArray[Any]:
     """Rows of as many numbers each [n, d]."""
+    for row, numbers in enumerate(x):
+        if isinstance(numbers, list) and isinstance(x[0], list) and len(numbers) != len(x[0]):
+            raise ValueError(f"row {row} of x holds {len(numbers)} numbers, row 0 {len(x[0])}")
     try:
         values = np.asarray(x)
-    except ValueError as error:
-        raise ValueError("x is no table: its rows differ in length") from error
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"x is no table of numbers: {error}") from error
     if values.ndim != 2 or values.dtype.kind not in "iuf":
         raise ValueError(
             f"x[0] is {_cut(x[0])}, expected a list of numbers; text of {WINDOW} characters is "

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 import torch
@@ -90,7 +91,9 @@ def _table(path: Path) -> NDArray[np.float64]:
             f"hpcfl data prepare concrete --root {path.parent}"
         )
     try:
-        table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, encoding="utf-8-sig")
+        with catch_warnings():  # of a file without rows, which is told below
+            filterwarnings("ignore", "loadtxt: input contained no data", UserWarning)
+            table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not a readable table: {error}") from error
     if table.shape[1] != _COLUMNS or len(table) < 2 or not np.isfinite(table).all():

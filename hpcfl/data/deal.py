@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.files import read_array
 from hpcfl.data.partition import (
     Dirichlet,
     File,
@@ -22,6 +21,7 @@ from hpcfl.data.partition import (
     sizes_of,
 )
 from hpcfl.errors import DataError, JobError
+from hpcfl.files import read_array
 from hpcfl.seeds import stream
 
 
@@ -208,6 +208,11 @@ def _file(partition: File, wanted: int | None, examples: int) -> tuple[Rows, ...
     if not len(owner) or owner.min() < 0:
         raise DataError(f"{path}: expected clients counted from 0, -1 for none; found no such id")
     population = int(owner.max()) + 1
+    if population > len(owner):
+        raise DataError(
+            f"{path}: holds client {owner.max()}, but {len(owner)} examples cannot fill so many "
+            "clients; they are counted from 0 without a gap"
+        )
     if wanted is not None and wanted != population:
         raise DataError(f"{path}: a split over {population} clients, but data.clients is {wanted}")
     order = np.argsort(owner, kind="stable")

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.files import read_arrays
 from hpcfl.data.grey import SIDE, Grey
 from hpcfl.data.idx import read_idx
 from hpcfl.data.owners import Track, check_count, quiet
 from hpcfl.errors import DataError
+from hpcfl.files import read_arrays
 from hpcfl.types import Examples, PathText
 
 URL = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"

@@ -4,16 +4,28 @@ Orientation tags are ignored, as the usual loaders of these data sets do.  What 
 laid over white.  Grey images of more than 8 bits would be cut, so they count as damaged.
 """
 
+import struct
 from io import BytesIO
 from zlib import error as ZlibError
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 QUALITY = 90  # of JPEG, where an image is written anew
 _MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK"}  # Pillow's, with 8 bits a channel at most
-DAMAGED = (OSError, SyntaxError, ValueError, EOFError, ZlibError, Image.DecompressionBombError)
+DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    LookupError,
+    TypeError,
+    EOFError,
+    ArithmeticError,
+    struct.error,
+    ZlibError,
+    Image.DecompressionBombError,
+)
 """What Pillow raises for files that are no images, or damaged ones."""
 
 
@@ -48,6 +60,8 @@ def pixels(content: bytes, side: int | None = None) -> NDArray[np.uint8]:
 
 def reason(error: Exception) -> str:
     """Why a file could not be read, without its name."""
+    if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
+        return "it is no JPEG or PNG"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

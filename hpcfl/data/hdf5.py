@@ -1,13 +1,18 @@
 """Reading HDF5 files that anyone may have written: nothing outside the file, no made-up sizes."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
+from numpy.typing import NDArray
 
+from hpcfl.data.heaps import check_heaps
 from hpcfl.errors import DataError
+from hpcfl.files import require_memory
 
 _DEFLATE = 1032  # the most that HDF5's usual compression can save
 
@@ -20,7 +25,7 @@ def opened(path: Path) -> Iterator[Any]:
     try:
         with h5py.File(path, "r", locking=False) as file:
             yield file
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+    except (OSError, RuntimeError, LookupError, ValueError, TypeError, MemoryError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: not a readable HDF5 file: {reason}") from error
 
@@ -37,12 +42,14 @@ def open_examples(path: Path) -> Iterator[Any]:
 
 
 def feature(path: Path, group: Any, client: str, name: str) -> Any:
-    """A client's dataset examples/CLIENT/NAME.
+    """A client's dataset examples/CLIENT/NAME, which is going to be read.
 
     Raises:
-        DataError: as ``member``.
+        DataError: there is too little memory for it, or as ``member``.
     """
-    return member(path, member(path, group, client, h5py.Group), name, h5py.Dataset)
+    found = member(path, member(path, group, client, h5py.Group), name, h5py.Dataset)
+    require_memory(path, found.nbytes)
+    return found
 
 
 def member(path: Path, group: Any, name: str, kind: type[Any]) -> Any:
@@ -60,7 +67,9 @@ def member(path: Path, group: Any, name: str, kind: type[Any]) -> Any:
         if found.external or found.is_virtual:
             raise DataError(f"{path}: {found.name} keeps its data in another file: not read")
         stored = min(found.id.get_storage_size(), path.stat().st_size)
-        if found.nbytes > _DEFLATE * stored:  # HDF5 would make up the rest, however much it is
+        packed = found.id.get_create_plist().get_nfilters() > 0
+        # HDF5 would make up the rest, however much it is.
+        if found.nbytes > (_DEFLATE if packed else 1) * stored:
             raise DataError(
                 f"{path}: {found.name} claims {found.nbytes} bytes, the file holds {stored}"
             )
@@ -71,12 +80,32 @@ def strings(path: Path, group: Any, name: str) -> Any:
     """The dataset of that name, a list of strings, not read yet.
 
     Raises:
-        DataError: it is none, or as ``member``.
+        DataError: it is none, or where the strings lie is damaged, or as ``member``.
     """
     found = member(path, group, name, h5py.Dataset)
-    if found.ndim != 1 or h5py.check_string_dtype(found.dtype) is None:
+    form = h5py.check_string_dtype(found.dtype)
+    if found.ndim != 1 or form is None:
         raise DataError(
             f"{path}: {found.name} is {found.dtype} of shape {found.shape}, expected a list of "
             "strings"
         )
+    require_memory(path, found.nbytes)
+    if form.length is None:
+        check_heaps(path)
     return found
+
+
+def attribute(file: Any, name: str) -> Any:
+    """A number or a text of fixed length in the file's attributes; None where it is neither.
+
+    No other is read: where HDF5 keeps it there is no checksum.
+    """
+    if name not in file.attrs:
+        return None
+    found = file.attrs.get_id(name)
+    return file.attrs[name] if found.shape == () and found.dtype.kind in "iufS" else None
+
+
+def encoded(texts: Iterable[str]) -> NDArray[np.bytes_]:
+    """Texts as HDF5 keeps them beside its checksums: of one length."""
+    return np.array([os.fsencode(text) for text in texts], dtype=np.bytes_)

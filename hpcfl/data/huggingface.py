@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from hpcfl.data.arrays import cast
@@ -132,6 +133,8 @@ def _told(where: str) -> Iterator[None]:
         ) from error
     except (OSError, ValueError, TypeError, LookupError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
+            reason = "an image of no known kind"
         raise DataError(f"{where}: not readable: {reason}") from error
 
 

@@ -18,15 +18,20 @@ class ImageFolder(Photos):
     kind: ClassVar[str] = "image_folder"
 
     def listing(self, track: Track) -> Listing:
-        """Classes are numbered by their folders' names; names that begin with a dot are no data."""
+        """Classes are numbered by the names of train's folders; dots begin names of no data."""
         root = Path(self.root)
         if not (root / "train").is_dir():
             raise DataError(f"{root}: expected a folder train of CLIENT/CLASS/*.jpg; not found")
         clients = _inside(root / "train")
         test = root / "test"
-        parts = [*clients, *([test] if test.is_dir() else [])]
-        names = sorted({folder.name for part in parts for folder in _inside(part)})
+        names = sorted({folder.name for client in clients for folder in _inside(client)})
         classes = {name: label for label, name in enumerate(names)}
+        for folder in _inside(test) if test.is_dir() else []:
+            if folder.name not in classes:
+                raise DataError(
+                    f"{folder}: no client trains on a class of this name; rename or remove it, or "
+                    "make an empty folder for it in train/CLIENT"
+                )
         train = grouped(
             (client.name, photo)
             for client in track(clients, "looking for images", len(clients))

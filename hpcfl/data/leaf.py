@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from hpcfl.data.arrays import cast, to_indices
 from hpcfl.data.base import DataConfig, Dataset, Transform
-from hpcfl.data.files import read_arrays
 from hpcfl.data.grey import Grey
 from hpcfl.data.leaf_json import KINDS, User, check, users
 from hpcfl.data.origin import digest, same, stamps
@@ -19,6 +18,7 @@ from hpcfl.data.owners import Track, quiet
 from hpcfl.data.packing import commit, writable
 from hpcfl.data.shakespeare import ALPHABET
 from hpcfl.errors import DataError
+from hpcfl.files import read_arrays
 from hpcfl.types import Count, Examples, PathText
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "sizes")
@@ -122,15 +122,17 @@ class Leaf(DataConfig):
     def _check(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """What was packed is still whole, and fits the job."""
         sizes, x_train, x_test = arrays["sizes"], arrays["x_train"], arrays["x_test"]
+        form = np.dtype(np.float32 if self.examples == "vectors" else np.uint8)
         whole = (
             sizes.dtype == np.int64
             and sizes.ndim == 1
-            and bool(np.all(sizes > 0))
+            and bool(np.all((sizes > 0) & (sizes <= x_train.size)))
             and x_train.shape == (sizes.sum(), *x_test.shape[1:])
         )
         for part in ("train", "test"):
             x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-            if not (whole and y.size and y.dtype == np.int64 and y.shape == x.shape[:1]):
+            labelled = y.size and y.dtype == np.int64 and y.shape == x.shape[:1]
+            if not (whole and labelled and x.dtype == form):
                 raise DataError(f"{self._packed}: damaged; remove it and prepare it again")
             classes = self._classes(arrays["y_train"])
             if y.min() < 0 or y.max() >= classes:

@@ -1,9 +1,10 @@
 """Parsing LEAF's JSON: users and their examples, a file for some hundred users."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,26 +98,24 @@ def _parse(path: Path, kind: Kind) -> Any:
     """The file's content, in which every user's lists have become arrays while it was read."""
 
     def shrink(pairs: list[tuple[str, Any]]) -> Any:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            keys = [key for key, _ in pairs]
-            raise ValueError(f"the key {max(keys, key=keys.count)!r} stands twice")
-        if not (isinstance(made.get("x"), list) and isinstance(made.get("y"), list)):
-            return made
-        return _own(made["x"], made["y"], kind)
-
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(f"holds {name}")
+        made, counts = dict(pairs), Counter(key for key, _ in pairs)
+        double = next((key for key, count in counts.items() if count > 1), None)
+        if isinstance(made.get("x"), list) and isinstance(made.get("y"), list):
+            return _own(made["x"], made["y"], kind, double)
+        if double is not None:  # in user_data, a user
+            raise ValueError(f"the key {double!r} stands twice")
+        return made
 
     try:
-        text = path.read_text("utf-8")
-        return json.loads(text, object_pairs_hook=shrink, parse_constant=refuse)
+        return json.loads(path.read_text("utf-8"), object_pairs_hook=shrink)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a readable JSON file: {error}") from error
 
 
-def _own(x: list[Any], y: list[Any], kind: Kind) -> Own:
+def _own(x: list[Any], y: list[Any], kind: Kind, double: str | None) -> Own:
     nothing = np.empty(0, dtype=np.int64)
+    if double is not None:
+        return Own(nothing, nothing, f"the key {double!r} stands twice")
     if len(x) != len(y):
         return Own(nothing, nothing, f"{len(x)} examples in x, but {len(y)} labels in y")
     try:

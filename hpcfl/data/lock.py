@@ -4,7 +4,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from hpcfl.errors import DataError
@@ -30,13 +30,14 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
     Whoever may not write there can spoil nothing, and needs no lock.
 
     Args:
-        path: what is to be made; its folder is made if need be.
+        path: what is to be made; its folder is made if need be, and goes again if it stays empty.
         busy: what is said if another process makes it; it is waited for when absent.
 
     Raises:
         DataError: another process makes it and is not waited for; or there can be no such file.
     """
     lock = path.with_name(path.name + ".lock")
+    absent = [folder for folder in (lock.parent, *lock.parent.parents) if not folder.exists()]
     try:
         fd = _take(lock, busy is None)
     except BlockingIOError as error:
@@ -49,6 +50,9 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
         if fd is not None:
             lock.unlink(missing_ok=True)
             os.close(fd)
+        with suppress(OSError):  # they are not empty: something was made
+            for folder in absent:
+                folder.rmdir()
 
 
 def _take(lock: Path, wait: bool) -> int | None:

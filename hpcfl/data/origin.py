@@ -33,7 +33,7 @@ def digest(about: object) -> str:
     return blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
 
 
-def same(path: Path, found: object, expected: str) -> None:
+def same(path: Path, found: object, expected: str | bytes) -> None:
     """Compare the origin that a prepared file tells with that of the present files.
 
     Raises:

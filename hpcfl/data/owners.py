@@ -15,6 +15,7 @@ from hpcfl.errors import DataError
 T = TypeVar("T")
 _BLOCK = 1 << 20  # bytes read at a time
 _TIMEOUT = 30.0  # seconds without a byte
+_DIGITS = 18  # of a size
 
 
 class Track(Protocol):
@@ -152,4 +153,4 @@ def _append(part: Path, file: OwnersFile, track: Track) -> int | None:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS else None

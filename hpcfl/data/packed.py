@@ -13,6 +13,7 @@
 What training needs is mapped into memory, so opening reads almost nothing.
 """
 
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,13 +24,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.data.encoded import DAMAGED, pixels
-from hpcfl.data.hdf5 import opened
+from hpcfl.data.encoded import DAMAGED, pixels, reason
+from hpcfl.data.hdf5 import attribute, opened, strings
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError
 from hpcfl.types import Examples
 
-FORMAT = 2
+FORMAT = 3  # 2 kept texts where HDF5 has no checksum
 
 
 class Packed:
@@ -65,10 +66,10 @@ class Packed:
             return pixels(self._content[begin:end].tobytes(), self._side)
         except DAMAGED as error:
             with opened(self._path) as file:
-                name = file[self._split]["names"].asstr()[row]
+                name = os.fsdecode(strings(self._path, file[self._split], "names")[row])
             raise DataError(
-                f"{self._path}: row {row} of {self._split} ({name}) is damaged: {error}; remove "
-                "the file and prepare it again"
+                f"{self._path}: row {row} of {self._split} ({name}) is damaged: {reason(error)}; "
+                "remove the file and prepare it again"
             ) from error
 
 
@@ -101,12 +102,13 @@ def read_packed(path: Path, side: int, workers: int) -> Contents:
         DataError: the file is damaged, of another format, or holds what cannot be.
     """
     with opened(path) as file:
-        if file.attrs.get("format") != FORMAT or file.attrs.get("side") != side:
+        found = attribute(file, "format"), attribute(file, "side")
+        if found != (FORMAT, side):
             raise DataError(
-                f"{path}: format {file.attrs.get('format')}, side {file.attrs.get('side')}; "
+                f"{path}: format {found[0]}, side {found[1]}; "
                 f"expected {FORMAT} and {side}: remove it and prepare it again"
             )
-        classes = int(file.attrs["classes"])
+        classes = int(attribute(file, "classes"))
         train = _split(path, file, "train", side, workers, classes)
         test = _split(path, file, "test", side, workers, classes) if "test" in file else None
         starts = mapped(path, file, "train/clients", np.int64)
@@ -115,7 +117,9 @@ def read_packed(path: Path, side: int, workers: int) -> Contents:
     return Contents(train, test, natural, classes)
 
 
-def mapped(path: Path, file: Any, name: str, dtype: type[np.generic]) -> NDArray[Any]:
+def mapped(
+    path: Path, file: Any, name: str, dtype: type[np.generic], dimensions: int = 1
+) -> NDArray[Any]:
     """A contiguous dataset of the file as an array that the system reads in when it is touched.
 
     Writing to the array changes nobody's file.
@@ -126,7 +130,8 @@ def mapped(path: Path, file: Any, name: str, dtype: type[np.generic]) -> NDArray
     """
     found = file[name]
     at = found.id.get_offset() if isinstance(found, h5py.Dataset) else None
-    if at is None or found.dtype != dtype or Path(found.file.filename) != path:
+    whole = at is not None and found.dtype == dtype and Path(found.file.filename) == path
+    if at is None or not whole or found.ndim != dimensions:
         raise DataError(f"{path}: {name} is no contiguous {np.dtype(dtype)} array of this file")
     if at + found.nbytes > path.stat().st_size:
         raise DataError(f"{path}: {name} reaches beyond the end of the file: it was cut off")
@@ -157,10 +162,15 @@ def _split(path: Path, file: Any, split: str, side: int, workers: int, classes: 
     _check_ascending(path, f"{split}/offsets", offsets, len(content))
     images = Packed(path, split, content, offsets, side, workers)
     examples = Examples(images, checked_labels(path, f"{split}/labels", labels, classes))
-    return Split(examples, int(file[split].attrs["missing"]))
+    return Split(examples, int(attribute(file[split], "missing")))
 
 
 def _check_ascending(path: Path, name: str, offsets: NDArray[np.int64], end: int) -> None:
     """Refuse offsets that do not go up from 0 to ``end``, each part longer than nothing."""
-    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) <= 0).any():
+    if (
+        len(offsets) < 2
+        or offsets[0] != 0
+        or offsets[-1] != end
+        or (offsets[1:] <= offsets[:-1]).any()
+    ):
         raise DataError(f"{path}: {name} does not ascend from 0 to {end}: the file is damaged")

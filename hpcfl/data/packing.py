@@ -23,7 +23,7 @@ import PIL
 from numpy.typing import NDArray
 
 from hpcfl.data.encoded import DAMAGED, QUALITY, reason, shrunk
-from hpcfl.data.hdf5 import opened, strings
+from hpcfl.data.hdf5 import attribute, encoded, opened, strings
 from hpcfl.data.origin import Stamp, digest, same, stamp
 from hpcfl.data.owners import Track
 from hpcfl.data.packed import FORMAT
@@ -138,10 +138,9 @@ def pack(
             faults = [fault for found in done for fault in found]
         report(path, faults, len(train) + len(listing.test), allowed)
         whole = part / "whole.h5"
-        with h5py.File(whole, "w", locking=False) as file:
-            file.attrs.update(
-                format=FORMAT, classes=listing.classes, side=side, origin=origin.digest
-            )
+        with h5py.File(whole, "w", libver=("v108", "v108"), locking=False) as file:
+            mark = np.bytes_(origin.digest.encode())
+            file.attrs.update(format=FORMAT, classes=listing.classes, side=side, origin=mark)
             for split, its in splits.items():
                 if its:
                     _join(file.create_group(split), its)
@@ -153,8 +152,8 @@ def pack(
 def sources_remain(path: Path) -> bool:
     """Whether any of the images that a packed file was made from still lies where it was."""
     with opened(path) as file:
-        names = strings(path, file["train"], "names").asstr()
-        return any((path.parent / name).exists() for name in names[()])
+        names = strings(path, file["train"], "names")[()]
+    return any((path.parent / os.fsdecode(name)).exists() for name in names)
 
 
 def check_origin(path: Path, listing: Listing) -> None:
@@ -164,7 +163,7 @@ def check_origin(path: Path, listing: Listing) -> None:
         DataError: it was not.
     """
     with opened(path) as file:
-        same(path, file.attrs.get("origin"), Origin.of(listing, path.parent).digest)
+        same(path, attribute(file, "origin"), Origin.of(listing, path.parent).digest.encode())
 
 
 def _part(path: Path) -> Path:
@@ -286,7 +285,7 @@ def _join(group: Any, pieces: Sequence[Piece]) -> None:
     offsets = np.concatenate([[0], np.cumsum(sizes[present])])
     group["offsets"] = offsets
     group["labels"] = np.array([photos[k].label for k in present], dtype=np.int64)
-    group["names"] = [photos[k].path for k in present]
+    group["names"] = encoded(photos[k].path for k in present)
     group.attrs["missing"] = len(photos) - len(present)
     content = group.create_dataset("bytes", (offsets[-1],), np.uint8)
     begin = 0
@@ -301,4 +300,4 @@ def _name_clients(file: Any, listing: Listing, lost: set[Photo]) -> None:
     counts = {name: sum(photo not in lost for photo in photos) for name, photos in listing.clients}
     kept = [name for name, count in counts.items() if count]
     file["train/clients"] = np.cumsum([0, *(counts[name] for name in kept)])
-    file["train/client_names"] = kept
+    file["train/client_names"] = encoded(kept)

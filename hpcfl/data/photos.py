@@ -194,5 +194,7 @@ def grouped(photos: Iterable[tuple[str, Photo]]) -> list[tuple[str, list[Photo]]
     return sorted(groups.items(), key=lambda group: (not group[0].isdecimal(), _ordinal(group[0])))
 
 
-def _ordinal(name: str) -> tuple[int, str]:
-    return (int(name), name) if name.isdecimal() else (0, name)
+def _ordinal(name: str) -> tuple[int, str, str]:
+    """Numbers, however long, by their size; what else there is, by name."""
+    digits = name.lstrip("0")
+    return (len(digits), digits, name) if name.isdecimal() else (0, "", name)

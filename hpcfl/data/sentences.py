@@ -86,9 +86,9 @@ class Sentences(DataConfig):
         """
         return Vocabulary.read(self.listed, self.vocabulary)
 
+    @abstractmethod
     def origin(self) -> str:
-        """What tells the owners' files from others; nothing where they need not be there."""
-        return ""
+        """What tells the owners' files from others; nothing where they are not there any more."""
 
     def check(self, splits: dict[str, Split]) -> None:
         """Raise DataError where the sentences are not all that there should be."""
@@ -99,12 +99,11 @@ class Sentences(DataConfig):
         Raises:
             DataError: it is there, but made from other files.
         """
-        origin = self.origin()
         if not self.prepared.exists():
             sources = self.sources(track)
-            vocabulary = self.words(sources, track)
+            vocabulary, origin = self.words(sources, track), self.origin()
             pack(self.prepared, self.about, origin, vocabulary, self.length, sources, track)
-        elif origin:
+        elif origin := self.origin():
             same(self.prepared, origin_of(self.prepared), origin)
         self._read()
         return self.prepared

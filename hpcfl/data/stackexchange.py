@@ -31,6 +31,7 @@ from hpcfl.data.sentences import Sentences
 from hpcfl.data.token_file import Source
 from hpcfl.data.words import Vocabulary
 from hpcfl.errors import DataError
+from hpcfl.files import parse_json
 from hpcfl.seeds import stream
 from hpcfl.types import Share
 
@@ -39,6 +40,7 @@ _SENTENCE = re.compile(r"(?<=[.?!])\s+|[\r\n]+")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*|\S")
 
 _USER = str | int | None
+_LONGEST = 1 << 26  # bytes of a post
 
 Post = list[list[str]]  # its sentences, each as its words
 
@@ -169,8 +171,10 @@ def _posts(path: Path) -> Iterator[tuple[str, int, int]]:
     number = place = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for line in file:
+            while line := file.readline(_LONGEST):
                 number += 1
+                if len(line) == _LONGEST:
+                    raise DataError(f"{path}: line {number} has {_LONGEST} bytes, or more")
                 site, user, text = _post(path, number, line.decode())
                 count = 0 if user is None else len(sentences(text))
                 if count:
@@ -202,10 +206,10 @@ def _sentences_at(file: IO[bytes], place: int) -> Post:
 def _post(path: Path, number: int, line: str) -> tuple[str, str | int | None, str]:
     """What is used of a line."""
     try:
-        found = json.loads(line)
+        found = parse_json(line)
         site, user, text = (found[key] for key in ("site", "user", "text"))
         f"{site}{user}".encode()  # as the prepared file keeps it
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         site, user, text = None, None, None
     if not isinstance(site, str) or not isinstance(user, _USER) or not isinstance(text, str):
         raise DataError(

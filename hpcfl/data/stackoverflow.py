@@ -14,6 +14,7 @@ import h5py
 
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.hdf5 import member, opened, strings
+from hpcfl.data.origin import digest, stamps
 from hpcfl.data.owners import Track
 from hpcfl.data.sentences import Sentences
 from hpcfl.data.token_file import Source, Split
@@ -63,6 +64,11 @@ class StackOverflow(Sentences):
             count = len(found[split].users), sum(found[split].users.values())
             self._check_numbers(root / name, split, count)
         return found
+
+    def origin(self) -> str:
+        """Both HDF5 files and the word counts, if all are there."""
+        found = stamps(Path(self.root), (*FILES.values(), WORD_COUNT))
+        return digest(found) if all(stamp for _, stamp in found) else ""
 
     def check(self, splits: dict[str, Split]) -> None:
         """Whether the published numbers are there, unless ``subset`` says they are not."""

@@ -50,6 +50,6 @@ def class_of(row: Row, text: str, classes: int) -> int:
     Raises:
         DataError: it is not one of 0 to ``classes - 1``.
     """
-    if not text.isdecimal() or int(text) >= classes:
-        raise DataError(f"{row.where}: class is {text!r}, expected 0 to {classes - 1}")
+    if not text.isdecimal() or len(text) > len(str(classes)) or int(text) >= classes:
+        raise DataError(f"{row.where}: class is {text!r:.60}, expected 0 to {classes - 1}")
     return int(text)

@@ -20,7 +20,7 @@ from hpcfl.data.archives import provide_folder
 from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
 from hpcfl.data.encoded import DAMAGED, pixels, reason
-from hpcfl.data.hdf5 import opened
+from hpcfl.data.hdf5 import attribute, encoded, opened
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.origin import same
 from hpcfl.data.owners import OwnersFile, Track
@@ -39,7 +39,7 @@ _MEMBERS = re.compile(
     r"train/n\d+/images/n\d+_\d+\.JPEG|val/images/val_\d+\.JPEG|val/val_annotations\.txt"
 )
 TRAIN, TEST, CLASSES = 100_000, 10_000, 200
-FORMAT = 2
+FORMAT = 3  # 2 kept texts where HDF5 has no checksum
 _BLOCK = 1024  # images that are decoded before they are written
 
 
@@ -75,7 +75,7 @@ class TinyImageNet(Coloured):
                 _pack(path, folder, names, splits, origin, self.workers, track)
             else:
                 with opened(path) as file:
-                    same(path, file.attrs.get("origin"), origin)
+                    same(path, attribute(file, "origin"), origin.encode())
         self.load(0)
         return path
 
@@ -88,9 +88,9 @@ class TinyImageNet(Coloured):
                 f"--root {self.root}{' subset=true' if self.subset else ''}"
             )
         with opened(path) as file:
-            if file.attrs.get("format") != FORMAT:
+            if attribute(file, "format") != FORMAT:
                 raise DataError(f"{path}: of another format: remove it and prepare it again")
-            classes = int(file.attrs["classes"])
+            classes = int(attribute(file, "classes"))
             train, test = (_examples(path, file, name, classes) for name in ("train", "test"))
         self._check(classes, len(train.labels), len(test.labels))
         transform = CropFlipNormalize(mean=IMAGENET_MEAN, std=IMAGENET_STD, augment=self.augment)
@@ -146,9 +146,15 @@ def _photos(root: Path, folder: Path, label: int) -> Iterator[Photo]:
 
 def _annotated(path: Path, classes: dict[str, int]) -> Iterator[Photo]:
     """The validation images: a line holds name, class and a box, between tabs."""
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a readable list of images: {error}") from error
+    for number, line in enumerate(lines, 1):
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
+        if "/" in name:
+            raise DataError(f"{path}:{number}: {name!r} is no name of an image")
         if wnid not in classes:
             raise DataError(f"{path}:{number}: class {wnid!r} has no folder in train")
         yield Photo(f"val/images/{name}", classes[wnid], f"{path.name}:{number}")
@@ -168,9 +174,10 @@ def _pack(
     faults: list[Fault] = []
     shape: tuple[int, ...] | None = None
     with writable(path), ThreadPoolExecutor(workers) as threads:
-        with h5py.File(part, "w", locking=False) as file:
-            file.attrs.update(format=FORMAT, classes=len(names), origin=origin)
-            file["wnids"] = names
+        with h5py.File(part, "w", libver=("v108", "v108"), locking=False) as file:
+            mark = np.bytes_(origin.encode())
+            file.attrs.update(format=FORMAT, classes=len(names), origin=mark)
+            file["wnids"] = encoded(names)
             for split, photos in splits.items():
                 if not photos:
                     raise DataError(f"{folder}: found no image to {split} on")
@@ -217,9 +224,9 @@ def _decoded(folder: Path, photo: Photo) -> NDArray[np.uint8] | Fault:
 
 
 def _examples(path: Path, file: Any, split: str, classes: int) -> Examples:
-    images = mapped(path, file, f"{split}/images", np.uint8)
+    images = mapped(path, file, f"{split}/images", np.uint8, dimensions=4)
     labels = mapped(path, file, f"{split}/labels", np.int64)
-    if images.ndim != 4 or len(images) != len(labels):
+    if len(images) != len(labels):
         raise DataError(f"{path}: {split}: images of shape {images.shape}, {len(labels)} labels")
     return Examples(
         torch.from_numpy(images), checked_labels(path, f"{split}/labels", labels, classes)

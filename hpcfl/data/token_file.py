@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 from torch import Tensor
 
-from hpcfl.data.hdf5 import member, opened, strings
+from hpcfl.data.hdf5 import attribute, member, opened, strings
 from hpcfl.data.owners import Track
 from hpcfl.data.words import Vocabulary, last_tokens
 from hpcfl.errors import DataError
@@ -113,7 +113,7 @@ def origin_of(path: Path) -> str:
         DataError: it is damaged.
     """
     with opened(path) as file:
-        return str(file.attrs.get("origin", b"").decode())
+        return str(attribute(file, "origin") or b"", "utf-8")
 
 
 def read(path: Path, about: str, size: int, length: int) -> tuple[Vocabulary, dict[str, Split]]:
@@ -129,8 +129,8 @@ def read(path: Path, about: str, size: int, length: int) -> tuple[Vocabulary, di
         DataError: it is missing, damaged, unfinished or of another kind.
     """
     with opened(path) as file:
-        _expect(path, "its format", file.attrs.get("format"), FORMAT)
-        _expect(path, "made of", file.attrs.get("about"), _text(about))
+        _expect(path, "its format", attribute(file, "format"), FORMAT)
+        _expect(path, "made of", attribute(file, "about"), _text(about))
         words = [word.decode() for word in strings(path, file, "words")[()]]
         _expect(path, "words", len(words), size)
         splits = {name: _split(path, file, name, length) for name in SPLITS}
@@ -166,7 +166,7 @@ def _goes_on(
     try:
         with opened(part) as file:
             same = [
-                *(file.attrs[name] == value for name, value in attributes.items()),
+                *(attribute(file, name) == value for name, value in attributes.items()),
                 file["words"][()].tolist() == _names(vocabulary.words).tolist(),
             ]
             for name, source in sources.items():
@@ -280,7 +280,7 @@ def _split(path: Path, file: Any, name: str, length: int) -> Split:
     """A split of an open file."""
     group = member(path, file, name, h5py.Group)
     offsets = _array(path, group, "offsets", np.int64)[()]
-    if len(offsets) < 2 or offsets[0] or (np.diff(offsets) < 1).any():
+    if len(offsets) < 2 or offsets[0] or (offsets[1:] <= offsets[:-1]).any():
         raise DataError(f"{path}: /{name}/offsets do not rise from 0; {_AGAIN}")
     total = int(offsets[-1])
     return Split(

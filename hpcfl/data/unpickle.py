@@ -1,58 +1,99 @@
-"""Reading pickles of numpy arrays and nothing else."""
+"""Reading pickles of plain data and numpy's arrays, and nothing else.
 
+A pickle is a program that Python's unpickler runs.  Here its instructions are only read, by
+``pickletools``, and those that make plain data and arrays are followed: nothing is imported, and of
+what is called by name only the five functions below are known, which are not numpy's own, since
+those believe whatever sizes and types a pickle tells them.
+"""
+
+import math
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from pickletools import genops
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
 
-_DAMAGED = (
-    pickle.UnpicklingError,
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OSError,
-    TypeError,
-    ValueError,
-)
+_MOST = 1 << 28, 1 << 22  # bytes and instructions; CIFAR-100's largest file has half of the former
+_DAMAGED = (pickle.UnpicklingError, ArithmeticError, LookupError, OSError, TypeError, ValueError)
+_TYPE = re.compile(r"[biuf][1248]")
 
 
-def _latin1(text: str, encoding: str) -> bytes:
+class _Name(NamedTuple):
+    """A class or function that the pickle asks for."""
+
+    module: str
+    name: str
+
+
+class _Type:
+    """What stands for a dtype of numbers."""
+
+    def __init__(self, code: str | bytes, align: bool = False, copy: bool = True) -> None:
+        self._code, self._order = _text(code), "<"
+        if not _TYPE.fullmatch(self._code):
+            raise ValueError(f"an array of type {self._code!r}")
+
+    def set(self, state: Any) -> None:
+        """Take the byte order; the rest is told for types that are not of numbers."""
+        _, order, *rest = state
+        self._order = ">" if _text(order) == ">" else "<"
+        if any(part is not None for part in rest[:3]):
+            raise ValueError("an array of a type that is not of numbers")
+
+    def read(self, content: bytes) -> NDArray[Any]:
+        """All numbers in some bytes, in the machine's order."""
+        stored = np.frombuffer(content, np.dtype(self._order + self._code))
+        return stored.astype(self._code)
+
+
+class _Array:
+    """What stands for an array until its content is known."""
+
+    array: NDArray[Any] | None = None
+
+    def set(self, state: Any) -> None:
+        """Take shape, type and bytes."""
+        _, shape, dtype, fortran, content = state
+        self.array = _shaped(content, dtype, shape, "F" if fortran else "C")
+
+
+def _shaped(content: Any, dtype: _Type, shape: tuple[int, ...], order: str) -> NDArray[Any]:
+    values = dtype.read(content)
+    if math.prod(shape) != len(values) or min(shape, default=0) < 0:
+        raise ValueError(f"an array of shape {shape} with {len(values)} numbers")
+    return values.reshape(shape, order="F" if order == "F" else "C")
+
+
+def _text(text: str | bytes) -> str:
+    """What may be Python 2's, whose texts are bytes."""
+    return text.decode("latin1") if isinstance(text, bytes) else str(text)
+
+
+def _bytes(text: str, encoding: str) -> bytes:
     """What Python 3 writes for bytes in old protocols: an encoding by name, but only this one."""
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"bytes encoded as {encoding!r}")
+        raise ValueError(f"bytes encoded as {encoding!r}")
     return text.encode("latin1")
 
 
-# How numpy rebuilds an array, a scalar and a buffer, under the names of numpy 1 and numpy 2.
-_RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
-_SCALAR: Any = np.int64(0).__reduce__()[0]
-_FROM_BUFFER: Any = np.empty(1).__reduce_ex__(5)[0]
-_ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _latin1,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _RECONSTRUCT for core in ("core", "_core")},
-    **{(f"numpy.{core}.multiarray", "scalar"): _SCALAR for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): _FROM_BUFFER for core in ("core", "_core")},
+_CORES = ("numpy.core", "numpy._core")  # of numpy 1 and numpy 2
+_CALLED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy", "dtype"): _Type,
+    ("_codecs", "encode"): _bytes,
+    **{(f"{core}.multiarray", "_reconstruct"): lambda *_: _Array() for core in _CORES},
+    **{
+        (f"{core}.multiarray", "scalar"): lambda dtype, content: dtype.read(content)[0]
+        for core in _CORES
+    },
+    **{(f"{core}.numeric", "_frombuffer"): _shaped for core in _CORES},
 }
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """An unpickler that knows numpy's arrays and no other class or function."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The named function, if it only rebuilds arrays."""
-        try:
-            return _ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(
-                f"it wants {module}.{name}, which is no array: not loaded"
-            ) from None
+_TAKEN = {("numpy", "ndarray"), *_CALLED}
 
 
 def unpickle(path: Path) -> dict[str, Any]:
@@ -62,14 +103,135 @@ def unpickle(path: Path) -> dict[str, Any]:
         DataError: the file is missing or damaged, or holds anything that is not plain data.
     """
     try:
-        with path.open("rb") as file:
-            content = _ArraysOnly(file, encoding="bytes").load()
+        if path.stat().st_size > _MOST[0]:
+            raise ValueError(f"more than {_MOST[0]} bytes")
+        content = _Reader().read(path.read_bytes())
     except _DAMAGED as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = str(error) or type(error).__name__
         raise DataError(f"{path}: not a readable data file: {reason}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: holds a {type(content).__name__}, expected a dictionary")
     return {
-        key.decode("latin1") if isinstance(key, bytes) else str(key): value
-        for key, value in content.items()
+        key: value.array if isinstance(value, _Array) else value for key, value in content.items()
     }
+
+
+class _Reader:
+    """Follows the instructions of one pickle."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def read(self, content: bytes) -> Any:
+        """What the pickle makes."""
+        for count, (instruction, argument, _) in enumerate(genops(content)):
+            if count > _MOST[1]:
+                raise ValueError(f"more than {_MOST[1]} instructions")
+            if instruction.name == "STOP":
+                break
+            if instruction.name not in _INSTRUCTIONS:
+                raise ValueError(f"the instruction {instruction.name}, which makes no plain data")
+            _INSTRUCTIONS[instruction.name](self, argument)
+        return self.stack.pop()
+
+    def pop(self, count: int) -> list[Any]:
+        """What was pushed last, in order."""
+        if len(self.stack) < count:
+            raise ValueError("it takes what is not there")
+        return [self.stack.pop() for _ in range(count)][::-1]
+
+    def marked(self) -> list[Any]:
+        """What was pushed since the last mark."""
+        begin = self.marks.pop()
+        return self.pop(len(self.stack) - begin)
+
+    def fill(self, values: list[Any]) -> None:
+        """Add to the list or the dictionary that was pushed last."""
+        target = self.stack[-1]
+        if isinstance(target, dict):
+            _put(target, values)
+        elif isinstance(target, list):
+            target.extend(values)
+        else:
+            raise TypeError(f"it fills a {type(target).__name__}")
+
+    def call(self) -> Any:
+        """The result of one of the functions that are known."""
+        function, arguments = self.pop(2)
+        return _CALLED[function](*arguments)
+
+
+def _put(target: dict[str, Any], values: list[Any]) -> dict[str, Any]:
+    """Add keys, which are texts, and values in turn."""
+    for key, value in zip(values[::2], values[1::2], strict=True):
+        if not isinstance(key, str | bytes):
+            raise TypeError(f"a key that is a {type(key).__name__}")
+        target[_text(key)] = value
+    return target
+
+
+def _build(state: Any, target: Any) -> None:
+    if not isinstance(target, _Type | _Array):
+        raise TypeError(f"it builds a {type(target).__name__}")
+    target.set(state)
+
+
+def _named(module: Any, name: Any) -> _Name:
+    if (module, name) not in _TAKEN:
+        raise ValueError(f"it wants {module}.{name}, which is no array: not loaded")
+    return _Name(module, name)
+
+
+def _push(make: Callable[[_Reader, Any], Any]) -> Callable[[_Reader, Any], None]:
+    """The instruction that pushes what it makes."""
+    return lambda reader, argument: reader.stack.append(make(reader, argument))
+
+
+def _remember(reader: _Reader, number: int) -> None:
+    reader.memo[number] = reader.stack[-1]
+
+
+_INSTRUCTIONS: dict[str, Callable[[_Reader, Any], None]] = {
+    **dict.fromkeys(("PROTO", "FRAME"), lambda reader, argument: None),
+    **dict.fromkeys(
+        (
+            *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"),
+            *("FLOAT", "BINFLOAT"),
+            *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
+            *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+        ),
+        _push(lambda reader, argument: argument),
+    ),
+    **dict.fromkeys(  # Python 2's, which are bytes
+        ("STRING", "BINSTRING", "SHORT_BINSTRING"),
+        _push(lambda reader, argument: argument.encode("latin1")),
+    ),
+    "NONE": _push(lambda reader, argument: None),
+    "NEWTRUE": _push(lambda reader, argument: True),
+    "NEWFALSE": _push(lambda reader, argument: False),
+    "EMPTY_LIST": _push(lambda reader, argument: []),
+    "EMPTY_DICT": _push(lambda reader, argument: {}),
+    "EMPTY_TUPLE": _push(lambda reader, argument: ()),
+    "LIST": _push(lambda reader, argument: reader.marked()),
+    "DICT": _push(lambda reader, argument: _put({}, reader.marked())),
+    "TUPLE": _push(lambda reader, argument: tuple(reader.marked())),
+    "TUPLE1": _push(lambda reader, argument: tuple(reader.pop(1))),
+    "TUPLE2": _push(lambda reader, argument: tuple(reader.pop(2))),
+    "TUPLE3": _push(lambda reader, argument: tuple(reader.pop(3))),
+    "MARK": lambda reader, argument: reader.marks.append(len(reader.stack)),
+    "APPEND": lambda reader, argument: reader.fill(reader.pop(1)),
+    "APPENDS": lambda reader, argument: reader.fill(reader.marked()),
+    "SETITEM": lambda reader, argument: reader.fill(reader.pop(2)),
+    "SETITEMS": lambda reader, argument: reader.fill(reader.marked()),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _remember),
+    "MEMOIZE": lambda reader, argument: _remember(reader, len(reader.memo)),
+    **dict.fromkeys(
+        ("GET", "BINGET", "LONG_BINGET"), _push(lambda reader, number: reader.memo[number])
+    ),
+    "GLOBAL": _push(lambda reader, name: _named(*name.split(" ", 1))),
+    "STACK_GLOBAL": _push(lambda reader, argument: _named(*reader.pop(2))),
+    "REDUCE": _push(lambda reader, argument: reader.call()),
+    "BUILD": lambda reader, argument: _build(reader.pop(1)[0], reader.stack[-1]),
+}

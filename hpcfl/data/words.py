@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hpcfl.errors import DataError
 
+_DIGITS = 18  # of a count
 PAD = 0
 SPECIAL = 4  # padding and the three last classes
 Words = Annotated[int, Interval(ge=1, le=2**15 - SPECIAL)]  # tokens are kept in 16 bits
@@ -93,8 +94,9 @@ class Vocabulary:
 def _counted(path: Path, number: int, line: str) -> tuple[str, int]:
     """A line of a file of word counts."""
     parts = line.split()
-    if len(parts) != 2 or not parts[1].isdecimal():
-        raise DataError(f"{path}: line {number} is {line.strip()!r}, expected a word and its count")
+    if len(parts) != 2 or not parts[1].isdecimal() or len(parts[1]) > _DIGITS:
+        found = f"{line.strip()!r:.60}"
+        raise DataError(f"{path}: line {number} is {found}, expected a word and its count")
     return parts[0], int(parts[1])
 
 

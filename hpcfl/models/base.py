@@ -11,13 +11,13 @@ from torch import nn
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import JobError
 from hpcfl.models import imagenet
-from hpcfl.types import Section
+from hpcfl.types import Section, absolute
 
 TORCHVISION = "torchvision"  # as ``init``: the default weights that torchvision publishes
 
 
 def _absolute(init: str) -> str:
-    return init if init == TORCHVISION else str(Path(init).absolute())
+    return init if init == TORCHVISION else absolute(init)
 
 
 InitText = Annotated[str, AfterValidator(_absolute)]

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hpcfl.data.files import read_array
 from hpcfl.errors import DataError, JobError
+from hpcfl.files import read_array
 
 _WRAPPERS = ("state_dict", "model")  # what training programs put a state dict into
 
@@ -70,12 +70,18 @@ def _load(path: Path) -> Any:
 
 
 def _named(content: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """The tensors; what else lies beside them, such as an epoch, is no weight."""
+    """The plain tensors; what else lies beside them, such as an epoch, is no weight."""
     return {
-        str(name).removeprefix("module."): value
+        name.removeprefix("module."): value
         for name, value in content.items()
-        if isinstance(value, Tensor)
+        if isinstance(name, str) and isinstance(value, Tensor) and _plain(value)
     }
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether its numbers are there, one by one."""
+    strided = tensor.layout is torch.strided and not tensor.is_quantized
+    return strided and tensor.device.type == "cpu"
 
 
 def _vector(path: Path) -> Tensor:

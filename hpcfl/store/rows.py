@@ -6,9 +6,6 @@ states have a shared part (see ``hpcfl.store.shared``), its tables and segments 
 """
 
 import io
-import struct
-import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,25 +14,12 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.errors import StoreError
+from hpcfl.errors import DataError, StoreError
+from hpcfl.files import read_arrays
 from hpcfl.store import segment
 from hpcfl.store.durable import STANDS, write_file
 
 SHARED = "shared"
-
-# What numpy and zipfile raise when they parse a damaged file, found by flipping every byte of one.
-DAMAGE: tuple[type[Exception], ...] = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    EOFError,
-    RuntimeError,
-    SyntaxError,
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-)
 
 Ints = NDArray[np.int64]
 
@@ -77,25 +61,19 @@ def read(folder: Path, rank: int) -> Rows:
         StoreError: it is missing or damaged.
     """
     path = folder / file_name(rank)
-    try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            rows = Rows(
-                file["clients"],
-                file["segments"],
-                file["rows"],
-                file["crcs"],
-                tuple(map(str, file["names"])),
-            )
-    except FileNotFoundError as error:
+    if not path.exists():
         raise StoreError(
             f"{path}: the file is missing, expected the row table of rank {rank}; "
             "resume from an older checkpoint"
-        ) from error
-    except DAMAGE as error:
-        reason = " ".join(str(error).split())
+        )
+    try:
+        found = read_arrays(path, Rows._fields)
+    except DataError as error:
         raise StoreError(
-            f"{path}: damaged ({reason}), expected a row table; resume from an older checkpoint"
+            f"{error}: damaged, expected a row table; resume from an older checkpoint"
         ) from error
+    names = tuple(map(str, found.pop("names").reshape(-1).tolist()))
+    rows = Rows(**found, names=names)
     _check(path, rows)
     return rows
 

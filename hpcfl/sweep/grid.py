@@ -16,6 +16,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
+from math import prod
 from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from hpcfl.jobfile import JobFile, Key, override, plain, read, tuples
 from hpcfl.kinds import SECTION, shown, suggestion
 
 KEYS = ("job", "set", "grid", "ranks")
+MOST = 10_000  # runs
 _COMMAND: Key = ("command line",)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")  # of a directory, typed without quotes
 _OURS = re.compile(r"lock|.*\.(log|yaml)")  # beside the run directories
@@ -158,6 +160,8 @@ def _axes(file: JobFile) -> list[list[_Choice]]:
             axes.append(
                 [_valued(file, axis, prefix, value, (*at, i)) for i, value in enumerate(values)]
             )
+    if (count := prod(map(len, axes))) > MOST:
+        raise JobError(f"{file.where(('grid',))}: grid: {count} runs, expected {MOST} at most")
     return axes
 
 

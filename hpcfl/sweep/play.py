@@ -22,13 +22,14 @@ from hpcfl.comm.launch import detect
 from hpcfl.data.base import DataConfig
 from hpcfl.device import device_type
 from hpcfl.errors import JobError, Stopped, SweepError
+from hpcfl.memory import free_memory
 from hpcfl.models.base import ModelConfig
 from hpcfl.rundir import RunDir
 from hpcfl.signals import Signals
 from hpcfl.store.durable import write_file
 from hpcfl.sweep.board import Board
 from hpcfl.sweep.grid import Sweep
-from hpcfl.sweep.machine import cores, free_memory, gpus, room
+from hpcfl.sweep.machine import cores, gpus, room
 from hpcfl.sweep.spawn import Spawned, mpirun
 from hpcfl.sweep.todo import Todo, todo
 

@@ -119,7 +119,8 @@ def test_what_is_prepared_is_read_without_the_json(femnist, hpcfl):
     for _ in range(2):
         done = hpcfl("data", "prepare", "leaf", "--root", femnist)
         assert (done.code, done.err) == (0, [])
-        assert done.out == [f"ready: {femnist}/leaf_images.npz"]
+        said = "3 clients, 4 training and 2 test examples, 62 classes"
+        assert done.out == [f"ready: {femnist}/leaf_images.npz: {said}"]
         for path in femnist.rglob("*.json"):
             path.unlink()
     assert not list(femnist.glob("*.part"))
@@ -212,7 +213,7 @@ def own(x, y, count=None):
         (own([], []), "user 'a' has no example"),
         (changed(users=[], num_samples=[], user_data={}), "train: no user in its 1 files"),
         (own([row[:783] for row in X], Y), "user 'a': x holds 783 numbers a row, expected 784"),
-        (own([X[0], X[1][:5]], Y), "user 'a': x is no table: its rows differ in length"),
+        (own([X[0], X[1][:5]], Y), "user 'a': row 1 of x holds 5 numbers, row 0 "),
         (own([X[0], [2.0, *X[1][1:]]], Y), r"user 'a': x holds 2.0 in row 1, .* vectors"),
         (own([X[0], [1e308, *X[1][1:]]], Y), r"holds 1e\+308 in row 1"),
         (own(["1.jpg", "2.jpg"], Y), r"x\[0\] is '1.jpg', expected .* other text is not supported"),
@@ -241,7 +242,7 @@ def test_wrong_files(tmp_path, file, message):
         ('{"users": [', "not a readable JSON file"),
         ("[" * 100_000, "not a readable JSON file"),
         ('{"users": [], "users": []}', "the key 'users' stands twice"),
-        ('{"users": [NaN]}', "holds NaN"),
+        ('{"users": [NaN]}', "no list 'num_samples'"),
         ("\udcff", "can't decode byte"),
     ],
 )
@@ -271,7 +272,7 @@ def test_vectors_of_another_length_and_too_large(tmp_path):
     ):
         Leaf(root=str(tmp_path), examples="vectors").load(0)
     write(tmp_path, "train", "a.json", {"a": ([[1.0, 2], [2.0, 1e39]], [0, 0])})
-    with pytest.raises(DataError, match="user 'a': x holds a number in row 1 that is too large"):
+    with pytest.raises(DataError, match="user 'a': x holds a number in row 1 that is not finite"):
         Leaf(root=str(tmp_path), examples="vectors").load(0)
 
 
@@ -351,3 +352,19 @@ def test_any_bytes_anywhere_end_well(data):
     begin = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(begin, min(begin + 8, len(text))))
     survives(text[:begin] + data.draw(st.binary(max_size=4)) + text[end:])
+
+
+def test_faults_that_only_python_writes_name_user_and_row(tmp_path):
+    for said, y, x in [
+        ("'x' stands twice", "[0]", '[[1.0]], "x": [[1.0]]'),
+        ("the label of row 1 is nan", "[0, NaN]", "[[1.0], [2.0]]"),
+        ("x holds a number in row 1 that is not finite", "[0, 1]", "[[1.0], [Infinity]]"),
+    ]:
+        user = f'{{"y": {y}, "x": {x}}}'
+        text = (
+            f'{{"users": ["u"], "num_samples": [{y.count(",") + 1}], "user_data": {{"u": {user}}}}}'
+        )
+        (tmp_path / "train").mkdir(exist_ok=True)
+        (tmp_path / "train/a.json").write_text(text)
+        with pytest.raises(DataError, match=rf"a\.json: user 'u': .*{said}"):
+            Leaf(root=str(tmp_path), examples="vectors").load(0)

@@ -214,7 +214,7 @@ def test_missing_and_damaged_images_are_listed(spoilt):
     train, test = (spoilt / "landmarks-user-160k" / n for n in ("federated_train.csv", "test.csv"))
     assert [line.partition(": ")[0] for line in lines] == [f"{train}:3", f"{train}:9", f"{test}:3"]
     for line, number, why in zip(
-        lines, (1, 7, 101), ("No such", "runcated", "identify"), strict=True
+        lines, (1, 7, 101), ("No such", "runcated", "no JPEG or PNG"), strict=True
     ):
         assert str(landmark(spoilt, number).relative_to(spoilt)) in line
         assert why in line
@@ -368,6 +368,15 @@ def test_a_folder_that_is_none_and_a_file_among_the_clients(tmp_path):
         source("image_folder", tmp_path).prepare(quiet)
 
 
+def test_a_class_that_nobody_trains_on(tmp_path):
+    image_layouts.image_folder(tmp_path)
+    image_layouts.image(tmp_path / "test/class9/a.jpg", 3)
+    with pytest.raises(DataError, match="test/class9: no client trains on a class of this name"):
+        source("image_folder", tmp_path).prepare(quiet)
+    (tmp_path / "train/9/class9").mkdir()
+    assert source("image_folder", tmp_path).prepare(quiet).exists()
+
+
 def test_a_job_without_the_packed_file_is_told_the_command(tmp_path):
     with pytest.raises(DataError) as caught:
         source("landmarks", tmp_path, workers=4).load(0)
@@ -384,7 +393,10 @@ def test_the_command_says_it_in_one_line(hpcfl, refused, spoilt):
     assert line.startswith(f"DataError: {spoilt}/landmarks-36.h5: 3 of 11 images are missing or")
     assert "federated_train.csv:3: train/" in line
     done = hpcfl(*command, *keys, "allow_missing=3")
-    assert (done.code, done.out) == (0, [f"ready: {spoilt}/landmarks-36.h5"])
+    said = (
+        f"ready: {spoilt}/landmarks-36.h5: 3 clients, 6 training and 2 test examples, 2028 classes"
+    )
+    assert (done.code, done.out) == (0, [said])
 
 
 def test_a_run_without_the_packed_file_is_refused(refused, tmp_path):
@@ -519,10 +531,10 @@ def test_a_file_cut_off_or_of_another_kind_is_refused(made):
     config.packed.write_bytes(whole)
     with h5py.File(config.packed, "r+") as file:
         file.attrs["format"] = 0
-    with pytest.raises(DataError, match="format 0, side 36; expected 2 and 36"):
+    with pytest.raises(DataError, match="format 0, side 36; expected 3 and 36"):
         config.load(0)
     with h5py.File(config.packed, "r+") as file:
-        file.attrs["format"] = 2
+        file.attrs["format"] = 3
         labels = file["train/labels"][()]
         del file["train/labels"]
         file.create_dataset("train/labels", data=labels, chunks=(2,))

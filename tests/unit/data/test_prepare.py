@@ -203,6 +203,9 @@ def test_without_internet_it_says_what_belongs_where(kind, said, no_internet, tm
     (line,) = done.err
     assert "cannot be downloaded (no route to host); put there by hand: https://" in line
     assert line.endswith(f" as {tmp_path}/{said}")
+    assert not list(tmp_path.iterdir())
+    assert hpcfl("data", "prepare", kind, "--root", tmp_path / "a" / "typo").code == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_shakespeare_is_unpacked_and_counted(tmp_path, served, monkeypatch):
@@ -223,7 +226,7 @@ def test_shakespeare_is_unpacked_and_counted(tmp_path, served, monkeypatch):
 
 def write_concrete(root, monkeypatch):
     """Two mixtures, as if those were all."""
-    rows = [[k * j % 7 + 1 for j in range(1, 10)] for k in (1, 2)]
+    rows = [[k * j % 11 + 1 for j in range(1, 10)] for k in (1, 2)]
     lines = ["a,b,c,d,e,f,g,h,i", *(",".join(map(str, row)) for row in rows)]
     (root / "Concrete_Data.csv").write_text("\n".join(lines))
     monkeypatch.setattr(concrete, "_ROWS", 2)

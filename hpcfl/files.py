@@ -1,8 +1,16 @@
-"""Reading numpy files that anyone may have written."""
+"""Reading numpy's files and JSON that anyone may have written.
 
+Nothing in them is run.  What a file declares is compared with the memory that is free before it is
+read: a few kilobytes can unpack to any size, and zeros that are meant do so too, so there is no
+other limit.
+"""
+
+import json
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile
 from zlib import error as ZlibError
@@ -10,10 +18,29 @@ from zlib import error as ZlibError
 import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
+from rich.filesize import decimal
 
 from hpcfl.errors import DataError
+from hpcfl.memory import free_memory
 
-_DAMAGED = (OSError, ValueError, EOFError, BadZipFile, ZlibError, RuntimeError, MemoryError)
+# What numpy and zipfile raise when they parse a damaged file, found by flipping every byte of one.
+_DAMAGED = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    EOFError,
+    RuntimeError,
+    SyntaxError,
+    ArithmeticError,
+    MemoryError,
+    BadZipFile,
+    ZlibError,
+    TokenError,
+    struct.error,
+)
+
+_SMALL = 1 << 20  # bytes that need no look at the machine
 
 
 def read_arrays(
@@ -22,10 +49,10 @@ def read_arrays(
     """The named arrays of an .npz, in the machine's byte order; nothing is unpickled.
 
     Raises:
-        DataError: the file is missing or damaged, or lacks a required array.
+        DataError: the file is missing or damaged, lacks a required array, or is too large.
     """
     with _open(path) as archive:
-        if not isinstance(archive, NpzFile):
+        if not isinstance(archive, NpzFile) or archive.zip is None:
             raise DataError(f"{path}: a single array, expected an .npz archive")
         absent = [name for name in required if name not in archive.files]
         if absent:
@@ -33,6 +60,10 @@ def read_arrays(
                 f"{path}: no array {absent[0]!r}; found {', '.join(archive.files) or 'none'}"
             )
         present = [*required, *(name for name in optional if name in archive.files)]
+        sizes = {
+            info.filename.removesuffix(".npy"): info.file_size for info in archive.zip.infolist()
+        }
+        require_memory(path, sum(sizes[name] for name in present))
         return {name: _native(archive[name]) for name in present}
 
 
@@ -51,6 +82,32 @@ def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
         if len(names) != 1:
             raise DataError(f"{path}: say which array by key; found {', '.join(names) or 'none'}")
     return read_arrays(path, names)[names[0]]
+
+
+def require_memory(path: Path, need: int) -> None:
+    """Refuse to read so many bytes of ``path`` where they do not fit into this machine.
+
+    Raises:
+        DataError: there is less memory free.
+    """
+    free = free_memory() if need > _SMALL else None
+    if free is not None and need > free:
+        raise DataError(
+            f"{path}: takes {decimal(need)} of memory as it says, {decimal(free)} are free; "
+            "it is damaged, or too large for this machine"
+        )
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What JSON says.
+
+    Raises:
+        ValueError: it is none, or is nested too deep.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
 
 
 @contextmanager

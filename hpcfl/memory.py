@@ -1,0 +1,44 @@
+"""How much memory this machine has left for this process, as Linux tells."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+# The limit, the use and the reclaimable part of it, in version 2 and 1 of Linux's cgroups.
+_V2 = ("memory.max", "memory.current", "inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def free_memory() -> int | None:
+    """Bytes that may still be taken, or None where the system does not say."""
+    try:
+        return min([number(PROC / "meminfo", "MemAvailable:") * 1024, *_left_in_cgroups()])
+    except OSError:
+        return None
+
+
+def number(path: Path, name: str) -> int:
+    """The number behind ``name`` in a file of such lines; 0 where it is absent."""
+    for line in path.read_text().splitlines():
+        if line.startswith((f"{name} ", f"{name}\t")):
+            return int(line.split()[1])
+    return 0
+
+
+def _left_in_cgroups() -> Iterator[int]:
+    """What the limits of this process's control groups leave, such as Slurm's of a job."""
+    for line in (PROC / "self/cgroup").read_text().splitlines():
+        _, controllers, name = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root = _CGROUPS / controllers
+        limit, use, reclaimable = _V1 if controllers else _V2
+        own = root / name.lstrip("/")
+        for folder in (own, *own.parents):
+            if not folder.is_relative_to(root):
+                break
+            text = (folder / limit).read_text().strip() if (folder / limit).is_file() else "max"
+            if text != "max":
+                taken = int((folder / use).read_text())
+                yield int(text) - taken + number(folder / "memory.stat", reclaimable)

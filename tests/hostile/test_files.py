@@ -1,0 +1,42 @@
+"""Damage in any file ends in success or in one line; whatever may hang or crash does so elsewhere.
+
+A flipped bit in the numbers themselves is no damage that a reader could see.
+"""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.hostile.damage import damaged, ends_well, many
+from tests.hostile.files import HDF5, PLAIN
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", PLAIN, ids=lambda case: case.__name__)
+def test_any_damage_ends_in_a_line(case, tmp_path):
+    path, read = case(tmp_path)
+    read(0)  # as it is
+    whole = path.read_bytes()
+
+    @many(40)
+    @given(st.data())
+    def play(data):
+        path.write_bytes(data.draw(damaged(whole)))
+        ends_well(lambda: read(0))
+
+    play()
+
+
+@pytest.mark.parametrize("case", HDF5, ids=lambda case: case.__name__)
+def test_any_damage_to_hdf5_ends_in_a_line(case, tmp_path):
+    """In a process of its own, with more time of the processor than it ever needs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile.play_hdf5", case.__name__, tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
