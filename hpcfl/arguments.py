@@ -68,6 +68,12 @@ def parser() -> argparse.ArgumentParser:
     rounds.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
     rounds.add_argument("overrides", nargs="*", metavar="key.path=value")
     rounds.set_defaults(command="bench round")
+    chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")
+    chaos.add_argument("--kills", type=_count, default=100, metavar="N", help="(default 100)")
+    chaos.add_argument("--ranks", type=_count, nargs="+", help="of lives in turn (default 1 2 3)")
+    chaos.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    chaos.add_argument("--dir", type=Path, default=Path("runs/chaos"), help="(default runs/chaos)")
+    chaos.set_defaults(command="bench chaos")
     return made
 
 

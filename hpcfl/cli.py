@@ -211,7 +211,16 @@ def _bench_round(options: argparse.Namespace) -> None:
     print(bench_round(options.job, options.overrides))
 
 
+def _bench_chaos(options: argparse.Namespace) -> None:
+    from hpcfl.bench.chaos import bench_chaos
+
+    tally = bench_chaos(options.kills, options.ranks, options.seed, options.dir)
+    print(tally)
+    tally.check()
+
+
 COMMANDS = {
+    "bench chaos": _bench_chaos,
     "bench round": _bench_round,
     "check": _check,
     "data export-split": _data_export_split,
