@@ -57,8 +57,9 @@ def draw_kill(draw: Random, *, exact: bool) -> Kill:
         kind = draw.choice(list(CALLS))
         _, last = CALLS[kind]
         # Rank 0 calls more kinds than the others.
-        victim = draw.choice([0.0, draw.random()])
-        return Kill(kind, 1 + int(last * draw.random() ** 2), victim=victim)
+        first = draw.random() < 0.5
+        nth = 1 + int(last * draw.random() ** 2)
+        return Kill(kind, nth, victim=0.0 if first else draw.random())
     (at,) = draw.choices(list(INSTANTS), list(INSTANTS.values()))
     victim = draw.choice([None, draw.random()])
     return Kill(at, draw.randint(1, LATEST), draw.random(), victim)
