@@ -1,7 +1,6 @@
 """A life of a run in a process forked from one that has torch: soon there, and free to crash."""
 
 import multiprocessing
-import os
 import re
 import signal
 import socket
@@ -18,7 +17,6 @@ from hpcfl.bench.chaos import JOB
 from hpcfl.bench.chaos.left import Outcome, outcome, resumable
 from hpcfl.rundir import RunDir
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the threads of a pool do not survive a fork
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["pytest", "deny", "forked", "warm"])
 ROUNDS = 14
