@@ -109,7 +109,8 @@ def save(
     if comm.rank == 0:
         with storing(folder):
             _commit(folder, round, comm.size, job=job, log_bytes=log_bytes)
-        names = " ".join(found.folder.name for found in _prune(root, keep))
+        with storing(root):
+            names = " ".join(found.folder.name for found in _prune(root, keep))
     # Only what rank 0 knows to be kept: another host's view of the folder may be seconds old.
     folders = [root / name for name in comm.share(names).split()]
     store.keep(folders)
