@@ -51,7 +51,10 @@ def test_damaged_files(job, whole, dead, tmp_path, damage):
     names = [
         path.relative_to(dead.root)
         for path in sorted(dead.root.rglob("*"))
-        if path.is_file() and path.stat().st_size
+        if path.is_file()
+        and path.stat().st_size
+        # The log has no checksum: what is flipped there stays, and no number depends on it.
+        and (path, damage) != (dead.log, flip)
     ]
     assert len(names) > 10
     noticed = []
@@ -65,8 +68,6 @@ def test_damaged_files(job, whole, dead, tmp_path, damage):
             noticed.append(name)
             shutil.copy2(dead.root / name, folder.root / name)
             assert go_on(folder, job).differences(whole) == []
-        elif name.name == "log.jsonl":
-            assert outcome(folder).differences(whole) in ([], ["log.jsonl"])
         else:
             try:
                 assert outcome(folder).differences(whole) == []
