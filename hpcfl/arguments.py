@@ -71,6 +71,12 @@ def parser() -> argparse.ArgumentParser:
     states.add_argument("--dir", type=Path, help="where to write (default: the temporary folder)")
     states.add_argument("--gib", type=float, default=1.0, help="GiB of states (default: 1)")
     states.set_defaults(command="bench store")
+    chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")
+    chaos.add_argument("--kills", type=_count, default=100, metavar="N", help="(default 100)")
+    chaos.add_argument("--ranks", type=_count, nargs="+", help="of lives in turn (default 1 2 3)")
+    chaos.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    chaos.add_argument("--dir", type=Path, default=Path("runs/chaos"), help="(default runs/chaos)")
+    chaos.set_defaults(command="bench chaos")
     return made
 
 

@@ -224,7 +224,16 @@ def _bench_store(options: argparse.Namespace) -> None:
     print(bench_store(options.dir, options.gib))
 
 
+def _bench_chaos(options: argparse.Namespace) -> None:
+    from hpcfl.bench.chaos import bench_chaos
+
+    tally = bench_chaos(options.kills, options.ranks, options.seed, options.dir)
+    print(tally)
+    tally.check()
+
+
 COMMANDS = {
+    "bench chaos": _bench_chaos,
     "bench round": _bench_round,
     "bench store": _bench_store,
     "check": _check,

@@ -65,7 +65,8 @@ class Saving:
         if comm.rank == 0:
             with storing(self.folder):
                 self._commit(comm.size)
-            names = " ".join(found.folder.name for found in _prune(root, keep))
+            with storing(root):
+                names = " ".join(found.folder.name for found in _prune(root, keep))
         # Only what rank 0 knows to be kept: another host's view of the folder may be seconds old.
         folders = [root / name for name in comm.share(names).split()]
         store.keep(folders)

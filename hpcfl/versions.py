@@ -54,7 +54,7 @@ def _git_commit() -> str | None:
     here = Path(__file__).parent.parent
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(here), *arguments]
+        command = ["git", "--no-optional-locks", "-C", str(here), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         return done.stdout.strip()
 

@@ -1,6 +1,5 @@
 """A process killed at any instant leaves its last two checkpoints whole, bit for bit."""
 
-import multiprocessing
 import random
 import shutil
 import signal
@@ -11,13 +10,12 @@ from pathlib import Path
 import pytest
 import store_writer
 import torch
+from forked import CONTEXT
 
 from hpcfl.store.reader import Reader
 from hpcfl.store.rows import Table
 
 KILLS = 12
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "hpcfl.store.hdf5"])
 
 
 def check(folder: Path) -> int:

@@ -1,0 +1,170 @@
+"""An endurance test: small runs are killed over and over again, and must end as if they were not.
+
+Every life of a run is started by the command line, and dies of kill -9: of one rank or all, at a
+random instant, or of one rank exactly at a system call that changes the disk.  The next life
+resumes, on another number of ranks.  What the last one leaves is compared with a run that nobody
+disturbed: the model, every client's state and the log, bit for bit.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import yaml
+
+from hpcfl.bench.chaos.ending import Ending, Start, play
+from hpcfl.bench.chaos.kill import draw_kill, no_tracer
+from hpcfl.bench.chaos.left import Outcome, outcome, resumable
+from hpcfl.bench.chaos.tally import Tally
+from hpcfl.bench.chaos.watch import Pace
+from hpcfl.errors import JobError
+from hpcfl.progress import track
+from hpcfl.rundir import RunDir
+from hpcfl.sweep.spawn import mpirun
+
+ALGORITHMS = ("fedhbm", "scaffold", "adabest", "localghb")
+RANKS = (1, 2, 3)
+KEEP = 2
+ROUNDS = 48
+JOB = {
+    "data": {"kind": "quadratics", "clients": 9, "dim": 3000, "spread": 0.5},
+    "model": {"name": "point"},
+    "cohort": {"kind": "bernoulli", "p": 0.4},
+    "local": {"steps": 2, "batch_size": "full", "lr": 0.1},
+    "rounds": ROUNDS,
+    "device": "cpu",
+}
+
+
+def bench_chaos(kills: int, ranks: Sequence[int] | None, seed: int, root: Path) -> Tally:
+    """Play lives until so many were killed, and the last run of them to its end.
+
+    Args:
+        kills: how many.
+        ranks: numbers of ranks to change between; 1, 2 and 3 when None, or 1 without an mpirun.
+        seed: of what is drawn; instants come as they come.
+        root: a directory that is made, or empty; it is removed if nothing is wrong.
+
+    Raises:
+        JobError: the directory holds something, or there is no mpirun for the ranks asked for.
+    """
+    if sys.platform != "linux":
+        raise JobError("bench chaos: needs Linux, whose /proc tells what a process is at")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise JobError(f"{root}: cannot be made: {e.strerror}; choose another with --dir") from e
+    if any(root.iterdir()):
+        raise JobError(f"{root}: is not empty; remove it, or choose another with --dir")
+    sizes, notes = _sizes(ranks)
+    untraced = no_tracer(root)
+    if untraced:
+        notes.append(f"no kill exactly at a system call: {untraced}")
+    chaos = Chaos(root, sizes, Random(seed), Tally(notes), exact=untraced is None)
+    for _ in track(chaos.play(kills), "kills", kills):
+        pass
+    if not chaos.tally.wrong:
+        shutil.rmtree(root)
+    return chaos.tally
+
+
+def _sizes(ranks: Sequence[int] | None) -> tuple[list[int], list[str]]:
+    """The numbers of ranks, and what is to be said about them."""
+    if max(ranks or RANKS) > 1:
+        try:
+            mpirun()
+        except JobError as e:
+            if ranks is not None:
+                raise
+            return [1], [f"on 1 rank alone: {e}"]
+    return list(ranks or RANKS), []
+
+
+class Chaos:
+    """The runs under one directory, one after the other."""
+
+    def __init__(
+        self, root: Path, sizes: Sequence[int], draw: Random, tally: Tally, *, exact: bool
+    ) -> None:
+        self._root, self._sizes, self._draw, self._exact = root, sizes, draw, exact
+        self.tally = tally
+        self._pace = Pace()
+        self._whole: dict[str, Outcome] = {}  # by algorithm
+
+    def play(self, kills: int) -> Iterator[None]:
+        """Runs until so many lives were killed; yields after each of these."""
+        left, number = kills, 0
+        while left:
+            algorithm = ALGORITHMS[number % len(ALGORITHMS)]
+            number += 1
+            if algorithm not in self._whole and not self._undisturbed(algorithm):
+                return
+            for _ in self._disturbed(f"{number:03d}-{algorithm}", algorithm, left):
+                left -= 1
+                yield
+
+    def _undisturbed(self, algorithm: str) -> bool:
+        """Play what the others are compared with; whether that went well."""
+        folder, job = self._new(f"000-{algorithm}", algorithm)
+        start = Start(self._sizes[0], ["run", str(job), "--out", str(folder.root)], False)
+        ending = play(start, None, folder, self._pace, KEEP)
+        if ending.kind != "finished":
+            self.tally.wrong.append(f"{folder.root}: undisturbed: {ending.name}")
+            return False
+        self._whole[algorithm] = found = outcome(folder)
+        rounds = [entry["round"] for entry in found.log]
+        if rounds != list(range(1, ROUNDS + 1)):
+            self.tally.wrong.append(f"{folder.log}: undisturbed: rounds {rounds}")
+        return True
+
+    def _disturbed(self, name: str, algorithm: str, kills: int) -> Iterator[None]:
+        """Play one run to its end through at most so many kills; yields after each."""
+        folder, job = self._new(name, algorithm)
+        anew = ["run", str(job), "--out", str(folder.root)]
+        arguments, before = anew, 0
+        ending = Ending("killed")
+        while ending.kind != "finished":
+            size = self._draw.choice([n for n in self._sizes if n != before] or self._sizes)
+            there = resumable(folder)
+            start = Start(size, arguments, refusable=arguments is not anew and not there)
+            exact = self._exact and bool(self.tally.kills.total() % 2)
+            kill = draw_kill(self._draw, exact=exact) if kills else None
+            ending = play(start, kill, folder, self._pace, KEEP)
+            self.tally.count(ending)
+            if ending.kind == "wrong":
+                self.tally.wrong.append(f"{folder.root}: {ending.name}")
+                return
+            if there and ending.fell not in ("import", "resume"):
+                self.tally.resumes[before, size] += 1
+            refused = ending.kind == "refused"
+            arguments = anew if refused or not folder.job.exists() else ["resume", str(folder.root)]
+            before = size
+            if ending.kind == "killed":
+                kills -= 1
+                yield
+        self._compare(folder, algorithm)
+
+    def _compare(self, folder: RunDir, algorithm: str) -> None:
+        """Say what differs; what is as it should be is removed."""
+        self.tally.runs += 1
+        apart = outcome(folder).differences(self._whole[algorithm])
+        if apart:
+            self.tally.wrong.append(f"{folder.root}: other bits: {', '.join(apart)}")
+            return
+        shutil.rmtree(folder.root)
+        for end in ("yaml", "log", "strace"):
+            folder.root.with_name(f"{folder.root.name}.{end}").unlink(missing_ok=True)
+
+    def _new(self, name: str, algorithm: str) -> tuple[RunDir, Path]:
+        """A run directory that is not there yet, and its job."""
+        job = self._root / f"{name}.yaml"
+        tree = {
+            **JOB,
+            "algorithm": {"name": algorithm},
+            "checkpoint": {"every": self._draw.choice([2, 3]), "keep": KEEP},
+            "store": self._draw.choice([{}, {"cache_gib": 0.0}]),
+        }
+        job.write_text(yaml.safe_dump(tree))
+        return RunDir(self._root / name), job

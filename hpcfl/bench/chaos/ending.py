@@ -1,0 +1,80 @@
+"""One life from its beginning to its end, and what that end was."""
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from hpcfl.bench.chaos.kill import Kill, tracer, was_struck
+from hpcfl.bench.chaos.life import PATIENCE_S, Life
+from hpcfl.bench.chaos.watch import Pace, Watch
+from hpcfl.rundir import RunDir
+
+POLL_S = 0.002
+_LINE = re.compile(r"\w+Error: .+")  # says why a run was refused
+
+
+class Ending(NamedTuple):
+    """How a life ended."""
+
+    kind: Literal["killed", "finished", "refused", "wrong"]
+    name: str = ""
+    """What it was killed by, in a person's words; or what is wrong."""
+    fell: str = ""
+    """What it was at when it was killed."""
+    rounds: int = 0
+    """How many it had played."""
+
+
+class Start(NamedTuple):
+    """How a life is started."""
+
+    ranks: int
+    arguments: Sequence[str]
+    """Of hpcfl."""
+    refusable: bool
+    """Whether there is nothing to go on from, so that it may say so and end."""
+
+
+def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int) -> Ending:
+    """Let one life begin, and let it die of ``kill`` if it does not end before."""
+    log, trace = (folder.root.with_name(f"{folder.root.name}.{end}") for end in ("log", "strace"))
+    trace.unlink(missing_ok=True)
+    before = tracer(kill, trace) if kill and kill.exact else []
+    traced = kill.rank(start.ranks) if kill else 0
+    with Life(start.ranks, start.arguments, log, before, traced) as life:
+        watch = Watch(life, folder, pace)
+        while life.code is None and not (kill and watch.due(kill)):
+            watch.look()
+            if watch.hangs:
+                return Ending("wrong", f"a life that did nothing for {PATIENCE_S:.0f} s")
+            time.sleep(POLL_S)
+        struck = ""
+        if life.code is None and kill:
+            kill = kill._replace(at="round", victim=None) if kill.exact else kill
+            pids = life.ranks() or life.processes()
+            life.kill(pids if kill.victim is None else [pids[kill.rank(len(pids))]])
+            struck = kill.name
+        if life.outlived():
+            return Ending("wrong", f"processes that outlived a rank by {PATIENCE_S:.0f} s")
+        watch.settle()
+        if life.code == 0:
+            return Ending("finished", rounds=watch.rounds)
+        if kill and kill.exact and was_struck(trace):
+            struck = kill.name
+        if struck:
+            return Ending("killed", struck, watch.fell(keep), watch.rounds)
+        return _by_itself(life, refusable=start.refusable)
+
+
+def _by_itself(life: Life, *, refusable: bool) -> Ending:
+    """A life that nobody killed: a run that has nothing to go on from may be refused."""
+    words = life.words()
+    errors = [line for line in words if _LINE.match(line)]
+    clear = life.code == 2 and len(errors) == 1 and not any("Traceback" in w for w in words)
+    last = errors or [word for word in words if word] or ["nothing"]
+    if clear and refusable:
+        return Ending("refused", errors[0])
+    return Ending(
+        "wrong", f"exit code {life.code} of a life that was to resume, saying: {last[-1]}"
+    )

@@ -1,0 +1,96 @@
+"""What a life is to die of: kill -9 at a random instant, or exactly at a system call."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from random import Random
+from signal import SIGKILL
+from typing import NamedTuple
+
+# Kinds of system calls that change a disk, and up to which one they are counted.  A leading "?"
+# spares strace an error where the machine has no such call.
+CALLS = {
+    "write": ("?write,?writev", 40),
+    "pwrite": ("?pwrite64,?pwritev,?pwritev2", 80),
+    "fsync": ("?fsync,?fdatasync,?msync,?sync_file_range", 60),
+    "rename": ("?rename,?renameat,?renameat2,?link,?linkat", 24),
+    "remove": ("?unlink,?unlinkat,?rmdir", 30),
+    "size": ("?truncate,?ftruncate,?fallocate", 3),
+    "mkdir": ("?mkdir,?mkdirat", 8),
+}
+INSTANTS = {"import": 1, "resume": 3, "checkpoint": 4, "round": 4}
+"""What a random instant is sought in, and how often."""
+LATEST = 6  # rounds, or changes of the checkpoints, before such an instant
+
+
+class Kill(NamedTuple):
+    """How one life is to be ended."""
+
+    at: str
+    """One of INSTANTS, or one of CALLS."""
+    nth: int
+    """Which system call of its kind, round or change of the checkpoints, from one."""
+    moment: float = 0.0
+    """Where between the beginning and the end of what is sought, 0 to 1."""
+    victim: float | None = None
+    """Which rank, 0 to 1; None: all ranks."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is at a system call."""
+        return self.at in CALLS
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        who = "all ranks" if self.victim is None else "one rank"
+        return f"{who}, at a call of {self.at}" if self.exact else f"{who}, at a random instant"
+
+    def rank(self, ranks: int) -> int:
+        """Which of so many ranks is killed, if it is one."""
+        return int((self.victim or 0.0) * ranks)
+
+
+def draw_kill(draw: Random, *, exact: bool) -> Kill:
+    """A kill at a system call of one rank; or at an instant, of one rank or all."""
+    if exact:
+        kind = draw.choice(list(CALLS))
+        _, last = CALLS[kind]
+        # Rank 0 calls more kinds than the others.
+        first = draw.random() < 0.5
+        nth = 1 + int(last * draw.random() ** 2)
+        return Kill(kind, nth, victim=0.0 if first else draw.random())
+    (at,) = draw.choices(list(INSTANTS), list(INSTANTS.values()))
+    victim = draw.choice([None, draw.random()])
+    return Kill(at, draw.randint(1, LATEST), draw.random(), victim)
+
+
+def tracer(kill: Kill, trace: Path) -> list[str]:
+    """The words before a command that have it killed at a system call, which is not done."""
+    calls, _ = CALLS[kill.at]
+    return [
+        shutil.which("strace") or "strace",
+        "-D",  # the tracer stands aside: the launcher's child is the rank
+        *("-f", "-b", "execve"),  # its threads, not the programs it starts
+        *("-y", "-qq", "-o", str(trace)),
+        *("-e", f"trace={calls}", "-e", f"inject={calls}:signal=KILL:when={kill.nth}"),
+    ]
+
+
+def was_struck(trace: Path) -> bool:
+    """Whether a trace ends in a call that was never done."""
+    return trace.exists() and ") = ?" in " ".join(trace.read_text(errors="replace").split())
+
+
+def no_tracer(folder: Path) -> str | None:
+    """Why no process can be killed at a system call here; None if it can."""
+    if shutil.which("strace") is None:
+        return "strace is not installed"
+    trace = folder / "strace"
+    command = [*tracer(Kill("write", 1), trace), "echo"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    trace.unlink(missing_ok=True)
+    if done.returncode == -SIGKILL:
+        return None
+    words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return f"strace cannot do it here ({words[-1]})"

@@ -1,0 +1,92 @@
+"""What is seen of a life as it goes on, and when its time has come."""
+
+import time
+from dataclasses import dataclass
+
+from hpcfl.bench.chaos.kill import Kill
+from hpcfl.bench.chaos.left import interrupted, marks
+from hpcfl.bench.chaos.life import PATIENCE_S, Life
+from hpcfl.rundir import RunDir
+
+FAR = 12  # rounds that a life gets at most, if the system call does not come
+
+
+@dataclass
+class Pace:
+    """How long it took in the lives so far, in seconds: random instants are spread over it."""
+
+    load: float = 2.0
+    """From the start of the process to the lock of the run directory."""
+    resume: float = 0.2
+    """From there to the start that the history notes."""
+    round: float = 0.05
+    """A round and its part of the checkpoints."""
+
+    def learn(self, name: str, seconds: float) -> None:
+        """Take note of one more life."""
+        setattr(self, name, (getattr(self, name) + seconds) / 2)
+
+
+class Watch:
+    """Looks at a life again and again."""
+
+    def __init__(self, life: Life, folder: RunDir, pace: Pace) -> None:
+        self._life, self._folder, self._pace = life, folder, pace
+        self._began = self._changed = time.monotonic()
+        self._first = self._last = marks(folder)
+        self._locked: float | None = None
+        self._noted: float | None = None
+        self._base = 0  # lines of the log when the start was noted
+        self._commits = 0  # changes of the checkpoints since then
+        self._due: float | None = None
+
+    def look(self) -> None:
+        """Take note of what is new."""
+        now, found = time.monotonic(), marks(self._folder)
+        if self._noted is not None and found.checkpoints != self._last.checkpoints:
+            self._commits += 1
+        if found != self._last:
+            self._changed, self._last = now, found
+        if self._locked is None and self._life.holds(self._folder.root / "lock"):
+            self._locked = self._changed = now
+            self._pace.learn("load", now - self._began)
+        if self._noted is None and found.starts != self._first.starts:
+            self._noted, self._base = now, found.rounds
+            if self._locked is not None:
+                self._pace.learn("resume", now - self._locked)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether nothing new was seen for very long."""
+        return time.monotonic() - self._changed > PATIENCE_S
+
+    @property
+    def rounds(self) -> int:
+        """How many it has played."""
+        return 0 if self._noted is None else max(0, self._last.rounds - self._base)
+
+    def due(self, kill: Kill) -> bool:
+        """Whether the instant of a kill has come; for one at a system call, that it is missed."""
+        now = time.monotonic()
+        if self._due is None:
+            begun, length = {
+                "import": (True, self._pace.load),
+                "resume": (self._locked is not None, self._pace.resume),
+                "checkpoint": (self._commits >= kill.nth, self._pace.round),
+                "round": (self.rounds >= kill.nth, self._pace.round),
+            }.get(kill.at, (self.rounds >= FAR, 0.0))
+            if begun:
+                self._due = now + kill.moment * length
+        return self._due is not None and now >= self._due
+
+    def settle(self) -> None:
+        """Learn the pace of its rounds, once it is over."""
+        self.look()
+        if self._noted is not None and self.rounds > 1:
+            self._pace.learn("round", (self._changed - self._noted) / self.rounds)
+
+    def fell(self, keep: int) -> str:
+        """What a killed life was at: import, resume, checkpoint, pruning or round."""
+        if self._noted is None:
+            return "import" if self._locked is None else "resume"
+        return interrupted(self._folder, keep)

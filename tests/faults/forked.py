@@ -1,0 +1,105 @@
+"""A life of a run in a process forked from one that has torch: soon there, and free to crash."""
+
+import multiprocessing
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from hpcfl import cli
+from hpcfl.bench.chaos import JOB
+from hpcfl.bench.chaos.left import Outcome, outcome, resumable
+from hpcfl.rundir import RunDir
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["pytest", "deny", "forked", "warm"])
+ROUNDS = 14
+LINE = re.compile(r"\w+Error: \S.*")
+
+
+class Said(NamedTuple):
+    """How a life ended, and what it said."""
+
+    code: int
+    text: str
+
+    @property
+    def line(self) -> str:
+        """The one line that says why it failed; anything else is a defect."""
+        assert self.code in (1, 2), self
+        assert "Traceback" not in self.text, self.text
+        lines = [line for line in self.text.splitlines() if LINE.match(line)]
+        assert len(lines) == 1, self.text
+        return lines[0]
+
+
+def write(folder: Path, name: str = "job", **changes) -> Path:
+    """The job of these tests."""
+    job = {**JOB, "algorithm": {"name": "scaffold"}, "checkpoint": {"every": 2}, "rounds": ROUNDS}
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({**job, **changes}))
+    return path
+
+
+def live(
+    *arguments: object,
+    prepare: Callable[[], None] | None = None,
+    until: Callable[[], bool] | None = None,
+) -> Said:
+    """``hpcfl ARGUMENTS`` to its end.
+
+    Args:
+        arguments: of hpcfl.
+        prepare: called in its process before it begins.
+        until: when it is killed.
+    """
+    ours, theirs = socket.socketpair()
+    words = [str(argument) for argument in arguments]
+    process = CONTEXT.Process(target=_live, args=(words, theirs, prepare))
+    process.start()
+    theirs.close()
+    with ours:
+        if until:
+            while not until():
+                assert process.is_alive()
+                time.sleep(0.001)
+            process.kill()
+        text = b"".join(iter(lambda: ours.recv(65536), b"")).decode()
+    process.join()
+    return Said(process.exitcode, text)
+
+
+def _live(
+    arguments: list[str], connection: socket.socket, prepare: Callable[[], None] | None
+) -> None:
+    # A socket takes what is said, so that no fault of files keeps it from saying what is wrong.
+    sys.stdout = sys.stderr = connection.makefile("w", buffering=1)
+    if prepare:
+        prepare()
+    sys.exit(cli.main(arguments))
+
+
+def go_on(folder: RunDir, job: Path) -> Outcome:
+    """What the run leaves once nothing disturbs it any more."""
+    words = ["resume", folder.root] if resumable(folder) else ["run", job, "--out", folder.root]
+    said = live(*words)
+    assert said.code == 0, said.text
+    return outcome(folder)
+
+
+def killed(run: Path, job: Path, rounds: int) -> RunDir:
+    """A run that died after so many rounds."""
+    folder = RunDir(run)
+
+    def there() -> bool:
+        return folder.log.exists() and folder.log.read_bytes().count(b"\n") >= rounds
+
+    said = live("run", job, "--out", run, until=there)
+    assert said.code == -signal.SIGKILL, said.text
+    return folder

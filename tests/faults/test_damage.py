@@ -1,0 +1,80 @@
+"""Files of a run that are damaged: found and named, or without effect; never other bits."""
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from forked import go_on, killed, live, write
+
+from hpcfl.bench.chaos.left import outcome
+from hpcfl.errors import StoreError
+from hpcfl.rundir import RunDir
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Its clients share rows, and the checkpoints hold more than the server."""
+    return write(tmp_path_factory.mktemp("job"), algorithm={"name": "localghb"})
+
+
+@pytest.fixture(scope="module")
+def whole(job, tmp_path_factory):
+    root = tmp_path_factory.mktemp("whole") / "run"
+    assert live("run", job, "--out", root).code == 0
+    return outcome(RunDir(root))
+
+
+@pytest.fixture(scope="module")
+def dead(job, tmp_path_factory):
+    """A run that was killed in the middle."""
+    return killed(tmp_path_factory.mktemp("dead") / "run", job, 9)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path) -> None:
+    """One bit in each of a few bytes all over the file."""
+    content = bytearray(path.read_bytes())
+    draw = random.Random(path.name)
+    for at in draw.sample(range(len(content)), min(8, len(content))):
+        content[at] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
+def test_damaged_files(job, whole, dead, tmp_path, damage):
+    """Every file that the dead run left, one after the other."""
+    names = [
+        path.relative_to(dead.root)
+        for path in sorted(dead.root.rglob("*"))
+        if path.is_file()
+        and path.stat().st_size
+        # The log has no checksum: what is flipped there stays, and no number depends on it.
+        and (path, damage) != (dead.log, flip)
+    ]
+    assert len(names) > 10
+    noticed = []
+    for name in names:
+        folder = RunDir(tmp_path / "run")
+        shutil.copytree(dead.root, folder.root)
+        damage(folder.root / name)
+        said = live("resume", folder.root)
+        if said.code:
+            assert name.name in said.line or name.parent.name in said.line
+            noticed.append(name)
+            shutil.copy2(dead.root / name, folder.root / name)
+            assert go_on(folder, job).differences(whole) == []
+        else:
+            try:
+                assert outcome(folder).differences(whole) == []
+            except StoreError as error:  # a state that the rounds to come did not need
+                assert name.name in str(error)
+                noticed.append(name)
+        shutil.rmtree(folder.root)
+    newest = max(name.parent for name in names if name.name == "manifest.json")
+    must = {name for name in names if name.parent == newest} | {Path("job.yaml")}
+    assert must <= set(noticed)
