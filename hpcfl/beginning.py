@@ -31,7 +31,7 @@ from hpcfl.errors import JobError, StoreError
 from hpcfl.job import Loaded, load
 from hpcfl.life import Life
 from hpcfl.rundir import RunDir
-from hpcfl.runlog import cut
+from hpcfl.runlog import NOTHING, cut, require
 from hpcfl.store.durable import STANDS, write_file
 from hpcfl.store.rows import Table
 from hpcfl.verify import verify
@@ -61,7 +61,7 @@ def anew(life: Life) -> Beginning:
             folder.write_initial(parts.x0)
             buffers.write(folder.buffers, parts.buffers)
             # Of a start that died before its first checkpoint.
-            cut(folder.log, 0)
+            cut(folder.log, NOTHING)
             life.best.restore(None)
             life.prune_stores([])
             life.require_room()
@@ -70,7 +70,7 @@ def anew(life: Life) -> Beginning:
     with together(life.comm):
         life.reserve()
     server = parts.algorithm.init_server(parts.x0)
-    life.save(0, server, {}, 0, lambda: None)
+    life.save(0, server, {}, NOTHING, lambda: None)
     life.settle()
     return Beginning(server, 0, {})
 
@@ -177,6 +177,8 @@ def again(life: Life, request: Request) -> Beginning:
         newest = find(folder.checkpoints, kept[-1])
         server = read_server(newest, parts.schema.server, parts.device)
         beside = read_kept(newest, parts.device)
+        if comm.rank == 0:
+            require(folder.log, newest.log)
         table = Table.load(newest.folder, folder.stores)
         own = np.flatnonzero(life.owner == comm.rank)
         verify(table, parts.stored, own, rows=rows, speak=comm.rank == 0)
@@ -238,5 +240,5 @@ def _settle(life: Life, newest: Checkpoint, kept: Sequence[Path], job: bytes) ->
     if folder.job.read_bytes() != job:
         write_file(folder.job, job, advice=STANDS)
     life.prune_stores(list(kept))
-    cut(folder.log, newest.log_bytes)
+    cut(folder.log, newest.log)
     life.best.restore(newest.best)

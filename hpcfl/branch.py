@@ -115,9 +115,7 @@ def _copy_files(source: RunDir, at: Checkpoint, part: RunDir, job: bytes) -> Non
     _put(part.initial, source.initial.read_bytes())
     if source.buffers.exists():
         _put(part.buffers, source.buffers.read_bytes())
-    if require(source.log, at.log_bytes):
-        with source.log.open("rb") as log:
-            _put(part.log, log.read(at.log_bytes))
+    _put(part.log, require(source.log, at.log))
     part.write_history(entry for entry in source.entries() if entry["round"] <= at.round)
     part.note({"branch_of": str(source.root.absolute()), "round": at.round})
     for name in (*at.files, MANIFEST):

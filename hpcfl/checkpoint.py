@@ -25,6 +25,7 @@ from torch import Tensor
 
 from hpcfl.errors import JobError, StoreError
 from hpcfl.files import parse_json
+from hpcfl.runlog import Extent
 from hpcfl.store.durable import storing, sync_folder
 
 FORMAT = 3  # 1 had no shared part of the states; 2 marked the job by all of its keys
@@ -44,8 +45,8 @@ class Checkpoint(NamedTuple):
     """The number of ranks that wrote it."""
     job: str
     """The mark of the job it belongs to."""
-    log_bytes: int
-    """The length of log.jsonl at its commit."""
+    log: Extent
+    """What stood in log.jsonl."""
     files: dict[str, int]
     """The crc32 of every file of the folder."""
 
@@ -224,7 +225,7 @@ def read(folder: Path) -> Checkpoint:
             int(manifest["round"]),
             int(manifest["ranks"]),
             str(manifest["job"]),
-            int(manifest["log_bytes"]),
+            Extent(int(manifest["log_bytes"]), int(manifest["log_crc"])),
             _sums(manifest["files"]),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:

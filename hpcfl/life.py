@@ -25,7 +25,7 @@ from hpcfl.placement import owners
 from hpcfl.progress import Progress
 from hpcfl.room import require, room
 from hpcfl.rundir import RunDir
-from hpcfl.runlog import RunLog
+from hpcfl.runlog import Extent, RunLog
 from hpcfl.saving import Saving, begin
 from hpcfl.store import rows as row_tables
 from hpcfl.store.base import ClientStore
@@ -99,7 +99,7 @@ class Life:
         round: int,
         server: Any,
         kept: Mapping[str, Tensor],
-        log_bytes: int,
+        log: Extent,
         sync: Callable[[], None],
     ) -> None:
         """Collective: begin a checkpoint; one that is on its way is committed first.
@@ -108,7 +108,7 @@ class Life:
             round: rounds completed.
             server: the algorithm's.
             kept: what else the coming rounds need.
-            log_bytes: the length of the log.
+            log: what stands in the log.
             sync: brings the log to the disk; called on another thread.
 
         Raises:
@@ -134,7 +134,7 @@ class Life:
             self.comm,
             self._behind,
             job=self.folder.mark,
-            log_bytes=log_bytes,
+            log=log,
             sync=sync,
             best=self.best.content,
         )
@@ -221,7 +221,7 @@ class Desk:
 
     def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
         """Collective: begin a checkpoint; one that is on its way is committed first."""
-        self._life.save(round, server, kept, self._log.size, self._log.sync)
+        self._life.save(round, server, kept, self._log.extent, self._log.sync)
 
     @property
     def pending(self) -> tuple[bool, bool]:

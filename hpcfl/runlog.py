@@ -6,9 +6,25 @@ import os
 from collections.abc import Mapping
 from io import BufferedWriter
 from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
 
 from hpcfl.errors import StoreError
 from hpcfl.store.durable import storing
+
+
+class Extent(NamedTuple):
+    """How much there was of the log, and its checksum."""
+
+    length: int
+    crc: int
+
+    def after(self, more: bytes) -> "Extent":
+        """With these bytes behind it."""
+        return Extent(self.length + len(more), crc32(more, self.crc))
+
+
+NOTHING = Extent(0, 0)
 
 
 class RunLog:
@@ -16,6 +32,8 @@ class RunLog:
 
     def __init__(self, path: Path | None) -> None:
         self._file: BufferedWriter | None = path.open("ab") if path else None
+        self.extent = NOTHING.after(path.read_bytes()) if path else NOTHING
+        """What stands in it."""
 
     def write(self, record: Mapping[str, float | int]) -> None:
         """Append one round; a number that is not finite, which JSON lacks, as null.
@@ -24,14 +42,11 @@ class RunLog:
             StoreError: the disk is full or fails.
         """
         if self._file:
+            line = _line(record)
             with storing(Path(self._file.name)):
-                self._file.write(_line(record))
+                self._file.write(line)
                 self._file.flush()
-
-    @property
-    def size(self) -> int:
-        """Its length in bytes."""
-        return self._file.tell() if self._file else 0
+            self.extent = self.extent.after(line)
 
     def sync(self) -> None:
         """Make what was written durable.
@@ -54,26 +69,33 @@ def _line(record: Mapping[str, float | int]) -> bytes:
     return json.dumps(known, allow_nan=False).encode() + b"\n"
 
 
-def cut(path: Path, length: int) -> None:
-    """Take away what lies beyond ``length`` bytes: the rounds after a checkpoint.
+def cut(path: Path, extent: Extent) -> None:
+    """Take away what lies beyond ``extent``: the rounds after a checkpoint.
 
     Raises:
-        StoreError: it is shorter than that, so rounds are missing.
+        StoreError: rounds are missing or damaged.
     """
-    if require(path, length) > length:
-        os.truncate(path, length)
+    require(path, extent)
+    if path.exists():
+        os.truncate(path, extent.length)
 
 
-def require(path: Path, length: int) -> int:
-    """The length of the log in bytes.
+def require(path: Path, extent: Extent) -> bytes:
+    """The log as it was at a checkpoint.
 
     Raises:
-        StoreError: it is shorter than ``length``, so rounds are missing.
+        StoreError: rounds are missing or damaged.
     """
-    found = path.stat().st_size if path.exists() else 0
-    if found < length:
+    found = path.read_bytes() if path.exists() else b""
+    if len(found) < extent.length:
         raise StoreError(
-            f"{path}: {found} bytes, expected at least the {length} of the checkpoint; put the "
-            "log back"
+            f"{path}: {len(found)} bytes, expected at least the {extent.length} of the checkpoint; "
+            "put the log back"
         )
-    return found
+    log = found[: extent.length]
+    if NOTHING.after(log) != extent:
+        raise StoreError(
+            f"{path}: checksum {crc32(log)} of its first {extent.length} bytes, expected "
+            f"{extent.crc}: a line was changed; put the log back"
+        )
+    return log

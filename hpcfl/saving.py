@@ -25,6 +25,7 @@ from hpcfl.checkpoint import (
     folder_of,
 )
 from hpcfl.comm.base import Comm
+from hpcfl.runlog import Extent
 from hpcfl.store.base import ClientStore
 from hpcfl.store.durable import STANDS, storing, sync_folder, write_file
 from hpcfl.store.rows import files as row_tables
@@ -39,8 +40,8 @@ class Saving:
     """Rounds completed."""
     job: str
     """The job's mark; a resume refuses another."""
-    log_bytes: int
-    """The length of the log."""
+    log: Extent
+    """What stands in the log."""
     written: "list[Future[None]]"
     """What this rank is still writing."""
 
@@ -80,7 +81,8 @@ class Saving:
             "round": self.round,
             "ranks": ranks,
             "job": self.job,
-            "log_bytes": self.log_bytes,
+            "log_bytes": self.log.length,
+            "log_crc": self.log.crc,
             "files": {name: crc32((self.folder / name).read_bytes()) for name in names},
         }
         sync_folder(self.folder)
@@ -99,7 +101,7 @@ def begin(
     behind: Executor,
     *,
     job: str,
-    log_bytes: int,
+    log: Extent,
     sync: Callable[[], None],
     best: bytes | None = None,
 ) -> Saving:
@@ -114,7 +116,7 @@ def begin(
         comm: the ranks.
         behind: where rank 0 writes its files.
         job: the job's mark.
-        log_bytes: the length of the log.
+        log: what stands in the log.
         sync: brings the log to the disk; called by ``behind`` on rank 0.
         best: the file of the best model so far, if there is one; rank 0's counts.
 
@@ -132,7 +134,7 @@ def begin(
             files[KEPT] = {name: copied(tensor) for name, tensor in kept.items()}
         written.append(behind.submit(_write, folder, files, best, sync))
     comm.barrier()
-    return Saving(folder, round, job, log_bytes, written + store.commit(folder))
+    return Saving(folder, round, job, log, written + store.commit(folder))
 
 
 def _write(

@@ -133,7 +133,7 @@ def _share(run: RunRecord, key: str) -> float:
 def _newest(checkpoints: Path) -> str:
     for manifest in sorted(checkpoints.glob(f"*/{MANIFEST}"), reverse=True):
         with suppress(FileNotFoundError):  # pruned meanwhile
-            age = timedelta(seconds=round(time.time() - manifest.stat().st_mtime))
+            age = timedelta(seconds=max(0, round(time.time() - manifest.stat().st_mtime)))
             return f"round {int(manifest.parent.name)}, {age} ago"
     return "none yet"
 

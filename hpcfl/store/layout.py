@@ -51,7 +51,7 @@ def create(path: Path, schema: StateSchema, rows: int) -> None:
     # A full disk inside HDF5 ends in a segmentation fault, so it is met before.
     free = shutil.disk_usage(path.parent).free
     if need + METADATA > free:
-        raise StoreError(_no_room(path, need, free, "too little room"))
+        raise StoreError(_no_room(path, need + METADATA, free, "too little room"))
     part = path.with_name(path.name + PART)
     try:
         _write_datasets(part, schema, rows)

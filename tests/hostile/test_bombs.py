@@ -269,6 +269,7 @@ def test_a_manifest_that_points_elsewhere(tmp_path, change):
         "ranks": 1,
         "job": "a",
         "log_bytes": 1,
+        "log_crc": 1,
         "files": {"server.safetensors": 1},
     }
     (tmp_path / "manifest.json").write_text(json.dumps(good))

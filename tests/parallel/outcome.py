@@ -35,7 +35,7 @@ def bits(tensor: torch.Tensor) -> str:
 def outcome(run: Path) -> Outcome:
     """Of the newest checkpoint of a run directory, and its log up to there."""
     newest = committed(run / "checkpoints")[-1]
-    schema = assemble(load(run / "job.yaml"), torch.device("cpu"), resumed=True).schema.kept
+    schema = assemble(load(run / "job.yaml"), torch.device("cpu"), resumed=True).stored
     table = Table.load(newest.folder, run / "stores")
     clients = {}
     with Reader(table, schema) as reader:
@@ -43,7 +43,7 @@ def outcome(run: Path) -> Outcome:
             state = reader.read(client)
             clients[client] = {n: bits(v) for n, v in zip(state._fields, state, strict=True)}
     server = {n: bits(v) for n, v in load_file(newest.folder / "server.safetensors").items()}
-    log = (run / "log.jsonl").read_bytes()[: newest.log_bytes].decode()
+    log = (run / "log.jsonl").read_bytes()[: newest.log.length].decode()
     return Outcome(newest.round, server, clients, [_timeless(line) for line in log.splitlines()])
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from hpcfl.checkpoint import committed, fingerprint, flat, prune, read, read_server
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
+from hpcfl.runlog import Extent
 from hpcfl.saving import begin
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.memory import MemoryStore
@@ -50,8 +51,8 @@ def commit(tmp_path):
             store.stage(client, State(torch.full((3,), float(10 * round + client)).double()))
         root = tmp_path / "checkpoints"
         saving = begin(
-            root, round, server(round), {}, store, Solo(), behind, job=JOB, log_bytes=7 * round,
-            sync=lambda: synced.append(round),
+            root, round, server(round), {}, store, Solo(), behind,
+            job=JOB, log=Extent(7 * round, 5), sync=lambda: synced.append(round),
         )  # fmt: skip
         kept = saving.commit(store, Solo(), keep)
         assert synced[-1] == round
@@ -78,7 +79,7 @@ def test_every_kept_checkpoint_is_whole(tmp_path, commit):
             assert torch.equal(found.x, server(c.round).x)
             assert [float(p[0]) for p in found.past] == list(range(12))  # 10 is after 9
             assert states(tmp_path, c) == [10 * c.round, 10 * c.round + 1]
-            assert (c.ranks, c.job, c.log_bytes) == (1, JOB, 7 * c.round)
+            assert (c.ranks, c.job, c.log) == (1, JOB, Extent(7 * c.round, 5))
     assert committed(tmp_path / "checkpoints") == kept
 
 

@@ -257,3 +257,12 @@ def test_a_look_at_the_lock_does_not_stop_a_start(run, monkeypatch):
         assert len(naps) == 1
         assert RunDir(run).held()
     assert not RunDir(run).held()
+
+
+def test_a_checkpoint_of_a_clock_that_was_ahead(hpcfl, job, tmp_path):
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    for manifest in run.glob("checkpoints/*/manifest.json"):
+        os.utime(manifest, (4e9, 4e9))
+    assert lines(hpcfl("status", run))["checkpoint"] == "round 4, 0:00:00 ago"
+    assert hpcfl("resume", run).code == 0
