@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
 
-_MOST = 1 << 28, 1 << 22  # bytes and instructions; CIFAR-100's largest file has half of the former
+_MOST = 1 << 28, 1 << 20  # bytes and instructions; CIFAR-100's largest file has half of the former
 _DAMAGED = (pickle.UnpicklingError, ArithmeticError, LookupError, OSError, TypeError, ValueError)
 _TYPE = re.compile(r"[biuf][1248]")
 

@@ -49,7 +49,7 @@ def test_any_damage_ends_in_a_line(run, name):
 
     read()
 
-    @many(20)
+    @many(40)
     @given(st.data())
     def play(data):
         path.write_bytes(data.draw(damaged(whole)))
