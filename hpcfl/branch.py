@@ -116,7 +116,7 @@ def _copy_files(source: RunDir, at: Checkpoint, part: RunDir, job: bytes) -> Non
     if source.buffers.exists():
         _put(part.buffers, source.buffers.read_bytes())
     _put(part.log, require(source.log, at.log))
-    part.write_history(entry for entry in source.entries() if entry["round"] <= at.round)
+    part.write_history(e for e in source.entries() if e.get("round", 0) <= at.round)
     part.note({"branch_of": str(source.root.absolute()), "round": at.round})
     for name in (*at.files, MANIFEST):
         _put(part.checkpoints / at.folder.name / name, (at.folder / name).read_bytes())

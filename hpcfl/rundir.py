@@ -205,7 +205,10 @@ class RunDir:
             found = [parse_json(line) for line in self.history.read_text("utf-8").splitlines()]
         except ValueError as e:
             raise StoreError(f"{self.history}: is not one JSON object a line: {e}") from e
-        if not all(isinstance(entry, dict) and "round" in entry for entry in found):
+        whole = (
+            isinstance(entry, dict) and isinstance(entry.get("round", 0), int) for entry in found
+        )
+        if not all(whole):
             raise StoreError(f"{self.history}: is not one JSON object a line")
         return found
 
