@@ -71,7 +71,7 @@ def anew(life: Life) -> Beginning:
         life.reserve()
     server = parts.algorithm.init_server(parts.x0)
     life.save(0, server, {}, NOTHING, lambda: None)
-    life.settle()
+    life.settle(0)
     return Beginning(server, 0, {})
 
 

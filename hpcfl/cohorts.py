@@ -50,12 +50,11 @@ def play_cohorts(parts: Parts, ranks: int) -> Played:
     """
     job, population = parts.job, len(parts.rows)
     owner = owners(parts.population.examples, ranks)
-    own, shared = state_bytes(parts)
     in_memory = job.store.kind == "memory"
     states = tuple(
-        Occupancy(owner, ranks, size, job.checkpoint.keep, shared=common, memory=in_memory)
-        for size, common in ((own, False), (shared, True))
-        if size
+        Occupancy(owner, ranks, part.bytes, job.checkpoint.keep, shared=common, memory=in_memory)
+        for part, common in ((parts.stored.own, False), (parts.stored.shared, True))
+        if part.fields
     )
     visits, last, most = 0, np.zeros(population, np.int64), np.zeros(ranks, np.int64)
     for t in range(job.rounds):
@@ -69,6 +68,29 @@ def play_cohorts(parts: Parts, ranks: int) -> Played:
     for part in states:
         part.spare(most)
     return Played(owner, visits, last, most, states)
+
+
+def coming(parts: Parts, mine: NDArray[np.bool_], done: int) -> list[int]:
+    """Rows that new states may take until the next checkpoint that is due.
+
+    Args:
+        parts: of the job.
+        mine: [N], whether the client is this rank's.
+        done: rounds completed.
+
+    Returns:
+        For every part of the states, as in ``Played.states``.
+    """
+    job, population = parts.job, len(parts.rows)
+    seen, rounds = np.zeros(population, np.bool_), 0
+    for t in range(done, job.rounds):
+        members = job.cohort.draw(t, population, job.seed)
+        seen[members] = True
+        rounds += bool(mine[members].any())
+        if job.checkpoint.due(t + 1, job.rounds):
+            break
+    found = ((parts.stored.own, int((seen & mine).sum())), (parts.stored.shared, rounds))
+    return [rows for part, rows in found if part.fields]
 
 
 def state_bytes(parts: Parts) -> tuple[int, int]:

@@ -38,7 +38,7 @@ def play(run: Run, server: Any, start: int) -> Any:
         try:
             server, record, asked = play_round(run, server, t, partial(_asked, run, saved))
         except DivergedError:
-            run.desk.settle()
+            run.desk.settle(t)
             raise
         record["wall_s"] = perf_counter() - began
         done, stop = t + 1, int(asked[0])
@@ -46,17 +46,17 @@ def play(run: Run, server: Any, start: int) -> Any:
             record |= run.desk.evaluate(done, server.x)
         run.desk.record(record)
         if asked[3] or not asked[2]:
-            run.desk.settle()
+            run.desk.settle(done)
         if stop or asked[1] or run.checkpoint(done, run.rounds):
             run.desk.save(done, server, run.observer.kept)
             run.signals.save, saved = False, monotonic()
         if stop and done < run.rounds:
-            run.desk.settle()
+            run.desk.settle(done)
             raise Stopped(
                 f"stopped by {Names(stop).name} after round {done} of {run.rounds}, with a "
                 "checkpoint: resume to go on"
             )
-    run.desk.settle()
+    run.desk.settle(run.rounds)
     return server
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from hpcfl.assemble import Parts
 from hpcfl.best import Best
 from hpcfl.checkpoint import Checkpoint, fingerprint
-from hpcfl.cohorts import Played, play_cohorts
+from hpcfl.cohorts import Played, coming, play_cohorts
 from hpcfl.comm.together import together
 from hpcfl.comm.watched import Watched
 from hpcfl.errors import RankError, StoreError
@@ -114,7 +114,7 @@ class Life:
         Raises:
             RankError: the ranks' models differ.
         """
-        self.settle()
+        self.settle(round)
         self.comm.pulse.phase = "checkpointing"
         mark = float(fingerprint(server.x, *self.parts.buffers.values()))
         low, high = self.comm.max(np.array([-mark, mark]))
@@ -146,8 +146,11 @@ class Life:
             return False, False
         return not self._saving.ready, self.store.short
 
-    def settle(self) -> None:
+    def settle(self, round: int) -> None:
         """Collective: commit the checkpoint that is on its way, if one is.
+
+        Args:
+            round: rounds completed by now.
 
         Raises:
             StoreError: on this rank alone: a file cannot be written.
@@ -156,6 +159,8 @@ class Life:
             return
         folders = self._saving.commit(self.store, self.comm, self.parts.job.checkpoint.keep)
         self._saving = None
+        # Enough where checkpoints come as they are due; others, by the clock or a signal, pin more.
+        self.store.provide(coming(self.parts, self.owner == self.comm.rank, round))
         if self.comm.rank == 0:
             self.prune_stores(folders)
 
@@ -165,7 +170,7 @@ class Life:
 
     def close(self) -> None:
         """Release the files of the store, if it was opened."""
-        self._behind.shutdown()
+        self._behind.shutdown(cancel_futures=True)
         if self._store is not None:
             self._store.close()
 
@@ -228,9 +233,9 @@ class Desk:
         """Whether this rank still writes a checkpoint, and whether rounds must wait for it."""
         return self._life.pending
 
-    def settle(self) -> None:
+    def settle(self, round: int) -> None:
         """Collective: commit the checkpoint that is on its way, if one is."""
-        self._life.settle()
+        self._life.settle(round)
 
     def close(self) -> None:
         """Close the log."""

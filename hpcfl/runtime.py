@@ -44,8 +44,8 @@ class Desk(Protocol):
         """Whether this rank still writes a checkpoint, and whether rounds must wait for it."""
         ...
 
-    def settle(self) -> None:
-        """Commit the checkpoint that is on its way, if one is."""
+    def settle(self, round: int) -> None:
+        """Commit the checkpoint that is on its way, if one is, after ``round`` rounds."""
         ...
 
 

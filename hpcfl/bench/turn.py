@@ -38,7 +38,7 @@ class Desk:
     def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
         """Commit nothing."""
 
-    def settle(self) -> None:
+    def settle(self, round: int) -> None:
         """Nothing is on its way."""
 
 

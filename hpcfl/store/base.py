@@ -89,7 +89,15 @@ class ClientStore(Protocol):
         ...
 
     def reserve(self, rows: Sequence[int]) -> None:
-        """Have room on the disk for so many rows, of every part of the states.
+        """Have so many rows on the disk, free or not, of every part of the states.
+
+        Raises:
+            StoreError: the disk is too small.
+        """
+        ...
+
+    def provide(self, rows: Sequence[int]) -> None:
+        """Have so many free rows on the disk, of every part of the states.
 
         Raises:
             StoreError: the disk is too small.

@@ -3,6 +3,9 @@
 A client's new state goes to a free row, or over its old one if nobody else needs that: no kept
 checkpoint, no other client.  Rows are read ahead for clients that are expected and written behind
 (see ``hpcfl.store.behind``); a state on its way to the disk is still at hand.
+
+A row may be read while it is replaced: then its client got a new state, which is what counts for
+it, and nobody looks at what was read.
 """
 
 import weakref
@@ -12,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -20,16 +23,21 @@ from torch import Tensor
 from hpcfl.errors import StoreError
 from hpcfl.store import rows
 from hpcfl.store.base import StateSchema
-from hpcfl.store.behind import Behind
+from hpcfl.store.behind import Behind, Place
 from hpcfl.store.pool import Pool
 from hpcfl.store.reader import Reader
+from hpcfl.store.segment import Segment
 from hpcfl.store.size import ROUNDS
 
 NOWHERE = -1  # the address of a client that has no row yet
+OUTSIDE = 2  # cohorts of states on their way to the disk, at most, besides those in the cache
 
 # What the objects of a cached state cost beside its numbers; measured as resident memory.
 STATE_OVERHEAD = 200  # bytes a state: its tuple, its entry in the cache
 TENSOR_OVERHEAD = 550  # bytes a tensor: its Python object, its C++ objects, alignment
+
+
+Write = Callable[[Place, Sequence[Any]], "Future[None]"]
 
 
 def footprint(schema: StateSchema) -> int:
@@ -49,7 +57,8 @@ class Hdf5Store:
         clients: the clients this rank owns.
         schema: the shape of a state.
         cache_bytes: memory for states at most, objects included; 0 writes every state at once.
-            A cohort's states, expected or on their way to the disk, come on top.
+            On top come the states of an expected cohort, and ``OUTSIDE`` cohorts of states that are
+            on their way to the disk.
         common: the clients of a round have one row together.
     """
 
@@ -75,8 +84,8 @@ class Hdf5Store:
         self._cache: OrderedDict[int, Any] = OrderedDict()
         self._dirty: set[int] = set()
         self._writing: dict[int, _Writing] = {}  # by address, the newest
-        self._queue: deque[_Writing] = deque()  # all of them, the oldest first
-        self._outside = 0  # states that the queue alone holds in memory
+        self._outside: deque[_Writing] = deque()  # those of them that no cache holds
+        self._unflushed: set[Segment] = set()
         self._cohort = 1  # clients, the most that were expected so far
         self._coming: dict[int, Callable[[], Any | None]] = {}  # by client
         self._last = NOWHERE, _Marks(())  # where the latest new state went, and which it is
@@ -98,7 +107,7 @@ class Hdf5Store:
         Raises:
             StoreError: its row cannot be read or its checksum is wrong.
         """
-        self._settle(self._cohort)
+        self._reap()
         address = int(self._address[self._position(client)])
         state = (self._coming.get(client) or self._fetch(address, client))()
         if state is not None:
@@ -121,8 +130,7 @@ class Hdf5Store:
             self._pool.hold(address)
             self._address[position] = address
             if old != NOWHERE and self._pool.release(old):
-                self._cache.pop(old, None)
-                self._dirty.discard(old)
+                self._forget(old)
         if not known:
             self._last = address, _Marks(state)
             self._dirty.add(address)
@@ -135,19 +143,23 @@ class Hdf5Store:
 
         The future raises StoreError if the disk is full or fails.
         """
-        for address in sorted(self._dirty):
-            self._write(address)
+        dirty = [self._write(at, self._behind.write_of_commit) for at in sorted(self._dirty)]
+        written = [writing.future for writing in (*self._outside, *dirty)]
         known = np.flatnonzero(self._address != NOWHERE)
         taken = self._address[known]
         self._pool.pin(taken)
         segments, places = self._pool.split(taken)
-        names = self._pool.names
+        parts, names = self._pool.segments, self._pool.names
 
-        def tabulate(crcs: rows.Ints) -> None:
+        def tabulate() -> None:
+            crcs = np.zeros(len(taken), np.int64)
+            for index, part in enumerate(parts):
+                crcs[segments == index] = part.crcs[places[segments == index]]
             table = rows.Rows(self._clients[known], segments, places, crcs, names)
             rows.write(folder, self._rank, table)
 
-        return [self._behind.flush(self._pool.segments, segments, places, tabulate)]
+        flushed, self._unflushed = self._unflushed, set()
+        return [self._behind.flush(written, flushed, tabulate)]
 
     @property
     def short(self) -> bool:
@@ -162,12 +174,21 @@ class Hdf5Store:
         """
         self._pool.reserve(sum(rows))
 
+    def provide(self, rows: Sequence[int]) -> None:
+        """Have so many free rows on the disk.
+
+        Raises:
+            StoreError: the disk is too small for them.
+        """
+        self._pool.provide(sum(rows))
+
     def keep(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; rows that only others name may be reused.
 
         Raises:
             StoreError: a row table is missing or damaged.
         """
+        self._writing = {at: one for at, one in self._writing.items() if not one.future.done()}
         pinned = [np.zeros(0, np.int64)]
         for folder in folders:
             # A checkpoint of fewer ranks than now has no part of this rank.
@@ -213,16 +234,16 @@ class Hdf5Store:
             for client, state in reader.all():
                 self.stage(client, state)
 
-    def freeze(self, clients: Sequence[int]) -> list[tuple[int, Callable[[], Any]]]:
-        """What gives the states of these clients as they are now, on any thread, until ``keep``."""
-        frozen = []
+    def freeze(self, clients: Sequence[int]) -> "list[Frozen]":
+        """The states of these clients as they are now, until ``keep``."""
+        holders: dict[int, list[int]] = {}
         for client in clients:
-            address = int(self._address[self._position(client)])
-            self._pool.pin(np.array([address]))
-            held = self._held(address)
-            read = partial(self._behind.read, *self._pool.locate(address), client)
-            frozen.append((client, partial(_waited_for, read) if held is None else held))
-        return frozen
+            holders.setdefault(int(self._address[self._position(client)]), []).append(client)
+        self._pool.pin(np.array(list(holders), np.int64))
+        return [
+            Frozen(tuple(own), self._held(at) or partial(self._read, at, own[0]))
+            for at, own in holders.items()
+        ]
 
     def close(self) -> None:
         """Release the files; what was not committed is lost."""
@@ -241,8 +262,8 @@ class Hdf5Store:
         """What gives the state at an address, which is on its way from the disk if need be."""
         if address == NOWHERE:
             return lambda: None
-        read = partial(self._behind.read, *self._pool.locate(address), client)
-        return self._held(address) or read().result
+        held = self._held(address)
+        return held or self._behind.read(self._pool.locate(address), client).result
 
     def _held(self, address: int) -> Callable[[], Any] | None:
         """What gives the state at an address, if it is in memory."""
@@ -252,59 +273,70 @@ class Hdf5Store:
             return partial(_itself, self._writing[address].state)
         return None
 
+    def _read(self, address: int, client: int) -> Any:
+        """The state at an address on the disk."""
+        return self._behind.read(self._pool.locate(address), client).result()
+
     def _remember(self, address: int, state: Any) -> None:
         self._cache[address] = state
         self._cache.move_to_end(address)
         while len(self._cache) > self._capacity:
             oldest = next(iter(self._cache))
             if oldest in self._dirty:
-                self._write(oldest)
-            del self._cache[oldest]
-            writing = self._writing.get(oldest)
-            if writing and not writing.outside:
-                writing.outside = True
-                self._outside += 1
-        self._settle(self._cohort)
+                self._write(oldest, self._behind.write)
+            self._forget(oldest)
+        self._reap()
 
-    def _write(self, address: int) -> None:
-        """Begin to write a dirty state from the cache to its row."""
-        state = self._cache[address]
-        future = self._behind.write(*self._pool.locate(address), state)
-        self._writing[address] = _Writing(address, state, future)
-        self._queue.append(self._writing[address])
+    def _forget(self, address: int) -> None:
+        """Let the cache go of a state; if that is still to be written, memory holds it till then.
+
+        A dirty state that is let go of has no client any more.
+        """
         self._dirty.discard(address)
+        if self._cache.pop(address, None) is not None and address in self._writing:
+            self._outside.append(self._writing[address])
 
-    def _settle(self, outside: int) -> None:
-        """Forget states that are written; wait until memory holds ``outside`` at most for others.
+    def _write(self, address: int, write: "Write") -> "_Writing":
+        """Begin to write a dirty state from the cache to its row."""
+        place, state = self._pool.locate(address), self._cache[address]
+        self._writing[address] = _Writing(address, state, write(place, state))
+        self._unflushed.add(place.part)
+        self._dirty.discard(address)
+        return self._writing[address]
+
+    def _reap(self) -> None:
+        """Forget states that are written, and wait where there are too many others.
 
         Raises:
             StoreError: one could not be written.
         """
-        while self._queue and (self._outside > outside or self._queue[0].future.done()):
-            writing = self._queue.popleft()
+        most = OUTSIDE * self._cohort
+        while self._outside and (len(self._outside) > most or self._outside[0].future.done()):
+            writing = self._outside.popleft()
             writing.future.result()
-            self._outside -= writing.outside
             if self._writing.get(writing.address) is writing:
                 del self._writing[writing.address]
 
 
-@dataclass(eq=False)
+class Frozen(NamedTuple):
+    """A state that several clients may have, and that stays as it is."""
+
+    clients: tuple[int, ...]
+    fetch: Callable[[], Any]
+    """Gives the state, on any thread, from the disk if need be."""
+
+
+@dataclass(frozen=True, eq=False)
 class _Writing:
     """A state on its way to its row."""
 
     address: int
     state: Any
     future: "Future[None]"
-    outside: bool = False
-    """Whether the cache has let go of it."""
 
 
 def _itself(state: Any) -> Any:
     return state
-
-
-def _waited_for(ask: "Callable[[], Future[Any]]") -> Any:
-    return ask().result()
 
 
 class _Marks:

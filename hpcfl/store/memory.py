@@ -40,6 +40,9 @@ class MemoryStore:
     def reserve(self, rows: Sequence[int]) -> None:
         """A commit's file is allocated with it."""
 
+    def provide(self, rows: Sequence[int]) -> None:
+        """A commit's file is allocated with it."""
+
     def expect(self, clients: Sequence[int]) -> None:
         """They are at hand."""
 
@@ -115,7 +118,7 @@ class MemoryStore:
 
     def close(self) -> None:
         """Drop the states; what was not committed is lost."""
-        self._behind.shutdown()
+        self._behind.shutdown(cancel_futures=True)
         self._states.clear()
 
     def _check(self, client: int) -> None:

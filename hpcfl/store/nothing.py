@@ -1,7 +1,7 @@
 """The store of algorithms whose clients remember nothing."""
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,15 @@ class NoStore:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
+        self._behind = ThreadPoolExecutor(1, "store-commit")
 
     short = False
     """There is nothing to run short of."""
 
     def reserve(self, rows: Sequence[int]) -> None:
+        """Nothing needs room."""
+
+    def provide(self, rows: Sequence[int]) -> None:
         """Nothing needs room."""
 
     def expect(self, clients: Sequence[int]) -> None:
@@ -34,14 +38,13 @@ class NoStore:
         """Forget the empty state."""
 
     def commit(self, folder: Path) -> "list[Future[None]]":
-        """Write an empty ``folder/rows-RANK.npz``, durably.
+        """Begin to write an empty ``folder/rows-RANK.npz``, durably.
 
-        Raises:
-            StoreError: the disk is full or fails.
+        The future raises StoreError if the disk is full or fails.
         """
         none = np.zeros(0, np.int64)
-        rows.write(folder, self._rank, rows.Rows(none, none, none, none, ()))
-        return []
+        table = rows.Rows(none, none, none, none, ())
+        return [self._behind.submit(rows.write, folder, self._rank, table)]
 
     def keep(self, folders: Iterable[Path]) -> None:
         """Nothing lies anywhere."""
@@ -67,4 +70,5 @@ class NoStore:
         self.adopt(table)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """End what was begun."""
+        self._behind.shutdown(cancel_futures=True)

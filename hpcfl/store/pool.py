@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from hpcfl.errors import StoreError
 from hpcfl.store import segment
 from hpcfl.store.base import StateSchema
+from hpcfl.store.behind import Place
+from hpcfl.store.durable import discard
 from hpcfl.store.segment import Segment
 
 FIRST_ROWS, FIRST_BYTES = 64, 8 * 2**20  # the first segment has at least one of the two
@@ -72,8 +74,22 @@ class Pool:
         Raises:
             StoreError: the disk is too small for them.
         """
-        while (missing := rows - len(self._pinned)) > 0:
-            self._add(min(missing, most_rows(self._schema.bytes)))
+        before = len(self._segments)
+        try:
+            while (missing := rows - len(self._pinned)) > 0:
+                self._add(min(missing, most_rows(self._schema.bytes)))
+        except StoreError:  # a quota may be full of those that were made
+            for part in self._segments[before:]:
+                discard(part.path)
+            raise
+
+    def provide(self, rows: int) -> None:
+        """Have so many free rows.
+
+        Raises:
+            StoreError: the disk is too small for them.
+        """
+        self.reserve(len(self._pinned) + rows - self.free)
 
     def take(self) -> int:
         """The address of a free row, in a new segment if need be.
@@ -101,10 +117,10 @@ class Pool:
         """Whether the row is one client's alone and no kept checkpoint needs it."""
         return bool(self._holders[address] == 1 and not self._pinned[address])
 
-    def locate(self, address: int) -> tuple[Segment, int]:
+    def locate(self, address: int) -> Place:
         """The segment and the row of an address."""
         index = bisect_right(self._starts, address) - 1
-        return self._segments[index], address - self._starts[index]
+        return Place(self._segments[index], address - self._starts[index])
 
     def pin(self, addresses: Addresses) -> None:
         """Promise these rows to a checkpoint."""

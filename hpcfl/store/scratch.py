@@ -4,15 +4,16 @@ Rounds read and write the node's disk alone.  What a resume finds is in the run 
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
 from zlib import crc32
 
 from hpcfl.store.durable import storing
-from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.hdf5 import Frozen, Hdf5Store
 from hpcfl.store.rows import Table
 
 
@@ -45,6 +46,16 @@ class ScratchStore:
         """
         self._near.reserve(rows)
         self._far.reserve(rows)
+
+    def provide(self, rows: Sequence[int]) -> None:
+        """Have so many free rows on both disks.
+
+        Raises:
+            StoreError: a disk is too small for them.
+        """
+        self._near.provide(rows)
+        with self._far_turn:
+            self._far.provide(rows)
 
     def expect(self, clients: Sequence[int]) -> None:
         """These clients are read next: their states are fetched meanwhile."""
@@ -89,7 +100,8 @@ class ScratchStore:
             StoreError: a row table is missing or damaged.
         """
         self._near.keep([])
-        self._far.keep(folders)
+        with self._far_turn:
+            self._far.keep(folders)
 
     def adopt(self, table: Table) -> None:
         """Go on with the segments of a checkpoint that the same ranks with the same clients made.
@@ -109,16 +121,20 @@ class ScratchStore:
 
     def close(self) -> None:
         """Release the files, and remove those on the node's disk."""
-        self._copier.shutdown()
+        self._copier.shutdown(cancel_futures=True)
         self._near.close()
         self._far.close()
         shutil.rmtree(self._folder, ignore_errors=True)  # what is left goes with the next life
+        with suppress(OSError):  # another rank's is there
+            for empty in list(self._folder.parents)[:3]:  # the rank's, the life's, the run's
+                empty.rmdir()
 
-    def _copy(self, frozen: Iterable[tuple[int, Callable[[], Any]]], folder: Path) -> None:
-        for client, fetch in frozen:
+    def _copy(self, frozen: Iterable[Frozen], folder: Path) -> None:
+        for clients, fetch in frozen:
             state = fetch()
             with self._far_turn:
-                self._far.stage(client, state)
+                for client in clients:  # one after the other, so that they share a row
+                    self._far.stage(client, state)
         with self._far_turn:
             written = self._far.commit(folder)
         for part in written:

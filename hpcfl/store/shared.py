@@ -42,6 +42,16 @@ class SharedStore:
         self._own.reserve([own])
         self._shared.reserve([shared])
 
+    def provide(self, rows: Sequence[int]) -> None:
+        """Have so many free rows on the disk for own and for shared parts.
+
+        Raises:
+            StoreError: the disk is too small for them.
+        """
+        own, shared = rows
+        self._own.provide([own])
+        self._shared.provide([shared])
+
     def expect(self, clients: Sequence[int]) -> None:
         """These clients are read next: their states are fetched from the disk meanwhile."""
         self._own.expect(clients)

@@ -84,7 +84,7 @@ class _Desk:
 
     pending = False, False
 
-    def settle(self) -> None:
+    def settle(self, round: int) -> None:
         pass
 
 

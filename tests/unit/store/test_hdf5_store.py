@@ -50,10 +50,9 @@ def gate(monkeypatch):
 
 def settle(store):
     """Wait until all states on their way have arrived."""
-    store._settle(0)
-    while store._queue:
-        store._queue[0].future.result()
-        store._settle(0)
+    for writing in list(store._writing.values()):
+        writing.future.result()
+    store._reap()
 
 
 def build(root, schema, states, clients=range(CLIENTS), life="a", rank=0):
@@ -231,7 +230,7 @@ def test_a_full_disk_is_met_at_growth_and_the_checkpoint_stands(
     monkeypatch.setattr(
         "hpcfl.store.layout.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})
     )
-    with pytest.raises(StoreError, match=r"needs 328 bytes, 10 bytes free; make room"):
+    with pytest.raises(StoreError, match=r"needs 1.0 MB, 10 bytes free; make room"):
         store.stage(0, make(0, 2))
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(2))
@@ -255,7 +254,7 @@ def test_expected_states_are_read_ahead(root, schema, make, bits, monkeypatch):
     reads = []
     monkeypatch.setattr(Segment, "read", reader_that_notes(reads))
     store.expect([1, 2, 29])
-    store._behind.read(*store._pool.locate(0), 0).result()  # after those that were asked before
+    store._behind.read(store._pool.locate(0), 0).result()  # after those that were asked before
     assert reads == [1, 2, 0]
     assert [bits(store.read(client)) for client in (1, 2)] == [bits(make(c, 0)) for c in (1, 2)]
     assert store.read(29) is None
@@ -289,23 +288,67 @@ def test_a_state_staged_after_it_was_expected_is_what_is_read(root, schema, make
     store.close()
 
 
-def test_states_on_their_way_to_the_disk_are_a_cohort_at_most(root, schema, make, gate):
+def test_states_on_their_way_to_the_disk_are_two_cohorts_at_most(root, schema, make, gate):
     store = build(root, schema, 0)
     store.expect([0, 1, 2])
     gate.clear()
+    for client in range(6):
+        store.stage(client, make(client, 0))
+    assert len(store._outside) == 6
+    Timer(0.05, gate.set).start()
+    store.stage(6, make(6, 0))  # waits for the first
+    assert len(store._outside) <= 6
+    settle(store)
+    assert (len(store._outside), store._writing) == (0, {})
+    store.close()
+
+
+def test_states_replaced_during_a_commit_are_two_cohorts_at_most(
+    root, schema, make, gate, tmp_path
+):
+    store = build(root, schema, 10)
+    store.expect([0, 1])
+    for client in range(10):
+        store.stage(client, make(client, 0))
+    gate.clear()
+    (written,) = store.commit(tmp_path)
+    for client in range(4):
+        store.stage(client, make(client, 1))
+    assert len(store._outside) == 4
+    Timer(0.05, gate.set).start()
+    store.stage(4, make(4, 1))  # waits for the first
+    assert len(store._outside) <= 4
+    written.result()
+    store.close()
+
+
+def test_reading_waits_for_no_write(root, schema, make, bits, monkeypatch, tmp_path):
+    """Of a commit, of a state that is let go of."""
+    store = build(root, schema, 1)
+    store.expect(range(5))
     for client in range(3):
         store.stage(client, make(client, 0))
-    assert store._outside == 3
-    Timer(0.05, gate.set).start()
-    store.stage(3, make(3, 0))  # waits for the first
-    assert store._outside <= 3
     settle(store)
-    assert (store._outside, store._writing) == (0, {})
+    held, write = Event(), Segment.write
+
+    def wait(self, row, tensors):
+        assert held.wait(60)
+        write(self, row, tensors)
+
+    monkeypatch.setattr(Segment, "write", wait)
+    (written,) = store.commit(tmp_path)
+    store.stage(3, make(3, 0))
+    store.stage(4, make(4, 0))
+    assert bits(store.read(0)) == bits(make(0, 0))
+    assert not written.done()
+    held.set()
+    written.result()
     store.close()
 
 
 def test_what_is_staged_during_a_commit_is_not_part_of_it(root, schema, make, bits, gate, tmp_path):
     store = build(root, schema, 10)
+    store.expect(range(8))
     for client in range(8):
         store.stage(client, make(client, 0))
     gate.clear()
@@ -322,20 +365,56 @@ def test_what_is_staged_during_a_commit_is_not_part_of_it(root, schema, make, bi
     store.close()
 
 
-def test_a_write_that_fails_behind_fails_the_commit(root, schema, make, monkeypatch, tmp_path):
-    store = build(root, schema, 0)
+@pytest.mark.parametrize("error", [StoreError, MemoryError, ValueError])
+@pytest.mark.parametrize("states", [0, 10])
+def test_a_write_that_fails_behind_fails_the_commit(
+    root, schema, make, monkeypatch, tmp_path, error, states
+):
+    """Of a state that was let go of, and of one in the cache."""
+    store = build(root, schema, states)
     store.stage(1, make(1, 0))
+    settle(store)
 
     def fail(self, row, tensors):
-        raise StoreError("the disk fails")
+        raise error("the disk fails")
 
-    settle(store)
     monkeypatch.setattr(Segment, "write", fail)
     store.stage(2, make(2, 0))
     (written,) = store.commit(tmp_path)
-    with pytest.raises(StoreError, match="the disk fails"):
+    with pytest.raises(error, match="the disk fails"):
         written.result()
     assert not list(tmp_path.glob("rows-*.npz"))
+    store.close()
+
+
+def test_rows_that_a_quota_refuses_leave_nothing_behind(root, schema, monkeypatch):
+    monkeypatch.setattr(pool, "FILE_BYTES", 25 * schema.bytes)
+    create, made = Segment.create.__func__, []
+
+    def refuse(cls, path, *rest):
+        if len(made) == 2:
+            raise StoreError("quota")
+        made.append(path)
+        return create(cls, path, *rest)
+
+    monkeypatch.setattr(Segment, "create", classmethod(refuse))
+    store = build(root, schema, 0)
+    with pytest.raises(StoreError, match="quota"):
+        store.reserve([60])
+    assert (len(made), list(root.iterdir())) == (2, [])
+    store.close()
+
+
+def test_free_rows_are_provided(root, schema, make, commit):
+    store = build(root, schema, 0)
+    store.reserve([12])
+    for client in range(10):
+        store.stage(client, make(client, 0))
+    store.provide([2])
+    assert [part.rows for part in store._pool.segments] == [12]
+    store.provide([7])
+    assert [part.rows for part in store._pool.segments] == [12, 5]
+    assert store._pool.free == 7
     store.close()
 
 

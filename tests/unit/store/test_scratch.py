@@ -1,8 +1,12 @@
 """States on the node's disk: what a commit copies, and what is left behind."""
 
+from typing import NamedTuple
+
 import pytest
+import torch
 
 from hpcfl.errors import StoreError
+from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.reader import Reader
 from hpcfl.store.rows import Table
@@ -14,7 +18,9 @@ CLIENTS = 12
 
 @pytest.fixture
 def near(tmp_path):
-    return folder_of_life(tmp_path / "disk", tmp_path / "run", 0, "a")
+    folder = folder_of_life(tmp_path / "disk", tmp_path / "run", 0, "a") / "own"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture
@@ -64,7 +70,7 @@ def test_what_is_staged_during_a_copy_is_not_part_of_it(
 def test_the_disk_is_left_as_it_was_found(store, near, make, tmp_path):
     store.stage(1, make(1, 0))
     store.close()
-    assert not near.exists()
+    assert list((tmp_path / "disk").iterdir()) == []
     dead = folder_of_life(tmp_path / "disk", tmp_path / "run", 1, "dead")
     other = folder_of_life(tmp_path / "disk", tmp_path / "other", 0, "b")
     folder_of_life(tmp_path / "disk", tmp_path / "run", 0, "c")
@@ -75,3 +81,23 @@ def test_a_disk_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"file.*: cannot be written: Not a directory"):
         folder_of_life(tmp_path / "file", tmp_path / "run", 0, "a")
+
+
+class Anchor(NamedTuple):
+    x: torch.Tensor
+
+
+def test_clients_that_share_a_state_share_a_row_in_the_run_directory(root, near, commit):
+    """Whatever of it the near cache holds, and whoever was staged in between."""
+    schema = StateSchema(Anchor, (Field("x", (4,), torch.float32, shared=True),))
+    stores = (
+        Hdf5Store(folder, 0, "a", range(CLIENTS), schema, 0, common=True) for folder in (near, root)
+    )
+    store = ScratchStore(*stores, near)
+    for t, clients in enumerate(([0, 4, 8], [1, 2, 5], [3, 6])):
+        x = torch.full((4,), float(t))
+        for client in clients:
+            store.stage(client, Anchor(x))
+    _, table = commit("a", store)
+    assert len(set(zip(table.segments, table.rows, strict=True))) == 3
+    store.close()
