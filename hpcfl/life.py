@@ -157,10 +157,11 @@ class Life:
         """
         if self._saving is None:
             return
-        folders = self._saving.commit(self.store, self.comm, self.parts.job.checkpoint.keep)
+        checkpoint, saved = self.parts.job.checkpoint, self._saving.round
+        folders = self._saving.commit(self.store, self.comm, checkpoint.keep)
         self._saving = None
-        # Enough where checkpoints come as they are due; others, by the clock or a signal, pin more.
-        self.store.provide(coming(self.parts, self.owner == self.comm.rank, round))
+        if saved and not checkpoint.due(saved, self.parts.job.rounds):  # its rows come on top
+            self.store.provide(coming(self.parts, self.owner == self.comm.rank, round))
         if self.comm.rank == 0:
             self.prune_stores(folders)
 

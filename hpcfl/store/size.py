@@ -5,7 +5,8 @@ that all clients of a round share is kept once a rank for every round that one o
 seen in.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,13 @@ ROUNDS = 2  # that may go on until a commit is waited for, see Hdf5Store.short
 ENTRY = 32  # bytes of a row in a row table: four int64
 
 Counts = NDArray[np.int64]
+
+
+class _Commit(NamedTuple):
+    """What a checkpoint names: states, and those of them that the one before did not; a rank."""
+
+    states: Counts
+    new: Counts
 
 
 class Occupancy:
@@ -35,11 +43,11 @@ class Occupancy:
     def __init__(
         self, owner: Counts, ranks: int, each: int, keep: int, *, shared: bool, memory: bool
     ) -> None:
-        self._ranks = ranks
-        self._holders = owner if shared else np.arange(len(owner))
-        self._owner = np.arange(ranks) if shared else owner  # of a holder
+        self._owner, self._ranks = owner, ranks
         self._keep, self._shared, self._memory = keep, shared, memory
-        self._kept: list[Counts] = []
+        self._kept: deque[_Commit] = deque()
+        self._later = np.zeros(ranks, np.int64)  # new states of all kept commits but the oldest
+        self._newest = 0  # round of a state
         self.each = each
         """Bytes of a row."""
         self.states = np.zeros(ranks, np.int64)
@@ -50,14 +58,21 @@ class Occupancy:
 
     def commit(self, last: Counts) -> None:
         """Take a checkpoint; ``last`` [N] is the round of every client's state, 0 for none."""
-        every = [*self._kept, last]
-        self.states = self._busy([last])
-        rows, files = self._busy(every), np.zeros_like(self.rows)
+        self.states, new = self._distinct(last, 0), self._distinct(last, self._newest)
+        self._newest = int(last.max(initial=0))
+        # A state that is gone does not come back: what the kept checkpoints name together is what
+        # the oldest names and what was new in each of the others.
+        if self._kept:
+            self._later = self._later + new
+        self._kept.append(_Commit(self.states, new))
+        rows, files = self._kept[0].states + self._later, self._files
         if self._memory:
-            each = np.array([self._busy([one]) for one in every])
+            each = np.array([commit.states for commit in self._kept])
             rows, files = each.sum(0), (each > 0).sum(0)
         self.rows, self._files = np.maximum(self.rows, rows), np.maximum(self._files, files)
-        self._kept = every[-self._keep :]
+        if len(self._kept) > self._keep:
+            self._kept.popleft()
+            self._later = self._later - self._kept[0].new
 
     def spare(self, members: Counts) -> None:
         """Add rows for the rounds that go on while a commit is written.
@@ -74,10 +89,12 @@ class Occupancy:
         """What the rows take on the disk; of every rank."""
         return self.rows * self.each + self._files * HEADER
 
-    def _busy(self, commits: Sequence[Counts]) -> Counts:
-        """How many different states these commits name, of every rank."""
-        span = 1 + max((int(last.max()) for last in commits), default=0)
-        named = [(self._holders * span + last)[last > 0] for last in commits]
-        states = np.sort(np.concatenate([np.zeros(0, np.int64), *named]))
+    def _distinct(self, last: Counts, beyond: int) -> Counts:
+        """How many different states later than a round the clients have, of every rank."""
+        late = last > beyond
+        if not self._shared:
+            return np.bincount(self._owner[late], minlength=self._ranks)
+        span = 1 + int(last.max(initial=0))
+        states = np.sort(self._owner[late] * span + last[late])
         states = states[np.diff(states, prepend=-1) > 0]  # as np.unique, a hundred times faster
-        return np.bincount(self._owner[states // span], minlength=self._ranks)
+        return np.bincount(states // span, minlength=self._ranks)

@@ -75,7 +75,7 @@ def test_an_algorithm_raises(start, tmp_path, ranks, backend):
     assert "RuntimeError: the flux capacitor is empty" in told[0]
     if ranks > 1:
         assert f"of {ranks}]" in told[0]
-    assert outcome(tmp_path / "run").round == 3
+    assert outcome(tmp_path / "run").round == 2  # that of round 3 was on its way
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

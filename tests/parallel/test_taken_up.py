@@ -66,7 +66,7 @@ def test_longer_and_in_a_copy(runs, short, tmp_path):
 
 def test_a_branch_of_a_run_that_is_alive(runs, tmp_path):
     live = tmp_path / "live"
-    changes = {"rounds": 100_000, "checkpoint": {"every": 4, "keep": 100_000}}
+    changes = {"rounds": 10_000, "checkpoint": {"every": 4, "keep": 10_000}}
     with Going(2, "run", write(tmp_path, **changes), "--out", live) as going:
         going.wait_until(lambda: background.rounds(live) > 20)
         settings = ("rounds=30", "--round", "16", "--out", tmp_path / "copy")
