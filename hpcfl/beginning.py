@@ -192,7 +192,7 @@ def again(life: Life, request: Request) -> Beginning:
         life.take_over(newest, folders)
     with together(comm):
         if comm.rank == 0:
-            _settle(life, newest, folders, request.wanted)
+            _go_back(life, newest, folders, request.wanted)
     return Beginning(server, newest.round, beside)
 
 
@@ -230,7 +230,7 @@ def _require_whole(root: Path, kept: Sequence[int]) -> None:
             ) from e
 
 
-def _settle(life: Life, newest: Checkpoint, kept: Sequence[Path], job: bytes) -> None:
+def _go_back(life: Life, newest: Checkpoint, kept: Sequence[Path], job: bytes) -> None:
     """Let the directory be that of a run that has come as far as ``newest``; on rank 0 alone.
 
     In an order that leaves it resumable wherever a kill interrupts it.
