@@ -65,7 +65,7 @@ def anew(life: Life) -> Beginning:
             life.best.restore(None)
             life.prune_stores([])
             life.require_room()
-    life.comm.beat(folder.ranks)
+    life.comm.beat(folder.ranks, life.name)
     life.open_store()
     with together(life.comm):
         life.reserve()
@@ -171,7 +171,7 @@ def again(life: Life, request: Request) -> Beginning:
             prune(folder.checkpoints)
             _require_whole(folder.checkpoints, kept)
             names = " ".join(map(str, kept))
-    comm.beat(folder.ranks)
+    comm.beat(folder.ranks, life.name)
     kept = [int(name) for name in comm.share(names).split()]
     with together(comm), request.offering(kept):
         newest = find(folder.checkpoints, kept[-1])
