@@ -167,6 +167,7 @@ def again(life: Life, request: Request) -> Beginning:
             folder.lock()
             if folder.job.read_bytes() not in (request.found, request.wanted):
                 raise JobError(f"{folder.job}: was changed while it was read; resume again")
+            folder.entries()  # whose damage would be found too late when this start is added
             kept = request.chosen(folder)
             prune(folder.checkpoints)
             _require_whole(folder.checkpoints, kept)
