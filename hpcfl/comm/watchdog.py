@@ -126,7 +126,11 @@ def busy(
     """Whether what keeps this rank waiting may take any time: others, alive, prepare the rounds.
 
     Args:
-        pulse, rank, before, now, size: as of ``blame``.
+        pulse: of the rank that asks, which waits.
+        rank: that rank.
+        before: heartbeats by rank, a few periods ago.
+        now: heartbeats by rank.
+        size: the number of ranks.
     """
     others = [i for i in range(size) if i != rank]
     alive = all(i in now and now[i] != before.get(i) for i in others)

@@ -77,4 +77,4 @@ def test_a_checkpoint_that_cannot_be_removed_or_read(tmp_path, monkeypatch):
         prune(tmp_path)
     found = Checkpoint(tmp_path / "00000004", 4, 1, "", NOTHING, {checkpoint.BEST: 0})
     with pytest.raises(StoreError, match=r"best\.safetensors: cannot be read: No such .*older"):
-        found.best
+        _ = found.best
