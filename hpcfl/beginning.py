@@ -65,7 +65,7 @@ def anew(life: Life) -> Beginning:
             life.best.restore(None)
             life.prune_stores([])
             life.require_room()
-    life.comm.beat(folder.ranks)
+    life.comm.beat(folder.ranks, life.name)
     life.open_store()
     with together(life.comm):
         life.reserve()
@@ -167,11 +167,12 @@ def again(life: Life, request: Request) -> Beginning:
             folder.lock()
             if folder.job.read_bytes() not in (request.found, request.wanted):
                 raise JobError(f"{folder.job}: was changed while it was read; resume again")
+            folder.entries()  # whose damage would be found too late when this start is added
             kept = request.chosen(folder)
             prune(folder.checkpoints)
             _require_whole(folder.checkpoints, kept)
             names = " ".join(map(str, kept))
-    comm.beat(folder.ranks)
+    comm.beat(folder.ranks, life.name)
     kept = [int(name) for name in comm.share(names).split()]
     with together(comm), request.offering(kept):
         newest = find(folder.checkpoints, kept[-1])
@@ -192,7 +193,7 @@ def again(life: Life, request: Request) -> Beginning:
         life.take_over(newest, folders)
     with together(comm):
         if comm.rank == 0:
-            _settle(life, newest, folders, request.wanted)
+            _go_back(life, newest, folders, request.wanted)
     return Beginning(server, newest.round, beside)
 
 
@@ -230,7 +231,7 @@ def _require_whole(root: Path, kept: Sequence[int]) -> None:
             ) from e
 
 
-def _settle(life: Life, newest: Checkpoint, kept: Sequence[Path], job: bytes) -> None:
+def _go_back(life: Life, newest: Checkpoint, kept: Sequence[Path], job: bytes) -> None:
     """Let the directory be that of a run that has come as far as ``newest``; on rank 0 alone.
 
     In an order that leaves it resumable wherever a kill interrupts it.

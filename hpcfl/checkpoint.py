@@ -52,8 +52,12 @@ class Checkpoint(NamedTuple):
 
     @property
     def best(self) -> bytes | None:
-        """Its best model, if there is one; ``read_server`` looked at the checksums."""
-        return (self.folder / BEST).read_bytes() if BEST in self.files else None
+        """Its best model, if there is one; ``read_server`` looked at the checksums.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        return _content(self.folder / BEST) if BEST in self.files else None
 
 
 def committed(root: Path) -> list[Checkpoint]:
@@ -106,10 +110,15 @@ def give_up(root: Path, after: int) -> None:
 
 
 def prune(root: Path) -> None:
-    """Remove the folders that a killed run left uncommitted."""
-    for folder in _folders(root):
-        if not (folder / MANIFEST).exists():
-            shutil.rmtree(folder)
+    """Remove the folders that a killed run left uncommitted.
+
+    Raises:
+        StoreError: one cannot be removed.
+    """
+    with storing(root):
+        for folder in _folders(root):
+            if not (folder / MANIFEST).exists():
+                shutil.rmtree(folder)
 
 
 def _folders(root: Path) -> list[Path]:
@@ -130,10 +139,7 @@ def check_files(checkpoint: Checkpoint) -> None:
     """
     for name, expected in checkpoint.files.items():
         path = checkpoint.folder / name
-        try:
-            found = crc32(path.read_bytes())
-        except OSError as e:
-            raise StoreError(f"{path}: cannot be read: {e.strerror}; {_OTHER}") from e
+        found = crc32(_content(path))
         if found != expected:
             raise StoreError(f"{path}: checksum {found}, expected {expected}; {_OTHER}")
 
@@ -158,9 +164,17 @@ def read_kept(checkpoint: Checkpoint, device: torch.device) -> dict[str, Tensor]
     return _load(checkpoint.folder / KEPT, device) if KEPT in checkpoint.files else {}
 
 
-def _load(path: Path, device: torch.device) -> dict[str, Tensor]:
+def _content(path: Path) -> bytes:
     try:
-        entries = load_tensors(path.read_bytes())
+        return path.read_bytes()
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}; {_OTHER}") from e
+
+
+def _load(path: Path, device: torch.device) -> dict[str, Tensor]:
+    content = _content(path)
+    try:
+        entries = load_tensors(content)
     except (SafetensorError, ValueError, LookupError, RuntimeError) as e:
         raise StoreError(f"{path}: cannot be read: {e}; {_OTHER}") from e
     return {name: tensor.to(device) for name, tensor in entries.items()}

@@ -9,7 +9,7 @@ buffers.safetensors  what the model computes with besides, if anything, see hpcf
 best.safetensors  the model of the best evaluated round, if the job keeps it, see hpcfl.best
 checkpoints/    see hpcfl.checkpoint
 stores/         segments of client states, see hpcfl.store
-ranks/          where every rank of a live run is, see hpcfl.comm.heartbeat
+ranks/LIFE/     where every rank of a live run is, see hpcfl.comm.heartbeat
 lock            held while a run is alive
 """
 
@@ -197,20 +197,26 @@ class RunDir:
         """The history: every start of the run, and where it branched off; oldest first.
 
         Raises:
-            StoreError: it is damaged.
+            StoreError: it is damaged, or cannot be read.
         """
-        if not self.history.exists():
-            return []
         try:
-            found = [parse_json(line) for line in self.history.read_text("utf-8").splitlines()]
-        except ValueError as e:
-            raise StoreError(f"{self.history}: is not one JSON object a line: {e}") from e
-        whole = (
-            isinstance(entry, dict) and isinstance(entry.get("round", 0), int) for entry in found
-        )
-        if not all(whole):
-            raise StoreError(f"{self.history}: is not one JSON object a line")
-        return found
+            lines = self.history.read_bytes().splitlines()
+        except FileNotFoundError:  # before the first start
+            return []
+        except OSError as e:
+            raise StoreError(
+                f"{self.history}: cannot be read: {e.strerror}; repair the disk"
+            ) from e
+        entries = []
+        for number, line in enumerate(lines, 1):
+            try:
+                entries.append(_entry(line))
+            except (ValueError, TypeError) as e:
+                raise StoreError(
+                    f"{self.history}:{number}: found no JSON object of a start: {e}; remove that "
+                    "line, or the file: a resume needs neither"
+                ) from e
+        return entries
 
     @property
     def last_start(self) -> dict[str, Any]:
@@ -225,3 +231,18 @@ class RunDir:
     def mark(self) -> str:
         """What identifies the job of this directory."""
         return mark(flat(read(self.job).tree))
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    """One line of the history.
+
+    Raises:
+        ValueError, TypeError: it is damaged.
+    """
+    entry = parse_json(line)
+    if not isinstance(entry, dict):
+        raise TypeError(f"a {type(entry).__name__}")
+    for key, kind in (("round", int), ("settings", dict)):
+        if not isinstance(entry.get(key, kind()), kind):
+            raise TypeError(f"{key} is {entry[key]!r}")
+    return entry

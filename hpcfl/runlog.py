@@ -4,7 +4,8 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from io import BufferedWriter
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -31,9 +32,14 @@ class RunLog:
     """The log of a run; on ranks other than 0, a log that keeps nothing."""
 
     def __init__(self, path: Path | None) -> None:
-        self._file: BufferedWriter | None = path.open("ab") if path else None
-        self.extent = NOTHING.after(path.read_bytes()) if path else NOTHING
+        self._file: FileIO | None = None
+        self.extent = NOTHING
         """What stands in it."""
+        if path:
+            with storing(path):
+                # Nothing waits in a buffer for another try, and another error, at the end.
+                self._file = path.open("ab", buffering=0)
+                self.extent = NOTHING.after(path.read_bytes())
 
     def write(self, record: Mapping[str, float | int]) -> None:
         """Append one round; a number that is not finite, which JSON lacks, as null.
@@ -44,8 +50,9 @@ class RunLog:
         if self._file:
             line = _line(record)
             with storing(Path(self._file.name)):
-                self._file.write(line)
-                self._file.flush()
+                left = memoryview(line)
+                while left:
+                    left = left[self._file.write(left) :]
             self.extent = self.extent.after(line)
 
     def sync(self) -> None:
@@ -59,9 +66,14 @@ class RunLog:
                 os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file.
+
+        Raises:
+            StoreError: the disk fails, as NFS tells now.
+        """
         if self._file:
-            self._file.close()
+            with storing(Path(self._file.name)):
+                self._file.close()
 
 
 def _line(record: Mapping[str, float | int]) -> bytes:
@@ -73,10 +85,10 @@ def cut(path: Path, extent: Extent) -> None:
     """Take away what lies beyond ``extent``: the rounds after a checkpoint.
 
     Raises:
-        StoreError: rounds are missing or damaged.
+        StoreError: rounds are missing or damaged, or the disk fails.
     """
     require(path, extent)
-    if path.exists():
+    with storing(path), suppress(FileNotFoundError):  # before the first round
         os.truncate(path, extent.length)
 
 
@@ -84,9 +96,14 @@ def require(path: Path, extent: Extent) -> bytes:
     """The log as it was at a checkpoint.
 
     Raises:
-        StoreError: rounds are missing or damaged.
+        StoreError: rounds are missing or damaged, or the disk fails.
     """
-    found = path.read_bytes() if path.exists() else b""
+    try:
+        found = path.read_bytes()
+    except FileNotFoundError:  # before the first round
+        found = b""
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}; put the log back") from e
     if len(found) < extent.length:
         raise StoreError(
             f"{path}: {len(found)} bytes, expected at least the {extent.length} of the checkpoint; "

@@ -12,7 +12,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from hpcfl.checkpoint import MANIFEST
-from hpcfl.comm.heartbeat import Heartbeat, read_all
+from hpcfl.comm.heartbeat import Heartbeat, read_newest
 from hpcfl.errors import JobError, StoreError
 from hpcfl.files import parse_json
 from hpcfl.records import RunRecord, read_run
@@ -66,7 +66,7 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
     if state == "not running":
         yield "go on", f"hpcfl resume {run.path}"
     yield from _speed(run, alive=alive)
-    beats = read_all(folder.ranks) if alive else []
+    beats = read_newest(folder.ranks) if alive else []
     if beats:
         yield "ranks", _ranks(beats, time.time())
     losses = run.curve("train_loss")

@@ -1,6 +1,11 @@
-"""What every rank says of itself while it lives: one small file in the run directory."""
+"""What every rank says of itself while it lives: one small file in the run directory.
+
+Every life of a run has a folder of its own, ``ranks/LIFE``: a process of an earlier life that was
+stopped, and goes on, finds nobody of the new one there, and nobody of the new one hears it.
+"""
 
 import os
+import shutil
 import socket
 import time
 from contextlib import suppress
@@ -86,24 +91,31 @@ def read_all(folder: Path) -> list[Heartbeat]:
     return [heartbeat for heartbeat in found if heartbeat is not None]
 
 
-class Heartbeats:
-    """The heartbeat files of one life of a run, as one of its ranks uses them."""
+def read_newest(root: Path) -> list[Heartbeat]:
+    """The heartbeats of the life that was heard of last, by rank."""
+    lives = [read_all(folder) for folder in root.glob("*")]
+    return max(lives, key=lambda beats: max((b.time for b in beats), default=-1.0), default=[])
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self.folder, self._rank = folder, rank
+
+class Heartbeats:
+    """The heartbeat files of one life of a run, in a folder of its own, as one rank uses them."""
+
+    def __init__(self, root: Path, life: str, rank: int) -> None:
+        self._root, self.folder, self._rank = root, root / life, rank
         self._host, self._pid = socket.gethostname(), os.getpid()
         self._beats = 0
 
-    def clear(self) -> None:
-        """Remove what an earlier life left; before any rank opens its file, on one of them.
+    def begin(self) -> None:
+        """Make the folder, and remove those of earlier lives; on one rank, before any other opens.
 
         Raises:
             StoreError: the disk fails.
         """
         with storing(self.folder):
-            self.folder.mkdir(exist_ok=True)
-            for path in (*self.folder.glob("*.json"), self.folder / TOLD):
-                path.unlink(missing_ok=True)
+            self.folder.mkdir(parents=True)
+            for other in self._root.iterdir():
+                if other != self.folder:
+                    shutil.rmtree(other, ignore_errors=True)  # what still lives there harms nobody
 
     def open(self, pulse: Pulse) -> None:
         """Make this rank's file.
@@ -150,9 +162,10 @@ class Heartbeats:
         return (self.folder / TOLD).exists()
 
     def close(self) -> None:
-        """Remove this rank's file: it has left in good order."""
+        """Remove this rank's file, and the last rank the folder: it has left in good order."""
         with suppress(OSError):  # nobody needs it to be gone
             self._path(self._rank).unlink(missing_ok=True)
+            self.folder.rmdir()
 
     def _path(self, rank: int) -> Path:
         return self.folder / f"{rank:04d}.json"

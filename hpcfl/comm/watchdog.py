@@ -5,9 +5,12 @@ of one collective.  Beyond ``comm.timeout_s`` it reads the heartbeats of the oth
 which is behind, and every rank that is alive ends: the launcher ends the rest.  The thread makes no
 MPI call, which only the main thread may.
 
-Not covered: the meeting of the ranks, before this thread exists (MPI waits there as long as its
-launcher lets it; Gloo and NCCL give up by themselves); a file system that hangs for all ranks; and
-who it was, until the run directory is known: data is loaded before.
+Before the first round it waits for others that are alive and busy as long as they are: they read
+and compare a whole store, which takes what it takes.
+
+Not covered: what comes before there are heartbeats, the meeting of the ranks and the loading of the
+data, which may have to be fetched (MPI waits there as long as its launcher lets it; Gloo and NCCL
+give up by themselves); and a file system that hangs, before the first round or for all ranks.
 """
 
 import math
@@ -69,12 +72,20 @@ class Watchdog:
             self._beat()
             waited = waited + 1 if self.pulse.waits and self.pulse.calls == calls else 0
             calls = self.pulse.calls
-            if self._files and self._files.told():
+            if not self._files:
+                waited = 0
+                continue
+            if self._files.told():
                 self._follow()
             if waited == self._patience - LOOK:
-                before = self._look()
+                before = self._files.read(self._size)
             if waited >= self._patience:
-                self._tell(before)
+                now = self._files.read(self._size)
+                if busy(self.pulse, self._rank, before, now, self._size):
+                    waited = 0
+                else:
+                    why = blame(self.pulse, self._rank, before, now, self._size, self._files.folder)
+                    self._tell(why)
 
     def _beat(self) -> None:
         if self._files and not self._mute:
@@ -88,17 +99,8 @@ class Watchdog:
                     "named\n"
                 )
 
-    def _look(self) -> Mapping[int, Heartbeat]:
-        return self._files.read(self._size) if self._files else {}
-
-    def _tell(self, before: Mapping[int, Heartbeat]) -> None:
+    def _tell(self, why: str) -> None:
         """Say why the run ends, unless another rank does, and end this process."""
-        why = (
-            blame(self.pulse, self._rank, before, self._look(), self._size, self._files.folder)
-            if self._files
-            else "one of them did not come while the job was loaded; raise comm.timeout_s if that "
-            "takes so long"
-        )
         line = (
             f"RankError: [rank {self._rank} of {self._size}] waited {self._timeout_s:g} s for the "
             f"other ranks, {place(self.pulse.round, self.pulse.phase)}: {why}"
@@ -112,6 +114,27 @@ class Watchdog:
         """End this process, another rank having said why."""
         time.sleep(MOMENT_S)
         end_process(1)
+
+
+def busy(
+    pulse: Pulse,
+    rank: int,
+    before: Mapping[int, Heartbeat],
+    now: Mapping[int, Heartbeat],
+    size: int,
+) -> bool:
+    """Whether what keeps this rank waiting may take any time: others, alive, prepare the rounds.
+
+    Args:
+        pulse: of the rank that asks, which waits.
+        rank: that rank.
+        before: heartbeats by rank, a few periods ago.
+        now: heartbeats by rank.
+        size: the number of ranks.
+    """
+    others = [i for i in range(size) if i != rank]
+    alive = all(i in now and now[i] != before.get(i) for i in others)
+    return pulse.round == 0 and alive and any(not now[i].waits for i in others)
 
 
 def blame(

@@ -34,16 +34,20 @@ class Watched:
         """The group's name: solo, mpi, gloo or nccl."""
         return type(self._comm).__name__.lower()
 
-    def beat(self, folder: Path) -> None:
-        """Collective: keep heartbeats in ``folder``, of a run that rank 0 holds, from now on.
+    def beat(self, root: Path, life: str) -> None:
+        """Collective: from now on keep heartbeats, and let nobody wait too long.
+
+        Args:
+            root: where the lives of a run that rank 0 holds have a folder each.
+            life: the name of this one; the others are removed.
 
         Raises:
             StoreError: they cannot be written.
         """
-        files = Heartbeats(folder, self.rank)
+        files = Heartbeats(root, life, self.rank)
         with together(self):
             if self.rank == 0:
-                files.clear()
+                files.begin()
         with together(self):
             self._watchdog.keep(files)
 

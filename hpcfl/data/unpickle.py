@@ -9,7 +9,7 @@ those believe whatever sizes and types a pickle tells them.
 import math
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from pickletools import genops
 from typing import Any, NamedTuple
@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
+from hpcfl.files import require_memory
 
 _MOST = 1 << 28, 1 << 20  # bytes and instructions; CIFAR-100's largest file has half of the former
 _DAMAGED = (pickle.UnpicklingError, ArithmeticError, LookupError, OSError, TypeError, ValueError)
 _TYPE = re.compile(r"[biuf][1248]")
+_COPIED = str | bytes | bytearray
 
 
 class _Name(NamedTuple):
@@ -48,6 +50,8 @@ class _Type:
 
     def read(self, content: bytes) -> NDArray[Any]:
         """All numbers in some bytes, in the machine's order."""
+        if not isinstance(content, bytes | bytearray):
+            raise TypeError(f"an array made of a {type(content).__name__}")
         stored = np.frombuffer(content, np.dtype(self._order + self._code))
         return stored.astype(self._code)
 
@@ -105,7 +109,7 @@ def unpickle(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST[0]:
             raise ValueError(f"more than {_MOST[0]} bytes")
-        content = _Reader().read(path.read_bytes())
+        content = _Reader(path).read(path.read_bytes())
     except _DAMAGED as error:
         reason = str(error) or type(error).__name__
         raise DataError(f"{path}: not a readable data file: {reason}") from error
@@ -119,7 +123,8 @@ def unpickle(path: Path) -> dict[str, Any]:
 class _Reader:
     """Follows the instructions of one pickle."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path, self._copied = path, 0
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
@@ -151,7 +156,7 @@ class _Reader:
         """Add to the list or the dictionary that was pushed last."""
         target = self.stack[-1]
         if isinstance(target, dict):
-            _put(target, values)
+            self.put(target, values)
         elif isinstance(target, list):
             target.extend(values)
         else:
@@ -160,22 +165,35 @@ class _Reader:
     def call(self) -> Any:
         """The result of one of the functions that are known."""
         function, arguments = self.pop(2)
+        self._copies(arguments)
         return _CALLED[function](*arguments)
 
+    def build(self) -> None:
+        """Tell a type or an array the rest of what it is."""
+        (state,) = self.pop(1)
+        target = self.stack[-1]
+        if not isinstance(target, _Type | _Array):
+            raise TypeError(f"it builds a {type(target).__name__}")
+        self._copies(state)
+        target.set(state)
 
-def _put(target: dict[str, Any], values: list[Any]) -> dict[str, Any]:
-    """Add keys, which are texts, and values in turn."""
-    for key, value in zip(values[::2], values[1::2], strict=True):
-        if not isinstance(key, str | bytes):
-            raise TypeError(f"a key that is a {type(key).__name__}")
-        target[_text(key)] = value
-    return target
+    def put(self, target: dict[str, Any], values: list[Any]) -> dict[str, Any]:
+        """Add keys, which are texts, and values in turn."""
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            if not isinstance(key, str | bytes):
+                raise TypeError(f"a key that is a {type(key).__name__}")
+            self._copies([key])
+            target[_text(key)] = value
+        return target
 
+    def _copies(self, values: Iterable[Any]) -> None:
+        """Take note of bytes about to be copied: a few instructions can name the same many times.
 
-def _build(state: Any, target: Any) -> None:
-    if not isinstance(target, _Type | _Array):
-        raise TypeError(f"it builds a {type(target).__name__}")
-    target.set(state)
+        Raises:
+            DataError: all copies together do not fit into this machine.
+        """
+        self._copied += sum(len(value) for value in values if isinstance(value, _COPIED))
+        require_memory(self._path, self._copied)
 
 
 def _named(module: Any, name: Any) -> _Name:
@@ -215,7 +233,7 @@ _INSTRUCTIONS: dict[str, Callable[[_Reader, Any], None]] = {
     "EMPTY_DICT": _push(lambda reader, argument: {}),
     "EMPTY_TUPLE": _push(lambda reader, argument: ()),
     "LIST": _push(lambda reader, argument: reader.marked()),
-    "DICT": _push(lambda reader, argument: _put({}, reader.marked())),
+    "DICT": _push(lambda reader, argument: reader.put({}, reader.marked())),
     "TUPLE": _push(lambda reader, argument: tuple(reader.marked())),
     "TUPLE1": _push(lambda reader, argument: tuple(reader.pop(1))),
     "TUPLE2": _push(lambda reader, argument: tuple(reader.pop(2))),
@@ -233,5 +251,5 @@ _INSTRUCTIONS: dict[str, Callable[[_Reader, Any], None]] = {
     "GLOBAL": _push(lambda reader, name: _named(*name.split(" ", 1))),
     "STACK_GLOBAL": _push(lambda reader, argument: _named(*reader.pop(2))),
     "REDUCE": _push(lambda reader, argument: reader.call()),
-    "BUILD": lambda reader, argument: _build(reader.pop(1)[0], reader.stack[-1]),
+    "BUILD": lambda reader, argument: reader.build(),
 }

@@ -1,5 +1,6 @@
 """Files that were made to do harm: each is refused in one line, before it does."""
 
+import codecs
 import io
 import json
 import pickle
@@ -151,6 +152,40 @@ def test_a_pickle_that_is_a_bomb(tmp_path, content, said):
         assert unpickle(path) == {}
         return
     with pytest.raises(DataError, match=said):
+        unpickle(path)
+
+
+class Built:
+    """An array by its state."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def __reduce__(self):
+        return (*np.empty(0).__reduce__()[:2], self.state)
+
+
+BLOB = bytes(50_000)
+LETTERS = BLOB.decode()
+U1 = np.dtype("u1")
+COPIES = {
+    "_frombuffer": lambda: Harm(np.empty(1).__reduce_ex__(5)[0], BLOB, U1, (len(BLOB),), "C"),
+    "_reconstruct": lambda: Built((1, (len(BLOB),), U1, False, BLOB)),
+    "_codecs.encode": lambda: Harm(codecs.encode, LETTERS, "latin1"),
+    "keys": lambda: {BLOB: 1},
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_pickle_that_copies_the_same_bytes_again_and_again(tmp_path, kind, little_memory):
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps({"data": [COPIES[kind]() for _ in range(20)]}, 4))
+    assert len(unpickle(path)["data"]) == 20
+    path.write_bytes(pickle.dumps({"data": [COPIES[kind]() for _ in range(40)]}, 4))
+    assert path.stat().st_size < 2 * len(BLOB)
+    with pytest.raises(
+        DataError, match=r"batch: takes 1\.[01] MB of memory as it says, 1\.0 MB are"
+    ):
         unpickle(path)
 
 

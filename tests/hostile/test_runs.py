@@ -1,5 +1,7 @@
 """Damage in any file of a run directory: `status`, `export` and `resume` say so in one line."""
 
+import shutil
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,3 +59,22 @@ def test_any_damage_ends_in_a_line(run, name):
 
     play()
     path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_damage_ends_a_resume_otherwise(run, tmp_path, name):
+    """A copy plays one round more."""
+    newest = run / "checkpoints" / "00000002"
+    path = newest / name if (newest / name).exists() else run / name
+    whole = path.read_bytes()
+    copy = tmp_path / "copy"
+
+    @many(4)
+    @given(st.data())
+    def play(data):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(run, copy)
+        (copy / path.relative_to(run)).write_bytes(data.draw(damaged(whole)))
+        ends_well(lambda: hpcfl.resume(copy, ["rounds=3"]))
+
+    play()

@@ -176,10 +176,12 @@ def test_status_of_a_run_at_work(run, hpcfl):
 def test_status_says_where_the_ranks_of_a_live_run_are(run, hpcfl):
     """As far as the last of them is; who was not heard of lately is named; the dead say nothing."""
     pulses = Pulse(3, "training", 9, waits=True), Pulse(3, "checkpointing", 8)
+    folder = run / "ranks" / "0123abcd"
+    folder.mkdir()
     for rank, pulse in enumerate(pulses):
-        Heartbeats(run / "ranks", rank).open(pulse)
-    (run / "ranks" / "0002.json").write_text("{}")  # damaged
-    path = run / "ranks" / "0001.json"
+        Heartbeats(run / "ranks", folder.name, rank).open(pulse)
+    (folder / "0002.json").write_text("{}")  # damaged
+    path = folder / "0001.json"
     with (run / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         fresh = lines(hpcfl("status", run))["ranks"]

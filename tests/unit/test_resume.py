@@ -120,6 +120,20 @@ def test_what_is_refused_changes_nothing(run, refused, override, said):
     assert after == before
 
 
+@pytest.mark.parametrize("line", ["{", "[1]", '{"settings": 5}', '{"round": "1"}', "\xff"])
+def test_a_damaged_history_is_refused_before_anything_changes(run, refused, hpcfl, line):
+    """Even a later checkpoint, which this start is to give up, stays."""
+    whole = (run / "history.jsonl").read_bytes()
+    (run / "history.jsonl").write_bytes(whole + line.encode("latin1") + b"\n")
+    before = text(run)
+    said = refused("resume", run, "--round", "2", "rounds=5")
+    assert f"{run}/history.jsonl:2: found no JSON object of a start: " in said
+    assert said.endswith("; remove that line, or the file: a resume needs neither")
+    assert text(run) == before
+    (run / "history.jsonl").unlink()
+    assert hpcfl("resume", run).code == 0
+
+
 def test_what_does_not_fit_the_data_is_refused_before_anything_is_written(run, refused):
     before = text(run)
     refused("resume", run, "rounds=6", "comm.backend=nccl")

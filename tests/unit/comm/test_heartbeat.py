@@ -5,15 +5,15 @@ import os
 
 import pytest
 
-from hpcfl.comm.heartbeat import SIZE, Heartbeats, Pulse, place, read, read_all
+from hpcfl.comm.heartbeat import SIZE, Heartbeats, Pulse, place, read, read_all, read_newest
 from hpcfl.errors import StoreError
 
 
 @pytest.fixture
 def files(tmp_path):
     """Rank 3's, in a fresh directory."""
-    files = Heartbeats(tmp_path / "ranks", 3)
-    files.clear()
+    files = Heartbeats(tmp_path / "ranks", "0123abcd", 3)
+    files.begin()
     return files
 
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_read_is_left_out(files):
 
 
 def test_one_rank_tells(files):
-    other = Heartbeats(files.folder, 0)
+    other = Heartbeats(files.folder.parent, files.folder.name, 0)
     assert not files.told()
     assert other.first_to_tell("rank 2 is gone")
     assert not files.first_to_tell("rank 2 is gone, I say")
@@ -99,26 +99,44 @@ def test_one_rank_tells(files):
 
 def test_a_rank_that_cannot_leave_word_tells_all_the_same(tmp_path):
     """The directory is gone: silence would be worse than two lines."""
-    assert Heartbeats(tmp_path / "gone", 0).first_to_tell("why")
+    assert Heartbeats(tmp_path / "gone", "0123abcd", 0).first_to_tell("why")
 
 
-def test_a_new_life_knows_nothing_of_the_last(files):
+def test_a_new_life_and_a_process_of_the_last_do_not_meet(files):
+    """The old rank was stopped, and goes on when its run was taken up again without it."""
     files.open(Pulse(9, "training"))
-    files.first_to_tell("why")
-    files.clear()
-    assert list(files.folder.iterdir()) == []
+    new = Heartbeats(files.folder.parent, "4567cdef", 3)
+    new.begin()
+    new.open(Pulse(2, "training"))
+    assert list(files.folder.parent.iterdir()) == [new.folder]
+    with pytest.raises(FileNotFoundError):
+        files.beat(Pulse(9, "training"))
+    assert files.first_to_tell("connection closed")
+    files.close()
+    assert not new.told()
+    assert read(new.folder / "0003.json").round == 2
+
+
+def test_the_newest_life_is_read(files):
+    """An old one is there while a stopped process holds its files, as on NFS."""
+    assert read_newest(files.folder.parent) == read_newest(files.folder / "absent") == []
+    old = Heartbeats(files.folder.parent, "4567cdef", 0)
+    old.folder.mkdir()
+    for rank, written in ((3, files), (0, old), (3, files)):
+        written.open(Pulse())
+        assert [found.rank for found in read_newest(files.folder.parent)] == [rank]
 
 
 def test_a_rank_that_leaves_takes_its_file_along(files):
     files.open(Pulse())
     files.close()
-    assert list(files.folder.iterdir()) == []
+    assert list(files.folder.parent.iterdir()) == []
     files.close()  # it may be gone already
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "ranks").write_text("a file")
-    with pytest.raises(StoreError, match=r"ranks: cannot be written"):
-        Heartbeats(tmp_path / "ranks", 0).clear()
+    with pytest.raises(StoreError, match=r"ranks/0123abcd: cannot be written"):
+        Heartbeats(tmp_path / "ranks", "0123abcd", 0).begin()
     with pytest.raises(StoreError, match=r"0000\.json.*cannot be written"):
-        Heartbeats(tmp_path / "absent", 0).open(Pulse())
+        Heartbeats(tmp_path / "absent", "0123abcd", 0).open(Pulse())

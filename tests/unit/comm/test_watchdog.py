@@ -12,7 +12,7 @@ import pytest
 from hpcfl.comm import watchdog
 from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, Pulse, read
 from hpcfl.comm.solo import Solo
-from hpcfl.comm.watchdog import Watchdog, blame
+from hpcfl.comm.watchdog import Watchdog, blame, busy
 from hpcfl.comm.watched import Watched
 from hpcfl.errors import RankError
 
@@ -88,10 +88,15 @@ from pathlib import Path
 from hpcfl.comm.heartbeat import Heartbeats, Pulse
 from hpcfl.comm.watchdog import Watchdog
 folder = Path(sys.argv[1])
-files = Heartbeats(folder, 0)
-files.clear()
-Heartbeats(folder, 1).open(Pulse(4, "training"))
+files = Heartbeats(folder, "life", 0)
+files.begin()
+Heartbeats(folder, "life", 1).open(Pulse(4, "training"))
 dog = Watchdog(0, 2, 0.5)
+dog.pulse.calls, dog.pulse.waits = 1, sys.argv[2] == "before"
+if sys.argv[2] == "before":
+    time.sleep(1.5)
+    print("goes on", flush=True)
+    dog.pulse.waits = False
 dog.keep(files)
 dog.pulse.round, dog.pulse.phase = 4, "training"
 if sys.argv[2] == "told":
@@ -117,7 +122,25 @@ def test_a_rank_that_waits_too_long_says_so_and_ends(tmp_path):
         "(host "
     )
     assert "in round 4, training; resume from the last checkpoint" in line
-    assert (tmp_path / "ranks" / "told").read_text() == line + "\n"
+    assert (tmp_path / "ranks" / "life" / "told").read_text() == line + "\n"
+
+
+def test_nobody_waits_too_long_before_there_are_heartbeats(tmp_path):
+    """Data may have to be fetched, for longer than any round takes."""
+    done = alone(tmp_path / "ranks", "before")
+    assert (done.returncode, done.stdout) == (1, "goes on\nwaits\n")
+
+
+def test_before_the_first_round_a_rank_at_work_is_waited_for():
+    """It reads a store; not so one that is silent, that waits too, or in the rounds."""
+    pulse, others = Pulse(0, "starting", 3, waits=True), {2: beat(2)}
+    at_work = beat(1, round=0, calls=2, waits=False)
+    before, now = {1: beat(1, number=4), 2: beat(2, number=4)}, {1: at_work, **others}
+    assert busy(pulse, 0, before, now, 3)
+    assert not busy(pulse, 0, {**before, 1: at_work}, now, 3)
+    assert not busy(pulse, 0, before, {1: at_work}, 3)
+    assert not busy(pulse, 0, before, {1: beat(1), **others}, 3)
+    assert not busy(Pulse(1, "training", 3, waits=True), 0, before, now, 3)
 
 
 def test_a_rank_ends_in_silence_when_another_has_spoken(tmp_path):
@@ -126,7 +149,8 @@ def test_a_rank_ends_in_silence_when_another_has_spoken(tmp_path):
 
 
 def test_heartbeats_that_cannot_be_written_are_missed_once(tmp_path, capfd, monkeypatch):
-    files = Heartbeats(tmp_path, 1)
+    files = Heartbeats(tmp_path, "life", 1)
+    files.begin()
     tries, thrice = [], Event()
 
     def fail(pulse):
@@ -141,7 +165,7 @@ def test_heartbeats_that_cannot_be_written_are_missed_once(tmp_path, capfd, monk
     assert thrice.wait(60)
     dog.close()
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"[rank 1 of 2] no more heartbeats in {tmp_path} (No space left")
+    assert line.startswith(f"[rank 1 of 2] no more heartbeats in {tmp_path}/life (No space left")
     assert len(tries) == 1
 
 
@@ -168,16 +192,16 @@ def lost():
 
 
 def test_a_lost_group_is_an_error_of_the_first_that_sees_it(lost, tmp_path):
-    lost.beat(tmp_path)
+    lost.beat(tmp_path, "life")
     with pytest.raises(RankError, match="connection closed"):
         lost.barrier()
-    assert (tmp_path / "told").read_text() == "gloo: connection closed\n"
+    assert (tmp_path / "life" / "told").read_text() == "gloo: connection closed\n"
     assert not lost.pulse.waits
 
 
 def test_the_others_say_nothing(lost, tmp_path):
-    lost.beat(tmp_path)
-    Heartbeats(tmp_path, 1).first_to_tell("rank 1's words")
+    lost.beat(tmp_path, "life")
+    Heartbeats(tmp_path, "life", 1).first_to_tell("rank 1's words")
     with pytest.raises(SystemExit):
         lost.barrier()
     assert lost._comm.ended == [1]
@@ -197,7 +221,7 @@ def test_a_watched_group_is_the_group(tmp_path):
     comm.barrier()
     assert comm.pulse.calls - before == 3
     assert not comm.pulse.waits
-    comm.beat(tmp_path / "ranks")
-    assert read(tmp_path / "ranks" / "0000.json").phase == "starting"
+    comm.beat(tmp_path / "ranks", "life")
+    assert read(tmp_path / "ranks" / "life" / "0000.json").phase == "starting"
     comm.close()
     assert list((tmp_path / "ranks").iterdir()) == []
