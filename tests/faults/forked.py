@@ -13,8 +13,8 @@ from typing import NamedTuple
 import yaml
 
 from hpcfl import cli
-from hpcfl.bench.chaos.settings import JOB
 from hpcfl.bench.chaos.left import Outcome, committed, outcome
+from hpcfl.bench.chaos.settings import JOB
 from hpcfl.rundir import RunDir
 
 CONTEXT = multiprocessing.get_context("forkserver")

@@ -44,7 +44,7 @@ class Setting(NamedTuple):
 def draw_setting(draw: Random, root: Path) -> Setting:
     """A setting; a disk of the node's own is a folder under ``root``."""
     name = draw.choice(list(STORES))
-    store = {"kind": "hdf5", "cache_gib": 1.0, "dir": None} | STORES[name]
+    store: dict[str, Any] = {"kind": "hdf5", "cache_gib": 1.0, "dir": None} | STORES[name]
     if store["dir"]:
         store["dir"] = str(root.absolute() / store["dir"])
     # Minutes: after every round or two, whatever its number is.
