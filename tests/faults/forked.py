@@ -87,7 +87,8 @@ def _live(
 
 def go_on(folder: RunDir, job: Path) -> Outcome:
     """What the run leaves once nothing disturbs it any more."""
-    words = ["resume", folder.root] if committed(folder) else ["run", job, "--out", folder.root]
+    anew = ["run", job, "--out", folder.root]
+    words = anew if committed(folder) < 0 else ["resume", folder.root]
     said = live(*words)
     assert said.code == 0, said.text
     return outcome(folder)

@@ -118,14 +118,14 @@ class Chaos:
     def _disturbed(self, name: str, algorithm: str, kills: int) -> Iterator[None]:
         """Play one run to its end through at most so many kills; yields after each."""
         folder, job = self._new(name, algorithm)
-        resuming, before, newest = False, 0, 0
+        resuming, before, newest = False, 0, -1
         ending = Ending("killed")
         while ending.kind != "finished":
             size = self._draw.choice([n for n in self._sizes if n != before] or self._sizes)
             setting = draw_setting(self._draw, self._root)
             again = ["resume", str(folder.root), *setting.words]
             arguments = again if resuming else ["run", str(job), "--out", str(folder.root)]
-            start = Start(size, arguments, refusable=resuming and not newest)
+            start = Start(size, arguments, refusable=resuming and newest < 0)
             exact = self._exact and bool(self.tally.kills.total() % 2)
             kill = draw_kill(self._draw, exact=exact) if kills else None
             ending = play(start, kill, folder, self._pace, KEEP)
@@ -138,7 +138,7 @@ class Chaos:
                 lost = f"began at round {began}, though round {newest} was committed before"
                 self.tally.wrong.append(f"{folder.root}: a life {lost}")
                 return
-            if began:
+            if resuming and began is not None:
                 self.tally.resumes[before, size] += 1
                 self.tally.stores[setting.name] += 1
             before, newest = size, max(newest, ending.seen.committed)

@@ -24,7 +24,7 @@ class Marks(NamedTuple):
     checkpoints: int
     """When the folder of the checkpoints last changed, nanoseconds."""
     committed: int
-    """The round of the newest committed checkpoint; 0 if there is none."""
+    """The round of the newest committed checkpoint; -1 if there is none."""
 
 
 def marks(folder: RunDir) -> Marks:
@@ -39,9 +39,9 @@ def marks(folder: RunDir) -> Marks:
 
 
 def committed(folder: RunDir) -> int:
-    """The round of the newest committed checkpoint; 0 if there is none."""
+    """The round of the newest committed checkpoint; -1 if there is none."""
     manifests = folder.checkpoints.glob(f"*/{MANIFEST}")
-    return max((int(path.parent.name) for path in manifests), default=0)
+    return max((int(path.parent.name) for path in manifests), default=-1)
 
 
 def interrupted(folder: RunDir, keep: int) -> str:

@@ -35,8 +35,8 @@ class Seen(NamedTuple):
     """How many it played."""
     began: int | None = None
     """The round that it went on from; None if it did not get so far."""
-    committed: int = 0
-    """The newest round that was ever committed until it ended."""
+    committed: int = -1
+    """The newest round that was ever committed until it ended; -1 if none was."""
 
 
 class Watch:
