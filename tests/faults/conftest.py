@@ -1,10 +1,13 @@
-"""The process that lives are forked from."""
+"""The process that lives are forked from, and the tracer that kills them."""
 
 import os
+import shutil
 import sys
 from multiprocessing import forkserver
 
 import pytest
+
+from hpcfl.bench.chaos.kill import no_tracer
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,3 +17,13 @@ def warm_forkserver():
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         patch.setenv("OMP_NUM_THREADS", "1")  # the threads of a pool do not survive a fork
         forkserver.ensure_running()
+
+
+@pytest.fixture(scope="session")
+def strace(tmp_path_factory):
+    """Its path; skips the test where it cannot kill a process at a system call."""
+    why = no_tracer(tmp_path_factory.mktemp("strace"))
+    if why:
+        give_up = pytest.fail if os.environ.get("HPCFL_REQUIRE_STRACE") == "1" else pytest.skip
+        give_up(f"{why} (apt-get install strace)")
+    return shutil.which("strace")

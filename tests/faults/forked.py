@@ -13,8 +13,8 @@ from typing import NamedTuple
 import yaml
 
 from hpcfl import cli
-from hpcfl.bench.chaos import JOB
-from hpcfl.bench.chaos.left import Outcome, outcome, resumable
+from hpcfl.bench.chaos.left import Outcome, committed, outcome
+from hpcfl.bench.chaos.settings import JOB
 from hpcfl.rundir import RunDir
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -87,7 +87,8 @@ def _live(
 
 def go_on(folder: RunDir, job: Path) -> Outcome:
     """What the run leaves once nothing disturbs it any more."""
-    words = ["resume", folder.root] if resumable(folder) else ["run", job, "--out", folder.root]
+    anew = ["run", job, "--out", folder.root]
+    words = anew if committed(folder) < 0 else ["resume", folder.root]
     said = live(*words)
     assert said.code == 0, said.text
     return outcome(folder)

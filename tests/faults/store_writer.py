@@ -1,5 +1,6 @@
 """A process that stages and commits until it is killed; and what its commits must hold."""
 
+import ctypes
 import itertools
 import os
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from hpcfl.store.shared import SharedStore
 
 CLIENTS = 24
 KEEP = 2
+ANY_TRACER = 0x59616D61  # PR_SET_PTRACER of prctl(2)
 
 
 class State(NamedTuple):
@@ -93,5 +95,6 @@ def write_and_tell(folder: Path, life: str, pipe) -> None:
 
 
 def write_when_told(folder: Path, life: str, pipe) -> None:
+    ctypes.CDLL(None).prctl(ANY_TRACER, ctypes.c_ulong(-1))  # fails where any may trace anyway
     pipe.recv()
     write(folder, life, lambda round: None)

@@ -41,7 +41,6 @@ NEEDED = {"write", "pwrite", "sync", "rename", "open"}  # no run does without
     ("kind", "error"),
     [
         ("write", "ENOSPC"),
-        ("write", "EIO"),
         ("pwrite", "ENOSPC"),
         ("pwrite", "EDQUOT"),
         ("sync", "EIO"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from hpcfl.bench.chaos import JOB
+from hpcfl.bench.chaos.settings import JOB
 from hpcfl.job import load
 from hpcfl.session import start
 

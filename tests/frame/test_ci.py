@@ -4,12 +4,18 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / ".ci/run"
 
 
-def test_a_part_of_slurm_is_not_slurm(tmp_path):
-    """With slurmctld and slurmd but no srun, and nobody to install it."""
-    for name in ("slurmctld", "slurmd", "dirname", "id"):
+PROGRAMS = ("slurmctld", "slurmd", "srun", "strace")
+
+
+@pytest.mark.parametrize("missing", ["srun", "strace"])
+def test_all_but_one_is_not_all(tmp_path, missing):
+    """With nobody to install it."""
+    for name in {*PROGRAMS, "dirname", "id"} - {missing}:
         tool = tmp_path / name
         tool.write_text("#!/bin/sh\necho .\n")
         tool.chmod(0o755)
@@ -21,4 +27,4 @@ def test_a_part_of_slurm_is_not_slurm(tmp_path):
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith(".ci/run: Slurm is missing (no srun) and only root")
+    assert done.stderr.startswith(f".ci/run: missing: {missing}; only root")

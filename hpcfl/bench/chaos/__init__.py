@@ -2,7 +2,8 @@
 
 Every life of a run is started by the command line, and dies of kill -9: of one rank or all, at a
 random instant, or of one rank exactly at a system call that changes the disk.  The next life
-resumes, on another number of ranks.  What the last one leaves is compared with a run that nobody
+resumes, on another number of ranks and with another store, and must begin no earlier than at the
+newest checkpoint that was ever seen.  What the last one leaves is compared with a run that nobody
 disturbed: the model, every client's state and the log, bit for bit.
 """
 
@@ -16,30 +17,24 @@ import yaml
 
 from hpcfl.bench.chaos.ending import Ending, Start, play
 from hpcfl.bench.chaos.kill import draw_kill, no_tracer
-from hpcfl.bench.chaos.left import Outcome, outcome, resumable
+from hpcfl.bench.chaos.left import Outcome, outcome
+from hpcfl.bench.chaos.settings import JOB, KEEP, ROUNDS, draw_setting
 from hpcfl.bench.chaos.tally import Tally
 from hpcfl.bench.chaos.watch import Pace
-from hpcfl.errors import JobError
+from hpcfl.errors import JobError, StoreError
 from hpcfl.progress import track
 from hpcfl.rundir import RunDir
 from hpcfl.sweep.spawn import mpirun
 
 ALGORITHMS = ("fedhbm", "scaffold", "adabest", "localghb")
 RANKS = (1, 2, 3)
-KEEP = 2
-ROUNDS = 48
-JOB = {
-    "data": {"kind": "quadratics", "clients": 9, "dim": 3000, "spread": 0.5},
-    "model": {"name": "point"},
-    "cohort": {"kind": "bernoulli", "p": 0.4},
-    "local": {"steps": 2, "batch_size": "full", "lr": 0.1},
-    "rounds": ROUNDS,
-    "device": "cpu",
-}
+KILLS = 5
+"""Of one run at most: then it is played to its end, and compared."""
+ENOUGH = 4  # runs that went wrong, to begin no more of them
 
 
 def bench_chaos(kills: int, ranks: Sequence[int] | None, seed: int, root: Path) -> Tally:
-    """Play lives until so many were killed, and the last run of them to its end.
+    """Play runs, an algorithm after the other, until so many lives were killed.
 
     Args:
         kills: how many.
@@ -96,12 +91,13 @@ class Chaos:
     def play(self, kills: int) -> Iterator[None]:
         """Runs until so many lives were killed; yields after each of these."""
         left, number = kills, 0
-        while left:
+        most = min(KILLS, -(-kills // len(ALGORITHMS)))  # so that few kills reach all of them
+        while left and len(self.tally.wrong) < ENOUGH:
             algorithm = ALGORITHMS[number % len(ALGORITHMS)]
             number += 1
             if algorithm not in self._whole and not self._undisturbed(algorithm):
                 return
-            for _ in self._disturbed(f"{number:03d}-{algorithm}", algorithm, left):
+            for _ in self._disturbed(f"{number:03d}-{algorithm}", algorithm, min(left, most)):
                 left -= 1
                 yield
 
@@ -122,25 +118,31 @@ class Chaos:
     def _disturbed(self, name: str, algorithm: str, kills: int) -> Iterator[None]:
         """Play one run to its end through at most so many kills; yields after each."""
         folder, job = self._new(name, algorithm)
-        anew = ["run", str(job), "--out", str(folder.root)]
-        arguments, before = anew, 0
+        resuming, before, newest = False, 0, -1
         ending = Ending("killed")
         while ending.kind != "finished":
             size = self._draw.choice([n for n in self._sizes if n != before] or self._sizes)
-            there = resumable(folder)
-            start = Start(size, arguments, refusable=arguments is not anew and not there)
+            setting = draw_setting(self._draw, self._root)
+            again = ["resume", str(folder.root), *setting.words]
+            arguments = again if resuming else ["run", str(job), "--out", str(folder.root)]
+            start = Start(size, arguments, refusable=resuming and newest < 0)
             exact = self._exact and bool(self.tally.kills.total() % 2)
             kill = draw_kill(self._draw, exact=exact) if kills else None
             ending = play(start, kill, folder, self._pace, KEEP)
             self.tally.count(ending)
+            began = ending.seen.began
             if ending.kind == "wrong":
                 self.tally.wrong.append(f"{folder.root}: {ending.name}")
                 return
-            if there and ending.fell not in ("import", "resume"):
+            if began is not None and began < newest:
+                lost = f"began at round {began}, though round {newest} was committed before"
+                self.tally.wrong.append(f"{folder.root}: a life {lost}")
+                return
+            if resuming and began is not None:
                 self.tally.resumes[before, size] += 1
-            refused = ending.kind == "refused"
-            arguments = anew if refused or not folder.job.exists() else ["resume", str(folder.root)]
-            before = size
+                self.tally.stores[setting.name] += 1
+            before, newest = size, max(newest, ending.seen.committed)
+            resuming = ending.kind != "refused" and folder.job.exists()
             if ending.kind == "killed":
                 kills -= 1
                 yield
@@ -149,7 +151,11 @@ class Chaos:
     def _compare(self, folder: RunDir, algorithm: str) -> None:
         """Say what differs; what is as it should be is removed."""
         self.tally.runs += 1
-        apart = outcome(folder).differences(self._whole[algorithm])
+        try:
+            apart = outcome(folder).differences(self._whole[algorithm])
+        except StoreError as e:
+            self.tally.wrong.append(f"{folder.root}: {e}")
+            return
         if apart:
             self.tally.wrong.append(f"{folder.root}: other bits: {', '.join(apart)}")
             return
@@ -160,11 +166,7 @@ class Chaos:
     def _new(self, name: str, algorithm: str) -> tuple[RunDir, Path]:
         """A run directory that is not there yet, and its job."""
         job = self._root / f"{name}.yaml"
-        tree = {
-            **JOB,
-            "algorithm": {"name": algorithm},
-            "checkpoint": {"every": self._draw.choice([2, 3]), "keep": KEEP},
-            "store": self._draw.choice([{}, {"cache_gib": 0.0}]),
-        }
+        setting = draw_setting(self._draw, self._root)
+        tree = {**JOB, "algorithm": {"name": algorithm}, **setting.tree}
         job.write_text(yaml.safe_dump(tree))
         return RunDir(self._root / name), job

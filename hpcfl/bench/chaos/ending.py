@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from hpcfl.bench.chaos.kill import Kill, tracer, was_struck
 from hpcfl.bench.chaos.life import PATIENCE_S, Life
-from hpcfl.bench.chaos.watch import Pace, Watch
+from hpcfl.bench.chaos.watch import Pace, Seen, Watch
 from hpcfl.rundir import RunDir
 
 POLL_S = 0.002
@@ -22,8 +22,7 @@ class Ending(NamedTuple):
     """What it was killed by, in a person's words; or what is wrong."""
     fell: str = ""
     """What it was at when it was killed."""
-    rounds: int = 0
-    """How many it had played."""
+    seen: Seen = Seen()
 
 
 class Start(NamedTuple):
@@ -53,17 +52,18 @@ def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int)
         if life.code is None and kill:
             kill = kill._replace(at="round", victim=None) if kill.exact else kill
             pids = life.ranks() or life.processes()
-            life.kill(pids if kill.victim is None else [pids[kill.rank(len(pids))]])
-            struck = kill.name
+            first = kill.rank(len(pids))
+            struck = kill.name if pids else ""  # it may have ended just now
+            life.kill(pids if kill.victim is None else pids[first : first + 1])
         if life.outlived():
             return Ending("wrong", f"processes that outlived a rank by {PATIENCE_S:.0f} s")
         watch.settle()
         if life.code == 0:
-            return Ending("finished", rounds=watch.rounds)
+            return Ending("finished", seen=watch.seen)
         if kill and kill.exact and was_struck(trace):
             struck = kill.name
         if struck:
-            return Ending("killed", struck, watch.fell(keep), watch.rounds)
+            return Ending("killed", struck, watch.fell(keep), watch.seen)
         return _by_itself(life, refusable=start.refusable)
 
 

@@ -23,6 +23,8 @@ class Marks(NamedTuple):
     """Whole lines of the log."""
     checkpoints: int
     """When the folder of the checkpoints last changed, nanoseconds."""
+    committed: int
+    """The round of the newest committed checkpoint; -1 if there is none."""
 
 
 def marks(folder: RunDir) -> Marks:
@@ -32,12 +34,14 @@ def marks(folder: RunDir) -> Marks:
         starts.stat().st_size if starts.exists() else 0,
         log.read_bytes().count(b"\n") if log.exists() else 0,
         folder.checkpoints.stat().st_mtime_ns if folder.checkpoints.exists() else 0,
+        committed(folder),
     )
 
 
-def resumable(folder: RunDir) -> bool:
-    """Whether there is a committed checkpoint."""
-    return any(folder.checkpoints.glob(f"*/{MANIFEST}"))
+def committed(folder: RunDir) -> int:
+    """The round of the newest committed checkpoint; -1 if there is none."""
+    manifests = folder.checkpoints.glob(f"*/{MANIFEST}")
+    return max((int(path.parent.name) for path in manifests), default=-1)
 
 
 def interrupted(folder: RunDir, keep: int) -> str:

@@ -26,6 +26,8 @@ class Tally:
     ends: Counter[str] = field(default_factory=Counter)
     resumes: Counter[tuple[int, int]] = field(default_factory=Counter)
     """By the number of ranks before and after."""
+    stores: Counter[str] = field(default_factory=Counter)
+    """Of lives that resumed, by name."""
     rounds: int = 0
     """Played in all lives."""
     runs: int = 0
@@ -36,7 +38,7 @@ class Tally:
     def count(self, ending: Ending) -> None:
         """Take in a life."""
         self.ends[ending.kind] += 1
-        self.rounds += ending.rounds
+        self.rounds += ending.seen.rounds
         if ending.kind == "killed":
             self.kills[ending.name, ending.fell] += 1
 
@@ -73,6 +75,8 @@ class Tally:
     def _lines(self) -> Iterable[str]:
         ends = ", ".join(f"{count} {kind}" for kind, count in sorted(self.ends.items()))
         yield f"lives          {self.ends.total()}: {ends}"
+        stores = ", ".join(f"{count} {name}" for name, count in sorted(self.stores.items()))
+        yield f"stores         {stores or 'none'} (of lives that resumed)"
         yield f"rounds         {self.rounds} played"
         yield f"runs           {self.runs} compared with uninterrupted ones"
         yield f"disagreements  {len(self.wrong)}"

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcfl.bench.chaos.kill import Kill
 from hpcfl.bench.chaos.left import interrupted, marks
@@ -27,6 +28,17 @@ class Pace:
         setattr(self, name, (getattr(self, name) + seconds) / 2)
 
 
+class Seen(NamedTuple):
+    """What was seen of a life."""
+
+    rounds: int = 0
+    """How many it played."""
+    began: int | None = None
+    """The round that it went on from; None if it did not get so far."""
+    committed: int = -1
+    """The newest round that was ever committed until it ended; -1 if none was."""
+
+
 class Watch:
     """Looks at a life again and again."""
 
@@ -37,6 +49,7 @@ class Watch:
         self._locked: float | None = None
         self._noted: float | None = None
         self._base = 0  # lines of the log when the start was noted
+        self._committed = self._first.committed
         self._commits = 0  # changes of the checkpoints since then
         self._due: float | None = None
 
@@ -45,6 +58,7 @@ class Watch:
         now, found = time.monotonic(), marks(self._folder)
         if self._noted is not None and found.checkpoints != self._last.checkpoints:
             self._commits += 1
+        self._committed = max(self._committed, found.committed)
         if found != self._last:
             self._changed, self._last = now, found
         if self._locked is None and self._life.holds(self._folder.root / "lock"):
@@ -84,6 +98,12 @@ class Watch:
         self.look()
         if self._noted is not None and self.rounds > 1:
             self._pace.learn("round", (self._changed - self._noted) / self.rounds)
+
+    @property
+    def seen(self) -> Seen:
+        """What was seen of a life that is over."""
+        began = None if self._noted is None else int(self._folder.last_start["round"])
+        return Seen(self.rounds, began, self._committed)
 
     def fell(self, keep: int) -> str:
         """What a killed life was at: import, resume, checkpoint, pruning or round."""

@@ -1,0 +1,53 @@
+"""The job of the runs, and what is drawn of it for every life: none of that may change a bit."""
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+ROUNDS = 24
+KEEP = 2
+JOB = {
+    "data": {"kind": "quadratics", "clients": 9, "dim": 3000, "spread": 0.5},
+    "model": {"name": "point"},
+    "cohort": {"kind": "bernoulli", "p": 0.4},
+    "local": {"steps": 2, "batch_size": "full", "lr": 0.1},
+    "rounds": ROUNDS,
+    "device": "cpu",
+}
+STORES: dict[str, dict[str, Any]] = {
+    "cached": {},
+    "uncached": {"cache_gib": 0.0},
+    "near disk": {"cache_gib": 0.0, "dir": "near"},
+    "memory": {"kind": "memory"},
+}
+
+
+class Setting(NamedTuple):
+    """Where client states live, and when checkpoints are written."""
+
+    name: str
+    """One of STORES."""
+    tree: dict[str, dict[str, Any]]
+    """Of the job."""
+
+    @property
+    def words(self) -> list[str]:
+        """The same on the command line."""
+        return [
+            f"{section}.{key}={json.dumps(value)}"
+            for section, values in self.tree.items()
+            for key, value in values.items()
+        ]
+
+
+def draw_setting(draw: Random, root: Path) -> Setting:
+    """A setting; a disk of the node's own is a folder under ``root``."""
+    name = draw.choice(list(STORES))
+    store: dict[str, Any] = {"kind": "hdf5", "cache_gib": 1.0, "dir": None} | STORES[name]
+    if store["dir"]:
+        store["dir"] = str(root.absolute() / store["dir"])
+    # Minutes: after every round or two, whatever its number is.
+    minutes = draw.choice([None, None, 0.001])
+    checkpoint = {"every": draw.choice([2, 3]), "minutes": minutes, "keep": KEEP}
+    return Setting(name, {"store": store, "checkpoint": checkpoint})
