@@ -28,7 +28,7 @@ from hpcfl.errors import HpcflError, StoreError
 from hpcfl.rundir import RunDir
 from tests.parallel.harness import environment, find_mpirun
 
-KILLS = 16
+KILLS = 8
 
 
 def test_killed_over_and_over_again(tmp_path):
