@@ -36,7 +36,8 @@ from hpcfl.schema import LOSS, Schema, Survey, dry_round
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore, StateSchema
-from hpcfl.store.hdf5 import Hdf5Store, footprint
+from hpcfl.store.footprint import footprint
+from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.nothing import NoStore
 from hpcfl.store.scratch import ScratchStore, folder_of_life

@@ -11,7 +11,7 @@ from hpcfl.local.supply import AHEAD, WHOLE
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.surveys import measured, surveys
 from hpcfl.schema import nbytes
-from hpcfl.store.hdf5 import STATE_OVERHEAD, TENSOR_OVERHEAD
+from hpcfl.store.footprint import STATE_OVERHEAD, TENSOR_OVERHEAD
 
 TRAINING = 6  # vectors: y, d, a gradient and its parts, what hooks make
 SCRATCH = 1 << 22  # bytes of an exact sum
@@ -25,8 +25,8 @@ class Memory(NamedTuple):
     data: int
     """All examples, or what is read ahead of them, and each client's list of its own."""
     model: int
-    """Initial model, server before and after a round, what a local step makes of vectors; the
-    model before the last round and the best one, where the job keeps them."""
+    """Initial model, server before and after a round and while it is saved, what a local step makes
+    of vectors; the model before the last round and the best one, where the job keeps them."""
     activations: int
     """What a batch leaves for its backward pass, or passes through when it is evaluated."""
     states: int
@@ -86,12 +86,14 @@ def memory(parts: Parts, holding: Holding, *, process: Process, activations: Act
         batch = max(batch, min(whole, largest))
     # The model before the last round, and on rank 0 the best one.
     extra = watched.cosine + (job.evaluate.best and holding.rank == 0)
+    # What a checkpoint keeps of the server, and its file, while it is written.
+    saved = 2 * (nbytes(schema.server) + watched.cosine * vector) * (holding.rank == 0)
     tested = min(whole, len(parts.tests()))
     wide = 8 // parts.x0.itemsize if job.reduction == "exact" else 1  # exact sums are of int64
     return Memory(
         program=None if process.resident is None else max(0, process.resident - data),
         data=data,
-        model=(2 + TRAINING + extra) * vector + 2 * nbytes(schema.server),
+        model=(2 + TRAINING + extra) * vector + 2 * nbytes(schema.server) + saved,
         activations=max(batch * activations.kept, 2 * tested * activations.largest),
         states=min(states, cache) + 20 * len(parts.rows),
         cohort=holding.members * visit,

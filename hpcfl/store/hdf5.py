@@ -8,7 +8,6 @@ A row may be read while it is replaced: then its client got a new state, which i
 it, and nobody looks at what was read.
 """
 
-import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -18,12 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from hpcfl.errors import StoreError
 from hpcfl.store import rows
 from hpcfl.store.base import StateSchema
 from hpcfl.store.behind import Behind, Place
+from hpcfl.store.footprint import footprint
+from hpcfl.store.marks import Marks
 from hpcfl.store.pool import Pool
 from hpcfl.store.reader import Reader
 from hpcfl.store.segment import Segment
@@ -32,17 +32,7 @@ from hpcfl.store.size import ROUNDS
 NOWHERE = -1  # the address of a client that has no row yet
 OUTSIDE = 2  # cohorts of states on their way to the disk, at most, besides those in the cache
 
-# What the objects of a cached state cost beside its numbers; measured as resident memory.
-STATE_OVERHEAD = 200  # bytes a state: its tuple, its entry in the cache
-TENSOR_OVERHEAD = 550  # bytes a tensor: its Python object, its C++ objects, alignment
-
-
 Write = Callable[[Place, Sequence[Any]], "Future[None]"]
-
-
-def footprint(schema: StateSchema) -> int:
-    """Bytes of memory that one cached state takes."""
-    return schema.bytes + STATE_OVERHEAD + TENSOR_OVERHEAD * len(schema.fields)
 
 
 class Hdf5Store:
@@ -88,7 +78,7 @@ class Hdf5Store:
         self._unflushed: set[Segment] = set()
         self._cohort = 1  # clients, the most that were expected so far
         self._coming: dict[int, Callable[[], Any | None]] = {}  # by client
-        self._last = NOWHERE, _Marks(())  # where the latest new state went, and which it is
+        self._last = NOWHERE, Marks(())  # where the latest new state went, and which it is
 
     def expect(self, clients: Sequence[int]) -> None:
         """These clients are read next: their states are fetched from the disk meanwhile."""
@@ -132,7 +122,7 @@ class Hdf5Store:
             if old != NOWHERE and self._pool.release(old):
                 self._forget(old)
         if not known:
-            self._last = address, _Marks(state)
+            self._last = address, Marks(state)
             self._dirty.add(address)
             self._remember(address, state)
         if client in self._coming:
@@ -337,16 +327,3 @@ class _Writing:
 
 def _itself(state: Any) -> Any:
     return state
-
-
-class _Marks:
-    """Recognises a state by its very tensors, without keeping them."""
-
-    def __init__(self, state: Sequence[Tensor]) -> None:
-        self._tensors = [weakref.ref(tensor) for tensor in state]
-
-    def of(self, state: Sequence[Tensor]) -> bool:
-        """Whether ``state`` is the one."""
-        return len(state) == len(self._tensors) and all(
-            mark() is tensor for mark, tensor in zip(self._tensors, state, strict=True)
-        )

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hpcfl.store import rows
 from hpcfl.store.base import Field, StateSchema
-from hpcfl.store.hdf5 import Hdf5Store, footprint
+from hpcfl.store.footprint import footprint
+from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.rows import SHARED, Table
 from hpcfl.store.shared import SharedStore
 

@@ -113,7 +113,7 @@ def memory(job, *overrides):
     ("key", "model", "cohort", "vectors", "scratch"),
     [
         ("evaluate.best=true", (1, 0), 0, 0, 0),
-        ("diagnostics.cosine=true", (1, 1), 0, 0, 0),
+        ("diagnostics.cosine=true", (3, 1), 0, 0, 0),
         ("diagnostics.drift=true", (0, 0), 1, 0, 0),
         ("diagnostics.consistency=true", (0, 0), 1, 0, 0),
         ("diagnostics.dissimilarity=true", (0, 0), 1, 3, 1),

@@ -8,7 +8,8 @@ import torch
 from hpcfl.errors import StoreError
 from hpcfl.store import pool
 from hpcfl.store.base import Field, StateSchema
-from hpcfl.store.hdf5 import Hdf5Store, footprint
+from hpcfl.store.footprint import footprint
+from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.reader import Reader
 from hpcfl.store.rows import Table
 from hpcfl.store.segment import Segment

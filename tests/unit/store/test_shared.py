@@ -10,7 +10,8 @@ from torch import Tensor
 from hpcfl.errors import StoreError
 from hpcfl.store import pool, rows
 from hpcfl.store.base import Field, StateSchema
-from hpcfl.store.hdf5 import Hdf5Store, footprint
+from hpcfl.store.footprint import footprint
+from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.reader import Reader
 from hpcfl.store.rows import SHARED, Table

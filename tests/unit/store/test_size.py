@@ -39,10 +39,10 @@ def test_rows_by_hand():
     assert found.bytes.tolist() == [0, 0]
     found.commit(last(1, 0, 0))
     assert found.rows.tolist() == [1, 0]
-    found.commit(last(2, 2, 1))
+    found.commit(last(2, 2, 2))
     assert found.rows.tolist() == [3, 1]
     assert found.states.tolist() == [2, 1]
-    found.commit(last(3, 3, 1))
+    found.commit(last(3, 3, 2))
     assert found.rows.tolist() == [5, 1]
     found.spare(last(1, 8))
     assert found.rows.tolist() == [7, 17]

@@ -9,7 +9,8 @@ import torch
 from hpcfl.errors import StoreError
 from hpcfl.store import rows
 from hpcfl.store.base import Field, StateSchema
-from hpcfl.store.hdf5 import Hdf5Store, footprint
+from hpcfl.store.footprint import footprint
+from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.nothing import NoStore
 from hpcfl.store.reader import Reader
