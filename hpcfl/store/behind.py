@@ -63,7 +63,8 @@ class Behind:
 
     def close(self) -> None:
         """End what was begun; what was only asked for is lost."""
-        for thread in (self._commits, self._writes, self._reads, self._sums):
+        # A flush waits for writes, a write for its checksum.
+        for thread in (self._reads, self._writes, self._commits, self._sums):
             thread.shutdown(cancel_futures=True)
 
     def _read(self, place: Place, client: int) -> Any:

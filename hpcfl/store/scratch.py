@@ -32,6 +32,7 @@ class ScratchStore:
         self._changed: set[int] = set()  # since the last commit
         self._copier = ThreadPoolExecutor(1, "store-copy")
         self._far_turn = Lock()  # of the rounds and the copier
+        self._closed = False
 
     @property
     def short(self) -> bool:
@@ -121,6 +122,7 @@ class ScratchStore:
 
     def close(self) -> None:
         """Release the files, and remove those on the node's disk."""
+        self._closed = True
         self._copier.shutdown(cancel_futures=True)
         self._near.close()
         self._far.close()
@@ -131,6 +133,8 @@ class ScratchStore:
 
     def _copy(self, frozen: Iterable[Frozen], folder: Path) -> None:
         for clients, fetch in frozen:
+            if self._closed:
+                return
             state = fetch()
             with self._far_turn:
                 for client in clients:  # one after the other, so that they share a row

@@ -102,7 +102,7 @@ def stackoverflow(root):
         with h5py.File(root / f"stackoverflow_{part}.h5", "w") as file:
             for user in range(CLIENTS):
                 file[f"examples/{user}/tokens"] = [" ".join(words[user:]).encode(), b"word1 ?"]
-    _prepare("stackoverflow", root, "subset=true", f"vocabulary={VOCABULARY}")
+    _prepare("stackoverflow", root, "subset=true", f"vocabulary={VOCABULARY}", "test_examples=null")
 
 
 def _prepare(kind, root, *keys):
