@@ -16,8 +16,8 @@ from tests.parallel.test_comm import free_port, torchrun_style
 TIMEOUT_S = 8.0
 
 
-def job(folder, backend="auto"):
-    return write(folder, comm={"backend": backend, "timeout_s": TIMEOUT_S})
+def job(folder, backend="auto", **changes):
+    return write(folder, comm={"backend": backend, "timeout_s": TIMEOUT_S}, **changes)
 
 
 def said(stderr):
@@ -73,7 +73,7 @@ def test_without_a_launcher_every_rank_ends_by_itself(tmp_path):
     """Three processes that nobody looks after; the stopped one ends when it goes on."""
     run, port = tmp_path / "run", free_port()
     (tmp_path / "sitecustomize.py").write_text(PATIENT)
-    file = job(tmp_path, "gloo")
+    file = job(tmp_path, "gloo", rounds=10_000)
     command = [sys.executable, "-m", "hpcfl", "run", file, "--out", run]
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     ranks = [
@@ -99,6 +99,7 @@ def test_without_a_launcher_every_rank_ends_by_itself(tmp_path):
     finally:
         for rank in ranks:
             rank.kill()
+            rank.communicate()
     assert [rank.returncode for rank in ranks] == [1, 1, 1]
     assert f"rank 1 (host {os.uname().nodename}, pid {ranks[1].pid}) was" in said("".join(ends))
 
