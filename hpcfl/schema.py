@@ -6,13 +6,20 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.types import Vector
 
 LOSS = "train_loss"  # the field of what is summed that is ours, no traffic of a real client
+
+
+# Up to so many parameters the dry round plays on zeros: the first operation on a meta tensor costs
+# a second and 70 MB, torch's compiler being imported for it.
+PLAYED = 2**20
+_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class Schema(NamedTuple):
@@ -72,18 +79,41 @@ class Traffic(NamedTuple):
     up: int
 
 
+class _Blind(TorchDispatchMode):
+    """Refuses what depends on the values of tensors: a dry round has shapes alone."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _VALUES.isdisjoint(func.tags):
+            raise RuntimeError(f"{func} asks for a tensor's value")
+        return func(*args, **(kwargs or {}))
+
+
 def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
-    """Play one round of ``algorithm`` on meta tensors of a model with ``size`` parameters.
+    """Play one round of ``algorithm`` on a model with ``size`` parameters that have no values.
 
     Raises:
         TypeError: a hook changes a tensor in place, or a state its shape or dtype.
+        RuntimeError: a hook asks for a tensor's value.
         ValueError, AttributeError, ...: whatever a faulty algorithm raises.
     """
-    with torch.device("meta"):
-        # Separate tensors: what `finish` keeps of the message is known by identity.
-        x0, first, full, mean = (torch.empty(size, dtype=dtype) for _ in range(4))
-        number = torch.empty((), dtype=torch.float64)
-        whole = torch.empty((), dtype=torch.int64)
+    with torch.device("cpu" if size <= PLAYED else "meta"), _Blind():
+        played = _play(algorithm, size, dtype)
+    known: dict[int, Tensor] = {}  # what was one tensor stays one
+
+    def emptied(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return known.setdefault(id(leaf), torch.empty_like(leaf, device="meta"))
+
+    return tree_map(emptied, played)
+
+
+def _play(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
+    """The dry round, on the default device."""
+    # Separate tensors: what `finish` keeps of the message is known by identity.
+    x0, first, full, mean = (torch.zeros(size, dtype=dtype) for _ in range(4))
+    number = torch.zeros((), dtype=torch.float64)
+    whole = torch.zeros((), dtype=torch.int64)
     server = _pure(algorithm, "init_server", x0)
     message = _pure(algorithm, "broadcast", server)
     state = _pure(algorithm, "init_client", first, lambda: first)
