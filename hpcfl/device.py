@@ -4,8 +4,6 @@ from typing import Literal
 
 import torch
 
-from hpcfl.comm.base import Comm
-from hpcfl.comm.together import together
 from hpcfl.errors import JobError
 from hpcfl.job import Job
 
@@ -36,15 +34,3 @@ def device_of(job: Job, local_rank: int) -> torch.device:
             f"{count}; start fewer ranks per host"
         )
     return torch.device("cuda", local_rank)
-
-
-def place(job: Job, comm: Comm) -> torch.device:
-    """Collective: this rank's device, which it computes on from now on.
-
-    Raises:
-        JobError: a rank's device is not there.
-    """
-    if device_type(job) == "cuda":  # even a rank that fails takes part in saying so, on a GPU
-        torch.cuda.set_device(comm.local_rank % torch.cuda.device_count())
-    with together(comm):
-        return device_of(job, comm.local_rank)

@@ -16,8 +16,8 @@ from hpcfl.types import Vector
 LOSS = "train_loss"  # the field of what is summed that is ours, no traffic of a real client
 
 
-# Up to so many parameters the dry round plays on zeros: the first operation on a meta tensor costs
-# a second and 70 MB, torch's compiler being imported for it.
+# Parameters up to which the dry round plays on zeros: the first operation on a meta tensor costs a
+# second and 70 MB, because it imports torch's compiler.
 PLAYED = 2**20
 _VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -79,41 +79,60 @@ class Traffic(NamedTuple):
     up: int
 
 
-class _Blind(TorchDispatchMode):
-    """Refuses what depends on the values of tensors: a dry round has shapes alone."""
+class _AsksForValueError(Exception):
+    """A dry round needs more than shapes."""
+
+
+class _Blind(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses what depends on the values of tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _VALUES.isdisjoint(func.tags):
-            raise RuntimeError(f"{func} asks for a tensor's value")
+            raise _AsksForValueError
         return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip the compiler, torch would import it
 
 
 def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
-    """Play one round of ``algorithm`` on a model with ``size`` parameters that have no values.
+    """Play one round of ``algorithm`` on a model with ``size`` parameters, by shapes alone.
 
     Raises:
         TypeError: a hook changes a tensor in place, or a state its shape or dtype.
-        RuntimeError: a hook asks for a tensor's value.
+        RuntimeError: a hook asks for the value of a meta tensor.
         ValueError, AttributeError, ...: whatever a faulty algorithm raises.
     """
-    with torch.device("cpu" if size <= PLAYED else "meta"), _Blind():
-        played = _play(algorithm, size, dtype)
-    known: dict[int, Tensor] = {}  # what was one tensor stays one
+    if size > PLAYED:
+        return _play(algorithm, size, dtype, "meta")
+    try:
+        with _Blind():  # type: ignore[no-untyped-call]
+            return _emptied(_play(algorithm, size, dtype, "cpu"))
+    except _AsksForValueError:  # unless the tensor is meta, perhaps
+        return _play(algorithm, size, dtype, "meta")
 
-    def emptied(leaf: Any) -> Any:
+
+def _emptied(played: Schema) -> Schema:
+    """The same of meta tensors; what was one tensor stays one."""
+    known: dict[int, Tensor] = {}
+
+    def empty(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         return known.setdefault(id(leaf), torch.empty_like(leaf, device="meta"))
 
-    return tree_map(emptied, played)
+    made: Schema = tree_map(empty, played)
+    return made
 
 
-def _play(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
-    """The dry round, on the default device."""
-    # Separate tensors: what `finish` keeps of the message is known by identity.
-    x0, first, full, mean = (torch.zeros(size, dtype=dtype) for _ in range(4))
-    number = torch.zeros((), dtype=torch.float64)
-    whole = torch.zeros((), dtype=torch.int64)
+def _play(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str) -> Schema:
+    """The dry round, on zeros of a device."""
+    with torch.device(device):
+        # Separate tensors: what `finish` keeps of the message is known by identity.
+        x0, first, full, mean = (torch.zeros(size, dtype=dtype) for _ in range(4))
+        number = torch.zeros((), dtype=torch.float64)
+        whole = torch.zeros((), dtype=torch.int64)
     server = _pure(algorithm, "init_server", x0)
     message = _pure(algorithm, "broadcast", server)
     state = _pure(algorithm, "init_client", first, lambda: first)

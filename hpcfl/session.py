@@ -17,13 +17,14 @@ from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
 from hpcfl.comm.watched import Watched
 from hpcfl.compare import flat
-from hpcfl.device import device_type, place
+from hpcfl.device import device_type
 from hpcfl.engine import play
 from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.job import Loaded
 from hpcfl.life import Desk, Life
 from hpcfl.progress import Progress, open_progress
+from hpcfl.rankmap import Ranks, find
 from hpcfl.rundir import RunDir
 from hpcfl.signals import Signals
 from hpcfl.store.durable import storing
@@ -103,27 +104,27 @@ def _live(
 ) -> Result:
     """Collective: make the parts, ``begin`` from nothing or from a checkpoint, play to the end."""
     config = loaded.job.comm
-    ranks = connect(config.backend, device_type(loaded.job), config.timeout_s)
-    comm = Watched(ranks, config.timeout_s)
+    connected = connect(config.backend, device_type(loaded.job), config.timeout_s)
+    comm = Watched(connected, config.timeout_s)
     with (
         group(comm),
         Signals() as signals,  # after MPI's start, which takes SIGUSR1 for itself
         folder,
     ):
-        device = place(loaded.job, comm)
+        ranks = find(loaded, comm)
         with together(comm):
             if comm.rank == 0:
                 loaded.job.data.fetch()
                 if not resumed:
                     loaded.job.model.fetch()
         with together(comm):
-            parts = assemble(loaded, device, resumed=resumed)
+            parts = assemble(loaded, ranks.device, resumed=resumed)
         with closing(Life(parts, folder, comm)) as life:
-            x = _play(life, begin(life), signals)
+            x = _play(life, ranks, begin(life), signals)
         return Result(folder.root, parts.job.rounds, x)
 
 
-def _play(life: Life, beginning: Beginning, signals: Signals) -> Vector:
+def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> Vector:
     """Collective: play to the end; the final model."""
     parts, folder, comm = life.parts, life.folder, life.comm
     done = beginning.round
@@ -143,9 +144,11 @@ def _play(life: Life, beginning: Beginning, signals: Signals) -> Vector:
     ):
         finished = done == parts.job.rounds
         progress.note(f"{folder.root}: finished, nothing to do" if finished else life.opening(done))
+        for line in ranks.told:
+            progress.note(line)
         if comm.rank == 0:
             with storing(folder.history):
-                _note(life, done, progress)
+                _note(life, ranks, done, progress)
         run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
         run.observer.restore(beginning.kept)
         try:
@@ -157,13 +160,13 @@ def _play(life: Life, beginning: Beginning, signals: Signals) -> Vector:
     return final
 
 
-def _note(life: Life, done: int, progress: Progress) -> None:
+def _note(life: Life, ranks: Ranks, done: int, progress: Progress) -> None:
     """Write this start into the history, and tell what changed since the last."""
     folder, job = life.folder, life.parts.loaded
     before = folder.last_start
     settings = free(flat(job.tree))
     facts = {"ranks": life.comm.size, "summed_by": life.comm.library}
-    facts |= versions(life.parts.device)
+    facts |= versions(ranks.device)
     keys = (*BITS, *FAST) if job.job.reduction == "fast" else BITS
     for warning in warnings(before, facts, keys):
         progress.note(warning)
@@ -175,5 +178,12 @@ def _note(life: Life, done: int, progress: Progress) -> None:
     for change in changes:
         progress.note("{key} was {before}, is {after} ".format(**change) + f"after round {done}")
     folder.note(
-        {"life": life.name, "round": done, **facts, "settings": settings, "changes": changes}
+        {
+            "life": life.name,
+            "round": done,
+            **facts,
+            "map": [seat.record for seat in ranks.seats],
+            "settings": settings,
+            "changes": changes,
+        }
     )

@@ -28,7 +28,7 @@ def versions(device: torch.device) -> dict[str, Any]:
         except PackageNotFoundError:
             found[package] = None
     found["git"] = _git_commit()
-    found["processor"] = _processor()
+    found["processor"] = processor()
     # A virtual machine may hide instructions that the processor's name promises.
     found["simd"] = torch.backends.cpu.get_cpu_capability()
     found["device"] = device.type
@@ -67,7 +67,8 @@ def _git_commit() -> str | None:
         return None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of this host's processor."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

@@ -29,6 +29,10 @@ class Comm(Protocol):
         """Collective: rank 0's text, on every rank."""
         ...
 
+    def gather(self, text: str) -> list[str]:
+        """Collective: every rank's text, by rank; needs no device."""
+        ...
+
     def barrier(self) -> None:
         """Collective: wait for every rank."""
         ...

@@ -73,7 +73,7 @@ def connect(backend: Backend, device_type: str, timeout_s: float) -> Comm:
     if backend == "auto":
         if launch.size == 1:
             return Solo()
-        backend = _choose(launch, device_type)
+        backend, _ = choose(launch, device_type)
     if backend == "mpi":
         if device_type != "cpu":
             message = f"comm.backend: mpi sums CPU tensors, the device is {device_type}"
@@ -97,10 +97,15 @@ def require_mpi4py(who: str) -> None:
         raise JobError(f"{who}: mpi4py is not installed; pip install mpi4py, or say gloo")
 
 
-def _choose(launch: Launch, device_type: str) -> Literal["mpi", "gloo", "nccl"]:
+def choose(launch: Launch, device_type: str) -> tuple[Literal["mpi", "gloo", "nccl"], str]:
+    """What auto takes for several ranks, and why."""
     if device_type == "cuda":
-        return "nccl"
-    return "gloo" if launch.launcher == "torchrun" or find_spec("mpi4py") is None else "mpi"
+        return "nccl", "the ranks have GPUs"
+    if launch.launcher == "torchrun":
+        return "gloo", "torchrun started ranks on CPUs"
+    if find_spec("mpi4py") is None:
+        return "gloo", "the ranks are on CPUs, and mpi4py is not installed"
+    return "mpi", "the ranks are on CPUs, and mpi4py is installed"
 
 
 def _in_slurm_step(environ: Mapping[str, str]) -> bool:

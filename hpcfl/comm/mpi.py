@@ -50,6 +50,15 @@ class Mpi:
         """Collective: rank 0's text."""
         return share(self._world, text)
 
+    def gather(self, text: str) -> list[str]:
+        """Collective: every rank's text, by rank."""
+        own = text.encode()
+        length = int(self.max(np.array([float(len(own))]))[0])
+        padded = np.frombuffer(own.ljust(length, b"\0"), dtype=np.uint8)
+        table = np.empty((self.size, length), dtype=np.uint8)
+        _wait(self._world.Iallgather(padded, table))
+        return [row.tobytes().rstrip(b"\0").decode() for row in table]
+
     def barrier(self) -> None:
         """Collective: wait for every rank."""
         _wait(self._world.Ibarrier())

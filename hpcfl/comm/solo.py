@@ -28,6 +28,10 @@ class Solo:
         """``text`` itself."""
         return text
 
+    def gather(self, text: str) -> list[str]:
+        """``text`` alone."""
+        return [text]
+
     def barrier(self) -> None:
         """Wait for nobody."""
 

@@ -1,5 +1,6 @@
 """Groups of ranks over torch.distributed: Gloo through host memory, NCCL between GPUs."""
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ class _ProcessGroup:
         self.rank, self.size = launch.rank, launch.size
         self.local_rank = self._meeting.local_rank
         self.library = self.backend
+        self._summed = False
         with _loopback(self._meeting.alone):
             dist.init_process_group(
                 self.backend,
@@ -64,13 +66,29 @@ class _ProcessGroup:
             self._all(lambda: dist.broadcast(payload, 0))
         return bytes(payload.tolist()).decode()
 
+    def gather(self, text: str) -> list[str]:
+        """Collective: every rank's text, by rank; through the store, and once in its life.
+
+        It needs no GPU, so it works, and the group can be left, where NCCL would not.
+        """
+        store, keys = self._meeting.store, [f"text/{rank}" for rank in range(self.size)]
+        store.set(keys[self.rank], text)
+        if self.rank == 0:
+            store.set("texts", json.dumps([store.get(key).decode() for key in keys]))
+        texts: list[str] = json.loads(store.get("texts"))
+        store.set(f"read/{self.rank}", "")
+        if self.rank == 0:  # with whom the store goes
+            store.wait([f"read/{rank}" for rank in range(self.size)])
+        return texts
+
     def barrier(self) -> None:
         """Collective: wait for every rank."""
         self.max(np.zeros(1))
 
     def close(self) -> None:
         """Collective: leave the group; rank 0's store outlives every use of it."""
-        self.barrier()
+        if self._summed:
+            self.barrier()
         dist.destroy_process_group()
         self._meeting.finish()
 
@@ -79,6 +97,7 @@ class _ProcessGroup:
         self._meeting.abort(code)
 
     def _all(self, collective: Callable[[], object]) -> None:
+        self._summed = True
         try:
             collective()
         except RuntimeError as error:  # torch has no narrower one for a timeout or a lost peer

@@ -63,6 +63,10 @@ class Watched:
         """Collective: rank 0's text."""
         return self._wait(self._comm.share, text)
 
+    def gather(self, text: str) -> list[str]:
+        """Collective: every rank's text, by rank."""
+        return self._wait(self._comm.gather, text)
+
     def barrier(self) -> None:
         """Collective: wait for every rank."""
         self._wait(self._comm.barrier)

@@ -76,6 +76,7 @@ def main(backend: str, folder: Path) -> None:
     said["sum"] = total.tolist()
     said["max"] = comm.max(np.array([float(comm.rank), -float(comm.rank)])).tolist()
     said["shared"] = [comm.share(f"from {comm.rank}: \u00e9\n"), comm.share("")]
+    said["gathered"] = comm.gather(f"rank {comm.rank}: \u00e9" * (1 + comm.rank))
     terms = [0.1 * i for i in range(100) if i % comm.size == comm.rank]
     said["sums"] = exact_sums(comm, [terms, [1.0], []])
     comm.barrier()

@@ -137,3 +137,14 @@ def test_more_ranks_than_clients(tmp_path):
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if "Error" in line]
     assert "3 ranks for 2 clients" in line
+
+
+def test_more_threads_than_cores(tmp_path):
+    """One line, before any data is looked for."""
+    job = write(tmp_path, task="cifar10-lenet", data={"root": "nowhere"})
+    threads = 1 + len(os.sched_getaffinity(0)) // 2
+    done = finish(2, "run", job, f"threads={threads}", "--out", tmp_path / "run")
+    assert done.returncode == 2, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "Error" in line]
+    assert line.startswith("JobError: threads: ")
+    assert not (tmp_path / "run").exists()

@@ -1,18 +1,21 @@
 """What is sent and kept is found, not declared: traffic, states, and faults in an algorithm."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hpcfl.algorithms.base import Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.algorithms.localghb import LocalGHB
 from hpcfl.algorithms.scaffold import Scaffold
-from hpcfl.schema import dry_round, nbytes, traffic
+from hpcfl.schema import PLAYED, dry_round, nbytes, traffic
 
 P = 1000
 
@@ -137,8 +140,33 @@ class Branches(FedAvg):
 
 
 def test_a_branch_on_a_value_is_found():
-    with pytest.raises(RuntimeError, match="value"):
+    with pytest.raises(RuntimeError, match="meta"):
         dry_round(Branches(), P, torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts(FedAvg):
+    """Looks at a value, but not in the dry round."""
+
+    def finish(self, y, local, message, state, client):
+        upload, state = super().finish(y, local, message, state, client)
+        return upload, state if y.is_meta or int(client.round) < 3 else None
+
+
+@pytest.mark.parametrize("size", [P, PLAYED + 1])
+def test_an_algorithm_may_tell_the_dry_round_by_its_meta_tensors(size):
+    schema = dry_round(Counts(), size, torch.float32)
+    assert {leaf.device.type for leaf in tree_leaves(schema[:4])} == {"meta"}
+    assert schema.upload.delta.shape == (size,)
+
+
+def test_a_small_model_s_dry_round_does_not_import_the_compiler():
+    program = (
+        "import sys, torch; from hpcfl.algorithms.fedhbm import FedHBM;"
+        "from hpcfl.schema import dry_round; dry_round(FedHBM(), 10, torch.float32);"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_nbytes_counts_tuples_of_tensors():

@@ -148,7 +148,7 @@ def test_auto_chooses_by_device_and_launcher(
     environ, device_type, has_mpi4py, backend, monkeypatch
 ):
     monkeypatch.setattr(launch, "find_spec", lambda name: object() if has_mpi4py else None)
-    assert launch._choose(detect(environ), device_type) == backend
+    assert launch.choose(detect(environ), device_type)[0] == backend
 
 
 def test_one_process_imports_neither_mpi_nor_torch_distributed_of_ours():
