@@ -13,7 +13,7 @@ def prepare_torch(job: Job, device: torch.device) -> None:
     """Set what is global in torch: threads, precision, deterministic kernels."""
     keep_freed_memory()
     torch.set_num_threads(job.threads)
-    # As use_deterministic_algorithms(True), but that imports torch's compiler, for a second and 70 MB.
+    # use_deterministic_algorithms(True) would import the compiler too: a second and 70 MB.
     torch.set_deterministic_debug_mode("error")
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, hides nothing here
     if device.type == "cuda":
