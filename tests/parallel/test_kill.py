@@ -39,8 +39,12 @@ def test_killed_and_resumed(whole, tmp_path, seed, victims, ranks, store, name):
     """Two kills, each on another number of ranks, and a last life that ends well."""
     draw = random.Random(seed)
     run = tmp_path / "run"
-    cache = {"cache_gib": 0.0} if seed in (0, 4) else {}
-    job = write(tmp_path, store={"kind": store, **cache}, algorithm={"name": name})
+    states = {"kind": store}
+    if seed in (0, 4):
+        states["cache_gib"] = 0.0
+    if seed == 4:
+        states["dir"] = str(tmp_path / "near")
+    job = write(tmp_path, store=states, algorithm={"name": name})
     command = ["run", job, "--out", run]
     for life, size in enumerate(ranks[:-1]):
         reached = draw.randint(20 * life + 3, 20 * life + 18)
