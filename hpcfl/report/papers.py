@@ -1,0 +1,234 @@
+"""As the papers lay out their tables: a row an algorithm, a column a set-up, theirs beside ours.
+
+A set-up is data, model, split, clients and cohort; runs that differ in the seed alone share a cell.
+"""
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from hpcfl.beside import ACCURACIES, Beside, beside_published, fraction, places, printed, spread
+from hpcfl.errors import JobError
+from hpcfl.published import Published, find
+from hpcfl.records import RunRecord
+from hpcfl.report.grid import Grid, Row, SetUp, read_grid
+from hpcfl.report.sheet import Report, Sheet, Value, with_settings
+from hpcfl.targets import Arrivals, Target, arrivals, beside_target
+
+_DEVIATION = "n: seeds; +-: their sample standard deviation"
+_UNFINISHED = "@t/T: the newest accuracy of a run that has made t of its T rounds"
+
+
+class _Cell(NamedTuple):
+    """One number, ours or a paper's."""
+
+    text: str = "-"
+    mean: float | None = None
+    """Accuracies as fractions."""
+    std: float | None = None
+    metric: str = ""
+    competes: bool = False
+    """Whether it may be the best of its column."""
+
+
+class _Pair(NamedTuple):
+    ours: _Cell
+    theirs: _Cell
+    source: str = ""
+
+
+def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Report:
+    """Final accuracies, as FedHBM's tables 3 and 4; for targets the rounds, as its tables 2 and 9.
+
+    The values are a row a number: what it is, ours, and what is published.
+
+    Raises:
+        JobError: nothing is classified, or no paper says what a target is of.
+    """
+    if not any(run.scores["test_accuracy"] for run in runs):
+        raise JobError(
+            f"{runs[0].path}: no run has a test accuracy, which is what the papers' tables hold; "
+            "report without --layout paper"
+        )
+    grid = read_grid(runs)
+    made = [_accuracies(runs, grid)]
+    made += [_rounds(runs, grid, target) for target in targets]
+    return Report([sheet for sheet, _ in made], [value for _, values in made for value in values])
+
+
+def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Sheet, list[dict[str, Value]]]:
+    pairs = {}
+    for row in grid.rows:
+        for column in grid.columns:
+            members = [runs[index] for index in grid.cells.get((row, column), ())]
+            rows = find(grid.job(row, column), *ACCURACIES)
+            pairs[row, column] = _Pair(_accuracy(members), _printed(rows), places(rows))
+    bases = dict.fromkeys(_basis(run) for run in runs if run.finished)
+    captions = [f"ours: {' or '.join(bases)}, as its job evaluates"] * bool(bases)
+    texts = [pair.ours.text for pair in pairs.values()]
+    captions += [_DEVIATION] * any("n=" in text for text in texts)
+    captions += [_UNFINISHED] * any("@" in text for text in texts)
+    return _laid_out(grid, pairs, "%", captions, beside_published(runs), most=True)
+
+
+def _basis(run: RunRecord) -> str:
+    """What a finished run is judged by."""
+    if run.mean_accuracy is None:
+        return ACCURACIES["accuracy_last"]
+    window = 100 if run.accuracy_last100 is not None else run.window
+    return f"mean test accuracy of the last {window} rounds"
+
+
+def _final(run: RunRecord) -> float | None:
+    """The accuracy of that basis; None of an unfinished run, or of a regression."""
+    if not run.finished:
+        return None
+    means = (run.accuracy_last100, run.mean_accuracy, run.last("test_accuracy"))
+    return next((mean for mean in means if mean is not None), None)
+
+
+def _metric(run: RunRecord) -> str:
+    if run.mean_accuracy is None:
+        return "accuracy_last"
+    return "accuracy_last100" if run.accuracy_last100 is not None else f"accuracy_last{run.window}"
+
+
+def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
+    """Of the finished ones of runs that differ in the seed; the newest where none is."""
+    finished = [(run, final) for run in runs if (final := _final(run)) is not None]
+    if finished:
+        finals = [final for _, final in finished]
+        return _mean(finals, _metric(finished[0][0]), _seeds(len(finished), len(runs)))
+    newest = [run.scores["test_accuracy"][-1] for run in runs if run.scores["test_accuracy"]]
+    if not newest:
+        return _Cell()
+    at = sorted({t for t, _ in newest})
+    after = f" @{'-'.join(str(t) for t in dict.fromkeys((at[0], at[-1])))}/{runs[0].rounds}"
+    cell = _mean([value for _, value in newest], "accuracy", after + _seeds(len(newest), len(runs)))
+    return cell._replace(competes=False)
+
+
+def _mean(values: Sequence[float], metric: str, after: str) -> _Cell:
+    text = spread([100 * value for value in values], "{:.2f}") + after
+    return _Cell(text, fmean(values), _std(values), metric, competes=True)
+
+
+def _std(values: Sequence[float]) -> float | None:
+    return stdev(values) if len(values) > 1 else None
+
+
+def _seeds(count: int, of: int) -> str:
+    if of == 1:
+        return ""
+    return f" (n={count})" if count == of else f" (n={count} of {of})"
+
+
+def _printed(rows: Sequence[Published]) -> _Cell:
+    """The accuracy that a paper prints."""
+    if not rows or rows[0].value is None:
+        return _Cell()
+    row = rows[0]
+    mean = fraction(row.value)
+    return _Cell(printed(row), mean, fraction(row.std), row.metric, competes=mean == mean)
+
+
+def _rounds(
+    runs: Sequence[RunRecord], grid: Grid, target: Target
+) -> tuple[Sheet, list[dict[str, Value]]]:
+    arrived = arrivals(runs, target)
+    metrics = target.metrics
+    pairs = {}
+    for row in grid.rows:
+        for column in grid.columns:
+            job = grid.job(row, column)
+            members = grid.cells.get((row, column), ())
+            rows = find(job, metrics[0]) if metrics else []
+            speeds = find(job, metrics[1]) if metrics else []
+            ours = _arrival(runs, arrived, members)
+            pairs[row, column] = _Pair(
+                ours._replace(metric=f"rounds_to_{target.number:g}"),
+                _printed_rounds(rows, speeds),
+                places(rows),
+            )
+    texts = [pair.ours.text for pair in pairs.values()]
+    captions = ["(x): FedAvg's rounds over the method's"] * any("x)" in text for text in texts)
+    captions += [_DEVIATION] * any("n=" in text for text in texts)
+    captions += ["> t: not within t rounds"] * any(">" in text for text in texts)
+    beside = Beside(captions=beside_target(runs, target).captions)
+    return _laid_out(grid, pairs, f"to {target.title}", captions, beside, most=False)
+
+
+def _arrival(runs: Sequence[RunRecord], arrived: Arrivals, members: Sequence[int]) -> _Cell:
+    """The rounds and the speed-up of runs that differ in the seed."""
+    if not members:
+        return _Cell()
+    rounds = [count for index in members if (count := arrived.rounds[index]) is not None]
+    if not rounds:
+        return _Cell(f"> {min(runs[index].done for index in members)}")
+    speeds = [times for index in members if (times := arrived.speedups[index]) is not None]
+    faster = f" ({fmean(speeds):.2f}x)" if len(speeds) == len(rounds) else ""
+    text = spread(rounds, "{:.0f}") + faster + _seeds(len(rounds), len(members))
+    return _Cell(text, fmean(rounds), _std(rounds), competes=len(rounds) == len(members))
+
+
+def _printed_rounds(rows: Sequence[Published], speeds: Sequence[Published]) -> _Cell:
+    if not rows:
+        return _Cell()
+    if rows[0].value is None:
+        return _Cell("never")
+    value = rows[0].value
+    speed = f" ({speeds[0].value:.2f}x)" if speeds and speeds[0].value is not None else ""
+    return _Cell(f"{value:.0f}{speed}", value, None, rows[0].metric, competes=True)
+
+
+def _laid_out(
+    grid: Grid,
+    pairs: dict[tuple[Row, SetUp], _Pair],
+    unit: str,
+    captions: Sequence[str],
+    beside: Beside,
+    *,
+    most: bool,
+) -> tuple[Sheet, list[dict[str, Value]]]:
+    """The table, and its numbers a row each."""
+    titles, columns = ["algorithm"], [[_Cell(row.algorithm) for row in grid.rows]]
+    for column, title in zip(grid.columns, grid.titles(), strict=True):
+        found = [pairs[row, column] for row in grid.rows]
+        titles.append(f"{title}\nours {unit}")
+        columns.append([pair.ours for pair in found])
+        if any(pair.theirs.text != "-" for pair in found):
+            titles.append(f"{title}\npublished")
+            columns.append([pair.theirs for pair in found])
+    best = frozenset((r, c) for c, column in enumerate(columns) for r in _best(column, most=most))
+    rows = [[cell.text for cell in row] for row in zip(*columns, strict=True)]
+    settings = [row.settings for row in grid.rows]
+    sheet = with_settings(Sheet(titles, rows, [*captions, *beside.captions]), 1, settings)
+    shift = len(sheet.titles) - len(titles)
+    sheet = sheet._replace(best=frozenset((r, c + shift) for r, c in best))
+    return sheet, [_value(grid, *place, pair) for place, pair in pairs.items()]
+
+
+def _best(column: Sequence[_Cell], *, most: bool) -> list[int]:
+    """The best of two or more, with its equals as they are shown."""
+    known = [cell for cell in column if cell.competes and cell.mean is not None]
+    if len(known) < 2:
+        return []
+    top = (max if most else min)(known, key=lambda cell: cell.mean or 0.0)
+    return [r for r, cell in enumerate(column) if cell.competes and cell.mean == top.mean]
+
+
+def _value(grid: Grid, row: Row, column: SetUp, pair: _Pair) -> dict[str, Value]:
+    ours, theirs = pair.ours, pair.theirs
+    return {
+        "algorithm": row.algorithm,
+        "settings": row.settings,
+        **column._asdict(),
+        "metric": ours.metric or theirs.metric,
+        **grid.progress(row, column),
+        "mean": ours.mean,
+        "std": ours.std,
+        "published_metric": theirs.metric or None,
+        "published": theirs.mean,
+        "published_std": theirs.std,
+        "published_in": pair.source or None,
+    }
