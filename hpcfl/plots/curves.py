@@ -222,14 +222,15 @@ def _along(run: RunRecord, x: str) -> Mapping[int, float]:
 def _looks(curves: Sequence[_Curve]) -> dict[tuple[str, str], tuple[str, str]]:
     """By algorithm and name, colours and dashes.
 
-    An algorithm has its own where no other of the plot has claimed them, whatever the order.
+    An algorithm has its own where no other of the plot has claimed them, whatever the order;
+    FedAvg's is the first.
     """
-    known = list(ALGORITHMS)
+    known, count = list(ALGORITHMS), len(COLOURS)
     taken: Counter[int] = Counter()
     looks = {}
     for algorithm, name in sorted({curve[:2] for curve in curves}):
-        own = known.index(algorithm) if algorithm in known else len(known)
-        count = len(COLOURS)
+        place = known.index(algorithm) if algorithm in known else len(known)
+        own = place - known.index("fedavg")
         colour = min(range(count), key=lambda c: (taken[c], (c - own) % count))
         looks[algorithm, name] = COLOURS[colour], DASHES[taken[colour] % len(DASHES)]
         taken[colour] += 1

@@ -90,9 +90,9 @@ def asked(runs: Sequence[RunRecord]) -> list[Score]:
 NAMES: tuple[tuple[str, Callable[[RunRecord], Value]], ...] = (
     ("run", lambda run: run.name),
     ("algorithm", lambda run: run.algorithm),
-    ("state", lambda run: run.state),
     ("rounds", lambda run: run.rounds),
     ("rounds_done", lambda run: run.done),
+    ("state", lambda run: run.state),
 )
 NUMBERS: tuple[tuple[str, Callable[[RunRecord], float | None]], ...] = (
     ("test_accuracy", lambda run: run.last("test_accuracy")),

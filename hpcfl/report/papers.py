@@ -64,7 +64,7 @@ def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Sheet, list[dict
             rows = find(grid.job(row, column), *ACCURACIES)
             pairs[row, column] = _Pair(_accuracy(members), _printed(rows), places(rows))
     bases = dict.fromkeys(_basis(run) for run in runs if run.finished)
-    captions = [f"ours: {' or '.join(bases)}, as its job evaluates"] * bool(bases)
+    captions = [f"ours: {', or '.join(bases)}"] * bool(bases)
     texts = [pair.ours.text for pair in pairs.values()]
     captions += [_DEVIATION] * any("n=" in text for text in texts)
     captions += [_UNFINISHED] * any("@" in text for text in texts)
