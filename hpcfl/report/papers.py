@@ -63,42 +63,44 @@ def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Sheet, list[dict
             members = [runs[index] for index in grid.cells.get((row, column), ())]
             rows = find(grid.job(row, column), *ACCURACIES)
             pairs[row, column] = _Pair(_accuracy(members), _printed(rows), places(rows))
-    bases = dict.fromkeys(_basis(run) for run in runs if run.finished)
-    captions = [f"ours: {', or '.join(bases)}"] * bool(bases)
+    meanings = dict.fromkeys(final.meaning for run in runs if (final := _final(run)) is not None)
+    captions = [f"ours: {', or '.join(meanings)}"] * bool(meanings)
     texts = [pair.ours.text for pair in pairs.values()]
     captions += [_DEVIATION] * any("n=" in text for text in texts)
     captions += [_UNFINISHED] * any("@" in text for text in texts)
     return _laid_out(grid, pairs, "%", captions, beside_published(runs), most=True)
 
 
-def _basis(run: RunRecord) -> str:
+class _Final(NamedTuple):
     """What a finished run is judged by."""
-    if run.mean_accuracy is None:
-        return ACCURACIES["accuracy_last"]
-    window = 100 if run.accuracy_last100 is not None else run.window
-    return f"mean test accuracy of the last {window} rounds"
+
+    value: float
+    metric: str
+    meaning: str
 
 
-def _final(run: RunRecord) -> float | None:
-    """The accuracy of that basis; None of an unfinished run, or of a regression."""
-    if not run.finished:
+def _final(run: RunRecord) -> _Final | None:
+    """The mean of the last 100 rounds, of the job's window, or the last accuracy; None of others.
+
+    The first of these that the run has.
+    """
+    last = run.last("test_accuracy")
+    if not run.finished or last is None:
         return None
-    means = (run.accuracy_last100, run.mean_accuracy, run.last("test_accuracy"))
-    return next((mean for mean in means if mean is not None), None)
-
-
-def _metric(run: RunRecord) -> str:
-    if run.mean_accuracy is None:
-        return "accuracy_last"
-    return "accuracy_last100" if run.accuracy_last100 is not None else f"accuracy_last{run.window}"
+    windows = {100: run.accuracy_last100, run.window: run.mean_accuracy}
+    for window, mean in windows.items():
+        if mean is not None:
+            meaning = f"mean test accuracy of the last {window} rounds"
+            return _Final(mean, f"accuracy_last{window}", meaning)
+    return _Final(last, "accuracy_last", ACCURACIES["accuracy_last"])
 
 
 def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
     """Of the finished ones of runs that differ in the seed; the newest where none is."""
-    finished = [(run, final) for run in runs if (final := _final(run)) is not None]
-    if finished:
-        finals = [final for _, final in finished]
-        return _mean(finals, _metric(finished[0][0]), _seeds(len(finished), len(runs)))
+    finals = [final for run in runs if (final := _final(run)) is not None]
+    if finals:
+        values = [final.value for final in finals]
+        return _mean(values, finals[0].metric, _seeds(len(finals), len(runs)))
     newest = [run.scores["test_accuracy"][-1] for run in runs if run.scores["test_accuracy"]]
     if not newest:
         return _Cell()

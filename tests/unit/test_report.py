@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -254,3 +255,42 @@ def test_long_settings_are_wrapped(run_dir, monkeypatch):
         assert all(f"local.{key}" in printed for key in keys)
         widths[columns] = max(map(len, printed.splitlines()))
     assert 100 < widths[20] < widths[140] == 140 < widths[400]
+
+
+def test_means_over_seeds_for_programs(run_dir):
+    """Their means and sample standard deviations, in fractions; what lacks stays empty."""
+    runs = [
+        read_run(run_dir([*LOG[:4], {**LOG[4], "test_accuracy": accuracy}],
+                         SEEDED.format(name=name, seed=seed, lr=0.1), name=f"{name}{seed}"))
+        for name, seed, accuracy in (("fedavg", 0, 0.5), ("fedavg", 1, 0.75), ("fedhbm", 0, 0.25))
+    ]  # fmt: skip
+    late = read_run(run_dir(LOG[:2], SEEDED.format(name="fedavg", seed=2, lr=0.1), name="late"))
+    avg, hbm = csv.DictReader(io.StringIO(to_csv(by_seed([*runs, late]))))
+    assert (avg["algorithm"], avg["seeds"], avg["seeds_finished"]) == ("fedavg", "3", "2")
+    assert float(avg["test_accuracy"]) == 0.625
+    assert float(avg["test_accuracy_std"]) == pytest.approx(0.03125**0.5)
+    assert (avg["up_bytes"], avg["objective"]) == ("80.0", "")
+    assert (hbm["test_accuracy"], hbm["test_accuracy_std"]) == ("0.25", "")
+
+
+def test_a_task_stands_for_what_follows_from_it(run_dir):
+    """The batch size does; a rate that differs within a task, and the seed, do not."""
+    job = "rounds: 4\ntask: {}\nseed: {}\nlocal: {{lr: {}, batch: {}}}\n"
+    rest = JOB.partition("\n")[2]
+    kinds = [("a", 0, 0.1, 8), ("a", 0, 0.5, 8), ("b", 1, 0.1, 16)]
+    runs = [
+        read_run(run_dir(job=job.format(*kind) + rest, name=f"t{k}"))
+        for k, kind in enumerate(kinds)
+    ]
+    assert [row["settings"] for row in csv.DictReader(io.StringIO(to_csv(by_run(runs))))] == [
+        "task a, seed 0, local.lr 0.1", "task a, seed 0, local.lr 0.5",
+        "task b, seed 1, local.lr 0.1",
+    ]  # fmt: skip
+
+
+def test_what_became_of_an_unfinished_run(run_dir):
+    run = read_run(run_dir(LOG[:2]))
+    assert "| 1/4 unfinished |" in to_markdown(by_run([run]))
+    assert "| 1/4 failed |" in to_markdown(by_run([replace(run, fate="failed")]))
+    (row,) = csv.DictReader(io.StringIO(to_csv(by_run([run]))))
+    assert row["state"] == "unfinished"

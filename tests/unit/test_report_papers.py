@@ -88,9 +88,9 @@ def test_jobs_of_one_cell_have_rows_of_their_own(runs):
     assert sheet.titles[1] == "settings"
     assert [row[:3] for row in cells(sheet)] == [
         ["fedavg", "local.lr 0.01, rounds 3", "50.00"],
-        ["fedavg", "", "-"],  # the only one of its split
         ["fedavg", "local.lr 0.5, rounds 3", "25.00"],
         ["fedavg", "local.lr 0.01, rounds 2", "15.00"],
+        ["fedavg", "", "-"],  # the only one of its split
     ]
 
 
@@ -109,13 +109,13 @@ def test_the_rounds_to_targets(runs):
     """Table 2 of FedHBM: 0.7 x 86.48 % is 60.536 %, 0.8 x it 69.184 %."""
     _, seventy, eighty = as_papers([*runs[:2], *runs[2:4]], [Target(70), Target(80)]).sheets
     assert cells(seventy) == [
-        ["fedavg", "3 (n=1 of 2)", "5520 (1.00x)", "-"],
+        ["fedavg", "3 (1.00x) (n=1 of 2)", "5520 (1.00x)", "-"],
         ["fedhbm", "2", "770 (7.17x)", "2"],
     ]
     assert seventy.titles[1:3] == [
         "cifar10\ndirichlet 0\nours to 70 %", "cifar10\ndirichlet 0\npublished",
     ]  # fmt: skip
-    assert cells(eighty)[0][1:3] == ["3 (n=1 of 2)", "9935 (1.00x)"]
+    assert cells(eighty)[0][1:3] == ["3 (1.00x) (n=1 of 2)", "9935 (1.00x)"]
 
 
 def test_speedups_are_over_fedavg_of_the_same_seed():
