@@ -4,10 +4,11 @@ A set-up is data, model, split, clients and cohort; runs that differ in the seed
 """
 
 from collections.abc import Sequence
+from math import isnan
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from hpcfl.beside import ACCURACIES, Beside, beside_published, fraction, places, printed, spread
+from hpcfl.beside import ACCURACIES, beside_published, fraction, places, printed, spread
 from hpcfl.errors import JobError
 from hpcfl.published import Published, find
 from hpcfl.records import RunRecord
@@ -15,8 +16,13 @@ from hpcfl.report.grid import Grid, Row, SetUp, read_grid
 from hpcfl.report.sheet import Report, Sheet, Value, with_settings
 from hpcfl.targets import Arrivals, Target, arrivals, beside_target
 
-_DEVIATION = "n: seeds; +-: their sample standard deviation"
-_UNFINISHED = "@t/T: the newest accuracy of a run that has made t of its T rounds"
+# What the signs in our cells mean.
+_SIGNS = {
+    "n=": "n: seeds; +-: their sample standard deviation",
+    "@": "@t/T: of an unfinished run, the newest accuracy, after t of its T rounds",
+    "x)": "(x): FedAvg's rounds over the method's",
+    ">": "> t: not within t rounds",
+}
 
 
 class _Cell(NamedTuple):
@@ -35,6 +41,9 @@ class _Pair(NamedTuple):
     ours: _Cell
     theirs: _Cell
     source: str = ""
+
+
+_Pairs = dict[tuple[Row, SetUp], _Pair]
 
 
 def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Report:
@@ -57,18 +66,22 @@ def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Repo
 
 
 def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Sheet, list[dict[str, Value]]]:
-    pairs = {}
+    pairs: _Pairs = {}
     for row in grid.rows:
         for column in grid.columns:
             members = [runs[index] for index in grid.cells.get((row, column), ())]
             rows = find(grid.job(row, column), *ACCURACIES)
             pairs[row, column] = _Pair(_accuracy(members), _printed(rows), places(rows))
     meanings = dict.fromkeys(final.meaning for run in runs if (final := _final(run)) is not None)
-    captions = [f"ours: {', or '.join(meanings)}"] * bool(meanings)
+    captions = [f"ours: {', or '.join(meanings)}"] if meanings else []
+    captions += [*_signs(pairs), *beside_published(runs).captions]
+    return _laid_out(grid, pairs, "%", captions, most=True)
+
+
+def _signs(pairs: _Pairs) -> list[str]:
+    """What the signs in these cells mean."""
     texts = [pair.ours.text for pair in pairs.values()]
-    captions += [_DEVIATION] * any("n=" in text for text in texts)
-    captions += [_UNFINISHED] * any("@" in text for text in texts)
-    return _laid_out(grid, pairs, "%", captions, beside_published(runs), most=True)
+    return [told for sign, told in _SIGNS.items() if any(sign in text for text in texts)]
 
 
 class _Final(NamedTuple):
@@ -100,7 +113,8 @@ def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
     finals = [final for run in runs if (final := _final(run)) is not None]
     if finals:
         values = [final.value for final in finals]
-        return _mean(values, finals[0].metric, _seeds(len(finals), len(runs)))
+        metrics = " or ".join(dict.fromkeys(final.metric for final in finals))
+        return _mean(values, metrics, _seeds(len(finals), len(runs)))
     newest = [run.scores["test_accuracy"][-1] for run in runs if run.scores["test_accuracy"]]
     if not newest:
         return _Cell()
@@ -129,9 +143,10 @@ def _printed(rows: Sequence[Published]) -> _Cell:
     """The accuracy that a paper prints."""
     if not rows or rows[0].value is None:
         return _Cell()
-    row = rows[0]
-    mean = fraction(row.value)
-    return _Cell(printed(row), mean, fraction(row.std), row.metric, competes=mean == mean)
+    row, value = rows[0], rows[0].value
+    return _Cell(
+        printed(row), fraction(value), fraction(row.std), row.metric, competes=not isnan(value)
+    )
 
 
 def _rounds(
@@ -139,7 +154,7 @@ def _rounds(
 ) -> tuple[Sheet, list[dict[str, Value]]]:
     arrived = arrivals(runs, target)
     metrics = target.metrics
-    pairs = {}
+    pairs: _Pairs = {}
     for row in grid.rows:
         for column in grid.columns:
             job = grid.job(row, column)
@@ -152,12 +167,8 @@ def _rounds(
                 _printed_rounds(rows, speeds),
                 places(rows),
             )
-    texts = [pair.ours.text for pair in pairs.values()]
-    captions = ["(x): FedAvg's rounds over the method's"] * any("x)" in text for text in texts)
-    captions += [_DEVIATION] * any("n=" in text for text in texts)
-    captions += ["> t: not within t rounds"] * any(">" in text for text in texts)
-    beside = Beside(captions=beside_target(runs, target).captions)
-    return _laid_out(grid, pairs, f"to {target.title}", captions, beside, most=False)
+    captions = [*_signs(pairs), *beside_target(runs, target).captions]
+    return _laid_out(grid, pairs, f"to {target.title}", captions, most=False)
 
 
 def _arrival(runs: Sequence[RunRecord], arrived: Arrivals, members: Sequence[int]) -> _Cell:
@@ -185,10 +196,9 @@ def _printed_rounds(rows: Sequence[Published], speeds: Sequence[Published]) -> _
 
 def _laid_out(
     grid: Grid,
-    pairs: dict[tuple[Row, SetUp], _Pair],
+    pairs: _Pairs,
     unit: str,
     captions: Sequence[str],
-    beside: Beside,
     *,
     most: bool,
 ) -> tuple[Sheet, list[dict[str, Value]]]:
@@ -204,19 +214,19 @@ def _laid_out(
     best = frozenset((r, c) for c, column in enumerate(columns) for r in _best(column, most=most))
     rows = [[cell.text for cell in row] for row in zip(*columns, strict=True)]
     settings = [row.settings for row in grid.rows]
-    sheet = with_settings(Sheet(titles, rows, [*captions, *beside.captions]), 1, settings)
+    sheet = with_settings(Sheet(titles, rows, captions), 1, settings)
     shift = len(sheet.titles) - len(titles)
     sheet = sheet._replace(best=frozenset((r, c + shift) for r, c in best))
     return sheet, [_value(grid, *place, pair) for place, pair in pairs.items()]
 
 
 def _best(column: Sequence[_Cell], *, most: bool) -> list[int]:
-    """The best of two or more, with its equals as they are shown."""
-    known = [cell for cell in column if cell.competes and cell.mean is not None]
-    if len(known) < 2:
+    """The best of two or more, and its equals."""
+    means = [cell.mean for cell in column if cell.competes and cell.mean is not None]
+    if len(means) < 2:
         return []
-    top = (max if most else min)(known, key=lambda cell: cell.mean or 0.0)
-    return [r for r, cell in enumerate(column) if cell.competes and cell.mean == top.mean]
+    top = max(means) if most else min(means)
+    return [r for r, cell in enumerate(column) if cell.competes and cell.mean == top]
 
 
 def _value(grid: Grid, row: Row, column: SetUp, pair: _Pair) -> dict[str, Value]:

@@ -57,7 +57,7 @@ def test_algorithms_by_splits_theirs_beside_ours(runs):
     assert sheet.captions[:3] == [
         "ours: mean test accuracy of the last 2 rounds",
         "n: seeds; +-: their sample standard deviation",
-        "@t/T: the newest accuracy of a run that has made t of its T rounds",
+        "@t/T: of an unfinished run, the newest accuracy, after t of its T rounds",
     ]
     assert "ours after 2 to 3 of 10 000 rounds" in sheet.captions[3]
 
