@@ -139,11 +139,9 @@ def _report(options: argparse.Namespace) -> None:
     standing = read_standing(options.dirs)
     (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)
     default = REPORT if (folder / "job.yaml").exists() else folder / REPORT.name
-    files = options.plot
-    if not files and (options.format == "table" or options.y or options.x != "rounds"):
-        files = [default]
-    told = _tabled(standing.runs, options.layout, options.format, targets)
     asked = bool(options.plot or options.y or options.x != "rounds")
+    files = options.plot or ([default] if asked or options.format == "table" else [])
+    told = _tabled(standing.runs, options.layout, options.format, targets)
     _tell(standing.runs, told, files, y=options.y, x=options.x, asked=asked)
     for line in standing.notes:
         print(line, file=sys.stderr)

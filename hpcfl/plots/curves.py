@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 JUDGED = ("test_accuracy", "test_loss", "objective")  # what runs are judged by, the first they have
 DASHES = ("-", "--", ":", "-.")
 LABEL = 44  # letters of a line of the legend
+POINTS = 400  # of a curve, evenly spread; more cannot be told apart
 FEW = 6  # curves, for which there is room inside of the axes
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 _TIME = ((3600, "h"), (60, "min"), (1, "s"))
@@ -58,8 +59,11 @@ class Plot:
     """A number of the log against rounds, bytes or time.
 
     Runs that differ in the seed alone are one curve, their mean, in a band of +- their sample
-    standard deviation; those that are not as far as the others are thin lines beside it.  An
+    standard deviation; those that are not as far as the others are thin lines beside it.  Each data
+    set and model has a panel; with many curves, each split, number of clients and cohort too.  An
     algorithm has the same colour in every plot, as far as two in one plot do not claim the same.
+    Of thousands of evaluations every so many-th is drawn.
+
     Losses are drawn on a log scale where all are positive, other numbers but accuracies where
     they also span a factor of ten.
 
@@ -158,7 +162,7 @@ class Plot:
         found = [(dict(run.curve(self._key)), _along(run, self._x)) for run in runs]
         furthest = max(max(y) for y, _ in found)
         leading = [pair for pair in found if max(pair[0]) == furthest]
-        common = sorted(set.intersection(*(set(y) for y, _ in leading)))
+        common = _thinned(sorted(set.intersection(*(set(y) for y, _ in leading))))
         return _Curve(
             runs[0].algorithm,
             name,
@@ -168,6 +172,16 @@ class Plot:
             [stdev(y[t] for y, _ in leading) for t in common] if leading[1:] else [],
             [([x[t] for t in y], list(y.values())) for y, x in found if max(y) < furthest],
         )
+
+
+def _thinned(rounds: Sequence[int]) -> list[int]:
+    """At most POINTS of them, and the last: many evaluations at the end would be a blot."""
+    step = (rounds[-1] - rounds[0]) / POINTS
+    kept: list[int] = []
+    for t in rounds:
+        if not kept or t - kept[-1] >= step:
+            kept.append(t)
+    return kept if kept[-1] == rounds[-1] else [*kept, rounds[-1]]
 
 
 def _panels(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:

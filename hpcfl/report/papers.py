@@ -20,8 +20,8 @@ from hpcfl.targets import Arrivals, Target, arrivals, beside_target
 _SIGNS = {
     "n=": "n: seeds; +-: their sample standard deviation",
     "@": "@t/T: of an unfinished run, the newest accuracy, after t of its T rounds",
-    "x)": "(x): FedAvg's rounds over the method's",
-    ">": "> t: not within t rounds",
+    "x)": "(x): FedAvg's rounds over the method's, mean of the seeds in which both arrived",
+    ">": "> t: no run arrived within t rounds",
 }
 
 
@@ -177,9 +177,9 @@ def _arrival(runs: Sequence[RunRecord], arrived: Arrivals, members: Sequence[int
         return _Cell()
     rounds = [count for index in members if (count := arrived.rounds[index]) is not None]
     if not rounds:
-        return _Cell(f"> {min(runs[index].done for index in members)}")
+        return _Cell(f"> {max(runs[index].done for index in members)}")
     speeds = [times for index in members if (times := arrived.speedups[index]) is not None]
-    faster = f" ({fmean(speeds):.2f}x)" if len(speeds) == len(rounds) else ""
+    faster = f" ({fmean(speeds):.2f}x)" if speeds else ""
     text = spread(rounds, "{:.0f}") + faster + _seeds(len(rounds), len(members))
     return _Cell(text, fmean(rounds), _std(rounds), competes=len(rounds) == len(members))
 

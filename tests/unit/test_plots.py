@@ -241,6 +241,14 @@ def test_many_curves_are_parted_by_splits_and_told_apart(tmp_path, drawn):
         assert legend(axes) == methods[::-1]  # as the curves end, the highest first
 
 
+def test_a_dense_end_is_thinned(tmp_path, drawn):
+    """Every 100 rounds, and each of the last 100 of 10 000: no two points within 25."""
+    log = tuple({"round": t, "drift": 1.0} for t in range(10_001) if t % 100 == 0 or t > 9900)
+    plot([RunRecord(Path("r"), "fedavg", 10_000, 100, log)], tmp_path / "x.png", "drift")
+    (line,) = drawn[0].axes[0].lines
+    assert line.get_xdata().tolist() == [*range(0, 9901, 100), 9925, 9950, 9975, 10_000]
+
+
 def test_a_picture_in_several_files(tmp_path):
     paths = [tmp_path / "a.png", tmp_path / "a.pdf"]
     Plot([run("one")], paths).draw()

@@ -125,10 +125,13 @@ def test_speedups_are_over_fedavg_of_the_same_seed():
         record([0.1, 0.9, 0.9, 0.9], HBM),
         record([0.9, 0.9, 0.9, 0.9], HBM, "seed=1"),
         record([0.1, 0.1, 0.1, 0.1], "algorithm={name: fedcm}"),
+        record([0.1], "algorithm={name: fedcm}", "seed=1", rounds=4),
+        record([0.1, 0.1, 0.9, 0.9], "algorithm={name: fedprox}", "seed=1"),
+        record([0.1, 0.1, 0.9, 0.9], "algorithm={name: fedprox}", "seed=2"),
     ]
     _, sheet = as_papers(runs, [Target(0.9, absolute=True)]).sheets
     assert [row[1] for row in sheet.rows] == [
-        "3 +- 1 (1.00x) (n=2)", "2 +- 1 (2.00x) (n=2)", "> 4",
+        "3 +- 1 (1.00x) (n=2)", "2 +- 1 (2.00x) (n=2)", "> 4", "3 +- 0 (0.67x) (n=2)",
     ]  # fmt: skip
     assert sheet.best == {(1, 1)}
 
