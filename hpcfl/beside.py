@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite, nan
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -75,8 +76,15 @@ def spread(values: Sequence[float | None], show: str) -> str:
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return "-"
-    mean = show.format(fmean(known))
-    return mean if len(known) == 1 else f"{mean} +- {show.format(stdev(known))}"
+    mean, std = mean_and_std(known)
+    return show.format(mean) + ("" if std is None else f" +- {show.format(std)}")
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean and the sample standard deviation, None of a single value; NaN of a diverged one."""
+    if not all(map(isfinite, values)):
+        return sum(values) / len(values), nan if len(values) > 1 else None
+    return fmean(values), stdev(values) if len(values) > 1 else None
 
 
 def fraction(percent: float | None) -> float | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hpcfl.algorithms import ALGORITHMS
+from hpcfl.beside import mean_and_std
 from hpcfl.compare import SEED, Settings, apart, labels, over_seeds
 from hpcfl.errors import JobError
 from hpcfl.kinds import suggestion
@@ -163,13 +164,14 @@ class Plot:
         furthest = max(max(y) for y, _ in found)
         leading = [pair for pair in found if max(pair[0]) == furthest]
         common = _thinned(sorted(set.intersection(*(set(y) for y, _ in leading))))
+        means = [mean_and_std([y[t] for y, _ in leading]) for t in common]
         return _Curve(
             runs[0].algorithm,
             name,
             _standing(runs),
             [fmean(x[t] for _, x in leading) for t in common],
-            [fmean(y[t] for y, _ in leading) for t in common],
-            [stdev(y[t] for y, _ in leading) for t in common] if leading[1:] else [],
+            [mean for mean, _ in means],
+            [std for _, std in means if std is not None],
             [([x[t] for t in y], list(y.values())) for y, x in found if max(y) < furthest],
         )
 
@@ -186,10 +188,16 @@ def _thinned(rounds: Sequence[int]) -> list[int]:
 
 def _panels(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     """Runs by titles, in order of appearance."""
-    several = len(_seeds([run.settings for run in runs])) > FEW
-    shown = ("data", "model", *(("split", "clients", "cohort") if several else ()))
+    curves = len(_seeds([run.settings for run in runs]))
+    panels = _parted(runs, ("data", "model", "split", "clients", "cohort"))
+    if curves > FEW and 2 * len(panels) <= curves:
+        return panels
+    return _parted(runs, ("data", "model"))  # few curves, or there would be one in each
+
+
+def _parted(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list[RunRecord]]:
     set_ups = [set_up(run.settings) for run in runs]
-    differing = [name for name in shown if len({own[name] for own in set_ups}) > 1]
+    differing = [name for name in by if len({own[name] for own in set_ups}) > 1]
     unit = {"clients": " clients"}
     panels: dict[str, list[RunRecord]] = {}
     for run, own in zip(runs, set_ups, strict=True):

@@ -5,10 +5,18 @@ A set-up is data, model, split, clients and cohort; runs that differ in the seed
 
 from collections.abc import Sequence
 from math import isnan
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import NamedTuple
 
-from hpcfl.beside import ACCURACIES, beside_published, fraction, places, printed, spread
+from hpcfl.beside import (
+    ACCURACIES,
+    beside_published,
+    fraction,
+    mean_and_std,
+    places,
+    printed,
+    spread,
+)
 from hpcfl.errors import JobError
 from hpcfl.published import Published, find
 from hpcfl.records import RunRecord
@@ -126,11 +134,7 @@ def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
 
 def _mean(values: Sequence[float], metric: str, after: str) -> _Cell:
     text = spread([100 * value for value in values], "{:.2f}") + after
-    return _Cell(text, fmean(values), _std(values), metric, competes=True)
-
-
-def _std(values: Sequence[float]) -> float | None:
-    return stdev(values) if len(values) > 1 else None
+    return _Cell(text, *mean_and_std(values), metric, competes=True)
 
 
 def _seeds(count: int, of: int) -> str:
@@ -181,7 +185,7 @@ def _arrival(runs: Sequence[RunRecord], arrived: Arrivals, members: Sequence[int
     speeds = [times for index in members if (times := arrived.speedups[index]) is not None]
     faster = f" ({fmean(speeds):.2f}x)" if speeds else ""
     text = spread(rounds, "{:.0f}") + faster + _seeds(len(rounds), len(members))
-    return _Cell(text, fmean(rounds), _std(rounds), competes=len(rounds) == len(members))
+    return _Cell(text, *mean_and_std(rounds), competes=len(rounds) == len(members))
 
 
 def _printed_rounds(rows: Sequence[Published], speeds: Sequence[Published]) -> _Cell:

@@ -1,10 +1,9 @@
 """A row for the runs of each job but for its seed: mean +- sample standard deviation."""
 
 from collections.abc import Sequence
-from statistics import fmean, stdev
 from typing import NamedTuple
 
-from hpcfl.beside import Beside, spread
+from hpcfl.beside import Beside, mean_and_std, spread
 from hpcfl.compare import SEED, apart, over_seeds
 from hpcfl.records import RunRecord
 from hpcfl.report.columns import NUMBERS, OVER_SEEDS, asked
@@ -89,8 +88,7 @@ def _means(runs: Sequence[RunRecord], members: Sequence[int], beside: Beside) ->
     for key, found in numbers.items():
         known = [number for number in found if number is not None]
         whole = len(known) == len(members) > 0
-        means[key] = fmean(known) if whole else None
-        means[f"{key}_std"] = stdev(known) if whole and len(known) > 1 else None
+        means[key], means[f"{key}_std"] = mean_and_std(known) if whole else (None, None)
     return means
 
 

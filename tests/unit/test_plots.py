@@ -241,6 +241,32 @@ def test_many_curves_are_parted_by_splits_and_told_apart(tmp_path, drawn):
         assert legend(axes) == methods[::-1]  # as the curves end, the highest first
 
 
+def test_one_method_over_many_splits_stays_in_one_panel(tmp_path, drawn):
+    runs = [
+        seeded(f"a{alpha}", 0, 0.1, 1.0, **{
+            "data.partition.kind": "dirichlet", "data.partition.alpha": alpha,
+        })
+        for alpha in (0.0, 0.05, 0.1, 0.3, 0.5, 1.0, 10.0, 100.0)
+    ]  # fmt: skip
+    plot(runs, tmp_path / "x.png", "drift")
+    (axes,) = drawn[0].axes
+    assert legend(axes)[:2] == [
+        "fedavg, data.partition.alpha 0.0", "fedavg, data.partition.alpha 0.05",
+    ]  # fmt: skip
+
+
+def test_a_diverged_seed_has_no_band_there(tmp_path, drawn):
+    logs = [[1.0, 2.0, float("inf")], [1.0, 4.0, 5.0]]
+    runs = [
+        RunRecord(Path(f"s{k}"), "fedavg", 2, 1,
+                  tuple({"round": t, "drift": v} for t, v in enumerate(log)), {"seed": k})
+        for k, log in enumerate(logs)
+    ]  # fmt: skip
+    plot(runs, tmp_path / "x.png", "drift")
+    (line,) = drawn[0].axes[0].lines
+    assert line.get_ydata().tolist() == [1.0, 3.0, float("inf")]
+
+
 def test_a_dense_end_is_thinned(tmp_path, drawn):
     """Every 100 rounds, and each of the last 100 of 10 000: no two points within 25."""
     log = tuple({"round": t, "drift": 1.0} for t in range(10_001) if t % 100 == 0 or t > 9900)

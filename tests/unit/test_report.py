@@ -294,3 +294,16 @@ def test_what_became_of_an_unfinished_run(run_dir):
     assert "| 1/4 failed |" in to_markdown(by_run([replace(run, fate="failed")]))
     (row,) = csv.DictReader(io.StringIO(to_csv(by_run([run]))))
     assert row["state"] == "unfinished"
+
+
+def test_a_seed_that_diverged(run_dir):
+    """Its loss has no standard deviation; the report goes on."""
+    runs = [
+        read_run(run_dir([*LOG[:4], {**LOG[4], "test_loss": loss}],
+                         SEEDED.format(name="fedavg", seed=seed, lr=0.1), name=f"d{seed}"))
+        for seed, loss in enumerate([0.5, float("inf")])
+    ]  # fmt: skip
+    titles, row = seed_rows(runs)
+    assert row[titles.index("test\nloss")] == "inf +- nan"
+    (values,) = csv.DictReader(io.StringIO(to_csv(by_seed(runs))))
+    assert (values["test_loss"], values["test_loss_std"]) == ("inf", "nan")
