@@ -15,6 +15,7 @@ from hpcfl.arguments import parser
 from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError
 
 if TYPE_CHECKING:
+    from hpcfl.plots import Plot
     from hpcfl.records import RunRecord
     from hpcfl.targets import Target
 
@@ -182,17 +183,20 @@ def _tell(
     """Print a table of runs and plot them; a plot that was asked for is checked first."""
     from hpcfl.plots import Plot
 
-    try:
-        plot = Plot(runs, files, y, x) if files else None
-    except JobError as e:
-        if asked:
-            raise
+    if asked:
+        plot = Plot(runs, files, y, x)
         print(told, end="")
-        print(f"no plot: {e}", file=sys.stderr)
+        _draw(plot, files)
         return
     print(told, end="")
-    if plot is None:
-        return
+    try:
+        if files:
+            _draw(Plot(runs, files), files)
+    except JobError as e:
+        print(f"no plot: {e}", file=sys.stderr)
+
+
+def _draw(plot: Plot, files: Sequence[Path]) -> None:
     plot.draw()
     if plot.without:
         names = ", ".join(str(run.path) for run in plot.without)

@@ -109,6 +109,16 @@ def test_a_report_draws_what_was_asked_for(run, tmp_path, monkeypatch, hpcfl):
     assert "no round in log.jsonl has 'drift'" in done.err[0]
 
 
+def test_a_plot_that_nobody_asked_for_may_fail(run, tmp_path, monkeypatch, hpcfl):
+    """As in a directory of someone else."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("")  # no folder for a picture
+    done = hpcfl("report", run)
+    assert done.code == 0
+    assert done.err[0].startswith("no plot: runs/report.png: the plot cannot be written")
+    assert hpcfl("report", run, "--plot", "runs/x.png").code == 2
+
+
 def test_a_report_laid_out_as_papers_do(run, tmp_path, monkeypatch, hpcfl):
     """The digits' accuracies, in LaTeX; a target of which no paper knows is refused."""
     monkeypatch.chdir(tmp_path)
