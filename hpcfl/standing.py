@@ -24,7 +24,7 @@ class Standing(NamedTuple):
 
 
 class _Diary(NamedTuple):
-    """What a sweep's sweep.log says of its newest start."""
+    """What a sweep's sweep.log says."""
 
     points: int
     failed: dict[str, str]
@@ -92,20 +92,21 @@ def _diary(path: Path) -> _Diary | None:
         if event == "failed":
             failed[name] = text
         elif event == "plan" and (plan := _PLAN.match(text)):
-            points, failed = int(plan[1]) + int(plan[2]), {}
+            points = max(points, int(plan[1]) + int(plan[2]))  # parts of it may have their own
     return _Diary(points, failed)
 
 
 def _told(root: Path, runs: Sequence[RunRecord], diary: _Diary) -> list[str]:
     states = Counter(run.state for run in runs)
-    names = {run.name for run in runs}
-    early = [name for name in diary.failed if name not in names]  # no run directory yet
+    begun = {run.name for run in runs}
+    early = diary.failed.keys() - begun  # they have no run directory yet
     states["failed"] += len(early)
-    states["not begun"] = max(0, diary.points - len(runs) - len(early))
+    jobs = {job.stem for job in root.glob("*.yaml")}  # a sweep may write them before the runs
+    points = max(diary.points, len(begun | early | jobs))
+    states["not begun"] = points - len(begun | early)
     counts = ", ".join(f"{count} {state}" for state, count in states.items() if count)
-    lines = [f"{root}: {max(diary.points, len(runs))} runs: {counts}"]
-    shown = {run.name for run in runs if run.state == "failed"} | set(early)
-    lines += [
-        f"{root / name}: failed: {diary.failed[name]}" for name in diary.failed if name in shown
+    shown = early | {run.name for run in runs if run.state == "failed"}
+    return [
+        f"{root}: {points} runs: {counts}",
+        *(f"{root / name}: failed: {why}" for name, why in diary.failed.items() if name in shown),
     ]
-    return lines

@@ -47,6 +47,15 @@ def test_where_the_runs_of_a_sweep_stand(sweep):
     ]
 
 
+def test_jobs_written_ahead_are_points_too(sweep):
+    """As where each part of a sweep plans its own points."""
+    (sweep / "sweep.log").write_text(PLAN.replace("5 runs", "1 runs"))
+    for name in "abcdefgh":
+        (sweep / f"{name}.yaml").write_text(JOB)
+    (note,) = read_standing([sweep]).notes
+    assert note == f"{sweep}: 8 runs: 1 finished, 3 unfinished, 4 not begun"
+
+
 def test_a_failure_that_was_tried_again_is_over(sweep):
     (sweep / "sweep.log").write_text(
         PLAN + "2026-11-21 12:51:00 failed   b: exit code 3: nan\n"
