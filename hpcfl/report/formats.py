@@ -37,7 +37,8 @@ def _drawn(sheet: Sheet) -> Table:
     made = Table(box=box.ASCII2)
     for title, *cells in zip(sheet.titles, *sheet.rows, strict=True):
         if title == "settings":
-            needed = max(len(pair) for text in (title, *cells) for pair in text.split(", ")) + 1
+            pairs = (pair for text in (title, *cells) for pair in re.split("(?<=,) ", text))
+            needed = max(map(len, pairs))  # a key stays with its value
             made.add_column(title, min_width=needed, max_width=max(needed, _WIDE))
         else:
             needed = max(len(line) for text in (title, *cells) for line in text.split("\n"))

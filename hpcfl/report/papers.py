@@ -128,6 +128,7 @@ def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
         return _Cell()
     at = sorted({t for t, _ in newest})
     after = f" @{'-'.join(str(t) for t in dict.fromkeys((at[0], at[-1])))}/{runs[0].rounds}"
+    after += " failed" if all(run.state == "failed" for run in runs) else ""
     cell = _mean([value for _, value in newest], "accuracy", after + _seeds(len(newest), len(runs)))
     return cell._replace(competes=False)
 

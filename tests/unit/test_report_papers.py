@@ -1,6 +1,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,8 @@ def test_seeds_that_are_not_finished(runs):
     assert row[1] == "30.00 +- 14.14 @1-2/3 (n=2)"
     (row,) = as_papers([late, record([], "seed=3", rounds=3)]).sheets[0].rows
     assert row[1] == "20.00 @1/3 (n=1 of 2)"
+    (row,) = as_papers([replace(late, fate="failed")]).sheets[0].rows
+    assert row[1] == "20.00 @1/3 failed"
 
 
 def test_jobs_of_one_cell_have_rows_of_their_own(runs):
