@@ -6,17 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from textwrap import fill
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from hpcfl.algorithms import ALGORITHMS
 from hpcfl.beside import mean_and_std
 from hpcfl.compare import SEED, Settings, apart, labels, over_seeds
 from hpcfl.errors import JobError
 from hpcfl.kinds import suggestion
-from hpcfl.plots.figure import COLOURS, file_format, new_figure, save
+from hpcfl.plots.drawing import FEW, Curve, add_legend, choose_looks, draw_curve
+from hpcfl.plots.figure import file_format, new_figure, save
 from hpcfl.published import set_up
 from hpcfl.records import RunRecord
 
@@ -24,10 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 JUDGED = ("test_accuracy", "test_loss", "objective")  # what runs are judged by, the first they have
-DASHES = ("-", "--", ":", "-.")
-LABEL = 44  # letters of a line of the legend
 POINTS = 400  # of a curve, evenly spread; more cannot be told apart
-FEW = 6  # curves, for which there is room inside of the axes
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 _TIME = ((3600, "h"), (60, "min"), (1, "s"))
 SPENT = {
@@ -35,25 +29,6 @@ SPENT = {
     "time": (("wall_s",), "wall time of the rounds", _TIME),
 }
 """What else than rounds is an axis: keys of the log, a label, units."""
-
-
-class _Curve(NamedTuple):
-    """A run, or the mean of several that differ in the seed alone."""
-
-    algorithm: str
-    name: str
-    """What tells it from the others of its panel."""
-    standing: str
-    x: Sequence[float]
-    y: Sequence[float]
-    deviation: Sequence[float]
-    """Sample standard deviations, or nothing of a single run."""
-    behind: Sequence[tuple[Sequence[float], Sequence[float]]]
-    """Seeds that are not as far yet, each on its own."""
-
-    @property
-    def label(self) -> str:
-        return fill(self.name + self.standing, LABEL)
 
 
 class Plot:
@@ -110,7 +85,7 @@ class Plot:
             JobError: one cannot be written.
         """
         panels = {title: self._curves(runs) for title, runs in _panels(self._runs).items()}
-        looks = _looks([curve for curves in panels.values() for curve in curves])
+        looks = choose_looks([curve for curves in panels.values() for curve in curves])
         many = any(len(curves) > FEW for curves in panels.values())
         across = 1 if many else min(2, len(panels))
         width = 8.5 if many else 7.0 if across == 1 else 11.0
@@ -126,13 +101,13 @@ class Plot:
         save(figure, self._paths)
 
     def _draw(
-        self, axes: Axes, curves: Sequence[_Curve], looks: Mapping[tuple[str, str], tuple[str, str]]
+        self, axes: Axes, curves: Sequence[Curve], looks: Mapping[tuple[str, str], tuple[str, str]]
     ) -> None:
         """Fill a panel."""
         key, percent, few = self._key, "accuracy" in self._key, len(curves) <= FEW
         size, along = self._unit(curves)
         for curve in curves:
-            _draw(axes, curve, size, 100 if percent else 1, looks[curve[:2]], few=few)
+            draw_curve(axes, curve, size, 100 if percent else 1, looks[curve[:2]], few=few)
         values = [value for curve in curves for value in curve.y]
         least, most = min(values), max(values)
         wide = key.endswith(("loss", "objective")) or most >= 10 * least
@@ -142,9 +117,9 @@ class Plot:
         axes.set_ylabel(key.replace("_", " ") + (", %" if percent else ""))
         axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
         axes.set_xlim(0, max(max(curve.x) for curve in curves) / size or 1)
-        _explain(axes, curves, few=few)
+        add_legend(axes, curves, few=few)
 
-    def _unit(self, curves: Sequence[_Curve]) -> tuple[float, str]:
+    def _unit(self, curves: Sequence[Curve]) -> tuple[float, str]:
         """What x is divided by, and the axis's label."""
         if self._x not in SPENT:
             return 1, "round"
@@ -153,19 +128,19 @@ class Plot:
         size, name = next((unit for unit in units if most >= unit[0]), units[-1])
         return size, f"{label}, {name}"
 
-    def _curves(self, runs: Sequence[RunRecord]) -> list[_Curve]:
+    def _curves(self, runs: Sequence[RunRecord]) -> list[Curve]:
         groups = [[runs[index] for index in group] for group in _seeds([r.settings for r in runs])]
         return [
             self._curve(name, group) for name, group in zip(_names(groups), groups, strict=True)
         ]
 
-    def _curve(self, name: str, runs: Sequence[RunRecord]) -> _Curve:
+    def _curve(self, name: str, runs: Sequence[RunRecord]) -> Curve:
         found = [(dict(run.curve(self._key)), _along(run, self._x)) for run in runs]
         furthest = max(max(y) for y, _ in found)
         leading = [pair for pair in found if max(pair[0]) == furthest]
         common = _thinned(sorted(set.intersection(*(set(y) for y, _ in leading))))
         means = [mean_and_std([y[t] for y, _ in leading]) for t in common]
-        return _Curve(
+        return Curve(
             runs[0].algorithm,
             name,
             _standing(runs),
@@ -239,66 +214,6 @@ def _along(run: RunRecord, x: str) -> Mapping[int, float]:
     if x in SPENT:
         return run.spent(*SPENT[x][0])
     return {entry["round"]: entry["round"] for entry in run.log}
-
-
-def _looks(curves: Sequence[_Curve]) -> dict[tuple[str, str], tuple[str, str]]:
-    """By algorithm and name, colours and dashes.
-
-    An algorithm has its own where no other of the plot has claimed them, whatever the order;
-    FedAvg's is the first.
-    """
-    known, count = list(ALGORITHMS), len(COLOURS)
-    taken: Counter[int] = Counter()
-    looks = {}
-    for algorithm, name in sorted({curve[:2] for curve in curves}):
-        place = known.index(algorithm) if algorithm in known else len(known)
-        own = place - known.index("fedavg")
-        colour = min(range(count), key=lambda c: (taken[c], (c - own) % count))
-        looks[algorithm, name] = COLOURS[colour], DASHES[taken[colour] % len(DASHES)]
-        taken[colour] += 1
-    return looks
-
-
-def _draw(
-    axes: Axes, curve: _Curve, size: float, scale: float, look: tuple[str, str], *, few: bool
-) -> None:
-    colour, dash = look
-    x, y = np.array(curve.x) / size, scale * np.array(curve.y)
-    if curve.deviation:
-        band = scale * np.array(curve.deviation)
-        alpha = 0.2 if few else 0.1
-        axes.fill_between(x, y - band, y + band, color=colour, alpha=alpha, linewidth=0)
-    for behind in curve.behind:
-        axes.plot(
-            np.array(behind[0]) / size,
-            scale * np.array(behind[1]),
-            color=colour,
-            linestyle=dash,
-            linewidth=0.6,
-        )
-    axes.plot(
-        x,
-        y,
-        color=colour,
-        linestyle=dash,
-        linewidth=1.6 if few else 1.2,
-        marker="o" if few and len(x) <= 30 else None,
-        markersize=3.5,
-        label=curve.label,
-    )
-
-
-def _explain(axes: Axes, curves: Sequence[_Curve], *, few: bool) -> None:
-    """The legend, in the order in which the curves end, the highest first."""
-    ends = {curve.label: curve.y[-1] for curve in curves}
-    lines = [line for line in axes.lines if line.get_label() in ends]
-    lines.sort(key=lambda line: -ends[str(line.get_label())])
-    if few:
-        axes.legend(handles=lines, loc="best", framealpha=0.8, edgecolor="none")
-        return
-    axes.legend(
-        handles=lines, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small"
-    )
 
 
 def _seeds(jobs: Sequence[Settings]) -> list[list[int]]:
