@@ -147,24 +147,47 @@ def _add_report(commands: Any) -> None:
     """The command that sets runs side by side."""
     report = commands.add_parser("report", help="a table and a plot of runs")
     report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
-    report.add_argument("--format", choices=["table", "csv", "markdown"], default="table")
+    report.add_argument("--format", choices=["table", "csv", "markdown", "latex"], default="table")
+    report.add_argument(
+        "--layout",
+        choices=["runs", "seeds", "paper"],
+        default="runs",
+        help="a row a run, and means over seeds (default); the means alone; algorithms by set-ups, "
+        "as papers do, published numbers beside ours",
+    )
     report.add_argument(
         "--plot",
         type=Path,
-        help="F.png, .pdf or .svg to write (with a table: report.png in a sweep, else in runs)",
+        action="append",
+        default=[],
+        help="F.png, .pdf or .svg to write, also several times (with a table: report.png in a "
+        "sweep, else in runs)",
     )
     report.add_argument(
         "--y", metavar="KEY", help="what to plot: a key of log.jsonl (default: the score)"
     )
-    reach = report.add_mutually_exclusive_group()
-    reach.add_argument(
+    report.add_argument(
+        "--x",
+        choices=["rounds", "bytes", "time"],
+        default="rounds",
+        help="what to plot against: bytes sent up and down so far, or the wall time of the rounds",
+    )
+    report.add_argument(
         "--target",
         type=float,
+        action="append",
+        default=[],
         metavar="PERCENT",
-        help="when runs reached so much of the centralised accuracy that a paper prints",
+        help="when runs reached so much of the centralised accuracy that a paper prints; also "
+        "several times",
     )
-    reach.add_argument(
-        "--target-accuracy", type=float, metavar="SHARE", help="when they reached this accuracy"
+    report.add_argument(
+        "--target-accuracy",
+        type=float,
+        action="append",
+        default=[],
+        metavar="SHARE",
+        help="when they reached this accuracy",
     )
     report.set_defaults(command="report")
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -40,6 +41,8 @@ class RunRecord:
     """One object per round, in order; round 0 is the initial model."""
     settings: Settings = field(default_factory=dict)
     """The job's values by their dotted keys."""
+    fate: str = "unfinished"
+    """What it is while it is not finished, as far as that is known: alive, failed, unfinished."""
 
     @property
     def name(self) -> str:
@@ -55,6 +58,11 @@ class RunRecord:
     def finished(self) -> bool:
         """Whether every round of the job is in the log."""
         return self.done >= self.rounds
+
+    @property
+    def state(self) -> str:
+        """finished, alive, failed or unfinished."""
+        return "finished" if self.finished else self.fate
 
     @cached_property
     def scores(self) -> dict[str, tuple[tuple[int, float], ...]]:
@@ -100,6 +108,12 @@ class RunRecord:
         enough = len(tail) == window if whole else tail
         return math.fsum(tail) / len(tail) if enough else None
 
+    def spent(self, *keys: str) -> dict[int, float]:
+        """By rounds, the sum of what they and all before them spent; empty if none spent any."""
+        sums = accumulate(math.fsum(entry.get(key) or 0 for key in keys) for entry in self.log)
+        spent = {entry["round"]: total for entry, total in zip(self.log, sums, strict=True)}
+        return spent if any(spent.values()) else {}
+
     def total(self, key: str) -> float:
         """The sum over the rounds of what a round spends ("wall_s", "down_bytes", "up_bytes")."""
         return math.fsum(entry.get(key, 0) for entry in self.log)
@@ -139,18 +153,6 @@ def read_job(path: Path) -> RunRecord:
             f"evaluate.last): {error}"
         ) from error
     return RunRecord(path, algorithm, rounds, window, (), flat(job))
-
-
-def read_runs(path: Path) -> list[RunRecord]:
-    """Read a run directory, or every run in a folder of them, as a sweep leaves it.
-
-    Raises:
-        JobError, StoreError: as `read_run`.
-    """
-    inside = sorted(job.parent for job in path.glob("*/job.yaml"))
-    if (path / "job.yaml").is_file() or not inside:
-        return [read_run(path)]
-    return [read_run(run) for run in inside]
 
 
 def _read_log(path: Path) -> tuple[Mapping[str, Any], ...]:
