@@ -106,7 +106,8 @@ def start(launch: Launch) -> MPI.Intracomm:
 
 def library() -> str:
     """The name and version of the MPI library."""
-    return " ".join(MPI.Get_library_version().split("\n")[0].split())
+    first = MPI.Get_library_version().split("\n")[0].partition(",")[0]
+    return " ".join(first.split())
 
 
 def finish() -> None:
