@@ -113,6 +113,7 @@ def _live(
         device = place(loaded.job, comm)
         with together(comm):
             if comm.rank == 0:
+                loaded.job.log.check()
                 loaded.job.data.fetch()
                 if not resumed:
                     loaded.job.model.fetch()
@@ -139,7 +140,7 @@ def _play(life: Life, beginning: Beginning, signals: Signals) -> Vector:
     )
     with (
         open_progress(folder.root.name, parts.job.rounds, done, comm.rank) as progress,
-        closing(Desk(life, evaluation, progress)) as desk,
+        closing(Desk(life, evaluation, progress, done)) as desk,
     ):
         finished = done == parts.job.rounds
         progress.note(f"{folder.root}: finished, nothing to do" if finished else life.opening(done))

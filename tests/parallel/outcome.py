@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file
 
+from hpcfl.account import measured
 from hpcfl.assemble import assemble
 from hpcfl.checkpoint import committed
 from hpcfl.job import load
 from hpcfl.store.reader import Reader
 from hpcfl.store.rows import Table
-
-TIMES = ("wall_s", "data_s", "store_s", "evaluate_s")
 
 
 class Outcome(NamedTuple):
@@ -23,7 +22,7 @@ class Outcome(NamedTuple):
     clients: dict[int, dict[str, str]]
     """Of every client that has a state."""
     log: list[dict[str, Any]]
-    """Without what is measured in seconds."""
+    """Without what is measured: times, what is made of them, memory."""
 
 
 def bits(tensor: torch.Tensor) -> str:
@@ -48,7 +47,7 @@ def outcome(run: Path) -> Outcome:
 
 
 def _timeless(line: str) -> dict[str, Any]:
-    return {key: value for key, value in json.loads(line).items() if key not in TIMES}
+    return {key: value for key, value in json.loads(line).items() if not measured(key)}
 
 
 def model(run: Path) -> torch.Tensor:
