@@ -141,6 +141,14 @@ def _report(options: argparse.Namespace) -> None:
     _tell(records, default, options.format, options.plot, options.y, target)
 
 
+def _watch(options: argparse.Namespace) -> None:
+    from hpcfl.watch import watch
+
+    page = watch(options.dir)
+    if page:
+        print(page, end="")
+
+
 def _tell(
     records: Sequence[RunRecord],
     default: Path,
@@ -150,7 +158,7 @@ def _tell(
     target: Target | None = None,
 ) -> None:
     """Print a table of runs and plot them; the plot that was asked for is checked first."""
-    from hpcfl import report
+    from hpcfl import report, spent
     from hpcfl.beside import beside_published
     from hpcfl.plots import Plot
     from hpcfl.targets import beside_target
@@ -159,19 +167,20 @@ def _tell(
     if target is not None:
         beside = beside.joined(beside_target(records, target))
     show = {"table": report.plain, "csv": report.to_csv, "markdown": report.to_markdown}[form]
+    text = show(records, beside) + (spent.table(records) if form == "table" else "")
     path = asked or (default if form == "table" or y else None)
     if path is None:
-        print(show(records, beside), end="")
+        print(text, end="")
         return
     try:
         plot = Plot(records, path, y)
     except JobError as e:
         if asked or y:
             raise
-        print(show(records, beside), end="")
+        print(text, end="")
         print(f"no plot: {e}", file=sys.stderr)  # nobody asked for one
         return
-    print(show(records, beside), end="")
+    print(text, end="")
     plot.draw()
     if plot.without:
         names = ", ".join(str(run.path) for run in plot.without)
@@ -248,4 +257,5 @@ COMMANDS = {
     "run": _run,
     "status": _status,
     "sweep": _sweep,
+    "watch": _watch,
 }

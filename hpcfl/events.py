@@ -42,13 +42,22 @@ class Events:
     """The events of one start of a run; a thread writes them, on rank 0 alone.
 
     Args:
-        folder: is made with the first round.
+        folder: is made where it is not there.
         done: rounds that are kept from earlier starts: TensorBoard forgets what lies beyond.
+
+    Raises:
+        StoreError: the disk is full or fails.
     """
 
     def __init__(self, folder: Path, done: int) -> None:
-        self._folder, self._first = folder, done + 1 if done else 0
-        self._writer: Any = None
+        # Here, not above: half a second that only a run that writes events pays, before its rounds.
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._folder, self._summary = folder, Summary
+        first = done + 1 if done else 0
+        with storing(folder):
+            self._writer: Any = SummaryWriter(str(folder), purge_step=first, flush_secs=FLUSH_S)
 
     def round(self, record: Record) -> None:
         """Take down a line of the log.
@@ -56,15 +65,14 @@ class Events:
         Raises:
             StoreError: the disk is full or fails.
         """
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
+        # All numbers at once: a tenth of the time of one by one.
         values = [
-            Summary.Value(tag=_tag(key), simple_value=value)
+            self._summary.Value(tag=_tag(key), simple_value=value)
             for key, value in record.items()
             if key != "round"
         ]
         with storing(self._folder):
-            self._open().add_summary(Summary(value=values), record["round"])
+            self._writer.file_writer.add_summary(self._summary(value=values), record["round"])
 
     def flush(self) -> None:
         """Hand everything to the system.
@@ -72,9 +80,8 @@ class Events:
         Raises:
             StoreError: the disk is full or fails.
         """
-        if self._writer:
-            with storing(self._folder):
-                self._writer.flush()
+        with storing(self._folder):
+            self._writer.flush()
 
     def close(self) -> None:
         """End the thread.
@@ -82,19 +89,8 @@ class Events:
         Raises:
             StoreError: the disk is full or fails.
         """
-        if self._writer:
-            with storing(self._folder):
-                self._writer.close()
-
-    def _open(self) -> Any:
-        """What takes a summary of many numbers at once: a tenth of the time of one by one."""
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(
-                str(self._folder), purge_step=self._first, flush_secs=FLUSH_S
-            )
-        return self._writer.file_writer
+        with storing(self._folder):
+            self._writer.close()
 
 
 def _tag(key: str) -> str:

@@ -213,7 +213,7 @@ class Desk:
         self._life, self._evaluation, self._progress = life, evaluation, progress
         first = life.comm.rank == 0
         self._log = RunLog(life.folder.log if first else None)
-        events = first and life.parts.job.log.events
+        events = first and done < life.parts.job.rounds and life.parts.job.log.events
         self._events = Events(life.folder.events, done) if events else None
 
     def begin(self, round: int) -> None:

@@ -71,7 +71,7 @@ class Population:
     def spent(self) -> float:
         """Seconds that the batches of training took to come, since this was last asked."""
         spent, self._spent = self._spent, 0.0
-        return spent
+        return round(spent, 9)
 
     def visit(self, client: int, round: int) -> Visit:
         """What ``client`` does in ``round``: the same whoever asks, whenever."""

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfl.account import measured
+
 ROOT = Path(__file__).parents[2]
 JOB = """\
 data: {kind: arrays, path: ten.npz}
