@@ -72,7 +72,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
         found, _, _ = select.select([fd], [], [], seconds)
         return sys.stdin.read(1) if found else ""
 
-    tty.setcbreak(fd)
+    tty.setcbreak(fd, termios.TCSADRAIN)  # a key that was pressed early counts
     try:
         yield pressed
     finally:
@@ -197,10 +197,9 @@ def _rounds(run: RunRecord, alive: bool) -> Iterator[RenderableType]:
     taken = ((_last(run, key), where) for key, where in memory)
     texts += [f"{decimal(int(count))} {where}" for count, where in taken if count]
     yield Text(", ".join(texts))
-    loss = _last(run, "train_loss")
-    texts = [f"{title} {run.last(key):.4g}" for key, title in TITLES.items() if run.scores[key]]
-    texts += [f"train loss {loss:.4g}"] if loss is not None else []
-    yield Text(", ".join(texts))
+    named = {**TITLES, "train_loss": "train loss"}
+    scores = ((title, _last(run, key)) for key, title in named.items())
+    yield Text(", ".join(f"{title} {value:.4g}" for title, value in scores if value is not None))
 
 
 def _curve(run: RunRecord, console: Console, height: int) -> Panel:

@@ -42,12 +42,17 @@ def outcome(run: Path) -> Outcome:
             state = reader.read(client)
             clients[client] = {n: bits(v) for n, v in zip(state._fields, state, strict=True)}
     server = {n: bits(v) for n, v in load_file(newest.folder / "server.safetensors").items()}
-    log = (run / "log.jsonl").read_bytes()[: newest.log.length].decode()
-    return Outcome(newest.round, server, clients, [_timeless(line) for line in log.splitlines()])
+    lines = (run / "log.jsonl").read_bytes()[: newest.log.length].decode().splitlines()
+    return Outcome(newest.round, server, clients, [_timeless(line) for line in lines])
 
 
 def _timeless(line: str) -> dict[str, Any]:
     return {key: value for key, value in json.loads(line).items() if not measured(key)}
+
+
+def log(run: Path) -> list[dict[str, Any]]:
+    """Every line of its log."""
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
 def model(run: Path) -> torch.Tensor:
