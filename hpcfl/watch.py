@@ -164,8 +164,8 @@ class _Folder:
         try:
             view = self._runs.setdefault(root, _Run(root))
             run, alive = view.read()
-        except JobError as e:  # of one run: the others are shown all the same
-            return "damaged", [root.name, Text("damaged", "bold red"), "", "", "", "", str(e)]
+        except JobError:  # of one run, `hpcfl status` says which: the others are shown all the same
+            return "damaged", [root.name, Text("damaged", "bold red"), *[""] * 5]
         named, speed, score = state(run, alive=alive), spent.pace(recent(run)), _newest_score(run)
         left = str(time_left(run, speed)) if alive and speed else "-"
         bar = ProgressBar(run.rounds, run.done, width=BAR)
@@ -177,8 +177,8 @@ class _Folder:
 
 def _title(run: RunRecord, alive: bool) -> Text:
     named = state(run, alive=alive)
-    title = Text(f"{run.path}: {run.algorithm}, ", no_wrap=True, overflow="ellipsis")
-    return title.append(named, STATES[named])
+    title = Text(named, STATES[named], no_wrap=True, overflow="ellipsis")
+    return title.append(f": {run.algorithm} in {run.path}", "default")
 
 
 def _rounds(run: RunRecord, alive: bool) -> Iterator[RenderableType]:
@@ -260,7 +260,7 @@ def _ended(run: RunRecord) -> Iterator[Text]:
         )
         yield Text(f"the last round was written {ago} ago")
     if not run.finished:
-        yield Text(f"not running: `hpcfl resume {run.path}` goes on", "bold red")
+        yield Text("not running: `hpcfl resume` goes on from the last checkpoint", "bold red")
 
 
 def _short(value: float) -> str:
