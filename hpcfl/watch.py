@@ -1,6 +1,5 @@
 """A run, or a folder of runs, as a page on the terminal that follows it; only files are read."""
 
-import io
 import select
 import sys
 import termios
@@ -48,10 +47,10 @@ def watch(root: Path) -> str:
     look = _looker(root)
     console = Console()
     if not (console.is_terminal and sys.stdin.isatty()):
-        out = io.StringIO()
-        page = Console(file=out, width=PAGE[0], height=PAGE[1], color_system=None)
-        page.print(look(page))
-        return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+        page = Console(width=PAGE[0], height=PAGE[1], color_system=None)
+        with page.capture() as taken:
+            page.print(look(page))
+        return "\n".join(line.rstrip() for line in taken.get().splitlines()) + "\n"
     with (
         suppress(KeyboardInterrupt),
         _keys() as pressed,
