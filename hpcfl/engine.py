@@ -30,27 +30,26 @@ def play(run: Run, server: Any, start: int) -> Any:
         DivergedError: an upload or the server was not finite; nothing of its round was kept.
         ClientError, StoreError: on this rank alone.
     """
-    account = run.account
-    account.start()
+    run.account.start()
     if start == 0 and run.evaluation(0, run.rounds):
         record: Record = {"round": 0, **run.desk.evaluate(0, server.x)}
-        account.lap("evaluate")
-        run.desk.record(record, account.close(record))
+        run.account.lap("evaluate")
+        run.desk.record(record, run.account.close(record))
     saved = monotonic()
     for t in range(start, run.rounds):
-        account.lap("write")
+        run.account.lap("write")
         run.desk.begin(t + 1)
         try:
             server, record, asked = play_round(run, server, t, partial(_asked, run, saved))
-            account.lap("update")
+            run.account.lap("update")
         except DivergedError:
             run.desk.settle(t)
             raise
         done, stop = t + 1, int(asked[0])
         if run.evaluation(done, run.rounds):
             record |= run.desk.evaluate(done, server.x)
-            account.lap("evaluate")
-        run.desk.record(record, account.close(record))
+            run.account.lap("evaluate")
+        run.desk.record(record, run.account.close(record))
         if asked[3] or not asked[2]:
             run.desk.settle(done)
         if stop or asked[1] or run.checkpoint(done, run.rounds):
@@ -95,9 +94,8 @@ def play_round(
         common = run.x0[:0]
         if algorithm.full_gradient == "cohort":
             own = [Survey(gradient) for gradient in gradients]
-            (common,), up, asked = run.surveys.mean(
-                own, mine, weights, total, size, ask(), round=t + 1
-            )
+            found = run.surveys.mean(own, mine, weights, total, size, ask(), round=t + 1)
+            (common,), up, asked = found
             account.met(asked[TOLD])
             cohort = cohort._replace(grad=common)
             record["up_bytes"] += up
@@ -118,10 +116,9 @@ def play_round(
     account.met(asked[TOLD])
     record["up_bytes"] += up
     run.memories.keep(mine, [end.state for end in trained], message.x)
-    record["store_s"] = run.memories.spent()
     account.lap("write")
     upload, loss = run.schema.receive(mean)
-    record["train_loss"] = float(loss)
+    record |= {"train_loss": float(loss), "store_s": run.memories.spent()}
     after = _finite(algorithm.update(server, upload, cohort), t + 1)
     record |= run.observer.observe(cohort, message.x, after.x, visits, trained)
     return after, record, asked
