@@ -30,9 +30,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--data", action="store_true", help="load the data and build the model too")
     check.set_defaults(command="check")
 
-    status = commands.add_parser("status", help="how far a run or a sweep is, alive or not")
-    status.add_argument("dir", type=Path, help="of a run or a sweep")
-    status.set_defaults(command="status")
+    _add_looks(commands)
 
     sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
     sweep.add_argument("sweep", type=Path, help="SWEEP.yaml")
@@ -104,6 +102,23 @@ def _add_resume(commands: Any) -> None:
         help="read client states when they are first used, not all before the run goes on",
     )
     resume.set_defaults(command="resume")
+
+
+def _add_looks(commands: Any) -> None:
+    """The commands that look at a run without disturbing it."""
+    status = commands.add_parser("status", help="how far a run or a sweep is, alive or not")
+    status.add_argument("dir", type=Path, help="of a run or a sweep")
+    status.set_defaults(command="status")
+
+    watch = commands.add_parser(
+        "watch",
+        help="a live run or sweep as a page on the terminal",
+        description="Show a run, or a folder of runs, as a page that follows it: q or Ctrl-C "
+        "leaves.  Only files are read; the run is not disturbed.  Where standard output is no "
+        "terminal, one page is printed.",
+    )
+    watch.add_argument("dir", type=Path, help="of a run or a sweep")
+    watch.set_defaults(command="watch")
 
 
 def _add_data(commands: Any) -> None:

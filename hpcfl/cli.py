@@ -152,7 +152,7 @@ def _tabled(
     runs: Sequence[RunRecord], layout: str, form: str, targets: Sequence[Target] = ()
 ) -> str:
     """Runs as a table."""
-    from hpcfl import report
+    from hpcfl import report, spent
     from hpcfl.beside import beside_published
     from hpcfl.targets import beside_target
 
@@ -163,12 +163,19 @@ def _tabled(
         for target in targets:
             beside = beside.joined(beside_target(runs, target))
         made = {"runs": report.by_run, "seeds": report.by_seed}[layout](runs, beside)
-    return {
-        "table": report.plain,
-        "csv": report.to_csv,
-        "markdown": report.to_markdown,
-        "latex": report.to_latex,
-    }[form](made)
+    if form == "table":
+        return report.plain(made) + spent.table(runs)
+    return {"csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}[form](
+        made
+    )
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from hpcfl.watch import watch
+
+    page = watch(options.dir)
+    if page:
+        print(page, end="")
 
 
 def _tell(
@@ -274,4 +281,5 @@ COMMANDS = {
     "run": _run,
     "status": _status,
     "sweep": _sweep,
+    "watch": _watch,
 }

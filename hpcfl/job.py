@@ -17,6 +17,7 @@ from hpcfl.data.base import DataConfig
 from hpcfl.diagnostics import Diagnostics
 from hpcfl.errors import JobError
 from hpcfl.evaluation import Evaluate
+from hpcfl.events import Log
 from hpcfl.faults import describe_fault
 from hpcfl.jobfile import JobFile, Key, Tree, override, plain, read, tuples
 from hpcfl.kinds import KINDS, SECTION, shown, suggestion
@@ -96,6 +97,7 @@ class Job(Section):
     reduction: Literal["exact", "fast"] = "exact"
     store: Store = field(default_factory=Store)
     comm: CommConfig = field(default_factory=CommConfig)
+    log: Log = field(default_factory=Log)
 
     def rate(self, round: int) -> float:
         """Eta of a round, counted from zero."""

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from hpcfl.compare import Settings, flat
 from hpcfl.errors import JobError, StoreError
-from hpcfl.files import parse_json
 from hpcfl.jobfile import plain, read
+from hpcfl.runlog import LogReader
 
 SCORES = (
     "test_loss",
@@ -72,7 +71,7 @@ class RunRecord:
     def curve(self, key: str) -> tuple[tuple[int, float], ...]:
         """(round, value) of every round whose line of the log has the key."""
         found = ((entry["round"], entry.get(key)) for entry in self.log)
-        return tuple((round, float(value)) for round, value in found if value is not None)
+        return tuple((t, float(value)) for t, value in found if isinstance(value, int | float))
 
     def last(self, key: str) -> float | None:
         """The newest value of a score, or None where there is none."""
@@ -126,7 +125,7 @@ def read_run(path: Path) -> RunRecord:
         JobError: the directory holds no run.
         StoreError: a file of the run is damaged.
     """
-    return replace(read_job(path), log=_read_log(path / "log.jsonl"))
+    return replace(read_job(path), log=LogReader(path / "log.jsonl").read())
 
 
 def read_job(path: Path) -> RunRecord:
@@ -153,25 +152,3 @@ def read_job(path: Path) -> RunRecord:
             f"evaluate.last): {error}"
         ) from error
     return RunRecord(path, algorithm, rounds, window, (), flat(job))
-
-
-def _read_log(path: Path) -> tuple[Mapping[str, Any], ...]:
-    if not path.exists():
-        return ()
-    lines = path.read_bytes().split(b"\n")[:-1]  # a last line without its end is not written
-    entries = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = parse_json(line)
-        except ValueError as error:
-            raise StoreError(
-                f"{path}:{number}: {error} where a round's JSON object was expected; "
-                "the log is damaged: resume the run to restore it from its checkpoint"
-            ) from error
-        if not isinstance(entry, dict) or type(entry.get("round")) is not int:
-            raise StoreError(f'{path}:{number}: found no object with a whole number "round"')
-        for key, value in entry.items():
-            if type(value) not in (int, float, NoneType):
-                raise StoreError(f"{path}:{number}: {key} is {value!r:.60}, expected a number")
-        entries.append(entry)
-    return tuple(entries)

@@ -4,6 +4,7 @@ job.yaml        the resolved job
 history.jsonl   one object a start: when, from which round, ranks, versions, git commit, what of the
                 job may change and what did; and one where the run branched off another
 log.jsonl       one object a round
+events/         the same for TensorBoard, where that is installed, see hpcfl.events
 initial.npy     the initial model, flat
 buffers.safetensors  what the model computes with besides, if anything, see hpcfl.buffers
 best.safetensors  the model of the best evaluated round, if the job keeps it, see hpcfl.best
@@ -49,6 +50,7 @@ class RunDir:
         self.job = root / "job.yaml"
         self.history = root / "history.jsonl"
         self.log = root / "log.jsonl"
+        self.events = root / "events"
         self.initial = root / "initial.npy"
         self.buffers = root / "buffers.safetensors"
         self.best = root / BEST

@@ -114,6 +114,7 @@ def _live(
         ranks = find(loaded, comm)
         with together(comm):
             if comm.rank == 0:
+                loaded.job.log.check()
                 loaded.job.data.fetch()
                 if not resumed:
                     loaded.job.model.fetch()
@@ -140,7 +141,7 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
     )
     with (
         open_progress(folder.root.name, parts.job.rounds, done, comm.rank) as progress,
-        closing(Desk(life, evaluation, progress)) as desk,
+        closing(Desk(life, evaluation, progress, done)) as desk,
     ):
         finished = done == parts.job.rounds
         progress.note(f"{folder.root}: finished, nothing to do" if finished else life.opening(done))

@@ -1,9 +1,8 @@
 """How far a run is, read from its directory without disturbing it."""
 
-import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from hpcfl import spent
 from hpcfl.checkpoint import MANIFEST
 from hpcfl.comm.heartbeat import Heartbeat, read_newest
 from hpcfl.errors import JobError, StoreError
@@ -27,6 +27,7 @@ TITLES = {
     "own_accuracy_mean": "own models",
 }
 RECENT = 100  # rounds whose pace is the run's
+LEAST = 0.001  # share of the time that is worth a word
 LATE_S = 30.0  # a rank beats every 5 s or more often: one that has not for so long is named
 
 
@@ -53,17 +54,18 @@ def _line(folder: RunDir) -> str:
         run = read_run(folder.root)
     except JobError as e:  # of one run: the others are told all the same
         return f"damaged      {e}"
-    return f"{_state(run, alive=folder.held()):<12} {run.done:>6} of {run.rounds}  {run.name}"
+    return f"{state(run, alive=folder.held()):<12} {run.done:>6} of {run.rounds}  {run.name}"
 
 
-def _state(run: RunRecord, *, alive: bool) -> str:
+def state(run: RunRecord, *, alive: bool) -> str:
+    """Whether it is alive, finished or not running."""
     return "alive" if alive else "finished" if run.finished else "not running"
 
 
 def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
-    state = _state(run, alive=alive)
-    yield "run", f"{run.path}: {run.algorithm}, {state}"
-    if state == "not running":
+    now = state(run, alive=alive)
+    yield "run", f"{run.path}: {run.algorithm}, {now}"
+    if now == "not running":
         yield "go on", f"hpcfl resume {run.path}"
     yield from _speed(run, alive=alive)
     beats = read_newest(folder.ranks) if alive else []
@@ -79,8 +81,8 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
     best = run.best or run.lowest
     if best:
         yield "best", f"{'accuracy' if run.best else 'loss'} {best[1]:.4g} after round {best[0]}"
-    yield "checkpoint", _newest(folder.checkpoints)
-    yield "on disk", f"{_disk(folder.checkpoints)} checkpoints, {_disk(folder.stores)} stores"
+    yield "checkpoint", newest(folder.checkpoints)
+    yield "on disk", on_disk(folder)
     history = _history(folder.history)
     for entry in history:
         if "branch_of" in entry:
@@ -93,13 +95,23 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
 
 def _speed(run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
     """How far it is, and how fast it went lately."""
-    pace = _pace(run)
-    left = f", {timedelta(seconds=round((run.rounds - run.done) / pace))} left" if pace else ""
+    lately = recent(run)
+    speed = spent.pace(lately)
+    left = f", {time_left(run, speed)} left" if speed else ""
     yield "rounds", f"{run.done} of {run.rounds}" + (left if alive else "")
-    if pace:
-        recent = f"{pace:.3g} rounds/s over the last {min(RECENT, run.done)}"
-        batches, states = _share(run, "data_s"), _share(run, "store_s")
-        yield "pace", f"{recent}, {batches:.1%} of the time for batches, {states:.1%} for states"
+    if speed:
+        over = f"{speed:.3g} rounds/s over the last {min(RECENT, run.done)}"
+        batches, states = spent.rate(lately, "data_s"), spent.rate(lately, "store_s")
+        yield (
+            "pace",
+            (f"{over}, {batches or 0:.1%} of the time for batches, {states or 0:.1%} for states"),
+        )
+    parts = sorted(spent.shares(lately).items(), key=lambda part: -part[1])
+    if parts:
+        yield "time", ", ".join(f"{name} {share:.1%}" for name, share in parts if share >= LEAST)
+    slowest = spent.imbalance(lately)
+    if slowest is not None:
+        yield "imbalance", f"the busiest rank worked {slowest:.2f} times as long as the mean one"
 
 
 def _worst(run: RunRecord, key: str) -> str:
@@ -116,26 +128,28 @@ def _ranks(beats: Sequence[Heartbeat], now: float) -> str:
     return f"{len(beats)}: {last.where}, oldest heartbeat {oldest.age(now):.0f} s ago{late}"
 
 
-def _pace(run: RunRecord) -> float | None:
-    """Rounds per second lately, or None before the first."""
-    recent = [entry for entry in run.log[-RECENT:] if "wall_s" in entry]
-    spent = math.fsum(entry["wall_s"] + entry.get("evaluate_s", 0.0) for entry in recent)
-    return len(recent) / spent if spent else None
+def recent(run: RunRecord) -> Sequence[Mapping[str, Any]]:
+    """The lines of the last rounds."""
+    return [line for line in run.log[-RECENT:] if line["round"]]
 
 
-def _share(run: RunRecord, key: str) -> float:
-    """How much of the rounds' time rank 0 waited for something, lately."""
-    recent = [entry for entry in run.log[-RECENT:] if "wall_s" in entry]
-    wall = math.fsum(entry["wall_s"] for entry in recent)
-    return math.fsum(entry.get(key, 0.0) for entry in recent) / wall if wall else 0.0
+def time_left(run: RunRecord, speed: float) -> timedelta:
+    """Until all rounds are done, at so many a second."""
+    return timedelta(seconds=round((run.rounds - run.done) / speed))
 
 
-def _newest(checkpoints: Path) -> str:
+def newest(checkpoints: Path) -> str:
+    """The last checkpoint, and how old it is."""
     for manifest in sorted(checkpoints.glob(f"*/{MANIFEST}"), reverse=True):
         with suppress(FileNotFoundError):  # pruned meanwhile
             age = timedelta(seconds=max(0, round(time.time() - manifest.stat().st_mtime)))
             return f"round {int(manifest.parent.name)}, {age} ago"
     return "none yet"
+
+
+def on_disk(folder: RunDir) -> str:
+    """What a run takes on the disk."""
+    return f"{_disk(folder.checkpoints)} checkpoints, {_disk(folder.stores)} stores"
 
 
 def _disk(root: Path) -> str:

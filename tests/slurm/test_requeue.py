@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfl.account import measured
+
 ROOT = Path(__file__).parents[2]
 JOB = """\
 data: {kind: arrays, path: ten.npz}
@@ -25,7 +27,7 @@ def log_of(run):
     path = run / "log.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     entries = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [{k: v for k, v in e.items() if not k.endswith("_s")} for e in entries]
+    return [{k: v for k, v in e.items() if not measured(k)} for e in entries]
 
 
 def final_model(slurm, run):
