@@ -21,13 +21,23 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="start a run of a job")
     _add_job(run)
     run.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
+    run.add_argument(
+        "--continue",
+        dest="continued",
+        action="store_true",
+        help="go on where the run directory holds a checkpoint of this job",
+    )
     run.set_defaults(command="run")
 
     _add_resume(commands)
 
     check = commands.add_parser("check", help="check a job without training")
     _add_job(check)
-    check.add_argument("--data", action="store_true", help="load the data and build the model too")
+    depth = check.add_mutually_exclusive_group()
+    depth.add_argument("--data", action="store_true", help="load the data and build the model too")
+    depth.add_argument(
+        "--where", action="store_true", help="print the default run directory, and check nothing"
+    )
     check.set_defaults(command="check")
 
     status = commands.add_parser("status", help="how far a run or a sweep is, alive or not")

@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> None:
     from hpcfl.job import load
     from hpcfl.session import start
 
-    start(load(options.job, options.overrides), options.out)
+    start(load(options.job, options.overrides), options.out, continued=options.continued)
 
 
 def _resume(options: argparse.Namespace) -> None:
@@ -80,6 +80,11 @@ def _resume(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
+    if options.where:  # without torch: scripts ask before every start
+        from hpcfl.jobfile import run_name
+
+        print(Path("runs") / run_name(options.job, options.overrides))
+        return
     from hpcfl.describe import describe
     from hpcfl.job import load
 

@@ -92,12 +92,17 @@ class RunDir:
                 raise JobError(
                     f"{self.root}: holds a run of another job; choose another directory with --out"
                 )
-            if any(self.checkpoints.glob("*/manifest.json")):
+            if self.begun:
                 raise JobError(
                     f"{self.root}: holds a run of this job already; use "
                     f"`hpcfl resume {self.root}`, or remove the directory to start anew"
                 )
         write_file(self.job, content)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a committed checkpoint, the first of which is that of round 0."""
+        return any(self.checkpoints.glob("*/manifest.json"))
 
     def require(self) -> None:
         """Refuse a directory that holds no run.
