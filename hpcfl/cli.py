@@ -108,15 +108,25 @@ def _sweep(options: argparse.Namespace) -> None:
     from hpcfl.records import read_run
     from hpcfl.sweep.grid import read_sweep
     from hpcfl.sweep.play import play
+    from hpcfl.sweep.submit import Array
     from hpcfl.sweep.todo import listed, todo
 
     sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or Path("runs") / sweep.name
+    if options.submit:
+        array = Array(sweep, options.overrides, root, options.pack or 1, options.sbatch or "")
+        print(array.command_line() if options.dry_run else array.submit())
+        return
+    if options.pack or options.sbatch:
+        raise JobError("--pack and --sbatch are for --submit")
+    partly = options.points is not None
+    if partly:
+        sweep = sweep.part(*options.points)
     if options.dry_run:
         print(listed(todo(sweep, root)))
         return
-    outcome = play(sweep, root, options.parallel)
-    if outcome.finished:
+    outcome = play(sweep, root, options.parallel, partly=partly)
+    if outcome.finished and not partly:
         _tell([read_run(path) for path in outcome.finished], root / REPORT.name)
     outcome.check()
 

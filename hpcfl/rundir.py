@@ -116,11 +116,12 @@ class RunDir:
                 "or start one with `hpcfl run`"
             )
 
-    def lock(self, holder: str = "a run") -> None:
+    def lock(self, holder: str = "a run", *, shared: bool = False) -> None:
         """Hold the directory until the context or this process ends.
 
         Args:
             holder: what is said to be alive there if it is held already.
+            shared: together with others that say so.
 
         Raises:
             JobError: it is not writable, or another run holds it.
@@ -131,7 +132,7 @@ class RunDir:
             raise JobError(f"{self.lock_file}: cannot be opened: {e.strerror}") from e
         for patience in range(PATIENCE, -1, -1):
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError as e:
                 if patience:
                     time.sleep(0.1)

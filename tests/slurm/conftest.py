@@ -1,4 +1,4 @@
-"""A private Slurm cluster of two nodes with four CPUs each, for the session."""
+"""A private Slurm cluster of two nodes, with fake GPUs, for the session."""
 
 import os
 import shutil
@@ -17,6 +17,7 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 class Slurm:
     def __init__(self, directory, path):
+        self.directory = directory
         self.env = {**os.environ, "PATH": path, "SLURM_CONF": str(directory / "slurm.conf")}
 
     def call(self, *command, cwd=None, **env):
@@ -55,7 +56,7 @@ def slurm(tmp_path_factory):
     env = {**os.environ, "PATH": path}
     # No pipes: the daemons would hold them open.
     subprocess.run(
-        [HERE / "cluster_up.sh", directory, str(port), "2", "4"],
+        [HERE / "cluster_up.sh", directory, str(port), "2", "32", "4"],
         env=env, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     yield Slurm(directory, path)

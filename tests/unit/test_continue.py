@@ -1,4 +1,4 @@
-"""`hpcfl run --continue`: the same command begins a run, takes it up again, and finds it finished."""
+"""`hpcfl run --continue`: one command begins a run, takes it up again, and finds it finished."""
 
 import shutil
 
