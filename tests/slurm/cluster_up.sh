@@ -20,8 +20,8 @@ SlurmdUser=$(id -un)
 # One user, one machine: nobody to authenticate against, so no munge daemon.
 AuthType=auth/none
 CredType=cred/none
-# A requeued job waits for as long.
-AuthInfo=cred_expire=1
+# A requeued job waits for so long and a second more; less than 5 would be taken for 120.
+AuthInfo=cred_expire=5
 StateSaveLocation=$dir/state
 SlurmdSpoolDir=$dir/spool.%n
 # The PMIx plugins of two slurmds would collide in a common folder.
