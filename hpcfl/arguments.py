@@ -128,7 +128,7 @@ def _add_sweep(commands: Any) -> None:
     sweep.add_argument(
         "--pack", type=_count, metavar="K", help="runs of a task of the array (default: 1)"
     )
-    sweep.add_argument("--sbatch", metavar="OPTIONS", help="of sbatch, in one word")
+    sweep.add_argument("--sbatch", metavar="OPTIONS", help="of sbatch: --sbatch='-p gpu -t 60'")
     sweep.set_defaults(command="sweep")
 
 

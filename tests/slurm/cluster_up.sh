@@ -20,6 +20,8 @@ SlurmdUser=$(id -un)
 # One user, one machine: nobody to authenticate against, so no munge daemon.
 AuthType=auth/none
 CredType=cred/none
+# Ids of its own: what killed ranks left in /dev/shm is named after their jobs.
+FirstJobId=$((1 + RANDOM * 1000))
 # A requeued job waits for so long and a second more; less than 5 would be taken for 120.
 AuthInfo=cred_expire=5
 StateSaveLocation=$dir/state
