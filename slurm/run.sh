@@ -45,9 +45,12 @@ if grep -qs '^grid:' "$1"; then
   out=/dev/null
 else
   step+=(--mpi="${HPCFL_MPI:-pmi2}")
-  # After it MPICH names the memory that ranks of a node share.  The default, job and step, is the
-  # same in all lives: ranks would meet in what those of a life that was killed left in /dev/shm.
-  export SLURM_PMI2_PMI_JOBID=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+  # The ranks' step gets a number of its own in every life (a requeued job counts from 0 again).
+  # MPICH names the memory that ranks of a node share after job and step: they would meet in what
+  # those of a life that was killed left in /dev/shm, and fail.
+  for ((life = 0; life < ${SLURM_RESTART_COUNT:-0}; life++)); do
+    srun --nodes=1 --ntasks=1 --mpi=none true
+  done
   out=${HPCFL_OUT:-$(hpcfl check "$@" --where)}
   command=(hpcfl run "$@" --out "$out" --continue)
 fi
