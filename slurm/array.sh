@@ -17,7 +17,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%A_%a.out
-#SBATCH --signal=USR1@120
+#SBATCH --signal=B:USR1@120
 set -euo pipefail
 
 if [ $# = 0 ] || [ -z "${SLURM_ARRAY_TASK_ID:-}" ]; then

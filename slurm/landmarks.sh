@@ -28,7 +28,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 # The longest round and a checkpoint of it, states copied from the node's disk included.
-#SBATCH --signal=USR1@300
+#SBATCH --signal=B:USR1@300
 set -euo pipefail
 
 # Slurm runs a copy of this script; staged.sh lies beside the original.

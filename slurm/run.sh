@@ -19,15 +19,27 @@
 # A requeued job goes on in the same file.
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
-# To the ranks, not to this shell: finish the round, write a checkpoint, exit 75.  The lead must
-# cover the longest round and a checkpoint.
-#SBATCH --signal=USR1@120
+# To this shell, which hands it on to the ranks: finish the round, write a checkpoint, exit 75.  The
+# lead must cover the longest round and a checkpoint.
+#SBATCH --signal=B:USR1@120
 set -euo pipefail
 
 if [ $# = 0 ] || [ -z "${SLURM_JOB_ID:-}" ]; then
   echo "usage: sbatch [options] slurm/run.sh JOB.yaml [key=value ...]" >&2
   exit 2
 fi
+# SIGTERM too may reach this shell (preemption, scancel).  Untrapped it would end at once, and the
+# ranks with it, before their checkpoint.
+asked='' caught='' srun=''
+# shellcheck disable=SC2329  # the trap calls it
+stop() {
+  asked=1 caught=1
+  if [ -n "$srun" ]; then
+    kill -USR1 "$srun" 2>/dev/null || true # srun hands it on to the ranks, or has ended
+  fi
+}
+trap stop USR1 TERM
+
 if [ -d .venv/bin ]; then
   PATH=$PWD/.venv/bin:$PATH
 fi
@@ -72,11 +84,20 @@ before=$(newest)
 say "start $((${SLURM_RESTART_COUNT:-0} + 1)) from round $((10#$before)):" \
   "${command[*]}, ${SLURM_NTASKS:-1} ranks on $SLURM_JOB_NODELIST"
 
-# SIGTERM may reach this shell too (scancel, scancel --batch).  Untrapped it would end at once, and
-# the ranks with it, before their checkpoint; trapped, bash waits for srun.
-trap : TERM
-status=0
-"${step[@]}" "${command[@]}" || status=$?
+"${step[@]}" "${command[@]}" &
+srun=$!
+if [ -n "$asked" ]; then
+  stop
+fi
+while true; do
+  caught=''
+  status=0
+  wait "$srun" || status=$?
+  # A signal cuts the wait short, with a status above 128.
+  if [ -z "$caught" ] || [ "$status" -le 128 ]; then
+    break
+  fi
+done
 
 # Whether there is something to go on with, now or in the next job of a chain.
 again=
@@ -87,7 +108,9 @@ case $status in
   75) again="stopped with a checkpoint" ;;
   # A rank was killed, a node was lost, or the program is wrong: that one must not loop.
   *)
-    if [[ $(newest) > $before ]]; then
+    if [ -n "$asked" ]; then # while it was still starting, by a signal that it did not know yet
+      again="stopped by exit code $status"
+    elif [[ $(newest) > $before ]]; then
       again="exit code $status after round $((10#$(newest)))"
     else
       say "exit code $status and no checkpoint since the start, not requeued"

@@ -18,6 +18,8 @@ fi
 HPCFL_OUT=${HPCFL_OUT:-$(hpcfl check "$job" "$@" --where)}
 export HPCFL_OUT
 
+# Preempted meanwhile: run.sh is not there yet.
+trap 'scontrol requeue "$SLURM_JOB_ID"; exit 75' USR1
 # Once a node.  A copy that is cut short must not look like one that is whole.
 # shellcheck disable=SC2016  # the nodes' shells are to expand it
 srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 bash -euc '
@@ -25,5 +27,6 @@ srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 bash -
   [ -e "$2/$3" ] || { cp "$1/$3" "$2/$3.part" && mv "$2/$3.part" "$2/$3"; }
 ' stage "$data" "$scratch" "$file"
 
+trap - USR1
 # Data must stay where the run found them; states may move, to a folder that the site clears.
 exec "$(dirname "$0")/run.sh" "$job" "data.root=$scratch" "store.dir=${SLURM_TMPDIR:-$scratch}" "$@"

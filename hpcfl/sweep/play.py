@@ -23,7 +23,7 @@ from hpcfl.errors import JobError, Stopped, SweepError
 from hpcfl.memory import free_memory
 from hpcfl.models.base import ModelConfig
 from hpcfl.rundir import RunDir
-from hpcfl.signals import Signals
+from hpcfl.signals import STOP, Signals
 from hpcfl.sweep.board import Board
 from hpcfl.sweep.grid import Sweep
 from hpcfl.sweep.machine import cores, gpus, room
@@ -32,7 +32,10 @@ from hpcfl.sweep.todo import Todo, job_of, todo, write_jobs
 
 LOOK_S = 0.2  # between two looks at the runs
 # Of a run that was told to stop: with a checkpoint, or before it could listen.
-_STOPPED = (Stopped.exit_code, -signal.SIGTERM, 128 + signal.SIGTERM)
+_STOPPED = (
+    Stopped.exit_code,
+    *(code for number in STOP for code in (-number, 128 + number)),
+)
 
 
 @dataclass(frozen=True)

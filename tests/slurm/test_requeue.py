@@ -100,7 +100,7 @@ def requeued_once(slurm, here, job):
 def test_stopped_near_its_time_limit(slurm, here, going, undisturbed):
     """Four ranks on two nodes."""
     job, run = going("--nodes=2", "--ntasks-per-node=2")
-    slurm.call("scancel", "--signal=USR1", job)  # the steps, as --signal does
+    slurm.call("scancel", "--batch", "--signal=USR1", job)  # as --signal does
     requeued_once(slurm, here, job)
     (_, ranks), (round, again) = lives(run)
     assert (ranks, again) == (4, 4)

@@ -120,15 +120,17 @@ def test_a_job_file_is_asked_for(slurm, here):
         assert "usage: sbatch" in (here / f"hpcfl-{name}.out").read_text()
 
 
-def test_a_sigterm_to_the_shell_does_not_end_the_ranks(slurm, here):
-    job = submit(slurm, here, "signal 75 7", "0")
+def test_a_signal_to_the_shell_stops_the_ranks(slurm, here):
+    """Also one of them that knows none yet, and dies: it was asked for."""
+    job = submit(slurm, here, "signal 75 7", "forever", "0")
     wait_for_starts(here, 1)
     slurm.call("scancel", "--batch", "--signal=TERM", job)
-    time.sleep(0.5)  # of an untrapped shell the ranks would be gone by now
-    slurm.call("scancel", "--signal=USR1", job)
+    wait_for_starts(here, 2)
+    slurm.call("scancel", "--batch", "--signal=USR1", job)
     ended = slurm.wait(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "2")
     assert signal_before_checkpoint(here) == "SIGUSR1"
+    assert "stopped by exit code 138, requeued" in (here / f"hpcfl-{job}.out").read_text()
 
 
 # Chains and arrays
@@ -173,6 +175,23 @@ def test_seeds_are_not_packed(slurm, here):
     job = slurm.sbatch(*words, cwd=here, HPCFL_PACK="2")
     assert slurm.wait(job)["ExitCode"] == "2:0"
     assert "make one with the axis seed" in (here / f"hpcfl-{job}_0.out").read_text()
+
+
+def test_data_are_staged_once_a_node(slurm, here):
+    """And the large run goes on under the name of what the user said."""
+    (here / "plan").write_text("75 7\n0")
+    (here / "data").mkdir()
+    (here / "data/landmarks-256.h5").write_text("images")
+    scratch = here / "scratch"
+    job = slurm.sbatch(
+        str(SLURM / "landmarks.sh"), "seed=3", cwd=here, HPCFL_SCRATCH=str(scratch), SLURM_TMPDIR=""
+    )
+    ended = slurm.wait(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
+    assert [path.name for path in scratch.iterdir()] == ["landmarks-256.h5"]
+    words = f"jobs/papers/base/landmarks.yaml data.root={scratch} store.dir={scratch} seed=3"
+    again = [line for line in (here / "starts").read_text().splitlines() if line.startswith("3/4 ")]
+    assert again == [f"3/4 run {words} --out runs/quick --continue"] * 2
 
 
 @pytest.mark.parametrize("script", sorted(SLURM.glob("*.sh")), ids=lambda path: path.name)
