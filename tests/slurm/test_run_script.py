@@ -179,7 +179,7 @@ def test_seeds_are_not_packed(slurm, here):
 
 def test_data_are_staged_once_a_node(slurm, here):
     """And the large run goes on under the name of what the user said."""
-    (here / "plan").write_text("75 7\n0")
+    (here / "plan").write_text("0")
     (here / "data").mkdir()
     (here / "data/landmarks-256.h5").write_text("images")
     scratch = here / "scratch"
@@ -187,11 +187,10 @@ def test_data_are_staged_once_a_node(slurm, here):
         str(SLURM / "landmarks.sh"), "seed=3", cwd=here, HPCFL_SCRATCH=str(scratch), SLURM_TMPDIR=""
     )
     ended = slurm.wait(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
+    assert ended["JobState"] == "COMPLETED", (here / f"landmarks-{job}.out").read_text()
     assert [path.name for path in scratch.iterdir()] == ["landmarks-256.h5"]
     words = f"jobs/papers/base/landmarks.yaml data.root={scratch} store.dir={scratch} seed=3"
-    again = [line for line in (here / "starts").read_text().splitlines() if line.startswith("3/4 ")]
-    assert again == [f"3/4 run {words} --out runs/quick --continue"] * 2
+    assert f"3/4 run {words} --out runs/quick --continue" in (here / "starts").read_text()
 
 
 @pytest.mark.parametrize("script", sorted(SLURM.glob("*.sh")), ids=lambda path: path.name)
