@@ -53,7 +53,7 @@ def status(root: Path) -> str:
 
 def _events(log: Path) -> dict[str, str]:
     """What happened last to every run of a sweep, as the sweep wrote it down."""
-    lines = log.read_text().splitlines() if log.exists() else []
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     words = [line.split(maxsplit=4) for line in lines]  # date, time, event, "run:", text
     return {line[3].rstrip(":"): line[2] for line in words if len(line) > 3}
 
