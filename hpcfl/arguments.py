@@ -21,28 +21,28 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="start a run of a job")
     _add_job(run)
     run.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
+    run.add_argument(
+        "--continue",
+        dest="continued",
+        action="store_true",
+        help="go on where the run directory holds a checkpoint of this job",
+    )
     run.set_defaults(command="run")
 
     _add_resume(commands)
 
     check = commands.add_parser("check", help="check a job without training")
     _add_job(check)
-    check.add_argument("--data", action="store_true", help="load the data and build the model too")
+    depth = check.add_mutually_exclusive_group()
+    depth.add_argument("--data", action="store_true", help="load the data and build the model too")
+    depth.add_argument(
+        "--where", action="store_true", help="print the default run directory, and check nothing"
+    )
     check.set_defaults(command="check")
 
     _add_looks(commands)
 
-    sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
-    sweep.add_argument("sweep", type=Path, help="SWEEP.yaml")
-    sweep.add_argument(
-        "overrides", nargs="*", metavar="key.path=value", help="settings of every run"
-    )
-    sweep.add_argument("--out", type=Path, help="directory of the runs (default runs/SWEEPNAME)")
-    sweep.add_argument(
-        "--parallel", type=_count, metavar="N", help="runs at once (default: as many as fit)"
-    )
-    sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
-    sweep.set_defaults(command="sweep")
+    _add_sweep(commands)
 
     export = commands.add_parser("export", help="write a checkpoint's model to a file")
     export.add_argument("dir", type=Path, help="run directory")
@@ -119,6 +119,32 @@ def _add_looks(commands: Any) -> None:
     )
     watch.add_argument("dir", type=Path, help="of a run or a sweep")
     watch.set_defaults(command="watch")
+
+
+def _add_sweep(commands: Any) -> None:
+    """The command that makes many runs."""
+    sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
+    sweep.add_argument("sweep", type=Path, help="SWEEP.yaml")
+    sweep.add_argument(
+        "overrides", nargs="*", metavar="key.path=value", help="settings of every run"
+    )
+    sweep.add_argument("--out", type=Path, help="directory of the runs (default runs/SWEEPNAME)")
+    sweep.add_argument(
+        "--parallel", type=_count, metavar="N", help="runs at once (default: as many as fit)"
+    )
+    sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
+    what = sweep.add_mutually_exclusive_group()
+    what.add_argument(
+        "--points", type=_points, metavar="A-B", help="these runs alone, counted from 0"
+    )
+    what.add_argument(
+        "--submit", action="store_true", help="hand what is not finished to Slurm, as an array"
+    )
+    sweep.add_argument(
+        "--pack", type=_count, metavar="K", help="runs of a task of the array (default: 1)"
+    )
+    sweep.add_argument("--sbatch", metavar="OPTIONS", help="of sbatch: --sbatch='-p gpu -t 60'")
+    sweep.set_defaults(command="sweep")
 
 
 def _add_data(commands: Any) -> None:
@@ -205,6 +231,14 @@ def _add_report(commands: Any) -> None:
         help="when they reached this accuracy",
     )
     report.set_defaults(command="report")
+
+
+def _points(text: str) -> tuple[int, int]:
+    first, dash, last = text.partition("-")
+    found = first, last if dash else first
+    if not all(number.isdecimal() for number in found):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected A-B or A, counted from 0")
+    return int(found[0]), int(found[1])
 
 
 def _count(text: str) -> int:

@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> None:
     from hpcfl.job import load
     from hpcfl.session import start
 
-    start(load(options.job, options.overrides), options.out)
+    start(load(options.job, options.overrides), options.out, continued=options.continued)
 
 
 def _resume(options: argparse.Namespace) -> None:
@@ -81,6 +81,11 @@ def _resume(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
+    if options.where:  # without torch: scripts ask before every start
+        from hpcfl.jobfile import run_name
+
+        print(Path("runs") / run_name(options.job, options.overrides))
+        return
     from hpcfl.describe import describe
     from hpcfl.job import load
 
@@ -104,15 +109,25 @@ def _sweep(options: argparse.Namespace) -> None:
     from hpcfl.records import read_run
     from hpcfl.sweep.grid import read_sweep
     from hpcfl.sweep.play import play
+    from hpcfl.sweep.submit import Array
     from hpcfl.sweep.todo import listed, todo
 
     sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or Path("runs") / sweep.name
+    if options.submit:
+        array = Array(sweep, options.overrides, root, options.pack or 1, options.sbatch or "")
+        print(array.command_line() if options.dry_run else array.submit())
+        return
+    if options.pack or options.sbatch:
+        raise JobError("--pack and --sbatch are for --submit")
+    partly = options.points is not None
+    if partly:
+        sweep = sweep.part(*options.points)
     if options.dry_run:
         print(listed(todo(sweep, root)))
         return
-    outcome = play(sweep, root, options.parallel)
-    if outcome.finished:
+    outcome = play(sweep, root, options.parallel, partly=partly)
+    if outcome.finished and not partly:
         runs = [read_run(path) for path in outcome.finished]
         _tell(runs, _tabled(runs, "runs", "table"), [root / REPORT.name])
     outcome.check()

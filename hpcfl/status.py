@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -39,22 +40,48 @@ def status(root: Path) -> str:
         StoreError: a file of the run is damaged.
     """
     folder = RunDir(root)
-    inside = sorted(job.parent for job in root.glob("*/job.yaml"))
-    if inside and not folder.job.is_file():
-        return "\n".join(_line(RunDir(run)) for run in inside)
+    events = _events(root / "sweep.log")
+    inside = {job.parent.name for job in root.glob("*/job.yaml")}
+    if (inside or events) and not folder.job.is_file():
+        # Beside a sweep's runs lie their jobs, from before they begin.
+        jobs = {job.stem for job in root.glob("*.yaml")} if events else set()
+        return _many(root, sorted(inside | jobs), events)
     folder.require()
     run = read_run(root)
     alive = folder.held()
     return "\n".join(f"{title:<11} {text}" for title, text in _lines(folder, run, alive=alive))
 
 
-def _line(folder: RunDir) -> str:
-    """How far one of several runs is."""
+def _events(log: Path) -> dict[str, str]:
+    """What happened last to every run of a sweep, as the sweep wrote it down."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    words = [line.split(maxsplit=4) for line in lines]  # date, time, event, "run:", text
+    return {line[3].rstrip(":"): line[2] for line in words if len(line) > 3}
+
+
+def _many(root: Path, names: Sequence[str], events: Mapping[str, str]) -> str:
+    """A line for each of several runs, and how many are in each state."""
+    states, lines = Counter[str](), []
+    for name in names:
+        state, text = _one(RunDir(root / name), failed=events.get(name) == "failed")
+        states[state] += 1
+        lines.append(f"{state:<12} {text}")
+    told = ", ".join(f"{count} {state}" for state, count in states.items())
+    return "\n".join([*lines, f"{len(names)} runs: {told}"])
+
+
+def _one(folder: RunDir, *, failed: bool) -> tuple[str, str]:
+    """The state of one of several runs, and how far it is."""
+    name = folder.root.name
+    if not folder.job.exists():
+        return "failed" if failed else "waiting", f"{'-':>6}       {name}"
     try:
         run = read_run(folder.root)
     except JobError as e:  # of one run: the others are told all the same
-        return f"damaged      {e}"
-    return f"{state(run, alive=folder.held()):<12} {run.done:>6} of {run.rounds}  {run.name}"
+        return "damaged", str(e)
+    found = state(run, alive=folder.held())
+    found = "failed" if failed and found == "not running" else found
+    return found, f"{run.done:>6} of {run.rounds}  {name}"
 
 
 def state(run: RunRecord, *, alive: bool) -> str:
