@@ -54,8 +54,10 @@ def imbalance(lines: Lines) -> float | None:
 def table(runs: Sequence[RunRecord]) -> str:
     """A row a run, in plain ASCII: where the time went in percent, and how fast it was.
 
-    What a log does not tell is "-".
+    What a log does not tell is "-"; where none tells of the parts, there is no table.
     """
+    if not any(seconds(run.log) for run in runs):
+        return ""
     made = Table(box=box.ASCII2)
     made.add_column("where the\ntime went")
     for title in ("wall\ntime", *(f"{part}\n%" for part in PARTS)):

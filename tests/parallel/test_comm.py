@@ -23,9 +23,9 @@ def read(folder, size):
 
 def check(said, size, kind):
     """Everything that is the same whatever the backend is."""
-    assert [(s["rank"], s["size"], s["local_rank"]) for s in said] == [
-        (rank, size, rank) for rank in range(size)
-    ]
+    assert [(s["rank"], s["size"]) for s in said] == [(rank, size) for rank in range(size)]
+    # Open MPI, where ranks exceed cores, has another order on a host.
+    assert sorted(s["local_rank"] for s in said) == list(range(size))
     for s in said:
         assert s["kind"] == kind
         bytes_ = CLIENTS * 4 * (2 * PARAMETERS + 1)
