@@ -7,8 +7,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 RUNS := runs/quickstart-fedavg runs/quickstart-fedhbm
-# These start ranks, clusters or faults of their own: one at a time.
-SERIAL := $(wildcard tests/parallel tests/faults tests/slurm)
+# These start ranks or faults of their own: a file on one worker; the Slurm cluster on none.
+RANKS := tests/parallel tests/faults
 
 .PHONY: help install quickstart check format test clean
 
@@ -53,8 +53,9 @@ format: $(STAMP)  ## Let ruff repair what it can
 	$(BIN)/ruff format .
 
 test: check  ## The checks and all tests
-	$(BIN)/pytest -q -n 2 $(SERIAL:%=--ignore=%)
-	$(BIN)/pytest -q $(SERIAL)
+	$(BIN)/pytest -q -n 2 $(addprefix --ignore=,$(RANKS) tests/slurm)
+	$(BIN)/pytest -q -n 2 --dist loadfile $(RANKS)
+	$(BIN)/pytest -q tests/slurm
 
 clean:  ## Remove .venv and the caches of the tools
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

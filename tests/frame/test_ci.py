@@ -9,7 +9,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / ".ci/run"
 
 
-PROGRAMS = ("slurmctld", "slurmd", "srun", "strace")
+PROGRAMS = ("slurmctld", "slurmd", "srun", "strace", "ip")
 
 
 @pytest.mark.parametrize("missing", ["srun", "strace"])
