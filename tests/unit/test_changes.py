@@ -42,6 +42,7 @@ def test_every_key_is_free_or_bound_as_written_here():
         "evaluate.last",
         "evaluate.own",
         "evaluate.train",
+        "log.tensorboard",
         "rounds",
         "store.cache_gib",
         "store.dir",

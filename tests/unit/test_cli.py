@@ -161,7 +161,7 @@ def test_status_of_a_finished_run(run, hpcfl):
     )
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     keys = ("data_s", "store_s", "wall_s")
-    data, store, wall = (sum(entry.get(key, 0) for entry in log) for key in keys)
+    data, store, wall = (sum(entry[key] for entry in log if entry["round"]) for key in keys)
     assert 0 < data < wall
     assert 0 < store < wall
     assert shares.groups() == (f"{100 * data / wall:.1f}", f"{100 * store / wall:.1f}")
