@@ -41,10 +41,12 @@ setup(
         "cluster": ["mpi4py>=4.0,<5"],
         "huggingface": ["datasets>=4,<6"],
         "demo": ["scikit-learn>=1.5,<2"],
+        "tensorboard": ["tensorboard>=2.18,<3"],
         "test": [
             "pytest>=8.3,<10",
             "pytest-xdist>=3.6,<4",
             "hypothesis>=6.100,<7",
+            "tensorboard>=2.18,<3",
             "torchvision>=0.24,<1",
         ],
         "dev": [

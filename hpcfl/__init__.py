@@ -19,6 +19,7 @@ def run(
     overrides: Sequence[str] = (),
     *,
     out: str | Path | None = None,
+    continued: bool = False,
 ) -> "Result":
     """Run a job; under a launcher, on all ranks.
 
@@ -26,6 +27,7 @@ def run(
         job: a job file, or the same as a mapping.
         overrides: ``key.path=value`` settings over the job's.
         out: the run directory; runs/NAME when absent ("job" is a mapping's name).
+        continued: go on where the directory holds a checkpoint of this job.
 
     Returns:
         The run directory, the final model and the log.
@@ -38,7 +40,7 @@ def run(
     from hpcfl.job import load
     from hpcfl.session import start
 
-    return start(load(job, overrides), Path(out) if out else None)
+    return start(load(job, overrides), Path(out) if out else None, continued=continued)
 
 
 def resume(

@@ -21,30 +21,28 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="start a run of a job")
     _add_job(run)
     run.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
+    run.add_argument(
+        "--continue",
+        dest="continued",
+        action="store_true",
+        help="go on where the run directory holds a checkpoint of this job",
+    )
     run.set_defaults(command="run")
 
     _add_resume(commands)
 
     check = commands.add_parser("check", help="check a job without training")
     _add_job(check)
-    check.add_argument("--data", action="store_true", help="load the data and build the model too")
+    depth = check.add_mutually_exclusive_group()
+    depth.add_argument("--data", action="store_true", help="load the data and build the model too")
+    depth.add_argument(
+        "--where", action="store_true", help="print the default run directory, and check nothing"
+    )
     check.set_defaults(command="check")
 
-    status = commands.add_parser("status", help="how far a run or a sweep is, alive or not")
-    status.add_argument("dir", type=Path, help="of a run or a sweep")
-    status.set_defaults(command="status")
+    _add_looks(commands)
 
-    sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
-    sweep.add_argument("sweep", type=Path, help="SWEEP.yaml")
-    sweep.add_argument(
-        "overrides", nargs="*", metavar="key.path=value", help="settings of every run"
-    )
-    sweep.add_argument("--out", type=Path, help="directory of the runs (default runs/SWEEPNAME)")
-    sweep.add_argument(
-        "--parallel", type=_count, metavar="N", help="runs at once (default: as many as fit)"
-    )
-    sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
-    sweep.set_defaults(command="sweep")
+    _add_sweep(commands)
 
     export = commands.add_parser("export", help="write a checkpoint's model to a file")
     export.add_argument("dir", type=Path, help="run directory")
@@ -106,6 +104,49 @@ def _add_resume(commands: Any) -> None:
     resume.set_defaults(command="resume")
 
 
+def _add_looks(commands: Any) -> None:
+    """The commands that look at a run without disturbing it."""
+    status = commands.add_parser("status", help="how far a run or a sweep is, alive or not")
+    status.add_argument("dir", type=Path, help="of a run or a sweep")
+    status.set_defaults(command="status")
+
+    watch = commands.add_parser(
+        "watch",
+        help="a live run or sweep as a page on the terminal",
+        description="Show a run, or a folder of runs, as a page that follows it: q or Ctrl-C "
+        "leaves.  Only files are read; the run is not disturbed.  Where standard output is no "
+        "terminal, one page is printed.",
+    )
+    watch.add_argument("dir", type=Path, help="of a run or a sweep")
+    watch.set_defaults(command="watch")
+
+
+def _add_sweep(commands: Any) -> None:
+    """The command that makes many runs."""
+    sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
+    sweep.add_argument("sweep", type=Path, help="SWEEP.yaml")
+    sweep.add_argument(
+        "overrides", nargs="*", metavar="key.path=value", help="settings of every run"
+    )
+    sweep.add_argument("--out", type=Path, help="directory of the runs (default runs/SWEEPNAME)")
+    sweep.add_argument(
+        "--parallel", type=_count, metavar="N", help="runs at once (default: as many as fit)"
+    )
+    sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
+    what = sweep.add_mutually_exclusive_group()
+    what.add_argument(
+        "--points", type=_points, metavar="A-B", help="these runs alone, counted from 0"
+    )
+    what.add_argument(
+        "--submit", action="store_true", help="hand what is not finished to Slurm, as an array"
+    )
+    sweep.add_argument(
+        "--pack", type=_count, metavar="K", help="runs of a task of the array (default: 1)"
+    )
+    sweep.add_argument("--sbatch", metavar="OPTIONS", help="of sbatch: --sbatch='-p gpu -t 60'")
+    sweep.set_defaults(command="sweep")
+
+
 def _add_data(commands: Any) -> None:
     """The commands about data sets."""
     data = commands.add_parser("data", help="prepare data sets and look at them").add_subparsers(
@@ -147,26 +188,57 @@ def _add_report(commands: Any) -> None:
     """The command that sets runs side by side."""
     report = commands.add_parser("report", help="a table and a plot of runs")
     report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
-    report.add_argument("--format", choices=["table", "csv", "markdown"], default="table")
+    report.add_argument("--format", choices=["table", "csv", "markdown", "latex"], default="table")
+    report.add_argument(
+        "--layout",
+        choices=["runs", "seeds", "paper"],
+        default="runs",
+        help="a row a run, and means over seeds (default); the means alone; algorithms by set-ups, "
+        "as papers do, published numbers beside ours",
+    )
     report.add_argument(
         "--plot",
         type=Path,
-        help="F.png, .pdf or .svg to write (with a table: report.png in a sweep, else in runs)",
+        action="append",
+        default=[],
+        help="F.png, .pdf or .svg to write, also several times (with a table: report.png in a "
+        "sweep, else in runs)",
     )
     report.add_argument(
         "--y", metavar="KEY", help="what to plot: a key of log.jsonl (default: the score)"
     )
-    reach = report.add_mutually_exclusive_group()
-    reach.add_argument(
+    report.add_argument(
+        "--x",
+        choices=["rounds", "bytes", "time"],
+        default="rounds",
+        help="what to plot against: bytes sent up and down so far, or the wall time of the rounds",
+    )
+    report.add_argument(
         "--target",
         type=float,
+        action="append",
+        default=[],
         metavar="PERCENT",
-        help="when runs reached so much of the centralised accuracy that a paper prints",
+        help="when runs reached so much of the centralised accuracy that a paper prints; also "
+        "several times",
     )
-    reach.add_argument(
-        "--target-accuracy", type=float, metavar="SHARE", help="when they reached this accuracy"
+    report.add_argument(
+        "--target-accuracy",
+        type=float,
+        action="append",
+        default=[],
+        metavar="SHARE",
+        help="when they reached this accuracy",
     )
     report.set_defaults(command="report")
+
+
+def _points(text: str) -> tuple[int, int]:
+    first, dash, last = text.partition("-")
+    found = first, last if dash else first
+    if not all(number.isdecimal() for number in found):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected A-B or A, counted from 0")
+    return int(found[0]), int(found[1])
 
 
 def _count(text: str) -> int:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hpcfl.account import Account
 from hpcfl.algorithms.base import Algorithm, Fresh
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import Exact
@@ -308,4 +309,5 @@ def wire(
         minutes=job.checkpoint.minutes,
         signals=signals,
         desk=desk,
+        account=Account(comm.rank, comm.size, parts.device),
     )

@@ -1,19 +1,16 @@
 """Where a start of the program begins: at nothing, or at a checkpoint."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 from torch import Tensor
 
-from hpcfl import buffers, jobfile
+from hpcfl import buffers
 from hpcfl.assemble import Parts
 from hpcfl.branch import branch
-from hpcfl.changes import differences, require_free
 from hpcfl.checkpoint import (
     Checkpoint,
     check_files,
@@ -25,11 +22,11 @@ from hpcfl.checkpoint import (
     read_server,
     rounds,
 )
+from hpcfl.comm.base import Comm
 from hpcfl.comm.together import together
-from hpcfl.compare import flat
 from hpcfl.errors import JobError, StoreError
-from hpcfl.job import Loaded, load
 from hpcfl.life import Life
+from hpcfl.request import Request
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import NOTHING, cut, require
 from hpcfl.store.durable import STANDS, write_file
@@ -45,6 +42,32 @@ class Beginning(NamedTuple):
     """Rounds completed."""
     kept: Mapping[str, Tensor]
     """What else a checkpoint kept."""
+
+
+class Way(NamedTuple):
+    """How a start of the program comes to its beginning."""
+
+    begin: Callable[[Life], Beginning]
+    resumed: bool
+    """Whether at a checkpoint."""
+
+
+Choice = Callable[[Comm], Way]
+
+
+def as_found(folder: RunDir, comm: Comm) -> Way:
+    """Collective: at the newest checkpoint of the folder if there is one, else at nothing.
+
+    Raises:
+        JobError: there are checkpoints, but no job.
+    """
+    found = ""
+    with together(comm):
+        # The others may see a network's file system as it was some time ago.
+        if comm.rank == 0 and folder.begun:
+            folder.require()
+            found = "a checkpoint"
+    return Way(going_on, resumed=True) if comm.share(found) else Way(anew, resumed=False)
 
 
 def anew(life: Life) -> Beginning:
@@ -75,76 +98,15 @@ def anew(life: Life) -> Beginning:
     return Beginning(server, 0, {})
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is asked of a run that is to be taken up again."""
+def going_on(life: Life) -> Beginning:
+    """Collective: begin at the newest checkpoint of the life's own job.
 
-    source: RunDir
-    loaded: Loaded
-    """The job as it is to go on."""
-    found: bytes
-    """job.yaml, as it was found."""
-    wanted: bytes
-    """And as it is to be."""
-    round: int | None
-    """The checkpoint to begin at; None is the newest."""
-    rows: bool
-    """Whether all client states are read first."""
-
-    @classmethod
-    def of(cls, source: RunDir, overrides: Sequence[str], *, round: int | None, rows: bool) -> Self:
-        """Check what can be told from the job alone.
-
-        Raises:
-            JobError: it is no run, or the overrides are wrong or would change past rounds.
-        """
-        source.require()
-        before = flat(load(source.job).tree)
-        found, loaded = source.job.read_bytes(), load(source.job, overrides)
-        after = flat(loaded.tree)
-        require_free(before, after, source.root)
-        file = jobfile.read(source.job)
-        changes = differences(before, after)
-        for key, value in changes.items():
-            file.put(tuple(key.split(".")), value, "command line")
-        wanted = yaml.safe_dump(jobfile.plain(file.tree), sort_keys=False).encode()
-        return cls(source, loaded, found, wanted if changes else found, round, rows)
-
-    def chosen(self, folder: RunDir) -> list[int]:
-        """The rounds that are kept in ``folder``, up to the one to begin at.
-
-        Raises:
-            JobError: that round is not kept, the rounds asked for are done, or job.yaml changed.
-            StoreError: there is no checkpoint, or a damaged one.
-        """
-        kept = rounds(folder.checkpoints, self.round)
-        with self.offering(kept):
-            newest = find(folder.checkpoints, kept[-1])
-        if newest.job != folder.mark:
-            raise JobError(
-                f"{folder.job}: was changed after the checkpoint of round {newest.round}; put it "
-                "back, or run the changed job into another directory"
-            )
-        if self.loaded.job.rounds < newest.round:
-            raise JobError(
-                f"rounds: {self.loaded.job.rounds} are asked for, but {newest.round} are done; ask "
-                "for as many, or begin at an older checkpoint with --round: kept are "
-                + ", ".join(map(str, kept))
-            )
-        return kept
-
-    @contextmanager
-    def offering(self, kept: Sequence[int]) -> Iterator[None]:
-        """Add, to what is wrong with the last of ``kept``, how to begin at the one before."""
-        try:
-            yield
-        except StoreError as e:
-            if len(kept) > 1:
-                offer = f"the one before: `hpcfl resume {self.source.root} --round {kept[-2]}`"
-            else:
-                offer = "no older one is kept: run the job again into another directory"
-            e.args = (f"{e}; {offer}",)  # the same error: which ranks raise it stays known
-            raise
+    Raises:
+        JobError, StoreError: see ``Request``; nothing was changed.
+    """
+    with together(life.comm):
+        request = Request.to_continue(life.folder, life.parts.loaded)
+    return again(life, request)
 
 
 def again(life: Life, request: Request) -> Beginning:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite, nan
 from statistics import fmean, stdev
 from typing import NamedTuple
 
 from hpcfl.published import Published, find
 from hpcfl.records import RunRecord
 
-_ACCURACIES = {
+ACCURACIES = {
     "accuracy_last": "test accuracy after the last round",
     "accuracy_last10": "mean test accuracy of the last 10 epochs",
     "accuracy_last100": "mean test accuracy of the last 100 rounds",
 }
+"""Metrics of published numbers, and what they mean."""
 
 
 class Column(NamedTuple):
@@ -49,15 +51,15 @@ class Beside(NamedTuple):
 
 def beside_published(runs: Sequence[RunRecord]) -> Beside:
     """The accuracies that papers print for these set-ups; nothing where there are none."""
-    found = [find(run.settings, *_ACCURACIES) for run in runs]
+    found = [find(run.settings, *ACCURACIES) for run in runs]
     if not any(found):
         return Beside()
     cells = [printed(rows[0]) if rows else "-" for rows in found]
     firsts = [rows[0] if rows else None for rows in found]
     values: dict[str, Sequence[str | float | None]] = {
-        "published": [_fraction(row.value) if row else None for row in firsts],
-        "published_std": [_fraction(row.std) if row else None for row in firsts],
-        "published_in": [_places(rows) or None for rows in found],
+        "published": [fraction(row.value) if row else None for row in firsts],
+        "published_std": [fraction(row.std) if row else None for row in firsts],
+        "published_in": [places(rows) or None for rows in found],
     }
     column = Column("published\n%", cells, values)
     return Beside((column,), tuple(_captions(runs, found)))
@@ -74,15 +76,23 @@ def spread(values: Sequence[float | None], show: str) -> str:
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return "-"
-    mean = show.format(fmean(known))
-    return mean if len(known) == 1 else f"{mean} +- {show.format(stdev(known))}"
+    mean, std = mean_and_std(known)
+    return show.format(mean) + ("" if std is None else f" +- {show.format(std)}")
 
 
-def _fraction(percent: float | None) -> float | None:
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean and the sample standard deviation, None of a single value; NaN of a diverged one."""
+    if not all(map(isfinite, values)):
+        return sum(values) / len(values), nan if len(values) > 1 else None
+    return fmean(values), stdev(values) if len(values) > 1 else None
+
+
+def fraction(percent: float | None) -> float | None:
+    """A percentage as it is printed, as a fraction without noise of the division."""
     return None if percent is None else round(percent / 100, 6)
 
 
-def _places(rows: Iterable[Published]) -> str:
+def places(rows: Iterable[Published]) -> str:
     """As in "FedHBM table 3, FedHBM table 11"."""
     return ", ".join(f"{row.paper} table {row.table}" for row in rows)
 
@@ -107,7 +117,7 @@ def _captions(runs: Sequence[RunRecord], found: Sequence[Sequence[Published]]) -
         of = "" if rounds is None else f" of {_spaced(rounds)}"
         shorter = "" if ours[source] == {rounds} else f"; ours after {after}{of} rounds"
         plural = "tables" if len(places) > 1 else "table"
-        yield f"published: {paper}, {plural} {', '.join(places)}: {_ACCURACIES[metric]}{shorter}"
+        yield f"published: {paper}, {plural} {', '.join(places)}: {ACCURACIES[metric]}{shorter}"
     yield from notes
 
 

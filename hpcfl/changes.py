@@ -19,6 +19,7 @@ FREE = (
     "diagnostics",
     "checkpoint",
     "comm",
+    "log",
     "store.cache_gib",
     "store.dir",
     "store.kind",

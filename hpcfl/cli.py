@@ -15,6 +15,7 @@ from hpcfl.arguments import parser
 from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError
 
 if TYPE_CHECKING:
+    from hpcfl.plots import Plot
     from hpcfl.records import RunRecord
     from hpcfl.targets import Target
 
@@ -64,7 +65,7 @@ def _run(options: argparse.Namespace) -> None:
     from hpcfl.job import load
     from hpcfl.session import start
 
-    start(load(options.job, options.overrides), options.out)
+    start(load(options.job, options.overrides), options.out, continued=options.continued)
 
 
 def _resume(options: argparse.Namespace) -> None:
@@ -80,6 +81,11 @@ def _resume(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
+    if options.where:  # without torch: scripts ask before every start
+        from hpcfl.jobfile import run_name
+
+        print(Path("runs") / run_name(options.job, options.overrides))
+        return
     from hpcfl.describe import describe
     from hpcfl.job import load
 
@@ -103,16 +109,27 @@ def _sweep(options: argparse.Namespace) -> None:
     from hpcfl.records import read_run
     from hpcfl.sweep.grid import read_sweep
     from hpcfl.sweep.play import play
+    from hpcfl.sweep.submit import Array
     from hpcfl.sweep.todo import listed, todo
 
     sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or Path("runs") / sweep.name
+    if options.submit:
+        array = Array(sweep, options.overrides, root, options.pack or 1, options.sbatch or "")
+        print(array.command_line() if options.dry_run else array.submit())
+        return
+    if options.pack or options.sbatch:
+        raise JobError("--pack and --sbatch are for --submit")
+    partly = options.points is not None
+    if partly:
+        sweep = sweep.part(*options.points)
     if options.dry_run:
         print(listed(todo(sweep, root)))
         return
-    outcome = play(sweep, root, options.parallel)
-    if outcome.finished:
-        _tell([read_run(path) for path in outcome.finished], root / REPORT.name)
+    outcome = play(sweep, root, options.parallel, partly=partly)
+    if outcome.finished and not partly:
+        runs = [read_run(path) for path in outcome.finished]
+        _tell(runs, _tabled(runs, "runs", "table"), [root / REPORT.name])
     outcome.check()
 
 
@@ -131,52 +148,83 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from hpcfl.records import read_runs
+    from hpcfl.standing import read_standing
     from hpcfl.targets import Target
 
-    target = Target.asked(options.target, options.target_accuracy)
-    records = [run for path in options.dirs for run in read_runs(path)]
+    targets = Target.asked(options.target, options.target_accuracy)
+    standing = read_standing(options.dirs)
     (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)
     default = REPORT if (folder / "job.yaml").exists() else folder / REPORT.name
-    _tell(records, default, options.format, options.plot, options.y, target)
+    asked = bool(options.plot or options.y or options.x != "rounds")
+    files = options.plot or ([default] if asked or options.format == "table" else [])
+    told = _tabled(standing.runs, options.layout, options.format, targets)
+    _tell(standing.runs, told, files, y=options.y, x=options.x, asked=asked)
+    for line in standing.notes:
+        print(line, file=sys.stderr)
+
+
+def _tabled(
+    runs: Sequence[RunRecord], layout: str, form: str, targets: Sequence[Target] = ()
+) -> str:
+    """Runs as a table."""
+    from hpcfl import report, spent
+    from hpcfl.beside import beside_published
+    from hpcfl.targets import beside_target
+
+    if layout == "paper":
+        made = report.as_papers(runs, targets)
+    else:
+        beside = beside_published(runs)
+        for target in targets:
+            beside = beside.joined(beside_target(runs, target))
+        made = {"runs": report.by_run, "seeds": report.by_seed}[layout](runs, beside)
+    if form == "table":
+        return report.plain(made) + spent.table(runs)
+    return {"csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}[form](
+        made
+    )
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from hpcfl.watch import watch
+
+    page = watch(options.dir)
+    if page:
+        print(page, end="")
 
 
 def _tell(
-    records: Sequence[RunRecord],
-    default: Path,
-    form: str = "table",
-    asked: Path | None = None,
+    runs: Sequence[RunRecord],
+    told: str,
+    files: Sequence[Path],
+    *,
     y: str | None = None,
-    target: Target | None = None,
+    x: str = "rounds",
+    asked: bool = False,
 ) -> None:
-    """Print a table of runs and plot them; the plot that was asked for is checked first."""
-    from hpcfl import report
-    from hpcfl.beside import beside_published
+    """Print a table of runs and plot them; a plot that was asked for is checked first."""
     from hpcfl.plots import Plot
-    from hpcfl.targets import beside_target
 
-    beside = beside_published(records)
-    if target is not None:
-        beside = beside.joined(beside_target(records, target))
-    show = {"table": report.plain, "csv": report.to_csv, "markdown": report.to_markdown}[form]
-    path = asked or (default if form == "table" or y else None)
-    if path is None:
-        print(show(records, beside), end="")
+    if asked:
+        plot = Plot(runs, files, y, x)
+        print(told, end="")
+        _draw(plot, files)
         return
+    print(told, end="")
     try:
-        plot = Plot(records, path, y)
+        if files:
+            _draw(Plot(runs, files), files)
     except JobError as e:
-        if asked or y:
-            raise
-        print(show(records, beside), end="")
-        print(f"no plot: {e}", file=sys.stderr)  # nobody asked for one
-        return
-    print(show(records, beside), end="")
+        print(f"no plot: {e}", file=sys.stderr)
+
+
+def _draw(plot: Plot, files: Sequence[Path]) -> None:
     plot.draw()
     if plot.without:
         names = ", ".join(str(run.path) for run in plot.without)
         print(f"plot: without {names}, which have no such number yet", file=sys.stderr)
-    print(f"plot: {path}", file=sys.stderr)
+    for path in files:
+        print(f"plot: {path}", file=sys.stderr)
 
 
 def _data_show(options: argparse.Namespace) -> None:
@@ -248,4 +296,5 @@ COMMANDS = {
     "run": _run,
     "status": _status,
     "sweep": _sweep,
+    "watch": _watch,
 }

@@ -10,7 +10,7 @@ from typing import Any
 Settings = Mapping[str, Any]
 
 SEED = "seed"
-_SHOWN_ELSEWHERE = ("algorithm.name", "rounds")  # columns of their own
+_LEADING = ("task", "data.kind")  # who reads them knows what follows from them
 # Sections and keys that say how a run is watched, kept and placed, not what it computes.
 _ASIDE = ("evaluate", "diagnostics", "checkpoint", "comm", "store", "threads", "device")
 _LONG = 24  # characters of a value
@@ -31,18 +31,22 @@ def apart(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
     """For each job, its values of the keys that differ between the jobs: "local.lr 0.1, seed 1".
 
     A hyperparameter is compared between jobs of one algorithm only, and a key that a job does not
-    have tells it from no job.
+    have tells it from no job.  Where the tasks (or the data) differ, they stand for every key but
+    the seed that is the same in all jobs of a task.
 
     Args:
         jobs: the settings of each.
-        but: keys that do not count, besides the algorithm's name and the rounds.
+        but: keys that do not count, besides the algorithm's name.
     """
     values: dict[str, set[str]] = {}
     for job in jobs:
         for key, value in job.items():
             values.setdefault(_scope(job, key), set()).add(repr(value))
     known = dict.fromkeys(key for job in jobs for key in job)
-    counted = [key for key in known if _counts(key) and key not in (*_SHOWN_ELSEWHERE, *but)]
+    counted = [key for key in known if _counts(key) and key not in ("algorithm.name", *but)]
+    leading = next((key for key in _LEADING if len(values.get(key, ())) > 1), None)
+    if leading is not None:
+        counted = [k for k in counted if k in (leading, SEED) or not _follows(jobs, leading, k)]
     return [
         ", ".join(
             f"{key} {_short(job[key])}"
@@ -51,6 +55,15 @@ def apart(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
         )
         for job in jobs
     ]
+
+
+def _follows(jobs: Sequence[Settings], leading: str, key: str) -> bool:
+    """Whether jobs that have the same leading value have the same one of the key."""
+    values: dict[str, set[str]] = {}
+    for job in jobs:
+        scope = f"{job.get(leading)!r} {_scope(job, key)}"
+        values.setdefault(scope, set()).add(repr(job.get(key)))
+    return all(len(found) == 1 for found in values.values())
 
 
 def _counts(key: str) -> bool:

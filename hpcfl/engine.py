@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from signal import Signals as Names
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ from hpcfl.schema import Survey, nbytes
 from hpcfl.types import Record
 
 # The signal that asked for a stop (0: none), whether a checkpoint is wanted, whether one is on its
-# way, whether rounds must wait for that.
+# way, whether rounds must wait for that; and, from TOLD on, what the ranks tell for the account.
 Asked = NDArray[np.float64]
+TOLD = slice(4, None)
 
 
 def play(run: Run, server: Any, start: int) -> Any:
@@ -29,22 +30,26 @@ def play(run: Run, server: Any, start: int) -> Any:
         DivergedError: an upload or the server was not finite; nothing of its round was kept.
         ClientError, StoreError: on this rank alone.
     """
+    run.account.start()
     if start == 0 and run.evaluation(0, run.rounds):
-        run.desk.record({"round": 0, **run.desk.evaluate(0, server.x)})
+        record: Record = {"round": 0, **run.desk.evaluate(0, server.x)}
+        run.account.lap("evaluate")
+        run.desk.record(record, run.account.close(record))
     saved = monotonic()
     for t in range(start, run.rounds):
-        began = perf_counter()
+        run.account.lap("write")
         run.desk.begin(t + 1)
         try:
             server, record, asked = play_round(run, server, t, partial(_asked, run, saved))
+            run.account.lap("update")
         except DivergedError:
             run.desk.settle(t)
             raise
-        record["wall_s"] = perf_counter() - began
         done, stop = t + 1, int(asked[0])
         if run.evaluation(done, run.rounds):
             record |= run.desk.evaluate(done, server.x)
-        run.desk.record(record)
+            run.account.lap("evaluate")
+        run.desk.record(record, run.account.close(record))
         if asked[3] or not asked[2]:
             run.desk.settle(done)
         if stop or asked[1] or run.checkpoint(done, run.rounds):
@@ -64,11 +69,13 @@ def play_round(
     run: Run, server: Any, t: int, ask: Callable[[], Asked]
 ) -> tuple[Any, Record, Asked]:
     """Collective: one round; also the maximum over ranks of what was asked of them by its end."""
-    algorithm, comm = run.algorithm, run.comm
+    algorithm, comm, account = run.algorithm, run.comm, run.account
     members = run.draw(t)
     size = len(members)
     record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
+    record["examples"] = int(run.population.taken[members].sum())
     if not size:
+        account.lap("sample")
         return server, record, comm.max(ask())
     mine = run.mine(t)
     surveyed = algorithm.full_gradient != "none"
@@ -79,13 +86,17 @@ def play_round(
     record["down_bytes"] += size * nbytes(message)
     visits = [run.population.visit(i, t) for i in mine]
     cohort = Cohort(t, size, len(run.population), run.rate(t), run.x0[:0])
+    account.lap("sample")
 
     if surveyed:
         gradients = run.executor.survey(message.x, visits)
+        account.lap("compute")
         common = run.x0[:0]
         if algorithm.full_gradient == "cohort":
             own = [Survey(gradient) for gradient in gradients]
-            (common,), up, _ = run.surveys.mean(own, mine, weights, total, size, ask(), round=t + 1)
+            found = run.surveys.mean(own, mine, weights, total, size, ask(), round=t + 1)
+            (common,), up, asked = found
+            account.met(asked[TOLD])
             cohort = cohort._replace(grad=common)
             record["up_bytes"] += up
             record["down_bytes"] += size * nbytes(common)
@@ -95,14 +106,19 @@ def play_round(
         ]
 
     states = run.memories.recall(mine, run.mine(t + 1))
+    account.lap("read")
     trained = run.executor.train(message, visits, states, ends=run.observer.ends(t))
+    account.lap("compute")
+    record["data_s"] = run.population.spent()
+    account.move(record["data_s"], "compute", "read")
     sent = [run.schema.send(end.upload, end.loss) for end in trained]
     mean, up, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
+    account.met(asked[TOLD])
     record["up_bytes"] += up
     run.memories.keep(mine, [end.state for end in trained], message.x)
+    account.lap("write")
     upload, loss = run.schema.receive(mean)
-    waited = {"data_s": run.population.spent(), "store_s": run.memories.spent()}
-    record |= {"train_loss": float(loss), **waited}
+    record |= {"train_loss": float(loss), "store_s": run.memories.spent()}
     after = _finite(algorithm.update(server, upload, cohort), t + 1)
     record |= run.observer.observe(cohort, message.x, after.x, visits, trained)
     return after, record, asked
@@ -123,4 +139,4 @@ def _asked(run: Run, saved: float) -> Asked:
     """What signals and the clock ask of this rank, ``saved`` being when it last checkpointed."""
     late = run.minutes is not None and monotonic() - saved > 60 * run.minutes
     asked = run.signals.stop, run.signals.save or late, *run.desk.pending
-    return np.array(asked, dtype=np.float64)
+    return np.array([*asked, *run.account.tell()])

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict as as_tree
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import cache
-from hashlib import blake2b
 from json import dumps
 from pathlib import Path
 from sys import maxsize
@@ -17,8 +16,9 @@ from hpcfl.data.base import DataConfig
 from hpcfl.diagnostics import Diagnostics
 from hpcfl.errors import JobError
 from hpcfl.evaluation import Evaluate
+from hpcfl.events import Log
 from hpcfl.faults import describe_fault
-from hpcfl.jobfile import JobFile, Key, Tree, override, plain, read, tuples
+from hpcfl.jobfile import JobFile, Key, Tree, override, plain, read, run_name, tuples
 from hpcfl.kinds import KINDS, SECTION, shown, suggestion
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
@@ -96,6 +96,7 @@ class Job(Section):
     reduction: Literal["exact", "fast"] = "exact"
     store: Store = field(default_factory=Store)
     comm: CommConfig = field(default_factory=CommConfig)
+    log: Log = field(default_factory=Log)
 
     def rate(self, round: int) -> float:
         """Eta of a round, counted from zero."""
@@ -128,14 +129,9 @@ def load(job: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> 
     Raises:
         JobError: where, what was found, what was expected.
     """
-    if isinstance(job, Mapping):
-        file, name = JobFile("job", tuples(job)), "job"
-    else:
-        file, name = read(job), Path(job).stem
+    file = JobFile("job", tuples(job)) if isinstance(job, Mapping) else read(job)
     override(file, overrides)
-    if overrides:
-        name += "-" + blake2b("\0".join(sorted(overrides)).encode(), digest_size=3).hexdigest()
-    return check(file, name)
+    return check(file, run_name(file.name, overrides))
 
 
 def check(file: JobFile, name: str) -> Loaded:

@@ -6,6 +6,7 @@ YAML reads as text) where a number is due.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,12 @@ def override(file: JobFile, overrides: Sequence[str]) -> None:
         key: Key = tuple(dotted.split("."))
         value = _Walk(JobFile("command line", {}), numbered=False).value(text)
         file.put(key, value, "command line")
+
+
+def run_name(job: str | Path, overrides: Sequence[str]) -> str:
+    """The file's name without its ending, and a short hash of the overrides if there are any."""
+    digest = blake2b("\0".join(sorted(overrides)).encode(), digest_size=3).hexdigest()
+    return f"{Path(job).stem}-{digest}" if overrides else Path(job).stem
 
 
 def plain(value: Any) -> Any:

@@ -1,12 +1,11 @@
 """What one start of a run holds on one rank: its parts, its store, its desk."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,12 @@ from hpcfl.comm.together import together
 from hpcfl.comm.watched import Watched
 from hpcfl.errors import RankError, StoreError
 from hpcfl.evaluation import Evaluation
+from hpcfl.events import Events
 from hpcfl.placement import owners
 from hpcfl.progress import Progress
 from hpcfl.room import require, room
 from hpcfl.rundir import RunDir
-from hpcfl.runlog import Extent, RunLog
+from hpcfl.runlog import OF_RANKS, Extent, RunLog
 from hpcfl.saving import Saving, begin
 from hpcfl.store import rows as row_tables
 from hpcfl.store.base import ClientStore
@@ -188,6 +188,7 @@ class Life:
             f"into {self.folder.root}"
             + (f", from round {done}" if done else "")
             + (f"; model.init left out {', '.join(parts.skipped)}" if parts.skipped else "")
+            + ("; TensorBoard reads events/ there" * parts.job.log.events)
             + ("; held-out examples are not scored: evaluate.clients=true does" * self._unscored)
         )
 
@@ -199,11 +200,21 @@ class Life:
 
 
 class Desk:
-    """The engine's surroundings: evaluation, log, progress and checkpoints of one rank."""
+    """The engine's surroundings: evaluation, log, progress and checkpoints of one rank.
 
-    def __init__(self, life: Life, evaluation: Evaluation, progress: Progress) -> None:
+    Args:
+        life: whose desk it is.
+        evaluation: gives scores.
+        progress: tells the person who watches.
+        done: rounds that are in the log.
+    """
+
+    def __init__(self, life: Life, evaluation: Evaluation, progress: Progress, done: int) -> None:
         self._life, self._evaluation, self._progress = life, evaluation, progress
-        self._log = RunLog(life.folder.log if life.comm.rank == 0 else None)
+        first = life.comm.rank == 0
+        self._log = RunLog(life.folder.log if first else None)
+        events = first and done < life.parts.job.rounds and life.parts.job.log.events
+        self._events = Events(life.folder.events, done) if events else None
 
     def begin(self, round: int) -> None:
         """Take note that a round begins."""
@@ -211,22 +222,25 @@ class Desk:
         pulse.round, pulse.phase = round, "training"
 
     def evaluate(self, round: int, x: Vector) -> Record:
-        """Collective: the scores of ``x``, and the time they took; the best model is kept."""
+        """Collective: the scores of ``x``; the best model is kept."""
         self._life.comm.pulse.phase = "evaluating"
-        began = perf_counter()
         scores = self._evaluation.scores(x)
         if self._life.parts.job.evaluate.best and self._life.comm.rank == 0:
             self._life.best.offer(round, scores, x)
-        return {**scores, "evaluate_s": perf_counter() - began}
+        return scores
 
-    def record(self, record: Record) -> None:
+    def record(self, record: Record, busy: Sequence[float]) -> None:
         """Append to the log, and tell the person who watches."""
         if self._life.comm.rank == 0:
-            self._log.write(record)
+            self._log.write({**record, OF_RANKS: busy} if busy else record)
+            if self._events:
+                self._events.round(record)
             self._progress.round(record)
 
     def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
         """Collective: begin a checkpoint; one that is on its way is committed first."""
+        if self._events:
+            self._events.flush()
         self._life.save(round, server, kept, self._log.extent, self._log.sync)
 
     @property
@@ -239,5 +253,7 @@ class Desk:
         self._life.settle(round)
 
     def close(self) -> None:
-        """Close the log."""
+        """Close the log, and the events."""
         self._log.close()
+        if self._events:
+            self._events.close()

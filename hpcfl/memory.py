@@ -1,7 +1,10 @@
-"""How much memory this machine has left for this process, as Linux tells."""
+"""How much memory this process takes, and the machine has left for it, as Linux tells."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -16,6 +19,21 @@ def free_memory() -> int | None:
         return min([number(PROC / "meminfo", "MemAvailable:") * 1024, *_left_in_cgroups()])
     except OSError:
         return None
+
+
+def resident_memory() -> int:
+    """Bytes that this process takes in memory now; 0 where the system does not say."""
+    try:
+        # At every round: a quarter of the time of `Path.read_text`.
+        with open("/proc/self/statm", "rb", buffering=0) as file:  # noqa: PTH123
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def allocated_memory(device: torch.device) -> int:
+    """Bytes that tensors took on a GPU at most so far; 0 on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 def number(path: Path, name: str) -> int:

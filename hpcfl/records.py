@@ -4,14 +4,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from hpcfl.compare import Settings, flat
 from hpcfl.errors import JobError, StoreError
-from hpcfl.files import parse_json
 from hpcfl.jobfile import plain, read
+from hpcfl.runlog import LogReader
 
 SCORES = (
     "test_loss",
@@ -40,6 +40,8 @@ class RunRecord:
     """One object per round, in order; round 0 is the initial model."""
     settings: Settings = field(default_factory=dict)
     """The job's values by their dotted keys."""
+    fate: str = "unfinished"
+    """What it is while it is not finished, as far as that is known: alive, failed, unfinished."""
 
     @property
     def name(self) -> str:
@@ -56,6 +58,11 @@ class RunRecord:
         """Whether every round of the job is in the log."""
         return self.done >= self.rounds
 
+    @property
+    def state(self) -> str:
+        """finished, alive, failed or unfinished."""
+        return "finished" if self.finished else self.fate
+
     @cached_property
     def scores(self) -> dict[str, tuple[tuple[int, float], ...]]:
         """(round, value) of every evaluation, by the names of SCORES."""
@@ -64,7 +71,7 @@ class RunRecord:
     def curve(self, key: str) -> tuple[tuple[int, float], ...]:
         """(round, value) of every round whose line of the log has the key."""
         found = ((entry["round"], entry.get(key)) for entry in self.log)
-        return tuple((round, float(value)) for round, value in found if value is not None)
+        return tuple((t, float(value)) for t, value in found if isinstance(value, int | float))
 
     def last(self, key: str) -> float | None:
         """The newest value of a score, or None where there is none."""
@@ -100,6 +107,12 @@ class RunRecord:
         enough = len(tail) == window if whole else tail
         return math.fsum(tail) / len(tail) if enough else None
 
+    def spent(self, *keys: str) -> dict[int, float]:
+        """By rounds, the sum of what they and all before them spent; empty if none spent any."""
+        sums = accumulate(math.fsum(entry.get(key) or 0 for key in keys) for entry in self.log)
+        spent = {entry["round"]: total for entry, total in zip(self.log, sums, strict=True)}
+        return spent if any(spent.values()) else {}
+
     def total(self, key: str) -> float:
         """The sum over the rounds of what a round spends ("wall_s", "down_bytes", "up_bytes")."""
         return math.fsum(entry.get(key, 0) for entry in self.log)
@@ -112,7 +125,7 @@ def read_run(path: Path) -> RunRecord:
         JobError: the directory holds no run.
         StoreError: a file of the run is damaged.
     """
-    return replace(read_job(path), log=_read_log(path / "log.jsonl"))
+    return replace(read_job(path), log=LogReader(path / "log.jsonl").read())
 
 
 def read_job(path: Path) -> RunRecord:
@@ -139,37 +152,3 @@ def read_job(path: Path) -> RunRecord:
             f"evaluate.last): {error}"
         ) from error
     return RunRecord(path, algorithm, rounds, window, (), flat(job))
-
-
-def read_runs(path: Path) -> list[RunRecord]:
-    """Read a run directory, or every run in a folder of them, as a sweep leaves it.
-
-    Raises:
-        JobError, StoreError: as `read_run`.
-    """
-    inside = sorted(job.parent for job in path.glob("*/job.yaml"))
-    if (path / "job.yaml").is_file() or not inside:
-        return [read_run(path)]
-    return [read_run(run) for run in inside]
-
-
-def _read_log(path: Path) -> tuple[Mapping[str, Any], ...]:
-    if not path.exists():
-        return ()
-    lines = path.read_bytes().split(b"\n")[:-1]  # a last line without its end is not written
-    entries = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = parse_json(line)
-        except ValueError as error:
-            raise StoreError(
-                f"{path}:{number}: {error} where a round's JSON object was expected; "
-                "the log is damaged: resume the run to restore it from its checkpoint"
-            ) from error
-        if not isinstance(entry, dict) or type(entry.get("round")) is not int:
-            raise StoreError(f'{path}:{number}: found no object with a whole number "round"')
-        for key, value in entry.items():
-            if type(value) not in (int, float, NoneType):
-                raise StoreError(f"{path}:{number}: {key} is {value!r:.60}, expected a number")
-        entries.append(entry)
-    return tuple(entries)

@@ -18,7 +18,7 @@ MANIFEST, MANIFEST_FILE = 140, 35  # bytes of manifest.json, of each file but on
 
 
 class Room(NamedTuple):
-    """Bytes of a run directory at most, without logs."""
+    """Bytes of a run directory at most, without logs and events."""
 
     stores: int
     """The segments of all ranks."""

@@ -4,6 +4,7 @@ job.yaml        the resolved job
 history.jsonl   one object a start: when, from which round, ranks, versions, git commit, what of the
                 job may change and what did; and one where the run branched off another
 log.jsonl       one object a round
+events/         the same for TensorBoard, where that is installed, see hpcfl.events
 initial.npy     the initial model, flat
 buffers.safetensors  what the model computes with besides, if anything, see hpcfl.buffers
 best.safetensors  the model of the best evaluated round, if the job keeps it, see hpcfl.best
@@ -49,6 +50,7 @@ class RunDir:
         self.job = root / "job.yaml"
         self.history = root / "history.jsonl"
         self.log = root / "log.jsonl"
+        self.events = root / "events"
         self.initial = root / "initial.npy"
         self.buffers = root / "buffers.safetensors"
         self.best = root / BEST
@@ -92,12 +94,17 @@ class RunDir:
                 raise JobError(
                     f"{self.root}: holds a run of another job; choose another directory with --out"
                 )
-            if any(self.checkpoints.glob("*/manifest.json")):
+            if self.begun:
                 raise JobError(
                     f"{self.root}: holds a run of this job already; use "
                     f"`hpcfl resume {self.root}`, or remove the directory to start anew"
                 )
         write_file(self.job, content)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a committed checkpoint, the first of which is that of round 0."""
+        return any(self.checkpoints.glob("*/manifest.json"))
 
     def require(self) -> None:
         """Refuse a directory that holds no run.
@@ -111,11 +118,12 @@ class RunDir:
                 "or start one with `hpcfl run`"
             )
 
-    def lock(self, holder: str = "a run") -> None:
+    def lock(self, holder: str = "a run", *, shared: bool = False) -> None:
         """Hold the directory until the context or this process ends.
 
         Args:
             holder: what is said to be alive there if it is held already.
+            shared: together with others that say so.
 
         Raises:
             JobError: it is not writable, or another run holds it.
@@ -126,7 +134,7 @@ class RunDir:
             raise JobError(f"{self.lock_file}: cannot be opened: {e.strerror}") from e
         for patience in range(PATIENCE, -1, -1):
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError as e:
                 if patience:
                     time.sleep(0.1)

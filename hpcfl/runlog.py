@@ -3,14 +3,16 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from types import NoneType
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from hpcfl.errors import StoreError
+from hpcfl.files import parse_json
 from hpcfl.store.durable import storing
 
 
@@ -26,6 +28,8 @@ class Extent(NamedTuple):
 
 
 NOTHING = Extent(0, 0)
+Line = Mapping[str, float | int | Sequence[float]]
+OF_RANKS = "busy_s"  # the only key with a list: a number a rank
 
 
 class RunLog:
@@ -41,7 +45,7 @@ class RunLog:
                 self._file = path.open("ab", buffering=0)
                 self.extent = NOTHING.after(path.read_bytes())
 
-    def write(self, record: Mapping[str, float | int]) -> None:
+    def write(self, record: Line) -> None:
         """Append one round; a number that is not finite, which JSON lacks, as null.
 
         Raises:
@@ -76,8 +80,11 @@ class RunLog:
                 self._file.close()
 
 
-def _line(record: Mapping[str, float | int]) -> bytes:
-    known = {key: value if math.isfinite(value) else None for key, value in record.items()}
+def _line(record: Line) -> bytes:
+    known = {
+        key: value if isinstance(value, Sequence) or math.isfinite(value) else None
+        for key, value in record.items()
+    }
     return json.dumps(known, allow_nan=False).encode() + b"\n"
 
 
@@ -116,3 +123,48 @@ def require(path: Path, extent: Extent) -> bytes:
             f"{extent.crc}: a line was changed; put the log back"
         )
     return log
+
+
+class LogReader:
+    """Reads a log that may be growing: every line is parsed once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rounds: list[Mapping[str, Any]] = []
+        self._end, self._last = 0, b""  # of what was read, and its last line
+
+    def read(self) -> tuple[Mapping[str, Any], ...]:
+        """One object per round, in order; a last line without its end is not written yet.
+
+        Raises:
+            StoreError: a line is damaged.
+        """
+        if not self._path.exists():
+            return ()
+        with self._path.open("rb") as file:
+            file.seek(self._end - len(self._last))
+            if file.read(len(self._last)) != self._last:  # a resume has cut it
+                self._rounds, self._end, self._last = [], 0, b""
+                file.seek(0)
+            more = file.read()
+        for line in more.split(b"\n")[:-1]:
+            self._rounds.append(self._parsed(line))
+            self._end, self._last = self._end + len(line) + 1, line + b"\n"
+        return tuple(self._rounds)
+
+    def _parsed(self, line: bytes) -> Mapping[str, Any]:
+        where = f"{self._path}:{len(self._rounds) + 1}"
+        try:
+            entry = parse_json(line)
+        except ValueError as error:
+            raise StoreError(
+                f"{where}: {error} where a round's JSON object was expected; "
+                "the log is damaged: resume the run to restore it from its checkpoint"
+            ) from error
+        if not isinstance(entry, dict) or type(entry.get("round")) is not int:
+            raise StoreError(f'{where}: found no object with a whole number "round"')
+        for key, value in entry.items():
+            values = value if key == OF_RANKS and isinstance(value, list) else [value]
+            if not {type(value) for value in values} <= {int, float, NoneType}:
+                raise StoreError(f"{where}: {key} is {value!r:.60}, expected a number")
+        return entry

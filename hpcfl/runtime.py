@@ -1,6 +1,6 @@
 """The live objects of a run on one rank, and what the engine asks of their surroundings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfl.account import Account
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
@@ -31,8 +32,8 @@ class Desk(Protocol):
         """Scores of the model after ``round`` rounds."""
         ...
 
-    def record(self, record: Record) -> None:
-        """Take down what a round gave."""
+    def record(self, record: Record, busy: Sequence[float]) -> None:
+        """Take down what a round gave, and on several ranks the seconds that each was busy."""
         ...
 
     def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
@@ -81,6 +82,7 @@ class Run:
     minutes: float | None
     signals: Signals
     desk: Desk
+    account: Account
 
     def mine(self, round: int) -> list[int]:
         """The members of a round's cohort that this rank trains; of a round past the end, none."""

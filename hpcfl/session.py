@@ -1,7 +1,7 @@
 """One life of a run: from a job or a run directory to the end, a stop or an error."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfl.assemble import assemble, wire
-from hpcfl.beginning import Beginning, Request, again, anew
+from hpcfl.beginning import Beginning, Choice, Way, again, anew, as_found
 from hpcfl.branch import require_absent
 from hpcfl.changes import differences, free
 from hpcfl.comm.launch import connect
@@ -25,6 +25,7 @@ from hpcfl.job import Loaded
 from hpcfl.life import Desk, Life
 from hpcfl.progress import Progress, open_progress
 from hpcfl.rankmap import Ranks, find
+from hpcfl.request import Request
 from hpcfl.rundir import RunDir
 from hpcfl.signals import Signals
 from hpcfl.store.durable import storing
@@ -49,20 +50,21 @@ class Result:
         return [json.loads(line) for line in (self.path / "log.jsonl").read_text().splitlines()]
 
 
-def start(loaded: Loaded, out: Path | None = None) -> Result:
+def start(loaded: Loaded, out: Path | None = None, *, continued: bool = False) -> Result:
     """Begin a run in a directory of its own; collective if a launcher started several ranks.
 
     Args:
         loaded: the checked job.
         out: the run directory; runs/NAME when absent.
+        continued: go on where the directory holds a checkpoint of this job.
 
     Raises:
         JobError: nothing was trained.
         DivergedError, Stopped: see ``hpcfl.engine.play``.
     """
     folder = RunDir(out or Path("runs") / loaded.name)
-
-    return _live(loaded, folder, anew)
+    choose = partial(as_found, folder) if continued else _always(Way(anew, resumed=False))
+    return _live(loaded, folder, choose)
 
 
 def resume(
@@ -91,18 +93,16 @@ def resume(
     request = Request.of(RunDir(root), overrides, round=round, rows=verify)
     if out is not None:
         require_absent(out)
-    begin = partial(again, request=request)
-    return _live(request.loaded, RunDir(out or root), begin, resumed=True)
+    way = Way(partial(again, request=request), resumed=True)
+    return _live(request.loaded, RunDir(out or root), _always(way))
 
 
-def _live(
-    loaded: Loaded,
-    folder: RunDir,
-    begin: Callable[[Life], Beginning],
-    *,
-    resumed: bool = False,
-) -> Result:
-    """Collective: make the parts, ``begin`` from nothing or from a checkpoint, play to the end."""
+def _always(way: Way) -> Choice:
+    return lambda comm: way
+
+
+def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
+    """Collective: make the parts, begin the way that is chosen, play to the end."""
     config = loaded.job.comm
     connected = connect(config.backend, device_type(loaded.job), config.timeout_s)
     comm = Watched(connected, config.timeout_s)
@@ -112,15 +112,17 @@ def _live(
         folder,
     ):
         ranks = find(loaded, comm)
+        way = choose(comm)
         with together(comm):
             if comm.rank == 0:
+                loaded.job.log.check()
                 loaded.job.data.fetch()
-                if not resumed:
+                if not way.resumed:
                     loaded.job.model.fetch()
         with together(comm):
-            parts = assemble(loaded, ranks.device, resumed=resumed)
+            parts = assemble(loaded, ranks.device, resumed=way.resumed)
         with closing(Life(parts, folder, comm)) as life:
-            x = _play(life, ranks, begin(life), signals)
+            x = _play(life, ranks, way.begin(life), signals)
         return Result(folder.root, parts.job.rounds, x)
 
 
@@ -140,7 +142,7 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
     )
     with (
         open_progress(folder.root.name, parts.job.rounds, done, comm.rank) as progress,
-        closing(Desk(life, evaluation, progress)) as desk,
+        closing(Desk(life, evaluation, progress, done)) as desk,
     ):
         finished = done == parts.job.rounds
         progress.note(f"{folder.root}: finished, nothing to do" if finished else life.opening(done))

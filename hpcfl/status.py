@@ -1,9 +1,9 @@
 """How far a run is, read from its directory without disturbing it."""
 
-import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from hpcfl import spent
 from hpcfl.checkpoint import MANIFEST
 from hpcfl.comm.heartbeat import Heartbeat, read_newest
 from hpcfl.errors import JobError, StoreError
@@ -27,6 +28,7 @@ TITLES = {
     "own_accuracy_mean": "own models",
 }
 RECENT = 100  # rounds whose pace is the run's
+LEAST = 0.001  # share of the time that is worth a word
 LATE_S = 30.0  # a rank beats every 5 s or more often: one that has not for so long is named
 
 
@@ -38,32 +40,59 @@ def status(root: Path) -> str:
         StoreError: a file of the run is damaged.
     """
     folder = RunDir(root)
-    inside = sorted(job.parent for job in root.glob("*/job.yaml"))
-    if inside and not folder.job.is_file():
-        return "\n".join(_line(RunDir(run)) for run in inside)
+    events = _events(root / "sweep.log")
+    inside = {job.parent.name for job in root.glob("*/job.yaml")}
+    if (inside or events) and not folder.job.is_file():
+        # Beside a sweep's runs lie their jobs, from before they begin.
+        jobs = {job.stem for job in root.glob("*.yaml")} if events else set()
+        return _many(root, sorted(inside | jobs), events)
     folder.require()
     run = read_run(root)
     alive = folder.held()
     return "\n".join(f"{title:<11} {text}" for title, text in _lines(folder, run, alive=alive))
 
 
-def _line(folder: RunDir) -> str:
-    """How far one of several runs is."""
+def _events(log: Path) -> dict[str, str]:
+    """What happened last to every run of a sweep, as the sweep wrote it down."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    words = [line.split(maxsplit=4) for line in lines]  # date, time, event, "run:", text
+    return {line[3].rstrip(":"): line[2] for line in words if len(line) > 3}
+
+
+def _many(root: Path, names: Sequence[str], events: Mapping[str, str]) -> str:
+    """A line for each of several runs, and how many are in each state."""
+    states, lines = Counter[str](), []
+    for name in names:
+        state, text = _one(RunDir(root / name), failed=events.get(name) == "failed")
+        states[state] += 1
+        lines.append(f"{state:<12} {text}")
+    told = ", ".join(f"{count} {state}" for state, count in states.items())
+    return "\n".join([*lines, f"{len(names)} runs: {told}"])
+
+
+def _one(folder: RunDir, *, failed: bool) -> tuple[str, str]:
+    """The state of one of several runs, and how far it is."""
+    name = folder.root.name
+    if not folder.job.exists():
+        return "failed" if failed else "waiting", f"{'-':>6}       {name}"
     try:
         run = read_run(folder.root)
     except JobError as e:  # of one run: the others are told all the same
-        return f"damaged      {e}"
-    return f"{_state(run, alive=folder.held()):<12} {run.done:>6} of {run.rounds}  {run.name}"
+        return "damaged", str(e)
+    found = state(run, alive=folder.held())
+    found = "failed" if failed and found == "not running" else found
+    return found, f"{run.done:>6} of {run.rounds}  {name}"
 
 
-def _state(run: RunRecord, *, alive: bool) -> str:
+def state(run: RunRecord, *, alive: bool) -> str:
+    """Whether it is alive, finished or not running."""
     return "alive" if alive else "finished" if run.finished else "not running"
 
 
 def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
-    state = _state(run, alive=alive)
-    yield "run", f"{run.path}: {run.algorithm}, {state}"
-    if state == "not running":
+    now = state(run, alive=alive)
+    yield "run", f"{run.path}: {run.algorithm}, {now}"
+    if now == "not running":
         yield "go on", f"hpcfl resume {run.path}"
     yield from _speed(run, alive=alive)
     beats = read_newest(folder.ranks) if alive else []
@@ -79,8 +108,8 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
     best = run.best or run.lowest
     if best:
         yield "best", f"{'accuracy' if run.best else 'loss'} {best[1]:.4g} after round {best[0]}"
-    yield "checkpoint", _newest(folder.checkpoints)
-    yield "on disk", f"{_disk(folder.checkpoints)} checkpoints, {_disk(folder.stores)} stores"
+    yield "checkpoint", newest(folder.checkpoints)
+    yield "on disk", on_disk(folder)
     history = _history(folder.history)
     for entry in history:
         if "branch_of" in entry:
@@ -93,13 +122,23 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
 
 def _speed(run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
     """How far it is, and how fast it went lately."""
-    pace = _pace(run)
-    left = f", {timedelta(seconds=round((run.rounds - run.done) / pace))} left" if pace else ""
+    lately = recent(run)
+    speed = spent.pace(lately)
+    left = f", {time_left(run, speed)} left" if speed else ""
     yield "rounds", f"{run.done} of {run.rounds}" + (left if alive else "")
-    if pace:
-        recent = f"{pace:.3g} rounds/s over the last {min(RECENT, run.done)}"
-        batches, states = _share(run, "data_s"), _share(run, "store_s")
-        yield "pace", f"{recent}, {batches:.1%} of the time for batches, {states:.1%} for states"
+    if speed:
+        over = f"{speed:.3g} rounds/s over the last {min(RECENT, run.done)}"
+        batches, states = spent.rate(lately, "data_s"), spent.rate(lately, "store_s")
+        yield (
+            "pace",
+            (f"{over}, {batches or 0:.1%} of the time for batches, {states or 0:.1%} for states"),
+        )
+    parts = sorted(spent.shares(lately).items(), key=lambda part: -part[1])
+    if parts:
+        yield "time", ", ".join(f"{name} {share:.1%}" for name, share in parts if share >= LEAST)
+    slowest = spent.imbalance(lately)
+    if slowest is not None:
+        yield "imbalance", f"the busiest rank worked {slowest:.2f} times as long as the mean one"
 
 
 def _worst(run: RunRecord, key: str) -> str:
@@ -116,26 +155,28 @@ def _ranks(beats: Sequence[Heartbeat], now: float) -> str:
     return f"{len(beats)}: {last.where}, oldest heartbeat {oldest.age(now):.0f} s ago{late}"
 
 
-def _pace(run: RunRecord) -> float | None:
-    """Rounds per second lately, or None before the first."""
-    recent = [entry for entry in run.log[-RECENT:] if "wall_s" in entry]
-    spent = math.fsum(entry["wall_s"] + entry.get("evaluate_s", 0.0) for entry in recent)
-    return len(recent) / spent if spent else None
+def recent(run: RunRecord) -> Sequence[Mapping[str, Any]]:
+    """The lines of the last rounds."""
+    return [line for line in run.log[-RECENT:] if line["round"]]
 
 
-def _share(run: RunRecord, key: str) -> float:
-    """How much of the rounds' time rank 0 waited for something, lately."""
-    recent = [entry for entry in run.log[-RECENT:] if "wall_s" in entry]
-    wall = math.fsum(entry["wall_s"] for entry in recent)
-    return math.fsum(entry.get(key, 0.0) for entry in recent) / wall if wall else 0.0
+def time_left(run: RunRecord, speed: float) -> timedelta:
+    """Until all rounds are done, at so many a second."""
+    return timedelta(seconds=round((run.rounds - run.done) / speed))
 
 
-def _newest(checkpoints: Path) -> str:
+def newest(checkpoints: Path) -> str:
+    """The last checkpoint, and how old it is."""
     for manifest in sorted(checkpoints.glob(f"*/{MANIFEST}"), reverse=True):
         with suppress(FileNotFoundError):  # pruned meanwhile
             age = timedelta(seconds=max(0, round(time.time() - manifest.stat().st_mtime)))
             return f"round {int(manifest.parent.name)}, {age} ago"
     return "none yet"
+
+
+def on_disk(folder: RunDir) -> str:
+    """What a run takes on the disk."""
+    return f"{_disk(folder.checkpoints)} checkpoints, {_disk(folder.stores)} stores"
 
 
 def _disk(root: Path) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from hpcfl.beside import Beside, Column, spread
 from hpcfl.compare import SEED
@@ -28,20 +28,24 @@ class Target:
             raise JobError(f"{option}: found {self.number:g}, expected above 0, at most {most}")
 
     @classmethod
-    def asked(cls, percent: float | None, accuracy: float | None) -> Self | None:
-        """What the command line asks for, at most one of the two.
+    def asked(cls, percents: Sequence[float], accuracies: Sequence[float]) -> list[Self]:
+        """What the command line asks for.
 
         Raises:
-            JobError: it is no percentage, or no share.
+            JobError: one is no percentage, or no share.
         """
-        if percent is not None:
-            return cls(percent)
-        return None if accuracy is None else cls(accuracy, absolute=True)
+        found = [cls(percent) for percent in percents]
+        return found + [cls(accuracy, absolute=True) for accuracy in accuracies]
 
     @property
     def title(self) -> str:
         """What to write over a column."""
         return f"{self.number:g}" + ("" if self.absolute else " %")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What papers call the rounds to it and the speed-up; none of an accuracy of one's own."""
+        return () if self.absolute else (f"rounds_to_{self.number:g}", f"speedup_{self.number:g}")
 
     def level(self, run: RunRecord) -> float:
         """The test accuracy that the run must reach, a fraction.
@@ -54,8 +58,17 @@ class Target:
         return self.number / 100 * _reference(run)[1] / 100
 
 
-def beside_target(runs: Sequence[RunRecord], target: Target) -> Beside:
-    """The first evaluated round of each run that reached the target, and the speed-up.
+class Arrivals(NamedTuple):
+    """When runs reached a target."""
+
+    rounds: Sequence[int | None]
+    """The first evaluated round of each run that reached it; None: not yet."""
+    speedups: Sequence[float | None]
+    """FedAvg's rounds over each run's; None where one of the two has not arrived."""
+
+
+def arrivals(runs: Sequence[RunRecord], target: Target) -> Arrivals:
+    """When runs reached the target, and how much sooner than FedAvg.
 
     The speed-up is the rounds of the FedAvg run of the same set-up and seed, the first to arrive
     of several, over the run's.
@@ -63,17 +76,26 @@ def beside_target(runs: Sequence[RunRecord], target: Target) -> Beside:
     Raises:
         JobError: as `Target.level`.
     """
-    levels = [target.level(run) for run in runs]
-    rounds = [_first(run, level) for run, level in zip(runs, levels, strict=True)]
-    columns = [_column(f"rounds\nto {target.title}", "target_round", rounds, "{:.0f}")]
+    rounds = [_first(run, target.level(run)) for run in runs]
+    return Arrivals(rounds, [_speedup(runs, rounds, index) for index in range(len(runs))])
+
+
+def beside_target(runs: Sequence[RunRecord], target: Target) -> Beside:
+    """The arrivals as columns, with what papers print of them.
+
+    Raises:
+        JobError: as `Target.level`.
+    """
+    rounds, speedups = arrivals(runs, target)
+    number = f"{target.number:g}"
+    columns = [_column(f"rounds\nto {target.title}", f"target_round_{number}", rounds, "{:.0f}")]
     captions = [f"rounds to {target.title}: the first evaluated round at {_meaning(runs, target)}"]
     if any(run.algorithm == _BASELINE for run in runs):
-        speedups = [_speedup(runs, rounds, index) for index in range(len(runs))]
-        columns.append(_column("speed-up\nx", "speedup", speedups, "{:.2f}"))
-    metrics = () if target.absolute else (f"rounds_to_{target.number:g}",)
-    known = [find(run.settings, *metrics) for run in runs]
+        columns.append(_column("speed-up\nx", f"speedup_{number}", speedups, "{:.2f}"))
+    known = [find(run.settings, *target.metrics[:1]) for run in runs]
     if any(known):
-        columns.append(_published([rows[0] if rows else None for rows in known]))
+        key = f"published_target_round_{number}"
+        columns.append(_published([rows[0] if rows else None for rows in known], key))
         places = dict.fromkeys(f"{row.paper}, table {row.table}" for rows in known for row in rows)
         captions.append(f"published rounds: {'; '.join(places)}")
     return Beside(tuple(columns), tuple(captions))
@@ -124,10 +146,10 @@ def _column(title: str, key: str, values: Sequence[float | None], show: str) -> 
     return Column(title, [spread([value], show) for value in values], {key: values}, values, show)
 
 
-def _published(rows: Sequence[Published | None]) -> Column:
+def _published(rows: Sequence[Published | None], key: str) -> Column:
     """The rounds that a paper prints."""
     cells = [
         "-" if row is None else "never" if row.value is None else f"{row.value:.0f}" for row in rows
     ]
     values = [row.value if row else None for row in rows]
-    return Column("published\nrounds", cells, {"published_target_round": values})
+    return Column("published\nrounds", cells, {key: values})

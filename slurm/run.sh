@@ -1,63 +1,139 @@
 #!/usr/bin/env bash
-# Run one job under Slurm until it is done, however often it is preempted or out of time.
+# Run one job under Slurm until it is done, however often it is preempted, out of time or killed.
 #
-#   sbatch [--ntasks=8 --gpus-per-task=1 ...] slurm/run.sh JOB.yaml [key=value ...]
+#   sbatch [options] slurm/run.sh JOB.yaml [key=value ...]
+#   sbatch -n 8 --gpus-per-task=1 slurm/run.sh ...                     8 ranks, a GPU each
+#   sbatch -N 4 --ntasks-per-node=4 --gpus-per-node=4 slurm/run.sh ... 16 ranks on 4 nodes
 #
+# The same command goes on with the same run, also as a new Slurm job and on other numbers of nodes.
 # Submit from the directory that the job's paths are relative to.  hpcfl is taken from .venv there,
-# or else from the environment that was active at submission.  From the environment:
-#   HPCFL_OUT   the run directory; default runs/JOB-SLURMJOBID, the same after every requeue
+# or else from the environment that was active at submission.  A sweep, SWEEP.yaml, is played on one
+# node.  From the environment:
+#   HPCFL_OUT   the run directory; default as `hpcfl run` takes it
 #   HPCFL_MPI   srun's --mpi: pmi2 (default; MPICH and its kin) or pmix (Open MPI)
 #
 #SBATCH --job-name=hpcfl
-#SBATCH --ntasks=2
 #SBATCH --cpus-per-task=1
 #SBATCH --time=04:00:00
 #SBATCH --requeue
 # A requeued job goes on in the same file.
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
-# To the ranks, not to this shell: finish the round, write a checkpoint, exit 75.  The lead must
-# cover the longest round and a checkpoint.
-#SBATCH --signal=USR1@120
+# To this shell, which hands it on to the ranks: finish the round, write a checkpoint, exit 75.  The
+# lead must cover the longest round and a checkpoint.
+#SBATCH --signal=B:USR1@120
 set -euo pipefail
 
 if [ $# = 0 ] || [ -z "${SLURM_JOB_ID:-}" ]; then
   echo "usage: sbatch [options] slurm/run.sh JOB.yaml [key=value ...]" >&2
   exit 2
 fi
-job=$1
-out=${HPCFL_OUT:-runs/$(basename "$job" .yaml)-$SLURM_JOB_ID}
+# SIGTERM too may reach this shell (preemption, scancel).  Untrapped it would end at once, and the
+# ranks with it, before their checkpoint.
+asked='' caught='' srun=''
+# shellcheck disable=SC2329  # the trap calls it
+stop() {
+  asked=1 caught=1
+  if [ -n "$srun" ]; then
+    kill -USR1 "$srun" 2>/dev/null || true # srun hands it on to the ranks, or has ended
+  fi
+}
+trap stop USR1 TERM
+
 if [ -d .venv/bin ]; then
   PATH=$PWD/.venv/bin:$PATH
 fi
+# Of an array, the id of its last task is that of the whole array: requeued by it, all would be.
+id=$SLURM_JOB_ID
+[ -z "${SLURM_ARRAY_JOB_ID:-}" ] || id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 
-# Only what this Slurm job began is resumed: at its first start, hpcfl refuses a directory that
-# holds a run, perhaps of another job, and says what to do.
-restarts=${SLURM_RESTART_COUNT:-0}
-command=(hpcfl run "$@" --out "$out")
-if [ "$restarts" != 0 ] && compgen -G "$out/checkpoints/*/manifest.json" >/dev/null; then
-  command=(hpcfl resume "$out")
-elif [ "$restarts" != 0 ] && [ -d "$out" ]; then
-  # A start that was killed before its first checkpoint left nothing to resume: set it aside, for
-  # whoever wants to see why.
-  mv "$out" "$out.start-$restarts"
-fi
-echo "$(date '+%F %T') job $SLURM_JOB_ID, start $((restarts + 1)):" \
-  "${command[*]}, $SLURM_NTASKS ranks on $SLURM_JOB_NODELIST"
-
-# SIGTERM may reach this shell too (scancel, scancel --batch).  Untrapped it would end at once, and
-# the ranks with it, before their checkpoint; trapped, bash waits for srun.
-trap : TERM
 # srun does not inherit --cpus-per-task since Slurm 22.05.  A rank that fails ends all others,
 # which would wait for it for ever.
-status=0
-srun --mpi="${HPCFL_MPI:-pmi2}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 \
-  "${command[@]}" || status=$?
+step=(srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1)
+if grep -qs '^grid:' "$1"; then
+  # One task, which starts the runs itself.  Each knows what it has done: no directory to look at.
+  step+=(--nodes=1 --ntasks=1 --mpi=none)
+  command=(hpcfl sweep "$@" ${HPCFL_OUT:+--out "$HPCFL_OUT"})
+  out=/dev/null
+else
+  step+=(--mpi="${HPCFL_MPI:-pmi2}")
+  # The ranks' step gets a number of its own in every life (a requeued job counts from 0 again).
+  # MPICH names the memory that ranks of a node share after job and step: they would meet in what
+  # those of a life that was killed left in /dev/shm, and fail.
+  for ((life = 0; life < ${SLURM_RESTART_COUNT:-0}; life++)); do
+    srun --nodes=1 --ntasks=1 --mpi=none true
+  done
+  out=${HPCFL_OUT:-$(hpcfl check "$@" --where)}
+  command=(hpcfl run "$@" --out "$out" --continue)
+fi
 
-# 75: stopped by a signal, with a checkpoint.  Slurm does not requeue a job that ends by itself,
-# even in its grace time.  A job that was cancelled is no longer RUNNING, and stays cancelled.
-if [ "$status" = 75 ] && [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then
-  echo "$(date '+%F %T') job $SLURM_JOB_ID: stopped with a checkpoint, requeued"
-  scontrol requeue "$SLURM_JOB_ID"
+# The round of the newest committed checkpoint.  That of round 0 is no progress.
+newest() {
+  local manifest round=00000000
+  for manifest in "$out"/checkpoints/*/manifest.json; do # in the order of the rounds
+    if [ -e "$manifest" ]; then
+      round=$(basename "$(dirname "$manifest")")
+    fi
+  done
+  echo "$round"
+}
+
+say() { echo "$(date '+%F %T') job $id: $*"; }
+
+before=$(newest)
+say "start $((${SLURM_RESTART_COUNT:-0} + 1)) from round $((10#$before)):" \
+  "${command[*]}, ${SLURM_NTASKS:-1} ranks on $SLURM_JOB_NODELIST"
+
+"${step[@]}" "${command[@]}" &
+srun=$!
+if [ -n "$asked" ]; then
+  stop
+fi
+while true; do
+  caught=''
+  status=0
+  wait "$srun" || status=$?
+  # A signal cuts the wait short, with a status above 128.
+  if [ -z "$caught" ] || [ "$status" -le 128 ]; then
+    break
+  fi
+done
+
+# Whether there is something to go on with, now or in the next job of a chain.
+again=
+case $status in
+  0) ;;
+  # The job, the arguments or the files are wrong, or the run diverged: so it would be again.
+  2 | 3) say "exit code $status, not requeued" ;;
+  75) again="stopped with a checkpoint" ;;
+  # A rank was killed, a node was lost, or the program is wrong: that one must not loop.
+  *)
+    if [ -n "$asked" ]; then # while it was still starting, by a signal that it did not know yet
+      again="stopped by exit code $status"
+    elif [[ $(newest) > $before ]]; then
+      again="exit code $status after round $((10#$(newest)))"
+    else
+      say "exit code $status and no checkpoint since the start, not requeued"
+    fi
+    ;;
+esac
+# A job that was cancelled is no longer RUNNING, and stays cancelled.
+if [ -n "$again" ] && [ "$(squeue -h -j "$id" -o %T)" != RUNNING ]; then
+  say "$again, but cancelled"
+  again=
+fi
+
+if [ -n "${HPCFL_CHAIN:-}" ]; then
+  # The next job of the chain goes on.  Where there is nothing to go on with, none is to wait for
+  # its nodes.
+  if [ -n "$again" ]; then
+    say "$again, left to the next job of the chain"
+  else
+    scancel --quiet --name="$HPCFL_CHAIN" --state=PENDING --user="$(id -un)"
+  fi
+elif [ -n "$again" ]; then
+  # Slurm does not requeue a job that ends by itself, even in its grace time.
+  say "$again, requeued"
+  scontrol requeue "$id"
 fi
 exit "$status"

@@ -109,11 +109,11 @@ class _ByStore:
         schema = StateSchema(State, (Field("z", (STATE_BYTES // 4,), torch.float32),))
         self._store = Hdf5Store(root / "stores", 0, "bench", range(clients), schema, 0)
         self._store.reserve([clients + ROUNDS * COHORT])
+        self._store.expect(self._cohorts[0])  # as many as a round has
         self.close = self._store.close
 
     def write(self) -> None:
         """Stage and commit all."""
-        self._store.expect(self._cohorts[0])
         for cohort in self._cohorts:
             for client in cohort:
                 self._store.stage(client, self._states[client % COHORT])

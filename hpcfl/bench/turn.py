@@ -1,6 +1,6 @@
 """A run whose rounds are played in turns, to be timed against something else."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -30,7 +30,7 @@ class Desk:
         """No scores."""
         return {}
 
-    def record(self, record: Record) -> None:
+    def record(self, record: Record, busy: Sequence[float]) -> None:
         """Write the line of a round."""
         self.waited += record.get("store_s", 0.0)
         self._log.write(record)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+import warnings
 from typing import NoReturn
 
 import mpi4py
@@ -95,7 +96,9 @@ def start(launch: Launch) -> MPI.Intracomm:
     if MPI.Is_finalized():
         raise RankError("MPI has ended in this process and cannot start again; use a new process")
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_FUNNELED)  # only the main thread calls MPI
+        with warnings.catch_warnings():  # of a launcher that is not this MPI's: told below
+            warnings.simplefilter("ignore", RuntimeWarning)
+            MPI.Init_thread(MPI.THREAD_FUNNELED)  # only the main thread calls MPI
     world = MPI.COMM_WORLD
     if (world.rank, world.size) != (launch.rank, launch.size):
         seen = f"{launch.launcher} started rank {launch.rank} of {launch.size}"
@@ -106,7 +109,8 @@ def start(launch: Launch) -> MPI.Intracomm:
 
 def library() -> str:
     """The name and version of the MPI library."""
-    return " ".join(MPI.Get_library_version().split("\n")[0].split())
+    first = MPI.Get_library_version().split("\n")[0].partition(",")[0]
+    return " ".join(first.split())
 
 
 def finish() -> None:

@@ -50,6 +50,15 @@ def order(
     )
 
 
+def taken(examples: int, *, batch_size: int | None, steps: int, drop_last: bool) -> int:
+    """The examples that the batches of ``order`` hold together, of so many ``steps``."""
+    if batch_size is None or batch_size >= examples:
+        return steps * examples
+    per_pass = _per_pass(examples, batch_size, drop_last)
+    passes, rest = divmod(steps, per_pass)
+    return passes * min(examples, per_pass * batch_size) + rest * batch_size
+
+
 _steps = steps  # ``order`` has an argument of that name
 
 

@@ -73,7 +73,7 @@ class Memories:
     def spent(self) -> float:
         """Seconds that the round waited for states, since this was last asked."""
         spent, self._spent = self._spent, 0.0
-        return spent
+        return round(spent, 9)
 
     def _recall(self, client: int) -> Any:
         kept = self._store.read(client)

@@ -1,14 +1,16 @@
 """The simulated clients: whose examples are whose, and what a visit to one of them consists of."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from time import perf_counter
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hpcfl.algorithms.base import Client
 from hpcfl.data.base import Dataset, Transform
-from hpcfl.data.batches import order, steps
+from hpcfl.data.batches import order, steps, taken
 from hpcfl.data.partition import Rows
 from hpcfl.local.step import Local, Visit
 from hpcfl.local.supply import supply
@@ -69,20 +71,12 @@ class Population:
     def spent(self) -> float:
         """Seconds that the batches of training took to come, since this was last asked."""
         spent, self._spent = self._spent, 0.0
-        return spent
+        return round(spent, 9)
 
     def visit(self, client: int, round: int) -> Visit:
         """What ``client`` does in ``round``: the same whoever asks, whenever."""
         count = self.examples[client]
-        local = self._local
-        batch_size = None if local.batch_size == "full" else local.batch_size
-        work = steps(
-            count,
-            batch_size=batch_size,
-            epochs=local.epochs if local.epochs or local.steps else 1,
-            steps=local.steps,
-            drop_last=local.drop_last,
-        )
+        work = self._steps(count)
         about = Client(
             round=torch.tensor(round, dtype=torch.int64),
             steps=torch.tensor(work, dtype=torch.float64),
@@ -95,20 +89,49 @@ class Population:
             client,
             round,
             about,
-            self._batches(client, round, count, batch_size, work),
+            self._batches(client, round, count, work),
             self._own(client),
             key(self._seed, "dropout", round, client) >> 1,
         )
 
-    def _batches(
-        self, client: int, round: int, count: int, batch_size: int | None, work: int
-    ) -> Iterator[Batch]:
+    @property
+    def _batch_size(self) -> int | None:
+        """B, or None for all of a client's examples."""
+        return None if self._local.batch_size == "full" else self._local.batch_size
+
+    def _steps(self, count: int) -> int:
+        """The local steps of a client of ``count`` examples."""
+        local = self._local
+        return steps(
+            count,
+            batch_size=self._batch_size,
+            epochs=local.epochs if local.epochs or local.steps else 1,
+            steps=local.steps,
+            drop_last=local.drop_last,
+        )
+
+    @cached_property
+    def taken(self) -> NDArray[np.int64]:
+        """[N], the examples that every client's local steps take in a round, repeats counted."""
+        sizes, which = np.unique(self.examples, return_inverse=True)
+        each = [
+            taken(
+                count,
+                batch_size=self._batch_size,
+                steps=self._steps(count),
+                drop_last=self._local.drop_last,
+            )
+            for count in sizes.tolist()
+        ]
+        return np.array(each, dtype=np.int64)[which]
+
+    def _batches(self, client: int, round: int, count: int, work: int) -> Iterator[Batch]:
         shuffle = stream(self._seed, "shuffle", round, client)
         augment = torch_stream(self._seed, "augment", round, client, self._device)
         transform = self._transform_of(client)
         positions = order(
             count,
-            batch_size=batch_size,
+            batch_size=self._batch_size,
             epochs=None,
             steps=work,
             drop_last=self._local.drop_last,

@@ -1,14 +1,16 @@
 """The disk's side of a store: rows are read and written while the rank computes.
 
 Rows that a round asks for are read on one thread, rows that it lets go of are written on another,
-and a commit writes and flushes on a third, which may take long.  Nothing here knows in which order
-reads and writes of a row must come: who asks for a row that is on its way to the disk must take it
-from memory.
+and a commit writes and flushes on a third, which may take long; checksums have threads of their
+own, so that the disk need not wait.  Nothing here knows in which order reads and writes of a row
+must come: who asks for a row that is on its way to the disk must take it from memory.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from hpcfl.store.base import StateSchema
 from hpcfl.store.reader import verified
@@ -22,13 +24,21 @@ class Place(NamedTuple):
     row: int
 
 
+class Found(NamedTuple):
+    """What was in a row, and the checksum that it should have."""
+
+    tensors: tuple[Tensor, ...]
+    crc: int
+
+
 class Behind:
     """Reads and writes rows behind the back of the thread that asks for it."""
 
     def __init__(self, schema: StateSchema) -> None:
         self._schema = schema
-        self._reads, self._writes, self._sums, self._commits = (
-            ThreadPoolExecutor(1, f"store-{name}") for name in ("read", "write", "sum", "commit")
+        self._reads, self._checks, self._writes, self._sums, self._commits = (
+            ThreadPoolExecutor(1, f"store-{name}")
+            for name in ("read", "check", "write", "sum", "commit")
         )
 
     def read(self, place: Place, client: int) -> "Future[Any]":
@@ -36,7 +46,8 @@ class Behind:
 
         The future raises StoreError if the row cannot be read or its checksum is wrong.
         """
-        return self._reads.submit(self._read, place, client)
+        found = self._reads.submit(_read, place)
+        return self._checks.submit(_checked, place, found, client, self._schema)
 
     def write(self, place: Place, state: Sequence[Any]) -> "Future[None]":
         """Replace a row.
@@ -63,13 +74,19 @@ class Behind:
 
     def close(self) -> None:
         """End what was begun; what was only asked for is lost."""
-        # A flush waits for writes, a write for its checksum.
-        for thread in (self._reads, self._writes, self._commits, self._sums):
+        # A check waits for its read, a flush for writes, a write for its checksum.
+        for thread in (self._reads, self._checks, self._writes, self._commits, self._sums):
             thread.shutdown(cancel_futures=True)
 
-    def _read(self, place: Place, client: int) -> Any:
-        crc = int(place.part.crcs[place.row])
-        return verified(place.part, place.row, crc, client, self._schema)
+
+def _read(place: Place) -> Found:
+    crc = int(place.part.crcs[place.row])
+    return Found(place.part.read(place.row), crc)
+
+
+def _checked(place: Place, found: "Future[Found]", client: int, schema: StateSchema) -> Any:
+    tensors, crc = found.result()
+    return verified(place.part, place.row, tensors, crc, client, schema)
 
 
 def _write(place: Place, state: Sequence[Any], crc: "Future[int]") -> None:

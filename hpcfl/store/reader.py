@@ -1,11 +1,12 @@
 """Reading the states of a checkpoint, from whatever rank wrote them."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from torch import Tensor
 
 from hpcfl.errors import StoreError
 from hpcfl.store import segment
@@ -73,7 +74,7 @@ class Reader:
 
     def _at(self, place: Place, client: int) -> Any:
         source = self._segment(place.path)
-        return verified(source, place.row, place.crc, client, self._schema)
+        return verified(source, place.row, source.read(place.row), place.crc, client, self._schema)
 
     def _segment(self, path: Path) -> Segment:
         if path not in self._open:
@@ -83,13 +84,14 @@ class Reader:
         return self._open[path]
 
 
-def verified(source: Segment, row: int, crc: int, client: int, schema: StateSchema) -> Any:
-    """The client's state in a row, if its checksum is ``crc``.
+def verified(
+    source: Segment, row: int, tensors: Sequence[Tensor], crc: int, client: int, schema: StateSchema
+) -> Any:
+    """The client's state, as it was read from a row, if its checksum is ``crc``.
 
     Raises:
-        StoreError: it is not, or the row cannot be read.
+        StoreError: it is not.
     """
-    tensors = source.read(row)
     found = segment.checksum(tensors)
     if found != crc:
         raise StoreError(

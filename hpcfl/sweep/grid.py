@@ -13,7 +13,7 @@ ranks: 1                                # of each run
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
 from math import prod
@@ -62,6 +62,20 @@ class Sweep:
     def name(self) -> str:
         """The file's name without its ending."""
         return self.path.stem
+
+    def part(self, first: int, last: int) -> "Sweep":
+        """Points ``first`` to ``last``, counted from 0, as far as there are any.
+
+        Raises:
+            JobError: there is none.
+        """
+        points = self.points[first : last + 1]
+        if not points:
+            raise JobError(
+                f"--points: found {first}-{last}, expected some of 0-{len(self.points) - 1}: "
+                f"{self.path} has {len(self.points)} runs"
+            )
+        return replace(self, points=points)
 
 
 class _Setting(NamedTuple):

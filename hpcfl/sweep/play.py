@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from hpcfl.assemble import GIB
 from hpcfl.comm.launch import detect
 from hpcfl.data.base import DataConfig
@@ -25,17 +23,19 @@ from hpcfl.errors import JobError, Stopped, SweepError
 from hpcfl.memory import free_memory
 from hpcfl.models.base import ModelConfig
 from hpcfl.rundir import RunDir
-from hpcfl.signals import Signals
-from hpcfl.store.durable import write_file
+from hpcfl.signals import STOP, Signals
 from hpcfl.sweep.board import Board
 from hpcfl.sweep.grid import Sweep
 from hpcfl.sweep.machine import cores, gpus, room
 from hpcfl.sweep.spawn import Spawned, mpirun
-from hpcfl.sweep.todo import Todo, todo
+from hpcfl.sweep.todo import Todo, job_of, todo, write_jobs
 
 LOOK_S = 0.2  # between two looks at the runs
 # Of a run that was told to stop: with a checkpoint, or before it could listen.
-_STOPPED = (Stopped.exit_code, -signal.SIGTERM, 128 + signal.SIGTERM)
+_STOPPED = (
+    Stopped.exit_code,
+    *(code for number in STOP for code in (-number, 128 + number)),
+)
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,14 @@ class Outcome:
             )
 
 
-def play(sweep: Sweep, root: Path, parallel: int | None = None) -> Outcome:
+def play(sweep: Sweep, root: Path, parallel: int | None = None, *, partly: bool = False) -> Outcome:
     """Run what is not finished yet.
 
     Args:
         sweep: the checked sweep.
         root: the directory of its runs.
         parallel: how many runs at once; as many as fit when absent.
+        partly: these are some of its points; others may be played at the same time.
 
     Raises:
         JobError: nothing was started, also where data cannot be had.
@@ -85,18 +86,29 @@ def play(sweep: Sweep, root: Path, parallel: int | None = None) -> Outcome:
     if sweep.ranks > 1:
         mpirun()
     with RunDir(root) as folder:
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise JobError(f"{root}: cannot be made: {e.strerror}; say --out") from e
-        folder.lock("a sweep")
-        todos = todo(sweep, root)
-        jobs = [run.point.loaded.job for run in todos if run.action != "skip"]
-        _fetch([section for job in jobs for section in (job.data, job.model)])
+        todos = prepare(sweep, folder, partly=partly)
         with Board(sweep.name, root / "sweep.log", len(todos)) as board, Signals() as signals:
             failed = _Play(sweep, todos, parallel, board, signals).to_the_end()
     finished = [run.folder.root for run in todos if run.point.name not in failed]
     return Outcome(root, finished, failed)
+
+
+def prepare(sweep: Sweep, folder: RunDir, *, partly: bool = False) -> list[Todo]:
+    """Lock the sweep's directory, write the jobs that are to be started, fetch the data.
+
+    Raises:
+        JobError: another sweep is alive there, a run is, or the data cannot be had.
+    """
+    try:
+        folder.root.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise JobError(f"{folder.root}: cannot be made: {e.strerror}; say --out") from e
+    folder.lock("a sweep", shared=partly)
+    todos = todo(sweep, folder.root)
+    jobs = [run.point.loaded.job for run in todos if run.action != "skip"]
+    _fetch([section for job in jobs for section in (job.data, job.model)])
+    write_jobs(todos)
+    return todos
 
 
 def _fetch(sections: Sequence[DataConfig | ModelConfig]) -> None:
@@ -192,10 +204,7 @@ class _Play:
         point, folder = entry.point, entry.folder
         command = ["resume", str(folder.root)]
         if entry.action == "start":
-            # Not the base job, which may have been edited since it was checked.
-            job = folder.root.with_name(f"{point.name}.yaml")
-            write_file(job, yaml.safe_dump(point.loaded.tree, sort_keys=False).encode())
-            command = ["run", str(job), "--out", str(folder.root)]
+            command = ["run", str(job_of(folder)), "--out", str(folder.root)]
         run = Spawned(
             command,
             folder,

@@ -18,6 +18,7 @@ from hpcfl.rundir import RunDir
 from hpcfl.sweep.machine import memory
 
 _ERROR = re.compile(r"[\w.]*(Error|Stopped|Interrupt)\b.*")  # a line that says why a run ended
+_SLURM = ("SLURM_", "PMI_", "PMIX_")
 _TAIL = 8192  # bytes at the end of a log that hold its last whole line
 
 
@@ -127,7 +128,8 @@ def mpirun() -> str:
 def _environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
     """This process's environment, for a run that shares the machine with others."""
     environment = {
-        **os.environ,
+        # Slurm's words are of the sweep's own task: mpirun would ask Slurm for tasks of its own.
+        **{key: value for key, value in os.environ.items() if not key.startswith(_SLURM)},
         "OMP_NUM_THREADS": str(threads),
         # Each Open MPI would bind its first rank to the first core, whoever is there already.
         "OMPI_MCA_hwloc_base_binding_policy": "none",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import yaml
 from rich.box import ASCII2
 from rich.table import Table
 
@@ -13,6 +14,7 @@ from hpcfl.compare import changed, flat
 from hpcfl.errors import JobError
 from hpcfl.records import read_job
 from hpcfl.rundir import RunDir
+from hpcfl.store.durable import write_file
 from hpcfl.sweep.grid import Point, Sweep
 
 Action = Literal["start", "resume", "skip"]
@@ -36,6 +38,23 @@ def todo(sweep: Sweep, root: Path) -> list[Todo]:
         StoreError: a file of a run is damaged.
     """
     return [_entry(point, RunDir(root / point.name)) for point in sweep.points]
+
+
+def write_jobs(todos: Sequence[Todo]) -> None:
+    """Write the jobs of the runs that are to be started: not the base job, which may be edited.
+
+    Raises:
+        StoreError: the disk is full or fails.
+    """
+    for point, folder, action, _ in todos:
+        if action == "start":
+            content = yaml.safe_dump(point.loaded.tree, sort_keys=False).encode()
+            write_file(job_of(folder), content)
+
+
+def job_of(folder: RunDir) -> Path:
+    """The job of a run, as it was checked: beside its directory."""
+    return folder.root.with_name(f"{folder.root.name}.yaml")
 
 
 def listed(todos: Sequence[Todo]) -> str:

@@ -5,7 +5,7 @@ takes several times as long.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -73,7 +73,7 @@ class _Desk:
     def evaluate(self, round: int, x: Vector) -> Mapping[str, float]:
         return {}
 
-    def record(self, record: Record) -> None:
+    def record(self, record: Record, busy: Sequence[float]) -> None:
         pass
 
     def save(self, round: int, server: Any, kept: Mapping[str, torch.Tensor]) -> None:

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file
 
+from hpcfl.account import measured
 from hpcfl.assemble import assemble
 from hpcfl.checkpoint import committed
 from hpcfl.job import load
 from hpcfl.store.reader import Reader
 from hpcfl.store.rows import Table
-
-TIMES = ("wall_s", "data_s", "store_s", "evaluate_s")
 
 
 class Outcome(NamedTuple):
@@ -23,7 +22,7 @@ class Outcome(NamedTuple):
     clients: dict[int, dict[str, str]]
     """Of every client that has a state."""
     log: list[dict[str, Any]]
-    """Without what is measured in seconds."""
+    """Without what is measured: times, what is made of them, memory."""
 
 
 def bits(tensor: torch.Tensor) -> str:
@@ -43,12 +42,17 @@ def outcome(run: Path) -> Outcome:
             state = reader.read(client)
             clients[client] = {n: bits(v) for n, v in zip(state._fields, state, strict=True)}
     server = {n: bits(v) for n, v in load_file(newest.folder / "server.safetensors").items()}
-    log = (run / "log.jsonl").read_bytes()[: newest.log.length].decode()
-    return Outcome(newest.round, server, clients, [_timeless(line) for line in log.splitlines()])
+    lines = (run / "log.jsonl").read_bytes()[: newest.log.length].decode().splitlines()
+    return Outcome(newest.round, server, clients, [_timeless(line) for line in lines])
 
 
 def _timeless(line: str) -> dict[str, Any]:
-    return {key: value for key, value in json.loads(line).items() if key not in TIMES}
+    return {key: value for key, value in json.loads(line).items() if not measured(key)}
+
+
+def log(run: Path) -> list[dict[str, Any]]:
+    """Every line of its log."""
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
 def model(run: Path) -> torch.Tensor:

@@ -1,10 +1,13 @@
 """A job and its seed determine every bit: on any number of ranks, stopped and resumed or not."""
 
+from decimal import Decimal
+
 import numpy as np
 import pytest
 
+from hpcfl.account import PARTS
 from tests.parallel.harness import play_all
-from tests.parallel.outcome import model, outcome
+from tests.parallel.outcome import log, model, outcome
 
 LENET = {
     "task": "cifar10-lenet",
@@ -121,6 +124,23 @@ def test_on_any_number_of_ranks(alone, play, ranks):
     many = play(ranks, ON_RANKS[ranks])
     for name in ON_RANKS[ranks]:
         assert outcome(many / name) == outcome(alone / name), name
+        for line in log(many / name):
+            assert_accounted(line, ranks)
+    for line in log(alone / "digits"):
+        assert_accounted(line, 1)
+
+
+def assert_accounted(line, ranks):
+    """The parts are all of the time; every rank that met the others said how busy it was."""
+    parts = [Decimal(repr(line[f"{part}_s"])) for part in PARTS]
+    assert sum(parts) == Decimal(repr(line["wall_s"]))
+    assert min(parts) >= 0
+    assert ("busy_s" in line) == ("imbalance" in line) == (ranks > 1 and line.get("clients", 0) > 0)
+    if "busy_s" in line:
+        busy = line["busy_s"]
+        assert len(busy) == ranks
+        assert min(busy) > 0
+        assert line["imbalance"] == pytest.approx(max(busy) * ranks / sum(busy), rel=0.01)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

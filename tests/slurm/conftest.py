@@ -1,4 +1,4 @@
-"""A private Slurm cluster of two nodes with four CPUs each, for the session."""
+"""A private Slurm cluster of two nodes, with fake GPUs, for the session."""
 
 import os
 import shutil
@@ -17,7 +17,14 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 class Slurm:
     def __init__(self, directory, path):
-        self.env = {**os.environ, "PATH": path, "SLURM_CONF": str(directory / "slurm.conf")}
+        self.directory = directory
+        self.env = {
+            **os.environ,
+            "PATH": path,
+            "SLURM_CONF": str(directory / "slurm.conf"),
+            # Both nodes are this machine: ranks meet in its memory, whatever devices come and go.
+            "UCX_TLS": "self,sm",
+        }
 
     def call(self, *command, cwd=None, **env):
         """Run a Slurm command and return what it printed."""
@@ -43,20 +50,24 @@ class Slurm:
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
-    # hpcfl of the Python that runs the tests; the daemons, which are on no user's path.
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
+    path = f"{os.environ['PATH']}:/usr/sbin"  # the daemons are on no user's path
     missing = [c for c in ("slurmctld", "slurmd", "srun") if not shutil.which(c, path=path)]
     if missing:
         give_up = pytest.fail if os.environ.get("HPCFL_REQUIRE_SLURM") else pytest.skip
         give_up(f"not installed: {', '.join(missing)}")
     directory = tmp_path_factory.mktemp("slurm")
+    program = directory / "bin/hpcfl"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m hpcfl "$@"\n')
+    program.chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = min(free.getsockname()[1], 65000)  # the nodes take the next ones
     env = {**os.environ, "PATH": path}
     # No pipes: the daemons would hold them open.
     subprocess.run(
-        [HERE / "cluster_up.sh", directory, str(port), "2", "4"],
+        [HERE / "cluster_up.sh", directory, str(port), "2", "32", "4"],
         env=env, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    yield Slurm(directory, path)
+    # hpcfl of the Python that runs the tests, and its mpirun.
+    yield Slurm(directory, f"{program.parent}:{Path(sys.executable).parent}:{path}")
     subprocess.run([HERE / "cluster_down.sh", directory], env=env, check=True)

@@ -1,12 +1,19 @@
-"""hpcfl itself under slurm/run.sh: stopped, requeued and resumed, a job ends as if undisturbed."""
+"""hpcfl itself under Slurm: whatever happens to a job, it ends as if undisturbed."""
 
 import json
+import os
+import signal
+import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
+import pytest
+
+from tests.parallel.outcome import outcome
 
 ROOT = Path(__file__).parents[2]
+RUN = ROOT / "slurm/run.sh"
 JOB = """\
 data: {kind: arrays, path: ten.npz}
 model: {name: linear}
@@ -15,42 +22,146 @@ algorithm: {name: scaffold}
 local: {epochs: 1, batch_size: 8, lr: 0.1}
 rounds: 300
 evaluate: {every: 100, last: 1}
-checkpoint: {every: 100000, keep: 2}
+checkpoint: {every: 20, keep: 2}
 seed: 7
+"""
+SWEEP = """\
+job: job.yaml
+set: {rounds: 3}
+grid: {local.lr: [0.1, 0.2, 0.3]}
 """
 
 
-def log_of(run):
-    """What the run has logged so far, without its timings."""
-    path = run / "log.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    entries = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [{k: v for k, v in e.items() if not k.endswith("_s")} for e in entries]
-
-
-def final_model(slurm, run):
-    slurm.call("hpcfl", "export", str(run), "-o", f"{run}.npz")
-    return np.load(f"{run}.npz")["x"]
-
-
-def test_a_requeued_job_gives_the_same_bits(slurm, tmp_path):
-    stopped, undisturbed = tmp_path / "stopped", tmp_path / "undisturbed"
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A folder to submit from, with a job and its data."""
+    folder = tmp_path_factory.mktemp("here")
     rng = np.random.default_rng(0)
     x = rng.normal(size=(160, 8)).astype(np.float32)
     y = x.argmax(1)
-    np.savez(tmp_path / "ten.npz", x=x, y=y, client=np.arange(160) % 10, x_test=x, y_test=y)
-    (tmp_path / "job.yaml").write_text(JOB)
-    job = slurm.sbatch(
-        "--ntasks=2", str(ROOT / "slurm/run.sh"), "job.yaml", cwd=tmp_path, HPCFL_OUT=str(stopped)
-    )
-    while len(log_of(stopped)) < 5:
-        assert slurm.show(job)["JobState"] in ("PENDING", "RUNNING"), "it ended by itself"
-        time.sleep(0.02)
-    slurm.call("scancel", "--signal=USR1", job)  # the steps, as --signal does
-    ended = slurm.wait(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
-    assert [entry["round"] for entry in log_of(stopped)] == list(range(301))
+    np.savez(folder / "ten.npz", x=x, y=y, client=np.arange(160) % 10, x_test=x, y_test=y)
+    (folder / "job.yaml").write_text(JOB)
+    (folder / "sweep.yaml").write_text(SWEEP)
+    return folder
 
-    slurm.call("hpcfl", "run", "job.yaml", "--out", str(undisturbed), cwd=tmp_path)
-    assert log_of(stopped) == log_of(undisturbed)
-    np.testing.assert_array_equal(final_model(slurm, stopped), final_model(slurm, undisturbed))
+
+@pytest.fixture(scope="module")
+def undisturbed(slurm, here):
+    slurm.call("hpcfl", "run", "job.yaml", "--out", "undisturbed", cwd=here)
+    return outcome(here / "undisturbed")
+
+
+@pytest.fixture
+def going(slurm, here, request):
+    """Submit the job and wait until it has come so far that it can be disturbed."""
+
+    def go(*options):
+        run = here / request.node.name
+        words = ("--open-mode=append", *options, str(RUN), "job.yaml")
+        job = slurm.sbatch(*words, cwd=here, HPCFL_OUT=str(run))
+        while not (run / "checkpoints/00000040/manifest.json").exists():
+            assert slurm.show(job)["JobState"] in ("PENDING", "RUNNING"), said(here, job)
+            time.sleep(0.005)
+        return job, run
+
+    return go
+
+
+def said(here, job):
+    return (here / f"hpcfl-{job}.out").read_text()
+
+
+def lives(run):
+    """(rounds done at its beginning, ranks) of every start."""
+    entries = map(json.loads, (run / "history.jsonl").read_text().splitlines())
+    return [(entry["round"], entry["ranks"]) for entry in entries]
+
+
+def processes(job, *words):
+    """The process ids whose environment names the job and the words."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (path / "environ").read_bytes().split(b"\0")
+            command = (path / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        wanted = (f"SLURM_JOB_ID={job}", *words)
+        if all(word.encode() in environ for word in wanted) and b"run" in command:
+            found.append(int(path.name))
+    return found
+
+
+def requeued_once(slurm, here, job):
+    ended = slurm.wait(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said(here, job)
+
+
+def test_stopped_near_its_time_limit(slurm, here, going, undisturbed):
+    """Four ranks on two nodes."""
+    job, run = going("--nodes=2", "--ntasks-per-node=2")
+    slurm.call("scancel", "--batch", "--signal=USR1", job)  # as --signal does
+    requeued_once(slurm, here, job)
+    (_, ranks), (round, again) = lives(run)
+    assert (ranks, again) == (4, 4)
+    assert round >= 40
+    assert outcome(run) == undisturbed
+
+
+def test_cancelled_and_submitted_again_on_another_number_of_nodes(slurm, here, going, undisturbed):
+    job, run = going("--nodes=2")
+    slurm.call("scancel", job)
+    assert slurm.wait(job)["JobState"] == "CANCELLED"
+    job = slurm.sbatch(str(RUN), "job.yaml", cwd=here, HPCFL_OUT=str(run))
+    assert slurm.wait(job)["JobState"] == "COMPLETED", said(here, job)
+    assert [ranks for _, ranks in lives(run)] == [2, 1]
+    assert outcome(run) == undisturbed
+
+
+def test_a_rank_is_killed(slurm, here, going, undisturbed):
+    job, run = going("--ntasks=2")
+    (victim,) = processes(job, "PMI_RANK=1")
+    os.kill(victim, signal.SIGKILL)
+    requeued_once(slurm, here, job)
+    assert " after round " in said(here, job)
+    assert outcome(run) == undisturbed
+
+
+def test_a_node_is_lost(slurm, here, going, undisturbed):
+    """With all that runs there; the script is on the other one."""
+    job, run = going("--nodes=2", "--ntasks-per-node=1")
+    daemon = int((slurm.directory / "run/slurmd.node2.pid").read_text())
+    for process in (daemon, *processes(job, "SLURM_NODEID=1")):
+        os.kill(process, signal.SIGKILL)
+    while slurm.call("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING":
+        time.sleep(0.1)
+    subprocess.run(["slurmd", "-N", "node2"], env=slurm.env, check=True)  # repaired
+    requeued_once(slurm, here, job)
+    assert outcome(run) == undisturbed
+
+
+def test_an_array_of_seeds(slurm, here):
+    words = ("--array=0-3", str(ROOT / "slurm/array.sh"), "job.yaml", "rounds=3")
+    job = slurm.sbatch(*words, cwd=here, HPCFL_OUT="seeds")
+    for seed in range(4):
+        assert slurm.wait(f"{job}_{seed}")["JobState"] == "COMPLETED"
+    models = {outcome(here / f"seeds/seed{seed}").server["x"] for seed in range(4)}
+    assert len(models) == 4
+
+
+def test_a_sweep_is_submitted_packed(slurm, here):
+    (here / "slurm").symlink_to(ROOT / "slurm")
+    submit = ("hpcfl", "sweep", "sweep.yaml", "--submit", "--pack", "2")
+    assert slurm.call(*submit, "--sbatch=--hold", cwd=here) == (
+        "how far they are: hpcfl status runs/sweep"
+    )
+    status = ("hpcfl", "status", "runs/sweep")
+    assert slurm.call(*status, cwd=here).splitlines()[-1] == "3 runs: 3 waiting"
+    (job,) = slurm.call("squeue", "-h", "--array-unique", "-o", "%F", cwd=here).split()
+    slurm.call("scontrol", "release", job)
+    for task in range(2):
+        assert slurm.wait(f"{job}_{task}")["JobState"] == "COMPLETED"
+    assert slurm.call(*status, cwd=here).splitlines()[-1] == "3 runs: 3 finished"
+    assert slurm.call(*submit, cwd=here) == (
+        "runs/sweep: all 3 runs are finished, nothing to submit"
+    )

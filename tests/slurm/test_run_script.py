@@ -1,4 +1,4 @@
-"""slurm/run.sh starts, resumes and requeues as hpcfl's exit codes say, on a real Slurm."""
+"""slurm/run.sh starts and requeues as hpcfl's exit codes say, on a real Slurm."""
 
 import shutil
 import time
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-RUN = HERE.parents[1] / "slurm/run.sh"
+SLURM = HERE.parents[1] / "slurm"
+RUN = SLURM / "run.sh"
+COMMAND = "run a/quick.yaml seed=3 --out runs/quick --continue"
 
 
 @pytest.fixture
@@ -18,9 +20,10 @@ def here(tmp_path):
     return tmp_path
 
 
-def submit(slurm, here, *plan, options=()):
+def submit(slurm, here, *plan, options=(), **env):
     (here / "plan").write_text("\n".join(plan))
-    return slurm.sbatch("--ntasks=2", *options, str(RUN), "a/quick.yaml", "seed=3", cwd=here)
+    words = ("--ntasks=2", *options, str(RUN), "a/quick.yaml", "seed=3")
+    return slurm.sbatch(*words, cwd=here, **env)
 
 
 def starts(here, rank=0):
@@ -34,39 +37,45 @@ def wait_for_starts(here, count):
         time.sleep(0.05)
 
 
-def signal_before_checkpoint(here, job):
-    return (here / f"runs/quick-{job}/checkpoints/7/manifest.json").read_text()
+def signal_before_checkpoint(here):
+    return (here / "runs/quick/checkpoints/00000007/manifest.json").read_text()
 
 
 def test_a_run_that_ends_is_done(slurm, here):
-    job = submit(slurm, here, "0")
-    ended = slurm.wait(job)
+    ended = slurm.wait(submit(slurm, here, "0"))
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
-    assert starts(here) == starts(here, rank=1) == [
-        f"run a/quick.yaml seed=3 --out runs/quick-{job}"
-    ]  # fmt: skip
+    assert starts(here) == starts(here, rank=1) == [COMMAND]
 
 
-def test_a_stopped_run_is_requeued_and_resumed(slurm, here):
-    job = submit(slurm, here, "75", "75", "0")
+def test_it_is_requeued_as_long_as_it_gets_on(slurm, here):
+    """Stopped, then killed after a checkpoint, then killed after none."""
+    job = submit(slurm, here, "75 7", "1 9", "1", "0")
     ended = slurm.wait(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "2")
-    assert starts(here)[1:] == [f"resume runs/quick-{job}"] * 2
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "1:0", "2")
+    assert starts(here) == [COMMAND] * 3
     output = (here / f"hpcfl-{job}.out").read_text()  # one file for all starts
-    assert output.count("requeued") == 2
-    assert "start 3: hpcfl resume" in output
+    for line in (
+        "start 1 from round 0: hpcfl run",
+        "stopped with a checkpoint, requeued",
+        "start 2 from round 7: ",
+        "exit code 1 after round 9, requeued",
+        "start 3 from round 9: ",
+        "exit code 1 and no checkpoint since the start, not requeued",
+    ):
+        assert output.count(line) == 1
 
 
-@pytest.mark.parametrize("code", [1, 2, 3])
-def test_a_run_that_failed_is_not_tried_again(slurm, here, code):
-    ended = slurm.wait(submit(slurm, here, str(code)))
-    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", f"{code}:0")
+@pytest.mark.parametrize("plan", ["1 0", "2 9", "3 9"])
+def test_a_run_that_is_broken_is_not_tried_again(slurm, here, plan):
+    """Round 0 is no progress, and what is wrong or diverged will be so again."""
+    ended = slurm.wait(submit(slurm, here, plan))
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", f"{plan[0]}:0")
     assert ended["Restarts"] == "0"
     assert len(starts(here)) == 1
 
 
 def test_preemption_signals_the_ranks_and_the_run_goes_on_after(slurm, here):
-    job = submit(slurm, here, "signal 75", "0", options=["--nodes=2", "--exclusive"])
+    job = submit(slurm, here, "signal 75 7", "0", options=["--nodes=2", "--exclusive"])
     wait_for_starts(here, 1)
     urgent = slurm.sbatch(
         "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true", cwd=here
@@ -74,61 +83,118 @@ def test_preemption_signals_the_ranks_and_the_run_goes_on_after(slurm, here):
     assert slurm.wait(urgent)["JobState"] == "COMPLETED"
     ended = slurm.wait(job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
-    assert signal_before_checkpoint(here, job) == "SIGUSR1"  # --signal, before the SIGTERM
-    assert starts(here)[1:] == [f"resume runs/quick-{job}"]
+    assert signal_before_checkpoint(here) == "SIGUSR1"  # --signal, before the SIGTERM
+    assert starts(here) == [COMMAND] * 2
 
 
 def test_a_cancelled_run_stays_cancelled(slurm, here):
-    job = submit(slurm, here, "signal 75", "0")
+    job = submit(slurm, here, "signal 75 7", "0")
     wait_for_starts(here, 1)
     slurm.call("scancel", job)
     ended = slurm.wait(job)
     assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0")
-    assert signal_before_checkpoint(here, job) == "SIGTERM"  # and the shell let the ranks write it
+    # Of itself or from the shell, which let the ranks write it.
+    assert signal_before_checkpoint(here) in ("SIGTERM", "SIGUSR1")
     assert len(starts(here)) == 1
 
 
-def test_a_start_killed_before_its_first_checkpoint_is_set_aside(slurm, here):
+def test_what_slurm_requeues_goes_on(slurm, here):
+    """By hand, or when it loses the node of the script."""
     job = submit(slurm, here, "signal 1", "0")
     wait_for_starts(here, 1)
-    slurm.call("scontrol", "requeue", job)  # as Slurm does when a node is lost
+    slurm.call("scontrol", "requeue", job)
     ended = slurm.wait(job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
-    out = f"runs/quick-{job}"
-    assert starts(here) == [f"run a/quick.yaml seed=3 --out {out}"] * 2
-    assert (here / f"{out}.start-1").is_dir()
+    assert starts(here) == [COMMAND] * 2
 
 
 def test_the_run_directory_can_be_named(slurm, here):
-    (here / "plan").write_text("0")
-    job = slurm.sbatch("--ntasks=2", str(RUN), "quick.yaml", cwd=here, HPCFL_OUT="mine")
-    slurm.wait(job)
-    assert starts(here) == ["run quick.yaml --out mine"]
-
-
-def test_the_first_start_leaves_a_run_of_another_job_alone(slurm, here):
-    old = here / "mine/checkpoints/7"
-    old.mkdir(parents=True)
-    (old / "manifest.json").touch()
-    (here / "plan").write_text("2")  # what hpcfl says to a directory that holds a run
-    job = slurm.sbatch("--ntasks=2", str(RUN), "quick.yaml", cwd=here, HPCFL_OUT="mine")
-    assert slurm.wait(job)["ExitCode"] == "2:0"
-    assert starts(here) == ["run quick.yaml --out mine"]
-    assert (old / "manifest.json").exists()
+    slurm.wait(submit(slurm, here, "0", HPCFL_OUT="mine"))
+    assert starts(here) == [COMMAND.replace("runs/quick", "mine")]
 
 
 def test_a_job_file_is_asked_for(slurm, here):
     job = slurm.sbatch(str(RUN), cwd=here)
-    assert slurm.wait(job)["ExitCode"] == "2:0"
-    assert "usage: sbatch" in (here / f"hpcfl-{job}.out").read_text()
+    array = slurm.sbatch("--array=0", str(SLURM / "array.sh"), cwd=here)
+    for asked, name in ((job, job), (array, f"{array}_0")):
+        assert slurm.wait(asked)["ExitCode"] == "2:0"
+        assert "usage: sbatch" in (here / f"hpcfl-{name}.out").read_text()
 
 
-def test_a_sigterm_to_the_shell_does_not_end_the_ranks(slurm, here):
-    job = submit(slurm, here, "signal 75", "0")
+def test_a_signal_to_the_shell_stops_the_ranks(slurm, here):
+    """Also one of them that knows none yet, and dies: it was asked for."""
+    job = submit(slurm, here, "signal 75 7", "forever", "0")
     wait_for_starts(here, 1)
     slurm.call("scancel", "--batch", "--signal=TERM", job)
-    time.sleep(0.5)  # of an untrapped shell the ranks would be gone by now
-    slurm.call("scancel", "--signal=USR1", job)
+    wait_for_starts(here, 2)
+    slurm.call("scancel", "--batch", "--signal=USR1", job)
     ended = slurm.wait(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
-    assert signal_before_checkpoint(here, job) == "SIGUSR1"
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "2")
+    assert signal_before_checkpoint(here) == "SIGUSR1"
+    assert "stopped by exit code 138, requeued" in (here / f"hpcfl-{job}.out").read_text()
+
+
+# Chains and arrays
+
+
+def chained(slurm, here, *plan):
+    """The jobs of a chain of three, when all of them are over."""
+    (here / "plan").write_text("\n".join(plan))
+    words = ("3", "--ntasks=2", str(RUN), "a/quick.yaml", "seed=3")
+    made = slurm.call(str(SLURM / "chain.sh"), *words, cwd=here)
+    return [slurm.wait(job) for job in made.partition(": ")[2].split()]
+
+
+def test_a_chain_goes_on_and_ends_when_the_run_is_finished(slurm, here):
+    ended = chained(slurm, here, "75 7", "0")
+    assert [job["JobState"] for job in ended] == ["FAILED", "COMPLETED", "CANCELLED"]
+    assert [job["Restarts"] for job in ended] == ["0"] * 3
+    assert starts(here) == [COMMAND] * 2
+
+
+def test_a_chain_ends_when_the_run_is_broken(slurm, here):
+    ended = chained(slurm, here, "2")
+    assert [job["JobState"] for job in ended] == ["FAILED", "CANCELLED", "CANCELLED"]
+    assert len(starts(here)) == 1
+
+
+def test_a_task_of_an_array_is_requeued_alone(slurm, here):
+    """Also the last one, whose id is that of the whole array."""
+    (here / "plan").write_text("0\n75 7\n0")
+    words = ("--array=5,6%1", "--ntasks=2", str(SLURM / "array.sh"), "a/quick.yaml", "mu=1")
+    job = slurm.sbatch(*words, cwd=here)
+    ended = [slurm.wait(f"{job}_{task}") for task in (5, 6)]
+    assert [task["Restarts"] for task in ended] == ["0", "1"]
+    assert {task["JobState"] for task in ended} == {"COMPLETED"}
+    run = "run a/quick.yaml mu=1 seed={0} --out runs/quick-seeds/seed{0} --continue"
+    seeds = [run.format(seed) for seed in (5, 6)]
+    assert starts(here) == [*seeds, seeds[1]]
+
+
+def test_seeds_are_not_packed(slurm, here):
+    words = ("--array=0", str(SLURM / "array.sh"), "a/quick.yaml")
+    job = slurm.sbatch(*words, cwd=here, HPCFL_PACK="2")
+    assert slurm.wait(job)["ExitCode"] == "2:0"
+    assert "make one with the axis seed" in (here / f"hpcfl-{job}_0.out").read_text()
+
+
+def test_data_are_staged_once_a_node(slurm, here):
+    """And the large run goes on under the name of what the user said."""
+    (here / "plan").write_text("0")
+    (here / "data").mkdir()
+    (here / "data/landmarks-256.h5").write_text("images")
+    scratch = here / "scratch"
+    job = slurm.sbatch(
+        str(SLURM / "landmarks.sh"), "seed=3", cwd=here, HPCFL_SCRATCH=str(scratch), SLURM_TMPDIR=""
+    )
+    ended = slurm.wait(job)
+    assert ended["JobState"] == "COMPLETED", (here / f"landmarks-{job}.out").read_text()
+    assert [path.name for path in scratch.iterdir()] == ["landmarks-256.h5"]
+    words = f"jobs/papers/base/landmarks.yaml data.root={scratch} store.dir={scratch} seed=3"
+    assert f"3/4 run {words} --out runs/quick --continue" in (here / "starts").read_text()
+
+
+@pytest.mark.parametrize("script", sorted(SLURM.glob("*.sh")), ids=lambda path: path.name)
+def test_slurm_takes_the_script(slurm, here, script):
+    if script.name not in ("chain.sh", "staged.sh"):  # which are no jobs
+        slurm.call("sbatch", "--test-only", str(script), "job.yaml", cwd=here)

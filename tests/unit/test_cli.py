@@ -87,7 +87,9 @@ def test_report_of_a_run(run, tmp_path, hpcfl):
     assert (tmp_path / "r.png").exists()
 
 
-@pytest.mark.parametrize("form, drawn", [("table", True), ("csv", False), ("markdown", False)])
+@pytest.mark.parametrize(
+    "form, drawn", [("table", True), ("csv", False), ("markdown", False), ("latex", False)]
+)
 def test_a_report_for_programs_draws_only_when_asked(
     run, tmp_path, monkeypatch, hpcfl, form, drawn
 ):
@@ -105,6 +107,36 @@ def test_a_report_draws_what_was_asked_for(run, tmp_path, monkeypatch, hpcfl):
     done = hpcfl("report", run, "--y", "drift")
     assert (done.code, done.out) == (2, [])  # checked before the tables
     assert "no round in log.jsonl has 'drift'" in done.err[0]
+
+
+def test_a_plot_that_nobody_asked_for_may_fail(run, tmp_path, monkeypatch, hpcfl):
+    """As in a directory of someone else."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("")  # no folder for a picture
+    done = hpcfl("report", run)
+    assert done.code == 0
+    assert done.err[0].startswith("no plot: runs/report.png: the plot cannot be written")
+    assert hpcfl("report", run, "--plot", "runs/x.png").code == 2
+
+
+def test_a_report_laid_out_as_papers_do(run, tmp_path, monkeypatch, hpcfl):
+    """The digits' accuracies, in LaTeX; a target of which no paper knows is refused."""
+    monkeypatch.chdir(tmp_path)
+    done = hpcfl("report", run, "--layout", "paper", "--format", "latex")
+    assert (done.code, done.err) == (0, [])
+    assert done.out[0] == "% needs \\usepackage{booktabs}"
+    assert any(line.strip().startswith("fedhbm & ") for line in done.out)
+    done = hpcfl("report", run, "--layout", "paper", "--target", "70")
+    assert (done.code, done.out) == (2, [])
+    assert "no paper prints a centralised accuracy" in done.err[0]
+
+
+def test_a_report_in_several_pictures_against_bytes(run, tmp_path, hpcfl):
+    plots = [tmp_path / "a.png", tmp_path / "a.pdf"]
+    asked = [word for path in plots for word in ("--plot", path)]
+    done = hpcfl("report", run, "--layout", "seeds", "--x", "bytes", *asked)
+    assert (done.code, done.err) == (0, [f"plot: {path}" for path in plots])
+    assert all(path.exists() for path in plots)
 
 
 def test_a_report_of_a_sweep_is_drawn_beside_its_runs(run, tmp_path, monkeypatch, hpcfl):

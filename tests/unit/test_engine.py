@@ -13,6 +13,7 @@ from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.checkpoint import committed
 from hpcfl.errors import ClientError, DivergedError, Stopped
 from hpcfl.job import load
+from hpcfl.local import population
 from hpcfl.local.sequential import Sequential
 from hpcfl.runlog import RunLog
 from hpcfl.session import resume, start
@@ -39,6 +40,28 @@ def test_the_log_has_every_round_once(tmp_path):
     assert [record["up_bytes"] for record in log] == [n * 2 * 8 * P for n in (2, 0, 3)]
     assert ["train_loss" in record for record in log] == [True, False, True]
     assert all(record["wall_s"] > 0 for record in log)
+
+
+def test_examples_are_those_that_the_local_steps_took(tmp_path, monkeypatch):
+    """Counted where the batches come from, of a job with partial batches and several passes."""
+    counted, order = [0], population.order
+
+    def counting(*args, **how):
+        for positions in order(*args, **how):
+            counted[0] += len(positions)
+            yield positions
+
+    monkeypatch.setattr(population, "order", counting)
+    local = {"steps": 7, "batch_size": 4, "lr": 0.01}
+    cohort = {"kind": "replay", "rounds": [[0, 1], [], [2, 3, 4]]}
+    log = play(tmp_path, job(tmp_path, cohort=cohort, rounds=3, local=local)).log
+    assert sum(record["examples"] for record in log) == counted[0] > 0
+    for record in log:
+        assert ("examples_per_s" in record) == (record["clients"] > 0)
+        for key in ("clients", "examples"):
+            if record[key]:
+                speed = record[f"{key}_per_s"]
+                assert speed == pytest.approx(record[key] / record["wall_s"], rel=1e-3)
 
 
 def test_the_training_loss_is_the_weighted_mean_over_clients(tmp_path):

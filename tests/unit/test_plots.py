@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from hpcfl import plots
 from hpcfl.errors import JobError
-from hpcfl.plots import Plot, plot_partition
+from hpcfl.plots import Plot, curves, plot_partition
 from hpcfl.records import RunRecord
 
 
@@ -22,7 +21,7 @@ def run(name, *, accuracy=True, evaluated=range(0, 101, 10)):
 
 
 def plot(runs, path, y=None):
-    Plot(runs, path, y).draw()
+    Plot(runs, [path], y).draw()
 
 
 def colours(path):
@@ -57,13 +56,11 @@ def test_nothing_evaluated_yet(tmp_path):
 
 
 @pytest.mark.parametrize(("last", "scale"), [(9.0, "linear"), (11.0, "log")])
-def test_any_number_of_the_log_can_be_drawn(tmp_path, monkeypatch, last, scale):
+def test_any_number_of_the_log_can_be_drawn(tmp_path, drawn, last, scale):
     """On a log scale from a factor of ten on; rounds that lack it are left out."""
-    drawn = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure.axes[0]))
     log = ({"round": 1, "drift": 1.0}, {"round": 2, "clients": 0}, {"round": 3, "drift": last})
     plot([RunRecord(tmp_path, "fedavg", 3, 1, log)], tmp_path / "drift.png", "drift")
-    (axes,) = drawn
+    (axes,) = drawn[0].axes
     assert axes.lines[0].get_xydata().tolist() == [[1.0, 1.0], [3.0, last]]
     assert (axes.get_ylabel(), axes.get_yscale()) == ("drift", scale)
 
@@ -120,34 +117,165 @@ def test_the_ending_says_the_kind_of_picture(tmp_path, name, begin):
 @pytest.mark.parametrize("name", ["a.gif", "a"])
 def test_other_kinds_of_pictures_are_refused(tmp_path, name):
     with pytest.raises(JobError, match=r"a plot is written as \.png, \.pdf, \.svg"):
-        Plot([run("one")], tmp_path / name)
+        Plot([run("one")], [tmp_path / name])
     with pytest.raises(JobError, match=r"a plot is written as \.png, \.pdf, \.svg"):
         plot_partition(np.ones(3, np.int64), tmp_path / name)
 
 
 def test_runs_without_the_number_are_left_out(tmp_path):
     new, other = run("new", evaluated=()), run("other", accuracy=False)
-    assert Plot([run("one"), new], tmp_path / "x.png").without == [new]
-    assert Plot([other, run("one")], tmp_path / "x.png", "test_accuracy").without == [other]
+    assert Plot([run("one"), new], [tmp_path / "x.png"]).without == [new]
+    assert Plot([other, run("one")], [tmp_path / "x.png"], "test_accuracy").without == [other]
     with pytest.raises(JobError, match="; did you mean test_accuracy"):
-        Plot([run("one"), new], tmp_path / "x.png", "test_acuracy")
+        Plot([run("one"), new], [tmp_path / "x.png"], "test_acuracy")
 
 
-def seeded(name, seed, lr, last):
-    log = tuple({"round": t, "drift": 1.0 + t * last} for t in range(3))
-    return RunRecord(Path(name), "fedavg", 2, 1, log, {"seed": seed, "local.lr": lr})
+def seeded(name, seed, lr, last, rounds=2, **more):
+    log = tuple({"round": t, "drift": 1.0 + t * last} for t in range(rounds + 1))
+    algorithm = more.setdefault("algorithm.name", "fedavg")
+    settings = {"seed": seed, "local.lr": lr, **more}
+    return RunRecord(Path(name), algorithm, 2, 1, log, settings)
 
 
-def test_seeds_share_a_colour_and_a_line_of_the_legend(tmp_path, monkeypatch):
-    """Two thin lines to 3 and 5, and a thick one of their mean to 4; another job by itself."""
-    drawn = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure.axes[0]))
-    runs = [seeded("a0", 0, 0.1, 1.0), seeded("b", 0, 0.5, 1.5), seeded("a1", 1, 0.1, 2.0)]
+@pytest.fixture
+def drawn(monkeypatch):
+    """What would have been saved: a list of figures."""
+    figures = []
+    monkeypatch.setattr(curves, "save", lambda figure, paths: figures.append(figure))
+    return figures
+
+
+def legend(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_seeds_are_a_mean_in_a_band(tmp_path, drawn):
+    """Of 3 and 5: the mean 4, sample standard deviation sqrt(2); other jobs by themselves."""
+    runs = [seeded("a0", 0, 0.1, 1.0), seeded("b", 0, 0.5, 1.4), seeded("a1", 1, 0.1, 2.0)]
     plot([*runs, seeded("again", 0, 0.1, 0.0)], tmp_path / "x.png", "drift")
-    first, second, mean, apart, again = drawn[0].lines
-    assert [line.get_ydata()[-1] for line in drawn[0].lines] == [3.0, 5.0, 4.0, 4.0, 1.0]
-    assert first.get_color() == second.get_color() == mean.get_color() != apart.get_color()
-    assert again.get_color() not in (mean.get_color(), apart.get_color())
-    assert first.get_linewidth() < apart.get_linewidth() < mean.get_linewidth()
-    told = [text.get_text() for text in drawn[0].get_legend().get_texts()]
-    assert told == ["fedavg, local.lr 0.1 (2 seeds)", "b", "again"]
+    (axes,) = drawn[0].axes
+    assert [line.get_ydata()[-1] for line in axes.lines] == [4.0, 3.8, 1.0]
+    assert len({line.get_color() for line in axes.lines}) == 3
+    (band,) = axes.collections
+    x, y = band.get_paths()[0].vertices.T
+    assert sorted(set(y[x == 2].round(9))) == pytest.approx([4 - 2**0.5, 4 + 2**0.5])
+    assert legend(axes) == [
+        "fedavg, local.lr 0.1 (2 seeds)", "fedavg, local.lr 0.5", "fedavg, local.lr 0.1, again",
+    ]  # fmt: skip
+
+
+def test_a_seed_that_lags_behind_shortens_no_mean(tmp_path, drawn):
+    runs = [seeded(f"s{k}", k, 0.1, 1.0 + k) for k in range(2)]
+    runs.append(seeded("s2", 2, 0.1, 9.0, rounds=1))
+    plot(runs, tmp_path / "x.png", "drift")
+    (axes,) = drawn[0].axes
+    behind, mean = axes.lines
+    assert behind.get_xydata().tolist() == [[0, 1], [1, 10]]
+    assert mean.get_xydata().tolist() == [[0, 1], [1, 2.5], [2, 4]]
+    assert behind.get_linewidth() < mean.get_linewidth()
+    assert behind.get_color() == mean.get_color()
+    assert legend(axes) == ["fedavg (3 seeds)"]
+
+
+def test_how_far_an_unfinished_run_is(tmp_path, drawn):
+    plot([seeded("u", 0, 0.1, 1.0, rounds=1)], tmp_path / "x.png", "drift")
+    assert legend(drawn[0].axes[0]) == ["fedavg (1 of 2 rounds)"]
+
+
+SPENT = tuple(
+    {"round": t, "drift": 1.0 + t, "down_bytes": 2_000_000, "up_bytes": 1_000_000, "wall_s": 60.0}
+    for t in range(1, 4)
+)
+
+
+@pytest.mark.parametrize(
+    ("x", "at", "label"),
+    [("rounds", [1, 2, 3], "round"), ("bytes", [3, 6, 9], "sent up and down, MB"),
+     ("time", [1, 2, 3], "wall time of the rounds, min")],
+)  # fmt: skip
+def test_against_rounds_bytes_and_time(tmp_path, drawn, x, at, label):
+    run = RunRecord(Path("r"), "fedavg", 3, 1, SPENT)
+    Plot([run], [tmp_path / "x.png"], "drift", x).draw()
+    (axes,) = drawn[0].axes
+    assert axes.lines[0].get_xdata().tolist() == at
+    assert axes.get_xlabel() == label
+
+
+def test_a_run_that_sends_nothing_has_no_place_along_bytes(tmp_path):
+    quiet = run("quiet")
+    with pytest.raises(JobError, match=r"quiet: log\.jsonl counts no bytes"):
+        Plot([quiet], [tmp_path / "x.png"], x="bytes")
+    sends = RunRecord(Path("r"), "fedavg", 3, 1, tuple(e | {"test_accuracy": 0.5} for e in SPENT))
+    assert Plot([quiet, sends], [tmp_path / "x.png"], x="bytes").without == [quiet]
+
+
+def test_every_data_set_has_a_panel_and_an_algorithm_one_colour(tmp_path, drawn):
+    names = ["fedavg", "scaffold"]
+    runs = [
+        seeded(f"{data}-{name}", 0, 0.1, 1.0, **{"algorithm.name": name, "data.kind": data})
+        for data, order in (("digits", names), ("cifar10", names[::-1]))
+        for name in order
+    ]
+    plot(runs, tmp_path / "x.png", "drift")
+    digits, cifar10 = drawn[0].axes
+    assert (digits.get_title(), cifar10.get_title()) == ("digits", "cifar10")
+    looks = [{line.get_label(): line.get_color() for line in axes.lines} for axes in drawn[0].axes]
+    assert looks[0] == looks[1]
+    assert set(looks[0]) == set(names)
+
+
+def test_many_curves_are_parted_by_splits_and_told_apart(tmp_path, drawn):
+    methods = ["fedavg", "fedprox", "scaffold", "feddyn", "fedcm", "fedhbm", "mime", "mimelite"]
+    runs = [
+        seeded(f"{split}-{name}", 0, 0.1, at, **{
+            "algorithm.name": name, "data.partition.kind": "dirichlet",
+            "data.partition.alpha": split,
+        })
+        for split in (0.0, 10000.0) for at, name in enumerate(methods)
+    ]  # fmt: skip
+    plot(runs, tmp_path / "x.png", "drift")
+    assert [axes.get_title() for axes in drawn[0].axes] == ["dirichlet 0", "dirichlet 10000"]
+    for axes in drawn[0].axes:
+        looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+        assert len(looks) == len(methods)
+        assert legend(axes) == methods[::-1]  # as the curves end, the highest first
+
+
+def test_one_method_over_many_splits_stays_in_one_panel(tmp_path, drawn):
+    runs = [
+        seeded(f"a{alpha}", 0, 0.1, 1.0, **{
+            "data.partition.kind": "dirichlet", "data.partition.alpha": alpha,
+        })
+        for alpha in (0.0, 0.05, 0.1, 0.3, 0.5, 1.0, 10.0, 100.0)
+    ]  # fmt: skip
+    plot(runs, tmp_path / "x.png", "drift")
+    (axes,) = drawn[0].axes
+    assert legend(axes)[:2] == [
+        "fedavg, data.partition.alpha 0.0", "fedavg, data.partition.alpha 0.05",
+    ]  # fmt: skip
+
+
+def test_a_diverged_seed_has_no_band_there(tmp_path, drawn):
+    logs = [[1.0, 2.0, float("inf")], [1.0, 4.0, 5.0]]
+    runs = [
+        RunRecord(Path(f"s{k}"), "fedavg", 2, 1,
+                  tuple({"round": t, "drift": v} for t, v in enumerate(log)), {"seed": k})
+        for k, log in enumerate(logs)
+    ]  # fmt: skip
+    plot(runs, tmp_path / "x.png", "drift")
+    (line,) = drawn[0].axes[0].lines
+    assert line.get_ydata().tolist() == [1.0, 3.0, float("inf")]
+
+
+def test_a_dense_end_is_thinned(tmp_path, drawn):
+    """Every 100 rounds, and each of the last 100 of 10 000: no two points within 25."""
+    log = tuple({"round": t, "drift": 1.0} for t in range(10_001) if t % 100 == 0 or t > 9900)
+    plot([RunRecord(Path("r"), "fedavg", 10_000, 100, log)], tmp_path / "x.png", "drift")
+    (line,) = drawn[0].axes[0].lines
+    assert line.get_xdata().tolist() == [*range(0, 9901, 100), 9925, 9950, 9975, 10_000]
+
+
+def test_a_picture_in_several_files(tmp_path):
+    paths = [tmp_path / "a.png", tmp_path / "a.pdf"]
+    Plot([run("one")], paths).draw()
+    assert [path.read_bytes()[:4] for path in paths] == [b"\x89PNG", b"%PDF"]

@@ -9,7 +9,7 @@ from hpcfl.compare import flat
 from hpcfl.errors import JobError
 from hpcfl.job import load
 from hpcfl.records import RunRecord
-from hpcfl.report import plain, seed_rows, to_csv, to_markdown
+from hpcfl.report import by_run, by_seed, plain, to_csv, to_markdown
 from hpcfl.targets import Target, beside_target
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +27,11 @@ def record(name, accuracies, *overrides, rounds=None, job="cifar10/fedavg_noniid
 
 
 HBM = "algorithm={name: fedhbm}"
+
+
+def seed_rows(runs, beside=None):
+    (sheet,) = by_seed(runs, beside).sheets
+    return [list(sheet.titles), *map(list, sheet.rows)]
 
 
 @pytest.fixture
@@ -67,7 +72,7 @@ def test_an_accuracy_of_ones_own(runs):
 
 def test_columns_stay_where_nobody_arrives(runs):
     beside = beside_target(runs, Target(0.99, absolute=True))
-    assert "| rounds to 0.99 | speed-up x |" in to_markdown(runs, beside)
+    assert "| rounds to 0.99 | speed-up x |" in to_markdown(by_run(runs, beside))
 
 
 def test_a_speedup_is_over_fedavg_of_the_same_set_up_and_seed(runs):
@@ -131,9 +136,9 @@ def test_published_numbers_stand_beside_ours(runs):
     }
     shorter = "mean test accuracy of the last 100 rounds; ours after 40 of 10 000 rounds"
     assert beside.captions == (f"published: FedHBM, tables 3, 11: {shorter}",)
-    assert plain(runs, beside).splitlines()[-1] == beside.captions[0]
-    assert to_markdown(runs, beside).endswith(f"\n- {beside.captions[0]}\n")
-    row, *_, last = csv.DictReader(io.StringIO(to_csv(runs, beside)))
+    assert plain(by_run(runs, beside)).splitlines()[-1] == beside.captions[0]
+    assert to_markdown(by_run(runs, beside)).endswith(f"\n- {beside.captions[0]}\n")
+    row, *_, last = csv.DictReader(io.StringIO(to_csv(by_run(runs, beside))))
     assert (row["published"], row["published_std"]) == ("0.6612", "0.0032")
     assert row["published_in"] == "FedHBM table 3, FedHBM table 11"
     assert last["published"] == ""
@@ -150,8 +155,8 @@ def test_nothing_is_said_where_nothing_is_printed():
     runs = [record("g", [0.5], "algorithm={name: ghb}")]
     beside = beside_published(runs)
     assert not beside.columns
-    assert plain(runs, beside) == plain(runs)
-    assert "published" not in to_csv(runs, beside)
+    assert plain(by_run(runs, beside)) == plain(by_run(runs))
+    assert "published" not in to_csv(by_run(runs, beside))
 
 
 def test_the_last_hundred_rounds():
@@ -163,5 +168,5 @@ def test_the_last_hundred_rounds():
     assert RunRecord(Path("u"), "fedavg", 260, 0, tuple(every)).accuracy_last100 is None
     gap = [entry for entry in every if entry["round"] != 200]
     assert RunRecord(Path("g"), "fedavg", 250, 0, tuple(gap)).accuracy_last100 is None
-    assert "| last 100 % |" in to_markdown([whole])
-    assert "| 20.05 |" in to_markdown([whole])
+    assert "| last 100 % |" in to_markdown(by_run([whole]))
+    assert "| 20.05 |" in to_markdown(by_run([whole]))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl.account import measured
 from hpcfl.checkpoint import MANIFEST
 from hpcfl.export import export
 from hpcfl.rundir import RunDir
@@ -82,9 +83,7 @@ def outcome(folder: RunDir) -> Outcome:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     log = [json.loads(line) for line in folder.log.read_text().splitlines()]
-    return Outcome(
-        arrays, [{k: v for k, v in entry.items() if not k.endswith("_s")} for entry in log]
-    )
+    return Outcome(arrays, [{k: v for k, v in entry.items() if not measured(k)} for entry in log])
 
 
 def _same(ours: Mapping[str, NDArray[Any]], others: Mapping[str, NDArray[Any]], name: str) -> bool:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hpcfl.data.batches import order, steps
+from hpcfl.data.batches import order, steps, taken
 
 
 def drawn(examples, seed=0, **how):
@@ -70,3 +70,13 @@ def test_a_full_batch_is_not_shuffled(batch_size):
 
 def test_no_step_at_all():
     assert drawn(5, batch_size=2, epochs=0) == []
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("batch_size", [None, 1, 3, 7, 10, 64])
+@pytest.mark.parametrize("work", [1, 2, 4, 9, 20])
+def test_the_examples_that_are_taken(batch_size, work, drop_last):
+    """As many as the batches hold, whatever passes and partial batches the steps go through."""
+    for examples in (1, 3, 10, 21):
+        how = {"batch_size": batch_size, "steps": work, "drop_last": drop_last}
+        assert taken(examples, **how) == sum(map(len, drawn(examples, **how)))

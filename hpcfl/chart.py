@@ -1,0 +1,64 @@
+"""A curve as text: dots of Braille where the terminal has them, else stars."""
+
+import math
+from collections.abc import Sequence
+
+Curve = Sequence[tuple[int, float]]  # (round, value)
+
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a cell: column, row from above
+_BLANK = 0x2800
+_LABEL = 9  # columns of the numbers beside the axis
+
+
+def draw(curve: Curve, rounds: int, width: int, height: int, *, braille: bool) -> list[str]:
+    """The curve in ``height`` lines of ``width`` columns; its last line is the axis of rounds.
+
+    Args:
+        curve: what to draw, in order; values that are not finite are left out.
+        rounds: where the axis ends.
+        width: columns, at least 20.
+        height: lines, at least 3.
+        braille: dots of a quarter of a line and half a column, else one star a column.
+    """
+    known = [(round, value) for round, value in curve if math.isfinite(value)]
+    if not known:
+        return ["nothing to draw yet"]
+    across, up = (2, 4) if braille else (1, 1)
+    columns, lines = width - _LABEL - 1, height - 1
+    low, high = min(value for _, value in known), max(value for _, value in known)
+    span = high - low or 1.0
+    found: dict[int, list[float]] = {}
+    for round, value in known:
+        place = round * (columns * across - 1) // max(rounds, 1)
+        found.setdefault(min(place, columns * across - 1), []).append(value)
+    cells = [[0] * columns for _ in range(lines)]
+    before: tuple[int, int] | None = None
+    for place, values in sorted(found.items()):
+        mean = math.fsum(values) / len(values)
+        depth = round_half((high - mean) / span * (lines * up - 1))
+        for x, y in _path(before, (place, depth)):
+            cells[y // up][x // across] |= _DOTS[x % across][y % up]
+        before = place, depth
+    signs = [[(chr(_BLANK + cell) if braille else "*") if cell else " " for cell in row]
+             for row in cells]  # fmt: skip
+    labels = {0: f"{high:.4g}", lines - 1: f"{low:.4g}"}
+    drawn = [f"{labels.get(k, ''):>{_LABEL}} " + "".join(row) for k, row in enumerate(signs)]
+    last = str(rounds)
+    return [*drawn, " " * (_LABEL + 1) + "0" + last.rjust(columns - 1)]
+
+
+def round_half(value: float) -> int:
+    """The nearest whole number, halves upwards: neighbours never swap."""
+    return math.floor(value + 0.5)
+
+
+def _path(before: tuple[int, int] | None, now: tuple[int, int]) -> list[tuple[int, int]]:
+    """The dots of a line between two points, the first one left out."""
+    if before is None:
+        return [now]
+    (x0, y0), (x1, y1) = before, now
+    steps = max(abs(x1 - x0), abs(y1 - y0))
+    return [
+        (x0 + round_half((x1 - x0) * k / steps), y0 + round_half((y1 - y0) * k / steps))
+        for k in range(1, steps + 1)
+    ]

@@ -1,0 +1,55 @@
+"""Figures, which need no display, and the files that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcfl.errors import JobError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart by colour-blind readers too, on white; yellow left out.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+FORMATS = (".png", ".pdf", ".svg")
+
+
+def new_figure(
+    width: float, height: float, down: int = 1, across: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """A figure that needs no display and no global state (Figure's own canvas is Agg's)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    panels = list(figure.subplots(down, across, squeeze=False).flat)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, panels
+
+
+def file_format(path: Path) -> str:
+    """The kind of picture that a file's name asks for."""
+    if path.suffix.lower() not in FORMATS:
+        raise JobError(f"{path}: a plot is written as {', '.join(FORMATS)}; choose one of them")
+    return path.suffix.lower().removeprefix(".")
+
+
+def save(figure: Figure, paths: Sequence[Path]) -> None:
+    """Write the figure to every file.
+
+    Raises:
+        JobError: one cannot be written, or is of another kind.
+    """
+    from matplotlib import rc_context
+
+    for path in paths:
+        form = file_format(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with rc_context({"pdf.fonttype": 42}):  # journals refuse the default, Type 3
+                figure.savefig(path, format=form)
+        except OSError as error:
+            raise JobError(f"{path}: the plot cannot be written: {error.strerror}") from error

@@ -1,0 +1,25 @@
+"""Runs side by side: layouts of tables, each as text, Markdown, LaTeX or CSV.
+
+by_run      a row a run, and the means over seeds
+by_seed     the means over seeds alone
+as_papers   a row an algorithm, a column a set-up, published numbers beside ours
+"""
+
+from hpcfl.report.formats import plain, tables, to_csv, to_latex, to_markdown
+from hpcfl.report.papers import as_papers
+from hpcfl.report.runs import by_run
+from hpcfl.report.seeds import by_seed
+from hpcfl.report.sheet import Report, Sheet
+
+__all__ = [
+    "Report",
+    "Sheet",
+    "as_papers",
+    "by_run",
+    "by_seed",
+    "plain",
+    "tables",
+    "to_csv",
+    "to_latex",
+    "to_markdown",
+]

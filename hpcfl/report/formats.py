@@ -1,0 +1,149 @@
+"""Reports as text, Markdown, LaTeX and CSV."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from itertools import groupby, zip_longest
+from shutil import get_terminal_size
+from typing import Literal
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from hpcfl.report.sheet import Report, Sheet
+
+_WIDE = 48  # of the settings, which are wrapped
+_UNLIMITED = 1000
+_LEFT = ("run", "algorithm", "settings")
+
+# What LaTeX's text does not take as it is, in OT1 neither.
+_ESCAPES = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
+    "+-": r"$\pm$", **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+}  # fmt: skip
+_ESCAPED = re.compile("|".join(map(re.escape, _ESCAPES)))
+
+
+def tables(report: Report) -> list[Table]:
+    """The tables as they are drawn on a terminal; sizes in powers of 1000."""
+    return [_drawn(sheet) for sheet in report.sheets]
+
+
+def _drawn(sheet: Sheet) -> Table:
+    made = Table(box=box.ASCII2)
+    for title, *cells in zip(sheet.titles, *sheet.rows, strict=True):
+        if title == "settings":
+            pairs = (pair for text in (title, *cells) for pair in re.split("(?<=,) ", text))
+            needed = max(map(len, pairs))  # a key stays with its value
+            made.add_column(title, min_width=needed, max_width=max(needed, _WIDE))
+        else:
+            needed = max(len(line) for text in (title, *cells) for line in text.split("\n"))
+            made.add_column(title, justify=_side(title), min_width=needed)
+    for row in sheet.rows:
+        made.add_row(*row)
+    return made
+
+
+def _side(title: str) -> Literal["left", "right"]:
+    return "left" if title in _LEFT else "right"
+
+
+def plain(report: Report) -> str:
+    """The tables in plain ASCII, as wide as the terminal where numbers need no more."""
+    out, drawn = io.StringIO(), tables(report)
+    console = Console(file=out, width=_UNLIMITED, color_system=None)
+    needed = [Measurement.get(console, console.options, table).minimum for table in drawn]
+    width = max(get_terminal_size((_UNLIMITED, 0)).columns, *needed)
+    for sheet, table in zip(report.sheets, drawn, strict=True):
+        console.print(table, markup=False, width=width)
+        out.writelines(f"{line}\n" for line in sheet.captions)
+    return out.getvalue()
+
+
+def to_markdown(report: Report) -> str:
+    """The tables in Markdown, captions as lists."""
+    return "\n".join(part for sheet in report.sheets for part in _marked(sheet))
+
+
+def _marked(sheet: Sheet) -> list[str]:
+    lines = [
+        [title.replace("\n", " ") for title in sheet.titles],
+        [":--" if title in _LEFT else "--:" for title in sheet.titles],
+        *(
+            [
+                f"**{cell}**" if (r, c) in sheet.best else cell.replace("|", "\\|")
+                for c, cell in enumerate(row)
+            ]
+            for r, row in enumerate(sheet.rows)
+        ),
+    ]
+    parts = ["".join(f"| {' | '.join(line)} |\n" for line in lines)]
+    if sheet.captions:
+        parts.append("".join(f"- {line}\n" for line in sheet.captions))
+    return parts
+
+
+def to_latex(report: Report) -> str:
+    r"""The tables in LaTeX, for \input in a document that loads booktabs."""
+    return "\n".join(["% needs \\usepackage{booktabs}\n", *map(_typeset, report.sheets)])
+
+
+def _typeset(sheet: Sheet) -> str:
+    columns = "".join(_side(title)[0] for title in sheet.titles)
+    rows = [
+        " & ".join(
+            rf"\textbf{{{escaped(cell)}}}" if (r, c) in sheet.best else escaped(cell)
+            for c, cell in enumerate(row)
+        )
+        for r, row in enumerate(sheet.rows)
+    ]
+    lines = [
+        r"\begin{table}",
+        r"  \centering",
+        rf"  \begin{{tabular}}{{{columns}}}",
+        r"    \toprule",
+        *(f"    {line}" for line in _heads(sheet.titles)),
+        r"    \midrule",
+        *(rf"    {row} \\" for row in rows),
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        *(rf"  \caption{{{'; '.join(map(escaped, sheet.captions))}}}" for _ in sheet.captions[:1]),
+        r"\end{table}",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _heads(titles: Sequence[str]) -> list[str]:
+    r"""The lines of the titles, at the bottom; above the last, equal neighbours are one cell."""
+    lines = list(zip_longest(*(title.split("\n")[::-1] for title in titles), fillvalue=""))[::-1]
+    heads = []
+    for line in lines[:-1]:
+        cells, rules, place = [], [], 1
+        for text, same in groupby(line):
+            width = len(list(same))
+            if text and width > 1:
+                cells.append(rf"\multicolumn{{{width}}}{{c}}{{{escaped(text)}}}")
+                rules.append(rf"\cmidrule(lr){{{place}-{place + width - 1}}}")
+            else:
+                cells += [escaped(text)] * width
+            place += width
+        heads += [rf"{' & '.join(cells)} \\", *([" ".join(rules)] if rules else [])]
+    return [*heads, rf"{' & '.join(map(escaped, lines[-1]))} \\"]
+
+
+def escaped(text: str) -> str:
+    r"""A text for LaTeX: its special characters escaped, +- as \pm."""
+    return "--" if text == "-" else _ESCAPED.sub(lambda found: _ESCAPES[found[0]], text)
+
+
+def to_csv(report: Report) -> str:
+    """The values as CSV; what is absent stays empty."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(report.values[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(report.values)
+    return out.getvalue()

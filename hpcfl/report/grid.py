@@ -1,0 +1,100 @@
+"""Runs as the cells of a table: algorithms by set-ups."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hpcfl.compare import SEED, Settings, apart, over_seeds
+from hpcfl.published import set_up
+from hpcfl.records import RunRecord
+from hpcfl.report.sheet import Value
+
+
+class SetUp(NamedTuple):
+    """What a column stands for."""
+
+    data: str
+    model: str
+    split: str
+    clients: str
+    cohort: str
+
+
+class Row(NamedTuple):
+    """What a row stands for."""
+
+    algorithm: str
+    settings: str
+    """What tells its jobs from others of the algorithm and a set-up; "" if there are none."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which runs are whose cell."""
+
+    runs: Sequence[RunRecord]
+    rows: Sequence[Row]
+    columns: Sequence[SetUp]
+    cells: Mapping[tuple[Row, SetUp], Sequence[int]]
+    """Indices of runs that differ in the seed alone."""
+
+    def titles(self) -> list[str]:
+        """Of the columns: data and split, and what else it takes to tell them apart."""
+        shown = ["data", "split"]
+        for name in ("clients", "cohort", "model"):
+            told = {tuple(getattr(column, key) for key in shown) for column in self.columns}
+            more = {tuple(getattr(c, key) for key in (*shown, name)) for c in self.columns}
+            if len(more) > len(told):
+                shown.append(name)
+        unit = {"clients": " clients"}
+        return [
+            "\n".join(getattr(column, name) + unit.get(name, "") for name in shown)
+            for column in self.columns
+        ]
+
+    def job(self, row: Row, column: SetUp) -> Settings:
+        """The job of a cell; of one without runs, the column's with the row's algorithm."""
+        if (row, column) in self.cells:
+            return self.runs[self.cells[row, column][0]].settings
+        rest = self._some(column=column)
+        job = {key: value for key, value in rest.items() if not key.startswith("algorithm.")}
+        method = self._some(row=row)
+        return job | {key: value for key, value in method.items() if key.startswith("algorithm.")}
+
+    def _some(self, row: Row | None = None, column: SetUp | None = None) -> Settings:
+        """The job of the first run in a row or a column."""
+        index = next(
+            members[0] for place, members in self.cells.items() if row in place or column in place
+        )
+        return self.runs[index].settings
+
+    def progress(self, row: Row, column: SetUp) -> dict[str, Value]:
+        """For programs: how many runs a cell has, and how far they are."""
+        members = [self.runs[index] for index in self.cells.get((row, column), ())]
+        return {
+            "seeds": len(members),
+            "seeds_finished": sum(run.finished for run in members),
+            "rounds": members[0].rounds if members else None,
+            "rounds_done": min((run.done for run in members), default=None),
+        }
+
+
+def read_grid(runs: Sequence[RunRecord]) -> Grid:
+    """Place runs; jobs of one algorithm and set-up get rows of their own."""
+    jobs = [run.settings for run in runs]
+    sharing: dict[tuple[str, SetUp], list[list[int]]] = {}
+    for group in over_seeds(jobs):
+        own = set_up(jobs[group[0]])
+        column = SetUp(*(own[name] for name in SetUp._fields))
+        sharing.setdefault((own["algorithm"], column), []).append(group)
+    cells: dict[tuple[Row, SetUp], Sequence[int]] = {}
+    for (algorithm, column), groups in sharing.items():
+        for settings, group in zip(
+            apart([jobs[g[0]] for g in groups], but=[SEED]), groups, strict=True
+        ):
+            cells[Row(algorithm, settings), column] = group
+    rows = dict.fromkeys(row for row, _ in cells)
+    columns = dict.fromkeys(column for _, column in cells)
+    known = list(dict.fromkeys(row.algorithm for row in rows))
+    ordered = sorted(rows, key=lambda row: known.index(row.algorithm))
+    return Grid(runs, ordered, list(columns), cells)

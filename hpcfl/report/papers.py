@@ -1,0 +1,251 @@
+"""As the papers lay out their tables: a row an algorithm, a column a set-up, theirs beside ours.
+
+A set-up is data, model, split, clients and cohort; runs that differ in the seed alone share a cell.
+"""
+
+from collections.abc import Sequence
+from math import isnan
+from statistics import fmean
+from typing import NamedTuple
+
+from hpcfl.beside import (
+    ACCURACIES,
+    beside_published,
+    fraction,
+    mean_and_std,
+    places,
+    printed,
+    spread,
+)
+from hpcfl.errors import JobError
+from hpcfl.published import Published, find
+from hpcfl.records import RunRecord
+from hpcfl.report.grid import Grid, Row, SetUp, read_grid
+from hpcfl.report.sheet import Report, Sheet, Value, with_settings
+from hpcfl.targets import Arrivals, Target, arrivals, beside_target
+
+# What the signs in our cells mean.
+_SIGNS = {
+    "n=": "n: seeds; +-: their sample standard deviation",
+    "@": "@t/T: of an unfinished run, the newest accuracy, after t of its T rounds",
+    "x)": "(x): FedAvg's rounds over the method's, mean of the seeds in which both arrived",
+    ">": "> t: no run arrived within t rounds",
+}
+
+
+class _Cell(NamedTuple):
+    """One number, ours or a paper's."""
+
+    text: str = "-"
+    mean: float | None = None
+    """Accuracies as fractions."""
+    std: float | None = None
+    metric: str = ""
+    competes: bool = False
+    """Whether it may be the best of its column."""
+
+
+class _Pair(NamedTuple):
+    ours: _Cell
+    theirs: _Cell
+    source: str = ""
+
+
+_Pairs = dict[tuple[Row, SetUp], _Pair]
+
+
+def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Report:
+    """Final accuracies, as FedHBM's tables 3 and 4; for targets the rounds, as its tables 2 and 9.
+
+    The values are a row a number: what it is, ours, and what is published.
+
+    Raises:
+        JobError: nothing is classified, or no paper says what a target is of.
+    """
+    if not any(run.scores["test_accuracy"] for run in runs):
+        raise JobError(
+            f"{runs[0].path}: no run has a test accuracy, which is what the papers' tables hold; "
+            "report without --layout paper"
+        )
+    grid = read_grid(runs)
+    made = [_accuracies(runs, grid)]
+    made += [_rounds(runs, grid, target) for target in targets]
+    return Report([sheet for sheet, _ in made], [value for _, values in made for value in values])
+
+
+def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Sheet, list[dict[str, Value]]]:
+    pairs: _Pairs = {}
+    for row in grid.rows:
+        for column in grid.columns:
+            members = [runs[index] for index in grid.cells.get((row, column), ())]
+            rows = find(grid.job(row, column), *ACCURACIES)
+            pairs[row, column] = _Pair(_accuracy(members), _printed(rows), places(rows))
+    meanings = dict.fromkeys(final.meaning for run in runs if (final := _final(run)) is not None)
+    captions = [f"ours: {', or '.join(meanings)}"] if meanings else []
+    captions += [*_signs(pairs), *beside_published(runs).captions]
+    return _laid_out(grid, pairs, "%", captions, most=True)
+
+
+def _signs(pairs: _Pairs) -> list[str]:
+    """What the signs in these cells mean."""
+    texts = [pair.ours.text for pair in pairs.values()]
+    return [told for sign, told in _SIGNS.items() if any(sign in text for text in texts)]
+
+
+class _Final(NamedTuple):
+    """What a finished run is judged by."""
+
+    value: float
+    metric: str
+    meaning: str
+
+
+def _final(run: RunRecord) -> _Final | None:
+    """The mean of the last 100 rounds, of the job's window, or the last accuracy; None of others.
+
+    The first of these that the run has.
+    """
+    last = run.last("test_accuracy")
+    if not run.finished or last is None:
+        return None
+    windows = {100: run.accuracy_last100, run.window: run.mean_accuracy}
+    for window, mean in windows.items():
+        if mean is not None:
+            meaning = f"mean test accuracy of the last {window} rounds"
+            return _Final(mean, f"accuracy_last{window}", meaning)
+    return _Final(last, "accuracy_last", ACCURACIES["accuracy_last"])
+
+
+def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
+    """Of the finished ones of runs that differ in the seed; the newest where none is."""
+    finals = [final for run in runs if (final := _final(run)) is not None]
+    if finals:
+        values = [final.value for final in finals]
+        metrics = " or ".join(dict.fromkeys(final.metric for final in finals))
+        return _mean(values, metrics, _seeds(len(finals), len(runs)))
+    newest = [run.scores["test_accuracy"][-1] for run in runs if run.scores["test_accuracy"]]
+    if not newest:
+        return _Cell()
+    at = sorted({t for t, _ in newest})
+    after = f" @{'-'.join(str(t) for t in dict.fromkeys((at[0], at[-1])))}/{runs[0].rounds}"
+    after += " failed" if all(run.state == "failed" for run in runs) else ""
+    cell = _mean([value for _, value in newest], "accuracy", after + _seeds(len(newest), len(runs)))
+    return cell._replace(competes=False)
+
+
+def _mean(values: Sequence[float], metric: str, after: str) -> _Cell:
+    text = spread([100 * value for value in values], "{:.2f}") + after
+    return _Cell(text, *mean_and_std(values), metric, competes=True)
+
+
+def _seeds(count: int, of: int) -> str:
+    if of == 1:
+        return ""
+    return f" (n={count})" if count == of else f" (n={count} of {of})"
+
+
+def _printed(rows: Sequence[Published]) -> _Cell:
+    """The accuracy that a paper prints."""
+    if not rows or rows[0].value is None:
+        return _Cell()
+    row, value = rows[0], rows[0].value
+    return _Cell(
+        printed(row), fraction(value), fraction(row.std), row.metric, competes=not isnan(value)
+    )
+
+
+def _rounds(
+    runs: Sequence[RunRecord], grid: Grid, target: Target
+) -> tuple[Sheet, list[dict[str, Value]]]:
+    arrived = arrivals(runs, target)
+    metrics = target.metrics
+    pairs: _Pairs = {}
+    for row in grid.rows:
+        for column in grid.columns:
+            job = grid.job(row, column)
+            members = grid.cells.get((row, column), ())
+            rows = find(job, metrics[0]) if metrics else []
+            speeds = find(job, metrics[1]) if metrics else []
+            ours = _arrival(runs, arrived, members)
+            pairs[row, column] = _Pair(
+                ours._replace(metric=f"rounds_to_{target.number:g}"),
+                _printed_rounds(rows, speeds),
+                places(rows),
+            )
+    captions = [*_signs(pairs), *beside_target(runs, target).captions]
+    return _laid_out(grid, pairs, f"to {target.title}", captions, most=False)
+
+
+def _arrival(runs: Sequence[RunRecord], arrived: Arrivals, members: Sequence[int]) -> _Cell:
+    """The rounds and the speed-up of runs that differ in the seed."""
+    if not members:
+        return _Cell()
+    rounds = [count for index in members if (count := arrived.rounds[index]) is not None]
+    if not rounds:
+        return _Cell(f"> {max(runs[index].done for index in members)}")
+    speeds = [times for index in members if (times := arrived.speedups[index]) is not None]
+    faster = f" ({fmean(speeds):.2f}x)" if speeds else ""
+    text = spread(rounds, "{:.0f}") + faster + _seeds(len(rounds), len(members))
+    return _Cell(text, *mean_and_std(rounds), competes=len(rounds) == len(members))
+
+
+def _printed_rounds(rows: Sequence[Published], speeds: Sequence[Published]) -> _Cell:
+    if not rows:
+        return _Cell()
+    if rows[0].value is None:
+        return _Cell("never")
+    value = rows[0].value
+    speed = f" ({speeds[0].value:.2f}x)" if speeds and speeds[0].value is not None else ""
+    return _Cell(f"{value:.0f}{speed}", value, None, rows[0].metric, competes=True)
+
+
+def _laid_out(
+    grid: Grid,
+    pairs: _Pairs,
+    unit: str,
+    captions: Sequence[str],
+    *,
+    most: bool,
+) -> tuple[Sheet, list[dict[str, Value]]]:
+    """The table, and its numbers a row each."""
+    titles, columns = ["algorithm"], [[_Cell(row.algorithm) for row in grid.rows]]
+    for column, title in zip(grid.columns, grid.titles(), strict=True):
+        found = [pairs[row, column] for row in grid.rows]
+        titles.append(f"{title}\nours {unit}")
+        columns.append([pair.ours for pair in found])
+        if any(pair.theirs.text != "-" for pair in found):
+            titles.append(f"{title}\npublished")
+            columns.append([pair.theirs for pair in found])
+    best = frozenset((r, c) for c, column in enumerate(columns) for r in _best(column, most=most))
+    rows = [[cell.text for cell in row] for row in zip(*columns, strict=True)]
+    settings = [row.settings for row in grid.rows]
+    sheet = with_settings(Sheet(titles, rows, captions), 1, settings)
+    shift = len(sheet.titles) - len(titles)
+    sheet = sheet._replace(best=frozenset((r, c + shift) for r, c in best))
+    return sheet, [_value(grid, *place, pair) for place, pair in pairs.items()]
+
+
+def _best(column: Sequence[_Cell], *, most: bool) -> list[int]:
+    """The best of two or more, and its equals."""
+    means = [cell.mean for cell in column if cell.competes and cell.mean is not None]
+    if len(means) < 2:
+        return []
+    top = max(means) if most else min(means)
+    return [r for r, cell in enumerate(column) if cell.competes and cell.mean == top]
+
+
+def _value(grid: Grid, row: Row, column: SetUp, pair: _Pair) -> dict[str, Value]:
+    ours, theirs = pair.ours, pair.theirs
+    return {
+        "algorithm": row.algorithm,
+        "settings": row.settings,
+        **column._asdict(),
+        "metric": ours.metric or theirs.metric,
+        **grid.progress(row, column),
+        "mean": ours.mean,
+        "std": ours.std,
+        "published_metric": theirs.metric or None,
+        "published": theirs.mean,
+        "published_std": theirs.std,
+        "published_in": pair.source or None,
+    }

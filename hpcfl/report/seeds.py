@@ -1,0 +1,102 @@
+"""A row for the runs of each job but for its seed: mean +- sample standard deviation."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hpcfl.beside import Beside, mean_and_std, spread
+from hpcfl.compare import SEED, apart, over_seeds
+from hpcfl.records import RunRecord
+from hpcfl.report.columns import NUMBERS, OVER_SEEDS, asked
+from hpcfl.report.sheet import Report, Sheet, Value, with_settings, without_blanks
+
+CAPTION = "+-: sample standard deviation over the finished runs of a job with several seeds"
+
+
+class SeedSheet(NamedTuple):
+    """Means over seeds."""
+
+    sheet: Sheet
+    several: bool
+    """Whether some job was run with several seeds."""
+
+
+def by_seed(runs: Sequence[RunRecord], beside: Beside | None = None) -> Report:
+    """The means alone; unfinished runs do not count, and the column `seeds` says so.
+
+    The values are means, and standard deviations where two seeds or more finished.
+    """
+    beside = beside or Beside()
+    sheet = seed_sheet(runs, beside).sheet
+    sheet = sheet._replace(captions=[*sheet.captions, *beside.captions])
+    return Report([sheet], _values(runs, beside))
+
+
+def seed_sheet(runs: Sequence[RunRecord], beside: Beside) -> SeedSheet:
+    """The table, with no caption but for its standard deviations."""
+    groups = over_seeds([run.settings for run in runs])
+    scores = [*OVER_SEEDS, *asked(runs)]
+    added = [column.title for column in beside.columns]
+    rows = []
+    for group in groups:
+        members = _finished(runs, group)
+        count = f"{len(members)}" + ("" if len(members) == len(group) else f" of {len(group)}")
+        cells = [
+            spread([value(runs[index]) for index in members], show) for _, value, show in scores
+        ]
+        cells += [column.over_seeds(group, members) for column in beside.columns]
+        rows.append([runs[group[0]].algorithm, count, *cells])
+    titles = ["algorithm", "seeds", *(title for title, _, _ in scores), *added]
+    several = any(len(group) > 1 for group in groups)
+    sheet = Sheet(titles, rows, [CAPTION] if several else [])
+    sheet = with_settings(sheet, 1, _settings(runs, groups))
+    return SeedSheet(without_blanks(sheet, kept=added), several)
+
+
+def _finished(runs: Sequence[RunRecord], group: Sequence[int]) -> list[int]:
+    return [index for index in group if runs[index].finished]
+
+
+def _settings(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) -> list[str]:
+    differing = apart([run.settings for run in runs], but=[SEED])
+    return [differing[group[0]] for group in groups]
+
+
+def _values(runs: Sequence[RunRecord], beside: Beside) -> list[dict[str, Value]]:
+    groups = over_seeds([run.settings for run in runs])
+    return [
+        {
+            "algorithm": runs[group[0]].algorithm,
+            "rounds": runs[group[0]].rounds,
+            "seeds": len(group),
+            "seeds_finished": len(_finished(runs, group)),
+            **_means(runs, _finished(runs, group), beside),
+            **_in_common(group, beside),
+            "settings": settings,
+        }
+        for group, settings in zip(groups, _settings(runs, groups), strict=True)
+    ]
+
+
+def _means(runs: Sequence[RunRecord], members: Sequence[int], beside: Beside) -> dict[str, Value]:
+    """The mean and the standard deviation of each number, under its key and with _std."""
+    numbers = {key: [value(runs[index]) for index in members] for key, value in NUMBERS}
+    for column in beside.columns:
+        if column.numbers:
+            (key,) = column.values
+            numbers[key] = [column.numbers[index] for index in members]
+    means: dict[str, Value] = {}
+    for key, found in numbers.items():
+        known = [number for number in found if number is not None]
+        whole = len(known) == len(members) > 0
+        means[key], means[f"{key}_std"] = mean_and_std(known) if whole else (None, None)
+    return means
+
+
+def _in_common(group: Sequence[int], beside: Beside) -> dict[str, Value]:
+    """What seeds do not differ in: numbers of papers."""
+    return {
+        key: values[group[0]]
+        for column in beside.columns
+        if not column.numbers
+        for key, values in column.values.items()
+    }

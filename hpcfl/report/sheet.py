@@ -1,0 +1,46 @@
+"""What layouts make and formats write: tables of text, and values for programs."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+Value = str | float | None
+
+
+class Sheet(NamedTuple):
+    """A table for people."""
+
+    titles: Sequence[str]
+    """Of the columns; lines are parted by a line feed."""
+    rows: Sequence[Sequence[str]]
+    """Cells; "-" where there is nothing."""
+    captions: Sequence[str] = ()
+    best: frozenset[tuple[int, int]] = frozenset()
+    """Cells (row, column) to be set off."""
+
+
+class Report(NamedTuple):
+    """Tables for people, and what they say for programs."""
+
+    sheets: Sequence[Sheet]
+    values: Sequence[Mapping[str, Value]]
+    """Rows of the same keys: full precision, fractions and plain units, None where absent."""
+
+
+def without_blanks(sheet: Sheet, kept: Sequence[str] = ()) -> Sheet:
+    """The columns in which some row has something, and those to be kept; none is set off."""
+    columns = [
+        column
+        for column in zip(sheet.titles, *sheet.rows, strict=True)
+        if set(column[1:]) != {"-"} or column[0] in kept
+    ]
+    titles, *rows = zip(*columns, strict=True)
+    return Sheet(titles, rows, sheet.captions)
+
+
+def with_settings(sheet: Sheet, place: int, settings: Sequence[str]) -> Sheet:
+    """A column more, of what jobs differ in, if they differ in anything."""
+    if not any(settings):
+        return sheet
+    lines = zip([sheet.titles, *sheet.rows], ["settings", *settings], strict=True)
+    titles, *rows = [[*line[:place], text, *line[place:]] for line, text in lines]
+    return Sheet(titles, rows, sheet.captions)

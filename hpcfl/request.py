@@ -1,0 +1,108 @@
+"""What is asked of a run that is to be taken up again, and whether its directory allows it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import yaml
+
+from hpcfl import jobfile
+from hpcfl.changes import differences, is_free, require_free
+from hpcfl.checkpoint import find, rounds
+from hpcfl.compare import changed, flat
+from hpcfl.errors import JobError, StoreError
+from hpcfl.job import Loaded, load
+from hpcfl.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a run that is to be taken up again."""
+
+    source: RunDir
+    loaded: Loaded
+    """The job as it is to go on."""
+    found: bytes
+    """job.yaml, as it was found."""
+    wanted: bytes
+    """And as it is to be."""
+    round: int | None
+    """The checkpoint to begin at; None is the newest."""
+    rows: bool
+    """Whether all client states are read first."""
+
+    @classmethod
+    def of(cls, source: RunDir, overrides: Sequence[str], *, round: int | None, rows: bool) -> Self:
+        """Check what can be told from the job alone.
+
+        Raises:
+            JobError: it is no run, or the overrides are wrong or would change past rounds.
+        """
+        source.require()
+        before = flat(load(source.job).tree)
+        loaded = load(source.job, overrides)
+        after = flat(loaded.tree)
+        require_free(before, after, source.root)
+        return cls(source, loaded, *_texts(source, differences(before, after)), round, rows)
+
+    @classmethod
+    def to_continue(cls, source: RunDir, loaded: Loaded) -> Self:
+        """The job ``loaded``, as it was assembled, from the newest checkpoint on.
+
+        Raises:
+            JobError: the run in ``source`` is of another job.
+        """
+        before, after = flat(load(source.job).tree), flat(loaded.tree)
+        for key, found, asked in changed(before, after):
+            if not (is_free(key, before) and is_free(key, after)):
+                raise JobError(
+                    f"{source.root}: holds a run of another job: {key} is {found} there, {asked} "
+                    "here; choose another directory with --out"
+                )
+        return cls(source, loaded, *_texts(source, differences(before, after)), None, rows=True)
+
+    def chosen(self, folder: RunDir) -> list[int]:
+        """The rounds that are kept in ``folder``, up to the one to begin at.
+
+        Raises:
+            JobError: that round is not kept, the rounds asked for are done, or job.yaml changed.
+            StoreError: there is no checkpoint, or a damaged one.
+        """
+        kept = rounds(folder.checkpoints, self.round)
+        with self.offering(kept):
+            newest = find(folder.checkpoints, kept[-1])
+        if newest.job != folder.mark:
+            raise JobError(
+                f"{folder.job}: was changed after the checkpoint of round {newest.round}; put it "
+                "back, or run the changed job into another directory"
+            )
+        if self.loaded.job.rounds < newest.round:
+            raise JobError(
+                f"rounds: {self.loaded.job.rounds} are asked for, but {newest.round} are done; ask "
+                "for as many, or begin at an older checkpoint with --round: kept are "
+                + ", ".join(map(str, kept))
+            )
+        return kept
+
+    @contextmanager
+    def offering(self, kept: Sequence[int]) -> Iterator[None]:
+        """Add, to what is wrong with the last of ``kept``, how to begin at the one before."""
+        try:
+            yield
+        except StoreError as e:
+            if len(kept) > 1:
+                offer = f"the one before: `hpcfl resume {self.source.root} --round {kept[-2]}`"
+            else:
+                offer = "no older one is kept: run the job again into another directory"
+            e.args = (f"{e}; {offer}",)  # the same error: which ranks raise it stays known
+            raise
+
+
+def _texts(source: RunDir, changes: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """job.yaml as it is found, and with ``changes``."""
+    found, file = source.job.read_bytes(), jobfile.read(source.job)
+    for key, value in changes.items():
+        file.put(tuple(key.split(".")), value, "command line")
+    wanted = yaml.safe_dump(jobfile.plain(file.tree), sort_keys=False).encode()
+    return found, wanted if changes else found

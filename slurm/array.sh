@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Many runs as an array: of one job, over its seed; or of the points of a sweep.
+#
+#   sbatch --array=0-3 [options] slurm/array.sh JOB.yaml [key=value ...]
+#     seed=0 to seed=3 of the job, in runs/JOBNAME-seeds/seed0 and so on
+#   sbatch --array=0-9 [options] slurm/array.sh SWEEP.yaml [key=value ...]
+#     points 0 to 9 of the sweep; `hpcfl sweep SWEEP.yaml --submit` writes this command
+#
+# Every task is requeued and goes on as slurm/run.sh does.  From the environment, besides its own:
+#   HPCFL_OUT   the directory of the runs
+#   HPCFL_PACK  so many points of a sweep are played at once by a task, on one node and its GPUs:
+#               task i plays points i * HPCFL_PACK and on
+#
+#SBATCH --job-name=hpcfl
+#SBATCH --cpus-per-task=1
+#SBATCH --time=04:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%A_%a.out
+#SBATCH --signal=B:USR1@120
+set -euo pipefail
+
+if [ $# = 0 ] || [ -z "${SLURM_ARRAY_TASK_ID:-}" ]; then
+  echo "usage: sbatch --array=0-3 [options] slurm/array.sh JOB.yaml or SWEEP.yaml" \
+    "[key=value ...]" >&2
+  exit 2
+fi
+# Slurm runs a copy of this script; run.sh lies beside the original.
+[[ $(scontrol show job "$SLURM_JOB_ID") =~ Command=([^[:space:]]+) ]]
+run=$(dirname "${BASH_REMATCH[1]}")/run.sh
+pack=${HPCFL_PACK:-1}
+if grep -qs '^grid:' "$1"; then
+  first=$((SLURM_ARRAY_TASK_ID * pack))
+  exec "$run" "$@" --points "$first-$((first + pack - 1))" --parallel "$pack"
+fi
+if [ "$pack" != 1 ]; then
+  echo "array.sh: HPCFL_PACK packs the points of a sweep; make one with the axis seed" >&2
+  exit 2
+fi
+if [ -d .venv/bin ]; then
+  PATH=$PWD/.venv/bin:$PATH
+fi
+folder=${HPCFL_OUT:-$(hpcfl check "$@" --where)-seeds}
+export HPCFL_OUT=$folder/seed$SLURM_ARRAY_TASK_ID
+exec "$run" "$@" "seed=$SLURM_ARRAY_TASK_ID"

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# iNaturalist-User-120k: MobileNetV2, 9275 users, 10 a round, 2000 rounds (FedHBM paper, table 5).
+#
+#   hpcfl data prepare inaturalist --root data
+#   sbatch slurm/inaturalist.sh 'algorithm={name: fedhbm}' [key=value ...]
+#
+# From the directory of hpcfl's sources, see slurm/staged.sh.  Without internet on the nodes, say
+# model.init=FILE.  What it takes, of `hpcfl plan` on 4 ranks (with stand-in images: states and
+# checkpoints depend on the model and the cohorts alone):
+#   stores       147.9 GB for fedhbm (15.1 MB a client, 8134 of them take part), 37.6 GB a rank; the
+#                same on the node's disk during the run, besides 3 GB of images.  fedavg has none
+#   checkpoints  15.3 MB each, 3 at most at a time
+#   memory       2.3 GB a rank besides images and activations
+#   GPU memory   5.9 GB a rank, as in slurm/landmarks.sh
+#   hours        1.3 million images forward and backward (13 a user on average, 5 epochs, 20 000
+#                users' turns) and 4 million forward, for the tests of the last 100 rounds.  Not
+#                measured: at 1000 a second and GPU, half an hour on 4; half of it are tests
+#   cohort.size=100 (table 5) takes ten times the training, and states of all users
+#
+#SBATCH --job-name=inaturalist
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=96G
+#SBATCH --time=02:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.out
+# The longest round and a checkpoint of it, states copied from the node's disk included.
+#SBATCH --signal=B:USR1@300
+set -euo pipefail
+
+# Slurm runs a copy of this script; staged.sh lies beside the original.
+[[ $(scontrol show job "${SLURM_JOB_ID:?submit this with sbatch}") =~ Command=([^[:space:]]+) ]]
+exec "$(dirname "${BASH_REMATCH[1]}")/staged.sh" inaturalist-256.h5 \
+  jobs/papers/base/inaturalist.yaml "$@"

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Landmarks-User-160k: MobileNetV2, 1262 users, 10 a round, 5000 rounds (FedHBM paper, table 5).
+#
+#   hpcfl data prepare landmarks --root data
+#   sbatch slurm/landmarks.sh 'algorithm={name: fedhbm}' [key=value ...]
+#
+# From the directory of hpcfl's sources, see slurm/staged.sh.  Without internet on the nodes, say
+# model.init=FILE.  What it takes, of `hpcfl plan` on 4 ranks (with stand-in images: states and
+# checkpoints depend on the model and the cohorts alone):
+#   stores       53.9 GB for fedhbm (19.3 MB a client), 13.6 GB a rank; the same on the node's disk
+#                during the run, besides 4 GB of images.  fedavg has none
+#   checkpoints  19.3 MB each, 3 at most at a time
+#   memory       2.6 GB a rank besides images and activations
+#   GPU memory   5.9 GB a rank: 5.0 GB are activations of batches of 64 at 224x224, measured on a
+#                CPU in float32
+#   hours        33 million images forward and backward (130 a user on average, 5 epochs, 50 000
+#                users' turns) and 3 million forward.  Not measured: at 1000 a second and GPU, 9 hours
+#                on one; 4 ranks with 10 users a round are busy to 57 %, so 4 hours
+#
+#SBATCH --job-name=landmarks
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=96G
+#SBATCH --time=08:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.out
+# The longest round and a checkpoint of it, states copied from the node's disk included.
+#SBATCH --signal=B:USR1@300
+set -euo pipefail
+
+# Slurm runs a copy of this script; staged.sh lies beside the original.
+[[ $(scontrol show job "${SLURM_JOB_ID:?submit this with sbatch}") =~ Command=([^[:space:]]+) ]]
+exec "$(dirname "${BASH_REMATCH[1]}")/staged.sh" landmarks-256.h5 \
+  jobs/papers/base/landmarks.yaml "$@"

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# StackOverflow: a word LSTM, 40 000 users, 50 a round, 1500 rounds (FedHBM paper, table 4).
+#
+#   hpcfl data prepare stackoverflow --root data
+#   sbatch slurm/stackoverflow.sh 'algorithm={name: fedhbm}' [key=value ...]
+#
+# From the directory of hpcfl's sources, see slurm/staged.sh.  What it takes, of `hpcfl plan` on 4
+# ranks (with stand-in sentences: states and checkpoints depend on the model and the cohorts alone):
+#   stores       675.9 GB for fedhbm (16.2 MB a client, 33 820 of them take part), 169.6 GB a rank;
+#                the same on the node's disk during the run, besides 6.7 GB of sentences.  Half with
+#                store.dtype=bfloat16; fedavg has none
+#   checkpoints  17.3 MB each, 3 at most at a time
+#   memory       3.7 GB a rank besides the sentences
+#   GPU memory   under 1 GB a rank
+#   hours        1.9 million steps of 16 sentences (400 a user on average, 75 000 users' turns).  Not
+#                measured: at 5 ms a step, which is launching kernels, 3 hours on one GPU, one on 4.
+#                1.2 TB of states are read and 1.2 TB written meanwhile: at 1 GB/s 40 minutes, beside
+#                the training
+#
+#SBATCH --job-name=stackoverflow
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=4
+#SBATCH --mem=64G
+#SBATCH --time=06:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.out
+# The longest round and a checkpoint of it, states copied from the node's disk included.
+#SBATCH --signal=B:USR1@300
+set -euo pipefail
+
+# Slurm runs a copy of this script; staged.sh lies beside the original.
+[[ $(scontrol show job "${SLURM_JOB_ID:?submit this with sbatch}") =~ Command=([^[:space:]]+) ]]
+exec "$(dirname "${BASH_REMATCH[1]}")/staged.sh" stackoverflow_10000_words_20.h5 \
+  jobs/papers/base/stackoverflow.yaml "$@"

@@ -1,0 +1,22 @@
+"""`hpcfl run --continue` on several ranks: all of them begin, and all of them go on."""
+
+import shutil
+
+from tests.parallel.background import Going, finish, rounds, write
+from tests.parallel.outcome import outcome
+
+
+def test_the_same_command_until_it_is_done(tmp_path):
+    """Killed, taken up on another number of ranks, and found finished."""
+    run = tmp_path / "run"
+    command = ("run", write(tmp_path), "--out", run, "--continue")
+    with Going(2, *command) as going:
+        going.wait_until(lambda: rounds(run) > 10)
+    for ranks in (3, 1):
+        ended = finish(ranks, *command)
+        assert ended.returncode == 0, ended.stderr
+    assert "finished, nothing to do" in ended.stderr
+    found = outcome(run)
+    shutil.rmtree(run)
+    assert finish(1, *command).returncode == 0
+    assert outcome(run) == found

@@ -1,0 +1,148 @@
+"""A sweep in parts, and as an array of Slurm's: what is submitted, and how far it is."""
+
+import pytest
+
+from hpcfl.errors import JobError
+from hpcfl.rundir import RunDir
+from hpcfl.sweep.grid import read_sweep
+from hpcfl.sweep.play import prepare
+from hpcfl.sweep.submit import Array, ranges
+from hpcfl.sweep.todo import todo
+
+SWEEP = """\
+job: job.yaml
+grid: {seed: [0, 1, 2, 3, 4]}
+"""
+SBATCH = """\
+#!/bin/sh
+[ "$HPCFL_FAIL" ] && { echo "sbatch: error: no such partition" >&2; exit 1; }
+echo "$HPCFL_OUT $HPCFL_PACK $@" >submitted
+echo "7;cluster"
+"""
+
+
+@pytest.fixture
+def file(job, tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(SWEEP)
+    return path
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A place to submit from, where sbatch notes what it was given."""
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm/array.sh").touch()
+    (tmp_path / "sbatch").write_text(SBATCH)
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([4], "4"), ([0, 1, 2], "0-2"), ([0, 2, 3, 5, 7, 8], "0,2-3,5,7-8")],
+)
+def test_ranges(numbers, text):
+    assert ranges(numbers) == text
+
+
+def test_some_points_are_played(file, tmp_path, hpcfl):
+    root = tmp_path / "out"
+    done = hpcfl("sweep", file, "--out", root, "--points", "3-9", "rounds=2")
+    assert (done.code, done.out) == (0, []), done.err
+    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["seed3", "seed4"]
+    listed = hpcfl("sweep", file, "--out", root, "--points", "4", "--dry-run", "rounds=2").text
+    assert "1 runs, 1 of them finished" in listed
+
+
+@pytest.mark.parametrize("points", ["5-6", "3-2"])
+def test_points_that_are_not_there_are_refused(file, refused, points):
+    line = refused("sweep", file, "--points", points)
+    assert f"--points: found {points}, expected some of 0-4: {file} has 5 runs" in line
+
+
+@pytest.mark.parametrize("points", ["a", "1-", "-1", "1-b", ""])
+def test_words_that_are_no_points(file, hpcfl, points, capsys):
+    with pytest.raises(SystemExit) as end:
+        hpcfl("sweep", file, f"--points={points}")
+    assert end.value.code == 2
+    assert "expected A-B or A, counted from 0" in capsys.readouterr().err
+
+
+def test_parts_go_together_but_not_with_a_whole(file, tmp_path):
+    sweep, root = read_sweep(file), tmp_path / "out"
+    with RunDir(root) as one, RunDir(root) as other:
+        prepare(sweep.part(0, 1), one, partly=True)
+        prepare(sweep.part(2, 3), other, partly=True)
+        with RunDir(root) as whole, pytest.raises(JobError, match="a sweep is alive"):
+            prepare(sweep, whole)
+
+
+def test_what_is_not_finished_is_submitted(file, here, hpcfl):
+    for seed in (0, 2, 3):
+        assert hpcfl("sweep", file, "--points", seed, "rounds=2").code == 0
+    done = hpcfl("sweep", file, "--submit", "--pack", 2, "--sbatch", "-p 'a b' -t 5", "rounds=2")
+    assert (done.code, done.out) == (0, ["how far they are: hpcfl status runs/s"])
+    assert (here / "submitted").read_text() == (
+        f"runs/s 2 --parsable --array=0,2 --job-name=s -p a b -t 5 slurm/array.sh {file} rounds=2\n"
+    )
+    (line,) = done.err
+    assert line.endswith("submitted sweep: Slurm job 7: 2 runs, 3 finished before, 2 a task")
+    assert hpcfl("status", "runs/s").out == [
+        "finished          2 of 2  seed0",
+        "waiting           -       seed1",
+        "finished          2 of 2  seed2",
+        "finished          2 of 2  seed3",
+        "waiting           -       seed4",
+        "5 runs: 3 finished, 2 waiting",
+    ]
+    assert [run.action for run in todo(read_sweep(file, ["rounds=2"]), here / "runs/s")] == [
+        "skip", "start", "skip", "skip", "start",
+    ]  # fmt: skip
+
+
+def test_nothing_is_left_to_submit(file, here, hpcfl):
+    assert hpcfl("sweep", file, "rounds=1").code == 0
+    done = hpcfl("sweep", file, "--submit", "rounds=1")
+    assert done.out == ["runs/s: all 5 runs are finished, nothing to submit"]
+    assert not (here / "submitted").exists()
+
+
+def test_the_command_is_shown(file, here, hpcfl):
+    done = hpcfl("sweep", file, "--submit", "--dry-run", "algorithm={name: fedavg}")
+    assert done.out == [
+        f"HPCFL_OUT=runs/s HPCFL_PACK=1 sbatch --array=0-4 --job-name=s slurm/array.sh {file} "
+        "'algorithm={name: fedavg}'"
+    ]
+    assert not (here / "submitted").exists()
+    assert not (here / "runs").exists()
+
+
+def test_what_cannot_be_submitted(file, here, monkeypatch, refused):
+    submit = ("sweep", file, "--submit")
+    assert '--sbatch: found "\'": No closing quotation' in refused(*submit, "--sbatch", "'")
+    assert "--pack and --sbatch are for --submit" in refused("sweep", file, "--pack", "2")
+    monkeypatch.setenv("HPCFL_FAIL", "1")
+    assert refused(*submit) == "JobError: sbatch: error: no such partition"
+    (here / "sbatch").unlink()
+    monkeypatch.setenv("PATH", str(here))
+    assert "sbatch: No such file or directory; submit where Slurm" in refused(*submit)
+    (here / "slurm/array.sh").unlink()
+    assert "slurm/array.sh: is not here; submit from" in refused(*submit)
+
+
+def test_a_failed_run_is_told_until_it_is_tried_again(job, here, hpcfl):
+    (here / "s.yaml").write_text(
+        "job: job.yaml\ngrid:\n  lr: {wild: {local.lr: 1.0e+38}, gone: {data.path: gone.npz}}\n"
+    )
+    assert hpcfl("sweep", "s.yaml").code == 1
+    lines = hpcfl("status", "runs/s").out
+    assert lines[0] == "failed            -       gone"
+    assert lines[1].startswith("failed   ")
+    assert lines[2] == "2 runs: 2 failed"
+    assert "0-1" in Array(read_sweep(here / "s.yaml"), (), here / "runs/s", 1, "").command_line()
+    with (here / "runs/s/sweep.log").open("a") as log:
+        log.write("2026-01-02 03:04:05 resumed  wild: from round 0\n")
+    assert hpcfl("status", "runs/s").out[2] == "2 runs: 1 failed, 1 not running"

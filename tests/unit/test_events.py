@@ -1,0 +1,108 @@
+"""What TensorBoard reads of a run."""
+
+import json
+import os
+
+import pytest
+
+from hpcfl import events
+from hpcfl.events import Events
+
+pytest.importorskip("tensorboard", reason="events need the package tensorboard")
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+
+def read(run):
+    """Every curve as TensorBoard shows it: what later starts took back is forgotten."""
+    found = EventAccumulator(str(run / "events"), size_guidance={"scalars": 0})
+    found.Reload()
+    return {tag: found.Scalars(tag) for tag in found.Tags()["scalars"]}
+
+
+def from_log(run, key):
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [(line["round"], pytest.approx(line[key], rel=1e-6)) for line in lines if key in line]
+
+
+def pairs(scalars):
+    return [(scalar.step, scalar.value) for scalar in scalars]
+
+
+def test_the_events_are_the_log(job, hpcfl, tmp_path):
+    assert hpcfl("run", job, "--out", tmp_path / "run").code == 0
+    found = read(tmp_path / "run")
+    for tag, key in (
+        ("score/train_loss", "train_loss"),
+        ("score/test_accuracy", "test_accuracy"),
+        ("time/compute_s", "compute_s"),
+        ("round/clients_per_s", "clients_per_s"),
+    ):
+        assert pairs(found[tag]) == from_log(tmp_path / "run", key) != []
+
+
+def test_rounds_that_a_resume_takes_back_are_forgotten(job, hpcfl, tmp_path):
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    assert hpcfl("resume", run, "--round", "2").code == 0
+    assert len(list((run / "events").iterdir())) == 2
+    assert pairs(read(run)["score/train_loss"]) == from_log(run, "train_loss")
+    assert [step for step, _ in pairs(read(run)["score/train_loss"])] == [1, 2, 3, 4]
+
+
+def test_no_events_where_nothing_is_to_be_done(job, hpcfl, tmp_path):
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    assert hpcfl("resume", run).code == 0
+    assert len(list((run / "events").iterdir())) == 1
+
+
+@pytest.mark.parametrize("asked, written", [("auto", True), ("true", True), ("false", False)])
+def test_events_may_be_left_out(job, hpcfl, tmp_path, asked, written):
+    done = hpcfl("run", job, f"log.tensorboard={asked}", "--out", tmp_path / "run")
+    assert (tmp_path / "run" / "events").exists() == written
+    assert any("TensorBoard reads events/" in line for line in done.err) == written
+
+
+def test_without_the_package(job, hpcfl, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(events, "find_spec", lambda name: None)
+    assert hpcfl("run", job, "--out", tmp_path / "run").code == 0
+    assert not (tmp_path / "run" / "events").exists()
+    line = refused("run", job, "log.tensorboard=true", "--out", tmp_path / "other")
+    assert "log.tensorboard: found true, but no package tensorboard" in line
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_word_that_is_none_of_three(job, refused):
+    assert "log.tensorboard: found 'on', expected" in refused("check", job, "log.tensorboard='on'")
+
+
+def test_a_line_cut_short_hides_nothing_before_it(tmp_path):
+    """As kill -9 leaves a file."""
+    written = Events(tmp_path / "events", 0)
+    for t in range(3):
+        written.round({"round": t, "train_loss": 0.5})
+    written.close()
+    (file,) = (tmp_path / "events").iterdir()
+    os.truncate(file, file.stat().st_size - 5)
+    assert pairs(read(tmp_path)["score/train_loss"]) == [(0, 0.5), (1, 0.5)]
+
+
+def test_a_disk_that_is_full(job, hpcfl, tmp_path, monkeypatch):
+    """One line, as where log.jsonl cannot be written."""
+
+    class Full:
+        def add_summary(self, summary, step):
+            raise OSError(28, "No space left on device")
+
+    init = Events.__init__
+
+    def full(self, folder, done):
+        init(self, folder, done)
+        self._writer.file_writer, open_file = Full(), self._writer.file_writer
+        self._writer.close = open_file.close
+
+    monkeypatch.setattr(Events, "__init__", full)
+    done = hpcfl("run", job, "--out", tmp_path / "run")
+    assert done.code == 1
+    (line,) = [line for line in done.err if "Error" in line]
+    assert f"{tmp_path}/run/events: cannot be written: No space left on device" in line

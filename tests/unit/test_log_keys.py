@@ -1,0 +1,26 @@
+"""The README's table of the log has exactly the keys that a run writes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.algorithms.play import play, softmax_problem, tree
+
+pytestmark = pytest.mark.usefixtures("own_process")
+
+README = Path(__file__).parents[2] / "README.md"
+ON_SEVERAL_RANKS, ON_A_GPU = {"busy_s", "imbalance"}, {"device_bytes"}
+
+
+def test_the_table_of_the_log_is_complete(tmp_path):
+    """Of a plain run; tests/parallel holds those of several ranks to be there."""
+    table = README.read_text().split("## The log")[1].split("## ")[0]
+    named = [
+        key for row in re.findall(r"^\| (`.+?) \|", table, re.M) for key in row.split("`")[1::2]
+    ]
+    job = tree(tmp_path, softmax_problem(), algorithm={"name": "scaffold"}, rounds=2)
+    found = set().union(*play(tmp_path, job).log)
+    scores = {key for key in found if key.startswith("test_")}
+    assert set(named) - ON_SEVERAL_RANKS - ON_A_GPU == found - scores
+    assert len(named) == len(set(named))

@@ -1,0 +1,214 @@
+import csv
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcfl.compare import flat
+from hpcfl.errors import JobError
+from hpcfl.job import load
+from hpcfl.records import RunRecord
+from hpcfl.report import as_papers, by_run, plain, to_csv, to_latex, to_markdown
+from hpcfl.report.formats import escaped
+from hpcfl.targets import Target
+
+ROOT = Path(__file__).parents[2]
+HBM = "algorithm={name: fedhbm}"
+IID = "data.partition.alpha=10000"
+
+
+def record(accuracies, *overrides, rounds=None, last=2, job="cifar10/fedavg_noniid"):
+    """A run with an evaluation every round."""
+    settings = flat(load(ROOT / f"jobs/{job}.yaml", overrides).tree)
+    settings["rounds"] = rounds or len(accuracies)
+    log = tuple({"round": k + 1, "test_accuracy": a} for k, a in enumerate(accuracies))
+    name = settings["algorithm.name"]
+    return RunRecord(Path(name), name, settings["rounds"], last, log, settings)
+
+
+@pytest.fixture
+def runs():
+    return [
+        record([0.1, 0.4, 0.6], "seed=0"),
+        record([0.1, 0.5, 0.7], "seed=1"),
+        record([0.1, 0.9], HBM, IID, rounds=3),
+        record([0.1, 0.7, 0.8], HBM),
+        record([0.1, 0.8, 0.8], IID),
+    ]
+
+
+def cells(sheet):
+    return [list(row) for row in sheet.rows]
+
+
+def test_algorithms_by_splits_theirs_beside_ours(runs):
+    """FedAvg's seeds: 50 and 60, sample standard deviation sqrt(50)."""
+    (sheet,) = as_papers(runs).sheets
+    assert sheet.titles == [
+        "algorithm", "cifar10\ndirichlet 0\nours %", "cifar10\ndirichlet 0\npublished",
+        "cifar10\ndirichlet 10000\nours %", "cifar10\ndirichlet 10000\npublished",
+    ]  # fmt: skip
+    assert cells(sheet) == [
+        ["fedavg", "55.00 +- 7.07 (n=2)", "66.12 +- 0.32", "80.00", "83.11 +- 0.34"],
+        ["fedhbm", "75.00", "81.71 +- 0.15", "90.00 @2/3", "83.83 +- 0.14"],
+    ]
+    assert sheet.best == {(1, 1), (1, 2), (1, 4)}  # an unfinished run does not compete
+    assert sheet.captions[:3] == [
+        "ours: mean test accuracy of the last 2 rounds",
+        "n: seeds; +-: their sample standard deviation",
+        "@t/T: of an unfinished run, the newest accuracy, after t of its T rounds",
+    ]
+    assert "ours after 2 to 3 of 10 000 rounds" in sheet.captions[3]
+
+
+def test_cells_without_runs(runs):
+    """A dash; what is published of them stands all the same."""
+    (sheet,) = as_papers([*runs[:2], *runs[2:3]]).sheets
+    assert cells(sheet) == [
+        ["fedavg", "55.00 +- 7.07 (n=2)", "66.12 +- 0.32", "-", "83.11 +- 0.34"],
+        ["fedhbm", "-", "81.71 +- 0.15", "90.00 @2/3", "83.83 +- 0.14"],
+    ]
+
+
+def test_seeds_that_are_not_finished(runs):
+    """They do not count beside finished ones, and several of them have a range."""
+    late = record([0.2], "seed=2", rounds=3)
+    (row,) = as_papers([*runs[:2], late]).sheets[0].rows
+    assert row[1] == "55.00 +- 7.07 (n=2 of 3)"
+    (row,) = as_papers([late, record([0.1, 0.4], "seed=3", rounds=3)]).sheets[0].rows
+    assert row[1] == "30.00 +- 14.14 @1-2/3 (n=2)"
+    (row,) = as_papers([late, record([], "seed=3", rounds=3)]).sheets[0].rows
+    assert row[1] == "20.00 @1/3 (n=1 of 2)"
+    (row,) = as_papers([replace(late, fate="failed")]).sheets[0].rows
+    assert row[1] == "20.00 @1/3 failed"
+
+
+def test_jobs_of_one_cell_have_rows_of_their_own(runs):
+    others = [record([0.1, 0.2, 0.3], "local.lr=0.5"), record([0.1, 0.2])]
+    (sheet,) = as_papers([runs[0], runs[4], *others]).sheets
+    assert sheet.titles[1] == "settings"
+    assert [row[:3] for row in cells(sheet)] == [
+        ["fedavg", "local.lr 0.01, rounds 3", "50.00"],
+        ["fedavg", "local.lr 0.5, rounds 3", "25.00"],
+        ["fedavg", "local.lr 0.01, rounds 2", "15.00"],
+        ["fedavg", "", "-"],  # the only one of its split
+    ]
+
+
+def test_what_finished_runs_are_judged_by(runs):
+    every = record([k / 200 for k in range(150)], last=0)
+    assert as_papers([every]).sheets[0].captions[0] == (
+        "ours: mean test accuracy of the last 100 rounds"
+    )
+    other = record([0.5], IID, last=0)
+    assert as_papers([runs[0], other]).sheets[0].captions[0] == (
+        "ours: mean test accuracy of the last 2 rounds, or test accuracy after the last round"
+    )
+
+
+def test_the_rounds_to_targets(runs):
+    """Table 2 of FedHBM: 0.7 x 86.48 % is 60.536 %, 0.8 x it 69.184 %."""
+    _, seventy, eighty = as_papers([*runs[:2], *runs[2:4]], [Target(70), Target(80)]).sheets
+    assert cells(seventy) == [
+        ["fedavg", "3 (1.00x) (n=1 of 2)", "5520 (1.00x)", "-"],
+        ["fedhbm", "2", "770 (7.17x)", "2"],
+    ]
+    assert seventy.titles[1:3] == [
+        "cifar10\ndirichlet 0\nours to 70 %", "cifar10\ndirichlet 0\npublished",
+    ]  # fmt: skip
+    assert cells(eighty)[0][1:3] == ["3 (1.00x) (n=1 of 2)", "9935 (1.00x)"]
+
+
+def test_speedups_are_over_fedavg_of_the_same_seed():
+    runs = [
+        record([0.1, 0.1, 0.1, 0.9]),
+        record([0.1, 0.9, 0.9, 0.9], "seed=1"),
+        record([0.1, 0.9, 0.9, 0.9], HBM),
+        record([0.9, 0.9, 0.9, 0.9], HBM, "seed=1"),
+        record([0.1, 0.1, 0.1, 0.1], "algorithm={name: fedcm}"),
+        record([0.1], "algorithm={name: fedcm}", "seed=1", rounds=4),
+        record([0.1, 0.1, 0.9, 0.9], "algorithm={name: fedprox}", "seed=1"),
+        record([0.1, 0.1, 0.9, 0.9], "algorithm={name: fedprox}", "seed=2"),
+    ]
+    _, sheet = as_papers(runs, [Target(0.9, absolute=True)]).sheets
+    assert [row[1] for row in sheet.rows] == [
+        "3 +- 1 (1.00x) (n=2)", "2 +- 1 (2.00x) (n=2)", "> 4", "3 +- 0 (0.67x) (n=2)",
+    ]  # fmt: skip
+    assert sheet.best == {(1, 1)}
+
+
+def test_nothing_is_classified():
+    with pytest.raises(JobError, match="no run has a test accuracy"):
+        as_papers([RunRecord(Path("r"), "fedavg", 1, 0, ({"round": 1, "test_loss": 1.0},))])
+
+
+def test_the_values_are_a_row_a_number(runs):
+    found = list(csv.DictReader(io.StringIO(to_csv(as_papers(runs, [Target(70)])))))
+    assert len(found) == 8
+    first, hbm = found[0], found[3]
+    assert {key: first[key] for key in ("algorithm", "data", "split", "metric", "seeds")} == {
+        "algorithm": "fedavg", "data": "cifar10", "split": "dirichlet 0",
+        "metric": "accuracy_last2", "seeds": "2",
+    }  # fmt: skip
+    assert (float(first["mean"]), float(first["std"])) == pytest.approx((0.55, 0.0707107))
+    assert (first["published"], first["published_std"]) == ("0.6612", "0.0032")
+    assert (hbm["metric"], hbm["rounds"], hbm["rounds_done"]) == ("accuracy", "3", "2")
+    assert (found[4]["metric"], found[4]["published"]) == ("rounds_to_70", "5520.0")
+
+
+def widths(line):
+    """How many columns a line of a tabular fills."""
+    parts = [part.strip() for part in re.split(r"(?<!\\)&", line.removesuffix(r" \\"))]
+    spans = [re.match(r"\\multicolumn\{(\d+)\}", part) for part in parts]
+    return sum(int(span[1]) if span else 1 for span in spans)
+
+
+def test_latex(runs):
+    text = to_latex(as_papers(runs, [Target(70)]))
+    assert text.isascii()
+    assert text.count("{") == text.count("}")
+    assert text.count(r"\begin{table}") == text.count(r"\end{tabular}") == 2
+    first = text.split(r"\end{table}")[0]
+    assert r"\begin{tabular}{lrrrr}" in first
+    lines = [line.strip() for line in first.splitlines() if line.endswith(r" \\")]
+    assert [widths(line) for line in lines] == [5] * 5
+    assert lines == [
+        r"& \multicolumn{4}{c}{cifar10} \\",
+        r"& \multicolumn{2}{c}{dirichlet 0} & \multicolumn{2}{c}{dirichlet 10000} \\",
+        r"algorithm & ours \% & published & ours \% & published \\",
+        r"fedavg & 55.00 $\pm$ 7.07 (n=2) & 66.12 $\pm$ 0.32 & 80.00 & 83.11 $\pm$ 0.34 \\",
+        r"fedhbm & \textbf{75.00} & \textbf{81.71 $\pm$ 0.15} & 90.00 @2/3"
+        r" & \textbf{83.83 $\pm$ 0.14} \\",
+    ]
+    assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}" in first
+    rules = [r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}", r"\caption{ours: mean"]
+    assert [first.index(rule) for rule in rules] == sorted(first.index(rule) for rule in rules)
+
+
+def test_latex_of_a_table_of_runs(runs):
+    text = to_latex(by_run(runs))
+    rows = [line for line in text.splitlines() if line.endswith(r" \\")]
+    assert {widths(row) for row in rows[:7]} == {10}
+    assert r"best \\" not in text
+    assert r"% @round" not in text.replace(r"\% @round", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "latex"),
+    [
+        ("server_only 50 % & #1", r"server\_only 50 \% \& \#1"),
+        ("1 +- 2, > 3", r"1 $\pm$ 2, \textgreater{} 3"),
+        ("-", "--"),
+        (r"a\b ~^ {$}", r"a\textbackslash{}b \textasciitilde{}\textasciicircum{} \{\$\}"),
+    ],
+)
+def test_latex_escapes(text, latex):
+    assert escaped(text) == latex
+
+
+def test_the_best_is_bold_in_markdown_too(runs):
+    report = as_papers(runs)
+    assert "| **75.00** | **81.71 +- 0.15** | 90.00 @2/3 |" in to_markdown(report)
+    assert "**" not in plain(report)
