@@ -51,6 +51,8 @@ def texts():
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant | ast.JoinedStr):
                 yield from said(node, names).split(VALUE)
+    for path in sorted((ROOT / "slurm").glob("*.sh")):
+        yield path.read_text()
 
 
 SAID = "\n".join(["", *{text for text in texts() if text.strip()}, ""])
