@@ -1,0 +1,80 @@
+"""docs/extending.md: its files are written out, and its commands say what it prints."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.parallel.harness import environment, find_mpirun
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/extending.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+FILES = [block for kind, block in BLOCKS if kind and block.startswith("# ")]
+SESSIONS = "".join(block for kind, block in BLOCKS if not kind)
+
+
+def commands():
+    """Each command of the page, and the lines that follow it."""
+    for part in SESSIONS.split("$ ")[1:]:
+        command, *said = part.splitlines()
+        yield command, said
+
+
+def stands_in(line, text):
+    """Whether a printed line is there, with anything for its dots."""
+    return re.search(".*".join(map(re.escape, line.split("..."))), text)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, own_process):
+    """The page's files, in the current directory, where Python finds them."""
+    for text in FILES:
+        name = text.partition("\n")[0].removeprefix("# ")
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def shell(folder, hpcfl):
+    """Run a command of the page: its exit code and all that it said."""
+    programs = {
+        "python": [sys.executable],
+        "mpirun": [find_mpirun()],
+        "hpcfl": [sys.executable, "-m", "hpcfl"],
+    }
+    path = os.pathsep.join([str(folder), str(ROOT)])
+
+    def run(command):
+        words = shlex.split(command)
+        if words[0] == "hpcfl":  # in this process, which is quicker
+            done = hpcfl(*words[1:])
+            return done.code, "\n".join([*done.out, *done.err])
+        started = [new for word in words for new in programs.get(word, [word])]
+        done = subprocess.run(
+            started, env=environment(PYTHONPATH=path), capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def test_the_page_runs_as_printed(folder, shell):
+    given = list(commands())
+    assert given.pop(0) == ("export PYTHONPATH=.", [])
+    assert len(given) == 17
+    for command, said in given:
+        code, text = shell(command)
+        refused = any(line.startswith("JobError: ") for line in said)
+        assert code == (2 if refused else 0), (command, text)
+        for line in said:
+            assert stands_in(line, text), (command, line, text)
+    for run in ("fedvarp", "synthetic", "perceptron"):
+        log = (folder / "runs" / run / "log.jsonl").read_text()
+        assert float(re.findall(r'"test_accuracy": ([\d.]+)', log)[-1]) > 0.3, run
