@@ -82,7 +82,7 @@ say() { echo "$(date '+%F %T') job $id: $*"; }
 
 before=$(newest)
 say "start $((${SLURM_RESTART_COUNT:-0} + 1)) from round $((10#$before)):" \
-  "${command[*]}, ${SLURM_NTASKS:-1} ranks on $SLURM_JOB_NODELIST"
+  "${command[*]}, ${SLURM_NTASKS:-1} rank(s) on $SLURM_JOB_NODELIST"
 
 "${step[@]}" "${command[@]}" &
 srun=$!

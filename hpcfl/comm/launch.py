@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Literal, NamedTuple
 
 from hpcfl.comm.base import Comm
@@ -78,10 +80,8 @@ def connect(backend: Backend, device_type: str, timeout_s: float) -> Comm:
         if device_type != "cpu":
             message = f"comm.backend: mpi sums CPU tensors, the device is {device_type}"
             raise JobError(f"{message}; say nccl (or gloo)")
-        require_mpi4py("comm.backend: mpi")
-        from hpcfl.comm.mpi import Mpi
-
-        return Mpi(launch)
+        group: Comm = load_mpi("comm.backend: mpi").Mpi(launch)
+        return group
     from hpcfl.comm.torch_distributed import Gloo, Nccl
 
     if backend == "gloo":
@@ -91,10 +91,21 @@ def connect(backend: Backend, device_type: str, timeout_s: float) -> Comm:
     return Nccl(launch, timeout_s)
 
 
-def require_mpi4py(who: str) -> None:
-    """Say what to install if mpi4py is missing."""
+def load_mpi(who: str) -> ModuleType:
+    """``hpcfl.comm.mpi``.
+
+    Raises:
+        JobError: mpi4py is not installed, or finds no MPI.
+    """
     if find_spec("mpi4py") is None:
         raise JobError(f"{who}: mpi4py is not installed; pip install mpi4py, or say gloo")
+    try:
+        return import_module("hpcfl.comm.mpi")
+    except (ImportError, RuntimeError) as error:
+        raise JobError(
+            f"{who}: mpi4py finds no MPI ({error}); load the site's MPI module, pip install mpich, "
+            "or say gloo"
+        ) from error
 
 
 def choose(launch: Launch, device_type: str) -> tuple[Literal["mpi", "gloo", "nccl"], str]:

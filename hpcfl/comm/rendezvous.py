@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 # torch exports TCPStore, but its stubs do not say so.
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
-from hpcfl.comm.launch import Launch, require_mpi4py
+from hpcfl.comm.launch import Launch, load_mpi
 from hpcfl.comm.solo import end_process
 from hpcfl.errors import RankError
 
@@ -91,9 +91,7 @@ def _slurm_port(environ: Mapping[str, str]) -> int:
 
 
 def _meet_by_mpi(launch: Launch, timeout_s: float) -> Meeting:
-    require_mpi4py(f"{launch.launcher} without MPI")
-    from hpcfl.comm import mpi
-
+    mpi = load_mpi(f"{launch.launcher} without MPI")
     world = mpi.start(launch)
     place, alone = mpi.local_rank(launch, world)
     host = mpi.share(world, os.environ.get("MASTER_ADDR") or socket.gethostname())

@@ -1,3 +1,4 @@
+import os
 import socket
 import subprocess
 import sys
@@ -107,6 +108,22 @@ def test_a_named_backend_without_its_library_is_an_error(backend, monkeypatch):
     monkeypatch.setattr("os.environ", MPICH)
     with pytest.raises(JobError, match="mpi4py is not installed"):
         connect(backend, "cpu", 1.0)
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_an_mpi_that_cannot_be_loaded_is_an_error(backend):
+    """As on a cluster before the site's module is loaded."""
+    program = (
+        "from hpcfl.comm.launch import connect; from hpcfl.errors import JobError\n"
+        f"try: connect('{backend}', 'cpu', 1.0)\n"
+        "except JobError as e: print(e)"
+    )
+    env = {**os.environ, **MPICH, "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    (line,) = done.stdout.splitlines()
+    assert "mpi4py finds no MPI (" in line
+    assert line.endswith("; load the site's MPI module, pip install mpich, or say gloo")
 
 
 def test_nccl_is_refused_on_a_cpu_and_mpi_on_a_gpu():
