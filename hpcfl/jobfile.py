@@ -1,7 +1,7 @@
 """YAML as users write it: a tree of plain values, and the line every value came from.
 
-PyYAML's traps are errors here: a duplicate key, a key that is no text (``on``), ``1e-3`` (which
-YAML reads as text) where a number is due.
+PyYAML's traps are errors here: a duplicate key, a key that is no text (``on``), one that took its
+value in (``{lr:0.1}``), ``1e-3`` (which YAML reads as text) where a number is due.
 """
 
 from collections.abc import Mapping, Sequence
@@ -196,6 +196,11 @@ class _Walk:
                 raise JobError(f"{line}: the key {name!r} stands twice in this section")
             self._file.lines[(*key, name)] = line
             tree[name] = self._node(value_node, (*key, name))
+            if ":" in name and tree[name] is None:
+                raise JobError(
+                    f"{line}: YAML reads {name!r:.60} as a key without a value; put a space after "
+                    "the colon"
+                )
         return tree
 
 

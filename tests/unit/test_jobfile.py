@@ -94,6 +94,7 @@ def test_overrides_are_put_over_the_file_and_named_as_such(tmp_path):
     ("text", "message"),
     [
         ("a: 1\na: 2\n", "j.yaml:2: the key 'a' stands twice"),
+        ("a: {lr:0.1}\n", "j.yaml:1: YAML reads 'lr:0.1' as a key without a value; put a space"),
         ("x:\n  on: 1\n", "j.yaml:2: the key 'on' is read by YAML as True; put it in quotes"),
         ("a: [1\n", "j.yaml:2: is not valid YAML"),
         ("a: !!python/object:os.system 1\n", "is not valid YAML"),
