@@ -16,7 +16,8 @@ from hpcfl.types import Record
 
 PARTS = ("sample", "read", "compute", "reduce", "wait", "update", "write", "evaluate")
 """What the wall time of a round is split into, see "The log" in the README."""
-_TOGETHER = ("reduce", "evaluate")  # end with a collective: all ranks go on at once
+# Behind these a rank's load is counted anew: ranks go on together, or a round begins.
+_ANEW = ("reduce", "evaluate", "write")
 _MEMORY = ("memory_bytes", "device_bytes")
 _NS = 1_000_000_000
 
@@ -51,7 +52,7 @@ class Account:
 
     def start(self) -> None:
         """Forget everything: the first part begins."""
-        self._at = self._together = self._now()
+        self._at = self._loaded = self._now()
         self._reset()
 
     def lap(self, part: str) -> None:
@@ -61,8 +62,8 @@ class Account:
         at = self._now()
         self._parts[part] += at - self._at
         self._at = at
-        if part in _TOGETHER:
-            self._together = at
+        if part in _ANEW:
+            self._loaded = at
 
     def move(self, seconds: float, source: str, target: str) -> None:
         """So much of the one part, at most all of it, belongs to the other."""
@@ -72,11 +73,11 @@ class Account:
         """What the ranks want the maximum of, for ``met``.
 
         Bytes in memory and on the device, then a place for each rank: this one's work in ns since
-        all were together, and the others' 0.
+        the round began, or since a reduction in it, and the others' 0.
         """
         own = [float(resident_memory()), float(allocated_memory(self._device))]
         own += [0.0] * self._ranks
-        own[len(_MEMORY) + self._rank] = float(self._now() - self._together)
+        own[len(_MEMORY) + self._rank] = float(self._now() - self._loaded)
         return own
 
     def met(self, told: NDArray[np.float64]) -> None:

@@ -76,7 +76,9 @@ def play_round(
     record["examples"] = int(run.population.taken[members].sum())
     if not size:
         account.lap("sample")
-        return server, record, comm.max(ask())
+        asked = comm.max(ask())
+        account.met(asked[TOLD])
+        return server, record, asked
     mine = run.mine(t)
     surveyed = algorithm.full_gradient != "none"
     run.population.expect([*mine * (1 + surveyed), *run.mine(t + 1)])

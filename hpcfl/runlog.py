@@ -139,9 +139,11 @@ class LogReader:
         Raises:
             StoreError: a line is damaged.
         """
-        if not self._path.exists():
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:  # before the first round
             return ()
-        with self._path.open("rb") as file:
+        with file:
             file.seek(self._end - len(self._last))
             if file.read(len(self._last)) != self._last:  # a resume has cut it
                 self._rounds, self._end, self._last = [], 0, b""

@@ -40,16 +40,27 @@ def status(root: Path) -> str:
         StoreError: a file of the run is damaged.
     """
     folder = RunDir(root)
-    events = _events(root / "sweep.log")
-    inside = {job.parent.name for job in root.glob("*/job.yaml")}
-    if (inside or events) and not folder.job.is_file():
-        # Beside a sweep's runs lie their jobs, from before they begin.
-        jobs = {job.stem for job in root.glob("*.yaml")} if events else set()
-        return _many(root, sorted(inside | jobs), events)
+    runs = members(root)
+    if runs:
+        return _many(root, runs)
     folder.require()
     run = read_run(root)
     alive = folder.held()
     return "\n".join(f"{title:<11} {text}" for title, text in _lines(folder, run, alive=alive))
+
+
+def members(root: Path) -> dict[str, bool]:
+    """The names of the runs in a folder, and whether the sweep that made them saw them fail last.
+
+    There is none in a run directory; runs of a sweep that have not begun yet are among them.
+    """
+    if (root / "job.yaml").is_file():
+        return {}
+    events = _events(root / "sweep.log")
+    # Beside a sweep's runs lie their jobs, from before they begin.
+    names = {job.stem for job in root.glob("*.yaml")} if events else set()
+    names |= {job.parent.name for job in root.glob("*/job.yaml")}
+    return {name: events.get(name) == "failed" for name in sorted(names)}
 
 
 def _events(log: Path) -> dict[str, str]:
@@ -59,34 +70,40 @@ def _events(log: Path) -> dict[str, str]:
     return {line[3].rstrip(":"): line[2] for line in words if len(line) > 3}
 
 
-def _many(root: Path, names: Sequence[str], events: Mapping[str, str]) -> str:
+def _many(root: Path, runs: Mapping[str, bool]) -> str:
     """A line for each of several runs, and how many are in each state."""
     states, lines = Counter[str](), []
-    for name in names:
-        state, text = _one(RunDir(root / name), failed=events.get(name) == "failed")
+    for name, failed in runs.items():
+        state, text = _one(RunDir(root / name), failed=failed)
         states[state] += 1
         lines.append(f"{state:<12} {text}")
     told = ", ".join(f"{count} {state}" for state, count in states.items())
-    return "\n".join([*lines, f"{len(names)} runs: {told}"])
+    return "\n".join([*lines, f"{len(runs)} runs: {told}"])
 
 
 def _one(folder: RunDir, *, failed: bool) -> tuple[str, str]:
     """The state of one of several runs, and how far it is."""
     name = folder.root.name
     if not folder.job.exists():
-        return "failed" if failed else "waiting", f"{'-':>6}       {name}"
+        return unbegun(failed=failed), f"{'-':>6}       {name}"
     try:
         run = read_run(folder.root)
     except JobError as e:  # of one run: the others are told all the same
         return "damaged", str(e)
-    found = state(run, alive=folder.held())
-    found = "failed" if failed and found == "not running" else found
+    found = state(run, alive=folder.held(), failed=failed)
     return found, f"{run.done:>6} of {run.rounds}  {name}"
 
 
-def state(run: RunRecord, *, alive: bool) -> str:
-    """Whether it is alive, finished or not running."""
-    return "alive" if alive else "finished" if run.finished else "not running"
+def state(run: RunRecord, *, alive: bool, failed: bool = False) -> str:
+    """Whether it is alive, finished, failed or not running."""
+    if alive or run.finished:
+        return "alive" if alive else "finished"
+    return "failed" if failed else "not running"
+
+
+def unbegun(*, failed: bool) -> str:
+    """The state of a run that has no directory yet."""
+    return "failed" if failed else "waiting"
 
 
 def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:

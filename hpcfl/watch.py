@@ -27,12 +27,29 @@ from hpcfl.errors import JobError
 from hpcfl.records import RunRecord, read_job
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import OF_RANKS, LogReader
-from hpcfl.status import LATE_S, TITLES, newest, on_disk, recent, state, time_left
+from hpcfl.status import (
+    LATE_S,
+    TITLES,
+    members,
+    newest,
+    on_disk,
+    recent,
+    state,
+    time_left,
+    unbegun,
+)
 
 EVERY_S = 1.0  # between two looks
 DISK_S = 10.0  # between two looks at what lies on the disk, which walks through folders
 PAGE = 100, 32  # columns and lines where there is no terminal
-STATES = {"alive": "bold green", "finished": "bold cyan", "not running": "bold red"}
+STATES = {
+    "alive": "bold green",
+    "failed": "bold red",
+    "not running": "bold red",
+    "finished": "bold cyan",
+    "waiting": "dim",
+    "damaged": "bold red",
+}
 BAR = 16  # columns of a bar
 CURVES = ("test_accuracy", "client_accuracy_mean", "objective", "test_loss", "train_loss")
 
@@ -44,7 +61,13 @@ def watch(root: Path) -> str:
         JobError: the directory holds no run.
         StoreError: a file of a run is damaged.
     """
-    look = _looker(root)
+    try:
+        return _watch(_looker(root))
+    except FileNotFoundError as error:
+        raise JobError(f"{root}: the run has gone ({error.filename}); name another") from error
+
+
+def _watch(look: Callable[[Console], RenderableType]) -> str:
     console = Console()
     if not (console.is_terminal and sys.stdin.isatty()):
         page = Console(width=PAGE[0], height=PAGE[1], color_system=None)
@@ -85,7 +108,7 @@ def _looker(root: Path) -> Callable[[Console], RenderableType]:
         JobError: it is neither.
     """
     folder = RunDir(root)
-    if not folder.job.is_file() and any(root.glob("*/job.yaml")):
+    if members(root):
         return _Folder(root).page
     folder.require()
     return _Run(root).page
@@ -135,7 +158,7 @@ class _Run:
 
 
 class _Folder:
-    """The runs of a sweep: a line for each, those that are started later too."""
+    """The runs of a sweep: a line for each, those that are still to begin too."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -143,7 +166,8 @@ class _Folder:
 
     def page(self, console: Console) -> RenderableType:
         """A table of the runs; where the console is too low for all, those alive first."""
-        rows = [self._row(job.parent) for job in sorted(self._root.glob("*/job.yaml"))]
+        runs = members(self._root).items()
+        rows = [self._row(self._root / name, failed=failed) for name, failed in runs]
         counts = {name: sum(row[0] == name for row in rows) for name in STATES}
         title = Text(f"{self._root}: ")
         title.append(", ".join(f"{n} {name}" for name, n in counts.items() if n), "bold")
@@ -152,20 +176,26 @@ class _Folder:
             made.add_column(name, no_wrap=True, justify="left" if name in ("run", "") else "right")
         room = max(1, console.height - 5)
         if len(rows) > room:
-            rows.sort(key=lambda row: [*STATES].index(row[0]) if row[0] in STATES else 0)
+            rows.sort(key=lambda row: [*STATES].index(row[0]))
         for _, row in rows[:room]:
             made.add_row(*row)
         more = f"and {len(rows) - room} more" if len(rows) > room else ""
         return Group(title, made, Text(more, "dim"))
 
-    def _row(self, root: Path) -> tuple[str, Sequence[RenderableType]]:
+    def _row(self, root: Path, *, failed: bool) -> tuple[str, Sequence[RenderableType]]:
         """The state of a run, and the cells of its line."""
+        if not (root / "job.yaml").is_file():
+            named = unbegun(failed=failed)
+            return named, [root.name, Text(named, STATES[named]), *[""] * 5]
         try:
-            view = self._runs.setdefault(root, _Run(root))
-            run, alive = view.read()
-        except JobError:  # of one run, `hpcfl status` says which: the others are shown all the same
-            return "damaged", [root.name, Text("damaged", "bold red"), *[""] * 5]
-        named, speed, score = state(run, alive=alive), spent.pace(recent(run)), _newest_score(run)
+            if root not in self._runs:
+                self._runs[root] = _Run(root)
+            run, alive = self._runs[root].read()
+        # Of one run, `hpcfl status` says what is wrong: the others are shown all the same.
+        except (JobError, FileNotFoundError):
+            return "damaged", [root.name, Text("damaged", STATES["damaged"]), *[""] * 5]
+        named, speed = state(run, alive=alive, failed=failed), spent.pace(recent(run))
+        score = _newest_score(run)
         left = str(time_left(run, speed)) if alive and speed else "-"
         bar = ProgressBar(run.rounds, run.done, width=BAR)
         return named, [

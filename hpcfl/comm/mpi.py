@@ -4,6 +4,7 @@ import sys
 import time
 import warnings
 from typing import NoReturn
+from zlib import crc32
 
 import mpi4py
 import numpy as np
@@ -32,7 +33,7 @@ class Mpi:
     """All ranks of MPI_COMM_WORLD; buffers only, nothing is pickled."""
 
     def __init__(self, launch: Launch) -> None:
-        self._world = start(launch)
+        self._world = start(launch, "mpi")
         self.rank, self.size = self._world.rank, self._world.size
         self.local_rank = local_rank(launch, self._world)[0]
         self.library = library()
@@ -86,12 +87,17 @@ def _wait(request: MPI.Request) -> None:
         time.sleep(NAP_S)
 
 
-def start(launch: Launch) -> MPI.Intracomm:
+def start(launch: Launch, backend: str) -> MPI.Intracomm:
     """Collective: start MPI and return its world.
+
+    Args:
+        launch: what the launcher says.
+        backend: what this rank is to sum with.
 
     Raises:
         RankError: MPI sees other ranks than the launcher started (it would run N worlds of one
-            rank each, all of them rank 0), or it was ended before in this process.
+            rank each, all of them rank 0), ranks have other backends (each would wait for its
+            own), or MPI was ended before in this process.
     """
     if MPI.Is_finalized():
         raise RankError("MPI has ended in this process and cannot start again; use a new process")
@@ -104,6 +110,14 @@ def start(launch: Launch) -> MPI.Intracomm:
         seen = f"{launch.launcher} started rank {launch.rank} of {launch.size}"
         found = f"MPI ({library()}) sees rank {world.rank} of {world.size}"
         raise RankError(f"launcher and MPI do not match: {seen}, but {found}; {_REMEDY}")
+    mark = crc32(backend.encode())
+    marks = np.array([mark, -mark], dtype=np.int64)
+    world.Allreduce(MPI.IN_PLACE, marks, op=MPI.MAX)
+    if marks[0] != -marks[1]:
+        raise RankError(
+            f"comm.backend: rank {world.rank} takes {backend}, others do not; give all ranks the "
+            "same job, and GPUs to all of them or to none"
+        )
     return world
 
 

@@ -31,14 +31,14 @@ class Meeting(NamedTuple):
     abort: Callable[[int], NoReturn]
 
 
-def meet(launch: Launch, timeout_s: float) -> Meeting:
+def meet(launch: Launch, backend: str, timeout_s: float) -> Meeting:
     """Collective: reach rank 0's store; the way there is MPI's if an MPI launched us.
 
     Raises:
         RankError: the store cannot be opened or reached within ``timeout_s``.
     """
     if launch.launcher in ("mpich", "openmpi"):
-        return _meet_by_mpi(launch, timeout_s)
+        return _meet_by_mpi(launch, backend, timeout_s)
     host, port = address(launch, os.environ)
     alone = on_one_host(launch, os.environ)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun itself listens there
@@ -90,9 +90,9 @@ def _slurm_port(environ: Mapping[str, str]) -> int:
     return 15000 + (31 * job + step) % 15000
 
 
-def _meet_by_mpi(launch: Launch, timeout_s: float) -> Meeting:
+def _meet_by_mpi(launch: Launch, backend: str, timeout_s: float) -> Meeting:
     mpi = load_mpi(f"{launch.launcher} without MPI")
-    world = mpi.start(launch)
+    world = mpi.start(launch, backend)
     place, alone = mpi.local_rank(launch, world)
     host = mpi.share(world, os.environ.get("MASTER_ADDR") or socket.gethostname())
     host = LOOPBACK if alone else host

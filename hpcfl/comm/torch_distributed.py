@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from hpcfl.comm.launch import Launch
 from hpcfl.comm.rendezvous import meet
@@ -28,11 +29,11 @@ class _ProcessGroup:
     backend: ClassVar[str]
 
     def __init__(self, launch: Launch, timeout_s: float) -> None:
-        self._meeting = meet(launch, timeout_s)
+        self._meeting = meet(launch, self.backend, timeout_s)
         self.rank, self.size = launch.rank, launch.size
         self.local_rank = self._meeting.local_rank
         self.library = self.backend
-        self._summed = False
+        self._summed, self._gathered = False, 0
         with _loopback(self._meeting.alone):
             dist.init_process_group(
                 self.backend,
@@ -67,18 +68,29 @@ class _ProcessGroup:
         return bytes(payload.tolist()).decode()
 
     def gather(self, text: str) -> list[str]:
-        """Collective: every rank's text, by rank; through the store, and once in its life.
+        """Collective: every rank's text, by rank; through the store.
 
         It needs no GPU, so it works, and the group can be left, where NCCL would not.
         """
-        store, keys = self._meeting.store, [f"text/{rank}" for rank in range(self.size)]
-        store.set(keys[self.rank], text)
-        if self.rank == 0:
-            store.set("texts", json.dumps([store.get(key).decode() for key in keys]))
-        texts: list[str] = json.loads(store.get("texts"))
-        store.set(f"read/{self.rank}", "")
-        if self.rank == 0:  # with whom the store goes
-            store.wait([f"read/{rank}" for rank in range(self.size)])
+        self._gathered += 1
+        # torchrun keeps the store when it starts ranks again.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"hpcfl/{attempt}/{self._gathered}", self._meeting.store)
+        ranks = range(self.size)
+        try:
+            store.set(f"text/{self.rank}", text)
+            if self.rank == 0:
+                store.set("texts", json.dumps([store.get(f"text/{r}").decode() for r in ranks]))
+            texts: list[str] = json.loads(store.get("texts"))
+            store.set(f"read/{self.rank}", "")
+            if self.rank == 0:  # with whom the store goes
+                store.wait([f"read/{rank}" for rank in ranks])
+        except dist.DistError as error:
+            raise RankError(
+                f"rank {self.rank} of {self.size}: {self.backend}: the ranks do not meet "
+                f"({str(error).splitlines()[0]}); another rank has ended or hangs "
+                "(comm.timeout_s)"
+            ) from error
         return texts
 
     def barrier(self) -> None:

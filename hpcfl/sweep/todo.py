@@ -12,6 +12,7 @@ from hpcfl.catalogue import drawn
 from hpcfl.checkpoint import committed
 from hpcfl.compare import changed, flat
 from hpcfl.errors import JobError
+from hpcfl.job import load
 from hpcfl.records import read_job
 from hpcfl.rundir import RunDir
 from hpcfl.store.durable import write_file
@@ -70,7 +71,8 @@ def listed(todos: Sequence[Todo]) -> str:
 def _entry(point: Point, folder: RunDir) -> Todo:
     if not folder.job.exists():
         return Todo(point, folder, "start", 0)
-    before, now = dict(read_job(folder.root).settings), flat(point.loaded.tree)
+    read_job(folder.root)  # it says what a damaged one is
+    before, now = flat(load(folder.job).tree), flat(point.loaded.tree)
     if point.loaded.job.data.population is None:  # what was settled with the data is not known here
         settled = [key for key in now if key.startswith("algorithm.") and now[key] is None]
         now |= {key: before[key] for key in settled if key in before}

@@ -117,12 +117,14 @@ def test_ranks_that_meet_twice_a_round_add_up(made, clock):
     assert record["imbalance"] == 1.5
 
 
-def test_after_an_evaluation_the_ranks_are_together(made, clock):
+@pytest.mark.parametrize("part", ["evaluate", "write"])
+def test_a_load_is_counted_from_the_beginning_of_a_round(made, clock, part):
+    """What a rank waited for in an evaluation or a checkpoint is no work."""
     clock.now += NS
-    made.lap("write")
+    made.lap("sample")
     assert made.tell()[3] == 1.0 * NS
     clock.now += NS
-    made.lap("evaluate")
+    made.lap(part)
     assert made.tell()[3] == 0.0
 
 

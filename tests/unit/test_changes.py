@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl.changes import BOUND, FREE, differences, free, is_free, mark, require_free
-from hpcfl.compare import flat
+from hpcfl.compare import flat, over_seeds
 from hpcfl.errors import JobError
 from hpcfl.job import load
 
@@ -48,6 +48,12 @@ def test_every_key_is_free_or_bound_as_written_here():
         "store.dir",
         "store.kind",
     ]
+
+
+def test_what_is_free_keeps_no_two_seeds_apart():
+    jobs = [{**settings(), "seed": seed} for seed in (0, 1)]
+    for key in free(settings()).keys() - {"rounds"}:
+        assert over_seeds([jobs[0], {**jobs[1], key: "another"}]) == [[0, 1]], key
 
 
 def test_what_is_named_exists():

@@ -89,20 +89,16 @@ def test_a_line_cut_short_hides_nothing_before_it(tmp_path):
 
 def test_a_disk_that_is_full(job, hpcfl, tmp_path, monkeypatch):
     """One line, as where log.jsonl cannot be written."""
-
-    class Full:
-        def add_summary(self, summary, step):
-            raise OSError(28, "No space left on device")
-
     init = Events.__init__
 
     def full(self, folder, done):
         init(self, folder, done)
-        self._writer.file_writer, open_file = Full(), self._writer.file_writer
-        self._writer.close = open_file.close
+        self._file.close()
+        self._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", buffering=0)
 
     monkeypatch.setattr(Events, "__init__", full)
     done = hpcfl("run", job, "--out", tmp_path / "run")
     assert done.code == 1
     (line,) = [line for line in done.err if "Error" in line]
-    assert f"{tmp_path}/run/events: cannot be written: No space left on device" in line
+    assert f"{tmp_path}/run/events/events.out.tfevents." in line
+    assert "cannot be written: No space left on device" in line

@@ -31,7 +31,7 @@ def test_on_one_host_only_the_loopback_address_is_open():
 
 def test_the_store_of_a_job_is_open_there_only():
     """TCPStore by itself would listen on all interfaces."""
-    met = meet(Launch(0, 1, 0, "none"), 60.0)
+    met = meet(Launch(0, 1, 0, "none"), "gloo", 60.0)
     assert met.alone
     assert reaches("127.0.0.1", met.store.port)
     assert not reaches("127.0.0.2", met.store.port)
@@ -84,7 +84,7 @@ def test_whether_all_ranks_are_on_one_host(launch, environ, expected):
 
 def test_the_store_of_torchrun_itself_is_joined_and_not_made(monkeypatch):
     """Every rank, 0 too, is a client of the launcher's."""
-    agent = meet(Launch(0, 1, 0, "none"), 60.0).store
+    agent = meet(Launch(0, 1, 0, "none"), "gloo", 60.0).store
     agent.set("from", "torchrun")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(agent.port))
