@@ -12,7 +12,7 @@ import pytest
 
 from tests.parallel.background import write
 from tests.parallel.collectives import CLIENTS, PARAMETERS, WEIGHTS, upload
-from tests.parallel.harness import environment, mpirun
+from tests.parallel.harness import environment, find_mpirun, mpirun
 
 PROGRAM = Path(__file__).with_name("collectives.py")
 
@@ -68,6 +68,16 @@ def test_the_same_bits_on_any_number_of_ranks(backend, kind, size, alone, tmp_pa
     said = read(tmp_path, size)
     check(said, size, kind)
     assert {digest for s in said for digest in s["digests"]} == set(alone["digests"])
+
+
+def test_ranks_of_different_backends_do_not_wait_for_each_other(tmp_path):
+    ranks = [[sys.executable, PROGRAM, backend, tmp_path] for backend in ("mpi", "gloo")]
+    command = [find_mpirun(), "-n", "1", *ranks[0], ":", "-n", "1", *ranks[1]]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode != 0
+    assert "RankError: comm.backend: rank 0 takes mpi, others do not" in done.stderr
 
 
 def free_port():
