@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfl.arguments import parser
-from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError
+from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError, RankError
 
 if TYPE_CHECKING:
     from hpcfl.plots import Plot
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Elsewhere as e:
         return e.exit_code
     except HpcflError as e:
-        if e.speaker or _rank() == 0:
+        if e.speaker or _speaks():
             print(f"{type(e).__name__}: {e}", file=sys.stderr)
             if isinstance(e, ClientError) and e.__cause__:
                 traceback.print_exception(e.__cause__)
@@ -54,11 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _rank() -> int:
-    """This process's rank, as far as its launcher says."""
+def _speaks() -> bool:
+    """Whether this process is rank 0, or may be: its launcher does not say clearly."""
     from hpcfl.comm.launch import detect
 
-    return detect(os.environ).rank
+    try:
+        return detect(os.environ).rank == 0
+    except RankError:
+        return True
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -115,6 +118,8 @@ def _sweep(options: argparse.Namespace) -> None:
     sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or Path("runs") / sweep.name
     if options.submit:
+        if options.parallel:
+            raise JobError("--parallel is for a sweep that is played here; with --submit: --pack K")
         array = Array(sweep, options.overrides, root, options.pack or 1, options.sbatch or "")
         print(array.command_line() if options.dry_run else array.submit())
         return

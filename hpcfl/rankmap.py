@@ -47,7 +47,7 @@ class Seat(BaseModel):
     versions: dict[str, str]
     """Of what must be the same on all ranks."""
     job: str
-    """What tells its job from others."""
+    """What tells its job and its run directory from others."""
     fault: str = ""
     """Why it cannot run there."""
 
@@ -73,17 +73,18 @@ class Ranks:
     """What a person should know of them, a line each."""
 
 
-def find(loaded: Loaded, comm: Watched) -> Ranks:
+def find(loaded: Loaded, out: Path, comm: Watched) -> Ranks:
     """Collective: where all ranks are, checked; this rank's GPU, if it has one, is taken.
 
     Args:
         loaded: the checked job.
+        out: the run directory.
         comm: the group; none of its collectives has touched a GPU yet.
 
     Raises:
         JobError: the same on every rank, see ``check``.
     """
-    seats = [Seat.model_validate_json(text) for text in comm.gather(_seat(loaded, comm))]
+    seats = [Seat.model_validate_json(text) for text in comm.gather(_seat(loaded, out, comm))]
     told = check(seats, comm.backend)
     device = torch.device(seats[comm.rank].device)
     if device.type == "cuda":
@@ -124,10 +125,10 @@ def describe(seats: Sequence[Seat]) -> str:
     )
 
 
-def _seat(loaded: Loaded, comm: Watched) -> str:
+def _seat(loaded: Loaded, out: Path, comm: Watched) -> str:
     """Where this rank is, as JSON."""
     cores = _cores()
-    tree = json.dumps(loaded.tree, sort_keys=True, default=str)
+    tree = json.dumps([loaded.tree, str(out)], sort_keys=True, default=str)
     device, fault = torch.device("cpu"), ""
     try:
         device = device_of(loaded.job, comm.local_rank)
@@ -168,7 +169,10 @@ def _differences(seats: Sequence[Seat]) -> Iterator[str]:
         if seat.fault:
             yield f"{seat}: {seat.fault}"
         if seat.job != first.job:
-            yield f"{seat} was given another job than {first}; give all ranks the same command"
+            yield (
+                f"{seat} was given another job or run directory than {first}; give all ranks the "
+                "same command"
+            )
         for name, version in first.versions.items():
             if seat.versions[name] != version:
                 yield (

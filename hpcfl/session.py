@@ -111,7 +111,7 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
         Signals() as signals,  # after MPI's start, which takes SIGUSR1 for itself
         folder,
     ):
-        ranks = find(loaded, comm)
+        ranks = find(loaded, folder.root, comm)
         way = choose(comm)
         with together(comm):
             if comm.rank == 0:

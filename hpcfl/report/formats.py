@@ -22,7 +22,7 @@ _LEFT = ("run", "algorithm", "settings")
 # What LaTeX's text does not take as it is, in OT1 neither.
 _ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
     "+-": r"$\pm$", **{letter: f"\\{letter}" for letter in "&%$#_{}"},
 }  # fmt: skip
 _ESCAPED = re.compile("|".join(map(re.escape, _ESCAPES)))

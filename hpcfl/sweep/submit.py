@@ -34,7 +34,10 @@ class Array:
 
     def command_line(self) -> str:
         """What a shell would run."""
-        tasks = self._tasks(todo(self.sweep, self.root))
+        todos = todo(self.sweep, self.root)
+        tasks = self._tasks(todos)
+        if not tasks:
+            return self._nothing(todos)
         words = [f"{key}={value}" for key, value in self._environment.items()]
         return shlex.join([*words, *self._command(tasks)])
 
@@ -51,7 +54,7 @@ class Array:
             todos = prepare(self.sweep, folder)
             tasks = self._tasks(todos)
             if not tasks:
-                return f"{self.root}: all {len(todos)} runs are finished, nothing to submit"
+                return self._nothing(todos)
             job = self._sbatch(tasks)
             left = sum(run.action != "skip" for run in todos)
             with Board(self.sweep.name, self.root / "sweep.log", len(todos)) as board:
@@ -64,6 +67,9 @@ class Array:
     @property
     def _environment(self) -> dict[str, str]:
         return {"HPCFL_OUT": str(self.root), "HPCFL_PACK": str(self.pack)}
+
+    def _nothing(self, todos: Sequence[Todo]) -> str:
+        return f"{self.root}: all {len(todos)} runs are finished, nothing to submit"
 
     def _tasks(self, todos: Sequence[Todo]) -> list[int]:
         """The tasks with something to do."""
