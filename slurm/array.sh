@@ -25,9 +25,9 @@ if [ $# = 0 ] || [ -z "${SLURM_ARRAY_TASK_ID:-}" ]; then
     "[key=value ...]" >&2
   exit 2
 fi
-# Slurm runs a copy of this script; run.sh lies beside the original.
-[[ $(scontrol show job "$SLURM_JOB_ID") =~ Command=([^[:space:]]+) ]]
-run=$(dirname "${BASH_REMATCH[1]}")/run.sh
+# Slurm runs a copy of this script; run.sh lies beside the original, which its arguments may follow.
+[[ $(scontrol show job "$SLURM_JOB_ID") =~ Command=([^$'\n']+) ]]
+run=$(dirname "${BASH_REMATCH[1]%" $*"}")/run.sh
 pack=${HPCFL_PACK:-1}
 if grep -qs '^grid:' "$1"; then
   first=$((SLURM_ARRAY_TASK_ID * pack))

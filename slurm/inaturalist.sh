@@ -31,7 +31,8 @@
 #SBATCH --signal=B:USR1@300
 set -euo pipefail
 
-# Slurm runs a copy of this script; staged.sh lies beside the original.
-[[ $(scontrol show job "${SLURM_JOB_ID:?submit this with sbatch}") =~ Command=([^[:space:]]+) ]]
-exec "$(dirname "${BASH_REMATCH[1]}")/staged.sh" inaturalist-256.h5 \
+# Slurm runs a copy of this script; staged.sh lies beside the original, which its arguments may
+# follow.
+[[ $(scontrol show job "${SLURM_JOB_ID:?submit this with sbatch}") =~ Command=([^$'\n']+) ]]
+exec "$(dirname "${BASH_REMATCH[1]%" $*"}")/staged.sh" inaturalist-256.h5 \
   jobs/papers/base/inaturalist.yaml "$@"

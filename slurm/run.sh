@@ -8,8 +8,8 @@
 # The same command goes on with the same run, also as a new Slurm job and on other numbers of nodes.
 # Submit from the directory that the job's paths are relative to.  hpcfl is taken from .venv there,
 # or else from the environment that was active at submission.  A sweep, SWEEP.yaml, is played on one
-# node.  From the environment:
-#   HPCFL_OUT   the run directory; default as `hpcfl run` takes it
+# node and all GPUs that the job has there.  From the environment:
+#   HPCFL_OUT   the run directory; default as `hpcfl run` and `hpcfl sweep` take it
 #   HPCFL_MPI   srun's --mpi: pmi2 (default; MPICH and its kin) or pmix (Open MPI)
 #
 #SBATCH --job-name=hpcfl
@@ -47,42 +47,46 @@ fi
 id=$SLURM_JOB_ID
 [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 
-# srun does not inherit --cpus-per-task since Slurm 22.05.  A rank that fails ends all others,
-# which would wait for it for ever.
-step=(srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1)
+# srun does not inherit --cpus-per-task since Slurm 22.05.  Once a rank has left, those that would
+# wait for it for ever are ended, but not at once: also ranks that leave with one exit code do so a
+# moment apart, and with --kill-on-bad-exit=1 srun kills the last of them and returns 143.
+step=(srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=15)
 if grep -qs '^grid:' "$1"; then
-  # One task, which starts the runs itself.  Each knows what it has done: no directory to look at.
-  step+=(--nodes=1 --ntasks=1 --mpi=none)
-  command=(hpcfl sweep "$@" ${HPCFL_OUT:+--out "$HPCFL_OUT"})
-  out=/dev/null
+  # One task, which starts the runs itself.  srun would take over how the job's GPUs were asked for,
+  # which may be more than one node has, or fewer than this one.
+  unset SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU
+  step+=(--nodes=1 --ntasks=1 --mpi=none --nodelist="$SLURMD_NODENAME"
+    ${SLURM_GPUS_ON_NODE:+--gpus="$SLURM_GPUS_ON_NODE"})
+  out=${HPCFL_OUT:-runs/$(basename "${1%.*}")}
+  command=(hpcfl sweep "$@" --out "$out")
 else
   step+=(--mpi="${HPCFL_MPI:-pmi2}")
   # The ranks' step gets a number of its own in every life (a requeued job counts from 0 again).
   # MPICH names the memory that ranks of a node share after job and step: they would meet in what
   # those of a life that was killed left in /dev/shm, and fail.
   for ((life = 0; life < ${SLURM_RESTART_COUNT:-0}; life++)); do
-    srun --nodes=1 --ntasks=1 --mpi=none true
+    # Without GPUs, however they were asked for.  If it fails, the ranks can mostly start even so.
+    env -u SLURM_GPUS_PER_NODE \
+      srun --nodes=1 --ntasks=1 --mpi=none --overlap --gres=none true || true
   done
   out=${HPCFL_OUT:-$(hpcfl check "$@" --where)}
   command=(hpcfl run "$@" --out "$out" --continue)
 fi
 
-# The round of the newest committed checkpoint.  That of round 0 is no progress.
-newest() {
-  local manifest round=00000000
-  for manifest in "$out"/checkpoints/*/manifest.json; do # in the order of the rounds
-    if [ -e "$manifest" ]; then
-      round=$(basename "$(dirname "$manifest")")
-    fi
-  done
-  echo "$round"
+# The committed checkpoints, of all runs of a sweep.  Those of round 0 are no progress.
+committed() {
+  if [ -d "$out" ]; then
+    # find fails if a checkpoint is pruned meanwhile.
+    { find -H "$out" -path '*/checkpoints/*/manifest.json' \
+      ! -path '*/checkpoints/00000000/*' || true; } | sort
+  fi
 }
 
 say() { echo "$(date '+%F %T') job $id: $*"; }
 
-before=$(newest)
-say "start $((${SLURM_RESTART_COUNT:-0} + 1)) from round $((10#$before)):" \
-  "${command[*]}, ${SLURM_NTASKS:-1} rank(s) on $SLURM_JOB_NODELIST"
+before=$(committed)
+say "start $((${SLURM_RESTART_COUNT:-0} + 1)): ${command[*]}," \
+  "${SLURM_NTASKS:-1} rank(s) on $SLURM_JOB_NODELIST"
 
 "${step[@]}" "${command[@]}" &
 srun=$!
@@ -108,32 +112,33 @@ case $status in
   75) again="stopped with a checkpoint" ;;
   # A rank was killed, a node was lost, or the program is wrong: that one must not loop.
   *)
-    if [ -n "$asked" ]; then # while it was still starting, by a signal that it did not know yet
+    if [ -n "$asked" ] && [ "$status" -gt 128 ]; then
+      # While it was still starting, by a signal that it did not know yet.
       again="stopped by exit code $status"
-    elif [[ $(newest) > $before ]]; then
-      again="exit code $status after round $((10#$(newest)))"
+    elif [ "$(committed)" != "$before" ]; then
+      again="exit code $status after new checkpoints"
     else
       say "exit code $status and no checkpoint since the start, not requeued"
     fi
     ;;
 esac
-# A job that was cancelled is no longer RUNNING, and stays cancelled.
-if [ -n "$again" ] && [ "$(squeue -h -j "$id" -o %T)" != RUNNING ]; then
-  say "$again, but cancelled"
-  again=
-fi
-
 if [ -n "${HPCFL_CHAIN:-}" ]; then
-  # The next job of the chain goes on.  Where there is nothing to go on with, none is to wait for
-  # its nodes.
+  # The next job of the chain goes on, also when this one was cancelled.  Where there is nothing to
+  # go on with, none is to wait for its nodes.
   if [ -n "$again" ]; then
     say "$again, left to the next job of the chain"
   else
     scancel --quiet --name="$HPCFL_CHAIN" --state=PENDING --user="$(id -un)"
   fi
 elif [ -n "$again" ]; then
-  # Slurm does not requeue a job that ends by itself, even in its grace time.
-  say "$again, requeued"
-  scontrol requeue "$id"
+  # A job that was cancelled is no longer RUNNING, and stays cancelled.  No answer says nothing.
+  state=$(squeue -h -j "$id" -o %T || true)
+  if [ "${state:-RUNNING}" = RUNNING ]; then
+    # Slurm does not requeue a job that ends by itself, even in its grace time.
+    say "$again, requeued"
+    scontrol requeue "$id"
+  else
+    say "$again, but cancelled"
+  fi
 fi
 exit "$status"

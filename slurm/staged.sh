@@ -18,15 +18,28 @@ fi
 HPCFL_OUT=${HPCFL_OUT:-$(hpcfl check "$job" "$@" --where)}
 export HPCFL_OUT
 
-# Preempted meanwhile: run.sh is not there yet.
-trap 'scontrol requeue "$SLURM_JOB_ID"; exit 75' USR1
-# Once a node.  A copy that is cut short must not look like one that is whole.
+# Preempted or out of time meanwhile: as run.sh does, which is not there yet.
+id=$SLURM_JOB_ID
+[ -z "${SLURM_ARRAY_JOB_ID:-}" ] || id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+# shellcheck disable=SC2329  # the trap calls it
+stop() {
+  local state
+  state=$(squeue -h -j "$id" -o %T || true)
+  if [ -z "${HPCFL_CHAIN:-}" ] && [ "${state:-RUNNING}" = RUNNING ]; then
+    scontrol requeue "$id"
+  fi
+  exit 75
+}
+trap stop USR1 TERM
+# Once a node.  A copy that is cut short must not look like one that is whole.  In the background:
+# bash runs no trap before a command in the foreground has ended.
 # shellcheck disable=SC2016  # the nodes' shells are to expand it
 srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 bash -euc '
   mkdir -p "$2"
   [ -e "$2/$3" ] || { cp "$1/$3" "$2/$3.part" && mv "$2/$3.part" "$2/$3"; }
-' stage "$data" "$scratch" "$file"
+' stage "$data" "$scratch" "$file" &
+wait $!
 
-trap - USR1
+trap - USR1 TERM
 # Data must stay where the run found them; states may move, to a folder that the site clears.
 exec "$(dirname "$0")/run.sh" "$job" "data.root=$scratch" "store.dir=${SLURM_TMPDIR:-$scratch}" "$@"

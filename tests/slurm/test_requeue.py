@@ -123,7 +123,7 @@ def test_a_rank_is_killed(slurm, here, going, undisturbed):
     (victim,) = processes(job, "PMI_RANK=1")
     os.kill(victim, signal.SIGKILL)
     requeued_once(slurm, here, job)
-    assert " after round " in said(here, job)
+    assert " after new checkpoints" in said(here, job)
     assert outcome(run) == undisturbed
 
 

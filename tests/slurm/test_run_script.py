@@ -1,6 +1,8 @@
 """slurm/run.sh starts and requeues as hpcfl's exit codes say, on a real Slurm."""
 
+import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -37,6 +39,13 @@ def wait_for_starts(here, count):
         time.sleep(0.05)
 
 
+def put(path, script):
+    """A command that stands before Slurm's own."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
 def signal_before_checkpoint(here):
     return (here / "runs/quick/checkpoints/00000007/manifest.json").read_text()
 
@@ -55,23 +64,54 @@ def test_it_is_requeued_as_long_as_it_gets_on(slurm, here):
     assert starts(here) == [COMMAND] * 3
     output = (here / f"hpcfl-{job}.out").read_text()  # one file for all starts
     for line in (
-        "start 1 from round 0: hpcfl run",
+        "start 1: hpcfl run",
         "stopped with a checkpoint, requeued",
-        "start 2 from round 7: ",
-        "exit code 1 after round 9, requeued",
-        "start 3 from round 9: ",
+        "start 2: hpcfl run",
+        "exit code 1 after new checkpoints, requeued",
+        "start 3: hpcfl run",
         "exit code 1 and no checkpoint since the start, not requeued",
     ):
         assert output.count(line) == 1
 
 
-@pytest.mark.parametrize("plan", ["1 0", "2 9", "3 9"])
+@pytest.mark.parametrize("plan", ["1 0", "2 9", "3 9", "apart 2", "apart 3 9"])
 def test_a_run_that_is_broken_is_not_tried_again(slurm, here, plan):
     """Round 0 is no progress, and what is wrong or diverged will be so again."""
     ended = slurm.wait(submit(slurm, here, plan))
-    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", f"{plan[0]}:0")
+    code = plan.removeprefix("apart ")[0]
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", f"{code}:0")
     assert ended["Restarts"] == "0"
     assert len(starts(here)) == 1
+
+
+@pytest.mark.parametrize("gpus", ["--gpus=3", "--gpus-per-node=2", "--gpus-per-task=1"])
+def test_a_job_with_gpus_is_requeued(slurm, here, gpus):
+    """However they were asked for, every step of the script starts."""
+    job = submit(slurm, here, "apart 75 7", "0", options=["--nodes=2", gpus])
+    ended = slurm.wait(job)
+    output = (here / f"hpcfl-{job}.out").read_text()
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), output
+    assert "Unable to create step" not in output
+
+
+@pytest.mark.parametrize("gpus", ["--gpus=5", "--gpus-per-task=1"])
+def test_a_sweep_is_requeued_as_long_as_it_gets_on(slurm, here, gpus):
+    """On one node of two, of whatever GPUs."""
+    (here / "several.yaml").write_text("grid:\n")
+    (here / "plan").write_text("1 7\n1")
+    options = ("--nodes=2", "--ntasks=4", gpus)
+    job = slurm.sbatch(*options, str(RUN), "several.yaml", cwd=here)
+    ended = slurm.wait(job)
+    output = (here / f"hpcfl-{job}.out").read_text()
+    assert (ended["ExitCode"], ended["Restarts"]) == ("1:0", "1"), output
+    assert (here / "starts").read_text() == "0/1 sweep several.yaml --out runs/several\n" * 2
+
+
+@pytest.mark.parametrize("script", ["exit 1", "exit 0"])
+def test_a_squeue_that_says_nothing_cancels_nothing(slurm, here, script):
+    put(here / ".venv/bin/squeue", script)
+    ended = slurm.wait(submit(slurm, here, "75 7", "0"))
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
 
 
 def test_preemption_signals_the_ranks_and_the_run_goes_on_after(slurm, here):
@@ -134,6 +174,14 @@ def test_a_signal_to_the_shell_stops_the_ranks(slurm, here):
     assert "stopped by exit code 138, requeued" in (here / f"hpcfl-{job}.out").read_text()
 
 
+def test_an_error_after_a_signal_is_an_error(slurm, here):
+    job = submit(slurm, here, "signal 1", "0")
+    wait_for_starts(here, 1)
+    slurm.call("scancel", "--batch", "--signal=USR1", job)
+    ended = slurm.wait(job)
+    assert (ended["ExitCode"], ended["Restarts"]) == ("1:0", "0")
+
+
 # Chains and arrays
 
 
@@ -152,6 +200,39 @@ def test_a_chain_goes_on_and_ends_when_the_run_is_finished(slurm, here):
     assert starts(here) == [COMMAND] * 2
 
 
+def test_a_chain_goes_on_after_a_link_that_is_out_of_time(slurm, here):
+    put(here / ".venv/bin/squeue", "echo COMPLETING")
+    ended = chained(slurm, here, "75 7", "0")
+    assert [job["JobState"] for job in ended] == ["FAILED", "COMPLETED", "CANCELLED"]
+
+
+def refused(slurm, here, *words):
+    """What chain.sh says, and the jobs that are left."""
+    path = f"{here / 'bin'}:{slurm.env['PATH']}"
+    made = subprocess.run(
+        [SLURM / "chain.sh", "3", *words, RUN, "a/quick.yaml"],
+        env={**slurm.env, "PATH": path}, cwd=here, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert made.returncode
+    left = slurm.call("squeue", "-h", "-t", "PENDING", "-o", "%j").split()
+    return made.stderr, [name for name in left if name.startswith("chain-")]
+
+
+def test_a_chain_that_cannot_be_submitted_leaves_nothing(slurm, here):
+    real = shutil.which("sbatch", path=slurm.env["PATH"])
+    put(here / "bin/sbatch", f'case "$*" in *afterany*) exit 1; esac; exec {real} "$@"')
+    said, left = refused(slurm, here)
+    assert said.startswith("chain.sh: not all 3 jobs could be submitted")
+    assert not left
+
+
+@pytest.mark.parametrize("option", ["--job-name=mine", "-Jmine", "--dependency=singleton", "-d"])
+def test_a_chain_keeps_its_own_options(slurm, here, option):
+    said, left = refused(slurm, here, option)
+    assert said.startswith(f"chain.sh: {option}: leave it out")
+    assert not left
+
+
 def test_a_chain_ends_when_the_run_is_broken(slurm, here):
     ended = chained(slurm, here, "2")
     assert [job["JobState"] for job in ended] == ["FAILED", "CANCELLED", "CANCELLED"]
@@ -159,9 +240,10 @@ def test_a_chain_ends_when_the_run_is_broken(slurm, here):
 
 
 def test_a_task_of_an_array_is_requeued_alone(slurm, here):
-    """Also the last one, whose id is that of the whole array."""
+    """Also the last one, whose id is that of the whole array; by scripts in any folder."""
+    shutil.copytree(SLURM, here / "my scripts")
     (here / "plan").write_text("0\n75 7\n0")
-    words = ("--array=5,6%1", "--ntasks=2", str(SLURM / "array.sh"), "a/quick.yaml", "mu=1")
+    words = ("--array=5,6%1", "--ntasks=2", "my scripts/array.sh", "a/quick.yaml", "mu=1")
     job = slurm.sbatch(*words, cwd=here)
     ended = [slurm.wait(f"{job}_{task}") for task in (5, 6)]
     assert [task["Restarts"] for task in ended] == ["0", "1"]
@@ -192,6 +274,32 @@ def test_data_are_staged_once_a_node(slurm, here):
     assert [path.name for path in scratch.iterdir()] == ["landmarks-256.h5"]
     words = f"jobs/papers/base/landmarks.yaml data.root={scratch} store.dir={scratch} seed=3"
     assert f"3/4 run {words} --out runs/quick --continue" in (here / "starts").read_text()
+
+
+@pytest.mark.parametrize(
+    ("signal", "chain", "restarts"), [("USR1", "", "1"), ("TERM", "", "1"), ("USR1", "mine", "0")]
+)
+def test_staging_is_cut_short_by_a_signal(slurm, here, signal, chain, restarts):
+    """While it copies from a pipe that nobody writes to."""
+    (here / "plan").write_text("0")
+    (here / "data").mkdir()
+    data = here / "data/landmarks-256.h5"
+    os.mkfifo(data)
+    scratch = here / "scratch"
+    job = slurm.sbatch(
+        str(SLURM / "landmarks.sh"), cwd=here,
+        HPCFL_SCRATCH=str(scratch), HPCFL_CHAIN=chain, SLURM_TMPDIR="",
+    )  # fmt: skip
+    while not scratch.exists():
+        time.sleep(0.05)
+    slurm.call("scancel", "--batch", f"--signal={signal}", job)
+    while slurm.show(job)["JobState"] == "RUNNING":
+        time.sleep(0.05)
+    data.unlink()
+    data.write_text("images")
+    ended = slurm.wait(job)
+    assert ended["Restarts"] == restarts
+    assert ended["ExitCode"] == ("75:0" if chain else "0:0")
 
 
 @pytest.mark.parametrize("script", sorted(SLURM.glob("*.sh")), ids=lambda path: path.name)
