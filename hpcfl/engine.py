@@ -69,15 +69,13 @@ def play_round(
     run: Run, server: Any, t: int, ask: Callable[[], Asked]
 ) -> tuple[Any, Record, Asked]:
     """Collective: one round; also the maximum over ranks of what was asked of them by its end."""
-    algorithm, comm, account = run.algorithm, run.comm, run.account
-    members = run.draw(t)
-    size = len(members)
+    algorithm, account = run.algorithm, run.account
+    size = len(members := run.draw(t))
     record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
     record["examples"] = int(run.population.taken[members].sum())
     if not size:
         account.lap("sample")
-        asked = comm.max(ask())
-        account.met(asked[TOLD])
+        account.met((asked := run.comm.max(ask()))[TOLD])
         return server, record, asked
     mine = run.mine(t)
     surveyed = algorithm.full_gradient != "none"

@@ -39,6 +39,8 @@ from hpcfl.jobfile import LARGEST_FILE, read
 from hpcfl.store.durable import write_file
 from hpcfl.types import Vector
 
+SWEEP_LOG = "sweep.log"
+"""Stands where a sweep has its runs."""
 PATIENCE = 3  # more tries for the lock, which someone may hold for an instant to look
 
 
@@ -72,7 +74,7 @@ class RunDir:
         """Make the directory, for a new run of the job ``tree``; called on rank 0.
 
         Raises:
-            JobError: it cannot be written, or holds a run already.
+            JobError: it cannot be written, or holds a run or a sweep already.
         """
         content = yaml.safe_dump(tree, sort_keys=False).encode()
         if len(content) > LARGEST_FILE:  # no resume would read it
@@ -80,6 +82,8 @@ class RunDir:
                 f"{self.job}: {len(content)} bytes are too many for a job; put the rounds of "
                 "cohort into a JSON file, cohort.path"
             )
+        if (self.root / SWEEP_LOG).exists():
+            raise JobError(f"{self.root}: holds a sweep's runs; choose another with --out")
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hpcfl.errors import JobError
 from hpcfl.records import RunRecord, read_run
-from hpcfl.rundir import RunDir
+from hpcfl.rundir import SWEEP_LOG, RunDir
 
 _EVENT = re.compile(r"[\d-]{10} [\d:]{8} (\w+) +([^ :]+): (.*)")
 _PLAN = re.compile(r"(\d+) runs to do, (\d+) finished before")
@@ -44,7 +44,7 @@ def read_standing(paths: Sequence[Path]) -> Standing:
         folders = _run_folders(path)
         for root in dict.fromkeys(folder.parent for folder in folders):
             inside = [folder for folder in folders if folder.parent == root]
-            diary = _diary(root / "sweep.log")
+            diary = _diary(root / SWEEP_LOG)
             read = [_read(folder, diary.failed if diary else {}) for folder in inside]
             runs += read
             if diary and root != path.parent:  # asked for as a whole

@@ -17,7 +17,7 @@ from hpcfl.comm.heartbeat import Heartbeat, read_newest
 from hpcfl.errors import JobError, StoreError
 from hpcfl.files import parse_json
 from hpcfl.records import RunRecord, read_run
-from hpcfl.rundir import RunDir
+from hpcfl.rundir import SWEEP_LOG, RunDir
 
 TITLES = {
     "objective": "objective",
@@ -56,7 +56,7 @@ def members(root: Path) -> dict[str, bool]:
     """
     if (root / "job.yaml").is_file():
         return {}
-    events = _events(root / "sweep.log")
+    events = _events(root / SWEEP_LOG)
     # Beside a sweep's runs lie their jobs, from before they begin.
     names = {job.stem for job in root.glob("*.yaml")} if events else set()
     names |= {job.parent.name for job in root.glob("*/job.yaml")}

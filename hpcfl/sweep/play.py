@@ -22,7 +22,7 @@ from hpcfl.device import device_type
 from hpcfl.errors import JobError, Stopped, SweepError
 from hpcfl.memory import free_memory
 from hpcfl.models.base import ModelConfig
-from hpcfl.rundir import RunDir
+from hpcfl.rundir import SWEEP_LOG, RunDir
 from hpcfl.signals import STOP, Signals
 from hpcfl.sweep.board import Board
 from hpcfl.sweep.grid import Sweep
@@ -87,7 +87,7 @@ def play(sweep: Sweep, root: Path, parallel: int | None = None, *, partly: bool 
         mpirun()
     with RunDir(root) as folder:
         todos = prepare(sweep, folder, partly=partly)
-        with Board(sweep.name, root / "sweep.log", len(todos)) as board, Signals() as signals:
+        with Board(sweep.name, root / SWEEP_LOG, len(todos)) as board, Signals() as signals:
             failed = _Play(sweep, todos, parallel, board, signals).to_the_end()
     finished = [run.folder.root for run in todos if run.point.name not in failed]
     return Outcome(root, finished, failed)

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hpcfl.errors import JobError
-from hpcfl.rundir import RunDir
+from hpcfl.rundir import SWEEP_LOG, RunDir
 from hpcfl.sweep.board import Board
 from hpcfl.sweep.grid import Sweep
 from hpcfl.sweep.play import prepare
@@ -57,7 +57,7 @@ class Array:
                 return self._nothing(todos)
             job = self._sbatch(tasks)
             left = sum(run.action != "skip" for run in todos)
-            with Board(self.sweep.name, self.root / "sweep.log", len(todos)) as board:
+            with Board(self.sweep.name, self.root / SWEEP_LOG, len(todos)) as board:
                 board.say(
                     "submitted", "sweep", f"Slurm job {job}: {left} runs, {len(todos) - left} "
                     f"finished before, {self.pack} a task",

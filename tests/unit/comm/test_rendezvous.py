@@ -89,5 +89,5 @@ def test_the_store_of_torchrun_itself_is_joined_and_not_made(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(agent.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    met = meet(Launch(0, 2, 0, "torchrun"), 60.0)
+    met = meet(Launch(0, 2, 0, "torchrun"), "gloo", 60.0)
     assert met.store.get("from") == b"torchrun"

@@ -62,6 +62,14 @@ def test_all_runs_are_made_reported_and_skipped_the_next_time(file, tmp_path, hp
     assert hpcfl("report", root).out == done.out
 
 
+def test_a_run_of_its_own_has_no_place_among_the_runs(file, job, tmp_path, refused):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/sweep.log").touch()
+    line = refused("run", job, "--out", tmp_path / "out")
+    assert line == f"JobError: {tmp_path}/out: holds a sweep's runs; choose another with --out"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["sweep.log"]
+
+
 def test_a_dry_run_starts_nothing(file, tmp_path, hpcfl):
     done = hpcfl("sweep", file, "--out", tmp_path / "out", "--dry-run", "rounds=3")
     assert done.code == 0
