@@ -43,6 +43,8 @@ class JobFile:
         """Set a value, with the sections above it; ``where`` is said in errors about it."""
         tree = self.tree
         for depth, part in enumerate(key[:-1], 1):
+            if part not in tree:
+                self.lines[key[:depth]] = where
             below = tree.setdefault(part, {})  # type: ignore[arg-type]
             if not isinstance(below, dict):
                 dotted = ".".join(map(str, key[:depth]))
