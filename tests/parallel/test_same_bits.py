@@ -135,7 +135,7 @@ def assert_accounted(line, ranks):
     parts = [Decimal(repr(line[f"{part}_s"])) for part in PARTS]
     assert sum(parts) == Decimal(repr(line["wall_s"]))
     assert min(parts) >= 0
-    assert ("busy_s" in line) == ("imbalance" in line) == (ranks > 1 and line.get("clients", 0) > 0)
+    assert ("busy_s" in line) == ("imbalance" in line) == (ranks > 1 and line["round"] > 0)
     if "busy_s" in line:
         busy = line["busy_s"]
         assert len(busy) == ranks
