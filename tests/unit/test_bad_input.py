@@ -97,7 +97,7 @@ def test_wrong_type(job, run):
 
 
 def test_out_of_range(run):
-    contains(run("algoritm.beta=0.5"), 'command line: algoritm: a job has no "algoritm"')
+    contains(run("locale.lr=0.5"), 'command line: locale: a job has no "locale"')
     contains(run("local.lr=-1.0"), "command line: local.lr: found -1.0, expected a number greater")
 
 
