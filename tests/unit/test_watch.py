@@ -6,8 +6,10 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -180,10 +182,12 @@ def test_a_key_leaves_the_page(run, key):
     """On a terminal of its own: the alternate screen is entered and left, the exit code is 0."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "hpcfl", "watch", run]
-    # A session of its own, whose terminal this is: Ctrl-C becomes a signal.
+    # A session of its own, whose terminal this is: Ctrl-C becomes a signal, which a process in the
+    # background would have been told to ignore.
     child = subprocess.Popen(
         ["setsid", "--ctty", "--wait", *command], stdin=theirs, stdout=theirs, stderr=theirs,
         env={**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)},
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     os.close(theirs)
     said, sent = b"", False
