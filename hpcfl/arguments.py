@@ -1,6 +1,7 @@
 """The words of the command line."""
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,10 @@ def parser() -> argparse.ArgumentParser:
     rounds.add_argument("overrides", nargs="*", metavar="key.path=value")
     rounds.set_defaults(command="bench round")
     states = bench.add_parser("store", help="client states against the bare disk, and in a round")
-    states.add_argument("--dir", type=Path, help="where to write (default: the temporary folder)")
-    states.add_argument("--gib", type=float, default=1.0, help="GiB of states (default: 1)")
+    states.add_argument(
+        "--dir", type=_folder, help="folder to write in (default: the temporary one)"
+    )
+    states.add_argument("--gib", type=_size, default=1.0, help="GiB of states (default: 1)")
     states.set_defaults(command="bench store")
     chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")
     chaos.add_argument("--kills", type=_count, default=100, metavar="N", help="(default 100)")
@@ -245,6 +248,23 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 1")
     return int(text)
+
+
+def _size(text: str) -> float:
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not 0 < size < math.inf:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number above 0")
+    return size
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text}; make it first")
+    return path
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:

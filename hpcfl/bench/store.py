@@ -29,7 +29,7 @@ from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.size import ROUNDS
 
-TURNS = 5
+TURNS = 9
 COHORT = 10  # states that are read ahead at a time
 STATE_BYTES = 1 << 22
 SIDES = {  # of a round

@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Event, Thread
+from typing import NamedTuple
 
 from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, Pulse, place
 from hpcfl.comm.solo import end_process
@@ -81,11 +82,11 @@ class Watchdog:
                 before = self._files.read(self._size)
             if waited >= self._patience:
                 now = self._files.read(self._size)
-                if busy(self.pulse, self._rank, before, now, self._size):
+                wait = Wait(self.pulse, self._rank, self._size, before, now)
+                if wait.is_for_work():
                     waited = 0
                 else:
-                    why = blame(self.pulse, self._rank, before, now, self._size, self._files.folder)
-                    self._tell(why)
+                    self._tell(wait.blame(self._files.folder))
 
     def _beat(self) -> None:
         if self._files and not self._mute:
@@ -116,69 +117,58 @@ class Watchdog:
         end_process(1)
 
 
-def busy(
-    pulse: Pulse,
-    rank: int,
-    before: Mapping[int, Heartbeat],
-    now: Mapping[int, Heartbeat],
-    size: int,
-) -> bool:
-    """Whether what keeps this rank waiting may take any time: others, alive, prepare the rounds.
+class Wait(NamedTuple):
+    """A rank that waits in a collective, and what it can see of the others."""
 
-    Args:
-        pulse: of the rank that asks, which waits.
-        rank: that rank.
-        before: heartbeats by rank, a few periods ago.
-        now: heartbeats by rank.
-        size: the number of ranks.
-    """
-    others = [i for i in range(size) if i != rank]
-    alive = all(i in now and now[i] != before.get(i) for i in others)
-    return pulse.round == 0 and alive and any(not now[i].waits for i in others)
+    pulse: Pulse
+    """Its own."""
+    rank: int
+    size: int
+    before: Mapping[int, Heartbeat]
+    """Heartbeats by rank, a few periods ago."""
+    now: Mapping[int, Heartbeat]
 
+    @property
+    def _others(self) -> list[int]:
+        return [i for i in range(self.size) if i != self.rank]
 
-def blame(
-    pulse: Pulse,
-    rank: int,
-    before: Mapping[int, Heartbeat],
-    now: Mapping[int, Heartbeat],
-    size: int,
-    folder: Path,
-) -> str:
-    """Which rank keeps the others waiting, in words, and what to do.
+    def is_for_work(self) -> bool:
+        """Whether it may take any time: others, alive, prepare the rounds."""
+        before, now = self.before, self.now
+        alive = all(i in now and now[i] != before.get(i) for i in self._others)
+        return self.pulse.round == 0 and alive and any(not now[i].waits for i in self._others)
 
-    Args:
-        pulse: of the rank that asks, which waits.
-        rank: that rank.
-        before: heartbeats by rank, a few periods ago.
-        now: heartbeats by rank.
-        size: the number of ranks.
-        folder: where the heartbeats are.
-    """
-    others = [i for i in range(size) if i != rank]
-    clock = time.time()
-    silent = [now[i] for i in others if i in now and i in before and now[i].beat == before[i].beat]
-    if silent:
-        oldest = max(silent, key=lambda found: found.age(clock))
+    def blame(self, folder: Path) -> str:
+        """Which rank keeps the others waiting, in words, and what to do.
+
+        Args:
+            folder: where the heartbeats are.
+        """
+        before, now, others = self.before, self.now, self._others
+        clock = time.time()
+        seen = [i for i in others if i in now and i in before]
+        silent = [now[i] for i in seen if now[i].beat == before[i].beat]
+        if silent:
+            oldest = max(silent, key=lambda found: found.age(clock))
+            return (
+                f"{oldest.who} was last heard of {oldest.age(clock):.0f} s ago, {oldest.where}"
+                f"{_besides(silent)}; {ADVICE}"
+            )
+        lost = [i for i in others if i not in now]
+        if lost:
+            return f"rank {lost[0]} has no readable heartbeat in {folder}{_besides(lost)}; {ADVICE}"
+        late = [now[i] for i in others if now[i].calls < self.pulse.calls]
+        if late:
+            last = min(late, key=lambda found: found.calls)
+            return (
+                f"{last.who} is alive, {last.where}, but did not come{_besides(late)}; if it is "
+                f"not stuck but needs more time, raise comm.timeout_s; {ADVICE}"
+            )
+        hosts = sorted({found.host for found in now.values()} | {socket.gethostname()})
         return (
-            f"{oldest.who} was last heard of {oldest.age(clock):.0f} s ago, {oldest.where}"
-            f"{_besides(silent)}; {ADVICE}"
+            f"all of them are alive and wait too: is the network between them ({', '.join(hosts)}) "
+            f"cut? {ADVICE}"
         )
-    lost = [i for i in others if i not in now]
-    if lost:
-        return f"rank {lost[0]} has no readable heartbeat in {folder}{_besides(lost)}; {ADVICE}"
-    late = [now[i] for i in others if now[i].calls < pulse.calls]
-    if late:
-        last = min(late, key=lambda found: found.calls)
-        return (
-            f"{last.who} is alive, {last.where}, but did not come{_besides(late)}; if it is not "
-            f"stuck but needs more time, raise comm.timeout_s; {ADVICE}"
-        )
-    hosts = sorted({found.host for found in now.values()} | {socket.gethostname()})
-    return (
-        f"all of them are alive and wait too: is the network between them ({', '.join(hosts)}) "
-        f"cut? {ADVICE}"
-    )
 
 
 def _besides(found: list[int] | list[Heartbeat]) -> str:

@@ -159,7 +159,8 @@ def test_a_rank_zero_that_never_comes_is_an_error_after_the_timeout():
     assert "RankError: rank 1 of 2 cannot reach, within 2 s, the store at" in done.stderr
 
 
-def test_a_peer_that_hangs_is_an_error_after_the_timeout(tmp_path):
+@pytest.mark.parametrize("meeting", ["barrier()", "gather('me')"])
+def test_a_peer_that_hangs_is_an_error_after_the_timeout(meeting, tmp_path):
     program = tmp_path / "hang.py"
     program.write_text(
         "import time\n"
@@ -168,7 +169,7 @@ def test_a_peer_that_hangs_is_an_error_after_the_timeout(tmp_path):
         "if comm.rank == 0:\n"
         "    time.sleep(600)\n"
         "try:\n"
-        "    comm.barrier()\n"
+        f"    comm.{meeting}\n"
         "except Exception as error:\n"
         # mpirun may lose what a rank prints just before an abort.
         f"    open({str(tmp_path / 'said')!r}, 'w').write(f'{{type(error).__name__}} {{error}}')\n"

@@ -12,7 +12,7 @@ import pytest
 from hpcfl.comm import watchdog
 from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, Pulse, read
 from hpcfl.comm.solo import Solo
-from hpcfl.comm.watchdog import Watchdog, blame, busy
+from hpcfl.comm.watchdog import Wait, Watchdog
 from hpcfl.comm.watched import Watched
 from hpcfl.errors import RankError
 
@@ -30,7 +30,7 @@ def asked(before, now, size=4, calls=40):
     """What rank 0, which waits in its 40th collective, says."""
     pulse = Pulse(12, "training", calls=calls, waits=True)
     by_rank = [{found.rank: found for found in look} for look in (before, now)]
-    return blame(pulse, 0, *by_rank, size, Path("RUN/ranks"))
+    return Wait(pulse, 0, size, *by_rank).blame(Path("RUN/ranks"))
 
 
 @pytest.fixture(autouse=True)
@@ -136,11 +136,12 @@ def test_before_the_first_round_a_rank_at_work_is_waited_for():
     pulse, others = Pulse(0, "starting", 3, waits=True), {2: beat(2)}
     at_work = beat(1, round=0, calls=2, waits=False)
     before, now = {1: beat(1, number=4), 2: beat(2, number=4)}, {1: at_work, **others}
-    assert busy(pulse, 0, before, now, 3)
-    assert not busy(pulse, 0, {**before, 1: at_work}, now, 3)
-    assert not busy(pulse, 0, before, {1: at_work}, 3)
-    assert not busy(pulse, 0, before, {1: beat(1), **others}, 3)
-    assert not busy(Pulse(1, "training", 3, waits=True), 0, before, now, 3)
+    assert Wait(pulse, 0, 3, before, now).is_for_work()
+    assert not Wait(pulse, 0, 3, {**before, 1: at_work}, now).is_for_work()
+    assert not Wait(pulse, 0, 3, before, {1: at_work}).is_for_work()
+    assert not Wait(pulse, 0, 3, before, {1: beat(1), **others}).is_for_work()
+    training = Pulse(1, "training", 3, waits=True)
+    assert not Wait(training, 0, 3, before, now).is_for_work()
 
 
 def test_a_rank_ends_in_silence_when_another_has_spoken(tmp_path):
