@@ -23,8 +23,9 @@ from hpcfl.data.deal import deal
 from hpcfl.data.holdout import hold_out
 from hpcfl.data.partition import Rows
 from hpcfl.diagnostics import Observer
-from hpcfl.errors import JobError
+from hpcfl.errors import JobError, one_line
 from hpcfl.job import Job, Loaded, fitted
+from hpcfl.local.executor import MOST, Executor, block
 from hpcfl.local.memories import Memories
 from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
@@ -145,6 +146,41 @@ class Parts:
             clip=self.job.local.clip,
         )
 
+    def executor(self, gradient: Gradient) -> Executor:
+        """What trains clients, as the job says, whose executor is no longer ``auto``.
+
+        Raises:
+            JobError: the model cannot be played for many clients at once, as is asked.
+        """
+        job, one = self.job, Sequential(self.algorithm, gradient, self.job.local.weight_decay)
+        if job.executor == "sequential":
+            return one
+        try:
+            return block(
+                self.algorithm,
+                self.model,
+                LOSSES[self.dataset.loss],
+                self.population,
+                self.x0,
+                one,
+                size=job.block_size or self.cohort,
+                weight_decay=job.local.weight_decay,
+                bf16=job.precision == "bf16",
+                clip=job.local.clip,
+            )
+        except (RuntimeError, NotImplementedError, ValueError) as e:
+            name = self.loaded.tree["model"]["name"]
+            raise JobError(
+                f"executor: block cannot play model {name} for many clients at once "
+                f"({one_line(str(e))}); say executor=sequential"
+            ) from e
+
+    @property
+    def cohort(self) -> int:
+        """Clients in a round, but at most those of a block."""
+        clients = len(self.rows)
+        return min(MOST, max(1, round(self.job.cohort.participation(clients) * clients)))
+
     def reduction(self, comm: Comm) -> Reduction:
         """The mean of the uploads."""
         uncounted = self.algorithm.derived | {LOSS}
@@ -216,7 +252,10 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
     schema = _played_dry(loaded, x0)
     job.evaluate.check(loaded.tree["algorithm"]["name"], dataset, schema.own)
     model, x0 = model.to(device), x0.to(device)
-    return Parts(loaded, dataset, rows, held, model, x0, skipped, schema, device)
+    parts = Parts(loaded, dataset, rows, held, model, x0, skipped, schema, device)
+    if job.executor == "block":
+        parts.executor(parts.gradient())  # or its faults would come after the run directory
+    return parts
 
 
 def _played_dry(loaded: Loaded, x0: Vector) -> Schema:
@@ -285,7 +324,7 @@ def wire(
 ) -> Run:
     """The engine's live objects on one rank."""
     job, population = parts.job, parts.population
-    executor = Sequential(parts.algorithm, gradient, job.local.weight_decay)
+    executor = parts.executor(gradient)
     surveys = parts.surveys(comm)
     return Run(
         algorithm=parts.algorithm,

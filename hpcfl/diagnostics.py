@@ -41,7 +41,7 @@ from hpcfl.algorithms.base import Cohort
 from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
 from hpcfl.comm.sums import exact_sums
-from hpcfl.local.sequential import Sequential
+from hpcfl.local.executor import Executor
 from hpcfl.local.step import Trained, Visit
 from hpcfl.schema import Survey
 from hpcfl.types import Count, Record, Section, Vector
@@ -74,7 +74,7 @@ class Observer:
     """Measures the rounds of a run; the same numbers on any number of ranks."""
 
     def __init__(
-        self, wanted: Diagnostics, executor: Sequential, surveys: Reduction, comm: Comm
+        self, wanted: Diagnostics, executor: Executor, surveys: Reduction, comm: Comm
     ) -> None:
         self._wanted, self._executor, self._surveys, self._comm = wanted, executor, surveys, comm
         self._previous: Vector | None = None  # the model before the last round

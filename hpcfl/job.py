@@ -71,6 +71,9 @@ class CommConfig(Section):
     """Seconds that a rank waits for the others before the run ends, and says for whom."""
 
 
+ExecutorName = Literal["sequential", "block", "auto"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job(Section):
     """Everything that determines a run."""
@@ -89,7 +92,10 @@ class Job(Section):
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     seed: Seed = 0
-    executor: Literal["sequential"] = "sequential"
+    executor: ExecutorName = "sequential"
+    """One client after the other, many at once, or whichever is found faster before round 1."""
+    block_size: Count | None = None
+    """Clients at once; a cohort's, at most 32, when absent.  Part of what the bits depend on."""
     threads: Count = 1
     """Threads of one rank on the CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -154,6 +160,11 @@ def check(file: JobFile, name: str) -> Loaded:
     except ValueError as e:
         raise JobError(f"{file.where(('model',))}: model.{e}") from e
     job = Job(**sections, **vars(_build(_REST, rest, file, ())))
+    if job.block_size is not None and job.executor == "sequential":
+        raise JobError(
+            f"{file.where(('block_size',))}: block_size: found with executor sequential, which "
+            "takes one client at a time; say executor: block, or leave block_size out"
+        )
     tree: Tree = plain(as_tree(job))
     for section, kind in KINDS.items():
         tree[section] = {kind.key: file.tree[section][kind.key], **tree[section]}

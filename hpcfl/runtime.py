@@ -13,9 +13,9 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
 from hpcfl.diagnostics import Observer
+from hpcfl.local.executor import Executor
 from hpcfl.local.memories import Memories
 from hpcfl.local.population import Population
-from hpcfl.local.sequential import Sequential
 from hpcfl.schema import Schema
 from hpcfl.signals import Signals
 from hpcfl.types import Record, Vector
@@ -69,7 +69,7 @@ class Run:
     weights: NDArray[np.float64]  # [N], of every client
     owner: NDArray[np.int64]  # [N], the rank of every client
     population: Population
-    executor: Sequential
+    executor: Executor
     memories: Memories
     comm: Comm
     reduction: Reduction  # of uploads, each with its train_loss

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 from hpcfl.assemble import assemble, wire
 from hpcfl.beginning import Beginning, Choice, Way, again, anew, as_found
 from hpcfl.branch import require_absent
+from hpcfl.calibrate import chosen
 from hpcfl.changes import differences, free
 from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
@@ -121,6 +122,9 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
                     loaded.job.model.fetch()
         with together(comm):
             parts = assemble(loaded, ranks.device, resumed=way.resumed)
+        if parts.job.executor == "auto":
+            parts, line = chosen(parts, comm, folder if way.resumed else None)
+            ranks = replace(ranks, told=[*ranks.told, line])
         with closing(Life(parts, folder, comm)) as life:
             x = _play(life, ranks, way.begin(life), signals)
         return Result(folder.root, parts.job.rounds, x)
@@ -185,6 +189,7 @@ def _note(life: Life, ranks: Ranks, done: int, progress: Progress) -> None:
             "round": done,
             **facts,
             "map": [seat.record for seat in ranks.seats],
+            "told": list(ranks.told),
             "settings": settings,
             "changes": changes,
         }

@@ -1,6 +1,5 @@
 """The few types that every room speaks."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
@@ -82,4 +81,11 @@ class Batch(NamedTuple):
 
 
 Record = dict[str, float | int]  # a round's line of log.jsonl
-Loss = Callable[[Tensor, Tensor], Scalar]  # (outputs [B, ...], labels [B, ...]) -> mean loss
+
+
+class Loss(Protocol):
+    """The mean loss of a batch."""
+
+    def __call__(self, outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
+        """Of outputs and labels, [B, ...] each; over the examples whose ``counts`` [B] is 1."""
+        ...

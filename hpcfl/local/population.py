@@ -94,6 +94,12 @@ class Population:
             key(self._seed, "dropout", round, client) >> 1,
         )
 
+    @cached_property
+    def width(self) -> int:
+        """Examples in the widest batch of a local step."""
+        most = max(self.examples)
+        return min(self._batch_size or most, most)
+
     @property
     def _batch_size(self) -> int | None:
         """B, or None for all of a client's examples."""

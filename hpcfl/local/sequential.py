@@ -28,7 +28,7 @@ class Sequential:
         """
         gradients = []
         for visit in visits:
-            with _named(visit, "survey"):
+            with named(visit, "survey"):
                 gradients.append(self._gradient.full(x, visit.survey))
         return gradients
 
@@ -53,7 +53,7 @@ class Sequential:
 
     def _visit(self, message: Any, visit: Visit, state: Any, ends: bool) -> Trained:
         algorithm, gradient, about = self._algorithm, self._gradient, visit.about
-        with _named(visit, "begin"):
+        with named(visit, "begin"):
             local = algorithm.begin(message, state, about)
         y = message.x.clone()
         loss = torch.zeros((), dtype=torch.float64, device=y.device)
@@ -74,13 +74,13 @@ class Sequential:
             raise
         except Exception as e:
             raise ClientError(visit.client, visit.round + 1, step, "step") from e
-        with _named(visit, "finish"):
+        with named(visit, "finish"):
             upload, after = algorithm.finish(y, local, message, state, about)
         return Trained(upload, after, loss / steps, y if ends else y.new_empty(0))
 
 
 @contextmanager
-def _named(visit: Visit, stage: str) -> Iterator[None]:
+def named(visit: Visit, stage: str) -> Iterator[None]:
     """Let an error say which client, round and stage it came from."""
     try:
         yield

@@ -5,6 +5,8 @@ sentences they stand in, as TensorFlow Federated trains: in a batch a longer sen
 more.  What is said of a client's whole data (its full gradient, its loss in an evaluation) is
 likewise the mean over all its labels, which its batches enter by how many each has (``terms``);
 in the mean over clients a client still counts by its examples, the sentences.
+
+With ``counts`` [B], 1 or 0, the mean is over the examples that have a 1, which may be none.
 """
 
 from collections.abc import Mapping
@@ -18,16 +20,20 @@ from hpcfl.data.words import PAD
 from hpcfl.types import Loss, Scalar
 
 
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Scalar:
+def cross_entropy(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
     """Of logits [B, n] and classes [B]."""
-    return functional.cross_entropy(widen(outputs), labels)
+    if counts is None:
+        return functional.cross_entropy(widen(outputs), labels)
+    return _mean(functional.cross_entropy(widen(outputs), labels, reduction="none"), counts)
 
 
-def tokens(outputs: Tensor, labels: Tensor) -> Scalar:
+def tokens(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
     """Of logits [B, T, n] and classes [B, T], or [B, n] and [B], where class 0 is padding.
 
     Zero, with a gradient of zero, where all is padding.
     """
+    if counts is not None:
+        labels = torch.where(counts.view(-1, *[1] * (labels.dim() - 1)) > 0, labels, PAD)
     flat = labels.flatten().long()
     total = functional.cross_entropy(
         widen(outputs).flatten(0, -2), flat, ignore_index=PAD, reduction="sum"
@@ -35,14 +41,21 @@ def tokens(outputs: Tensor, labels: Tensor) -> Scalar:
     return total / (flat != PAD).sum().clamp(min=1)
 
 
-def squared(outputs: Tensor, labels: Tensor) -> Scalar:
+def squared(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
     """Mean of sum(r^2) / 2, r = outputs - labels, both [B, targets]."""
+    if counts is not None:
+        return 0.5 * _mean(residuals(outputs, labels).square().flatten(1).sum(1), counts)
     return 0.5 * residuals(outputs, labels).square().sum() / len(outputs)
 
 
-def quadratic(outputs: Tensor, labels: Tensor) -> Scalar:
+def quadratic(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
     """Of outputs [B] that are losses already; the labels are not used."""
-    return widen(outputs).mean()
+    return widen(outputs).mean() if counts is None else _mean(widen(outputs), counts)
+
+
+def _mean(losses: Tensor, counts: Tensor) -> Scalar:
+    """Of losses [B], over those that count."""
+    return (losses * counts).sum() / counts.sum().clamp(min=1)
 
 
 def terms(loss: LossName, labels: Tensor) -> int:

@@ -31,11 +31,14 @@ DIGITS = {
 }
 SCAFFOLD_1 = {"name": "scaffold", "option": 1, "server_lr": 0.5}
 LOCALGHB = {"name": "localghb"}
+BLOCK = {"executor": "block", "block_size": 3}
 JOBS = {
     "lenet-fedavg": {**LENET, "algorithm": {"name": "fedavg"}},
     "lenet-scaffold": {**LENET, "algorithm": {"name": "scaffold"}},
     "lenet-fedhbm": {**LENET, "algorithm": {"name": "fedhbm", "first": "random"}},
+    "lenet-block": {**LENET, "algorithm": {"name": "fedhbm"}, **BLOCK},
     "digits": DIGITS,
+    "digits-block": {**DIGITS, "algorithm": {"name": "scaffold"}, **BLOCK},
     "digits-memory": {**DIGITS, "store": {"kind": "memory"}},
     "digits-no-cache": {**DIGITS, "store": {"cache_gib": 0.0}},
     "digits-localghb": {**DIGITS, "algorithm": LOCALGHB},
@@ -46,10 +49,16 @@ JOBS = {
     "digits-fast": {**DIGITS, "reduction": "fast"},
 }
 EXACT = [name for name in JOBS if name != "digits-fast"]
-LEADING = ["lenet-fedavg", "lenet-scaffold", "lenet-fedhbm", "digits"]
+LEADING = ["lenet-fedavg", "lenet-scaffold", "lenet-fedhbm", "lenet-block", "digits"]
 # More ranks than cores wait for each other by spinning, so they play fewer jobs.
 ON_RANKS = {2: EXACT, 3: LEADING, 4: LEADING}
-STOPPED = [*LEADING, "digits-memory", "digits-scaffold", *(n for n in JOBS if "localghb" in n)]
+STOPPED = [
+    *LEADING,
+    "digits-block",
+    "digits-memory",
+    "digits-scaffold",
+    *(n for n in JOBS if "localghb" in n),
+]
 STAGES = {"2, 3": [(2, 3), (3, 0)], "3, 1, 2": [(3, 2), (1, 4), (2, 0)]}  # (ranks, stop)
 
 

@@ -115,3 +115,23 @@ def test_tasks_have_fitting_parts():
             tuple(inputs.shape[1:]), dataset.classes or 1
         )
         assert LOSSES[dataset.loss](built(inputs), dataset.train.labels[:3]).isfinite()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_examples_that_do_not_count_are_not_there(loss):
+    """Their place is filled with anything; where none counts, the loss and its gradient are 0."""
+    torch.manual_seed(0)
+    outputs, labels = {
+        "cross_entropy": (torch.randn(4, 5), torch.randint(0, 5, (4,))),
+        "tokens": (torch.randn(4, 3, 5), torch.randint(0, 5, (4, 3))),
+        "squared": (torch.randn(4, 2), torch.randn(4, 2)),
+        "quadratic": (torch.randn(4), torch.zeros(4)),
+    }[loss]
+    outputs = outputs.double().requires_grad_()
+    counts = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    alone = LOSSES[loss](outputs[::2], labels[::2])
+    torch.testing.assert_close(LOSSES[loss](outputs, labels, counts), alone)
+    none = LOSSES[loss](outputs, labels, torch.zeros(4))
+    (gradient,) = torch.autograd.grad(none, outputs)
+    assert none.item() == 0
+    assert not gradient.any()

@@ -1,0 +1,174 @@
+"""Many clients at once: K local rounds side by side, through the hooks that are written for one.
+
+The hooks run under ``torch.func.vmap``; a gradient that they ask for is that of K models in one
+pass (see ``hpcfl.local.many``).  K and the width of a batch are fixed for a run, and places without
+a client are filled, so that a client's bits do not depend on who is beside it.  A client that has
+taken its steps stands still until all have.  Equal to ``Sequential`` up to rounding.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_map
+
+from hpcfl.algorithms.base import Algorithm, Client
+from hpcfl.errors import ClientError, HpcflError
+from hpcfl.local.filling import Filling, Step
+from hpcfl.local.layers import stacked
+from hpcfl.local.many import Gradients
+from hpcfl.local.sequential import Sequential
+from hpcfl.local.step import Trained, Visit
+from hpcfl.types import Vector
+
+Carry = tuple[Tensor, Any]  # y [K, P] and what the clients hold during their steps, [K, ...] each
+Play = Callable[[Carry, Client, Step], tuple[Carry, Tensor]]
+
+
+class Block:
+    """Trains the clients that a rank is given, K at a time.
+
+    Args:
+        algorithm: whose hooks are played.
+        gradients: of K models.
+        filling: lays their batches side by side.
+        size: K.
+        weight_decay: added to every direction.
+        surveys: takes the gradients over whole clients, in large batches anyway.
+        wrap: makes a step faster to play, see ``hpcfl.local.replay``.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        gradients: Gradients,
+        filling: Filling,
+        size: int,
+        weight_decay: float,
+        surveys: Sequential,
+        wrap: Callable[[Play], Play],
+    ) -> None:
+        self._algorithm, self._gradients, self._filling = algorithm, gradients, filling
+        self._size, self._weight_decay = size, weight_decay
+        self._surveys = surveys
+        self._play = wrap(self._step)
+
+    def survey(self, x: Vector, visits: Iterable[Visit]) -> list[Vector]:
+        """Each client's gradient at ``x`` of its mean loss over all its examples.
+
+        Raises:
+            ClientError: a client's data or the model raised.
+        """
+        return self._surveys.survey(x, visits)
+
+    def train(
+        self, message: Any, visits: Sequence[Visit], states: Sequence[Any], *, ends: bool = False
+    ) -> list[Trained]:
+        """Play every visit's local round, all from the same message.
+
+        Args:
+            message: what the clients of the cohort receive.
+            visits: of the clients that this rank trains.
+            states: theirs.
+            ends: return their last local models too.
+
+        Raises:
+            ClientError: a client's data, or the model or the algorithm, for one of several clients
+                of which the first is named, raised.
+        """
+        trained: list[Trained] = []
+        for k in range(0, len(visits), self._size):
+            own = visits[k : k + self._size]
+            try:
+                trained += self._together(message, own, states[k : k + self._size], ends)
+            except HpcflError:
+                raise
+            except Exception as e:
+                first = own[0]
+                raise ClientError(first.client, first.round + 1, None, "block") from e
+        return trained
+
+    def _together(
+        self, message: Any, visits: Sequence[Visit], states: Sequence[Any], ends: bool
+    ) -> list[Trained]:
+        """The local rounds of at most K clients."""
+        device = message.x.device
+        about = self._side_by_side([visit.about for visit in visits])
+        about = tree_map(lambda leaf: leaf.to(device), about)
+        before = self._side_by_side(states)
+        begin = vmap(lambda state, client: self._algorithm.begin(message, state, client))
+        local = begin(before, about)
+        carry: Carry = message.x.expand(self._size, -1), local
+        total = torch.zeros(self._size, dtype=torch.float64, device=device)
+        for step in self._filling.steps(visits):
+            carry, losses = self._play(carry, about, step)
+            total += losses
+        # A replayed step overwrites what it returned, and an upload may be some of that.
+        carry = tree_map(torch.clone, carry)
+        shared: list[bool] = []
+
+        def finish(y: Vector, local: Any, state: Any, client: Client) -> tuple[Any, Any]:
+            upload, after = self._algorithm.finish(y, local, message, state, client)
+            shared[:] = [leaf is message.x for leaf in after]
+            return upload, after
+
+        uploads, after = vmap(finish)(*carry, before, about)
+        losses = total / about.steps
+        return [
+            Trained(
+                _one(uploads, k),
+                # Of its own: a store that keeps one client's state must not keep all of them.
+                type(after)(
+                    *(
+                        message.x if same else leaf[k].clone()
+                        for same, leaf in zip(shared, after, strict=True)
+                    )
+                ),
+                losses[k],
+                carry[0][k] if ends else carry[0].new_empty(0),
+            )
+            for k in range(len(visits))
+        ]
+
+    def _side_by_side(self, trees: Sequence[Any]) -> Any:
+        """[K, ...] of every leaf; the first stands in where there is no client."""
+        filled = [*trees, *[trees[0]] * (self._size - len(trees))]
+        return type(trees[0])(*(torch.stack(leaves) for leaves in zip(*filled, strict=True)))
+
+    def _step(self, carry: Carry, about: Client, step: Step) -> tuple[Carry, Tensor]:
+        """One local step of K clients, and their losses [K]: 0 for those that stand still."""
+        algorithm = self._algorithm
+
+        def gradients(points: Tensor) -> tuple[Tensor, Tensor]:
+            return self._gradients(points, step.batches)
+
+        def one(y: Vector, local: Any, client: Client, active: Tensor) -> tuple[Carry, Tensor]:
+            found: list[Tensor] = []
+
+            def grad(point: Vector) -> Vector:
+                loss, gradient = stacked(gradients, point)
+                found.append(loss)
+                return gradient  # type: ignore[no-any-return]
+
+            start = algorithm.displace(y, local, client)
+            point = algorithm.lookahead(y, start, local, client)
+            d = algorithm.direction(point, local, grad, client)
+            if self._weight_decay:
+                d = d.add(point, alpha=self._weight_decay)
+            after = algorithm.remember(local, d, client)
+            there = start - algorithm.step_scale * client.lr * d
+            loss = found[0] if found else torch.zeros_like(client.lr)
+            moved = tree_map(
+                lambda new, old: torch.where(active, new, old), (there, after), (y, local)
+            )
+            return moved, torch.where(active, loss, 0.0)
+
+        played: tuple[Carry, Tensor] = vmap(one)(*carry, about, step.active)
+        return played
+
+
+def _one(tree: Any, k: int) -> Any:
+    """Client k's part."""
+    return type(tree)(*(leaf[k] for leaf in tree))

@@ -1,0 +1,74 @@
+"""The batches of several clients side by side, filled up to one width."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hpcfl.local.layers import Drop, factors
+from hpcfl.local.many import Batches
+from hpcfl.local.sequential import named
+from hpcfl.local.step import Visit
+from hpcfl.types import Batch
+
+
+class Step(NamedTuple):
+    """One local step of K clients."""
+
+    batches: Batches
+    active: Tensor  # [K], whether the client has this step
+
+
+class Filling:
+    """Lays batches side by side, K clients of B examples each, whoever there is.
+
+    Args:
+        size: K.
+        width: B, of the widest batch there can be.
+        drops: the model's calls of dropout.
+        device: of the batches.
+    """
+
+    def __init__(self, size: int, width: int, drops: Sequence[Drop], device: torch.device) -> None:
+        self._size, self._width, self._drops = size, width, drops
+        self._generators = [torch.Generator(device) for _ in range(size if drops else 0)]
+
+    def steps(self, visits: Sequence[Visit]) -> Iterator[Step]:
+        """Every local step of the longest of at most K visits; the others stand still behind.
+
+        Raises:
+            ClientError: a client's data raised.
+        """
+        counts = [int(visit.about.steps) for visit in visits]
+        for step in range(max(counts)):
+            rows: list[Batch | None] = []
+            for visit, count in zip(visits, counts, strict=True):
+                with named(visit, "step"):
+                    rows.append(next(visit.batches) if step < count else None)
+            yield self._step(rows, [visit.dropout_seed + step for visit in visits])
+
+    def _step(self, rows: Sequence[Batch | None], seeds: Sequence[int]) -> Step:
+        like = next(row for row in rows if row is not None)
+        whole = (self._size, self._width)
+        inputs = like.inputs.new_zeros(*whole, *like.inputs.shape[1:])
+        labels = like.labels.new_zeros(*whole, *like.labels.shape[1:])
+        counted = torch.zeros(whole, dtype=torch.float32)
+        sizes = [0] * self._size
+        for k, row in enumerate(rows):
+            if row is not None:
+                sizes[k] = len(row.labels)
+                inputs[k, : sizes[k]], labels[k, : sizes[k]] = row
+                counted[k, : sizes[k]] = 1
+        masks = self._masks(sizes, seeds, inputs)
+        batches = Batches(inputs, labels, counted.to(labels.device), masks)
+        return Step(batches, torch.tensor(sizes, device=labels.device) > 0)
+
+    def _masks(
+        self, sizes: Sequence[int], seeds: Sequence[int], like: Tensor
+    ) -> tuple[Tensor, ...]:
+        for generator, seed in zip(self._generators, seeds, strict=False):  # fewer visits, perhaps
+            generator.manual_seed(seed)
+        return tuple(
+            factors(drop, sizes, self._width, self._generators, like) for drop in self._drops
+        )

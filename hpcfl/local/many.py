@@ -1,0 +1,103 @@
+"""The gradients of many clients at once: K models of one kind, K batches, one backward pass."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from hpcfl.local.layers import Convolutions, Drop, Layers
+from hpcfl.types import Batch, Loss
+from hpcfl.vectors import Layout
+
+
+class Batches(NamedTuple):
+    """One batch of each of K clients, all B wide; what is too wide does not count."""
+
+    inputs: Tensor  # [K, B, ...]
+    labels: Tensor  # [K, B, ...]
+    counts: Tensor  # [K, B], 1 for an example and 0 for filling
+    masks: tuple[Tensor, ...]  # [K, B, ...] each, the factors of every call of dropout
+
+
+class Gradients:
+    """The gradients of K clients' mean losses at their own flat vectors [K, P].
+
+    Args:
+        model: of one client.
+        loss: the mean over the examples that count.
+        convolutions: how they are played, see ``Layers``.
+        bf16: autocast.
+        clip: the largest norm of each client's gradient.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        convolutions: Convolutions,
+        *,
+        bf16: bool = False,
+        clip: float | None = None,
+    ) -> None:
+        self._model, self._loss, self._convolutions = model, loss, convolutions
+        self._layout = Layout.of(model)
+        device = next(model.parameters()).device.type
+        self._precision = partial(torch.autocast, device, torch.bfloat16) if bf16 else nullcontext
+        self._clip = clip
+
+    def __call__(self, points: Tensor, batches: Batches) -> tuple[Tensor, Tensor]:
+        """Losses [K] and gradients [K, P]; clipped if asked for."""
+        layers = Layers(self._convolutions, batches.masks)
+        with torch.enable_grad():
+            views = self._views(points)
+            losses = self._losses(layers, views, batches)
+            grads = torch.autograd.grad(losses.sum(), views)
+        whole = torch.cat([grad.flatten(1) for grad in grads], 1)
+        if self._clip is not None:
+            whole = whole * (self._clip / whole.norm(dim=1, keepdim=True)).clamp(max=1.0)
+        return losses.detach(), whole
+
+    def drops(self, x: Tensor, example: Batch) -> list[Drop]:
+        """The calls of dropout that a batch meets, in order.
+
+        Args:
+            x: [P], any point.
+            example: a batch of one.
+
+        Raises:
+            Exception: whatever the model does that cannot be done for many clients at once.
+        """
+        layers = Layers(self._convolutions)
+        count = torch.ones(2, 1, device=x.device)
+        inputs, labels = (part.expand(2, *part.shape) for part in example)
+        with torch.no_grad():
+            self._losses(layers, self._views(x.expand(2, -1)), Batches(inputs, labels, count, ()))
+        return layers.drops
+
+    def _views(self, points: Tensor) -> list[Tensor]:
+        """Every parameter of every client, [K, ...] each."""
+        parts = points.split_with_sizes(self._layout.sizes, 1)
+        clients = len(points)
+        return [
+            part.view(clients, *shape).detach().requires_grad_()
+            for part, shape in zip(parts, self._layout.shapes, strict=True)
+        ]
+
+    def _losses(self, layers: Layers, views: Sequence[Tensor], batches: Batches) -> Tensor:
+        names = self._layout.names
+
+        def one(
+            parameters: Sequence[Tensor], inputs: Tensor, labels: Tensor, counts: Tensor
+        ) -> Tensor:
+            named = dict(zip(names, parameters, strict=True))
+            with self._precision():
+                outputs = functional_call(self._model, named, (inputs,))
+            return self._loss(outputs, labels, counts)
+
+        with layers:
+            found: Tensor = vmap(one)(views, batches.inputs, batches.labels, batches.counts)
+        return found

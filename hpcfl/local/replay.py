@@ -1,0 +1,66 @@
+"""A step as one CUDA graph: recorded once, replayed for every step of every block."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+WARM = 3  # plays before the recording, in which libraries make their choices and their buffers
+
+
+class Replayed:
+    """Plays a pure function of trees of CUDA tensors, whose shapes never change, as a graph.
+
+    What it returns is overwritten by the next call, which may be handed it.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._warm = 0
+        self._recorded: _Recorded | None = None
+
+    def __call__(self, *trees: Any) -> Any:
+        """The function's value."""
+        if self._recorded is None and self._warm < WARM:
+            self._warm += 1
+            return self._aside(trees)
+        if self._recorded is None:
+            self._recorded = _record(self._function, trees)
+        recorded = self._recorded
+        for kept, given in zip(recorded.inputs, tree_leaves(trees), strict=True):
+            kept.copy_(given)
+        recorded.graph.replay()
+        return recorded.outputs
+
+    def _aside(self, trees: Any) -> Any:
+        """Played on a stream of its own, as a recording wants its warm-up."""
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        here = torch.cuda.current_stream()
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            found = self._function(*trees)
+        here.wait_stream(aside)
+        for leaf in tree_leaves(found):
+            leaf.record_stream(here)
+        for leaf in tree_leaves(trees):
+            leaf.record_stream(aside)
+        return found
+
+
+class _Recorded(NamedTuple):
+    """A graph, and the tensors that it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    outputs: Any
+
+
+def _record(function: Callable[..., Any], trees: Any) -> _Recorded:
+    leaves, spec = tree_flatten(trees)
+    inputs = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = function(*tree_unflatten(inputs, spec))
+    return _Recorded(graph, inputs, outputs)

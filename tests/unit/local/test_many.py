@@ -1,0 +1,139 @@
+"""Gradients of several clients in one pass are each client's own, for every kind of layer."""
+
+import pytest
+import torch
+from torch import nn
+
+from hpcfl.local.filling import Filling
+from hpcfl.local.layers import Layers, stacked
+from hpcfl.local.many import Gradients
+from hpcfl.local.step import Gradient, Visit
+from hpcfl.models.char_lstm import CharLstm
+from hpcfl.models.cnn_pfl import CnnPfl
+from hpcfl.models.lenet import LeNet
+from hpcfl.models.linear import Linear
+from hpcfl.models.mobilenet_v2 import MobileNetV2
+from hpcfl.models.resnet18 import ResNet18
+from hpcfl.models.resnet20 import ResNet20
+from hpcfl.models.word_lstm import WordLstm
+from hpcfl.tasks.losses import LOSSES
+from hpcfl.types import Batch
+from hpcfl.vectors import parameters
+
+torch.set_num_threads(1)
+
+SIZES = (4, 2, 3)  # examples of the three clients' batches
+WORDS = WordLstm(embedded=8, hidden=10, projected=6)
+LAST = WordLstm(embedded=8, hidden=10, projected=6, predict="last")
+
+
+def images(n, side=32):
+    pixels = torch.randn(n, 3, side, side).to(memory_format=torch.channels_last)
+    return Batch(pixels, torch.randint(0, 10, (n,)))
+
+
+def texts(n):
+    return Batch(torch.randint(1, 30, (n, 7)), torch.randint(0, 30, (n,)))
+
+
+def sentences(n):
+    text = torch.randint(1, 30, (n, 7))
+    text[:, 5:] = 0  # padding
+    return Batch(text, text.roll(-1, 1))
+
+
+MODELS = {
+    "linear": (Linear(), lambda n: images(n, 4), "cross_entropy"),
+    "lenet": (LeNet(), lambda n: images(n, 16), "cross_entropy"),
+    "cnn_pfl": (CnnPfl(), lambda n: images(n, 8), "cross_entropy"),
+    "resnet20": (ResNet20(), images, "cross_entropy"),
+    "resnet18": (ResNet18(), images, "cross_entropy"),
+    "mobilenet_v2": (MobileNetV2(), images, "cross_entropy"),
+    "char_lstm": (CharLstm(), texts, "cross_entropy"),
+    "word_lstm": (WORDS, sentences, "tokens"),
+    "word_lstm-last": (LAST, texts, "cross_entropy"),
+}
+
+
+def visits(batches):
+    """Of one step each, with the dropout seeds 100, 101, ..."""
+
+    class About:
+        steps = 1
+
+    return [
+        Visit(k, 0, About(), iter([batch]), iter(()), 100 + k) for k, batch in enumerate(batches)
+    ]
+
+
+PRECISE = [(name, how, "float64") for name in MODELS for how in ("grouped", "products")]
+ROUGH = [(name, "products", "bf16") for name in ("linear", "lenet", "word_lstm")]
+
+
+@pytest.mark.parametrize(("name", "convolutions", "precision"), [*PRECISE, *ROUGH])
+def test_every_model(name, convolutions, precision):
+    """Batches that are not full, one place without a client, dropout from each client's seed."""
+    config, draw, loss = MODELS[name]
+    torch.manual_seed(0)
+    rows = [draw(n) for n in SIZES]
+    model = config.build(tuple(rows[0].inputs.shape[1:]), 30 if name.endswith(("m", "t")) else 10)
+    if precision == "float64":
+        model = model.double()
+        rows = [
+            row._replace(inputs=row.inputs.double()) if row.inputs.is_floating_point() else row
+            for row in rows
+        ]
+    x = parameters(model)
+    points = torch.stack([x + 0.02 * torch.randn_like(x) for _ in range(4)])
+    how = {"bf16": precision == "bf16", "clip": 0.5}
+    alone = Gradient(model, LOSSES[loss], **how)
+    many = Gradients(model, LOSSES[loss], convolutions, **how)
+    drops = many.drops(x, Batch(*(part[:1] for part in rows[0])))
+    (step,) = Filling(4, 5, drops, torch.device("cpu")).steps(visits(rows))
+    losses, gradients = many(points, step.batches)
+    assert step.active.tolist() == [True, True, True, False]
+    assert gradients.isfinite().all()
+    # In low precision, rounding tips a ReLU now and then.
+    tolerance = 0.1 if precision == "bf16" else 1e-10
+    for k, row in enumerate(rows):
+        value, gradient = alone.stochastic(points[k].clone(), row, 100 + k)
+        assert float(losses[k]) == pytest.approx(float(value), rel=tolerance)
+        assert float((gradients[k] - gradient).norm()) < tolerance * float(gradient.norm())
+    assert len(drops) == {"cnn_pfl": 2, "mobilenet_v2": 1}.get(name, 0)
+
+
+def test_masks_are_those_that_torch_would_draw():
+    """Exactly, in the order of the calls, and each client's own."""
+    model = nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 6, bias=False), nn.Dropout(0.5))
+    rows = [Batch(torch.randn(n, 6), torch.zeros(n, 6)) for n in SIZES]
+    many = Gradients(model, LOSSES["squared"], "grouped")
+    drops = many.drops(parameters(model), Batch(*(part[:1] for part in rows[0])))
+    (step,) = Filling(3, 4, drops, torch.device("cpu")).steps(visits(rows))
+    first, second = step.batches.masks
+    for k, row in enumerate(rows):
+        torch.manual_seed(100 + k)
+        n = len(row.labels)
+        assert torch.equal(nn.functional.dropout(torch.ones(n, 6), 0.3), first[k, :n])
+        assert torch.equal(nn.functional.dropout(torch.ones(n, 6), 0.5), second[k, :n])
+        assert (first[k, n:] == 1).all()
+
+
+def test_a_model_that_cannot_be_played_for_many_says_so():
+    both_ways = nn.LSTM(3, 4, bidirectional=True, batch_first=True)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = both_ways
+
+        def forward(self, inputs):
+            return self.lstm(inputs)[0].sum((1, 2))
+
+    many = Gradients(Model(), LOSSES["quadratic"], "grouped")
+    with pytest.raises(NotImplementedError, match="bidirectional"):
+        many.drops(parameters(Model()), Batch(torch.randn(1, 5, 3), torch.zeros(1)))
+
+
+def test_outside_of_vmap_nothing_is_stacked():
+    with Layers("products"), pytest.raises(RuntimeError, match="outside vmap"):
+        stacked(torch.neg, torch.ones(3))
