@@ -1,12 +1,13 @@
 """The simulated clients: whose examples are whose, and what a visit to one of them consists of."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from time import perf_counter
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hpcfl.algorithms.base import Client
 from hpcfl.data.base import Dataset, Transform
@@ -78,10 +79,10 @@ class Population:
         count = self.examples[client]
         work = self._steps(count)
         about = Client(
-            round=torch.tensor(round, dtype=torch.int64),
-            steps=torch.tensor(work, dtype=torch.float64),
-            lr=torch.tensor(self._rate(round), dtype=torch.float64),
-            examples=torch.tensor(count, dtype=torch.float64),
+            round=_number(round, torch.int64),
+            steps=_number(work),
+            lr=_number(self._rate(round)),
+            examples=_number(count),
             full_grad=self._nothing,
             cohort_grad=self._nothing,
         )
@@ -186,6 +187,12 @@ class Population:
 
     def _transform_of(self, client: int) -> Transform:
         return self._transform if self._personal is None else self._personal(client)
+
+
+@lru_cache(4096)
+def _number(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A 0-d tensor that no hook changes, so that one serves all who need that number."""
+    return torch.tensor(value, dtype=dtype)
 
 
 class TestSet:

@@ -71,3 +71,44 @@ def test_nccl_on_one_rank(tmp_path, job):
     npz = tmp_path / "x.npz"
     assert mpirun(1, "-m", "hpcfl", "export", str(out), "-o", str(npz)).returncode == 0
     assert np.array_equal(np.load(npz)["x"], alone.x.numpy())
+
+
+ALGORITHMS = ["fedavg", "fedhbm", "scaffold", "mime", "fedmim", "localghb", "fedsam", "feddyn"]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_many_clients_at_once(tmp_path, job, algorithm, precision):
+    """Replayed as a graph, the block executor is the sequential one up to rounding."""
+    how = ["device=cuda", f"algorithm={{name: {algorithm}}}", f"precision={precision}"]
+    block = [*how, "executor=block", "block_size=3"]
+    first, again = (hpcfl.run(job, block, out=tmp_path / name) for name in ("a", "b"))
+    one = hpcfl.run(job, how, out=tmp_path / "one")
+    assert torch.equal(first.x, again.x)
+    tolerance = 1e-4 if precision == "float32" else 3e-2
+    torch.testing.assert_close(first.x, one.x, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("executor", ["block", "auto"])
+@pytest.mark.parametrize("model", ["lenet", "resnet20", "cnn_pfl"])
+def test_images_in_blocks_give_the_same_bits_twice(tmp_path, model, executor):
+    draw = np.random.default_rng(0)
+    arrays = {}
+    for part, count in (("train", 60), ("test", 8)):
+        arrays[f"x_{part}"] = draw.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        arrays[f"y_{part}"] = draw.integers(0, 10, count)
+    np.savez(tmp_path / "cifar10.npz", **arrays)
+    job = {
+        "data": {"kind": "cifar10", "root": str(tmp_path), "clients": 6},
+        "model": {"name": model},
+        "cohort": {"kind": "uniform", "size": 4},
+        "algorithm": {"name": "scaffold"},
+        "local": {"batch_size": 4, "lr": 0.01},
+        "rounds": 3,
+        "executor": executor,
+        "device": "cuda",
+    }
+    first = hpcfl.run(job, out=tmp_path / "first")
+    assert first.x.isfinite().all()
+    again = hpcfl.run(first.path / "job.yaml", out=tmp_path / "again")
+    assert torch.equal(first.x, again.x)
