@@ -62,7 +62,7 @@ def chosen(parts: Parts, comm: Comm, begun: RunDir | None) -> tuple[Parts, str]:
     said = ""
     with together(comm):
         if comm.rank == 0:
-            said = json.dumps(_measure(parts))
+            said = json.dumps(_measure(parts, comm.size))
     choice = Choice(*json.loads(comm.share(said)))
     size = choice.block_size if choice.executor == "block" else None
     return with_executor(parts, choice.executor, size), str(choice)
@@ -76,10 +76,11 @@ def with_executor(parts: Parts, executor: ExecutorName, block_size: int | None) 
     return replace(parts, loaded=Loaded(job, tree, loaded.name))
 
 
-def _measure(parts: Parts) -> Choice:
+def _measure(parts: Parts, ranks: int) -> Choice:
     one = with_executor(parts, "sequential", None)
     alone = _seconds(one, one.executor(one.gradient()), 1)
-    size = parts.job.block_size or parts.cohort
+    # A rank's share of a cohort, or most places of every block would stay empty.
+    size = parts.job.block_size or -(-parts.cohort // ranks)
     try:
         many = with_executor(parts, "block", size)
         beside = _seconds(many, many.executor(many.gradient()), size)

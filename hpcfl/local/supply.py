@@ -73,7 +73,10 @@ class InMemory:
         """Copies of these rows."""
         for rows in batches:
             chosen = torch.from_numpy(rows).to(self._labels.device)
-            inputs, labels = self._inputs.index_select(0, chosen), self._labels.index_select(0, chosen)
+            inputs, labels = (
+                self._inputs.index_select(0, chosen),
+                self._labels.index_select(0, chosen),
+            )
             yield Batch(inputs.to(self._device), labels.to(self._device))
 
 
