@@ -59,6 +59,12 @@ def parser() -> argparse.ArgumentParser:
     _add_data(commands)
     _add_forecasts(commands)
 
+    _add_bench(commands)
+    return made
+
+
+def _add_bench(commands: Any) -> None:
+    """The commands that measure."""
     bench = commands.add_parser("bench", help="measure, as ratios within one run").add_subparsers(
         required=True, metavar="COMMAND"
     )
@@ -66,19 +72,34 @@ def parser() -> argparse.ArgumentParser:
     rounds.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
     rounds.add_argument("overrides", nargs="*", metavar="key.path=value")
     rounds.set_defaults(command="bench round")
+    sums = bench.add_parser(
+        "reduce", help="the exact mean against a float all-reduce, on all ranks"
+    )
+    sums.add_argument(
+        "--sizes", type=_count, nargs="+", help="parameters (default 800000 4000000 25000000)"
+    )
+    sums.add_argument("--backend", choices=["auto", "mpi", "gloo"], default="auto")
+    sums.set_defaults(command="bench reduce")
     states = bench.add_parser("store", help="client states against the bare disk, and in a round")
     states.add_argument(
         "--dir", type=_folder, help="folder to write in (default: the temporary one)"
     )
     states.add_argument("--gib", type=_size, default=1.0, help="GiB of states (default: 1)")
     states.set_defaults(command="bench store")
+    peers = bench.add_parser("peers", help="pfl-research's own benchmark, beside pfl itself")
+    peers.add_argument(
+        "--python", type=Path, help="that of an environment with pfl (default: ours)"
+    )
+    peers.set_defaults(command="bench peers")
+    for measuring in (rounds, sums, states, peers):
+        measuring.add_argument("--json", type=Path, metavar="F", help="write every turn's figures")
+        measuring.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg to draw")
     chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")
     chaos.add_argument("--kills", type=_count, default=100, metavar="N", help="(default 100)")
     chaos.add_argument("--ranks", type=_count, nargs="+", help="of lives in turn (default 1 2 3)")
     chaos.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
     chaos.add_argument("--dir", type=Path, default=Path("runs/chaos"), help="(default runs/chaos)")
     chaos.set_defaults(command="bench chaos")
-    return made
 
 
 def _add_resume(commands: Any) -> None:

@@ -15,6 +15,7 @@ from hpcfl.arguments import parser
 from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError, RankError
 
 if TYPE_CHECKING:
+    from hpcfl.bench.result import Result
     from hpcfl.plots import Plot
     from hpcfl.records import RunRecord
     from hpcfl.targets import Target
@@ -268,13 +269,36 @@ def _list(options: argparse.Namespace) -> None:
 def _bench_round(options: argparse.Namespace) -> None:
     from hpcfl.bench.round import bench_round
 
-    print(bench_round(options.job, options.overrides))
+    _hand_over(bench_round(options.job, options.overrides), options)
+
+
+def _bench_peers(options: argparse.Namespace) -> None:
+    from hpcfl.bench.peers import bench_peers
+
+    _hand_over(bench_peers(options.python), options)
+
+
+def _bench_reduce(options: argparse.Namespace) -> None:
+    from hpcfl.bench.reduce import bench_reduce
+
+    result = bench_reduce(options.sizes, options.backend)
+    if result:  # on rank 0
+        _hand_over(result, options)
 
 
 def _bench_store(options: argparse.Namespace) -> None:
     from hpcfl.bench.store import bench_store
 
-    print(bench_store(options.dir, options.gib))
+    _hand_over(bench_store(options.dir, options.gib), options)
+
+
+def _hand_over(result: Result, options: argparse.Namespace) -> None:
+    """Print what a bench found, and write what was asked for."""
+    print(result)
+    if options.json:
+        result.write(options.json)
+    if options.plot:
+        result.plot(options.plot)
 
 
 def _bench_chaos(options: argparse.Namespace) -> None:
@@ -287,6 +311,8 @@ def _bench_chaos(options: argparse.Namespace) -> None:
 
 COMMANDS = {
     "bench chaos": _bench_chaos,
+    "bench peers": _bench_peers,
+    "bench reduce": _bench_reduce,
     "bench round": _bench_round,
     "bench store": _bench_store,
     "check": _check,

@@ -11,10 +11,9 @@ go the same way in every turn.
 import copy
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
@@ -22,16 +21,12 @@ import numpy as np
 import torch
 
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.assemble import Parts, assemble, wire
-from hpcfl.bench.turn import Desk, Engine
-from hpcfl.comm.solo import Solo
-from hpcfl.device import device_of
+from hpcfl.assemble import Parts
+from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.turn import Clock, Engine, alone
 from hpcfl.errors import HpcflError, JobError
 from hpcfl.job import Loaded, load
-from hpcfl.placement import owners
-from hpcfl.runlog import RunLog
 from hpcfl.runtime import Run
-from hpcfl.signals import Signals
 from hpcfl.tasks.losses import LOSSES
 from hpcfl.types import Batch, Vector
 from hpcfl.vectors import load as load_vector
@@ -60,22 +55,20 @@ TOLERANCE = {"float64": 1e-6, "float32": 1e-2, "tf32": 0.1, "bf16": 0.1}
 
 
 class Turn(NamedTuple):
-    """Medians over the turns of one job."""
+    """The turns of one job."""
 
     name: str
     visits: int
     """Client visits a turn."""
-    engine_s: float
-    bare_s: float
-    ratio: float
-    """The median over the turns of engine time / bare time."""
+    engine: Figure
+    bare: Figure
     gap: float | None
     """How far apart a turn ended over how far it went, at most; None where FedAvg is not played."""
 
     @property
     def overhead_ms(self) -> float:
         """Engine time over the bare loop's, per client visit."""
-        return 1e3 * (self.engine_s - self.bare_s) / self.visits
+        return 1e3 * (self.engine.middle - self.bare.middle) / self.visits
 
 
 def images(folder: Path) -> None:
@@ -113,26 +106,21 @@ def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Turn:
             f"rounds: found {loaded.job.rounds}, but {pairs} turns and a warm-up play at least "
             f"{pairs + 1}; set rounds={pairs + 1} or more"
         )
-    parts = assemble(loaded, device_of(loaded.job, 0))
-    sizes = [len(own) for own in parts.rows]
-    with (
-        closing(RunLog(folder / "log.jsonl")) as log,
-        closing(parts.store(folder, 0, "bench", range(len(sizes)))) as store,
-    ):
-        run = wire(parts, Solo(), owners(sizes, 1), store, parts.gradient(), Desk(log), Signals())
-        times, gaps = _take_turns(parts, Engine(run, turn), _Bare(parts, run, turn), pairs)
+    with ExitStack() as stack:
+        parts, run, _ = alone(loaded, folder, stack)
+        times, gaps = _take_turns(parts, Engine(run, turn), Bare(parts, run, turn), pairs)
+    clients = len(parts.rows)
     return Turn(
         loaded.name,
-        turn * max(1, round(loaded.job.cohort.participation(len(sizes)) * len(sizes))),
-        median(a for a, _ in times),
-        median(b for _, b in times),
-        median(a / b for a, b in times),
+        turn * max(1, round(loaded.job.cohort.participation(clients) * clients)),
+        Figure(loaded.name, "engine", "s", [a for a, _ in times]),
+        Figure(loaded.name, "bare loop", "s", [b for _, b in times]),
         max(gaps, default=None),
     )
 
 
 def _take_turns(
-    parts: Parts, engine: Engine, bare: "_Bare", pairs: int
+    parts: Parts, engine: Engine, bare: "Bare", pairs: int
 ) -> tuple[list[tuple[float, float]], list[float]]:
     """The seconds of both sides in each turn after the first, and every turn's gap."""
     times, gaps = [], []
@@ -164,26 +152,33 @@ def report(turns: Sequence[Turn]) -> str:
         "job                client visits    engine      bare   ratio   engine - bare     apart"
     ]
     lines += [
-        f"{t.name:18} {t.visits:13d} {t.engine_s:8.3f} s {t.bare_s:7.3f} s {t.ratio:7.3f} "
+        f"{t.name:18} {t.visits:13d} {t.engine.middle:8.3f} s {t.bare.middle:7.3f} s "
+        f"{t.engine.over(t.bare):7.3f} "
         f"{t.overhead_ms:8.3f} ms/visit {'-' if t.gap is None else f'{t.gap:.1e}':>9}"
         for t in turns
     ]
     return "\n".join(lines)
 
 
-def bench_round(job: Path | None, overrides: Sequence[str]) -> str:
+def bench_round(job: Path | None, overrides: Sequence[str]) -> Result:
     """Measure a job, or the built-in ones."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         jobs = [load(job, overrides)] if job else built_in(folder)
-        return report([measure(loaded, folder) for loaded in jobs])
+        turns = [measure(loaded, folder) for loaded in jobs]
+    about = {
+        t.name: {"visits": t.visits, "overhead_ms": t.overhead_ms, "gap": t.gap} for t in turns
+    }
+    figures = [side for t in turns for side in (t.engine, t.bare)]
+    return Result("bench round", report(turns), figures, about)
 
 
-class _Bare:
-    """One turn: the same rounds by hand; returns seconds."""
+class Bare:
+    """Plays so many rounds of a run by hand a turn; arguments as the engine's."""
 
-    def __init__(self, parts: Parts, run: Run, rounds: int) -> None:
+    def __init__(self, parts: Parts, run: Run, rounds: int, clock: Clock = perf_counter) -> None:
         self._parts, self._run, self._turn, self._done = parts, run, rounds, 0
+        self._clock = clock
         self.x = run.x0.clone()
         self._model = copy.deepcopy(parts.model)
         load_vector(self._model, self.x)
@@ -195,14 +190,15 @@ class _Bare:
         )
 
     def __call__(self) -> float:
+        """Play the next rounds; the seconds that they took, once their batches were there."""
         rounds = range(self._done, self._done + self._turn)
         self._done += self._turn
         cohorts = [[self._work(int(i), t) for i in self._run.draw(t)] for t in rounds]
-        began = perf_counter()
+        began = self._clock()
         for t, cohort in zip(rounds, cohorts, strict=True):
             if cohort:
                 self._round(cohort, self._run.rate(t))
-        return perf_counter() - began
+        return self._clock() - began
 
     def _work(self, client: int, round: int) -> tuple[float, list[Batch]]:
         """The client's weight and batches."""

@@ -17,14 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcfl.assemble import assemble, wire
+from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.round import LENET, images
-from hpcfl.bench.turn import Desk, Engine
-from hpcfl.comm.solo import Solo
+from hpcfl.bench.turn import Engine, alone
 from hpcfl.job import load
-from hpcfl.placement import owners
-from hpcfl.runlog import RunLog
-from hpcfl.signals import Signals
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.size import ROUNDS
@@ -60,19 +56,26 @@ class Speed(NamedTuple):
         return f"{self.name:10} {store:8.0f} MB/s {bare:8.0f} MB/s {share:9.0%}"
 
 
-def bench_store(folder: Path | None, gib: float) -> str:
+def bench_store(folder: Path | None, gib: float) -> Result:
     """Measure the disk under ``folder`` with ``gib`` GiB of states, and rounds of LeNet there."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         root = Path(name)
         speeds = _speeds(root, max(COHORT, int(gib * 2**30) // STATE_BYTES))
+        rounds, waited = _rounds(root)
         lines = [
             f"{'disk':10} {'store':>13} {'bare calls':>13} {'store/bare':>10}",
             *map(str, speeds),
             "",
             f"{'a round of LeNet':21} {'time':>10} {'of fedavg':>10} {'waits for states':>17}",
-            *_rounds(root),
+            *_told(rounds, waited),
         ]
-    return "\n".join(lines)
+    disk = [
+        Figure(f"{speed.name} {speed.bytes / 1e6:.0f} MB", side, "s", seconds)
+        for speed in speeds
+        for side, seconds in (("store", speed.store_s), ("bare calls", speed.bare_s))
+    ]
+    about = {"gib": gib, "waits": dict(zip(SIDES, waited, strict=True))}
+    return Result("bench store", "\n".join(lines), [*disk, *rounds], about)
 
 
 def _speeds(root: Path, clients: int) -> list[Speed]:
@@ -160,38 +163,37 @@ def _forget(root: Path) -> None:
         os.close(fd)
 
 
-def _rounds(root: Path) -> list[str]:
-    """A line for each side of ``SIDES``."""
+def _rounds(root: Path) -> tuple[list[Figure], list[float]]:
+    """A turn's seconds of each side of ``SIDES``, and the share in which it waited for states."""
     images(root)
     path = root / "lenet.yaml"
     path.write_text(LENET.replace("ROOT", str(root)).replace("rounds: 13", "rounds: 1000"))
     with ExitStack() as stack:
         sides = [
-            _side(path, changes, root / f"side{k}", stack)
+            alone(load(path, changes), _made(root / f"side{k}"), stack)
             for k, changes in enumerate(SIDES.values())
         ]
-        for engine, _ in sides:
+        engines = [Engine(side.run, TURN) for side in sides]
+        for engine, side in zip(engines, sides, strict=True):
             engine()  # warm up
-        for _, desk in sides:
-            desk.waited = 0.0
-        times = [[engine() for engine, _ in sides] for _ in range(TURNS)]
-    lines = []
-    for k, name in enumerate(SIDES):
-        seconds = [turn[k] for turn in times]
-        ratio = median(turn[k] / turn[0] for turn in times)
-        waited = sides[k][1].waited / sum(seconds)
-        lines.append(f"{name:21} {median(seconds) / TURN:8.3f} s {ratio:10.3f} {waited:17.1%}")
-    return lines
+            side.desk.waited = 0.0
+        times = [[engine() for engine in engines] for _ in range(TURNS)]
+    found = [
+        Figure("a round of LeNet", side, "s", [turn[k] for turn in times])
+        for k, side in enumerate(SIDES)
+    ]
+    waited = [side.desk.waited / sum(f.values) for side, f in zip(sides, found, strict=True)]
+    return found, waited
 
 
-def _side(
-    path: Path, changes: Sequence[str], folder: Path, stack: ExitStack
-) -> tuple[Engine, Desk]:
-    """The engine of one side, and the desk that hears what its rounds waited."""
+def _told(rounds: Sequence[Figure], waited: Sequence[float]) -> list[str]:
+    """A line for each side."""
+    return [
+        f"{found.side:21} {found.middle:8.3f} s {found.over(rounds[0]):10.3f} {share:17.1%}"
+        for found, share in zip(rounds, waited, strict=True)
+    ]
+
+
+def _made(folder: Path) -> Path:
     folder.mkdir()
-    parts = assemble(load(path, changes), torch.device("cpu"))
-    sizes = [len(own) for own in parts.rows]
-    desk = Desk(stack.enter_context(closing(RunLog(folder / "log.jsonl"))))
-    store = stack.enter_context(closing(parts.store(folder, 0, "bench", range(len(sizes)))))
-    run = wire(parts, Solo(), owners(sizes, 1), store, parts.gradient(), desk, Signals())
-    return Engine(run, TURN), desk
+    return folder

@@ -1,16 +1,26 @@
 """A run whose rounds are played in turns, to be timed against something else."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from hpcfl.assemble import Parts, assemble, wire
+from hpcfl.comm.solo import Solo
+from hpcfl.device import device_of
 from hpcfl.engine import play
+from hpcfl.job import Loaded
+from hpcfl.placement import owners
 from hpcfl.runlog import RunLog
 from hpcfl.runtime import Run
+from hpcfl.signals import Signals
 from hpcfl.types import Record, Vector
+
+Clock = Callable[[], float]
 
 
 class Desk:
@@ -43,10 +53,16 @@ class Desk:
 
 
 class Engine:
-    """Plays so many rounds of a run a turn."""
+    """Plays so many rounds of a run a turn.
 
-    def __init__(self, run: Run, rounds: int) -> None:
-        self._run, self._turn, self._done = run, rounds, 0
+    Args:
+        run: whose rounds.
+        rounds: of a turn.
+        clock: in seconds.
+    """
+
+    def __init__(self, run: Run, rounds: int, clock: Clock = perf_counter) -> None:
+        self._run, self._turn, self._done, self._clock = run, rounds, 0, clock
         self._server = run.algorithm.init_server(run.x0)
 
     @property
@@ -57,7 +73,32 @@ class Engine:
     def __call__(self) -> float:
         """Play the next rounds; the seconds that they took."""
         end = self._done + self._turn
-        began = perf_counter()
+        began = self._clock()
         self._server = play(replace(self._run, rounds=end), self._server, self._done)
         self._done = end
-        return perf_counter() - began
+        return self._clock() - began
+
+
+class Alone(NamedTuple):
+    """A job on one rank."""
+
+    parts: Parts
+    run: Run
+    desk: Desk
+    """Hears what the rounds waited."""
+
+
+def alone(loaded: Loaded, folder: Path, stack: ExitStack) -> Alone:
+    """A job, ready to be played on this rank.
+
+    Args:
+        loaded: the job.
+        folder: an empty one for its log and states.
+        stack: closes what is open.
+    """
+    parts = assemble(loaded, device_of(loaded.job, 0))
+    sizes = [len(own) for own in parts.rows]
+    desk = Desk(stack.enter_context(closing(RunLog(folder / "log.jsonl"))))
+    store = stack.enter_context(closing(parts.store(folder, 0, "bench", range(len(sizes)))))
+    run = wire(parts, Solo(), owners(sizes, 1), store, parts.gradient(), desk, Signals())
+    return Alone(parts, run, desk)

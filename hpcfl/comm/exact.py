@@ -93,7 +93,11 @@ def _sum_rounded(terms: Tensor, rest: int, out: Tensor) -> None:
         terms.mul_(2.0**rest)
     # The sum wraps around modulo 2^64 until the constants are taken away again; the result fits.
     constants = (terms.shape[0] * _PATTERN + 2**63) % 2**64 - 2**63
-    torch.sum(terms.add_(_SHIFTER).view(torch.int64), 0, out=out).sub_(constants)
+    bits = terms.add_(_SHIFTER).view(torch.int64)
+    if bits.shape[0] == 1:  # a sum of one row would be a copy of it, which is a pass more
+        torch.sub(bits[0], constants, out=out)
+        return
+    torch.sum(bits, 0, out=out).sub_(constants)
 
 
 def _restore(

@@ -1,0 +1,152 @@
+"""pfl-research's own CIFAR-10 benchmark: hpcfl, a bare loop and, where it is installed, pfl.
+
+Random images in CIFAR-10's shape, 1000 users of 50, 50 users a round, batches of 10, one epoch of
+SGD at 0.1, a CNN with dropout of 1 626 442 parameters, users weighted alike.  Every side takes a
+round in turn, on one thread; figures are seconds of CPU, which other work on the machine disturbs
+less than wall time.  pfl runs in a Python of its own, as it comes.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+
+from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.round import Bare
+from hpcfl.bench.turn import Engine, alone
+from hpcfl.errors import JobError
+from hpcfl.job import load
+
+USERS, COHORT, TURNS = 50_000 // 50, 50, 5
+PRECISIONS = ("float32", "bf16")
+JOB = """
+task: cifar10-cnn
+data: {root: ROOT, clients: 1000, augment: false}
+cohort: {kind: uniform, size: 50}
+algorithm: {name: fedavg}
+local: {epochs: 1, batch_size: 10, lr: 0.1}
+weights: uniform
+device: cpu
+rounds: 1000
+"""
+INSTALL = 'python3 -m venv E && E/bin/pip install "torch==2.13.0" "pfl==0.6.0"'
+PROBE = "import pfl.model.pytorch, pfl.aggregate.simulate"
+
+
+def bench_peers(python: Path | None, turns: int = TURNS) -> Result:
+    """Measure all sides.
+
+    Args:
+        python: an interpreter that has pfl; this one when None.
+        turns: rounds of every side, after a warm-up.
+
+    Raises:
+        JobError: the interpreter has no pfl, or pfl ended.
+    """
+    peer = _checked(python)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        root = Path(name)
+        _images(root)
+        (root / "job.yaml").write_text(JOB.replace("ROOT", name))
+        sides: dict[str, Callable[[], float]] = {}
+        said: dict[str, Any] = {}
+        for precision in PRECISIONS:
+            loaded = load(root / "job.yaml", [f"precision={precision}"])
+            (folder := root / precision).mkdir()
+            parts, run, _ = alone(loaded, folder, stack)
+            engine, bare = Engine(run, 1, process_time), Bare(parts, run, 1, process_time)
+            pfl = stack.enter_context(_pfl(peer, precision))
+            said = next(pfl)
+            sides |= {
+                f"hpcfl, {precision}": engine,
+                f"bare loop, {precision}": bare,
+                f"pfl {said['pfl']}, {precision}": lambda pfl=pfl: float(next(pfl)["cpu_s"]),  # type: ignore[misc]
+            }
+            if said["parameters"] != parts.x0.numel():
+                raise JobError(f"{peer}: its model has {said['parameters']} parameters, not ours")
+        times: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(turns + 1):
+            for name, side in sides.items():
+                times[name].append(side())
+    figures = [Figure("a round of 50 users", n, "CPU s", t[1:]) for n, t in times.items()]
+    return Result("bench peers", report(figures), figures, {"peer": said})
+
+
+def report(figures: Sequence[Figure]) -> str:
+    """A table: medians, quartiles, and what the peer takes over it."""
+    lines = [
+        f"{'':24} {'a round':>12} {'quartiles':>18} {'updates/CPU s':>14} {'of pfl in float32':>18}"
+    ]
+    peer = next(f for f in figures if f.side.startswith("pfl"))
+    for found in figures:
+        low, high = found.quartiles
+        lines.append(
+            f"{found.side:24} {found.middle:10.3f} s {low:8.3f} to {high:6.3f} "
+            f"{COHORT / found.middle:14.2f} {peer.over(found):17.3f}x"
+        )
+    return "\n".join(lines)
+
+
+def _checked(python: Path | None) -> str:
+    """An interpreter that can import pfl."""
+    found = str(python or sys.executable)
+    try:
+        done = subprocess.run([found, "-c", PROBE], capture_output=True, text=True, check=False)  # noqa: S603
+    except OSError as e:
+        raise JobError(
+            f"{found}: cannot be started: {e.strerror}; name a Python that has pfl"
+        ) from e
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise JobError(f"{found}: no pfl ({why}); say {INSTALL}, then --python E/bin/python")
+    return found
+
+
+@contextmanager
+def _pfl(python: str, precision: str) -> Iterator[Iterator[dict[str, Any]]]:
+    """What pfl says: its versions, then what each round took, played when it is asked for."""
+    script = Path(__file__).with_name("peer_pfl.py")
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(  # noqa: S603
+            [python, str(script), precision],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        asks, answers = process.stdin, process.stdout
+
+        def said() -> Iterator[dict[str, Any]]:
+            while asks and answers and (line := answers.readline()):
+                yield json.loads(line)
+                with suppress(BrokenPipeError):  # it has ended: there is no answer then
+                    asks.write("\n")
+                    asks.flush()
+            errors.seek(0)
+            last = (errors.read().strip().splitlines() or ["it said nothing"])[-1]
+            raise JobError(f"{python}: pfl ended: {last}")
+
+        try:
+            yield said()
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _images(folder: Path) -> None:
+    """Write random images for all users."""
+    draw, count = np.random.default_rng(0), USERS * 50
+    np.savez(
+        folder / "cifar10.npz",
+        x_train=draw.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8),
+        y_train=draw.integers(0, 10, count),
+        x_test=draw.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8),
+        y_test=np.arange(10),
+    )

@@ -1,0 +1,124 @@
+"""What a measurement hands back: a table for people, every turn's figures for programs, a plot."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+import torch
+
+from hpcfl.errors import JobError
+from hpcfl.plots.figure import COLOURS, new_figure, save
+from hpcfl.versions import versions
+
+
+class Figure(NamedTuple):
+    """One thing, measured turn by turn; the turns of all figures of a subject lie side by side."""
+
+    subject: str
+    """What was done, as the name of a job or a size."""
+    side: str
+    """Who did it."""
+    unit: str
+    values: Sequence[float]
+    """One a turn."""
+
+    @property
+    def middle(self) -> float:
+        """The median."""
+        return median(self.values)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The first and the third; both the value where there is one turn."""
+        if len(self.values) == 1:
+            return self.values[0], self.values[0]
+        low, _, high = quantiles(self.values, n=4, method="inclusive")
+        return low, high
+
+    def over(self, other: "Figure") -> float:
+        """The median over the turns of this figure / the other's, within one turn."""
+        return median(a / b for a, b in zip(self.values, other.values, strict=True))
+
+    def tree(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {**self._asdict(), "median": self.middle, "quartiles": self.quartiles}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one command measured."""
+
+    command: str
+    """As `bench round`."""
+    table: str
+    figures: Sequence[Figure]
+    about: dict[str, Any] = field(default_factory=dict)
+    """Settings, and what was derived from the figures."""
+    device: torch.device | None = None
+    """The CPU when None."""
+
+    def machine(self) -> dict[str, Any]:
+        """The machine, the versions and the date."""
+        free = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        found = {
+            "cores": free,
+            "threads": torch.get_num_threads(),
+            **versions(self.device or torch.device("cpu")),
+        }
+        return {"date": datetime.now(UTC).isoformat(timespec="seconds"), **found}
+
+    def __str__(self) -> str:
+        m = self.machine()
+        gpu = f", {m['gpu']}" if "gpu" in m else ""
+        return (
+            f"{self.table}\n\n{m['processor']}, {m['cores']} cores{gpu}; {m['threads']} thread(s); "
+            f"Python {m['python']}, torch {m['torch']}, numpy {m['numpy']}, "
+            f"hpcfl {m['hpcfl']} {(m['git'] or '')[:12]}; {m['date'][:10]}"
+        )
+
+    def write(self, path: Path) -> None:
+        """Write everything as JSON.
+
+        Raises:
+            JobError: the file cannot be written.
+        """
+        tree = {
+            "command": self.command,
+            "machine": self.machine(),
+            "about": self.about,
+            "figures": [figure.tree() for figure in self.figures],
+        }
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(tree, indent=1) + "\n")
+        except OSError as e:
+            raise JobError(f"{path}: cannot be written: {e.strerror}; choose another file") from e
+
+    def plot(self, path: Path) -> None:
+        """Draw every figure: a point a turn, the median and the quartiles; a panel a subject.
+
+        Raises:
+            JobError: the file cannot be written, or is of another kind.
+        """
+        panels: dict[tuple[str, str], list[Figure]] = {}
+        for found in self.figures:
+            panels.setdefault((found.subject, found.unit), []).append(found)
+        rows = sum(map(len, panels.values()))
+        drawn, axes = new_figure(7.0, 0.8 * len(panels) + 0.35 * rows, len(panels))
+        for panel, ((subject, unit), figures) in zip(axes, panels.items(), strict=True):
+            for y, found in enumerate(figures):
+                colour = COLOURS[y % len(COLOURS)]
+                panel.plot(found.values, [y] * len(found.values), ".", color=colour, alpha=0.4)
+                panel.plot(found.quartiles, [y, y], "-", color=colour, linewidth=2)
+                panel.plot([found.middle], [y], "|", color=colour, markersize=14)
+            panel.set_yticks(range(len(figures)), [found.side for found in figures])
+            panel.set_ylim(len(figures) - 0.5, -0.5)
+            panel.set_xlim(0, None)
+            panel.set_xlabel(unit)
+            panel.set_title(subject, fontsize="medium", loc="left")
+        save(drawn, [path])
