@@ -80,6 +80,11 @@ def _add_bench(commands: Any) -> None:
     )
     sums.add_argument("--backend", choices=["auto", "mpi", "gloo"], default="auto")
     sums.set_defaults(command="bench reduce")
+    executors = bench.add_parser("executor", help="a local step alone and in blocks of clients")
+    executors.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
+    executors.add_argument("overrides", nargs="*", metavar="key.path=value")
+    executors.add_argument("--sizes", type=_count, nargs="+", help="of blocks (default 10 32)")
+    executors.set_defaults(command="bench executor")
     states = bench.add_parser("store", help="client states against the bare disk, and in a round")
     states.add_argument(
         "--dir", type=_folder, help="folder to write in (default: the temporary one)"
@@ -91,7 +96,7 @@ def _add_bench(commands: Any) -> None:
         "--python", type=Path, help="that of an environment with pfl (default: ours)"
     )
     peers.set_defaults(command="bench peers")
-    for measuring in (rounds, sums, states, peers):
+    for measuring in (rounds, sums, executors, states, peers):
         measuring.add_argument("--json", type=Path, metavar="F", help="write every turn's figures")
         measuring.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg to draw")
     chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")

@@ -91,7 +91,7 @@ def _measure(parts: Parts, ranks: int) -> Choice:
 
 def _seconds(parts: Parts, executor: Executor, clients: int) -> float:
     """What a client's local step takes among so many."""
-    play, warm = _step(parts, executor, clients), WARM[parts.device.type]
+    play, warm = one_step(parts, executor, clients), WARM[parts.device.type]
     times: list[float] = []
     while len(times) < warm + 1 or sum(times[warm:]) < BUDGET_S:
         times.append(play())
@@ -100,7 +100,7 @@ def _seconds(parts: Parts, executor: Executor, clients: int) -> float:
     return median(times[warm:] or times) / clients
 
 
-def _step(parts: Parts, executor: Executor, clients: int) -> Callable[[], float]:
+def one_step(parts: Parts, executor: Executor, clients: int) -> Callable[[], float]:
     """Plays one local step of the first clients; returns seconds."""
     algorithm, population, x0 = parts.algorithm, parts.population, parts.x0
     message = algorithm.broadcast(algorithm.init_server(x0))

@@ -286,6 +286,12 @@ def _bench_reduce(options: argparse.Namespace) -> None:
         _hand_over(result, options)
 
 
+def _bench_executor(options: argparse.Namespace) -> None:
+    from hpcfl.bench.executor import bench_executor
+
+    _hand_over(bench_executor(options.job, options.overrides, options.sizes), options)
+
+
 def _bench_store(options: argparse.Namespace) -> None:
     from hpcfl.bench.store import bench_store
 
@@ -311,6 +317,7 @@ def _bench_chaos(options: argparse.Namespace) -> None:
 
 COMMANDS = {
     "bench chaos": _bench_chaos,
+    "bench executor": _bench_executor,
     "bench peers": _bench_peers,
     "bench reduce": _bench_reduce,
     "bench round": _bench_round,

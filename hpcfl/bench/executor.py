@@ -1,0 +1,103 @@
+"""A local step of a client: one client after the other, against blocks of clients.
+
+Both are also set against what the device can do: the step's multiplications and additions, counted
+once, over the rate at which it multiplies large matrices of the job's precision.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from hpcfl.assemble import Parts, assemble
+from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.round import built_in
+from hpcfl.calibrate import WARM, one_step, with_executor
+from hpcfl.device import device_of
+from hpcfl.errors import JobError
+from hpcfl.job import Loaded, load
+
+SIZES = (10, 32)  # clients in a block
+TURNS = 7
+SIDE = 2048  # of the matrices
+ALONE = "sequential"
+
+
+def bench_executor(
+    job: Path | None, overrides: Sequence[str], sizes: Sequence[int] | None, turns: int = TURNS
+) -> Result:
+    """Measure a job's local step, or those of the built-in jobs.
+
+    Args:
+        job: a job, or None.
+        overrides: its ``key.path=value``.
+        sizes: of the blocks; ``SIZES`` when None.
+        turns: of every executor, after a warm-up.
+
+    Raises:
+        JobError: the job is wrong.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        jobs = [load(job, overrides)] if job else built_in(Path(name))
+        lines = [
+            f"{'job':16} {'':14} {'a step of a client':>18} {'to sequential':>14} {'of peak':>8}"
+        ]
+        figures: list[Figure] = []
+        for loaded in jobs:
+            parts = assemble(loaded, device_of(loaded.job, 0))
+            steps = _take_turns(loaded, parts, sizes or SIZES, turns)
+            ideal = _flops(parts) / _peak(parts)
+            lines += [
+                f"{loaded.name:16} {step.side:14} {1e3 * step.middle:15.3f} ms "
+                f"{step.over(steps[0]):14.3f} {ideal / step.middle:8.1%}"
+                for step in steps
+            ]
+            figures += steps
+    return Result("bench executor", "\n".join(lines), figures, device=parts.device)
+
+
+def _take_turns(loaded: Loaded, parts: Parts, sizes: Sequence[int], turns: int) -> list[Figure]:
+    """Seconds of a step of a client: each executor once a turn."""
+    plays = {ALONE: _play(parts, None)} | {f"blocks of {k}": _play(parts, k) for k in sizes}
+    times: dict[str, list[float]] = {name: [] for name in plays}
+    for turn in range(WARM[parts.device.type] + turns):
+        for name, play in plays.items():
+            seconds = play()
+            if turn >= WARM[parts.device.type]:
+                times[name].append(seconds)
+    return [Figure(loaded.name, name, "s", values) for name, values in times.items()]
+
+
+def _play(parts: Parts, size: int | None) -> Callable[[], float]:
+    """Plays a step of one client, or of a block; seconds by client."""
+    made = with_executor(parts, "sequential" if size is None else "block", size)
+    step = one_step(made, made.executor(made.gradient()), size or 1)
+    return lambda: step() / (size or 1)
+
+
+def _flops(parts: Parts) -> int:
+    """Multiplications and additions of a client's gradient on a batch."""
+    gradient = parts.gradient()
+    batch = next(parts.population.visit(0, 0).batches)
+    with FlopCounterMode(display=False) as counter:
+        gradient.stochastic(parts.x0.clone(), batch, 0)
+    counted: int = counter.get_total_flops()
+    if not counted:
+        raise JobError("model.name: has no matrix product whose time could be compared")
+    return counted
+
+
+def _peak(parts: Parts) -> float:
+    """Multiplications and additions a second, in products of large matrices."""
+    dtype = torch.bfloat16 if parts.job.precision == "bf16" else parts.x0.dtype
+    a, b = (torch.rand(SIDE, SIDE, device=parts.device).to(dtype) for _ in range(2))
+    times = []
+    for _ in range(WARM[parts.device.type] + TURNS):
+        began = perf_counter()
+        (a @ b).sum().item()  # waits for a GPU
+        times.append(perf_counter() - began)
+    return 2 * SIDE**3 / median(times[WARM[parts.device.type] :])
