@@ -163,7 +163,7 @@ class Parts:
                 self.population,
                 self.x0,
                 one,
-                size=job.block_size or self.cohort,
+                size=self.beside,
                 weight_decay=job.local.weight_decay,
                 bf16=job.precision == "bf16",
                 clip=job.local.clip,
@@ -174,6 +174,12 @@ class Parts:
                 f"executor: block cannot play model {name} for many clients at once "
                 f"({one_line(str(e))}); say executor=sequential"
             ) from e
+
+    @property
+    def beside(self) -> int:
+        """Clients that train at once, or that may, where the executor is still to be chosen."""
+        job = self.job
+        return 1 if job.executor == "sequential" else job.block_size or self.cohort
 
     @property
     def cohort(self) -> int:

@@ -14,6 +14,8 @@ from hpcfl.schema import nbytes
 from hpcfl.store.footprint import STATE_OVERHEAD, TENSOR_OVERHEAD
 
 TRAINING = 6  # vectors: y, d, a gradient and its parts, what hooks make
+BESIDE = 10  # the same for each client of a block: states and what is held, side by side, too
+COPIES = 3  # of a block's inputs: as they come, laid side by side, as a layer wants them
 SCRATCH = 1 << 22  # bytes of an exact sum
 
 
@@ -26,7 +28,8 @@ class Memory(NamedTuple):
     """All examples, or what is read ahead of them, and each client's list of its own."""
     model: int
     """Initial model, server before and after a round and while it is saved, what a local step makes
-    of vectors; the model before the last round and the best one, where the job keeps them."""
+    of vectors, for every client of a block; the model before the last round and the best one, where
+    the job keeps them."""
     activations: int
     """What a batch leaves for its backward pass, or passes through when it is evaluated."""
     states: int
@@ -81,9 +84,13 @@ def memory(parts: Parts, holding: Holding, *, process: Process, activations: Act
     if states > cache:  # a cohort's were read, the next one's are, new ones are being written
         visit += 3 * nbytes(schema.state)
     whole, largest = job.evaluate.batch_size, max(map(len, parts.rows))
-    batch = _batch(parts)
+    batch, vectors, inputs = _batch(parts), TRAINING, 0
+    if job.executor != "sequential":
+        vectors = BESIDE * parts.beside
+        inputs = COPIES * parts.beside * batch * nbytes(parts.dataset.sample(1).to(parts.x0.dtype))
     if surveyed:
         batch = max(batch, min(whole, largest))
+    trained = parts.beside * batch * activations.kept + inputs
     # The model before the last round, and on rank 0 the best one.
     extra = watched.cosine + (job.evaluate.best and holding.rank == 0)
     # What a checkpoint keeps of the server, and its file, while it is written.
@@ -93,8 +100,8 @@ def memory(parts: Parts, holding: Holding, *, process: Process, activations: Act
     return Memory(
         program=None if process.resident is None else max(0, process.resident - data),
         data=data,
-        model=(2 + TRAINING + extra) * vector + 2 * nbytes(schema.server) + saved,
-        activations=max(batch * activations.kept, 2 * tested * activations.largest),
+        model=(2 + vectors + extra) * vector + 2 * nbytes(schema.server) + saved,
+        activations=max(trained, 2 * tested * activations.largest),
         states=min(states, cache) + 20 * len(parts.rows),
         cohort=holding.members * visit,
         sums=sent * (wide + 1) + (1 + summed) * SCRATCH,

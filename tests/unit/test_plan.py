@@ -236,6 +236,7 @@ def peak(script, *arguments):
         ("fedhbm", ""),
         ("mime", ""),
         ("fedavg", "consistency: true, dissimilarity: true, cosine: true"),
+        ("fedhbm, first: zero", "executor=block"),
     ],
 )
 def test_memory_of_a_run(job, arrays, tmp_path, algorithm, watched):
@@ -243,7 +244,7 @@ def test_memory_of_a_run(job, arrays, tmp_path, algorithm, watched):
     random = np.random.default_rng(0)
     arrays(x=random.standard_normal((40, 250_000)), y=np.arange(40) % 8, x_test=None, y_test=None)
     changes = [f"algorithm={{name: {algorithm}}}", "cohort.size=4", "evaluate.every=null"]
-    changes.append(f"diagnostics={{{watched}}}")
+    changes.append(watched if "=" in watched else f"diagnostics={{{watched}}}")
     measured = peak(MEASURE, job, *changes, "--out", tmp_path / "run")
     assert peak(PLAN, job, *changes) == pytest.approx(measured, rel=0.15)
 
