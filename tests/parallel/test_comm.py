@@ -34,6 +34,7 @@ def check(said, size, kind):
             f"client 12 on rank {size - 1}, round 9: its upload 'drift' is not finite"
         )
         assert s["sum"] == [size * (size + 1) // 2, size * (2**61 // size)]
+        assert s["exchanged"]
         assert s["max"] == [size - 1.0, 0.0]
         assert s["shared"] == ["from 0: \u00e9\n", ""]
         assert s["sums"] == [math.fsum(0.1 * i for i in range(100)), size, 0.0]
