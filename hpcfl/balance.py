@@ -106,12 +106,13 @@ def trainers(owner: Ints, work: Ints, ranks: int) -> Ints:
     where, size = owner.tolist(), work.tolist()
     spread, most = _spread(size, ranks)
     limit = most + most // _SLACK
-    found = (
-        _unburdened(where, size, load.tolist(), limit)
-        or _crowded_out(where, size, ranks, limit)
-        or _renamed(where, spread, ranks)
+    ways = (
+        _unburdened(where, size, load.tolist(), limit),
+        _crowded_out(where, size, ranks, limit),
+        _renamed(where, spread, ranks),
     )
-    return np.array(found, dtype=np.int64)
+    found = [np.array(way, dtype=np.int64) for way in ways if way is not None]
+    return min(found, key=lambda way: int(np.count_nonzero(way != owner)))
 
 
 def _spread(work: Sequence[int], ranks: int) -> tuple[list[int], int]:

@@ -1,6 +1,5 @@
 """Clients that another rank than their owner trains: the same bits, and less for the busiest."""
 
-
 import numpy as np
 import pytest
 
