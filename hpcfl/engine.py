@@ -1,4 +1,4 @@
-"""The round loop.  Every rank runs it; only comm, store and owner know which rank that is."""
+"""The round loop.  Every rank runs it; only comm, store and duty know which rank that is."""
 
 from collections.abc import Callable
 from functools import partial

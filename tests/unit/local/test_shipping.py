@@ -87,7 +87,9 @@ class Shelf:
 
 
 def draw(t):
-    return np.random.default_rng(t).permutation(CLIENTS)[: (0, 4, 6, 5)[t % 4]]
+    return np.random.default_rng(t).permutation(CLIENTS)[
+        : (0, 6, 4, 5)[t % 4]
+    ]  # after an empty round clients move
 
 
 def first(client):
