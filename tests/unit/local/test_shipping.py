@@ -117,6 +117,8 @@ def play(comm, work, stored, rounds=range(ROUNDS), shelf=None):
         after = [trained(i, s, x) for i, s in zip(duty.trained, states, strict=True)]
         shipping.keep(duty, after, x)
         assert [client for client, _ in shelf.staged] == duty.owned
+        if work is not None and t + 1 < ROUNDS:
+            assert shipping._brought[0] == t + 1  # while the ranks are together
         models = {id(state.model) for _, state in shelf.staged}
         assert len(models) <= 1  # stored once
         if stored.fields[0].dtype == torch.float32:
