@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hpcfl.account import Account
 from hpcfl.algorithms.base import Algorithm, Fresh
+from hpcfl.balance import Balance
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import Exact
 from hpcfl.comm.fast import Fast
@@ -29,6 +30,7 @@ from hpcfl.local.executor import MOST, Executor, block
 from hpcfl.local.memories import Memories
 from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
+from hpcfl.local.shipping import Shipping
 from hpcfl.local.step import Gradient
 from hpcfl.models.init import load_initial
 from hpcfl.models.norm import UNFIT
@@ -119,6 +121,13 @@ class Parts:
         """[N], the weight of every client."""
         sizes = np.array(self.population.examples, dtype=np.float64)
         return sizes if self.job.weights == "examples" else np.ones_like(sizes)
+
+    @property
+    def work(self) -> NDArray[np.int64]:
+        """[N], the examples that a round with every client takes."""
+        surveyed = self.algorithm.full_gradient != "none"
+        sizes = np.array(self.population.examples, dtype=np.int64)
+        return self.population.taken + sizes if surveyed else self.population.taken
 
     def own_model(self, store: ClientStore, client: int) -> Vector | None:
         """The client's own last local model, on the device; None while it has none."""
@@ -332,17 +341,22 @@ def wire(
     job, population = parts.job, parts.population
     executor = parts.executor(gradient)
     surveys = parts.surveys(comm)
+    # Two rounds are kept: the coming one is looked at while this one is played.
+    draw = lru_cache(2)(lambda t: job.cohort.draw(t, len(population), job.seed))
+    work = parts.work if job.balance == "steal" else None
+    balance = Balance(draw, job.rounds, owner, work, comm.rank, comm.size)
+    memories = Memories(store, parts.schema.kept, parts.stored, parts.first, parts.device)
+    shipped = work is not None and bool(parts.stored.fields)
     return Run(
         algorithm=parts.algorithm,
         rounds=job.rounds,
-        # Two rounds are kept: the coming one is looked at while this one is played.
-        draw=lru_cache(2)(lambda t: job.cohort.draw(t, len(population), job.seed)),
+        draw=draw,
         rate=job.rate,
         weights=parts.weights,
-        owner=owner,
+        duty=balance.duty,
         population=population,
         executor=executor,
-        memories=Memories(store, parts.schema.kept, parts.stored, parts.first, parts.device),
+        memories=Shipping(memories, parts.stored, comm, parts.device) if shipped else memories,
         comm=comm,
         reduction=parts.reduction(comm),
         surveys=surveys,

@@ -15,6 +15,7 @@ from hpcfl.errors import JobError
 # Keys, and sections with all of their keys.
 FREE = (
     "rounds",
+    "balance",
     "evaluate",
     "diagnostics",
     "checkpoint",

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.assemble import Parts
+from hpcfl.balance import trainers
 from hpcfl.placement import owners
 from hpcfl.store.size import Occupancy
 
@@ -22,7 +23,7 @@ class Played(NamedTuple):
     last: Counts
     """[N], the last round of every client, 0 for none."""
     members: Counts
-    """[ranks], the largest part of a cohort."""
+    """[ranks], the largest part of a cohort that is its own."""
     states: tuple[Occupancy, ...]
     """The stores: of the clients' own parts of their states, of the shared; none where empty."""
 
@@ -68,6 +69,19 @@ def play_cohorts(parts: Parts, ranks: int) -> Played:
     for part in states:
         part.spare(most)
     return Played(owner, visits, last, most, states)
+
+
+def trained(parts: Parts, played: Played) -> Counts:
+    """[ranks], the largest part of a cohort that a rank trains."""
+    job, ranks, work = parts.job, len(played.members), parts.work
+    if job.balance == "owner":
+        return played.members
+    most = np.zeros(ranks, np.int64)
+    for t in range(job.rounds):
+        members = job.cohort.draw(t, len(parts.rows), job.seed)
+        trainer = trainers(played.owner[members], work[members], ranks)
+        most = np.maximum(most, np.bincount(trainer, minlength=ranks))
+    return most
 
 
 def coming(parts: Parts, mine: NDArray[np.bool_], done: int) -> list[int]:

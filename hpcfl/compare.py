@@ -12,7 +12,17 @@ Settings = Mapping[str, Any]
 SEED = "seed"
 _LEADING = ("task", "data.kind")  # who reads them knows what follows from them
 # Sections and keys that say how a run is watched, kept and placed, not what it computes.
-_ASIDE = ("evaluate", "diagnostics", "checkpoint", "comm", "log", "store", "threads", "device")
+_ASIDE = (
+    "balance",
+    "evaluate",
+    "diagnostics",
+    "checkpoint",
+    "comm",
+    "log",
+    "store",
+    "threads",
+    "device",
+)
 _LONG = 24  # characters of a value
 
 

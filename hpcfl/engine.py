@@ -1,4 +1,4 @@
-"""The round loop.  Every rank runs it; only comm, store and owner know which rank that is."""
+"""The round loop.  Every rank runs it; only comm, store and duty know which rank that is."""
 
 from collections.abc import Callable
 from functools import partial
@@ -105,7 +105,7 @@ def play_round(
             for visit, gradient in zip(visits, gradients, strict=True)
         ]
 
-    states = run.memories.recall(mine, run.mine(t + 1))
+    states = run.memories.recall(run.duty(t), run.duty(t + 1))
     account.lap("read")
     trained = run.executor.train(message, visits, states, ends=run.observer.ends(t))
     account.lap("compute")
@@ -115,7 +115,7 @@ def play_round(
     mean, up, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
     account.met(asked[TOLD])
     record["up_bytes"] += up
-    run.memories.keep(mine, [end.state for end in trained], message.x)
+    run.memories.keep(run.duty(t), [end.state for end in trained], message.x)
     account.lap("write")
     upload, loss = run.schema.receive(mean)
     record |= {"train_loss": float(loss), "store_s": run.memories.spent()}

@@ -100,6 +100,8 @@ class Job(Section):
     """Threads of one rank on the CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     reduction: Literal["exact", "fast"] = "exact"
+    balance: Literal["owner", "steal"] = "owner"
+    """Who trains a client: the rank that keeps its state, or in turn one that has less to do."""
     store: Store = field(default_factory=Store)
     comm: CommConfig = field(default_factory=CommConfig)
     log: Log = field(default_factory=Log)

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from hpcfl.account import Account
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.balance import Duty
 from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
 from hpcfl.diagnostics import Observer
 from hpcfl.local.executor import Executor
 from hpcfl.local.memories import Memories
 from hpcfl.local.population import Population
+from hpcfl.local.shipping import Shipping
 from hpcfl.schema import Schema
 from hpcfl.signals import Signals
 from hpcfl.types import Record, Vector
@@ -67,10 +69,10 @@ class Run:
     draw: Callable[[int], NDArray[np.int64]]  # round -> its cohort, the same on every rank
     rate: Callable[[int], float]  # round -> eta
     weights: NDArray[np.float64]  # [N], of every client
-    owner: NDArray[np.int64]  # [N], the rank of every client
+    duty: Callable[[int], Duty]  # round -> what falls to this rank
     population: Population
     executor: Executor
-    memories: Memories
+    memories: Memories | Shipping
     comm: Comm
     reduction: Reduction  # of uploads, each with its train_loss
     surveys: Reduction  # of full gradients
@@ -86,7 +88,4 @@ class Run:
 
     def mine(self, round: int) -> list[int]:
         """The members of a round's cohort that this rank trains; of a round past the end, none."""
-        if round >= self.rounds:
-            return []
-        members = self.draw(round)
-        return [int(i) for i in members[self.owner[members] == self.comm.rank]]
+        return self.duty(round).trained

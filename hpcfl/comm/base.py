@@ -1,10 +1,20 @@
 """What the engine asks of a group of ranks."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+
+class Parcel(NamedTuple):
+    """A tensor that goes to another rank, or room for one that comes from there."""
+
+    rank: int
+    """The other one."""
+    tensor: Tensor
+    """Of any dtype, not empty, on any device; contiguous where it is room."""
 
 
 class Comm(Protocol):
@@ -23,6 +33,14 @@ class Comm(Protocol):
 
     def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective: the elementwise maximum of a few finite numbers."""
+        ...
+
+    def exchange(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+        """Collective: fill the room in ``received`` with what other ranks send.
+
+        Every rank calls it, also one that neither sends nor receives.  From one rank to another
+        tensors go in one order, and what is sent has the shape and dtype of the room for it.
+        """
         ...
 
     def share(self, text: str) -> str:

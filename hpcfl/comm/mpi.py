@@ -3,14 +3,18 @@
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from typing import NoReturn
 from zlib import crc32
 
 import mpi4py
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfl.comm.base import Parcel
+from hpcfl.comm.freight import Freight
 from hpcfl.comm.launch import Launch
 from hpcfl.comm.solo import end_process
 from hpcfl.errors import RankError
@@ -47,6 +51,15 @@ class Mpi:
         out = values.copy()
         _wait(self._world.Iallreduce(MPI.IN_PLACE, out, op=MPI.MAX))
         return out
+
+    def exchange(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+        """Collective: fill the room in ``received`` with what other ranks send."""
+        freight = Freight(sent, received, torch.device("cpu"))
+        requests = [self._world.Irecv(room.numpy(), rank) for rank, room in freight.received]
+        requests += [self._world.Isend(data.numpy(), rank) for rank, data in freight.sent]
+        for request in requests:
+            _wait(request)
+        freight.deliver()
 
     def share(self, text: str) -> str:
         """Collective: rank 0's text."""

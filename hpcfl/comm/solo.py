@@ -2,11 +2,14 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from hpcfl.comm.base import Parcel
 
 
 class Solo:
@@ -23,6 +26,9 @@ class Solo:
     def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """A copy of ``values``."""
         return values.copy()
+
+    def exchange(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+        """Nothing: there is nobody to send to."""
 
     def share(self, text: str) -> str:
         """``text`` itself."""

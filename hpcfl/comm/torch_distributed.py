@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import ClassVar, NoReturn
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from hpcfl.comm.base import Parcel
+from hpcfl.comm.freight import Freight
 from hpcfl.comm.launch import Launch
 from hpcfl.comm.rendezvous import meet
 from hpcfl.errors import JobError, RankError
@@ -56,6 +58,20 @@ class _ProcessGroup:
         self._all(lambda: dist.all_reduce(out, dist.ReduceOp.MAX))
         result: NDArray[np.float64] = out.numpy(force=True)
         return result
+
+    def exchange(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+        """Collective: fill the room in ``received`` with what other ranks send."""
+        freight = Freight(sent, received, self._device())
+        steps = [dist.P2POp(dist.irecv, room, rank) for rank, room in freight.received]
+        steps += [dist.P2POp(dist.isend, data, rank) for rank, data in freight.sent]
+
+        def travel() -> None:
+            for work in dist.batch_isend_irecv(steps):
+                work.wait()
+
+        if steps:
+            self._all(travel)
+        freight.deliver()
 
     def share(self, text: str) -> str:
         """Collective: rank 0's text."""
@@ -159,6 +175,11 @@ class Nccl(_ProcessGroup):
         NCCL only queues the sum; the wait for the other ranks belongs here, where it is watched.
         """
         super().sum(tensor)
+        torch.cuda.current_stream().synchronize()
+
+    def exchange(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+        """Collective: fill the room in ``received`` with what other ranks send; wait for it."""
+        super().exchange(sent, received)
         torch.cuda.current_stream().synchronize()
 
     def _device(self) -> torch.device:

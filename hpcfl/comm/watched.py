@@ -1,6 +1,6 @@
 """A group of ranks under a watchdog: whoever waits in it too long ends the run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.comm.base import Comm
+from hpcfl.comm.base import Comm, Parcel
 from hpcfl.comm.heartbeat import Heartbeats
 from hpcfl.comm.together import together
 from hpcfl.comm.watchdog import Watchdog
@@ -58,6 +58,10 @@ class Watched:
     def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective: the elementwise maximum."""
         return self._wait(self._comm.max, values)
+
+    def exchange(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+        """Collective: fill the room in ``received`` with what other ranks send."""
+        self._wait(self._comm.exchange, sent, received)
 
     def share(self, text: str) -> str:
         """Collective: rank 0's text."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpcfl.balance import Duty
 from hpcfl.store.base import ClientStore, StateSchema
 from hpcfl.types import Vector
 
@@ -35,23 +36,23 @@ class Memories:
         self._stored = [field.dtype for field in stored.fields]
         self._spent = 0.0
 
-    def recall(self, clients: Sequence[int], coming: Sequence[int]) -> list[Any]:
-        """The states of these clients; those that are coming are fetched meanwhile.
+    def recall(self, duty: Duty, coming: Duty) -> list[Any]:
+        """The states of the clients that are trained; the coming ones are fetched meanwhile.
 
         Raises:
             StoreError: a state cannot be read.
         """
         began = perf_counter()
-        states = [self._recall(client) for client in clients]
-        self._store.expect(coming)
+        states = [self.live(client, self.read(client)) for client in duty.trained]
+        self.expect(coming.trained)
         self._spent += perf_counter() - began
         return states
 
-    def keep(self, clients: Sequence[int], states: Sequence[Any], x: Vector) -> None:
-        """Take over the clients' new states.
+    def keep(self, duty: Duty, states: Sequence[Any], x: Vector) -> None:
+        """Take over the new states of the clients that were trained.
 
         Args:
-            clients: whose they are.
+            duty: this rank's.
             states: theirs.
             x: the model that all of them received: one tensor for all that keep it.
 
@@ -59,15 +60,7 @@ class Memories:
             StoreError: the disk is full or fails.
         """
         began = perf_counter()
-        common: dict[torch.dtype, Tensor] = {}
-        for client, state in zip(clients, states, strict=True):
-            leaves = [
-                common.setdefault(dtype, leaf.to("cpu", dtype))
-                if leaf is x
-                else leaf.to("cpu", dtype)
-                for leaf, dtype in zip(state, self._stored, strict=True)
-            ]
-            self._store.stage(client, type(state)(*leaves))
+        self.stage(duty.trained, states, x)
         self._spent += perf_counter() - began
 
     def spent(self) -> float:
@@ -75,9 +68,57 @@ class Memories:
         spent, self._spent = self._spent, 0.0
         return round(spent, 9)
 
-    def _recall(self, client: int) -> Any:
-        kept = self._store.read(client)
+    def expect(self, clients: Sequence[int]) -> None:
+        """These clients' states are read next."""
+        self._store.expect(clients)
+
+    def read(self, client: int) -> Any | None:
+        """The client's state as the store has it, None of one that never had one.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        return self._store.read(client)
+
+    def live(self, client: int, kept: Any | None) -> Any:
+        """A state out of a store as the hooks take it; the client's first one for None."""
         if kept is None:
             return self._first(client)
         pairs = zip(kept, self._dtypes, strict=True)
-        return type(kept)(*(leaf.to(self._device, dtype) for leaf, dtype in pairs))
+        # From pinned memory the copy is behind what the device still does, not behind us.
+        return type(kept)(
+            *(leaf.to(self._device, dtype, non_blocking=True) for leaf, dtype in pairs)
+        )
+
+    def stage(self, clients: Sequence[int], states: Sequence[Any], x: Vector) -> None:
+        """Hand new states to the store; what is ``x`` itself is stored once.
+
+        Raises:
+            StoreError: the disk is full or fails.
+        """
+        common = {dtype: self._home(x, dtype) for dtype in self._common(states, x)}
+        homes = [
+            type(state)(
+                *(
+                    common[dtype] if leaf is x else self._home(leaf, dtype)
+                    for leaf, dtype in zip(state, self._stored, strict=True)
+                )
+            )
+            for state in states
+        ]
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        for client, state in zip(clients, homes, strict=True):
+            self._store.stage(client, state)
+
+    def _common(self, states: Sequence[Any], x: Vector) -> set[torch.dtype]:
+        """The dtypes in which states keep ``x`` itself."""
+        pairs = (zip(state, self._stored, strict=True) for state in states)
+        return {dtype for fields in pairs for leaf, dtype in fields if leaf is x}
+
+    def _home(self, leaf: Tensor, dtype: torch.dtype) -> Tensor:
+        """The tensor on the CPU; on its way there, into pinned memory, if it is on a GPU."""
+        if leaf.device.type == "cpu":
+            return leaf.to(dtype)
+        home = torch.empty(leaf.shape, dtype=dtype, pin_memory=True)
+        return home.copy_(leaf, non_blocking=True)

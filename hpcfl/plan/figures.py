@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcfl.assemble import Parts
-from hpcfl.cohorts import Played, play_cohorts, state_bytes
+from hpcfl.cohorts import Played, play_cohorts, state_bytes, trained
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.memory import Holding, Memory, memory
 from hpcfl.plan.surveys import surveys
@@ -27,7 +27,7 @@ class RankShare(NamedTuple):
     seen: int
     """Clients that take part at least once."""
     members: int
-    """Members of a cohort, at most."""
+    """Members of a cohort that it trains, at most."""
     store: int
     """Bytes of its stores at the end."""
     memory: Memory
@@ -115,16 +115,24 @@ def plan(parts: Parts, ranks: int, *, process: Process, activations: Activations
         shared=shared,
         server=nbytes(schema.server),
         room=room(parts, played),
-        shares=tuple(_share(parts, played, rank, process, activations) for rank in range(ranks)),
+        shares=tuple(
+            _share(parts, played, rank, int(members), process, activations)
+            for rank, members in enumerate(trained(parts, played))
+        ),
     )
 
 
 def _share(
-    parts: Parts, played: Played, rank: int, process: Process, activations: Activations
+    parts: Parts,
+    played: Played,
+    rank: int,
+    members: int,
+    process: Process,
+    activations: Activations,
 ) -> RankShare:
     """What falls to this rank."""
     mine = played.owner == rank
-    seen, members = int(played.seen[rank]), int(played.members[rank])
+    seen = int(played.seen[rank])
     holding = Holding(rank, seen, members, int(played.held[rank]))
     return RankShare(
         clients=int(mine.sum()),

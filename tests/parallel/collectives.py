@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfl.comm.base import Comm, Parcel
 from hpcfl.comm.exact import Exact
 from hpcfl.comm.launch import connect
 from hpcfl.comm.sums import exact_sums
@@ -39,6 +40,33 @@ def owners(size: int) -> list[list[int]]:
         [size - 1] * CLIENTS,
         [0] + [size - 1 - i % max(size - 1, 1) for i in range(1, CLIENTS)],
     ]
+
+
+def cargo(source: int, target: int) -> list[Tensor]:
+    """What a rank sends to another: of many types and shapes, two of them look alike."""
+    numbers = torch.arange(12.0) + 100 * source + 10_000 * target
+    large = numbers.repeat(50_000).to(torch.bfloat16)
+    table = numbers.view(3, 4)
+    return [table.T, table[0, 0].long(), large, table.double(), -table.double()]
+
+
+def exchange(comm: Comm) -> bool:
+    """Whether everybody's parcels reach everybody else; rank 0 sends nothing to the last."""
+    last = comm.size - 1
+    pairs = [(a, b) for a in range(comm.size) for b in range(comm.size) if a != b]
+    pairs = [pair for pair in pairs if pair != (0, last)]
+    came = {
+        (a, b): [torch.empty(t.shape, dtype=t.dtype) for t in cargo(a, b)]
+        for a, b in pairs
+        if b == comm.rank
+    }
+    sent = [Parcel(b, t) for a, b in pairs if a == comm.rank for t in cargo(a, b)]
+    comm.exchange(sent, [Parcel(a, room) for (a, _), rooms in came.items() for room in rooms])
+    return all(
+        torch.equal(room, t)
+        for (a, b), rooms in came.items()
+        for room, t in zip(rooms, cargo(a, b), strict=True)
+    )
 
 
 def main(backend: str, folder: Path) -> None:
@@ -77,6 +105,7 @@ def main(backend: str, folder: Path) -> None:
     said["max"] = comm.max(np.array([float(comm.rank), -float(comm.rank)])).tolist()
     said["shared"] = [comm.share(f"from {comm.rank}: \u00e9\n"), comm.share("")]
     said["gathered"] = comm.gather(f"rank {comm.rank}: \u00e9" * (1 + comm.rank))
+    said["exchanged"] = exchange(comm)
     terms = [0.1 * i for i in range(100) if i % comm.size == comm.rank]
     said["sums"] = exact_sums(comm, [terms, [1.0], []])
     comm.barrier()

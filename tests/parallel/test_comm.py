@@ -34,6 +34,7 @@ def check(said, size, kind):
             f"client 12 on rank {size - 1}, round 9: its upload 'drift' is not finite"
         )
         assert s["sum"] == [size * (size + 1) // 2, size * (2**61 // size)]
+        assert s["exchanged"]
         assert s["max"] == [size - 1.0, 0.0]
         assert s["shared"] == ["from 0: \u00e9\n", ""]
         assert s["sums"] == [math.fsum(0.1 * i for i in range(100)), size, 0.0]
@@ -159,11 +160,15 @@ def test_a_rank_zero_that_never_comes_is_an_error_after_the_timeout():
     assert "RankError: rank 1 of 2 cannot reach, within 2 s, the store at" in done.stderr
 
 
-@pytest.mark.parametrize("meeting", ["barrier()", "gather('me')"])
+ROOM = "exchange([], [Parcel(0, torch.empty(3))])"
+
+
+@pytest.mark.parametrize("meeting", ["barrier()", "gather('me')", ROOM])
 def test_a_peer_that_hangs_is_an_error_after_the_timeout(meeting, tmp_path):
     program = tmp_path / "hang.py"
     program.write_text(
-        "import time\n"
+        "import time, torch\n"
+        "from hpcfl.comm.base import Parcel\n"
         "from hpcfl.comm.launch import connect\n"
         "comm = connect('gloo', 'cpu', 3.0)\n"
         "if comm.rank == 0:\n"

@@ -26,6 +26,7 @@ def settings(*overrides):
 def test_every_key_is_free_or_bound_as_written_here():
     """A new key of a job is bound until somebody decides otherwise, and then stands here."""
     assert sorted(free(settings())) == [
+        "balance",
         "checkpoint.every",
         "checkpoint.keep",
         "checkpoint.minutes",

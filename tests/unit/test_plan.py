@@ -82,6 +82,22 @@ def test_a_small_job_by_hand(job, hpcfl):
     assert found.room.checkpoints == 3
 
 
+@pytest.mark.parametrize(("algorithm", "passes"), [("fedhbm", 1), ("mime", 2)])
+def test_work_is_counted_in_examples(job, algorithm, passes):
+    """One epoch of 10 examples, and another pass where the algorithm takes a full gradient."""
+    loaded = load(job, [f"algorithm={{name: {algorithm}}}"])
+    assert assemble(loaded, torch.device("cpu")).work.tolist() == [10 * passes] * 4
+
+
+def test_members_that_a_rank_trains(job):
+    """Of four equal clients rank 0 owns 0 and 2."""
+    cohorts = "cohort={kind: replay, rounds: [[0, 2], [1], [0, 2], [2]]}"
+    for balance, members in (("owner", [2, 1]), ("steal", [1, 1])):
+        found = planned(job, cohorts, f"balance={balance}", ranks=2)
+        assert [share.members for share in found.shares] == members
+        assert [share.clients for share in found.shares] == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "gradients", "surveys"),
     [("fedsam", 2, 0), ("mime", 2, 4), ("mimelite", 1, 4), ("fedavg", 1, 0)],

@@ -1,0 +1,182 @@
+"""States on their way to who trains their client: what the stores hold in the end is the same."""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hpcfl.balance import Balance
+from hpcfl.local.memories import Memories
+from hpcfl.local.shipping import Shipping
+from hpcfl.store.base import Field, StateSchema
+
+RANKS, CLIENTS, ROUNDS, P = 3, 7, 12, 5
+CPU = torch.device("cpu")
+OWNER = np.arange(CLIENTS) % 2  # rank 2 owns nobody
+
+
+class State(NamedTuple):
+    own: Tensor  # [P]
+    model: Tensor  # [P], as it was received
+    count: Tensor  # 0-d
+
+
+def schema(dtype):
+    fields = Field("own", (P,), dtype), Field("model", (P,), dtype, shared=True)
+    return StateSchema(State, (*fields, Field("count", (), torch.int64)))
+
+
+class Ranks:
+    """Ranks as threads of one process, which count what they send."""
+
+    def __init__(self, size):
+        self.size, self.barrier = size, Barrier(size, timeout=20)
+        self.brought, self.mail, self.sent = [None] * size, {}, []
+
+    def run(self, work):
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(lambda rank: work(One(self, rank)), range(self.size)))
+
+
+class One:
+    def __init__(self, ranks, rank):
+        self.ranks, self.rank = ranks, rank
+
+    def max(self, values):
+        self.ranks.brought[self.rank] = values
+        self.ranks.barrier.wait()
+        found = np.max(self.ranks.brought, axis=0)
+        self.ranks.barrier.wait()
+        return found
+
+    def exchange(self, sent, received):
+        for other, tensor in sent:
+            self.ranks.sent.append(tensor.numel())
+            self.ranks.mail.setdefault((self.rank, other), []).append(tensor.clone())
+        self.ranks.barrier.wait()
+        for other, room in received:
+            tensor = self.ranks.mail[other, self.rank].pop(0)
+            assert (tensor.shape, tensor.dtype) == (room.shape, room.dtype)
+            room.copy_(tensor)
+        assert not any(left for (_, to), left in self.ranks.mail.items() if to == self.rank)
+        self.ranks.barrier.wait()
+
+
+class Shelf:
+    """A store that takes its own clients only, and remembers in which order."""
+
+    def __init__(self, own):
+        self.own, self.states, self.staged, self.expected = own, {}, [], []
+
+    def expect(self, clients):
+        assert set(clients) <= self.own
+        self.expected = list(clients)
+
+    def read(self, client):
+        assert client in self.own
+        return self.states.get(client)
+
+    def stage(self, client, state):
+        assert client in self.own
+        self.states[client] = state
+        self.staged.append((client, state))
+
+
+def draw(t):
+    return np.random.default_rng(t).permutation(CLIENTS)[
+        : (0, 6, 4, 5)[t % 4]
+    ]  # after an empty round clients move
+
+
+def first(client):
+    return State(torch.full((P,), client + 0.1), torch.zeros(P), torch.tensor(0))
+
+
+def trained(client, state, x):
+    """A round of a client: depends on all of its state."""
+    own = state.own * 0.5 + state.model + client + state.count
+    return State(own, x, state.count + 1)
+
+
+def play(comm, work, stored, rounds=range(ROUNDS), shelf=None):
+    """What a rank's store holds, and what it was handed in the last round."""
+    shelf = shelf or Shelf({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
+    balance = Balance(draw, ROUNDS, OWNER, work, comm.rank, comm.ranks.size)
+    memories = Memories(shelf, schema(torch.float32), stored, first, CPU)
+    shipping = memories if work is None else Shipping(memories, stored, comm, CPU)
+    for t in rounds:
+        if not len(draw(t)):
+            continue
+        x, duty, shelf.staged = torch.full((P,), t + 0.3), balance.duty(t), []
+        states = shipping.recall(duty, balance.duty(t + 1))
+        assert all(state.own.dtype == torch.float32 for state in states)
+        after = [trained(i, s, x) for i, s in zip(duty.trained, states, strict=True)]
+        shipping.keep(duty, after, x)
+        assert [client for client, _ in shelf.staged] == duty.owned
+        if work is not None and t + 1 < ROUNDS:
+            assert shipping._brought[0] == t + 1  # while the ranks are together
+        models = {id(state.model) for _, state in shelf.staged}
+        assert len(models) <= 1  # stored once
+        if stored.fields[0].dtype == torch.float32:
+            assert models <= {id(x)}
+        if t + 1 < ROUNDS and len(draw(t + 1)):
+            assert shelf.expected == balance.duty(t + 1).owned or work is None
+    assert shipping.spent() >= 0
+    return shelf.states
+
+
+def bits(shelves):
+    held = {client: state for states in shelves for client, state in states.items()}
+    return {i: [(t.dtype, t.float().tolist()) for t in held[i]] for i in sorted(held)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_stores_hold_the_same_as_without_moves(dtype):
+    stored = schema(dtype)
+    home = Ranks(RANKS).run(lambda comm: play(comm, None, stored))
+    away = Ranks(RANKS)
+    found = away.run(lambda comm: play(comm, np.ones(CLIENTS, np.int64), stored))
+    assert bits(found) == bits(home)
+    assert len(bits(home)) == CLIENTS
+    assert all(states[2].dtype == torch.int64 for held in found for states in held.values())
+
+
+def test_what_travels():
+    """Out: the whole state of who has one. Home: all but the model that the owner has."""
+    ranks = Ranks(RANKS)
+    work = np.ones(CLIENTS, np.int64)
+    balance = Balance(draw, ROUNDS, OWNER, work, 0, RANKS)
+    seen, expected = set(), []
+    for t in range(ROUNDS):
+        for move in balance.duty(t).moved:
+            expected += [P, P, 1] if move.client in seen else []
+            expected += [P, 1]
+        seen |= set(draw(t).tolist())
+    ranks.run(lambda comm: play(comm, work, schema(torch.float32)))
+    assert sorted(ranks.sent) == sorted(expected)
+    assert len(expected) > 30
+
+
+def test_a_new_life_in_the_middle_takes_states_out_of_the_stores():
+    stored, work = schema(torch.float32), np.ones(CLIENTS, np.int64)
+    home = Ranks(RANKS).run(lambda comm: play(comm, None, stored))
+
+    def two_lives(comm):
+        shelf = Shelf({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
+        play(comm, work, stored, range(6), shelf)
+        return play(comm, work, stored, range(6, ROUNDS), shelf)
+
+    assert bits(Ranks(RANKS).run(two_lives)) == bits(home)
+
+
+def test_another_model_than_the_dry_round_saw_is_an_error():
+    stored, ranks = schema(torch.float32), Ranks(1)
+    shipping = Shipping(Memories(Shelf(set()), stored, stored, first, CPU), stored, None, CPU)
+    state = first(0)
+    with pytest.raises(RuntimeError, match="another model than the dry round"):
+        shipping._travelling(state, state.model.clone())
+    assert ranks.sent == []
