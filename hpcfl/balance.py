@@ -1,9 +1,10 @@
 """Who trains whom in a round: every client its owner, or the surplus of some owners other ranks.
 
 Nothing depends on who trains: each client's draws are its own, and sums are exact.  Balancing
-moves as few clients as it can until the busiest rank has at most a twentieth more to do than by
-the longest-processing-time rule (LPT: the largest first, each to the rank with the least so far),
-which heeds no owner.  All of it is a function of the cohort, the same on every rank.
+moves few clients (seldom one more than it must), until the busiest rank has at most a twentieth
+more to do than by the longest-processing-time rule (LPT: the largest first, each to the rank with
+the least so far), which heeds no owner.  All of it is a function of the cohort, the same on every
+rank.
 
 Work is counted in examples, not in steps: a step's time is its batch's, and the only step of a
 small client, or the last of any, may have few examples.
