@@ -56,23 +56,13 @@ class Block:
         self._play = wrap(self._step)
 
     def survey(self, x: Vector, visits: Iterable[Visit]) -> list[Vector]:
-        """Each client's gradient at ``x`` of its mean loss over all its examples.
-
-        Raises:
-            ClientError: a client's data or the model raised.
-        """
+        """As ``Sequential`` does, by it."""
         return self._surveys.survey(x, visits)
 
     def train(
         self, message: Any, visits: Sequence[Visit], states: Sequence[Any], *, ends: bool = False
     ) -> list[Trained]:
-        """Play every visit's local round, all from the same message.
-
-        Args:
-            message: what the clients of the cohort receive.
-            visits: of the clients that this rank trains.
-            states: theirs.
-            ends: return their last local models too.
+        """As ``Sequential`` does, K visits at a time.
 
         Raises:
             ClientError: a client's data, or the model or the algorithm, for one of several clients
