@@ -97,10 +97,20 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
+    if options.scale:
+        from hpcfl.plan.scale import show_scale
+
+        print(show_scale(options.job, options.ranks, options.plot))
+        return
     from hpcfl.job import load
+    from hpcfl.plan import read_pieces
     from hpcfl.plan.show import show_plan
 
-    print(show_plan(load(options.job, options.overrides), options.ranks, options.out))
+    if options.plot or len(options.ranks or [1]) > 1:
+        raise JobError("plan: --plot and several numbers of ranks are for --scale")
+    pieces = read_pieces(options.pieces) if options.pieces else None
+    loaded, ranks = load(options.job, options.overrides), (options.ranks or [1])[0]
+    print(show_plan(loaded, ranks, options.out, pieces))
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -278,6 +288,14 @@ def _bench_peers(options: argparse.Namespace) -> None:
     _hand_over(bench_peers(options.python), options)
 
 
+def _bench_pieces(options: argparse.Namespace) -> None:
+    from hpcfl.bench.pieces import bench_pieces
+
+    result = bench_pieces(options.job, options.overrides)
+    if result:  # on rank 0
+        _hand_over(result, options)
+
+
 def _bench_reduce(options: argparse.Namespace) -> None:
     from hpcfl.bench.reduce import bench_reduce
 
@@ -312,6 +330,7 @@ def _bench_chaos(options: argparse.Namespace) -> None:
 COMMANDS = {
     "bench chaos": _bench_chaos,
     "bench peers": _bench_peers,
+    "bench pieces": _bench_pieces,
     "bench reduce": _bench_reduce,
     "bench round": _bench_round,
     "bench store": _bench_store,
