@@ -202,7 +202,7 @@ def _add_forecasts(commands: Any) -> None:
     """The commands that tell what could be run, and what it would need."""
     plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic")
     _add_job(plan)
-    plan.add_argument("--ranks", type=_count, nargs="+", help="how many (default 1)")
+    plan.add_argument("--ranks", type=_count, help="how many (default 1; at most, with --scale)")
     plan.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
     plan.add_argument(
         "--pieces", type=Path, metavar="F.json", help="tell hours too, from what was measured"

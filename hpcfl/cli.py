@@ -106,11 +106,11 @@ def _plan(options: argparse.Namespace) -> None:
     from hpcfl.plan import read_pieces
     from hpcfl.plan.show import show_plan
 
-    if options.plot or len(options.ranks or [1]) > 1:
-        raise JobError("plan: --plot and several numbers of ranks are for --scale")
+    if options.plot:
+        raise JobError("plan: --plot is for --scale; leave it out")
     pieces = read_pieces(options.pieces) if options.pieces else None
-    loaded, ranks = load(options.job, options.overrides), (options.ranks or [1])[0]
-    print(show_plan(loaded, ranks, options.out, pieces))
+    loaded = load(options.job, options.overrides)
+    print(show_plan(loaded, options.ranks or 1, options.out, pieces))
 
 
 def _status(options: argparse.Namespace) -> None:

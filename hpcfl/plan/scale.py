@@ -6,7 +6,6 @@ an upload, a client's state, the cohorts to draw for, and pieces as in `hpcfl.pl
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from hpcfl.sampling import Uniform
 from hpcfl.seeds import stream
 from hpcfl.types import Count, NonNegative, Section
 
-RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
+FIRST, LAST = 8, 1024  # ranks, doubled from one to the other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +66,19 @@ class Drawn(Section):
         )
 
 
-def show_scale(path: Path, ranks: Sequence[int] | None, plot: Path | None) -> str:
-    """A table of rounds on so many ranks, for every job of the file; drawn too if asked for.
+def show_scale(path: Path, most: int | None, plot: Path | None) -> str:
+    """A table of rounds on 8, 16, ... ranks, for every job of the file; drawn too if asked for.
+
+    Args:
+        path: the file of jobs.
+        most: ranks; ``LAST`` when None.
+        plot: a file for the plot.
 
     Raises:
         JobError: the file is no such one, or the plot cannot be written.
     """
-    jobs = _read(path)
+    jobs, most = _read(path), most or LAST
+    ranks = [FIRST << k for k in range(most.bit_length()) if FIRST << k <= most] or [most]
     lines = [
         f"{'job':12} {'cohort':>7} {'ranks':>6} {'a round':>9} {'training':>9} {'mean':>8} "
         f"{'all-reduce':>10} {'busiest':>8} {'speed-up':>9} {'hours':>8}"
@@ -83,7 +88,7 @@ def show_scale(path: Path, ranks: Sequence[int] | None, plot: Path | None) -> st
         for cohort in job.cohorts:
             asked = job.work(cohort)
             alone = foretell(asked, 1, job.pieces)
-            for size in ranks or RANKS:
+            for size in ranks:
                 if size > job.clients:
                     continue
                 found = foretell(asked, size, job.pieces)
