@@ -94,7 +94,10 @@ def _add_bench(commands: Any) -> None:
     pieces = bench.add_parser("pieces", help="what a round's time is made of, for plan --pieces")
     _add_job(pieces)
     pieces.set_defaults(command="bench pieces")
-    for measuring in (rounds, sums, states, peers, pieces):
+    scaling = bench.add_parser("scaling", help="ranks against as many bare loops side by side")
+    scaling.add_argument("--ranks", type=_count, nargs="+", help="(default 1 2 4)")
+    scaling.set_defaults(command="bench scaling")
+    for measuring in (rounds, sums, states, peers, pieces, scaling):
         measuring.add_argument("--json", type=Path, metavar="F", help="write every turn's figures")
         measuring.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg to draw")
     chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")

@@ -304,6 +304,12 @@ def _bench_reduce(options: argparse.Namespace) -> None:
         _hand_over(result, options)
 
 
+def _bench_scaling(options: argparse.Namespace) -> None:
+    from hpcfl.bench.scaling import bench_scaling
+
+    _hand_over(bench_scaling(options.ranks), options)
+
+
 def _bench_store(options: argparse.Namespace) -> None:
     from hpcfl.bench.store import bench_store
 
@@ -333,6 +339,7 @@ COMMANDS = {
     "bench pieces": _bench_pieces,
     "bench reduce": _bench_reduce,
     "bench round": _bench_round,
+    "bench scaling": _bench_scaling,
     "bench store": _bench_store,
     "check": _check,
     "data export-split": _data_export_split,

@@ -8,6 +8,7 @@ import pytest
 from hpcfl.bench.peers import bench_peers
 from hpcfl.bench.reduce import FLOAT, bench_reduce
 from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.scaling import bench_scaling
 from hpcfl.cli import main
 from hpcfl.errors import JobError
 
@@ -64,3 +65,19 @@ def test_a_python_without_the_peer(capsys):
     assert 'pip install "torch==2.13.0" "pfl==0.6.0"' in said
     with pytest.raises(JobError, match="cannot be started"):
         bench_peers("nowhere/python")
+
+
+def test_two_ranks_against_two_bare_loops(refused):
+    """All four sides play; what a process says before its end is told."""
+    found = bench_scaling([1, 2], turns=1)
+    assert [(f.subject, f.side) for f in found.figures] == [
+        ("1 at once", "ranks"), ("1 at once", "bare"), ("2 at once", "ranks"), ("2 at once", "bare")
+    ]  # fmt: skip
+    assert all(f.values[0] > 0 for f in found.figures)
+    assert "does not divide" in refused("bench", "scaling", "--ranks", 3)
+
+
+def test_a_side_that_ends(monkeypatch):
+    monkeypatch.setattr("hpcfl.bench.scaling.LENET", "nothing: here")
+    with pytest.raises(JobError, match="a process ended: .*nothing"):
+        bench_scaling([1], turns=1)
