@@ -30,7 +30,7 @@ from hpcfl.plan.pieces import Pieces
 from hpcfl.plan.time import work
 from hpcfl.versions import processor
 
-ROUNDS, SECONDS = 3, 5.0  # at least; rounds are played until both are reached
+ROUNDS, SECONDS = 5, 5.0  # at least; rounds are played until both are reached
 TURNS = 9
 COUNT = 3  # uploads of the longer of two means
 BATCHES = 4  # of the test set, at most

@@ -11,6 +11,7 @@ from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.scaling import bench_scaling
 from hpcfl.cli import main
 from hpcfl.errors import JobError
+from tests.parallel.harness import find_mpirun
 
 A = Figure("4 rows", "a", "s", [1.0, 2.0, 3.0, 4.0, 5.0])
 B = Figure("4 rows", "b", "s", [2.0, 2.0, 2.0, 16.0, 10.0])
@@ -67,8 +68,20 @@ def test_a_python_without_the_peer(capsys):
         bench_peers("nowhere/python")
 
 
-def test_two_ranks_against_two_bare_loops(refused):
-    """All four sides play; what a process says before its end is told."""
+TINY = """
+task: digits
+data: {clients: 10}
+cohort: {kind: uniform, size: 2}
+algorithm: {name: fedavg}
+local: {epochs: 1, batch_size: 16, lr: 0.1}
+rounds: 100
+"""
+
+
+def test_two_ranks_against_two_bare_loops(monkeypatch, refused):
+    """All four sides play."""
+    find_mpirun()
+    monkeypatch.setattr("hpcfl.bench.scaling.LENET", TINY)
     found = bench_scaling([1, 2], turns=1)
     assert [(f.subject, f.side) for f in found.figures] == [
         ("1 at once", "ranks"), ("1 at once", "bare"), ("2 at once", "ranks"), ("2 at once", "bare")
@@ -77,7 +90,7 @@ def test_two_ranks_against_two_bare_loops(refused):
     assert "does not divide" in refused("bench", "scaling", "--ranks", 3)
 
 
-def test_a_side_that_ends(monkeypatch):
+def test_a_side_that_ends_says_why(monkeypatch):
     monkeypatch.setattr("hpcfl.bench.scaling.LENET", "nothing: here")
-    with pytest.raises(JobError, match="a process ended: .*nothing"):
+    with pytest.raises(JobError, match=r"a process ended: .*data\.kind: missing"):
         bench_scaling([1], turns=1)
