@@ -96,7 +96,13 @@ def _add_bench(commands: Any) -> None:
         "--python", type=Path, help="that of an environment with pfl (default: ours)"
     )
     peers.set_defaults(command="bench peers")
-    for measuring in (rounds, sums, executors, states, peers):
+    pieces = bench.add_parser("pieces", help="what a round's time is made of, for plan --pieces")
+    _add_job(pieces)
+    pieces.set_defaults(command="bench pieces")
+    scaling = bench.add_parser("scaling", help="ranks against as many bare loops side by side")
+    scaling.add_argument("--ranks", type=_count, nargs="+", help="(default 1 2 4)")
+    scaling.set_defaults(command="bench scaling")
+    for measuring in (rounds, sums, executors, states, peers, pieces, scaling):
         measuring.add_argument("--json", type=Path, metavar="F", help="write every turn's figures")
         measuring.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg to draw")
     chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")
@@ -204,8 +210,15 @@ def _add_forecasts(commands: Any) -> None:
     """The commands that tell what could be run, and what it would need."""
     plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic")
     _add_job(plan)
-    plan.add_argument("--ranks", type=_count, default=1, help="how many (default 1)")
+    plan.add_argument("--ranks", type=_count, help="how many (default 1; at most, with --scale)")
     plan.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
+    plan.add_argument(
+        "--pieces", type=Path, metavar="F.json", help="tell hours too, from what was measured"
+    )
+    plan.add_argument(
+        "--scale", action="store_true", help="JOB is a file as docs/scale.yaml: rounds on paper"
+    )
+    plan.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg, with --scale")
     plan.set_defaults(command="plan")
 
     listing = commands.add_parser("list", help="algorithms, data, models, tasks")

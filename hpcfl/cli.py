@@ -97,10 +97,20 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
+    if options.scale:
+        from hpcfl.plan.scale import show_scale
+
+        print(show_scale(options.job, options.ranks, options.plot))
+        return
     from hpcfl.job import load
+    from hpcfl.plan import read_pieces
     from hpcfl.plan.show import show_plan
 
-    print(show_plan(load(options.job, options.overrides), options.ranks, options.out))
+    if options.plot:
+        raise JobError("plan: --plot is for --scale; leave it out")
+    pieces = read_pieces(options.pieces) if options.pieces else None
+    loaded = load(options.job, options.overrides)
+    print(show_plan(loaded, options.ranks or 1, options.out, pieces))
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -278,6 +288,14 @@ def _bench_peers(options: argparse.Namespace) -> None:
     _hand_over(bench_peers(options.python), options)
 
 
+def _bench_pieces(options: argparse.Namespace) -> None:
+    from hpcfl.bench.pieces import bench_pieces
+
+    result = bench_pieces(options.job, options.overrides)
+    if result:  # on rank 0
+        _hand_over(result, options)
+
+
 def _bench_reduce(options: argparse.Namespace) -> None:
     from hpcfl.bench.reduce import bench_reduce
 
@@ -290,6 +308,12 @@ def _bench_executor(options: argparse.Namespace) -> None:
     from hpcfl.bench.executor import bench_executor
 
     _hand_over(bench_executor(options.job, options.overrides, options.sizes), options)
+
+
+def _bench_scaling(options: argparse.Namespace) -> None:
+    from hpcfl.bench.scaling import bench_scaling
+
+    _hand_over(bench_scaling(options.ranks), options)
 
 
 def _bench_store(options: argparse.Namespace) -> None:
@@ -319,8 +343,10 @@ COMMANDS = {
     "bench chaos": _bench_chaos,
     "bench executor": _bench_executor,
     "bench peers": _bench_peers,
+    "bench pieces": _bench_pieces,
     "bench reduce": _bench_reduce,
     "bench round": _bench_round,
+    "bench scaling": _bench_scaling,
     "bench store": _bench_store,
     "check": _check,
     "data export-split": _data_export_split,

@@ -91,13 +91,8 @@ def _size(comm: Comm, size: int, turns: int, clients: Sequence[int] = CLIENTS) -
     """Every side's seconds for vectors of so many parameters."""
     plain = torch.zeros(size)
     sides: dict[str, Callable[[], Any]] = {FLOAT: lambda: comm.sum(plain)}
-    template = Upload(torch.empty(size, device="meta"), torch.empty((), device="meta"))
-    uploads = [Upload(_draw(size, comm.rank, k), torch.ones(())) for k in range(max(clients))]
-    for kind in (Exact, Fast):
-        made = kind(comm, template, frozenset(), torch.float32, torch.device("cpu"))
-        for count in clients:
-            name = f"{kind.__name__.lower()}, {count} client(s)"
-            sides[name] = _mean(comm, made, uploads[:count])
+    cpu = torch.device("cpu")
+    sides |= means(comm, size, clients, cpu) | means(comm, size, clients, cpu, Fast)
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(turns + 1):
         for name, side in sides.items():
@@ -106,6 +101,26 @@ def _size(comm: Comm, size: int, turns: int, clients: Sequence[int] = CLIENTS) -
             side()
             times[name].append(perf_counter() - began)
     return [Figure(str(size), name, "s", seconds[1:]) for name, seconds in times.items()]
+
+
+def means(
+    comm: Comm,
+    size: int,
+    clients: Sequence[int],
+    device: torch.device,
+    kind: type[Reduction] = Exact,
+) -> dict[str, Callable[[], Any]]:
+    """By name, collective means of so many numbers from so many clients of every rank."""
+    template = Upload(torch.empty(size, device="meta"), torch.empty((), device="meta"))
+    made = kind(comm, template, frozenset(), torch.float32, device)
+    uploads = [
+        Upload(_draw(size, comm.rank, k).to(device), torch.ones((), device=device))
+        for k in range(max(clients))
+    ]
+    return {
+        f"{kind.__name__.lower()}, {count} client(s)": _mean(comm, made, uploads[:count])
+        for count in clients
+    }
 
 
 def _mean(comm: Comm, reduction: Reduction, uploads: Sequence[Upload]) -> Callable[[], Any]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from hpcfl.assemble import Parts, assemble, wire
+from hpcfl.comm.base import Comm
 from hpcfl.comm.solo import Solo
 from hpcfl.device import device_of
 from hpcfl.engine import play
@@ -80,7 +81,7 @@ class Engine:
 
 
 class Alone(NamedTuple):
-    """A job on one rank."""
+    """A job that is ready to be played."""
 
     parts: Parts
     run: Run
@@ -88,17 +89,20 @@ class Alone(NamedTuple):
     """Hears what the rounds waited."""
 
 
-def alone(loaded: Loaded, folder: Path, stack: ExitStack) -> Alone:
-    """A job, ready to be played on this rank.
+def alone(loaded: Loaded, folder: Path, stack: ExitStack, comm: Comm | None = None) -> Alone:
+    """A job, ready to be played on this rank alone, or on one of a group.
 
     Args:
         loaded: the job.
         folder: an empty one for its log and states.
         stack: closes what is open.
+        comm: the group; none is needed for one rank.
     """
-    parts = assemble(loaded, device_of(loaded.job, 0))
-    sizes = [len(own) for own in parts.rows]
+    comm = comm or Solo()
+    parts = assemble(loaded, device_of(loaded.job, comm.local_rank))
+    owner = owners([len(own) for own in parts.rows], comm.size)
     desk = Desk(stack.enter_context(closing(RunLog(folder / "log.jsonl"))))
-    store = stack.enter_context(closing(parts.store(folder, 0, "bench", range(len(sizes)))))
-    run = wire(parts, Solo(), owners(sizes, 1), store, parts.gradient(), desk, Signals())
+    mine = [client for client, rank in enumerate(owner) if rank == comm.rank]
+    store = stack.enter_context(closing(parts.store(folder, comm.rank, "bench", mine)))
+    run = wire(parts, comm, owner, store, parts.gradient(), desk, Signals())
     return Alone(parts, run, desk)

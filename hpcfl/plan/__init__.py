@@ -3,14 +3,22 @@
 from hpcfl.plan.figures import Plan, RankShare, plan
 from hpcfl.plan.measured import Activations, Process, probe, this_process
 from hpcfl.plan.memory import Memory
+from hpcfl.plan.pieces import Pieces, read_pieces
+from hpcfl.plan.time import Foretold, Work, foretell, work
 
 __all__ = [
     "Activations",
+    "Foretold",
     "Memory",
+    "Pieces",
     "Plan",
     "Process",
     "RankShare",
+    "Work",
+    "foretell",
     "plan",
     "probe",
+    "read_pieces",
     "this_process",
+    "work",
 ]

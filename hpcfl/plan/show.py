@@ -14,18 +14,21 @@ from hpcfl.catalogue import drawn
 from hpcfl.job import Loaded
 from hpcfl.plan.figures import Plan, plan
 from hpcfl.plan.measured import probe, this_process
+from hpcfl.plan.pieces import Pieces
+from hpcfl.plan.time import Foretold, foretell, work
 
 WIDTH = 100  # columns
 FEW = 16  # ranks whose shares are listed one by one
 
 
-def show_plan(loaded: Loaded, ranks: int, out: Path | None) -> str:
+def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: Pieces | None = None) -> str:
     """What the job will need on so many ranks.
 
     Args:
         loaded: the job.
         ranks: how many.
         out: the run directory; runs/NAME when absent.
+        pieces: what a round's time is made of; without them no hours are told.
 
     Raises:
         JobError, DataError: something in the job does not fit.
@@ -37,7 +40,22 @@ def show_plan(loaded: Loaded, ranks: int, out: Path | None) -> str:
     found = plan(parts, ranks, process=this_process(), activations=activations)
     name = f"{loaded.name}: {parts.loaded.tree['algorithm']['name']}"
     tables = drawn(_whole(found, name), _ranks(found), _memory(found), width=WIDTH)
-    return f"{tables}\n{_room(found, out or Path('runs') / loaded.name)}"
+    told = f"{tables}\n{_room(found, out or Path('runs') / loaded.name)}"
+    return (
+        told
+        if pieces is None
+        else f"{told}\n{_hours(foretell(work(parts), ranks, pieces), pieces)}"
+    )
+
+
+def _hours(found: Foretold, pieces: Pieces) -> str:
+    """The time of a round and of all, and what it rests on."""
+    return (
+        f"{found.round:.4g} s a round: {found.train:.4g} training on the busiest rank "
+        f"({found.busiest:.3g}x the mean of all), {found.convert:.3g} the exact mean, "
+        f"{found.exchange:.3g} all-reduces, {found.rest:.3g} else; {found.evaluate:.3g} s an "
+        f"evaluation; {found.hours:.4g} hours in all\npieces: {pieces.origin}"
+    )
 
 
 def _whole(found: Plan, name: str) -> Table:

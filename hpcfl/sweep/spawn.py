@@ -60,7 +60,7 @@ class Spawned:
             self._said = log.tell()
             self._process = subprocess.Popen(  # noqa: S603
                 [*launcher, sys.executable, "-m", "hpcfl", *command],
-                env=_environment(threads, gpus),
+                env=environment(threads, gpus),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -125,8 +125,13 @@ def mpirun() -> str:
     return found
 
 
-def _environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
-    """This process's environment, for a run that shares the machine with others."""
+def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
+    """This process's environment, for a run that shares the machine with others.
+
+    Args:
+        threads: of each rank.
+        gpus: as CUDA_VISIBLE_DEVICES names them; empty: leave them be.
+    """
     environment = {
         # Slurm's words are of the sweep's own task: mpirun would ask Slurm for tasks of its own.
         **{key: value for key, value in os.environ.items() if not key.startswith(_SLURM)},

@@ -193,11 +193,11 @@ def test_room_is_kept_for_what_the_present_runs_will_take():
 
 def test_open_mpi_binds_no_run_to_the_first_core(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    found = spawn._environment(2, ["1", "3"])
+    found = spawn.environment(2, ["1", "3"])
     assert found["OMP_NUM_THREADS"] == "2"
     assert found["PRTE_MCA_hwloc_default_binding_policy"] == "none"
     assert found["CUDA_VISIBLE_DEVICES"] == "1,3"
-    assert "CUDA_VISIBLE_DEVICES" not in spawn._environment(2, []).keys() - os.environ.keys()
+    assert "CUDA_VISIBLE_DEVICES" not in spawn.environment(2, []).keys() - os.environ.keys()
 
 
 @pytest.fixture

@@ -1,0 +1,158 @@
+"""What a round of a job is made of on this machine, each piece measured alone, for `hpcfl plan`.
+
+On every rank at once, as in a run: local rounds of the job, each rank for itself; the exact mean of
+vectors of the job's size; all-reduces over the ranks.  The slowest rank's figures are kept.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcfl.bench.reduce import means
+from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.turn import Alone, Engine, alone
+from hpcfl.comm.base import Comm
+from hpcfl.comm.launch import connect
+from hpcfl.comm.solo import Solo
+from hpcfl.comm.together import group
+from hpcfl.device import device_of, device_type
+from hpcfl.evaluation.meter import Meter
+from hpcfl.job import load
+from hpcfl.plan.pieces import Pieces
+from hpcfl.plan.time import work
+from hpcfl.versions import processor
+
+ROUNDS, SECONDS = 5, 5.0  # at least; rounds are played until both are reached
+TURNS = 9
+COUNT = 3  # uploads of the longer of two means
+BATCHES = 4  # of the test set, at most
+
+
+def bench_pieces(job: Path, overrides: Sequence[str]) -> Result | None:
+    """Collective: measure the pieces of a job; None on other ranks than the first.
+
+    Raises:
+        JobError, DataError: something in the job does not fit.
+    """
+    loaded = load(job, overrides)
+    comms = loaded.job.comm
+    with (
+        group(connect(comms.backend, device_type(loaded.job), comms.timeout_s)) as comm,
+        tempfile.TemporaryDirectory() as name,
+        ExitStack() as stack,
+    ):
+        side = alone(loaded, Path(name), stack)
+        size = work(side.parts).parameters
+        comm.barrier()
+        figures = [*_rounds(side, Path(name)), _tests(side)]
+        figures += _mean(size, side.parts.device)
+        figures += _exchange(comm, size, device_of(loaded.job, comm.local_rank))
+        slowest = comm.max(np.array([figure.middle for figure in figures])).tolist()
+        if comm.rank:
+            return None
+        pieces = _pieces(slowest, comm.size, size, f"{loaded.name}, {processor()}")
+        return Result(
+            "bench pieces", report(pieces), figures, {"pieces": pieces.tree(), "ranks": comm.size}
+        )
+
+
+def report(pieces: Pieces) -> str:
+    """A line for each piece."""
+    return "\n".join(
+        f"{name:10} {value if isinstance(value, str) else f'{value:.4g}'}"
+        for name, value in pieces.tree().items()
+        if value is not None
+    )
+
+
+def _rounds(side: Alone, folder: Path) -> list[Figure]:
+    """Seconds of a step, of a visit beyond its steps, of a round beyond its visits."""
+    steps, run = work(side.parts).steps, side.run
+    engine, spent = Engine(run, 1), 0.0
+    engine()  # warm up
+    played = 1
+    while played < run.rounds and (played <= ROUNDS or spent < SECONDS):
+        spent += engine()
+        played += 1
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    records = [r for r in lines if r.get("clients")][1:]
+    done = [int(steps[run.draw(r["round"] - 1)].sum()) for r in records]
+    beyond = ("sample_s", "read_s", "write_s")
+    return [
+        Figure(
+            "a step",
+            "engine",
+            "s",
+            [r["compute_s"] / n for r, n in zip(records, done, strict=True)],
+        ),
+        Figure(
+            "a visit", "engine", "s", [sum(r[k] for k in beyond) / r["clients"] for r in records]
+        ),
+        Figure("a round", "engine", "s", [r["update_s"] for r in records]),
+    ]
+
+
+def _tests(side: Alone) -> Figure:
+    """Seconds of an example of the test set."""
+    parts, tests = side.parts, side.parts.tests()
+    meter = Meter(parts.gradient(), parts.dataset.loss)
+    batches = [b for b, _ in zip(tests.batches(0, 1), range(BATCHES + 1), strict=False)]
+    times = []
+    for batch in batches:
+        began = perf_counter()
+        meter.each(parts.x0, [batch])
+        times.append((perf_counter() - began) / len(batch.labels))
+    return Figure("a test", "engine", "s", times[1:] or times or [0.0])
+
+
+def _mean(size: int, device: torch.device) -> list[Figure]:
+    """Seconds of the exact mean of one upload and of several, on this rank alone."""
+    sides = means(Solo(), size, (1, COUNT), device)
+    return [Figure("a mean", name, "s", _timed(side)) for name, side in sides.items()]
+
+
+def _exchange(comm: Comm, size: int, device: torch.device) -> list[Figure]:
+    """Seconds of the two all-reduces of a round."""
+    few, many = np.zeros(8), torch.zeros(size, dtype=torch.int64, device=device)
+    small = _timed(lambda: comm.max(few), comm)
+    large = _timed(lambda: comm.sum(many), comm)
+    return [Figure("all-reduce", "few", "s", small), Figure("all-reduce", "all", "s", large)]
+
+
+def _timed(side: Callable[[], Any], comm: Comm | None = None) -> list[float]:
+    times = []
+    for _ in range(TURNS + 1):
+        if comm:
+            comm.barrier()
+        began = perf_counter()
+        side()
+        times.append(perf_counter() - began)
+    return times[1:]
+
+
+def _pieces(slowest: Sequence[float], ranks: int, size: int, what: str) -> Pieces:
+    """What follows from the medians, in the order of the figures."""
+    step, visit, round, test, one, several, few, many = slowest
+    convert = max(0.0, several - one) / (COUNT - 1)
+    links: dict[str, float] = {}
+    if ranks > 1:
+        links["latency_s"] = few / (2 * (ranks - 1).bit_length())
+        links["bandwidth"] = 2 * (ranks - 1) / ranks * 8 * size / max(many - few, 1e-9)
+    return Pieces(
+        origin=f"measured with {ranks} rank(s) at once on {datetime.now(UTC):%Y-%m-%d}: {what}",
+        step_s=step,
+        visit_s=visit,
+        round_s=round,
+        convert_s=convert / size,
+        restore_s=max(0.0, one - convert) / size,
+        test_s=test,
+        **links,
+    )

@@ -1,0 +1,96 @@
+"""What a bench hands back: medians and quartiles by hand, JSON, a plot; the sides' work."""
+
+import json
+import sys
+
+import pytest
+
+from hpcfl.bench.peers import bench_peers
+from hpcfl.bench.reduce import FLOAT, bench_reduce
+from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.scaling import bench_scaling
+from hpcfl.cli import main
+from hpcfl.errors import JobError
+from tests.parallel.harness import find_mpirun
+
+A = Figure("4 rows", "a", "s", [1.0, 2.0, 3.0, 4.0, 5.0])
+B = Figure("4 rows", "b", "s", [2.0, 2.0, 2.0, 16.0, 10.0])
+
+
+def test_middle_and_spread_by_hand():
+    assert A.middle == 3
+    assert A.quartiles == (2, 4)
+    assert Figure("x", "one turn", "s", [7.0]).quartiles == (7, 7)
+
+
+def test_a_ratio_is_one_of_turns_and_not_of_medians():
+    assert A.over(B) == 0.5  # of 1/2, 1, 3/2, 1/4, 1/2; the medians' is 3/2
+
+
+def test_everything_is_in_the_file(tmp_path):
+    result = Result("bench x", "a table", [A, B], {"ranks": 2})
+    result.write(tmp_path / "new" / "x.json")
+    tree = json.loads((tmp_path / "new" / "x.json").read_text())
+    assert tree["command"] == "bench x"
+    assert tree["about"] == {"ranks": 2}
+    assert {"date", "processor", "cores", "threads", "torch", "git"} <= set(tree["machine"])
+    assert [f["values"] for f in tree["figures"]] == [A.values, B.values]
+    assert tree["figures"][0]["quartiles"] == [2, 4]
+    assert "a table" in str(result)
+    assert "torch" in str(result)
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(JobError, match="cannot be written"):
+        Result("bench x", "", [A]).write(tmp_path / "file" / "x.json")
+
+
+def test_the_mean_is_measured_on_one_rank(tmp_path, capsys, determinism):
+    """Every side has as many turns as asked for, and each ratio is told."""
+    found = bench_reduce([1000], "auto", turns=3)
+    assert found is not None
+    sides = [f.side for f in found.figures if f.subject == "1000"]
+    assert sides[0] == FLOAT
+    assert len(sides) == 5
+    assert all(len(f.values) == 3 for f in found.figures)
+    assert 0 < found.about["share_of_lenet_round"] < 1
+    found.plot(tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 0
+
+
+def test_a_python_without_the_peer(capsys):
+    assert main(["bench", "peers", "--python", sys.executable]) == 2
+    said = capsys.readouterr().err
+    assert "no pfl (ModuleNotFoundError" in said
+    assert 'pip install "torch==2.13.0" "pfl==0.6.0"' in said
+    with pytest.raises(JobError, match="cannot be started"):
+        bench_peers("nowhere/python")
+
+
+TINY = """
+task: digits
+data: {clients: 10}
+cohort: {kind: uniform, size: 2}
+algorithm: {name: fedavg}
+local: {epochs: 1, batch_size: 16, lr: 0.1}
+rounds: 100
+"""
+
+
+def test_two_ranks_against_two_bare_loops(monkeypatch, refused):
+    """All four sides play."""
+    find_mpirun()
+    monkeypatch.setattr("hpcfl.bench.scaling.LENET", TINY)
+    found = bench_scaling([1, 2], turns=1)
+    assert [(f.subject, f.side) for f in found.figures] == [
+        ("1 at once", "ranks"), ("1 at once", "bare"), ("2 at once", "ranks"), ("2 at once", "bare")
+    ]  # fmt: skip
+    assert all(f.values[0] > 0 for f in found.figures)
+    assert "does not divide" in refused("bench", "scaling", "--ranks", 3)
+
+
+def test_a_side_that_ends_says_why(monkeypatch):
+    monkeypatch.setattr("hpcfl.bench.scaling.LENET", "nothing: here")
+    with pytest.raises(JobError, match=r"a process ended: .*data\.kind: missing"):
+        bench_scaling([1], turns=1)

@@ -1,0 +1,105 @@
+"""The time of a round on paper, by hand; pieces that are measured, given, and refused."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+
+from hpcfl.errors import JobError
+from hpcfl.plan import Pieces, Work, foretell, read_pieces
+
+PIECES = Pieces(
+    origin="by hand", step_s=2.0, visit_s=0.5, round_s=0.25, convert_s=0.01, restore_s=0.02,
+    test_s=0.1, latency_s=0.001, bandwidth=1000.0, read=50.0, write=25.0,
+)  # fmt: skip
+# Steps 4, 3, 2, 1: the largest first, ranks 0 and 1 own clients 0 and 3, and 1 and 2.
+WORK = Work(
+    steps=np.array([4, 3, 2, 1]), draw=lambda t: np.array([0, 3] if t % 2 else [0, 1, 2]),
+    parameters=10, state=100, tests=7, rounds=4, evaluations=2,
+)  # fmt: skip
+
+
+def test_one_rank_by_hand():
+    """Visits take 0.5 + 2 + 4; rounds of 9 and 5 steps of three and two clients in turn."""
+    found = foretell(WORK, 1, PIECES)
+    assert found.train == pytest.approx(((18 + 3 * 6.5) + (10 + 2 * 6.5)) / 2)
+    assert found.convert == pytest.approx((0.3 + 0.2) / 2 + 0.2)
+    assert found.exchange == 0
+    assert found.busiest == 1
+    assert found.evaluate == pytest.approx(0.7)
+    assert found.hours == pytest.approx((4 * found.round + 2 * 0.7) / 3600)
+
+
+def test_two_ranks_by_hand():
+    """Even rounds: 4 steps and a visit, or 5 and two visits; odd ones: 5 and two, or nothing."""
+    found = foretell(WORK, 2, PIECES)
+    assert found.train == pytest.approx(10 + 13)
+    assert found.convert == pytest.approx(0.2 + 0.2)
+    assert found.busiest == pytest.approx((5 / 4.5 + 5 / 2.5) / 2)
+    assert found.exchange == pytest.approx(2 * 2 * 0.001 + 80 / 1000)
+    assert found.evaluate == pytest.approx(0.4)
+
+
+def test_more_ranks_send_more_messages_and_hardly_more_bytes():
+    found = foretell(WORK, 4, PIECES)
+    assert found.exchange == pytest.approx(2 * 4 * 0.001 + 2 * 3 / 4 * 80 / 1000)
+
+
+def test_pieces_of_one_rank_say_nothing_of_two():
+    alone = replace(PIECES, latency_s=None, bandwidth=None)
+    assert foretell(WORK, 1, alone).exchange == 0
+    with pytest.raises(JobError, match=r"2 ranks, but they say nothing of an all-reduce"):
+        foretell(WORK, 2, alone)
+
+
+def test_measured_pieces_make_hours(job, hpcfl, tmp_path):
+    file = tmp_path / "pieces.json"
+    told = hpcfl("bench", "pieces", job, "rounds=4", "--json", file)
+    assert told.code == 0, told.err
+    pieces = read_pieces(file)
+    assert pieces.origin.startswith("measured with 1 rank(s)")
+    assert pieces.step_s > 0
+    assert "hours" not in hpcfl("plan", job).text
+    planned = hpcfl("plan", job, "--pieces", file)
+    assert "hours in all" in planned.text
+    assert pieces.origin in planned.text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no JSON"),
+        ("[]", 'no "pieces" in it'),
+        ('{"pieces": {"origin": "x"}}', "pieces.step_s: Field required"),
+        ('{"pieces": {"origin": "x", "step_s": "1"}}', "pieces.step_s: "),
+    ],
+)
+def test_bad_pieces(job, refused, tmp_path, text, said):
+    (tmp_path / "bad.json").write_text(text)
+    assert said in refused("plan", job, "--pieces", tmp_path / "bad.json")
+
+
+def test_rounds_on_paper(hpcfl, refused, tmp_path):
+    """Four clients of 10 examples, all in every round: two ranks take half of the steps."""
+    drawn = {
+        "clients": 4, "examples": 40, "spread": 0.0, "batch": 5, "epochs": 3, "parameters": 10,
+        "state_vectors": 0, "cohorts": [4], "rounds": 2, "evaluations": 1, "tests": 7,
+        "pieces": json.loads(json.dumps(PIECES.tree())),
+    }  # fmt: skip
+    file = tmp_path / "scale.yaml"
+    file.write_text(yaml.safe_dump({"a job": drawn}))
+    told = hpcfl("plan", file, "--scale", "--ranks", 2, "--plot", tmp_path / "x.png")
+    one = hpcfl("plan", file, "--scale", "--ranks", 1).out[1]
+    _, two, *rest = told.out
+    assert "50.850 s  50.000 s" in one  # 24 steps, 4 visits; 0.6 the mean, 0.25 the rest
+    assert "25.000 s" in two
+    assert "1.00x" in two
+    assert rest[0] == ""
+    assert (tmp_path / "x.png").stat().st_size > 0
+    assert told.out[-1] == "a job: by hand"
+    del drawn["pieces"]["step_s"]
+    file.write_text(yaml.safe_dump({"a job": drawn}))
+    assert "a job.pieces.step_s: Field required" in refused("plan", file, "--scale")
+    assert "is for --scale" in refused("plan", file, "--plot", tmp_path / "x.png")
