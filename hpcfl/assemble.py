@@ -25,6 +25,8 @@ from hpcfl.data.holdout import hold_out
 from hpcfl.data.partition import Rows
 from hpcfl.diagnostics import Observer
 from hpcfl.errors import JobError, one_line
+from hpcfl.homes import home
+from hpcfl.initial import initial, initial_model
 from hpcfl.job import Job, Loaded, fitted
 from hpcfl.local.executor import MOST, Executor, block
 from hpcfl.local.memories import Memories
@@ -32,25 +34,15 @@ from hpcfl.local.population import Population, TestSet
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.shipping import Shipping
 from hpcfl.local.step import Gradient
-from hpcfl.models.init import load_initial
-from hpcfl.models.norm import UNFIT
 from hpcfl.prepare import prepare_torch
 from hpcfl.runtime import Desk, Run
 from hpcfl.schema import LOSS, Schema, Survey, dry_round
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore, StateSchema
-from hpcfl.store.footprint import footprint
-from hpcfl.store.hdf5 import Hdf5Store
-from hpcfl.store.memory import MemoryStore
-from hpcfl.store.nothing import NoStore
-from hpcfl.store.scratch import ScratchStore, folder_of_life
-from hpcfl.store.shared import SharedStore, folder_of_shared
 from hpcfl.tasks.losses import LOSSES
 from hpcfl.types import Vector
-from hpcfl.vectors import buffers, parameters
-
-GIB = 1 << 30
+from hpcfl.vectors import buffers
 
 
 @dataclass(frozen=True)
@@ -213,30 +205,7 @@ class Parts:
 
     def store(self, root: Path, rank: int, life: str, clients: Sequence[int]) -> ClientStore:
         """The home of the states of ``clients``."""
-        kept = self.stored
-        if not kept.fields:
-            return NoStore(rank)
-        cache = int(self.job.store.cache_gib * GIB)
-
-        def build(folder: Path, schema: StateSchema, cache: int, name: str) -> ClientStore:
-            if self.job.store.kind == "memory":
-                return MemoryStore(folder, rank, life, clients, schema)
-            common, disk = not schema.own.fields, self.job.store.dir
-            first = cache if disk is None else 0
-            far = Hdf5Store(folder, rank, life, clients, schema, first, common=common)
-            if disk is None:
-                return far
-            own = folder_of_life(Path(disk), root.parent, rank, life) / name
-            own.mkdir()
-            near = Hdf5Store(own, rank, life, clients, schema, cache, common=common)
-            return ScratchStore(near, far, own)
-
-        if kept.own.fields and kept.shared.fields:
-            # The own parts, small as a rule, first; but never more than half.
-            own = min(cache // 2, len(clients) * footprint(kept.own))
-            apart = build(folder_of_shared(root), kept.shared, cache - own, "shared")
-            return SharedStore(kept, build(root, kept.own, own, "own"), apart)
-        return build(root, kept, cache, "own")
+        return home(self.job.store, self.stored, root, rank, life, clients)
 
 
 def stored(job: Job, schema: Schema) -> StateSchema:
@@ -263,7 +232,7 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
     if job.data.holdout is not None:
         rows, held = hold_out(rows, job.data.holdout, job.seed)
     loaded = fitted(loaded, len(rows))
-    x0, model, skipped = _initial_model(loaded, dataset, resumed)
+    x0, model, skipped = initial_model(loaded, dataset, resumed)
     schema = _played_dry(loaded, x0)
     job.evaluate.check(loaded.tree["algorithm"]["name"], dataset, schema.own)
     model, x0 = model.to(device), x0.to(device)
@@ -294,38 +263,6 @@ def _own_line(error: Exception) -> str:
         if not any(Path(frame.filename).is_relative_to(folder) for folder in ours)
     ]
     return own[-1] if own else ""
-
-
-def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Module]:
-    """A random initialisation, flat, and the model it was drawn for."""
-    job = loaded.job
-    sample = dataset.transform(dataset.sample(1), torch.float32, None)
-    labels = dataset.train.labels
-    targets = labels.shape[1] if labels.ndim > 1 else 1
-    if job.model.classifies and dataset.classes is None:
-        name = loaded.tree["model"]["name"]
-        raise JobError(f"model.name: {name} is for classes, this data has targets; use linear")
-    outputs = dataset.classes if dataset.classes is not None else targets
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = job.model.build(tuple(sample.shape[1:]), outputs)
-    model = model.double() if job.precision == "float64" else model
-    return parameters(model), model
-
-
-def _initial_model(
-    loaded: Loaded, dataset: Dataset, resumed: bool
-) -> tuple[Vector, nn.Module, tuple[str, ...]]:
-    """The initial model, its parameters, and what its file left to chance."""
-    job = loaded.job
-    x0, model = initial(loaded, dataset, key(job.seed, "model"))
-    if any(getattr(m, "track_running_stats", False) for m in model.modules()):
-        raise JobError(f"model.name: {loaded.tree['model']['name']} {UNFIT}")
-    file = job.model.init_file
-    if file is None or resumed:
-        return x0, model, ()
-    skipped = load_initial(model, file, job.model.init_layers)
-    return parameters(model), model, skipped
 
 
 def wire(

@@ -15,7 +15,6 @@ from hpcfl.arguments import parser
 from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError, RankError
 
 if TYPE_CHECKING:
-    from hpcfl.bench.result import Result
     from hpcfl.plots import Plot
     from hpcfl.records import RunRecord
     from hpcfl.targets import Target
@@ -276,54 +275,12 @@ def _list(options: argparse.Namespace) -> None:
     print(catalogue(options.what))
 
 
-def _bench_round(options: argparse.Namespace) -> None:
-    from hpcfl.bench.round import bench_round
+def _bench(options: argparse.Namespace) -> None:
+    from hpcfl.bench.commands import BENCHES
 
-    _hand_over(bench_round(options.job, options.overrides), options)
-
-
-def _bench_peers(options: argparse.Namespace) -> None:
-    from hpcfl.bench.peers import bench_peers
-
-    _hand_over(bench_peers(options.python), options)
-
-
-def _bench_pieces(options: argparse.Namespace) -> None:
-    from hpcfl.bench.pieces import bench_pieces
-
-    result = bench_pieces(options.job, options.overrides)
-    if result:  # on rank 0
-        _hand_over(result, options)
-
-
-def _bench_reduce(options: argparse.Namespace) -> None:
-    from hpcfl.bench.reduce import bench_reduce
-
-    result = bench_reduce(options.sizes, options.backend)
-    if result:  # on rank 0
-        _hand_over(result, options)
-
-
-def _bench_executor(options: argparse.Namespace) -> None:
-    from hpcfl.bench.executor import bench_executor
-
-    _hand_over(bench_executor(options.job, options.overrides, options.sizes), options)
-
-
-def _bench_scaling(options: argparse.Namespace) -> None:
-    from hpcfl.bench.scaling import bench_scaling
-
-    _hand_over(bench_scaling(options.ranks), options)
-
-
-def _bench_store(options: argparse.Namespace) -> None:
-    from hpcfl.bench.store import bench_store
-
-    _hand_over(bench_store(options.dir, options.gib), options)
-
-
-def _hand_over(result: Result, options: argparse.Namespace) -> None:
-    """Print what a bench found, and write what was asked for."""
+    result = BENCHES[options.command](options)
+    if not result:  # rank 0 has it
+        return
     print(result)
     if options.json:
         result.write(options.json)
@@ -341,13 +298,13 @@ def _bench_chaos(options: argparse.Namespace) -> None:
 
 COMMANDS = {
     "bench chaos": _bench_chaos,
-    "bench executor": _bench_executor,
-    "bench peers": _bench_peers,
-    "bench pieces": _bench_pieces,
-    "bench reduce": _bench_reduce,
-    "bench round": _bench_round,
-    "bench scaling": _bench_scaling,
-    "bench store": _bench_store,
+    "bench executor": _bench,
+    "bench peers": _bench,
+    "bench pieces": _bench,
+    "bench reduce": _bench,
+    "bench round": _bench,
+    "bench scaling": _bench,
+    "bench store": _bench,
     "check": _check,
     "data export-split": _data_export_split,
     "data prepare": _data_prepare,

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hpcfl.assemble import GIB, Parts
+from hpcfl.assemble import Parts
 from hpcfl.data.partition import bytes_of
+from hpcfl.homes import GIB
 from hpcfl.local.supply import AHEAD, WHOLE
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.surveys import measured, surveys

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcfl.assemble import GIB
 from hpcfl.comm.launch import detect
 from hpcfl.data.base import DataConfig
 from hpcfl.device import device_type
 from hpcfl.errors import JobError, Stopped, SweepError
+from hpcfl.homes import GIB
 from hpcfl.memory import free_memory
 from hpcfl.models.base import ModelConfig
 from hpcfl.rundir import SWEEP_LOG, RunDir

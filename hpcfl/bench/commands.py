@@ -1,0 +1,60 @@
+"""The commands of ``hpcfl bench`` by name: what each measures for the words of a command line."""
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+
+from hpcfl.bench.result import Result
+
+
+def _executor(options: Namespace) -> Result:
+    from hpcfl.bench.executor import bench_executor
+
+    return bench_executor(options.job, options.overrides, options.sizes)
+
+
+def _peers(options: Namespace) -> Result:
+    from hpcfl.bench.peers import bench_peers
+
+    return bench_peers(options.python)
+
+
+def _pieces(options: Namespace) -> Result | None:
+    from hpcfl.bench.pieces import bench_pieces
+
+    return bench_pieces(options.job, options.overrides)
+
+
+def _reduce(options: Namespace) -> Result | None:
+    from hpcfl.bench.reduce import bench_reduce
+
+    return bench_reduce(options.sizes, options.backend)
+
+
+def _round(options: Namespace) -> Result:
+    from hpcfl.bench.round import bench_round
+
+    return bench_round(options.job, options.overrides)
+
+
+def _scaling(options: Namespace) -> Result:
+    from hpcfl.bench.scaling import bench_scaling
+
+    return bench_scaling(options.ranks)
+
+
+def _store(options: Namespace) -> Result:
+    from hpcfl.bench.store import bench_store
+
+    return bench_store(options.dir, options.gib)
+
+
+# None comes from the ranks that are not the first.
+BENCHES: Mapping[str, Callable[[Namespace], Result | None]] = {
+    "bench executor": _executor,
+    "bench peers": _peers,
+    "bench pieces": _pieces,
+    "bench reduce": _reduce,
+    "bench round": _round,
+    "bench scaling": _scaling,
+    "bench store": _store,
+}
