@@ -9,11 +9,12 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 
-from hpcfl.assemble import initial, stored
+from hpcfl.assemble import stored
 from hpcfl.best import BestModel
 from hpcfl.buffers import read as read_buffers
 from hpcfl.checkpoint import MANIFEST, Checkpoint, find, read_server, rounds
 from hpcfl.errors import JobError, StoreError
+from hpcfl.initial import initial
 from hpcfl.job import Job, Loaded, load
 from hpcfl.rundir import RunDir
 from hpcfl.schema import dry_round
