@@ -148,14 +148,21 @@ class Parts:
         )
 
     def executor(self, gradient: Gradient) -> Executor:
-        """What trains clients, as the job says, whose executor is no longer ``auto``.
+        """What trains clients, as the job says.
 
         Raises:
-            JobError: the model cannot be played for many clients at once, as is asked.
+            JobError: many clients at once are asked for, and the model cannot; or nobody chose yet.
         """
         job, one = self.job, Sequential(self.algorithm, gradient, self.job.local.weight_decay)
         if job.executor == "sequential":
             return one
+        if job.executor == "auto":
+            raise JobError("executor: auto is chosen when a run begins; say sequential or block")
+        if job.block_size and job.block_size > len(self.rows):
+            raise JobError(
+                f"block_size: found {job.block_size}, but there are {len(self.rows)} clients; the "
+                "places of a block that have no client take time and memory too"
+            )
         try:
             return block(
                 self.algorithm,
@@ -164,29 +171,34 @@ class Parts:
                 self.population,
                 self.x0,
                 one,
+                shared=[field.shared for field in self.schema.kept.fields],
                 size=self.beside,
                 weight_decay=job.local.weight_decay,
                 bf16=job.precision == "bf16",
                 clip=job.local.clip,
             )
-        except (RuntimeError, NotImplementedError, ValueError) as e:
-            name = self.loaded.tree["model"]["name"]
-            raise JobError(
-                f"executor: block cannot play model {name} for many clients at once "
-                f"({one_line(str(e))}); say executor=sequential"
-            ) from e
+        except (RuntimeError, NotImplementedError, ValueError, IndexError, TypeError) as e:
+            raise self.unfit(e) from e
+
+    def unfit(self, error: Exception) -> JobError:
+        """What to say where many clients cannot be played at once."""
+        names = (self.loaded.tree[section]["name"] for section in ("algorithm", "model"))
+        return JobError(
+            f"executor: block cannot play {' with '.join(names)} for many clients at once "
+            f"({one_line(str(error))}); say executor=sequential"
+        )
 
     @property
     def beside(self) -> int:
         """Clients that train at once, or that may, where the executor is still to be chosen."""
         job = self.job
-        return 1 if job.executor == "sequential" else job.block_size or self.cohort
+        return 1 if job.executor == "sequential" else job.block_size or min(MOST, self.cohort)
 
     @property
     def cohort(self) -> int:
-        """Clients in a round, but at most those of a block."""
+        """Clients in a round, as many as can be expected."""
         clients = len(self.rows)
-        return min(MOST, max(1, round(self.job.cohort.participation(clients) * clients)))
+        return max(1, round(self.job.cohort.participation(clients) * clients))
 
     def reduction(self, comm: Comm) -> Reduction:
         """The mean of the uploads."""
@@ -236,10 +248,7 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
     schema = _played_dry(loaded, x0)
     job.evaluate.check(loaded.tree["algorithm"]["name"], dataset, schema.own)
     model, x0 = model.to(device), x0.to(device)
-    parts = Parts(loaded, dataset, rows, held, model, x0, skipped, schema, device)
-    if job.executor == "block":
-        parts.executor(parts.gradient())  # or its faults would come after the run directory
-    return parts
+    return Parts(loaded, dataset, rows, held, model, x0, skipped, schema, device)
 
 
 def _played_dry(loaded: Loaded, x0: Vector) -> Schema:

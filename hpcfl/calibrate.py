@@ -16,9 +16,9 @@ import torch
 from hpcfl.assemble import Parts
 from hpcfl.comm.base import Comm
 from hpcfl.comm.together import together
-from hpcfl.errors import JobError
+from hpcfl.errors import ClientError, JobError
 from hpcfl.job import ExecutorName, Loaded, load
-from hpcfl.local.executor import Executor
+from hpcfl.local.executor import MOST, Executor
 from hpcfl.rundir import RunDir
 
 BUDGET_S = 0.7  # for each executor, unless a single step takes longer
@@ -76,13 +76,28 @@ def with_executor(parts: Parts, executor: ExecutorName, block_size: int | None) 
     return replace(parts, loaded=Loaded(job, tree, loaded.name))
 
 
+def check(parts: Parts) -> None:
+    """Play a step of two clients at once, where the job asks for many.
+
+    Raises:
+        JobError: the model or the algorithm cannot; it would be found in round 1 otherwise.
+    """
+    if parts.job.executor == "block":
+        two = with_executor(parts, "block", min(2, len(parts.rows)))
+        try:
+            one_step(two, two.executor(two.gradient()), 1)()
+        except ClientError as e:
+            raise parts.unfit(e) from e
+
+
 def _measure(parts: Parts, ranks: int) -> Choice:
     one = with_executor(parts, "sequential", None)
     alone = _seconds(one, one.executor(one.gradient()), 1)
     # A rank's share of a cohort, or most places of every block would stay empty.
-    size = parts.job.block_size or -(-parts.cohort // ranks)
+    size = parts.job.block_size or min(MOST, -(-parts.cohort // ranks))
+    many = with_executor(parts, "block", size)
     try:
-        many = with_executor(parts, "block", size)
+        check(many)
         beside = _seconds(many, many.executor(many.gradient()), size)
     except JobError as e:
         return Choice("sequential", size, alone, None, str(e))

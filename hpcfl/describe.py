@@ -13,6 +13,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from hpcfl.assemble import Parts, assemble
+from hpcfl.calibrate import check
 from hpcfl.catalogue import drawn, multiples, written
 from hpcfl.data.base import Dataset
 from hpcfl.data.deal import deal, in_force
@@ -41,6 +42,8 @@ def describe(loaded: Loaded, *, data: bool) -> str:
         loaded.job.data.fetch()
         loaded.job.model.fetch()
     parts = assemble(loaded, torch.device("cpu")) if data else None
+    if parts:
+        check(parts)
     population = len(parts.rows) if parts else loaded.job.data.population
     if not parts:
         loaded = fitted(loaded, population)

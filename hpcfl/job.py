@@ -101,7 +101,7 @@ class Job(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     reduction: Literal["exact", "fast"] = "exact"
     balance: Literal["owner", "steal"] = "owner"
-    """Who trains a client: the rank that keeps its state, or in turn one that has less to do."""
+    """Who trains a client: the rank that keeps its state; or, of a rank with too many, another."""
     store: Store = field(default_factory=Store)
     comm: CommConfig = field(default_factory=CommConfig)
     log: Log = field(default_factory=Log)

@@ -12,7 +12,7 @@ import numpy as np
 from hpcfl.assemble import assemble, wire
 from hpcfl.beginning import Beginning, Choice, Way, again, anew, as_found
 from hpcfl.branch import require_absent
-from hpcfl.calibrate import chosen
+from hpcfl.calibrate import check, chosen
 from hpcfl.changes import differences, free
 from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
@@ -122,6 +122,7 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
                     loaded.job.model.fetch()
         with together(comm):
             parts = assemble(loaded, ranks.device, resumed=way.resumed)
+            check(parts)
         if parts.job.executor == "auto":
             parts, line = chosen(parts, comm, folder if way.resumed else None)
             ranks = replace(ranks, told=[*ranks.told, line])

@@ -22,8 +22,8 @@ hook calls it where, and as often as, the paper does; every call of one step see
 augmentation and dropout mask.
 
 Laws.  Hooks are written for ONE client; they branch on hyperparameters, never on a tensor's
-value; they change nothing in place and make no tensor from nothing (``zeros_like``, never
-``torch.zeros``).  ``delta = x - y`` points where a gradient would.  Server, message, local,
+value; they change nothing in place, draw nothing, and make no tensor from nothing (``zeros_like``,
+never ``torch.zeros``).  ``delta = x - y`` points where a gradient would.  Server, message, local,
 state and upload are NamedTuples of tensors, never None; in the first three a field may also be a
 tuple of tensors (past models).  What is sent and
 kept, its shapes and its bytes are found by playing a dry round: no algorithm declares them.

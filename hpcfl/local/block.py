@@ -36,6 +36,7 @@ class Block:
         filling: lays their batches side by side.
         size: K.
         weight_decay: added to every direction.
+        shared: for each field of a state, whether it is the model that the client received.
         surveys: takes the gradients over whole clients, in large batches anyway.
         wrap: makes a step faster to play, see ``hpcfl.local.replay``.
     """
@@ -47,12 +48,13 @@ class Block:
         filling: Filling,
         size: int,
         weight_decay: float,
+        shared: Sequence[bool],
         surveys: Sequential,
         wrap: Callable[[Play], Play],
     ) -> None:
         self._algorithm, self._gradients, self._filling = algorithm, gradients, filling
         self._size, self._weight_decay = size, weight_decay
-        self._surveys = surveys
+        self._shared, self._surveys = shared, surveys
         self._play = wrap(self._step)
 
     def survey(self, x: Vector, visits: Iterable[Visit]) -> list[Vector]:
@@ -76,8 +78,9 @@ class Block:
             except HpcflError:
                 raise
             except Exception as e:
-                first = own[0]
-                raise ClientError(first.client, first.round + 1, None, "block") from e
+                others = ", ".join(str(visit.client) for visit in own[1:])
+                stage = f"in a block with clients {others}" if others else "in a block"
+                raise ClientError(own[0].client, own[0].round + 1, None, stage) from e
         return trained
 
     def _together(
@@ -97,12 +100,10 @@ class Block:
             total += losses
         # A replayed step overwrites what it returned, and an upload may be some of that.
         carry = tree_map(torch.clone, carry)
-        shared: list[bool] = []
 
         def finish(y: Vector, local: Any, state: Any, client: Client) -> tuple[Any, Any]:
-            upload, after = self._algorithm.finish(y, local, message, state, client)
-            shared[:] = [leaf is message.x for leaf in after]
-            return upload, after
+            found: tuple[Any, Any] = self._algorithm.finish(y, local, message, state, client)
+            return found
 
         uploads, after = vmap(finish)(*carry, before, about)
         losses = total / about.steps
@@ -113,7 +114,7 @@ class Block:
                 type(after)(
                     *(
                         message.x if same else leaf[k].clone()
-                        for same, leaf in zip(shared, after, strict=True)
+                        for same, leaf in zip(self._shared, after, strict=True)
                     )
                 ),
                 losses[k],
@@ -151,7 +152,9 @@ class Block:
             there = start - algorithm.step_scale * client.lr * d
             loss = found[0] if found else torch.zeros_like(client.lr)
             moved = tree_map(
-                lambda new, old: torch.where(active, new, old), (there, after), (y, local)
+                lambda new, old: old if new is old else torch.where(active, new, old),
+                (there, after),
+                (y, local),
             )
             return moved, torch.where(active, loss, 0.0)
 

@@ -8,12 +8,13 @@ from torch import nn
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.local.block import Block, Play
 from hpcfl.local.filling import Filling
+from hpcfl.local.layers import ALIKE
 from hpcfl.local.many import Gradients
 from hpcfl.local.population import Population
 from hpcfl.local.replay import Replayed
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Trained, Visit
-from hpcfl.types import Batch, Loss, Vector
+from hpcfl.types import Loss, Vector
 
 MOST = 32  # clients in a block, unless the job says more
 
@@ -40,6 +41,7 @@ def block(
     x: Vector,
     surveys: Sequential,
     *,
+    shared: Sequence[bool],
     size: int,
     weight_decay: float,
     bf16: bool,
@@ -54,6 +56,7 @@ def block(
         population: gives the widest batch, and an example.
         x: [P], any point.
         surveys: takes full gradients.
+        shared: for each field of a state, whether it is the model that the client received.
         size: K.
         weight_decay: the job's.
         bf16: whether the model autocasts.
@@ -65,10 +68,12 @@ def block(
     cuda = x.device.type == "cuda"
     # Grouped convolutions are the faster ones on a CPU (1.8 times on LeNet), and slow on GPUs.
     gradients = Gradients(model, loss, "products" if cuda else "grouped", bf16=bf16, clip=clip)
-    example = Batch(*(part[:1] for part in next(population.training(0))))
-    filling = Filling(size, population.width, gradients.drops(x, example), x.device)
+    drops = gradients.drops(x, population.example())
+    alike = 1 if cuda else ALIKE if bf16 else ALIKE // 2  # see ALIKE: elements of 2 or 4 bytes
+    width = -(-population.width // alike) * alike
+    filling = Filling(size, width, drops, x.device)
     wrap = Replayed if cuda else _as_it_is
-    return Block(algorithm, gradients, filling, size, weight_decay, surveys, wrap)
+    return Block(algorithm, gradients, filling, size, weight_decay, shared, surveys, wrap)
 
 
 def _as_it_is(play: Play) -> Play:

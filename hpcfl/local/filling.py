@@ -50,19 +50,21 @@ class Filling:
 
     def _step(self, rows: Sequence[Batch | None], seeds: Sequence[int]) -> Step:
         like = next(row for row in rows if row is not None)
-        whole = (self._size, self._width)
-        inputs = like.inputs.new_zeros(*whole, *like.inputs.shape[1:])
-        labels = like.labels.new_zeros(*whole, *like.labels.shape[1:])
-        counted = torch.zeros(whole, dtype=torch.float32)
-        sizes = [0] * self._size
-        for k, row in enumerate(rows):
-            if row is not None:
-                sizes[k] = len(row.labels)
-                inputs[k, : sizes[k]], labels[k, : sizes[k]] = row
-                counted[k, : sizes[k]] = 1
+        own = [*rows, *[None] * (self._size - len(rows))]
+        sizes = [0 if row is None else len(row.labels) for row in own]
+        # Filled with a real example: zeros may have no gradient, and nan times 0 is nan.
+        inputs, labels = (
+            torch.stack([self._widened((row or like)[part]) for row in own]) for part in (0, 1)
+        )
+        counts = torch.arange(self._width) < torch.tensor(sizes).unsqueeze(1)
+        counted = _sent(counts.float(), labels.device)
         masks = self._masks(sizes, seeds, inputs)
-        batches = Batches(inputs, labels, counted.to(labels.device), masks)
-        return Step(batches, torch.tensor(sizes, device=labels.device) > 0)
+        return Step(Batches(inputs, labels, counted, masks), counted[:, 0] > 0)
+
+    def _widened(self, batch: Tensor) -> Tensor:
+        """[B, ...]: the first example again where there is no more."""
+        rest = self._width - len(batch)
+        return torch.cat([batch, batch[:1].expand(rest, *batch.shape[1:])]) if rest else batch
 
     def _masks(
         self, sizes: Sequence[int], seeds: Sequence[int], like: Tensor
@@ -72,3 +74,10 @@ class Filling:
         return tuple(
             factors(drop, sizes, self._width, self._generators, like) for drop in self._drops
         )
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; a GPU goes on with what it does meanwhile."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -16,6 +16,11 @@ from torch.overrides import TorchFunctionMode
 Convolutions = Literal["grouped", "products"]
 
 
+# Elements.  What is as wide, or a multiple, lies alike for every client, and leaves no rest beside
+# vectors of a processor: else kernels would round one client's numbers unlike the next one's.
+ALIKE = 64
+
+
 class Drop(NamedTuple):
     """A call of dropout."""
 
@@ -29,21 +34,30 @@ class Layers(TorchFunctionMode):
     Args:
         convolutions: "grouped", as vmap plays them, one group a client; or batched matrix
             "products" of the images' patches, for devices whose grouped convolutions are slow.
+        alike: keep every client's numbers apart from where they lie, as a CPU's kernels do not.
         masks: [K, B, ...], a factor for every element that a call of dropout sees, call by call;
             None to note what calls there are, and drop nothing.
     """
 
-    def __init__(self, convolutions: Convolutions, masks: Sequence[Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        convolutions: Convolutions,
+        *,
+        alike: bool,
+        masks: Sequence[Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self._masks: Iterator[Tensor] | None = None if masks is None else iter(masks)
-        self.drops: list[Drop] = []
-        """The calls of dropout, where none is played."""
+        self.drops: list[tuple[torch.Size, float]] = []
+        """What calls of dropout there were, whole shapes, where none is played."""
         self._played: dict[Any, Callable[..., Any]] = {
             functional.dropout: self._dropout,
             torch._VF.lstm: _lstm,
         }
         if convolutions == "products":
             self._played[torch.conv2d] = _conv2d
+        if alike:
+            self._played[functional.linear] = _linear
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -57,7 +71,7 @@ class Layers(TorchFunctionMode):
         if not training or p == 0:
             return input
         if self._masks is None:
-            self.drops.append(Drop(input.shape[1:], p))
+            self.drops.append((input.shape, p))
             return input
         mask = next(self._masks)
         dropped: Tensor = stacked(lambda inputs: inputs * mask, input)
@@ -121,6 +135,27 @@ class _Stacked(Function):
             )
         )
         return found, (0,) * len(found) if isinstance(found, tuple) else 0
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A dense layer."""
+    found: Tensor = stacked(_dense, input, weight)
+    return found if bias is None else found + bias
+
+
+def _dense(inputs: Tensor, weights: Tensor) -> Tensor:
+    """[K, ..., O] of inputs [K, ..., I] and weights [K, O, I]."""
+    lines = inputs.reshape(len(inputs), -1, inputs.shape[-1])
+    found = _filled(lines) @ _filled(weights).transpose(1, 2)
+    return found.view(*inputs.shape[:-1], weights.shape[1])
+
+
+def _filled(tensors: Tensor) -> Tensor:
+    """[K, M, n], n rounded up by zeros, so that each client's part lies alike; a copy."""
+    rest = -tensors.shape[-1] % ALIKE
+    if rest:
+        return functional.pad(tensors, (0, rest))
+    return tensors.clone(memory_format=torch.contiguous_format)
 
 
 def _conv2d(
@@ -207,14 +242,14 @@ def _recurrence(
     """One layer: [K, B, T, E] -> [K, B, T, H], and its last hidden and cell states [K, B, H]."""
     clients, examples, length, _ = sequence.shape
     # Every step's inputs in one product.
-    inputs = sequence.reshape(clients, examples * length, -1) @ inward.transpose(1, 2)
+    inputs = _dense(sequence.reshape(clients, examples * length, -1), inward)
     for bias in biases:
         inputs = inputs + bias.unsqueeze(1)
     gates_in = inputs.view(clients, examples, length, -1)
-    back = onward.transpose(1, 2)
+    back = _filled(onward).transpose(1, 2)
     outputs = []
     for t in range(length):
-        i, f, g, o = (gates_in[:, :, t] + hidden @ back).chunk(4, 2)
+        i, f, g, o = (gates_in[:, :, t] + _filled(hidden) @ back).chunk(4, 2)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.tanh()
         outputs.append(hidden)

@@ -46,17 +46,18 @@ class Gradients:
         self._model, self._loss, self._convolutions = model, loss, convolutions
         self._layout = Layout.of(model)
         device = next(model.parameters()).device.type
+        self._alike = device == "cpu"
         self._precision = partial(torch.autocast, device, torch.bfloat16) if bf16 else nullcontext
         self._clip = clip
 
     def __call__(self, points: Tensor, batches: Batches) -> tuple[Tensor, Tensor]:
         """Losses [K] and gradients [K, P]; clipped if asked for."""
-        layers = Layers(self._convolutions, batches.masks)
+        layers = Layers(self._convolutions, alike=self._alike, masks=batches.masks)
         with torch.enable_grad():
             views = self._views(points)
             losses = self._losses(layers, views, batches)
             grads = torch.autograd.grad(losses.sum(), views)
-        whole = torch.cat([grad.flatten(1) for grad in grads], 1)
+        whole = torch.cat([grad.reshape(len(points), -1) for grad in grads], 1)
         if self._clip is not None:
             whole = whole * (self._clip / whole.norm(dim=1, keepdim=True)).clamp(max=1.0)
         return losses.detach(), whole
@@ -69,11 +70,22 @@ class Gradients:
             example: a batch of one.
 
         Raises:
+            NotImplementedError: one drops of something else than the examples of a batch.
             Exception: whatever the model does that cannot be done for many clients at once.
         """
-        layers = Layers(self._convolutions)
-        count = torch.ones(2, 1, device=x.device)
-        inputs, labels = (part.expand(2, *part.shape) for part in example)
+        one, two = (self._calls(x, example, width) for width in (1, 2))
+        for (narrow, _), (wide, _) in zip(one, two, strict=True):
+            if (narrow[0], wide[0]) != (1, 2) or narrow[1:] != wide[1:]:
+                raise NotImplementedError(
+                    f"dropout of a tensor {tuple(wide)} whose first dimension is not the batch"
+                )
+        return [Drop(shape[1:], p) for shape, p in one]
+
+    def _calls(self, x: Tensor, example: Batch, width: int) -> list[tuple[torch.Size, float]]:
+        """Shapes and p of the calls of dropout of two clients' batches of such a width."""
+        layers = Layers(self._convolutions, alike=self._alike)
+        count = torch.ones(2, width, device=x.device)
+        inputs, labels = (part.expand(2, width, *part.shape[1:]) for part in example)
         with torch.no_grad():
             self._losses(layers, self._views(x.expand(2, -1)), Batches(inputs, labels, count, ()))
         return layers.drops

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-WARM = 3  # plays before the recording, in which libraries make their choices and their buffers
+WARM = 3  # plays before a recording, in which libraries make their choices and their buffers
 
 
 class Replayed:
@@ -18,15 +18,14 @@ class Replayed:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._warm = 0
         self._recorded: _Recorded | None = None
 
     def __call__(self, *trees: Any) -> Any:
         """The function's value."""
-        if self._recorded is None and self._warm < WARM:
-            self._warm += 1
-            return self._aside(trees)
         if self._recorded is None:
+            # The function is pure: what it is played for here leaves no trace.
+            for _ in range(WARM):
+                _aside(self._function, trees)
             self._recorded = _record(self._function, trees)
         recorded = self._recorded
         for kept, given in zip(recorded.inputs, tree_leaves(trees), strict=True):
@@ -34,19 +33,15 @@ class Replayed:
         recorded.graph.replay()
         return recorded.outputs
 
-    def _aside(self, trees: Any) -> Any:
-        """Played on a stream of its own, as a recording wants its warm-up."""
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        here = torch.cuda.current_stream()
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
-            found = self._function(*trees)
-        here.wait_stream(aside)
-        for leaf in tree_leaves(found):
-            leaf.record_stream(here)
-        for leaf in tree_leaves(trees):
-            leaf.record_stream(aside)
-        return found
+
+def _aside(function: Callable[..., Any], trees: Any) -> None:
+    """Play it on a stream of its own, as a recording wants its warm-up."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    here = torch.cuda.current_stream()
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        function(*trees)
+    here.wait_stream(aside)
 
 
 class _Recorded(NamedTuple):

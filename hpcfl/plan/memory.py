@@ -121,7 +121,8 @@ def _data(parts: Parts) -> int:
             total += nbytes(examples.inputs)
             continue
         one = prod(examples.inputs.shape[1:]) * examples.inputs.dtype.itemsize
-        window = [min(one * n, WHOLE) for n in sorted(map(len, parts.rows))[-1 - AHEAD :]]
+        whole = parts.beside + AHEAD  # clients
+        window = [min(one * n, WHOLE) for n in sorted(map(len, parts.rows))[-whole:]]
         if examples is parts.dataset.test:
             tested = min(len(examples.labels), parts.job.evaluate.batch_size)
             window = [one * tested] * (1 + AHEAD)

@@ -76,6 +76,8 @@ def _entry(point: Point, folder: RunDir) -> Todo:
     if point.loaded.job.data.population is None:  # what was settled with the data is not known here
         settled = [key for key in now if key.startswith("algorithm.") and now[key] is None]
         now |= {key: before[key] for key in settled if key in before}
+    if point.loaded.job.executor == "auto":  # the run has chosen
+        now |= {key: before[key] for key in ("executor", "block_size")}
     differing = list(changed(before, now))
     if differing:
         key, found, wanted = differing[0]

@@ -24,7 +24,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor, counts: Tensor | None = None)
     """Of logits [B, n] and classes [B]."""
     if counts is None:
         return functional.cross_entropy(widen(outputs), labels)
-    return _mean(functional.cross_entropy(widen(outputs), labels, reduction="none"), counts)
+    return _mean(_surprise(widen(outputs), labels), counts)
 
 
 def tokens(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
@@ -33,7 +33,8 @@ def tokens(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Sca
     Zero, with a gradient of zero, where all is padding.
     """
     if counts is not None:
-        labels = torch.where(counts.view(-1, *[1] * (labels.dim() - 1)) > 0, labels, PAD)
+        real = (labels != PAD) & (counts.view(-1, *[1] * (labels.dim() - 1)) > 0)
+        return (_surprise(widen(outputs), labels) * real).sum() / real.sum().clamp(min=1)
     flat = labels.flatten().long()
     total = functional.cross_entropy(
         widen(outputs).flatten(0, -2), flat, ignore_index=PAD, reduction="sum"
@@ -51,6 +52,16 @@ def squared(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Sc
 def quadratic(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
     """Of outputs [B] that are losses already; the labels are not used."""
     return widen(outputs).mean() if counts is None else _mean(widen(outputs), counts)
+
+
+def _surprise(logits: Tensor, classes: Tensor) -> Tensor:
+    """-log p of every label.
+
+    Without an index into the logits: of many clients' at once, that would be a scatter on the way
+    back, which a CUDA graph cannot have.
+    """
+    own = torch.arange(logits.shape[-1], device=logits.device) == classes.unsqueeze(-1)
+    return logits.logsumexp(-1) - torch.where(own, logits, 0.0).sum(-1)
 
 
 def _mean(losses: Tensor, counts: Tensor) -> Scalar:

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfl import calibrate
+from hpcfl.algorithms.base import Upload
+from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.errors import JobError
 from hpcfl.job import load
 from hpcfl.rundir import RunDir
 from hpcfl.session import start
-from tests.algorithms.play import parts, play, read, softmax_problem, tree
+from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
 from tests.algorithms.trace import trace
 from tests.algorithms.zoo import ALL
 
@@ -29,7 +32,8 @@ POOLED = SETTINGS | {"cohort": {"kind": "cyclic", "size": 1}}
 def test_every_algorithm(name, tmp_path):
     settings = POOLED if name == "centralized" else SETTINGS
     job = tree(tmp_path, softmax_problem(), ALL[name], **settings)
-    one, many = (trace({**job, **how}) for how in ({}, {"executor": "block", "block_size": 4}))
+    block = {"executor": "block", "block_size": 1 if name == "centralized" else 4}
+    one, many = (trace({**job, **how}) for how in ({}, block))
     np.testing.assert_allclose(many.xs, one.xs, rtol=0, atol=1e-12)
     for before, after in zip(one.states, many.states, strict=True):
         for a, b in zip(before, after, strict=True):
@@ -41,8 +45,17 @@ def test_every_algorithm(name, tmp_path):
 @pytest.fixture
 def train(tmp_path):
     """Trains clients of round 0 in float32, four at a time; what each of them sends."""
-    softmax = tree(tmp_path, softmax_problem(), {"name": "scaffold"}, **SETTINGS)
-    job = {**softmax, "precision": "float32", "executor": "block", "block_size": 4}
+    draw = np.random.default_rng(0)
+    client = np.repeat(np.arange(6), (3, 33, 20, 7, 40, 1))
+    problem = Problem(draw.normal(size=(104, 54)), np.arange(104) % 7, client)
+    softmax = tree(tmp_path, problem, {"name": "scaffold"}, **SETTINGS)
+    job = {
+        **softmax,
+        "local": {"epochs": 2, "batch_size": 33, "lr": 0.3, "clip": 0.7},
+        "precision": "float32",
+        "executor": "block",
+        "block_size": 4,
+    }
     made = parts(tmp_path, job)
     executor = made.executor(made.gradient())
     message = made.algorithm.broadcast(made.algorithm.init_server(made.x0))
@@ -56,6 +69,7 @@ def train(tmp_path):
 
 
 def test_a_clients_bits_do_not_depend_on_its_company(train):
+    """Sizes that no vector of a processor divides: 54 features, 7 classes, batches of 33."""
     alone = {client: train([client])[client] for client in range(6)}
     for clients in [*permutations(range(3)), (5, 4, 3, 2, 1, 0), (3, 1, 4)]:
         for client, trained in train(clients).items():
@@ -89,3 +103,41 @@ def test_auto_takes_the_faster_one_and_keeps_it(tmp_path, name):
     later = start(read(tmp_path, {**job, "rounds": 3}), run.path, continued=True)
     assert later.rounds == 3
     assert load(run.path / "job.yaml").job.executor == chosen.executor
+
+
+@pytest.mark.parametrize("faster", ["sequential", "block"])
+def test_auto_takes_what_took_less(tmp_path, monkeypatch, faster):
+    seconds = {"sequential": 1.0, "block": 1.0, faster: 0.5}
+    monkeypatch.setattr(
+        calibrate, "_seconds", lambda parts, executor, clients: seconds[parts.job.executor]
+    )
+    cohort = {"kind": "uniform", "size": 5}
+    job = tree(tmp_path, softmax_problem(), {"name": "fedavg"}, cohort=cohort, executor="auto")
+    for ranks, size in ((1, 5), (2, 3)):
+        found = calibrate._measure(parts(tmp_path, job), ranks)
+        assert (found.executor, found.block_size) == (faster, size)
+
+
+class Loud(FedAvg):
+    """Draws in a hook, which no client may, and which cannot be done for many at once."""
+
+    def finish(self, y, local, message, state, client):
+        return Upload(message.x - y + 0 * torch.randn_like(y)), state
+
+
+def test_what_cannot_be_done_at_once_is_told_or_done_alone(tmp_path):
+    job = tree(tmp_path, softmax_problem(), {"name": f"{__name__}.Loud"}, rounds=1)
+    with pytest.raises(JobError, match=r"executor: block cannot play .*; say executor=sequential"):
+        play(tmp_path, {**job, "executor": "block"})
+    assert not list(tmp_path.glob("run*"))
+    run = play(tmp_path, {**job, "executor": "auto"})
+    (told,) = [line for line in RunDir(run.path).last_start["told"] if "executor" in line]
+    assert "executor: sequential (" in told
+    assert "because executor: block cannot play" in told
+
+
+@pytest.mark.parametrize("size", [7, 100_000])
+def test_more_places_than_clients_are_refused(tmp_path, size):
+    job = tree(tmp_path, softmax_problem(), {"name": "fedavg"}, executor="block", block_size=size)
+    with pytest.raises(JobError, match=f"block_size: found {size}, but there are 6 clients"):
+        play(tmp_path, job)

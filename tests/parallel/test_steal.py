@@ -32,6 +32,8 @@ METHODS = {
         "algorithm": {"name": "fedhbm", "first": "random"},
         "evaluate": {"every": 4, "own": True, "clients": True},
         "diagnostics": {"consistency": True, "dissimilarity": True},
+        "executor": "block",
+        "block_size": 3,
     },
     "scaffold": {"algorithm": {"name": "scaffold", "option": 1}, "store": {"dtype": "bfloat16"}},
     "localghb": {"algorithm": {"name": "localghb"}, "store": {"cache_gib": 0.0}},

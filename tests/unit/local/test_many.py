@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpcfl.local.filling import Filling
 from hpcfl.local.layers import Layers, stacked
@@ -40,6 +41,17 @@ def sentences(n):
     text = torch.randint(1, 30, (n, 7))
     text[:, 5:] = 0  # padding
     return Batch(text, text.roll(-1, 1))
+
+
+class Last(nn.Module):
+    """What a recurrence says at the end."""
+
+    def __init__(self, lstm):
+        super().__init__()
+        self.lstm = lstm
+
+    def forward(self, inputs):
+        return self.lstm(inputs)[0][:, -1]
 
 
 MODELS = {
@@ -102,6 +114,58 @@ def test_every_model(name, convolutions, precision):
     assert len(drops) == {"cnn_pfl": 2, "mobilenet_v2": 1}.get(name, 0)
 
 
+ODD = {
+    "elu": nn.Sequential(nn.Linear(63, 13), nn.ELU(), nn.Linear(13, 7)),
+    "mish": nn.Sequential(nn.Linear(63, 33), nn.Mish(), nn.Linear(33, 3)),
+    "norm": nn.Sequential(nn.Linear(63, 15), nn.GroupNorm(3, 15), nn.Tanh(), nn.Linear(15, 7)),
+    "convolutions": nn.Sequential(
+        nn.Unflatten(1, (7, 3, 3)), nn.Conv2d(7, 5, 2), nn.Softplus(), nn.Conv2d(5, 3, 2),
+        nn.Flatten(),
+    ),
+    "lstm": nn.Sequential(nn.Unflatten(1, (9, 7)), Last(nn.LSTM(7, 11, 2, batch_first=True))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("name", ODD)
+def test_equal_clients_have_equal_bits_wherever_they_are(name, bf16):
+    """Of layers that no vector of a processor divides."""
+    torch.manual_seed(0)
+    x = parameters(ODD[name])
+    many = Gradients(ODD[name], LOSSES["cross_entropy"], "grouped", bf16=bf16)
+    for size in (5, 33):
+        row = Batch(torch.randn(size, 63), torch.randint(0, 3, (size,)))
+        filling = Filling(5, 64, (), torch.device("cpu"))
+        (step,) = filling.steps(visits([row] * 5))
+        losses, gradients = many(x.expand(5, -1).contiguous(), step.batches)
+        assert (losses == losses[0]).all()
+        assert (gradients == gradients[0]).all()
+        assert gradients.any()
+
+
+def test_no_operation_of_a_step_needs_the_host():
+    """A CUDA graph can have none that waits, copies to the host or scatters by an index."""
+    found = set()
+
+    class Heard(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found.add(func.overloadpacket)
+            return func(*args, **(kwargs or {}))
+
+    for name, (config, draw, loss) in MODELS.items():
+        row = draw(4)
+        model = config.build(tuple(row.inputs.shape[1:]), 30 if name.endswith(("m", "t")) else 10)
+        x = parameters(model)
+        many = Gradients(model, LOSSES[loss], "products")
+        drops = many.drops(x, Batch(*(part[:1] for part in row)))
+        (step,) = Filling(2, 4, drops, torch.device("cpu")).steps(visits([row, row]))
+        with Heard():
+            many(x.expand(2, -1).contiguous(), step.batches)
+    aten = torch.ops.aten
+    assert aten.bmm in found
+    assert not found & {aten.scatter_add, aten._local_scalar_dense, aten.nonzero, aten.item}
+
+
 def test_masks_are_those_that_torch_would_draw():
     """Exactly, in the order of the calls, and each client's own."""
     model = nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 6, bias=False), nn.Dropout(0.5))
@@ -134,6 +198,40 @@ def test_a_model_that_cannot_be_played_for_many_says_so():
         many.drops(parameters(Model()), Batch(torch.randn(1, 5, 3), torch.zeros(1)))
 
 
+def test_dropout_that_is_not_of_examples_is_refused():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 4)
+
+        def forward(self, inputs):
+            return self.fc(nn.functional.dropout(inputs.transpose(0, 1), 0.5)).sum((0, 2))
+
+    many = Gradients(Words(), LOSSES["quadratic"], "grouped")
+    with pytest.raises(NotImplementedError, match="whose first dimension is not the batch"):
+        many.drops(parameters(Words()), Batch(torch.randn(1, 5, 3), torch.zeros(1)))
+
+
+def test_filling_is_no_example_that_a_model_may_not_meet():
+    """A client's own first example stands in: zeros have no direction, and nan x 0 is nan."""
+
+    class Directions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))  # of no dimension
+
+        def forward(self, inputs):
+            return self.scale * (inputs / inputs.norm(dim=1, keepdim=True)).sum(1)
+
+    model, row = Directions(), Batch(torch.randn(2, 3) + 1, torch.zeros(2))
+    many = Gradients(model, LOSSES["quadratic"], "grouped")
+    (step,) = Filling(2, 5, (), torch.device("cpu")).steps(visits([row]))
+    _, gradients = many(parameters(model).expand(2, -1), step.batches)
+    alone = Gradient(model, LOSSES["quadratic"]).stochastic(parameters(model), row, 0)[1]
+    torch.testing.assert_close(gradients[0], alone)
+    assert not gradients[1].any()
+
+
 def test_outside_of_vmap_nothing_is_stacked():
-    with Layers("products"), pytest.raises(RuntimeError, match="outside vmap"):
+    with Layers("products", alike=True), pytest.raises(RuntimeError, match="outside vmap"):
         stacked(torch.neg, torch.ones(3))

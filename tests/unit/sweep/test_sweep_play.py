@@ -102,6 +102,14 @@ def test_a_run_of_another_job_is_told_with_the_key(file, job, tmp_path, hpcfl, r
     assert not (root / "sweep.log").exists()
 
 
+def test_a_run_that_chose_its_executor_is_the_sweeps(file, job, tmp_path, hpcfl):
+    root = tmp_path / "out"
+    job.write_text(job.read_text() + "executor: auto\n")
+    run = ("run", job, "algorithm={name: fedavg}", "seed=0", "--out", root / "avg-seed0")
+    assert hpcfl(*run).code == 0
+    assert actions(file, root)[0] == ("avg-seed0", "skip", 4)
+
+
 def test_status_has_a_line_for_every_run(job, tmp_path, hpcfl):
     root = tmp_path / "out"
     for name in ("a", "b", "c", "d"):
