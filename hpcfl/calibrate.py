@@ -99,7 +99,7 @@ def _measure(parts: Parts, ranks: int) -> Choice:
     try:
         check(many)
         beside = _seconds(many, many.executor(many.gradient()), size)
-    except JobError as e:
+    except (JobError, ClientError) as e:  # a GPU's memory may be too small for a whole block
         return Choice("sequential", size, alone, None, str(e))
     return Choice("block" if beside < alone else "sequential", size, alone, beside)
 

@@ -156,7 +156,7 @@ class Block:
                 (there, after),
                 (y, local),
             )
-            return moved, torch.where(active, loss, 0.0)
+            return moved, loss.masked_fill(~active, 0.0)
 
         played: tuple[Carry, Tensor] = vmap(one)(*carry, about, step.active)
         return played

@@ -10,6 +10,7 @@ from hpcfl.local.layers import Drop, factors
 from hpcfl.local.many import Batches
 from hpcfl.local.sequential import named
 from hpcfl.local.step import Visit
+from hpcfl.local.supply import sent
 from hpcfl.types import Batch
 
 
@@ -57,7 +58,7 @@ class Filling:
             torch.stack([self._widened((row or like)[part]) for row in own]) for part in (0, 1)
         )
         counts = torch.arange(self._width) < torch.tensor(sizes).unsqueeze(1)
-        counted = _sent(counts.float(), labels.device)
+        counted = sent(counts.float(), labels.device)
         masks = self._masks(sizes, seeds, inputs)
         return Step(Batches(inputs, labels, counted, masks), counted[:, 0] > 0)
 
@@ -74,10 +75,3 @@ class Filling:
         return tuple(
             factors(drop, sizes, self._width, self._generators, like) for drop in self._drops
         )
-
-
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; a GPU goes on with what it does meanwhile."""
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -53,6 +53,13 @@ def supply(
     return FromFile(examples.inputs, examples.labels, rows, device)
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; a GPU goes on with what it does meanwhile."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 class InMemory:
     """Everything lies in memory, or in a file that the system maps into memory."""
 
@@ -72,7 +79,7 @@ class InMemory:
     def stream(self, batches: Iterable[Rows]) -> Iterator[Batch]:
         """Copies of these rows."""
         for rows in batches:
-            chosen = torch.from_numpy(rows).to(self._labels.device)
+            chosen = sent(torch.from_numpy(rows), self._labels.device)
             inputs, labels = (
                 self._inputs.index_select(0, chosen),
                 self._labels.index_select(0, chosen),

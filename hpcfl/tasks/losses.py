@@ -60,8 +60,8 @@ def _surprise(logits: Tensor, classes: Tensor) -> Tensor:
     Without an index into the logits: of many clients' at once, that would be a scatter on the way
     back, which a CUDA graph cannot have.
     """
-    own = torch.arange(logits.shape[-1], device=logits.device) == classes.unsqueeze(-1)
-    return logits.logsumexp(-1) - torch.where(own, logits, 0.0).sum(-1)
+    others = torch.arange(logits.shape[-1], device=logits.device) != classes.unsqueeze(-1)
+    return logits.logsumexp(-1) - logits.masked_fill(others, 0.0).sum(-1)
 
 
 def _mean(losses: Tensor, counts: Tensor) -> Scalar:
