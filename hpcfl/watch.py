@@ -74,13 +74,14 @@ def _watch(look: Callable[[Console], RenderableType]) -> str:
         with page.capture() as taken:
             page.print(look(page))
         return "\n".join(line.rstrip() for line in taken.get().splitlines()) + "\n"
-    with (
-        suppress(KeyboardInterrupt),
-        _keys() as pressed,
-        Live(look(console), console=console, screen=True, auto_refresh=False) as live,
-    ):
-        while pressed(EVERY_S) not in ("q", "Q"):
-            live.update(look(console), refresh=True)
+    live = Live(look(console), console=console, screen=True, auto_refresh=False)
+    with suppress(KeyboardInterrupt), _keys() as pressed:
+        try:  # not by with: Ctrl-C may come while the page is entered
+            live.start(refresh=True)
+            while pressed(EVERY_S) not in ("q", "Q"):
+                live.update(look(console), refresh=True)
+        finally:
+            live.stop()
     return ""
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from hpcfl.algorithms.base import Algorithm
@@ -69,11 +70,18 @@ def block(
     # Grouped convolutions are the faster ones on a CPU (1.8 times on LeNet), and slow on GPUs.
     gradients = Gradients(model, loss, "products" if cuda else "grouped", bf16=bf16, clip=clip)
     drops = gradients.drops(x, population.example())
-    alike = 1 if cuda else ALIKE if bf16 else ALIKE // 2  # see ALIKE: elements of 2 or 4 bytes
-    width = -(-population.width // alike) * alike
+    width = wide(population.width, x.device, bf16=bf16)
     filling = Filling(size, width, drops, x.device)
     wrap = Replayed if cuda else _as_it_is
     return Block(algorithm, gradients, filling, size, weight_decay, shared, surveys, wrap)
+
+
+def wide(examples: int, device: torch.device, *, bf16: bool) -> int:
+    """The width to which a block's batches of so many examples are filled."""
+    if device.type == "cuda":  # whose kernels do the same everywhere
+        return examples
+    alike = ALIKE if bf16 else ALIKE // 2  # see there: elements of 2 or 4 bytes
+    return -(-examples // alike) * alike
 
 
 def _as_it_is(play: Play) -> Play:

@@ -8,6 +8,7 @@ from torch import Tensor
 from hpcfl.assemble import Parts
 from hpcfl.data.partition import bytes_of
 from hpcfl.homes import GIB
+from hpcfl.local.executor import wide as filled
 from hpcfl.local.supply import AHEAD, WHOLE
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.surveys import measured, surveys
@@ -88,6 +89,7 @@ def memory(parts: Parts, holding: Holding, *, process: Process, activations: Act
     batch, vectors, inputs = _batch(parts), TRAINING, 0
     if job.executor != "sequential":
         vectors = BESIDE * parts.beside
+        batch = filled(batch, parts.device, bf16=job.precision == "bf16")
         inputs = COPIES * parts.beside * batch * nbytes(parts.dataset.sample(1).to(parts.x0.dtype))
     if surveyed:
         batch = max(batch, min(whole, largest))

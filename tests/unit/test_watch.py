@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 from functools import partial
 from pathlib import Path
 
@@ -181,6 +182,9 @@ def test_a_chart_of_nothing(values):
 def test_a_key_leaves_the_page(run, key):
     """On a terminal of its own: the alternate screen is entered and left, the exit code is 0."""
     ours, theirs = pty.openpty()
+    settings = termios.tcgetattr(theirs)
+    settings[3] |= termios.NOFLSH  # or Ctrl-C throws away what is said right after it
+    termios.tcsetattr(theirs, termios.TCSANOW, settings)
     command = [sys.executable, "-m", "hpcfl", "watch", run]
     # A session of its own, whose terminal this is: Ctrl-C becomes a signal, which a process in the
     # background would have been told to ignore.
