@@ -99,6 +99,10 @@ def _plan(options: argparse.Namespace) -> None:
     if options.scale:
         from hpcfl.plan.scale import show_scale
 
+        if options.overrides:
+            raise JobError(
+                f"plan --scale: found {options.overrides[0]}; change the file, it has no overrides"
+            )
         print(show_scale(options.job, options.ranks, options.plot))
         return
     from hpcfl.job import load
@@ -277,7 +281,10 @@ def _list(options: argparse.Namespace) -> None:
 
 def _bench(options: argparse.Namespace) -> None:
     from hpcfl.bench.commands import BENCHES
+    from hpcfl.plots.figure import file_format
 
+    if options.plot:
+        file_format(options.plot)  # whose fault is told now, not after minutes
     result = BENCHES[options.command](options)
     if not result:  # rank 0 has it
         return

@@ -35,7 +35,7 @@ def bench_executor(
     Args:
         job: a job, or None.
         overrides: its ``key.path=value``.
-        sizes: of the blocks; ``SIZES`` when None.
+        sizes: of the blocks; when None, those of ``SIZES`` that the clients can fill.
         turns: of every executor, after a warm-up.
 
     Raises:
@@ -49,7 +49,9 @@ def bench_executor(
         figures: list[Figure] = []
         for loaded in jobs:
             parts = assemble(loaded, device_of(loaded.job, 0))
-            steps = _take_turns(loaded, parts, sizes or SIZES, turns)
+            clients = len(parts.rows)
+            fit = sizes or [size for size in SIZES if size <= clients] or [clients]
+            steps = _take_turns(loaded, parts, fit, turns)
             ideal = _flops(parts) / _peak(parts)
             lines += [
                 f"{loaded.name:16} {step.side:14} {1e3 * step.middle:15.3f} ms "
@@ -57,6 +59,7 @@ def bench_executor(
                 for step in steps
             ]
             figures += steps
+    lines.append("(to sequential: the median over the turns of the ratio within a turn)")
     return Result("bench executor", "\n".join(lines), figures, device=parts.device)
 
 

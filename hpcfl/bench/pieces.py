@@ -8,6 +8,7 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
@@ -27,7 +28,7 @@ from hpcfl.device import device_of, device_type
 from hpcfl.evaluation.meter import Meter
 from hpcfl.job import load
 from hpcfl.plan.pieces import Pieces
-from hpcfl.plan.time import work
+from hpcfl.plan.time import kind, work
 from hpcfl.versions import processor
 
 ROUNDS, SECONDS = 5, 5.0  # at least; rounds are played until both are reached
@@ -58,7 +59,8 @@ def bench_pieces(job: Path, overrides: Sequence[str]) -> Result | None:
         slowest = comm.max(np.array([figure.middle for figure in figures])).tolist()
         if comm.rank:
             return None
-        pieces = _pieces(slowest, comm.size, size, f"{loaded.name}, {processor()}")
+        what = f"{loaded.name}, {processor()}"
+        pieces = replace(_pieces(slowest, comm.size, size, what), of=kind(side.parts))
         return Result(
             "bench pieces", report(pieces), figures, {"pieces": pieces.tree(), "ranks": comm.size}
         )
@@ -142,10 +144,10 @@ def _pieces(slowest: Sequence[float], ranks: int, size: int, what: str) -> Piece
     """What follows from the medians, in the order of the figures."""
     step, visit, round, test, one, several, few, many = slowest
     convert = max(0.0, several - one) / (COUNT - 1)
-    links: dict[str, float] = {}
+    latency = bandwidth = None
     if ranks > 1:
-        links["latency_s"] = few / (2 * (ranks - 1).bit_length())
-        links["bandwidth"] = 2 * (ranks - 1) / ranks * 8 * size / max(many - few, 1e-9)
+        latency = few / (2 * (ranks - 1).bit_length())
+        bandwidth = 2 * (ranks - 1) / ranks * 8 * size / max(many - few, 1e-9)
     return Pieces(
         origin=f"measured with {ranks} rank(s) at once on {datetime.now(UTC):%Y-%m-%d}: {what}",
         step_s=step,
@@ -154,5 +156,6 @@ def _pieces(slowest: Sequence[float], ranks: int, size: int, what: str) -> Piece
         convert_s=convert / size,
         restore_s=max(0.0, one - convert) / size,
         test_s=test,
-        **links,
+        latency_s=latency,
+        bandwidth=bandwidth,
     )

@@ -17,6 +17,8 @@ class Pieces(Section):
 
     origin: str
     """Where they are from: what was measured and when, or that they are assumed, and why."""
+    of: str | None = None
+    """What work they are of, see ``hpcfl.plan.time.kind``; None: of whatever they are used for."""
     step_s: Positive
     """A local step: one batch, and the algorithm's part of it."""
     visit_s: NonNegative
@@ -56,7 +58,7 @@ def read_pieces(path: Path) -> Pieces:
         raise JobError(f"{path}: is no JSON: {e}; say hpcfl bench pieces JOB --json F") from e
     found = tree.get("about", tree) if isinstance(tree, dict) else None
     if not isinstance(found, dict) or "pieces" not in found:
-        raise JobError(f'{path}: no "pieces" in it; say hpcfl bench pieces JOB --json {path}')
+        raise JobError(f'{path}: no "pieces" in it; say hpcfl bench pieces JOB --json F')
     return checked(found["pieces"], f"{path}: pieces")
 
 

@@ -11,11 +11,12 @@ from rich.table import Table
 
 from hpcfl.assemble import assemble
 from hpcfl.catalogue import drawn
+from hpcfl.errors import JobError
 from hpcfl.job import Loaded
 from hpcfl.plan.figures import Plan, plan
 from hpcfl.plan.measured import probe, this_process
 from hpcfl.plan.pieces import Pieces
-from hpcfl.plan.time import Foretold, foretell, work
+from hpcfl.plan.time import Foretold, foretell, kind, work
 
 WIDTH = 100  # columns
 FEW = 16  # ranks whose shares are listed one by one
@@ -41,20 +42,23 @@ def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: Pieces | Non
     name = f"{loaded.name}: {parts.loaded.tree['algorithm']['name']}"
     tables = drawn(_whole(found, name), _ranks(found), _memory(found), width=WIDTH)
     told = f"{tables}\n{_room(found, out or Path('runs') / loaded.name)}"
-    return (
-        told
-        if pieces is None
-        else f"{told}\n{_hours(foretell(work(parts), ranks, pieces), pieces)}"
-    )
+    if pieces is None:
+        return told
+    if pieces.of not in (None, kind(parts)):
+        raise JobError(
+            f"pieces: found those of {pieces.of}; expected {kind(parts)}; measure them with "
+            "hpcfl bench pieces JOB --json F"
+        )
+    return f"{told}\n{_hours(foretell(work(parts), ranks, pieces), pieces)}"
 
 
 def _hours(found: Foretold, pieces: Pieces) -> str:
     """The time of a round and of all, and what it rests on."""
     return (
-        f"{found.round:.4g} s a round: {found.train:.4g} training on the busiest rank "
-        f"({found.busiest:.3g}x the mean of all), {found.convert:.3g} the exact mean, "
-        f"{found.exchange:.3g} all-reduces, {found.rest:.3g} else; {found.evaluate:.3g} s an "
-        f"evaluation; {found.hours:.4g} hours in all\npieces: {pieces.origin}"
+        f"{found.hours:.4g} hours in all: {found.round:.4g} s a round, {found.evaluate:.3g} s an "
+        f"evaluation\na round: {found.train:.4g} s training on the busiest rank "
+        f"({found.busiest:.3g}x the mean of all),\n         {found.convert:.3g} s the exact mean, "
+        f"{found.exchange:.3g} s all-reduces, {found.rest:.3g} s else\npieces: {pieces.origin}"
     )
 
 

@@ -56,6 +56,16 @@ class Work:
         return owners(self.steps.tolist(), ranks)
 
 
+def kind(parts: Parts) -> str:
+    """What a job's pieces depend on, besides the machine."""
+    job, tree = parts.job, parts.loaded.tree
+    executor = "block" if job.executor == "block" else "sequential"
+    return (
+        f"{tree['algorithm']['name']} on {tree['model']['name']} of {parts.x0.numel()} parameters, "
+        f"batches of {job.local.batch_size}, {job.precision}, {executor}, {job.threads} thread(s)"
+    )
+
+
 class Foretold(NamedTuple):
     """Seconds of a round, means over the rounds; their sum without ``evaluate`` is a round's."""
 

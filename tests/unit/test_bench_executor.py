@@ -17,10 +17,16 @@ def test_a_row_for_every_executor(job, arrays):
     result = bench_executor(job, ["model={name: linear}"], [2, 3], turns=3)
     assert [f.side for f in result.figures] == ["sequential", "blocks of 2", "blocks of 3"]
     assert all(len(f.values) == 3 and min(f.values) > 0 for f in result.figures)
-    rows = [line.split() for line in result.table.splitlines()[1:]]
+    rows = [line.split() for line in result.table.splitlines()[1:-1]]
     alone, two, _ = result.figures
     assert float(rows[0][-2]) == 1
     assert float(rows[1][-2]) == pytest.approx(two.over(alone), abs=1e-3)
+
+
+def test_blocks_that_the_clients_can_fill(job, arrays):
+    arrays()
+    result = bench_executor(job, ["model={name: linear}"], None, turns=1)
+    assert [f.side for f in result.figures] == ["sequential", "blocks of 4"]
 
 
 def test_what_multiplies_no_matrices_has_no_share(tmp_path):

@@ -54,7 +54,7 @@ def test_pieces_of_one_rank_say_nothing_of_two():
         foretell(WORK, 2, alone)
 
 
-def test_measured_pieces_make_hours(job, hpcfl, tmp_path):
+def test_measured_pieces_make_hours(job, hpcfl, refused, tmp_path):
     file = tmp_path / "pieces.json"
     told = hpcfl("bench", "pieces", job, "rounds=4", "--json", file)
     assert told.code == 0, told.err
@@ -65,6 +65,9 @@ def test_measured_pieces_make_hours(job, hpcfl, tmp_path):
     planned = hpcfl("plan", job, "--pieces", file)
     assert "hours in all" in planned.text
     assert pieces.origin in planned.text
+    said = refused("plan", job, "--pieces", file, "precision=float64")
+    assert "pieces: found those of fedhbm on linear of " in said
+    assert ", float32, sequential, 1 thread(s); expected fedhbm on linear of " in said
 
 
 @pytest.mark.parametrize(
@@ -103,3 +106,13 @@ def test_rounds_on_paper(hpcfl, refused, tmp_path):
     file.write_text(yaml.safe_dump({"a job": drawn}))
     assert "a job.pieces.step_s: Field required" in refused("plan", file, "--scale")
     assert "is for --scale" in refused("plan", file, "--plot", tmp_path / "x.png")
+
+
+def test_a_file_of_scales_has_no_overrides(refused, tmp_path):
+    said = refused("plan", tmp_path / "s.yaml", "landmarks.batch=32", "--scale")
+    assert "plan --scale: found landmarks.batch=32; change the file" in said
+
+
+def test_a_plots_name_is_looked_at_first(refused, job, tmp_path):
+    said = refused("bench", "round", job, "--plot", tmp_path / "a.txt")
+    assert "a plot is written as .png, .pdf, .svg" in said
