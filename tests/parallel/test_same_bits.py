@@ -49,9 +49,9 @@ JOBS = {
     "digits-fast": {**DIGITS, "reduction": "fast"},
 }
 EXACT = [name for name in JOBS if name != "digits-fast"]
-LEADING = ["lenet-fedavg", "lenet-scaffold", "lenet-fedhbm", "lenet-block", "digits"]
+LEADING = ["lenet-fedavg", "lenet-scaffold", "lenet-fedhbm", "digits"]
 # More ranks than cores wait for each other by spinning, so they play fewer jobs.
-ON_RANKS = {2: EXACT, 3: LEADING, 4: LEADING}
+ON_RANKS = {2: EXACT, 3: [*LEADING, "digits-block"], 4: LEADING}
 STOPPED = [
     *LEADING,
     "digits-block",
