@@ -6,6 +6,7 @@ from torch import nn
 from hpcfl.data.base import Dataset
 from hpcfl.errors import JobError
 from hpcfl.job import Loaded
+from hpcfl.models.dropout import own_dropout
 from hpcfl.models.init import load_initial
 from hpcfl.models.norm import UNFIT
 from hpcfl.seeds import key
@@ -26,6 +27,7 @@ def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Mod
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = job.model.build(tuple(sample.shape[1:]), outputs)
+    own_dropout(model)
     model = model.double() if job.precision == "float64" else model
     return parameters(model), model
 

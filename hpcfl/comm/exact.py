@@ -15,9 +15,10 @@ with one rounding (relative 2^-53).  A term then moves by at most unit / 2 <= 2^
 coordinate of the mean is within |S| / W x 2^-b x peak of the true one (b = 51 up to 2048 clients),
 plus two roundings to float64 and one to the uploads' dtype.
 
-Rounding is done by adding 3 x 2^51: the sum then lies in [2^52, 2^53], where neighbouring doubles
-differ by 1 and so do their bit patterns, which makes the pattern itself the integer, up to a
-constant.  On a CPU this is five times cheaper than a conversion from float64 to int64.
+Rounding is done by adding 3 x 2^51 units: the sum then lies between 2^52 and 2^53 units, where
+neighbouring doubles differ by one unit and their bit patterns by 1, which makes the pattern itself
+the integer, up to a constant.  On a CPU this is five times cheaper than a conversion from float64
+to int64.
 """
 
 import math
@@ -31,9 +32,9 @@ from torch import Tensor
 from hpcfl.comm.reduction import Column, Place, Reduction
 
 _SHIFTER = 3.0 * 2.0**51
-_PATTERN = int(np.float64(_SHIFTER).view(np.int64))
 _BLOCK = {"cpu": 1 << 19, "cuda": 1 << 24}  # doubles of scratch: 4 MiB stay in cache, 128 MiB
-_LARGEST_SHIFT = 900  # 2.0**shift x weight must itself be a finite double
+_ROWS = 16  # clients side by side in it: more would leave each too short a piece
+_LARGEST_SHIFT = 900  # _SHIFTER x 2.0**shift must itself be a finite double, and 2.0**-shift
 
 
 class Exact(Reduction):
@@ -72,28 +73,40 @@ def _accumulate(
     if not clients:
         out.zero_()
         return
-    # Only float64 uploads below 1e-255 need the second factor.
-    first, rest = min(shift, _LARGEST_SHIFT), max(shift - _LARGEST_SHIFT, 0)
-    scales = torch.tensor([[w * 2.0**first] for w in weights], dtype=scratch.dtype).to(out.device)
+    # Only float64 uploads below 1e-255 or above 1e285 are scaled before they are rounded.
+    unit = max(-_LARGEST_SHIFT, min(shift, _LARGEST_SHIFT))
+    factors = torch.tensor([[w * 2.0 ** (shift - unit)] for w in weights], dtype=scratch.dtype)
+    scales = None if bool((factors == 1).all()) else factors.to(out.device)
     if isinstance(column, Tensor):
-        _sum_rounded(column * scales, rest, out)  # promoted to float64 before it is multiplied
+        _sum_rounded(column.to(scratch.dtype, copy=True), scales, unit, out)
         return
-    width = scratch.numel() // clients
+    rows = min(clients, _ROWS)
+    width = scratch.numel() // rows
     for begin in range(0, n, width):
-        end = min(begin + width, n)
-        block = scratch[: clients * (end - begin)].view(clients, end - begin)
-        for row, tensor in zip(block.unbind(), column, strict=True):
-            row.copy_(tensor[begin:end])
-        _sum_rounded(block.mul_(scales), rest, out[begin:end])
+        whole = out[begin : begin + width]
+        for k in range(0, clients, rows):
+            own = column[k : k + rows]
+            block = scratch[: len(own) * len(whole)].view(len(own), len(whole))
+            for row, tensor in zip(block.unbind(), own, strict=True):
+                row.copy_(tensor[begin : begin + width])
+            part = whole if k == 0 else torch.empty_like(whole)
+            _sum_rounded(block, None if scales is None else scales[k : k + rows], unit, part)
+            if k:
+                whole += part
 
 
-def _sum_rounded(terms: Tensor, rest: int, out: Tensor) -> None:
-    """Set ``out`` [n] to the sum over rows of round(2^rest x terms [K, n]); overwrites terms."""
-    if rest:
-        terms.mul_(2.0**rest)
+def _sum_rounded(terms: Tensor, scales: Tensor | None, shift: int, out: Tensor) -> None:
+    """Set ``out`` [n] to the sum over rows of round(2^shift x scales x terms [K, n]).
+
+    Terms are overwritten; no scales [K, 1] are ones.
+    """
+    if scales is not None:
+        terms.mul_(scales)
+    shifter = _SHIFTER * 2.0**-shift
+    pattern = int(np.float64(shifter).view(np.int64))
     # The sum wraps around modulo 2^64 until the constants are taken away again; the result fits.
-    constants = (terms.shape[0] * _PATTERN + 2**63) % 2**64 - 2**63
-    bits = terms.add_(_SHIFTER).view(torch.int64)
+    constants = (terms.shape[0] * pattern + 2**63) % 2**64 - 2**63
+    bits = terms.add_(shifter).view(torch.int64)
     if bits.shape[0] == 1:  # a sum of one row would be a copy of it, which is a pass more
         torch.sub(bits[0], constants, out=out)
         return

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcfl.local.layers import Drop, factors
 from hpcfl.local.many import Batches
 from hpcfl.local.sequential import named
 from hpcfl.local.step import Visit
@@ -27,13 +26,10 @@ class Filling:
     Args:
         size: K.
         width: B, of the widest batch there can be.
-        drops: the model's calls of dropout.
-        device: of the batches.
     """
 
-    def __init__(self, size: int, width: int, drops: Sequence[Drop], device: torch.device) -> None:
-        self._size, self._width, self._drops = size, width, drops
-        self._generators = [torch.Generator(device) for _ in range(size if drops else 0)]
+    def __init__(self, size: int, width: int) -> None:
+        self._size, self._width = size, width
 
     def steps(self, visits: Sequence[Visit]) -> Iterator[Step]:
         """Every local step of the longest of at most K visits; the others stand still behind.
@@ -59,19 +55,10 @@ class Filling:
         )
         counts = torch.arange(self._width) < torch.tensor(sizes).unsqueeze(1)
         counted = sent(counts.float(), labels.device)
-        masks = self._masks(sizes, seeds, inputs)
-        return Step(Batches(inputs, labels, counted, masks), counted[:, 0] > 0)
+        drawn = sent(torch.tensor([*seeds, *[0] * (self._size - len(seeds))]), labels.device)
+        return Step(Batches(inputs, labels, counted, drawn), counted[:, 0] > 0)
 
     def _widened(self, batch: Tensor) -> Tensor:
         """[B, ...]: the first example again where there is no more."""
         rest = self._width - len(batch)
         return torch.cat([batch, batch[:1].expand(rest, *batch.shape[1:])]) if rest else batch
-
-    def _masks(
-        self, sizes: Sequence[int], seeds: Sequence[int], like: Tensor
-    ) -> tuple[Tensor, ...]:
-        for generator, seed in zip(self._generators, seeds, strict=False):  # fewer visits, perhaps
-            generator.manual_seed(seed)
-        return tuple(
-            factors(drop, sizes, self._width, self._generators, like) for drop in self._drops
-        )

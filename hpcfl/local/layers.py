@@ -1,11 +1,11 @@
 """What a model computes for many clients at once, each with parameters of its own.
 
 ``torch.func.vmap`` runs a model, written for one client, on K stacked ones; this mode takes over
-the few functions that vmap refuses or plays slowly, or whose randomness must be each client's own.
+the few functions that vmap refuses or plays slowly.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,13 +21,6 @@ Convolutions = Literal["grouped", "products"]
 ALIKE = 64
 
 
-class Drop(NamedTuple):
-    """A call of dropout."""
-
-    shape: torch.Size  # of one example
-    p: float
-
-
 class Layers(TorchFunctionMode):
     """While it is entered inside ``vmap``, functions of layers are those of K clients.
 
@@ -35,23 +28,12 @@ class Layers(TorchFunctionMode):
         convolutions: "grouped", as vmap plays them, one group a client; or batched matrix
             "products" of the images' patches, for devices whose grouped convolutions are slow.
         alike: keep every client's numbers apart from where they lie, as a CPU's kernels do not.
-        masks: [K, B, ...], a factor for every element that a call of dropout sees, call by call;
-            None to note what calls there are, and drop nothing.
     """
 
-    def __init__(
-        self,
-        convolutions: Convolutions,
-        *,
-        alike: bool,
-        masks: Sequence[Tensor] | None = None,
-    ) -> None:
+    def __init__(self, convolutions: Convolutions, *, alike: bool) -> None:
         super().__init__()
-        self._masks: Iterator[Tensor] | None = None if masks is None else iter(masks)
-        self.drops: list[tuple[torch.Size, float]] = []
-        """What calls of dropout there were, whole shapes, where none is played."""
         self._played: dict[Any, Callable[..., Any]] = {
-            functional.dropout: self._dropout,
+            functional.dropout: _dropout,
             torch._VF.lstm: _lstm,
         }
         if convolutions == "products":
@@ -64,41 +46,6 @@ class Layers(TorchFunctionMode):
     ) -> Any:
         """Play ``func``, or what stands for it."""
         return self._played.get(func, func)(*args, **(kwargs or {}))
-
-    def _dropout(
-        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Tensor:
-        if not training or p == 0:
-            return input
-        if self._masks is None:
-            self.drops.append((input.shape, p))
-            return input
-        mask = next(self._masks)
-        dropped: Tensor = stacked(lambda inputs: inputs * mask, input)
-        return dropped
-
-
-def factors(
-    drop: Drop,
-    sizes: Sequence[int],
-    width: int,
-    generators: Sequence[torch.Generator],
-    like: Tensor,
-) -> Tensor:
-    """[K, width, ...], each client's factors from its own generator, as torch's dropout draws them.
-
-    Args:
-        drop: the call.
-        sizes: of the clients' batches; what is behind them is not dropped.
-        width: of the widest batch there can be.
-        generators: the clients'.
-        like: gives dtype and device.
-    """
-    whole = like.new_ones(len(sizes), width, *drop.shape)
-    for own, size, generator in zip(whole, sizes, generators, strict=True):
-        if size:
-            own[:size].bernoulli_(1 - drop.p, generator=generator).div_(1 - drop.p)
-    return whole
 
 
 def stacked(function: Callable[..., Any], *tensors: Any) -> Any:
@@ -135,6 +82,13 @@ class _Stacked(Function):
             )
         )
         return found, (0,) * len(found) if isinstance(found, tuple) else 0
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Nothing, or a refusal: nothing says whose random numbers it would draw."""
+    if training and p:
+        raise NotImplementedError("torch.nn.functional.dropout; a module nn.Dropout can be")
+    return input
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from hpcfl.local.layers import Convolutions, Drop, Layers
-from hpcfl.types import Batch, Loss
+from hpcfl.local.layers import Convolutions, Layers
+from hpcfl.models.dropout import dropouts
+from hpcfl.types import Loss
 from hpcfl.vectors import Layout
 
 
@@ -20,7 +21,7 @@ class Batches(NamedTuple):
     inputs: Tensor  # [K, B, ...]
     labels: Tensor  # [K, B, ...]
     counts: Tensor  # [K, B], 1 for an example and 0 for filling
-    masks: tuple[Tensor, ...]  # [K, B, ...] each, the factors of every call of dropout
+    seeds: Tensor  # [K] int64, of the masks of dropout
 
 
 class Gradients:
@@ -44,7 +45,7 @@ class Gradients:
         clip: float | None = None,
     ) -> None:
         self._model, self._loss, self._convolutions = model, loss, convolutions
-        self._layout = Layout.of(model)
+        self._layout, self._drops = Layout.of(model), dropouts(model)
         device = next(model.parameters()).device.type
         self._alike = device == "cpu"
         self._precision = partial(torch.autocast, device, torch.bfloat16) if bf16 else nullcontext
@@ -52,7 +53,7 @@ class Gradients:
 
     def __call__(self, points: Tensor, batches: Batches) -> tuple[Tensor, Tensor]:
         """Losses [K] and gradients [K, P]; clipped if asked for."""
-        layers = Layers(self._convolutions, alike=self._alike, masks=batches.masks)
+        layers = Layers(self._convolutions, alike=self._alike)
         with torch.enable_grad():
             views = self._views(points)
             losses = self._losses(layers, views, batches)
@@ -61,34 +62,6 @@ class Gradients:
         if self._clip is not None:
             whole = whole * (self._clip / whole.norm(dim=1, keepdim=True)).clamp(max=1.0)
         return losses.detach(), whole
-
-    def drops(self, x: Tensor, example: Batch) -> list[Drop]:
-        """The calls of dropout that a batch meets, in order.
-
-        Args:
-            x: [P], any point.
-            example: a batch of one.
-
-        Raises:
-            NotImplementedError: one drops of something else than the examples of a batch.
-            Exception: whatever the model does that cannot be done for many clients at once.
-        """
-        one, two = (self._calls(x, example, width) for width in (1, 2))
-        for (narrow, _), (wide, _) in zip(one, two, strict=True):
-            if (narrow[0], wide[0]) != (1, 2) or narrow[1:] != wide[1:]:
-                raise NotImplementedError(
-                    f"dropout of a tensor {tuple(wide)} whose first dimension is not the batch"
-                )
-        return [Drop(shape[1:], p) for shape, p in one]
-
-    def _calls(self, x: Tensor, example: Batch, width: int) -> list[tuple[torch.Size, float]]:
-        """Shapes and p of the calls of dropout of two clients' batches of such a width."""
-        layers = Layers(self._convolutions, alike=self._alike)
-        count = torch.ones(2, width, device=x.device)
-        inputs, labels = (part.expand(2, width, *part.shape[1:]) for part in example)
-        with torch.no_grad():
-            self._losses(layers, self._views(x.expand(2, -1)), Batches(inputs, labels, count, ()))
-        return layers.drops
 
     def _views(self, points: Tensor) -> list[Tensor]:
         """Every parameter of every client, [K, ...] each."""
@@ -103,13 +76,19 @@ class Gradients:
         names = self._layout.names
 
         def one(
-            parameters: Sequence[Tensor], inputs: Tensor, labels: Tensor, counts: Tensor
+            parameters: Sequence[Tensor],
+            inputs: Tensor,
+            labels: Tensor,
+            counts: Tensor,
+            seed: Tensor,
         ) -> Tensor:
+            for drop in self._drops:
+                drop.begin(seed, len(inputs))
             named = dict(zip(names, parameters, strict=True))
             with self._precision():
                 outputs = functional_call(self._model, named, (inputs,))
             return self._loss(outputs, labels, counts)
 
         with layers:
-            found: Tensor = vmap(one)(views, batches.inputs, batches.labels, batches.counts)
+            found: Tensor = vmap(one)(views, *batches)
         return found

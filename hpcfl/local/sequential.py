@@ -11,6 +11,8 @@ from hpcfl.errors import ClientError, HpcflError
 from hpcfl.local.step import Gradient, Oracle, Trained, Visit
 from hpcfl.types import Vector
 
+_STEP = ("displace", "lookahead", "direction", "remember")
+
 
 class Sequential:
     """Trains the clients that a rank is given, in the order given."""
@@ -19,6 +21,8 @@ class Sequential:
         self._algorithm = algorithm
         self._gradient = gradient
         self._weight_decay = weight_decay
+        own = (getattr(type(algorithm), hook) is getattr(Algorithm, hook) for hook in _STEP)
+        self._plain = gradient.clip is None and all(own)
 
     def survey(self, x: Vector, visits: Iterable[Visit]) -> list[Vector]:
         """Each client's gradient at ``x`` of its mean loss over all its examples.
@@ -60,7 +64,11 @@ class Sequential:
         rate, steps, step = algorithm.step_scale * float(about.lr), int(about.steps), 0
         try:
             for step in range(steps):
-                oracle = Oracle(gradient, next(visit.batches), visit.dropout_seed + step)
+                batch, seed = next(visit.batches), visit.dropout_seed + step
+                if self._plain:
+                    loss += gradient.descend(y, batch, seed, rate, self._weight_decay)
+                    continue
+                oracle = Oracle(gradient, batch, seed)
                 start = algorithm.displace(y, local, about)
                 point = algorithm.lookahead(y, start, local, about)
                 d = algorithm.direction(point, local, oracle, about)

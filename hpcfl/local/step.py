@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Client
+from hpcfl.models.dropout import dropouts
 from hpcfl.types import Batch, Count, Fraction, Loss, NonNegative, Positive, Section, Vector
 from hpcfl.vectors import Layout
 
@@ -84,17 +85,31 @@ class Gradient:
             if bf16
             else nullcontext
         )
-        self._clip = clip
+        self.clip = clip
         self._at: Vector | None = None
-        self._masks = _generator(self._parameters[0].device)
+        self._drops = dropouts(model)
+        self._others = _generator(self._parameters[0].device)
 
     def stochastic(self, point: Vector, batch: Batch, seed: int) -> tuple[Tensor, Vector]:
         """Mean loss and gradient on a batch: dropout masks from ``seed``, clipped if asked for."""
-        self._masks.manual_seed(seed)
+        self._begin(seed)
         value, grad = self._value_and_grad(point, batch)
-        if self._clip is not None:
-            grad = grad * (self._clip / grad.norm()).clamp(max=1.0)
+        if self.clip is not None:
+            grad = grad * (self.clip / grad.norm()).clamp(max=1.0)
         return value, grad
+
+    def descend(self, y: Vector, batch: Batch, seed: int, rate: float, decay: float) -> Tensor:
+        """A step of plain SGD from ``y``, in place; the mean loss before it.
+
+        The bits of a step along ``stochastic``'s gradient, which is not copied into one vector.
+        """
+        self._begin(seed)
+        value, grads = self._loss_and_grads(y, batch)
+        with torch.no_grad():
+            for parameter, grad in zip(self._parameters, grads, strict=True):
+                step = grad.add(parameter, alpha=decay) if decay else grad
+                parameter.add_(step, alpha=-rate)
+        return value
 
     def full(self, point: Vector, batches: Iterable[tuple[int, Batch]]) -> Vector:
         """The gradient of the mean loss over all batches: no dropout, not clipped.
@@ -129,9 +144,20 @@ class Gradient:
         return outputs
 
     def _value_and_grad(self, point: Vector, batch: Batch) -> tuple[Tensor, Vector]:
+        value, grads = self._loss_and_grads(point, batch)
+        return value, torch.cat([grad.reshape(-1) for grad in grads])
+
+    def _loss_and_grads(self, point: Vector, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
         value = self._loss(self._outputs(point, batch.inputs), batch.labels)
-        grads = torch.autograd.grad(value, self._parameters)
-        return value.detach(), torch.cat([grad.reshape(-1) for grad in grads])
+        return value.detach(), torch.autograd.grad(value, self._parameters)
+
+    def _begin(self, seed: int) -> None:
+        """Seed what layers draw: ``Dropout``, and whatever else takes torch's own numbers."""
+        self._others.manual_seed(seed)
+        if self._drops:
+            common = torch.tensor(seed)
+            for drop in self._drops:
+                drop.begin(common)
 
 
 def _generator(device: torch.device) -> torch.Generator:

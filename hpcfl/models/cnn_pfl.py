@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from hpcfl.models.base import ModelConfig, require_images
+from hpcfl.models.flat import flat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,6 @@ class Cnn(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, n] of images [B, C, H, W]."""
-        z = relu(self.conv2(relu(self.conv1(images))))
-        z = self.dropout1(max_pool2d(z, 2).flatten(1))
+        z = relu(max_pool2d(self.conv2(relu(self.conv1(images))), 2))
+        z = self.dropout1(flat(z))
         return self.fc2(self.dropout2(relu(self.fc1(z))))  # type: ignore[no-any-return]

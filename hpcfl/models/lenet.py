@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from hpcfl.models.base import ModelConfig, require_images
+from hpcfl.models.flat import flat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +36,9 @@ class LeNet5(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, n] of images [B, C, H, W]."""
-        z = max_pool2d(relu(self.conv1(images)), 2)
-        z = max_pool2d(relu(self.conv2(z)), 2)
-        z = relu(self.fc1(z.flatten(1)))
+        z = relu(max_pool2d(self.conv1(images), 2))
+        z = relu(max_pool2d(self.conv2(z), 2))
+        z = relu(self.fc1(flat(z)))
         return self.fc3(relu(self.fc2(z)))  # type: ignore[no-any-return]
 
 

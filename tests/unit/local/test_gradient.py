@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hpcfl.local.step import Gradient, Oracle
+from hpcfl.models.dropout import Dropout, own_dropout
 from hpcfl.types import Batch
 from hpcfl.vectors import flatten, load, parameters
 
@@ -99,6 +100,31 @@ def test_a_full_gradient_is_that_of_the_mean():
     assert not torch.equal(gradient.stochastic(x, whole, 0)[1], truth(x, whole)[1])
 
 
+def images(n):
+    pixels = torch.randn(n, 3, 19, 17).to(memory_format=torch.channels_last)
+    return Batch(pixels, torch.randint(3, (n,)))
+
+
+ODD = nn.Sequential(
+    nn.Conv2d(3, 7, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(1785, 3)
+)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize("how", [{}, {"bf16": True}])
+def test_a_step_in_place_has_the_bits_of_one_along_the_whole_gradient(how, decay):
+    """Parameters of sizes that no vector of a processor divides."""
+    torch.manual_seed(0)
+    own_dropout(ODD)
+    gradient, y = Gradient(ODD, cross_entropy, **how), parameters(ODD)
+    for step in range(3):
+        examples = images(5)
+        loss, grad = gradient.stochastic(y.clone(), examples, step)
+        expected = torch.add(y, grad.add(y, alpha=decay) if decay else grad, alpha=-0.1)
+        assert torch.equal(gradient.descend(y, examples, step, 0.1, decay), loss)
+        assert torch.equal(y, expected)
+
+
 def models_with_dropout():
     inner = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
@@ -111,7 +137,8 @@ def models_with_dropout():
             return self.inner(nn.functional.dropout(inputs, 0.5, self.training))
 
     return {
-        "Dropout": nn.Sequential(nn.Dropout(0.5), inner),
+        "torch's Dropout": nn.Sequential(nn.Dropout(0.5), inner),
+        "Dropout": nn.Sequential(Dropout(0.5, 0), inner),
         "Dropout1d": nn.Sequential(nn.Dropout1d(0.5), inner),
         "AlphaDropout": nn.Sequential(nn.AlphaDropout(0.5), inner),
         "functional": Functional(),

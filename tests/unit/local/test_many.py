@@ -11,6 +11,7 @@ from hpcfl.local.many import Gradients
 from hpcfl.local.step import Gradient, Visit
 from hpcfl.models.char_lstm import CharLstm
 from hpcfl.models.cnn_pfl import CnnPfl
+from hpcfl.models.dropout import dropouts, own_dropout
 from hpcfl.models.lenet import LeNet
 from hpcfl.models.linear import Linear
 from hpcfl.models.mobilenet_v2 import MobileNetV2
@@ -89,6 +90,7 @@ def test_every_model(name, convolutions, precision):
     torch.manual_seed(0)
     rows = [draw(n) for n in SIZES]
     model = config.build(tuple(rows[0].inputs.shape[1:]), 30 if name.endswith(("m", "t")) else 10)
+    own_dropout(model)
     if precision == "float64":
         model = model.double()
         rows = [
@@ -100,8 +102,7 @@ def test_every_model(name, convolutions, precision):
     how = {"bf16": precision == "bf16", "clip": 0.5}
     alone = Gradient(model, LOSSES[loss], **how)
     many = Gradients(model, LOSSES[loss], convolutions, **how)
-    drops = many.drops(x, Batch(*(part[:1] for part in rows[0])))
-    (step,) = Filling(4, 5, drops, torch.device("cpu")).steps(visits(rows))
+    (step,) = Filling(4, 5).steps(visits(rows))
     losses, gradients = many(points, step.batches)
     assert step.active.tolist() == [True, True, True, False]
     assert gradients.isfinite().all()
@@ -111,7 +112,7 @@ def test_every_model(name, convolutions, precision):
         value, gradient = alone.stochastic(points[k].clone(), row, 100 + k)
         assert float(losses[k]) == pytest.approx(float(value), rel=tolerance)
         assert float((gradients[k] - gradient).norm()) < tolerance * float(gradient.norm())
-    assert len(drops) == {"cnn_pfl": 2, "mobilenet_v2": 1}.get(name, 0)
+    assert len(dropouts(model)) == {"cnn_pfl": 2, "mobilenet_v2": 1}.get(name, 0)
 
 
 ODD = {
@@ -135,7 +136,7 @@ def test_equal_clients_have_equal_bits_wherever_they_are(name, bf16):
     many = Gradients(ODD[name], LOSSES["cross_entropy"], "grouped", bf16=bf16)
     for size in (5, 33):
         row = Batch(torch.randn(size, 63), torch.randint(0, 3, (size,)))
-        filling = Filling(5, 64, (), torch.device("cpu"))
+        filling = Filling(5, 64)
         (step,) = filling.steps(visits([row] * 5))
         losses, gradients = many(x.expand(5, -1).contiguous(), step.batches)
         assert (losses == losses[0]).all()
@@ -155,31 +156,15 @@ def test_no_operation_of_a_step_needs_the_host():
     for name, (config, draw, loss) in MODELS.items():
         row = draw(4)
         model = config.build(tuple(row.inputs.shape[1:]), 30 if name.endswith(("m", "t")) else 10)
+        own_dropout(model)
         x = parameters(model)
         many = Gradients(model, LOSSES[loss], "products")
-        drops = many.drops(x, Batch(*(part[:1] for part in row)))
-        (step,) = Filling(2, 4, drops, torch.device("cpu")).steps(visits([row, row]))
+        (step,) = Filling(2, 4).steps(visits([row, row]))
         with Heard():
             many(x.expand(2, -1).contiguous(), step.batches)
     aten = torch.ops.aten
     assert aten.bmm in found
     assert not found & {aten.scatter_add, aten._local_scalar_dense, aten.nonzero, aten.item}
-
-
-def test_masks_are_those_that_torch_would_draw():
-    """Exactly, in the order of the calls, and each client's own."""
-    model = nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 6, bias=False), nn.Dropout(0.5))
-    rows = [Batch(torch.randn(n, 6), torch.zeros(n, 6)) for n in SIZES]
-    many = Gradients(model, LOSSES["squared"], "grouped")
-    drops = many.drops(parameters(model), Batch(*(part[:1] for part in rows[0])))
-    (step,) = Filling(3, 4, drops, torch.device("cpu")).steps(visits(rows))
-    first, second = step.batches.masks
-    for k, row in enumerate(rows):
-        torch.manual_seed(100 + k)
-        n = len(row.labels)
-        assert torch.equal(nn.functional.dropout(torch.ones(n, 6), 0.3), first[k, :n])
-        assert torch.equal(nn.functional.dropout(torch.ones(n, 6), 0.5), second[k, :n])
-        assert (first[k, n:] == 1).all()
 
 
 def test_a_model_that_cannot_be_played_for_many_says_so():
@@ -194,22 +179,43 @@ def test_a_model_that_cannot_be_played_for_many_says_so():
             return self.lstm(inputs)[0].sum((1, 2))
 
     many = Gradients(Model(), LOSSES["quadratic"], "grouped")
+    row = Batch(torch.randn(2, 5, 3), torch.zeros(2))
+    (step,) = Filling(2, 4).steps(visits([row, row]))
     with pytest.raises(NotImplementedError, match="bidirectional"):
-        many.drops(parameters(Model()), Batch(torch.randn(1, 5, 3), torch.zeros(1)))
+        many(parameters(Model()).expand(2, -1), step.batches)
 
 
-def test_dropout_that_is_not_of_examples_is_refused():
-    class Words(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(3, 4)
+class Words(nn.Module):
+    """Drops parts of a tensor whose second dimension is the batch."""
 
-        def forward(self, inputs):
-            return self.fc(nn.functional.dropout(inputs.transpose(0, 1), 0.5)).sum((0, 2))
+    def __init__(self):
+        super().__init__()
+        self.fc, self.drop = nn.Linear(3, 4), nn.Dropout(0.5)
 
-    many = Gradients(Words(), LOSSES["quadratic"], "grouped")
-    with pytest.raises(NotImplementedError, match="whose first dimension is not the batch"):
-        many.drops(parameters(Words()), Batch(torch.randn(1, 5, 3), torch.zeros(1)))
+    def forward(self, inputs):
+        return self.fc(self.drop(inputs.transpose(0, 1))).sum((0, 2))
+
+
+class Functional(Words):
+    """Drops by a function, which knows no client."""
+
+    def forward(self, inputs):
+        return self.fc(nn.functional.dropout(inputs, 0.5, self.training)).sum((1, 2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(Words, "whose first dimension is not the batch"), (Functional, "nn.Dropout")]
+)
+def test_dropout_that_is_not_each_client_s_own_is_refused(kind, why):
+    model, row = kind(), Batch(torch.randn(2, 5, 3), torch.zeros(2))
+    own_dropout(model)
+    many = Gradients(model, LOSSES["quadratic"], "grouped")
+    (step,) = Filling(2, 4).steps(visits([row, row]))
+    with pytest.raises(NotImplementedError, match=why):
+        many(parameters(model).expand(2, -1), step.batches)
+    (step,) = Filling(2, 4).steps(visits([row, row]))
+    model.eval()
+    assert many(parameters(model).expand(2, -1), step.batches)[1].any()
 
 
 def test_filling_is_no_example_that_a_model_may_not_meet():
@@ -225,7 +231,7 @@ def test_filling_is_no_example_that_a_model_may_not_meet():
 
     model, row = Directions(), Batch(torch.randn(2, 3) + 1, torch.zeros(2))
     many = Gradients(model, LOSSES["quadratic"], "grouped")
-    (step,) = Filling(2, 5, (), torch.device("cpu")).steps(visits([row]))
+    (step,) = Filling(2, 5).steps(visits([row]))
     _, gradients = many(parameters(model).expand(2, -1), step.batches)
     alone = Gradient(model, LOSSES["quadratic"]).stochastic(parameters(model), row, 0)[1]
     torch.testing.assert_close(gradients[0], alone)

@@ -1,0 +1,50 @@
+"""An algorithm that changes nothing in a local step is played faster, and no otherwise."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.local.sequential import Sequential
+from hpcfl.local.step import Gradient
+from tests.algorithms.play import parts, softmax_problem, tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spelled(FedAvg):
+    """FedAvg that says what its direction is."""
+
+    def direction(self, point, local, grad, client):
+        return grad(point)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_the_same_bits_as_through_the_hooks(tmp_path, monkeypatch, decay):
+    steps, descend = [], Gradient.descend
+    monkeypatch.setattr(Gradient, "descend", lambda *all: steps.append(1) or descend(*all))
+    job = tree(tmp_path, softmax_problem(), {"name": "fedavg"}, precision="float32")
+    described = parts(tmp_path, job)
+    x, ends = described.x0, []
+    for algorithm in (FedAvg(), Spelled()):
+        executor = Sequential(algorithm, described.gradient(), decay)
+        visits = [described.population.visit(client, 3) for client in range(3)]
+        message = algorithm.broadcast(algorithm.init_server(x))
+        states = [algorithm.init_client(x, lambda: x)] * 3
+        ends.append(executor.train(message, visits, states, ends=True))
+    for one, other in zip(*ends, strict=True):
+        assert torch.equal(one.end, other.end)
+        assert torch.equal(one.loss, other.loss)
+        assert not torch.equal(one.end, x)
+    assert len(steps) == sum(int(visit.about.steps) for visit in visits)
+
+
+def test_a_gradient_that_is_clipped_is_taken_whole(tmp_path, monkeypatch):
+    monkeypatch.delattr(Gradient, "descend")
+    job = tree(tmp_path, softmax_problem(), {"name": "fedavg"})
+    described = parts(tmp_path, job | {"local": {"lr": 0.1, "batch_size": 2, "clip": 0.01}})
+    visit, x = described.population.visit(0, 0), described.x0
+    (trained,) = described.executor(described.gradient()).train(
+        FedAvg().broadcast(FedAvg().init_server(x)), [visit], [None], ends=True
+    )
+    assert float((trained.end - x).norm()) <= 0.001 * int(visit.about.steps) * (1 + 1e-9)
