@@ -93,6 +93,9 @@ def _add_bench(commands: Any) -> None:
     states.set_defaults(command="bench store")
     peers = bench.add_parser("peers", help="pfl-research's own benchmark, beside pfl itself")
     peers.add_argument(
+        "--model", choices=("cnn", "lenet", "resnet20"), default="cnn", help="(default: pfl's cnn)"
+    )
+    peers.add_argument(
         "--python", type=Path, help="that of an environment with pfl (default: ours)"
     )
     peers.set_defaults(command="bench peers")

@@ -15,7 +15,7 @@ def _executor(options: Namespace) -> Result:
 def _peers(options: Namespace) -> Result:
     from hpcfl.bench.peers import bench_peers
 
-    return bench_peers(options.python)
+    return bench_peers(options.python, options.model)
 
 
 def _pieces(options: Namespace) -> Result | None:

@@ -1,16 +1,18 @@
-"""pfl-research's own CIFAR-10 benchmark, played by pfl: a script for a Python that has it.
+"""Federated averaging on images like CIFAR-10's, played by pfl: a script for a Python that has it.
 
-    python peer_pfl.py float32|bf16
+    python peer_pfl.py '{"model": "cnn", "precision": "float32", "users": 1000, "samples": 50,
+                         "cohort": 50, "batch": 10, "rate": 0.1}'
 
 Images are random.  A line on standard input asks for a round; a line of JSON on standard output
-says what it took.  It needs nothing of hpcfl: model and settings are written out, against pfl's
-public interface.
+says what it took.  It needs nothing of hpcfl: the models are written out as their users would,
+against pfl's public interface.
 """
 
 import json
 import sys
 import time
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,35 +30,99 @@ from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 
-USERS, SAMPLES, COHORT, BATCH, RATE = 1000, 50, 50, 10, 0.1
 FOREVER = 10**9
 
 
-class Cnn(nn.Sequential):
-    """Two convolutions, a pooling, two dense layers, dropout: 1 626 442 parameters."""
+def cnn() -> nn.Module:
+    """That of pfl's benchmark: 1 626 442 parameters."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(64 * 14 * 14, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, 10),
+    )
+    for layer in model:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+    return model
 
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv2d(3, 32, 3),
+
+def lenet() -> nn.Module:
+    """797 962 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1600, 384),
+        nn.ReLU(),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Linear(192, 10),
+    )
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a shortcut without parameters."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.added = after - before
+        self.path = nn.Sequential(
+            nn.Conv2d(before, after, 3, 2 if self.added else 1, padding=1, bias=False),
+            nn.GroupNorm(2, after),
             nn.ReLU(),
-            nn.Conv2d(32, 64, 3),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Dropout(0.25),
-            nn.Flatten(),
-            nn.Linear(64 * 14 * 14, 128),
-            nn.ReLU(),
-            nn.Dropout(0.5),
-            nn.Linear(128, 10),
+            nn.Conv2d(after, after, 3, padding=1, bias=False),
+            nn.GroupNorm(2, after),
         )
-        for layer in self:
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                nn.init.xavier_uniform_(layer.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Half as wide and high where channels are added."""
+        found = self.path(images)
+        if self.added:
+            channels = (0, 0, 0, 0, self.added // 2, self.added - self.added // 2)
+            images = nn.functional.pad(images[:, :, ::2, ::2], channels)
+        return nn.functional.relu(found + images)
+
+
+def resnet20() -> nn.Module:
+    """With GroupNorm: 269 722 parameters."""
+    widths = [16] * 4 + [32] * 3 + [64] * 3
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        nn.GroupNorm(2, 16),
+        nn.ReLU(),
+        *(Residual(*pair) for pair in pairwise(widths)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
+
+
+MODELS = {"cnn": cnn, "lenet": lenet, "resnet20": resnet20}
+
+
+class Network(nn.Module):
+    """A model with what pfl asks of it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Of images [B, 32, 32, 3], as pfl's benchmark stores them."""
         self.train()
-        outputs = self(images.permute(0, 3, 1, 2))
+        outputs = self.model(images.permute(0, 3, 1, 2))
         return nn.functional.cross_entropy(outputs, labels)
 
     def metrics(self, images: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -92,35 +158,38 @@ def tell(what: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def main(precision: str) -> None:
+def main(work: dict[str, Any]) -> None:
     """Play rounds as long as they are asked for."""
+    count, samples = work["users"], work["samples"]
     torch.set_num_threads(1)
     draw = np.random.default_rng(0)
     users = [
         (
-            torch.from_numpy(draw.standard_normal((SAMPLES, 32, 32, 3), np.float32)),
-            torch.from_numpy(draw.integers(0, 10, SAMPLES)),
+            torch.from_numpy(draw.standard_normal((samples, 32, 32, 3), np.float32)),
+            torch.from_numpy(draw.integers(0, 10, samples)),
         )
-        for _ in range(USERS)
+        for _ in range(count)
     ]
     data = FederatedDataset(
         lambda user: Dataset(list(users[user]), user_id=str(user)),
-        get_user_sampler("minimize_reuse", list(range(USERS))),
+        get_user_sampler("minimize_reuse", list(range(count))),
     )
-    network = Cnn()
+    network = Network(MODELS[work["model"]]())
     model = PyTorchModel(
         network,
         torch.optim.SGD,
         torch.optim.SGD(network.parameters(), lr=1.0),
-        amp_dtype=torch.bfloat16 if precision == "bf16" else None,
+        amp_dtype=torch.bfloat16 if work["precision"] == "bf16" else None,
     )
     settings = NNAlgorithmParams(
         central_num_iterations=FOREVER,
         evaluation_frequency=FOREVER,
-        train_cohort_size=COHORT,
+        train_cohort_size=work["cohort"],
         val_cohort_size=None,
     )
-    local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=BATCH)
+    local = NNTrainHyperParams(
+        local_num_epochs=1, local_learning_rate=work["rate"], local_batch_size=work["batch"]
+    )
     size = sum(parameter.numel() for parameter in network.parameters())
     tell({"pfl": version("pfl"), "torch": torch.__version__, "parameters": size})
     FederatedAveraging().run(
@@ -135,4 +204,4 @@ def main(precision: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(json.loads(sys.argv[1]))

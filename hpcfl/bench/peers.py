@@ -1,7 +1,7 @@
-"""pfl-research's own CIFAR-10 benchmark: hpcfl, a bare loop and, where it is installed, pfl.
+"""A peer's rounds beside ours: hpcfl, a bare loop and, where it is installed, pfl-research.
 
-Random images in CIFAR-10's shape, 1000 users of 50, 50 users a round, batches of 10, one epoch of
-SGD at 0.1, a CNN with dropout of 1 626 442 parameters, users weighted alike.  Every side takes a
+Random images in CIFAR-10's shape, one epoch of SGD, users weighted alike.  ``cnn`` is pfl's own
+benchmark: 1000 users of 50, 50 users a round, batches of 10, rate 0.1, dropout.  Every side takes a
 round in turn, on one thread; figures are seconds of CPU, which other work on the machine disturbs
 less than wall time.  pfl runs in a Python of its own, as it comes.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,37 +24,46 @@ from hpcfl.bench.turn import Engine, alone
 from hpcfl.errors import JobError
 from hpcfl.job import load
 
-USERS, COHORT, TURNS = 50_000 // 50, 50, 5
+TURNS = 5
 PRECISIONS = ("float32", "bf16")
-JOB = """
-task: cifar10-cnn
-data: {root: ROOT, clients: 1000, augment: false}
-cohort: {kind: uniform, size: 50}
-algorithm: {name: fedavg}
-local: {epochs: 1, batch_size: 10, lr: 0.1}
-weights: uniform
-device: cpu
-rounds: 1000
-"""
+
+
+class Work(NamedTuple):
+    """What every side does in a round."""
+
+    users: int
+    samples: int
+    """Of every user."""
+    cohort: int
+    batch: int
+    rate: float
+
+
+WORKS = {
+    "cnn": Work(1000, 50, 50, 10, 0.1),
+    "lenet": Work(100, 500, 4, 64, 0.01),
+    "resnet20": Work(100, 500, 2, 64, 0.01),
+}
 INSTALL = 'python3 -m venv E && E/bin/pip install "torch==2.13.0" "pfl==0.6.0"'
 PROBE = "import pfl.model.pytorch, pfl.aggregate.simulate"
 
 
-def bench_peers(python: Path | None, turns: int = TURNS) -> Result:
+def bench_peers(python: Path | None, model: str = "cnn", turns: int = TURNS) -> Result:
     """Measure all sides.
 
     Args:
         python: an interpreter that has pfl; this one when None.
+        model: of ``WORKS``.
         turns: rounds of every side, after a warm-up.
 
     Raises:
         JobError: the interpreter has no pfl, or pfl ended.
     """
-    peer = _checked(python)
+    peer, work = _checked(python), WORKS[model]
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         root = Path(name)
-        _images(root)
-        (root / "job.yaml").write_text(JOB.replace("ROOT", name))
+        _images(root, work.users * work.samples)
+        (root / "job.yaml").write_text(json.dumps(_job(name, model, work)))
         sides: dict[str, Callable[[], float]] = {}
         said: dict[str, Any] = {}
         for precision in PRECISIONS:
@@ -62,7 +71,9 @@ def bench_peers(python: Path | None, turns: int = TURNS) -> Result:
             (folder := root / precision).mkdir()
             parts, run, _ = alone(loaded, folder, stack)
             engine, bare = Engine(run, 1, process_time), Bare(parts, run, 1, process_time)
-            pfl = stack.enter_context(_pfl(peer, precision))
+            pfl = stack.enter_context(
+                _pfl(peer, {"model": model, "precision": precision, **work._asdict()})
+            )
             said = next(pfl)
             sides |= {
                 f"hpcfl, {precision}": engine,
@@ -75,12 +86,32 @@ def bench_peers(python: Path | None, turns: int = TURNS) -> Result:
         for _ in range(turns + 1):
             for name, side in sides.items():
                 times[name].append(side())
-    figures = [Figure("a round of 50 users", n, "CPU s", t[1:]) for n, t in times.items()]
-    return Result("bench peers", report(figures), figures, {"peer": said})
+    subject = f"{model}, a round of {work.cohort} users"
+    figures = [Figure(subject, n, "CPU s", t[1:]) for n, t in times.items()]
+    about = {"peer": said, "model": model, **work._asdict()}
+    return Result("bench peers", report(figures, work.cohort), figures, about)
 
 
-def report(figures: Sequence[Figure]) -> str:
-    """A table: medians, quartiles, and what the peer takes over it."""
+def _job(root: str, model: str, work: Work) -> dict[str, Any]:
+    return {
+        "task": f"cifar10-{model}",
+        "data": {"root": root, "clients": work.users, "augment": False},
+        "cohort": {"kind": "uniform", "size": work.cohort},
+        "algorithm": {"name": "fedavg"},
+        "local": {"epochs": 1, "batch_size": work.batch, "lr": work.rate},
+        "weights": "uniform",
+        "device": "cpu",
+        "rounds": 1000,
+    }
+
+
+def report(figures: Sequence[Figure], users: int) -> str:
+    """A table: medians, quartiles, and what the peer takes over it.
+
+    Args:
+        figures: of a round.
+        users: of a round.
+    """
     lines = [
         f"{'':24} {'a round':>12} {'quartiles':>18} {'updates/CPU s':>14} {'of pfl in float32':>18}"
     ]
@@ -89,7 +120,7 @@ def report(figures: Sequence[Figure]) -> str:
         low, high = found.quartiles
         lines.append(
             f"{found.side:24} {found.middle:10.3f} s {low:8.3f} to {high:6.3f} "
-            f"{COHORT / found.middle:14.2f} {peer.over(found):17.3f}x"
+            f"{users / found.middle:14.2f} {peer.over(found):17.3f}x"
         )
     return "\n".join(lines)
 
@@ -110,12 +141,12 @@ def _checked(python: Path | None) -> str:
 
 
 @contextmanager
-def _pfl(python: str, precision: str) -> Iterator[Iterator[dict[str, Any]]]:
+def _pfl(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
     """What pfl says: its versions, then what each round took, played when it is asked for."""
     script = Path(__file__).with_name("peer_pfl.py")
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(  # noqa: S603
-            [python, str(script), precision],
+            [python, str(script), json.dumps(work)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -140,9 +171,9 @@ def _pfl(python: str, precision: str) -> Iterator[Iterator[dict[str, Any]]]:
             process.wait()
 
 
-def _images(folder: Path) -> None:
-    """Write random images for all users."""
-    draw, count = np.random.default_rng(0), USERS * 50
+def _images(folder: Path, count: int) -> None:
+    """Write so many random images."""
+    draw = np.random.default_rng(0)
     np.savez(
         folder / "cifar10.npz",
         x_train=draw.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8),

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from hpcfl.bench.peers import bench_peers
+from hpcfl.arguments import parser
+from hpcfl.bench.peers import WORKS, bench_peers
 from hpcfl.bench.reduce import FLOAT, bench_reduce
 from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.scaling import bench_scaling
@@ -66,6 +67,11 @@ def test_a_python_without_the_peer(capsys):
     assert 'pip install "torch==2.13.0" "pfl==0.6.0"' in said
     with pytest.raises(JobError, match="cannot be started"):
         bench_peers("nowhere/python")
+
+
+@pytest.mark.parametrize("model", WORKS)
+def test_a_peer_s_works_can_be_named(model):
+    assert parser().parse_args(["bench", "peers", "--model", model]).model == model
 
 
 TINY = """
