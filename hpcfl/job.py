@@ -171,8 +171,8 @@ def typed(file: JobFile, name: str) -> Loaded:
             raise JobError(f"{at}: {section}: found {shown(raw)}, expected {SECTION}")
         cls = kind.find(file, raw.get(kind.key))
         own = {key: value for key, value in raw.items() if key != kind.key}
-        sections[section] = build(cls, own, file, (section,))
-    job = Job(**sections, **vars(build(_REST, rest, file, ())))
+        sections[section] = _build(cls, own, file, (section,))
+    job = Job(**sections, **vars(_build(_REST, rest, file, ())))
     tree: Tree = plain(as_tree(job))
     for section, kind in KINDS.items():
         tree[section] = {kind.key: file.tree[section][kind.key], **tree[section]}
@@ -221,7 +221,7 @@ def data_section(kind: str, root: str, keys: Sequence[str]) -> DataConfig:
     cls = KINDS["data"].find(file, file.tree["data"]["kind"])
     own = {"root": root} if "root" in {field.name for field in fields(cls)} else {}
     own |= {key: value for key, value in file.tree["data"].items() if key != "kind"}
-    config: DataConfig = build(cls, own, file, ("data",))
+    config: DataConfig = _build(cls, own, file, ("data",))
     return config
 
 
@@ -269,12 +269,19 @@ def _lay_under(file: JobFile) -> None:
             file.tree[section] = {**defaults, **own}
 
 
-def build(cls: type[Any], raw: Tree, file: JobFile, at: Key) -> Any:
-    """The section at ``at`` of a file, of plain values.
+def section(cls: type[Any], file: JobFile, name: str) -> Any:
+    """A section of a file that is no job.
 
     Raises:
-        JobError: a key is unknown, missing or of another type.
+        JobError: it is no mapping, or a key is unknown, missing or of another type.
     """
+    raw = file.tree[name]
+    if not isinstance(raw, dict):
+        raise JobError(f"{file.where((name,))}: {name}: found {shown(raw)}, expected {SECTION}")
+    return _build(cls, raw, file, (name,))
+
+
+def _build(cls: type[Any], raw: Tree, file: JobFile, at: Key) -> Any:
     try:
         # As JSON, where strict types still let a mapping be a section and a list be a tuple.
         adapter = _adapter(cls)  # type: ignore[arg-type]  # mypy takes no class as a cache's key

@@ -5,24 +5,24 @@ lognormal by the seed, scaled to the number of examples), the batch and the epoc
 an upload, a client's state, the cohorts to draw for, and pieces as in `hpcfl.plan.pieces`.
 """
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
-from hpcfl.errors import JobError
-from hpcfl.jobfile import plain, read
+from hpcfl.job import section
+from hpcfl.jobfile import read
 from hpcfl.plan.pieces import Pieces
 from hpcfl.plan.time import Foretold, Work, foretell
 from hpcfl.plots.figure import COLOURS, new_figure, save
 from hpcfl.sampling import Uniform
 from hpcfl.seeds import stream
-from hpcfl.types import Count, NonNegative, Section
+from hpcfl.types import Count, Natural, Section
 
 FIRST, LAST = 8, 1024  # ranks, doubled from one to the other
 
@@ -34,17 +34,17 @@ class Drawn(Section):
     clients: Count
     examples: Count
     """Of all clients together."""
-    spread: NonNegative
+    spread: Annotated[float, Interval(ge=0, le=10)]
     """Standard deviation of the logarithm of a client's examples."""
     batch: Count
     epochs: Count
     parameters: Count
-    state_vectors: int
+    state_vectors: Natural
     """Vectors that a client keeps, in float32."""
     cohorts: Annotated[tuple[Count, ...], Field(min_length=1)]
     rounds: Count
-    evaluations: int
-    tests: int
+    evaluations: Natural
+    tests: Natural
     pieces: Pieces
 
     def sizes(self) -> NDArray[np.int64]:
@@ -110,13 +110,8 @@ def _line(name: str, cohort: int, ranks: int, found: Foretold, alone: Foretold) 
 
 def _read(path: Path) -> dict[str, Drawn]:
     """The jobs of a file."""
-    tree: Any = plain(read(path).tree)
-    try:
-        return TypeAdapter(dict[str, Drawn]).validate_json(json.dumps(tree))
-    except ValidationError as e:
-        first = e.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise JobError(f"{path}: {key}: {first['msg']}; see docs/scale.md") from e
+    file = read(path)
+    return {name: section(Drawn, file, name) for name in file.tree}
 
 
 def _draw(curves: dict[str, list[tuple[int, float]]], path: Path) -> None:

@@ -70,29 +70,69 @@ def test_measured_pieces_make_hours(job, hpcfl, refused, tmp_path):
     assert ", float32, sequential, 1 thread(s); expected fedhbm on linear of " in said
 
 
+GIVEN = {key: value for key, value in PIECES.tree().items() if value is not None}
+
+
+def with_key(**changes):
+    return json.dumps({"pieces": {**GIVEN, **changes}})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
         ("[]", 'no "pieces" in it'),
-        ('{"pieces": {"origin": "x"}}', "pieces.step_s: Field required"),
-        ('{"pieces": {"origin": "x", "step_s": "1"}}', "pieces.step_s: "),
+        ('{"pieces": 3}', ": pieces: found 3, expected a section (a mapping of keys to values)"),
+        ('{"pieces": {"origin": "x"}}', ": pieces.step_s: missing; it has no default, so it must"),
+        (with_key(step_s="1"), ": pieces.step_s: found '1', expected a number"),
+        (with_key(step_s=0), ": pieces.step_s: found 0, expected a number greater than 0"),
+        (with_key(read=float("nan")), ": pieces.read: found nan, expected a finite number"),
+        (with_key(stepp_s=1), ': pieces.stepp_s: pieces has no "stepp_s" (it has bandwidth, conv'),
+        (with_key(stepp_s=1), "; did you mean step_s?"),
     ],
 )
 def test_bad_pieces(job, refused, tmp_path, text, said):
     (tmp_path / "bad.json").write_text(text)
-    assert said in refused("plan", job, "--pieces", tmp_path / "bad.json")
+    line = refused("plan", job, "--pieces", tmp_path / "bad.json")
+    assert said in line
+    assert line.startswith(f"JobError: {tmp_path / 'bad.json'}: ")
+
+
+DRAWN = {
+    "clients": 4, "examples": 40, "spread": 0.0, "batch": 5, "epochs": 3, "parameters": 10,
+    "state_vectors": 0, "cohorts": [4], "rounds": 2, "evaluations": 1, "tests": 7, "pieces": GIVEN,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("a", {"clients": "4"}, ":3: a.clients: found '4', expected a whole number"),
+        ("a", {"clients": "4"}, "; YAML reads it as text: write 4"),
+        ("a", {"clints": 4}, ':4: a.clints: a has no "clints" (it has batch, clients, cohorts'),
+        ("model", {"clints": 4}, ':4: model.clints: model has no "clints" (it has batch, clien'),
+        ("a", {"cohorts": []}, ":4: a.cohorts: found [], expected a list of 1 or more"),
+        ("a", {"cohorts": [1, 0]}, "a.cohorts.1: found 0, expected a number greater than or eq"),
+        ("a", {"tests": -1}, "a.tests: found -1, expected a number greater than or equal to 0"),
+        ("a", {"pieces": {**GIVEN, "reed": 1.0}}, 'a.pieces.reed: a.pieces has no "reed" (it has'),
+        ("a", {"pieces": {"origin": "x"}}, "a.pieces.step_s: missing; it has no default, so it"),
+    ],
+)
+def test_bad_scales(refused, tmp_path, name, changes, said):
+    file = tmp_path / "scale.yaml"
+    file.write_text(yaml.safe_dump({name: {**DRAWN, **changes}}))
+    line = refused("plan", file, "--scale")
+    assert said in line
+    assert line.startswith(f"JobError: {file}:")
+    file.write_text(yaml.safe_dump({name: 3}))
+    assert f"{file}:1: {name}: found 3, expected a section" in refused("plan", file, "--scale")
 
 
 def test_rounds_on_paper(hpcfl, refused, tmp_path):
     """Four clients of 10 examples, all in every round: two ranks take half of the steps."""
-    drawn = {
-        "clients": 4, "examples": 40, "spread": 0.0, "batch": 5, "epochs": 3, "parameters": 10,
-        "state_vectors": 0, "cohorts": [4], "rounds": 2, "evaluations": 1, "tests": 7,
-        "pieces": json.loads(json.dumps(PIECES.tree())),
-    }  # fmt: skip
     file = tmp_path / "scale.yaml"
-    file.write_text(yaml.safe_dump({"a job": drawn}))
+    file.write_text(yaml.safe_dump({"a job": DRAWN}))
     told = hpcfl("plan", file, "--scale", "--ranks", 2, "--plot", tmp_path / "x.png")
     one = hpcfl("plan", file, "--scale", "--ranks", 1).out[1]
     _, two, *rest = told.out
@@ -102,9 +142,6 @@ def test_rounds_on_paper(hpcfl, refused, tmp_path):
     assert rest[0] == ""
     assert (tmp_path / "x.png").stat().st_size > 0
     assert told.out[-1] == "a job: by hand"
-    del drawn["pieces"]["step_s"]
-    file.write_text(yaml.safe_dump({"a job": drawn}))
-    assert "a job.pieces.step_s: Field required" in refused("plan", file, "--scale")
     assert "is for --scale" in refused("plan", file, "--plot", tmp_path / "x.png")
 
 
