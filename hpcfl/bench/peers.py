@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcfl.bench.alternate import take_turns
 from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.round import Bare
 from hpcfl.bench.turn import Engine, alone
@@ -71,11 +72,8 @@ def bench_peers(python: Path | None, turns: int = TURNS) -> Result:
             }
             if said["parameters"] != parts.x0.numel():
                 raise JobError(f"{peer}: its model has {said['parameters']} parameters, not ours")
-        times: dict[str, list[float]] = {name: [] for name in sides}
-        for _ in range(turns + 1):
-            for name, side in sides.items():
-                times[name].append(side())
-    figures = [Figure("a round of 50 users", n, "CPU s", t[1:]) for n, t in times.items()]
+        times = take_turns(sides, turns, "bench peers: rounds")
+    figures = [Figure("a round of 50 users", n, "CPU s", t) for n, t in times.items()]
     return Result("bench peers", report(figures), figures, {"peer": said})
 
 

@@ -26,6 +26,7 @@ from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.turn import Clock, Engine, alone
 from hpcfl.errors import HpcflError, JobError
 from hpcfl.job import Loaded, load
+from hpcfl.progress import track
 from hpcfl.runtime import Run
 from hpcfl.tasks.losses import LOSSES
 from hpcfl.types import Batch, Vector
@@ -124,7 +125,8 @@ def _take_turns(
 ) -> tuple[list[tuple[float, float]], list[float]]:
     """The seconds of both sides in each turn after the first, and every turn's gap."""
     times, gaps = [], []
-    for _ in range(pairs + 1):
+    what = f"bench round: {parts.loaded.name}: turns"
+    for _ in track(range(pairs + 1), what, pairs + 1, thread=False):
         start = bare.x
         times.append((engine(), bare()))
         if type(parts.algorithm) is FedAvg:

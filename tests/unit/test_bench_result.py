@@ -6,10 +6,11 @@ import sys
 import pytest
 
 from hpcfl.bench.peers import bench_peers
-from hpcfl.bench.reduce import FLOAT, bench_reduce
+from hpcfl.bench.reduce import FLOAT, measure
 from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.scaling import bench_scaling
 from hpcfl.cli import main
+from hpcfl.comm.solo import Solo
 from hpcfl.errors import JobError
 from tests.parallel.harness import find_mpirun
 
@@ -46,9 +47,16 @@ def test_a_file_that_cannot_be_written(tmp_path):
         Result("bench x", "", [A]).write(tmp_path / "file" / "x.json")
 
 
-def test_the_mean_is_measured_on_one_rank(tmp_path, capsys, determinism):
+def test_the_mean_of_one_rank_is_refused(refused, tmp_path):
+    said = refused("bench", "reduce", "--json", tmp_path / "x.json")
+    assert "bench reduce: found 1 rank, expected 2 or more" in said
+    assert said.endswith("; say mpirun -n 2 hpcfl bench reduce")
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_every_side_of_the_mean_is_measured(tmp_path, determinism):
     """Every side has as many turns as asked for, and each ratio is told."""
-    found = bench_reduce([1000], "auto", turns=3)
+    found = measure(Solo(), [1000], turns=3)
     assert found is not None
     sides = [f.side for f in found.figures if f.subject == "1000"]
     assert sides[0] == FLOAT
@@ -78,15 +86,18 @@ rounds: 100
 """
 
 
-def test_two_ranks_against_two_bare_loops(monkeypatch, refused):
-    """All four sides play."""
+def test_two_ranks_against_two_bare_loops(monkeypatch, refused, capsys):
+    """All four sides play; who waits hears how far they are."""
     find_mpirun()
+    monkeypatch.setattr("hpcfl.progress.TRACK_S", 0.0)
     monkeypatch.setattr("hpcfl.bench.scaling.LENET", TINY)
     found = bench_scaling([1, 2], turns=1)
     assert [(f.subject, f.side) for f in found.figures] == [
         ("1 at once", "ranks"), ("1 at once", "bare"), ("2 at once", "ranks"), ("2 at once", "bare")
     ]  # fmt: skip
     assert all(f.values[0] > 0 for f in found.figures)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"bench scaling: rounds: {k} of 8" for k in range(8)]
     assert "does not divide" in refused("bench", "scaling", "--ranks", 3)
 
 
