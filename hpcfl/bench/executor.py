@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hpcfl.assemble import Parts, assemble
 from hpcfl.bench.alternate import take_turns
-from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.result import Figure, Result, column
 from hpcfl.bench.round import built_in
 from hpcfl.calibrate import WARM, one_step, with_executor
 from hpcfl.device import device_of
@@ -55,7 +55,7 @@ def bench_executor(
             steps = _take_turns(loaded, parts, fit, turns)
             ideal = _flops(parts) / _peak(parts)
             lines += [
-                f"{loaded.name:16} {step.side:14} {1e3 * step.middle:15.3f} ms "
+                f"{column(loaded.name, 16)} {step.side:14} {1e3 * step.middle:15.3f} ms "
                 f"{step.over(steps[0]):14.3f} {ideal / step.middle:8.1%}"
                 for step in steps
             ]

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import fill
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from hpcfl.bench.reduce import means
-from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.result import WIDTH, Figure, Result
 from hpcfl.bench.turn import Alone, Engine, alone
 from hpcfl.comm.base import Comm
 from hpcfl.comm.launch import connect
@@ -70,7 +71,11 @@ def bench_pieces(job: Path, overrides: Sequence[str]) -> Result | None:
 def report(pieces: Pieces) -> str:
     """A line for each piece."""
     return "\n".join(
-        f"{name:10} {value if isinstance(value, str) else f'{value:.4g}'}"
+        fill(
+            f"{name:10} {value if isinstance(value, str) else f'{value:.4g}'}",
+            WIDTH,
+            subsequent_indent=" " * 11,
+        )
         for name, value in pieces.tree().items()
         if value is not None
     )

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.bench.alternate import take_turns
-from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.result import WIDTH, Figure, Result
 from hpcfl.bench.round import built_in
 from hpcfl.bench.turn import Engine, alone
 from hpcfl.comm.base import Comm
@@ -77,11 +78,11 @@ def measure(comm: Comm, sizes: Sequence[int], turns: int) -> Result | None:
     part = mean / (share * visit)
     if comm.rank:
         return None
-    text = (
-        f"{report(figures)}\n\n{comm.size} ranks, {comm.library}. A round of LeNet, {ROUND} "
-        f"clients of 500:\n{share} on a rank take {share * visit:.3f} s, their exact mean "
-        f"{1e3 * mean:.2f} ms: {part:.2%}"
+    told = (
+        f"{comm.size} ranks, {comm.library}. A round of LeNet, {ROUND} clients of 500: {share} on "
+        f"a rank take {share * visit:.3f} s, their exact mean {1e3 * mean:.2f} ms: {part:.2%}"
     )
+    text = f"{report(figures)}\n\n{fill(told, WIDTH)}"
     about = {"ranks": comm.size, "backend": comm.library, "share_of_lenet_round": part}
     return Result("bench reduce", text, [*figures, *own], about)
 

@@ -5,15 +5,19 @@ import sys
 
 import pytest
 
+from hpcfl.bench import reduce, round
 from hpcfl.bench.peers import bench_peers
+from hpcfl.bench.pieces import report as told_pieces
 from hpcfl.bench.reduce import FLOAT, measure
-from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.result import Figure, Result, column
 from hpcfl.bench.scaling import bench_scaling
 from hpcfl.cli import main
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import JobError
+from hpcfl.plan import Pieces
 from tests.parallel.harness import find_mpirun
 
+KEYS = ("processor", "gpu", "python", "torch", "numpy", "hpcfl", "git")
 A = Figure("4 rows", "a", "s", [1.0, 2.0, 3.0, 4.0, 5.0])
 B = Figure("4 rows", "b", "s", [2.0, 2.0, 2.0, 16.0, 10.0])
 
@@ -39,6 +43,31 @@ def test_everything_is_in_the_file(tmp_path):
     assert tree["figures"][0]["quartiles"] == [2, 4]
     assert "a table" in str(result)
     assert "torch" in str(result)
+
+
+def test_no_line_is_wider_than_a_terminal(monkeypatch):
+    """Whatever a job, a processor or an MPI library is called."""
+    long = "a job of a sweep with a long name " * 2
+    slow = Figure(long, "blocks of 1000", "s", [12345.678])
+    monkeypatch.setattr("hpcfl.bench.result.versions", lambda device: dict.fromkeys(KEYS, long))
+    pieces = Pieces(
+        origin=long * 3, of=long * 3, step_s=1e-9, visit_s=1e-9, round_s=1e-9, convert_s=1e-9,
+        restore_s=1e-9, test_s=1e-9,
+    )  # fmt: skip
+    tables = (
+        round.report([round.Turn(long, 100_000, slow, slow, 1e-10)]),
+        told_pieces(pieces),
+        reduce.report([Figure("25000000", FLOAT, "s", [1234.0])]),
+    )
+    for table in tables:
+        lines = str(Result("bench x", table, [slow])).splitlines()
+        assert max(map(len, lines)) <= 100, lines
+
+
+def test_a_long_name_has_a_line_of_its_own():
+    assert column("short", 7) == "short  "
+    assert column("as long", 7) == "as long"
+    assert column("too long", 7) == "too long\n       "
 
 
 def test_a_file_that_cannot_be_written(tmp_path):
