@@ -62,12 +62,14 @@ def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: Pieces | Non
 
 def _hours(found: Foretold) -> str:
     """The time of a round and of all."""
-    ship = f"{found.ship:.3g} s states on their way, " if found.ship else ""
+    ship = (
+        f",\n         {found.ship:.3g} s states on their way to other ranks" if found.ship else ""
+    )
     return (
         f"{found.hours:.4g} hours in all: {found.round:.4g} s a round, {found.evaluate:.3g} s an "
         f"evaluation\na round: {found.train:.4g} s training on the busiest rank "
         f"({found.busiest:.3g}x the mean of all),\n         {found.convert:.3g} s the exact mean, "
-        f"{found.exchange:.3g} s all-reduces, {ship}{found.rest:.3g} s else"
+        f"{found.exchange:.3g} s all-reduces, {found.rest:.3g} s else{ship}"
     )
 
 

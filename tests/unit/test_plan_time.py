@@ -156,7 +156,7 @@ def test_measured_pieces_make_hours(job, hpcfl, refused, tmp_path):
     others = [next(line for line in told if "with balance=" in line) for told in (owner, steal)]
     assert others[0].split("steal: ")[1] in rounds[1]
     assert others[1].split("owner: ")[1] in rounds[0]
-    assert max(map(len, owner)) <= 100
+    assert max(map(len, [*owner, *steal])) <= 100
     said = refused("plan", job, "--pieces", file, "precision=float64")
     assert "pieces: found those of fedhbm on linear of " in said
     assert ", float32, sequential, 1 thread(s); expected fedhbm on linear of " in said
