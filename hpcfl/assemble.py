@@ -27,7 +27,7 @@ from hpcfl.diagnostics import Observer
 from hpcfl.errors import JobError, one_line
 from hpcfl.homes import home
 from hpcfl.initial import initial, initial_model
-from hpcfl.job import Job, Loaded, fitted
+from hpcfl.job import Job, Loaded, fitted, require_filled
 from hpcfl.local.executor import MOST, Executor, block
 from hpcfl.local.memories import Memories
 from hpcfl.local.population import Population, TestSet
@@ -158,11 +158,7 @@ class Parts:
             return one
         if job.executor == "auto":
             raise JobError("executor: auto is chosen when a run begins; say sequential or block")
-        if job.block_size and job.block_size > len(self.rows):
-            raise JobError(
-                f"block_size: found {job.block_size}, but there are {len(self.rows)} clients; the "
-                "places of a block that have no client take time and memory too"
-            )
+        require_filled(job, len(self.rows))
         try:
             return block(
                 self.algorithm,

@@ -60,11 +60,13 @@ def require_free(before: Settings, after: Settings, run: Path) -> None:
     for key, found, asked in changed(before, after):
         if not (is_free(key, before) and is_free(key, after)):
             why = _why(key, before) or _why(key, after)
+            alone = (key, asked) == ("executor", "sequential") and before["block_size"]
+            change = f"{key}={asked}{' block_size=null' if alone else ''}"
             raise JobError(
                 f"command line: {key}: is {found} in {run}, asked for is {asked}, which would "
                 f"change past rounds{f' ({why})' if why else ''}; begin a run of its own: `hpcfl "
-                f"run {run}/job.yaml {key}={asked} --out NEW`, with model.init=F.safetensors of "
-                f"`hpcfl export {run} --state-dict F.safetensors` if it is to go on from here"
+                f"run {run}/job.yaml {change} --out NEW`, with model.init=F.safetensors of `hpcfl "
+                f"export {run} --state-dict F.safetensors` if it is to go on from here"
             )
 
 

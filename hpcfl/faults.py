@@ -1,4 +1,4 @@
-"""What pydantic finds wrong in a section of a job, as one line for the person who wrote it."""
+"""What pydantic finds wrong in a section of a file, as one line for the person who wrote it."""
 
 from dataclasses import fields, is_dataclass
 from functools import reduce
@@ -37,7 +37,7 @@ def describe_fault(
         case "unexpected_keyword_argument":
             return f"{where}: {_unknown(str(path[-1]), cls, path[:-1], raw, file, at)}"
         case "missing":
-            return f"{where}: missing; it has no default, so the job must say it"
+            return f"{where}: missing; it has no default, so it must be given"
         case "union_tag_not_found" | "union_tag_invalid":
             kinds = [option.kind for option in _options(cls, path[:-1], raw)]
             tag = fault.get("ctx", {}).get("tag")
@@ -70,12 +70,16 @@ def _expected(fault: ErrorDetails) -> str:
     expected = fault["msg"].removeprefix("Input should be ")
     if expected.startswith(("greater", "less")):
         return f"a number {expected}"
+    if fault["type"] == "too_short":
+        return f"a list of {fault['ctx']['min_length']} or more"
     return _WORDS.get(fault["type"], expected)
 
 
 def _unknown(name: str, cls: type[Any], path: Key, raw: Any, file: JobFile, at: Key) -> str:
     """What to say of an unknown key of the section at ``path`` below ``cls``."""
     kind = KINDS.get(str(at[0])) if at and not path else None
+    if kind and not issubclass(cls, kind.base):  # of a file that is no job
+        kind = None
     below = reduce(lambda tree, part: tree[part], path, raw)
     chosen = file.tree[kind.section][kind.key] if kind else below.get("kind")
     owner = chosen or ".".join(map(str, (*at, *path))) or "a job"

@@ -143,7 +143,22 @@ def load(job: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> 
 
 
 def check(file: JobFile, name: str) -> Loaded:
-    """Check a job that was read."""
+    """Check a job that was read.
+
+    Raises:
+        JobError: where, what was found, what was expected.
+    """
+    loaded = typed(file, name)
+    require_coherent(loaded.job, file)
+    return loaded
+
+
+def typed(file: JobFile, name: str) -> Loaded:
+    """A job that was read, every key checked by itself.
+
+    Raises:
+        JobError: one is unknown, missing or of another type.
+    """
     if "grid" in file.tree:
         raise JobError(f"{file.name}: this is a sweep, not a job; use `hpcfl sweep {file.name}`")
     _lay_under(file)
@@ -157,20 +172,42 @@ def check(file: JobFile, name: str) -> Loaded:
         cls = kind.find(file, raw.get(kind.key))
         own = {key: value for key, value in raw.items() if key != kind.key}
         sections[section] = _build(cls, own, file, (section,))
-    try:
-        sections["model"].check(sections["data"])
-    except ValueError as e:
-        raise JobError(f"{file.where(('model',))}: model.{e}") from e
     job = Job(**sections, **vars(_build(_REST, rest, file, ())))
-    if job.block_size is not None and job.executor == "sequential":
-        raise JobError(
-            f"{file.where(('block_size',))}: block_size: found with executor sequential, which "
-            "takes one client at a time; say executor: block, or leave block_size out"
-        )
     tree: Tree = plain(as_tree(job))
     for section, kind in KINDS.items():
         tree[section] = {kind.key: file.tree[section][kind.key], **tree[section]}
     return Loaded(job, tree, name)
+
+
+def require_coherent(job: Job, file: JobFile) -> None:
+    """Refuse keys that do not go together.
+
+    Raises:
+        JobError: the first such ones, and where they were said.
+    """
+    try:
+        job.model.check(job.data)
+    except ValueError as e:
+        raise JobError(f"{file.where(('model',))}: model.{e}") from e
+    if job.block_size is not None and job.executor == "sequential":
+        said = file.where(("executor",)) if "executor" in file.tree else "its default"
+        raise JobError(
+            f"{file.where(('block_size',))}: block_size: found with executor sequential ({said}), "
+            "which takes one client at a time; say executor: block, or block_size: null"
+        )
+
+
+def require_filled(job: Job, population: int) -> None:
+    """Refuse blocks of clients that so many can never fill.
+
+    Raises:
+        JobError: they are larger.
+    """
+    if job.block_size is not None and job.block_size > population:
+        raise JobError(
+            f"block_size: found {job.block_size}, but there are {population} clients; the "
+            "places of a block that have no client take time and memory too"
+        )
 
 
 def data_section(kind: str, root: str, keys: Sequence[str]) -> DataConfig:
@@ -199,13 +236,14 @@ def fitted(loaded: Loaded, population: int | None) -> Loaded:
     """The job, settled for N clients; checked as far as it goes where nobody knows N yet.
 
     Raises:
-        JobError: the cohorts or the algorithm do not fit them.
+        JobError: the cohorts, the blocks or the algorithm do not fit them.
     """
     job = loaded.job
     # A population that only the data knows refuses no cohort yet.
     job.cohort.check(population or maxsize, job.rounds)
     if population is None:
         return loaded
+    require_filled(job, population)
     try:
         algorithm = job.algorithm.settle(job.cohort.participation(population), population)
     except ValueError as e:
@@ -229,6 +267,18 @@ def _lay_under(file: JobFile) -> None:
         key = KINDS[section].key
         if isinstance(own, dict) and own.get(key, defaults[key]) == defaults[key]:
             file.tree[section] = {**defaults, **own}
+
+
+def section(cls: type[Any], file: JobFile, name: str) -> Any:
+    """A section of a file that is no job.
+
+    Raises:
+        JobError: it is no mapping, or a key is unknown, missing or of another type.
+    """
+    raw = file.tree[name]
+    if not isinstance(raw, dict):
+        raise JobError(f"{file.where((name,))}: {name}: found {shown(raw)}, expected {SECTION}")
+    return _build(cls, raw, file, (name,))
 
 
 def _build(cls: type[Any], raw: Tree, file: JobFile, at: Key) -> Any:

@@ -166,10 +166,22 @@ def open_progress(
     return _Lines(job_name, rounds, start, stream, clock, LINE_S)
 
 
-def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-    """The items themselves: with a bar on a terminal, with a line now and then anywhere else."""
+def track(
+    items: Iterable[T], what: str, total: int | None = None, *, thread: bool = True
+) -> Iterator[T]:
+    """The items themselves: with a bar on a terminal, with a line now and then anywhere else.
+
+    Args:
+        items: what is gone through.
+        what: is done with them.
+        total: how many there are.
+        thread: whether a thread draws the bar meanwhile; else it is drawn between two items.
+    """
     if sys.stderr.isatty():
-        yield from rich_track(items, what, total, console=Console(stderr=True), transient=True)
+        console = Console(stderr=True)
+        yield from rich_track(
+            items, what, total, console=console, transient=True, auto_refresh=thread
+        )
         return
     of = "" if total is None else f" of {total}"
     due = time.monotonic() + TRACK_S

@@ -12,7 +12,7 @@ from hpcfl.changes import differences, is_free, require_free
 from hpcfl.checkpoint import find, rounds
 from hpcfl.compare import changed, flat
 from hpcfl.errors import JobError, StoreError
-from hpcfl.job import Loaded, load
+from hpcfl.job import Loaded, load, require_coherent, typed
 from hpcfl.rundir import RunDir
 
 
@@ -41,9 +41,12 @@ class Request:
         """
         source.require()
         before = flat(load(source.job).tree)
-        loaded = load(source.job, overrides)
+        file = jobfile.read(source.job)
+        jobfile.override(file, overrides)
+        loaded = typed(file, jobfile.run_name(file.name, overrides))
         after = flat(loaded.tree)
-        require_free(before, after, source.root)
+        require_free(before, after, source.root)  # what was changed, before what it goes ill with
+        require_coherent(loaded.job, file)
         return cls(source, loaded, *_texts(source, differences(before, after)), round, rows)
 
     @classmethod

@@ -14,7 +14,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpcfl.assemble import Parts, assemble
-from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.alternate import take_turns
+from hpcfl.bench.result import Figure, Result, column
 from hpcfl.bench.round import built_in
 from hpcfl.calibrate import WARM, one_step, with_executor
 from hpcfl.device import device_of
@@ -54,7 +55,7 @@ def bench_executor(
             steps = _take_turns(loaded, parts, fit, turns)
             ideal = _flops(parts) / _peak(parts)
             lines += [
-                f"{loaded.name:16} {step.side:14} {1e3 * step.middle:15.3f} ms "
+                f"{column(loaded.name, 16)} {step.side:14} {1e3 * step.middle:15.3f} ms "
                 f"{step.over(steps[0]):14.3f} {ideal / step.middle:8.1%}"
                 for step in steps
             ]
@@ -66,12 +67,8 @@ def bench_executor(
 def _take_turns(loaded: Loaded, parts: Parts, sizes: Sequence[int], turns: int) -> list[Figure]:
     """Seconds of a step of a client: each executor once a turn."""
     plays = {ALONE: _play(parts, None)} | {f"blocks of {k}": _play(parts, k) for k in sizes}
-    times: dict[str, list[float]] = {name: [] for name in plays}
-    for turn in range(WARM[parts.device.type] + turns):
-        for name, play in plays.items():
-            seconds = play()
-            if turn >= WARM[parts.device.type]:
-                times[name].append(seconds)
+    what = f"bench executor: {loaded.name}: steps"
+    times = take_turns(plays, turns, what, warm=WARM[parts.device.type])
     return [Figure(loaded.name, name, "s", values) for name, values in times.items()]
 
 

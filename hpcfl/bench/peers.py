@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcfl.bench.alternate import take_turns
 from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.round import Bare
 from hpcfl.bench.turn import Engine, alone
@@ -82,12 +83,9 @@ def bench_peers(python: Path | None, model: str = "cnn", turns: int = TURNS) -> 
             }
             if said["parameters"] != parts.x0.numel():
                 raise JobError(f"{peer}: its model has {said['parameters']} parameters, not ours")
-        times: dict[str, list[float]] = {name: [] for name in sides}
-        for _ in range(turns + 1):
-            for name, side in sides.items():
-                times[name].append(side())
+        times = take_turns(sides, turns, "bench peers: rounds")
     subject = f"{model}, a round of {work.cohort} users"
-    figures = [Figure(subject, n, "CPU s", t[1:]) for n, t in times.items()]
+    figures = [Figure(subject, n, "CPU s", t) for n, t in times.items()]
     about = {"peer": said, "model": model, **work._asdict()}
     return Result("bench peers", report(figures, work.cohort), figures, about)
 

@@ -6,11 +6,12 @@ vectors of the job's size; all-reduces over the ranks.  The slowest rank's figur
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import fill
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from hpcfl.bench.reduce import means
-from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.result import WIDTH, Figure, Result
 from hpcfl.bench.turn import Alone, Engine, alone
 from hpcfl.comm.base import Comm
 from hpcfl.comm.launch import connect
@@ -29,6 +30,7 @@ from hpcfl.evaluation.meter import Meter
 from hpcfl.job import load
 from hpcfl.plan.pieces import Pieces
 from hpcfl.plan.time import kind, work
+from hpcfl.progress import track
 from hpcfl.versions import processor
 
 ROUNDS, SECONDS = 5, 5.0  # at least; rounds are played until both are reached
@@ -53,7 +55,7 @@ def bench_pieces(job: Path, overrides: Sequence[str]) -> Result | None:
         side = alone(loaded, Path(name), stack)
         size = work(side.parts).parameters
         comm.barrier()
-        figures = [*_rounds(side, Path(name)), _tests(side)]
+        figures = [*_rounds(side, Path(name), speaks=comm.rank == 0), _tests(side)]
         figures += _mean(size, side.parts.device)
         figures += _exchange(comm, size, device_of(loaded.job, comm.local_rank))
         slowest = comm.max(np.array([figure.middle for figure in figures])).tolist()
@@ -69,21 +71,22 @@ def bench_pieces(job: Path, overrides: Sequence[str]) -> Result | None:
 def report(pieces: Pieces) -> str:
     """A line for each piece."""
     return "\n".join(
-        f"{name:10} {value if isinstance(value, str) else f'{value:.4g}'}"
+        fill(
+            f"{name:10} {value if isinstance(value, str) else f'{value:.4g}'}",
+            WIDTH,
+            subsequent_indent=" " * 11,
+        )
         for name, value in pieces.tree().items()
         if value is not None
     )
 
 
-def _rounds(side: Alone, folder: Path) -> list[Figure]:
+def _rounds(side: Alone, folder: Path, *, speaks: bool) -> list[Figure]:
     """Seconds of a step, of a visit beyond its steps, of a round beyond its visits."""
     steps, run = work(side.parts).steps, side.run
-    engine, spent = Engine(run, 1), 0.0
-    engine()  # warm up
-    played = 1
-    while played < run.rounds and (played <= ROUNDS or spent < SECONDS):
-        spent += engine()
-        played += 1
+    played = _played(Engine(run, 1), run.rounds)
+    for _ in track(played, "bench pieces: rounds", thread=False) if speaks else played:
+        pass
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     records = [r for r in lines if r.get("clients")][1:]
     done = [int(steps[run.draw(r["round"] - 1)].sum()) for r in records]
@@ -100,6 +103,17 @@ def _rounds(side: Alone, folder: Path) -> list[Figure]:
         ),
         Figure("a round", "engine", "s", [r["update_s"] for r in records]),
     ]
+
+
+def _played(engine: Engine, rounds: int) -> Iterator[float]:
+    """Play rounds until they are enough; the seconds of each but the first, which warms up."""
+    engine()
+    played, spent = 1, 0.0
+    while played < rounds and (played <= ROUNDS or spent < SECONDS):
+        seconds = engine()
+        played += 1
+        spent += seconds
+        yield seconds
 
 
 def _tests(side: Alone) -> Figure:

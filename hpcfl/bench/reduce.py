@@ -7,8 +7,10 @@ that of rank 0, which waits for the others in each of them.
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -16,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.alternate import take_turns
+from hpcfl.bench.result import WIDTH, Figure, Result
 from hpcfl.bench.round import built_in
 from hpcfl.bench.turn import Engine, alone
 from hpcfl.comm.base import Comm
@@ -25,6 +28,7 @@ from hpcfl.comm.fast import Fast
 from hpcfl.comm.launch import connect
 from hpcfl.comm.reduction import Reduction
 from hpcfl.comm.together import group
+from hpcfl.errors import JobError
 from hpcfl.prepare import keep_freed_memory
 
 SIZES = (800_000, 4_000_000, 25_000_000)
@@ -51,26 +55,36 @@ def bench_reduce(sizes: Sequence[int] | None, backend: str, turns: int = TURNS) 
         turns: of every side, after a warm-up.
 
     Raises:
-        JobError: the backend cannot work here.
+        JobError: the backend cannot work here, or there is one rank.
     """
-    keep_freed_memory()
-    torch.set_num_threads(1)
     with group(connect(backend, "cpu", 600.0)) as comm:  # type: ignore[arg-type]
-        figures = [f for size in sizes or SIZES for f in _size(comm, size, turns)]
-        lenet, visit = _lenet()
-        share = -(-ROUND // comm.size)
-        own = _size(comm, lenet, turns, (share,))
-        mean = next(f.middle for f in own if f.side.startswith("exact"))
-        part = mean / (share * visit)
-        if comm.rank:
-            return None
-        text = (
-            f"{report(figures)}\n\n{comm.size} rank(s), {comm.library}. A round of LeNet, {ROUND} "
-            f"clients of 500: {share} on a rank take {share * visit:.3f} s, their exact mean "
-            f"{1e3 * mean:.2f} ms: {part:.2%}"
-        )
-        about = {"ranks": comm.size, "backend": comm.library, "share_of_lenet_round": part}
-        return Result("bench reduce", text, [*figures, *own], about)
+        if comm.size == 1:
+            raise JobError(
+                "bench reduce: found 1 rank, expected 2 or more: one has nobody to share a mean "
+                "with; say mpirun -n 2 hpcfl bench reduce"
+            )
+        keep_freed_memory()
+        torch.set_num_threads(1)
+        return measure(comm, sizes or SIZES, turns)
+
+
+def measure(comm: Comm, sizes: Sequence[int], turns: int) -> Result | None:
+    """Collective: measure a group of ranks; None on others than the first."""
+    figures = [f for size in sizes for f in _size(comm, size, turns)]
+    lenet, visit = _lenet()
+    share = -(-ROUND // comm.size)
+    own = _size(comm, lenet, turns, (share,))
+    mean = next(f.middle for f in own if f.side.startswith("exact"))
+    part = mean / (share * visit)
+    if comm.rank:
+        return None
+    told = (
+        f"{comm.size} ranks, {comm.library}. A round of LeNet, {ROUND} clients of 500: {share} on "
+        f"a rank take {share * visit:.3f} s, their exact mean {1e3 * mean:.2f} ms: {part:.2%}"
+    )
+    text = f"{report(figures)}\n\n{fill(told, WIDTH)}"
+    about = {"ranks": comm.size, "backend": comm.library, "share_of_lenet_round": part}
+    return Result("bench reduce", text, [*figures, *own], about)
 
 
 def report(figures: Sequence[Figure]) -> str:
@@ -93,14 +107,18 @@ def _size(comm: Comm, size: int, turns: int, clients: Sequence[int] = CLIENTS) -
     sides: dict[str, Callable[[], Any]] = {FLOAT: lambda: comm.sum(plain)}
     cpu = torch.device("cpu")
     sides |= means(comm, size, clients, cpu) | means(comm, size, clients, cpu, Fast)
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(turns + 1):
-        for name, side in sides.items():
-            comm.barrier()
-            began = perf_counter()
-            side()
-            times[name].append(perf_counter() - began)
-    return [Figure(str(size), name, "s", seconds[1:]) for name, seconds in times.items()]
+    plays = {name: partial(_timed, comm, side) for name, side in sides.items()}
+    what = f"bench reduce: sums of {size} numbers"
+    times = take_turns(plays, turns, what, speaks=comm.rank == 0)
+    return [Figure(str(size), name, "s", seconds) for name, seconds in times.items()]
+
+
+def _timed(comm: Comm, side: Callable[[], Any]) -> float:
+    """Collective: the seconds that it takes once all are there."""
+    comm.barrier()
+    began = perf_counter()
+    side()
+    return perf_counter() - began
 
 
 def means(

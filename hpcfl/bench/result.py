@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median, quantiles
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,13 @@ import torch
 from hpcfl.errors import JobError
 from hpcfl.plots.figure import COLOURS, new_figure, save
 from hpcfl.versions import versions
+
+WIDTH = 100  # columns of a table
+
+
+def column(name: str, width: int) -> str:
+    """A name at the beginning of a table's line; one that is too long has a line of its own."""
+    return f"{name:{width}}" if len(name) <= width else f"{name}\n{'':{width}}"
 
 
 class Figure(NamedTuple):
@@ -75,11 +83,12 @@ class Result:
     def __str__(self) -> str:
         m = self.machine()
         gpu = f", {m['gpu']}" if "gpu" in m else ""
-        return (
-            f"{self.table}\n\n{m['processor']}, {m['cores']} cores{gpu}; {m['threads']} thread(s); "
+        where = (
+            f"{m['processor']}, {m['cores']} cores{gpu}; {m['threads']} thread(s); "
             f"Python {m['python']}, torch {m['torch']}, numpy {m['numpy']}, "
             f"hpcfl {m['hpcfl']} {(m['git'] or '')[:12]}; {m['date'][:10]}"
         )
+        return f"{self.table}\n\n{fill(where, WIDTH)}"
 
     def write(self, path: Path) -> None:
         """Write everything as JSON.

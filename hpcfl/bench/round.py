@@ -22,10 +22,11 @@ import torch
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.assemble import Parts
-from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.result import Figure, Result, column
 from hpcfl.bench.turn import Clock, Engine, alone
 from hpcfl.errors import HpcflError, JobError
 from hpcfl.job import Loaded, load
+from hpcfl.progress import track
 from hpcfl.runtime import Run
 from hpcfl.tasks.losses import LOSSES
 from hpcfl.types import Batch, Vector
@@ -124,7 +125,8 @@ def _take_turns(
 ) -> tuple[list[tuple[float, float]], list[float]]:
     """The seconds of both sides in each turn after the first, and every turn's gap."""
     times, gaps = [], []
-    for _ in range(pairs + 1):
+    what = f"bench round: {parts.loaded.name}: turns"
+    for _ in track(range(pairs + 1), what, pairs + 1, thread=False):
         start = bare.x
         times.append((engine(), bare()))
         if type(parts.algorithm) is FedAvg:
@@ -152,7 +154,7 @@ def report(turns: Sequence[Turn]) -> str:
         "job                client visits    engine      bare   ratio   engine - bare     apart"
     ]
     lines += [
-        f"{t.name:18} {t.visits:13d} {t.engine.middle:8.3f} s {t.bare.middle:7.3f} s "
+        f"{column(t.name, 18)} {t.visits:13d} {t.engine.middle:8.3f} s {t.bare.middle:7.3f} s "
         f"{t.engine.over(t.bare):7.3f} "
         f"{t.overhead_ms:8.3f} ms/visit {'-' if t.gap is None else f'{t.gap:.1e}':>9}"
         for t in turns

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from hpcfl.bench.alternate import take_turns
 from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.round import LENET, images
 from hpcfl.errors import JobError
@@ -50,13 +51,9 @@ def bench_scaling(ranks: Sequence[int] | None, turns: int = TURNS) -> Result:
             for size in sizes
             for what in ("ranks", "bare")
         }
-        times: dict[tuple[int, str], list[float]] = {key: [] for key in sides}
-        for turn in range(turns + 1):
-            for key, side in sides.items():
-                times[key].append(side.play(turn))
-    figures = [
-        Figure(f"{n} at once", what, "s", seconds[1:]) for (n, what), seconds in times.items()
-    ]
+        plays = {key: side.play for key, side in sides.items()}
+        times = take_turns(plays, turns, "bench scaling: rounds")
+    figures = [Figure(f"{n} at once", what, "s", seconds) for (n, what), seconds in times.items()]
     return Result("bench scaling", report(figures), figures, {"clients": CLIENTS})
 
 
@@ -81,7 +78,7 @@ class _Side:
     def __init__(self, root: Path, size: int, what: str) -> None:
         self._folder = root / f"{size}-{what}"
         self._folder.mkdir()
-        self._size = size
+        self._size, self._turn = size, 0
         self._log = self._folder / "said"
         own = [sys.executable, "-m", "hpcfl.bench.side", str(root / "job.yaml"), str(self._folder)]
         if what == "ranks" and size > 1:
@@ -107,8 +104,9 @@ class _Side:
             process.kill()
             process.wait()
 
-    def play(self, turn: int) -> float:
-        """Seconds that the slowest process took."""
+    def play(self) -> float:
+        """Play the next round; the seconds that the slowest process took."""
+        turn, self._turn = self._turn, self._turn + 1
         (self._folder / f"go-{turn}").touch()
         done = [self._folder / f"done-{turn}-{k}" for k in range(self._size)]
         while not all(path.exists() for path in done):

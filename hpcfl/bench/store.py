@@ -7,8 +7,9 @@ state for every client, against FedAvg, none.  All sides take turns in one proce
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hpcfl.bench.alternate import take_turns
 from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.round import LENET, images
 from hpcfl.bench.turn import Engine, alone
@@ -81,24 +83,30 @@ def bench_store(folder: Path | None, gib: float) -> Result:
 def _speeds(root: Path, clients: int) -> list[Speed]:
     """Write and read every client's state, by the store and by bare calls in turn."""
     states = [State(torch.rand(STATE_BYTES // 4)) for _ in range(COHORT)]
-    written = Speed("write", clients * STATE_BYTES, [], [])
-    read = Speed("read", clients * STATE_BYTES, [], [])
     with (
         closing(_ByStore(root, states, clients)) as store,
         closing(_ByCalls(root, states, clients)) as calls,
     ):
-        for _ in range(TURNS):
-            for seconds, play in (
-                (written.store_s, store.write),
-                (written.bare_s, calls.write),
-                (read.store_s, store.read),
-                (read.bare_s, calls.read),
-            ):
-                _forget(root)
-                began = perf_counter()
-                play()
-                seconds.append(perf_counter() - began)
-    return [written, read]
+        plays = {
+            "store writes": partial(_timed, root, store.write),
+            "calls write": partial(_timed, root, calls.write),
+            "store reads": partial(_timed, root, store.read),
+            "calls read": partial(_timed, root, calls.read),
+        }
+        times = take_turns(plays, TURNS, "bench store: passes over the states", warm=0)
+    size = clients * STATE_BYTES
+    return [
+        Speed("write", size, times["store writes"], times["calls write"]),
+        Speed("read", size, times["store reads"], times["calls read"]),
+    ]
+
+
+def _timed(root: Path, play: Callable[[], None]) -> float:
+    """Seconds of it, with the disk's files out of memory."""
+    _forget(root)
+    began = perf_counter()
+    play()
+    return perf_counter() - began
 
 
 class _ByStore:
@@ -177,11 +185,9 @@ def _rounds(root: Path) -> tuple[list[Figure], list[float]]:
         for engine, side in zip(engines, sides, strict=True):
             engine()  # warm up
             side.desk.waited = 0.0
-        times = [[engine() for engine in engines] for _ in range(TURNS)]
-    found = [
-        Figure("a round of LeNet", side, "s", [turn[k] for turn in times])
-        for k, side in enumerate(SIDES)
-    ]
+        plays = dict(zip(SIDES, engines, strict=True))
+        times = take_turns(plays, TURNS, "bench store: rounds of LeNet", warm=0)
+    found = [Figure("a round of LeNet", side, "s", seconds) for side, seconds in times.items()]
     waited = [side.desk.waited / sum(f.values) for side, f in zip(sides, found, strict=True)]
     return found, waited
 

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from hpcfl.errors import JobError
+from hpcfl.job import section
+from hpcfl.jobfile import JobFile
 from hpcfl.types import NonNegative, Positive, Section
 
 
@@ -54,23 +54,10 @@ def read_pieces(path: Path) -> Pieces:
         tree = json.loads(path.read_text())
     except OSError as e:
         raise JobError(f"{path}: cannot be read: {e.strerror}; name another") from e
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise JobError(f"{path}: is no JSON: {e}; say hpcfl bench pieces JOB --json F") from e
     found = tree.get("about", tree) if isinstance(tree, dict) else None
     if not isinstance(found, dict) or "pieces" not in found:
         raise JobError(f'{path}: no "pieces" in it; say hpcfl bench pieces JOB --json F')
-    return checked(found["pieces"], f"{path}: pieces")
-
-
-def checked(tree: Any, where: str) -> Pieces:
-    """Pieces of plain values.
-
-    Raises:
-        JobError: a key is missing, unknown or of another type.
-    """
-    try:
-        return TypeAdapter(Pieces).validate_json(json.dumps(tree))
-    except ValidationError as e:
-        first = e.errors()[0]
-        place = ".".join([where, *map(str, first["loc"])])
-        raise JobError(f"{place}: {first['msg']}; see hpcfl.plan.pieces.Pieces") from e
+    pieces: Pieces = section(Pieces, JobFile(str(path), found), "pieces")
+    return pieces

@@ -2,29 +2,38 @@
 
 The file says, for each job: how many clients there are and how unequal (sizes drawn from a
 lognormal by the seed, scaled to the number of examples), the batch and the epochs, the numbers of
-an upload, a client's state, the cohorts to draw for, and pieces as in `hpcfl.plan.pieces`.
+an upload, a client's state, the cohorts to draw for, who trains whom, and pieces as in
+`hpcfl.plan.pieces`.
 """
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from textwrap import fill
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
-from hpcfl.errors import JobError
-from hpcfl.jobfile import plain, read
+from hpcfl.job import section
+from hpcfl.jobfile import read
 from hpcfl.plan.pieces import Pieces
 from hpcfl.plan.time import Foretold, Work, foretell
 from hpcfl.plots.figure import COLOURS, new_figure, save
+from hpcfl.progress import track
 from hpcfl.sampling import Uniform
 from hpcfl.seeds import stream
-from hpcfl.types import Count, NonNegative, Section
+from hpcfl.types import Count, Natural, Section
+
+Balance = Literal["owner", "steal"]
 
 FIRST, LAST = 8, 1024  # ranks, doubled from one to the other
+WIDTH = 100  # columns
+DASHES: dict[Balance, str] = {"owner": "-", "steal": "--"}
+MARKERS = "os^vDP*X<>ph"  # with the colours, looks for 84 pairs of job and cohort
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +43,19 @@ class Drawn(Section):
     clients: Count
     examples: Count
     """Of all clients together."""
-    spread: NonNegative
+    spread: Annotated[float, Interval(ge=0, le=10)]
     """Standard deviation of the logarithm of a client's examples."""
     batch: Count
     epochs: Count
     parameters: Count
-    state_vectors: int
+    state_vectors: Natural
     """Vectors that a client keeps, in float32."""
     cohorts: Annotated[tuple[Count, ...], Field(min_length=1)]
+    balance: Annotated[tuple[Balance, ...], Field(min_length=1)] = ("owner",)
+    """As in a job; one or both."""
     rounds: Count
-    evaluations: int
-    tests: int
+    evaluations: Natural
+    tests: Natural
     pieces: Pieces
 
     def sizes(self) -> NDArray[np.int64]:
@@ -53,17 +64,30 @@ class Drawn(Section):
         whole: NDArray[np.int64] = np.rint(self.examples * drawn / drawn.sum()).astype(np.int64)
         return np.maximum(1, whole)
 
-    def work(self, cohort: int) -> Work:
+    def work(self, cohort: int, balance: Balance) -> Work:
         """What it asks with cohorts of so many."""
+        sizes = self.sizes()
         return Work(
-            steps=self.epochs * -(-self.sizes() // self.batch),
+            steps=self.epochs * -(-sizes // self.batch),
             draw=partial(Uniform(size=cohort).draw, population=self.clients, seed=0),
+            examples=sizes,
+            taken=self.epochs * sizes,
+            balance=balance,
             parameters=self.parameters,
             state=4 * self.state_vectors * self.parameters,
+            sent=4 * self.state_vectors * self.parameters,
             tests=self.tests,
             rounds=self.rounds,
             evaluations=self.evaluations,
         )
+
+
+class Asked(NamedTuple):
+    """A curve."""
+
+    job: str
+    cohort: int
+    balance: Balance
 
 
 def show_scale(path: Path, most: int | None, plot: Path | None) -> str:
@@ -80,54 +104,75 @@ def show_scale(path: Path, most: int | None, plot: Path | None) -> str:
     jobs, most = _read(path), most or LAST
     ranks = [FIRST << k for k in range(most.bit_length()) if FIRST << k <= most] or [most]
     lines = [
-        f"{'job':12} {'cohort':>7} {'ranks':>6} {'a round':>9} {'training':>9} {'mean':>8} "
-        f"{'all-reduce':>10} {'busiest':>8} {'speed-up':>9} {'hours':>8}"
+        f"{'job':13} {'cohort':>6} {'balance':7} {'ranks':>5} {'a round':>9} {'training':>9} "
+        f"{'mean':>8} {'all-reduce':>10} {'busiest':>7} {'speed-up':>8} {'hours':>7}"
     ]
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for name, job in jobs.items():
-        for cohort in job.cohorts:
-            asked = job.work(cohort)
-            alone = foretell(asked, 1, job.pieces)
-            for size in ranks:
-                if size > job.clients:
-                    continue
-                found = foretell(asked, size, job.pieces)
-                lines.append(_line(name, cohort, size, found, alone))
-                curves.setdefault(f"{name}, {cohort} a round", []).append((size, found.round))
-    lines += ["", *(f"{name}: {job.pieces.origin}" for name, job in jobs.items())]
+    curves: dict[Asked, list[tuple[int, float]]] = {}
+    asked = [
+        Asked(name, cohort, balance)
+        for name, job in jobs.items()
+        for cohort in job.cohorts
+        for balance in job.balance
+    ]
+    for one in track(asked, "plan --scale: curves", len(asked)):
+        pieces, wanted = jobs[one.job].pieces, jobs[one.job].work(one.cohort, one.balance)
+        alone = foretell(wanted, 1, pieces)
+        for size in (size for size in ranks if size <= jobs[one.job].clients):
+            found = foretell(wanted, size, pieces)
+            lines.append(_line(one, size, found, alone))
+            curves.setdefault(one, []).append((size, found.round))
+    lines += ["", *(fill(f"{name}: {job.pieces.origin}", WIDTH) for name, job in jobs.items())]
     if plot:
         _draw(curves, plot)
     return "\n".join(lines)
 
 
-def _line(name: str, cohort: int, ranks: int, found: Foretold, alone: Foretold) -> str:
+def _line(asked: Asked, ranks: int, found: Foretold, alone: Foretold) -> str:
     return (
-        f"{name:12} {cohort:7d} {ranks:6d} {found.round:7.3f} s {found.train:7.3f} s "
-        f"{1e3 * found.convert:5.1f} ms {1e3 * found.exchange:7.1f} ms {found.busiest:7.2f}x "
-        f"{alone.round / found.round:8.1f}x {found.hours:8.2f}"
+        f"{asked.job:13} {asked.cohort:6d} {asked.balance:7} {ranks:5d} {found.round:7.3f} s "
+        f"{found.train:7.3f} s {1e3 * found.convert:5.1f} ms {1e3 * found.exchange:7.1f} ms "
+        f"{found.busiest:6.2f}x {alone.round / found.round:7.1f}x {found.hours:7.2f}"
     )
 
 
 def _read(path: Path) -> dict[str, Drawn]:
     """The jobs of a file."""
-    tree: Any = plain(read(path).tree)
-    try:
-        return TypeAdapter(dict[str, Drawn]).validate_json(json.dumps(tree))
-    except ValidationError as e:
-        first = e.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise JobError(f"{path}: {key}: {first['msg']}; see docs/scale.md") from e
+    file = read(path)
+    return {name: section(Drawn, file, name) for name in file.tree}
 
 
-def _draw(curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
-    """Seconds of a round against ranks, both as powers."""
-    figure, (axes,) = new_figure(7.0, 4.2)
-    for k, (name, points) in enumerate(curves.items()):
-        colour, dash = COLOURS[k % len(COLOURS)], ("-", "--")[k // len(COLOURS) % 2]
+def _draw(curves: dict[Asked, list[tuple[int, float]]], path: Path) -> None:
+    """Seconds of a round against ranks, both as powers.
+
+    Cohorts of a job differ in colour and, where colours run out, in the marker; balances in dashes.
+    """
+    figure, (axes,) = new_figure(7.0, max(4.2, 0.19 * len(curves)))
+    looks = dict(zip(dict.fromkeys(one[:2] for one in curves), _looks(), strict=False))
+    for one, points in curves.items():
+        colour, marker = looks[one[:2]]
         x, y = zip(*points, strict=True)
-        axes.loglog(x, y, dash, marker="o", color=colour, label=name)
+        axes.loglog(
+            x,
+            y,
+            DASHES[one.balance],
+            marker=marker,
+            markersize=4,
+            color=colour,
+            label=f"{one.job}, {one.cohort} a round{', steal' if one.balance == 'steal' else ''}",
+        )
     axes.set_xlabel("ranks, a GPU each")
     axes.set_ylabel("seconds a round")
     axes.set_xscale("log", base=2)
-    axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.legend(
+        frameon=False,
+        fontsize="small",
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        handlelength=3.5,
+    )
     save(figure, [path])
+
+
+def _looks() -> Iterator[tuple[str, str]]:
+    """Colours and markers, no pair twice."""
+    return ((colour, marker) for marker in MARKERS for colour in COLOURS)

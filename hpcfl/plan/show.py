@@ -1,8 +1,10 @@
 """A plan as tables for people."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from shutil import disk_usage
+from textwrap import fill
 
 import torch
 from rich.box import ASCII2
@@ -49,16 +51,25 @@ def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: Pieces | Non
             f"pieces: found those of {pieces.of}; expected {kind(parts)}; measure them with "
             "hpcfl bench pieces JOB --json F"
         )
-    return f"{told}\n{_hours(foretell(work(parts), ranks, pieces), pieces)}"
+    asked = work(parts)
+    hours = _hours(foretell(asked, ranks, pieces))
+    if ranks > 1:
+        other = replace(asked, balance="owner" if asked.balance == "steal" else "steal")
+        otherwise = foretell(other, ranks, pieces).round
+        hours += f"\nwith balance={other.balance}: {otherwise:.4g} s a round"
+    return f"{told}\n{hours}\n{fill(f'pieces: {pieces.origin}', WIDTH)}"
 
 
-def _hours(found: Foretold, pieces: Pieces) -> str:
-    """The time of a round and of all, and what it rests on."""
+def _hours(found: Foretold) -> str:
+    """The time of a round and of all."""
+    ship = (
+        f",\n         {found.ship:.3g} s states on their way to other ranks" if found.ship else ""
+    )
     return (
         f"{found.hours:.4g} hours in all: {found.round:.4g} s a round, {found.evaluate:.3g} s an "
         f"evaluation\na round: {found.train:.4g} s training on the busiest rank "
         f"({found.busiest:.3g}x the mean of all),\n         {found.convert:.3g} s the exact mean, "
-        f"{found.exchange:.3g} s all-reduces, {found.rest:.3g} s else\npieces: {pieces.origin}"
+        f"{found.exchange:.3g} s all-reduces, {found.rest:.3g} s else{ship}"
     )
 
 

@@ -1,13 +1,22 @@
 """How long a round takes on so many ranks, from the pieces and from the cohorts that are drawn.
 
-A rank r that trains the clients C_r of a round, of P numbers each and states of B bytes, takes
+A rank r that trains the clients C_r of a round, of P numbers each, and keeps the states, of B bytes
+each, of the round's clients O_r, takes
 
-    work_r = sum over C_r of (steps step_s + visit_s + B / read + B / write + P convert_s)
+    work_r = sum over C_r of (steps step_s + visit_s + P convert_s)
+           + sum over O_r of (B / read + B / write)
 
 and a round, on R ranks,
 
     max over r of work_r  +  round_s + P restore_s  +  2 sums of ceil(log2 R) 2 latency_s
                           +  2 (R - 1) / R x 8 P / bandwidth
+                          +  [ceil(log2 R) 2 latency_s + M (2 latency_s + (S + B) / bandwidth)]
+
+With ``balance: owner`` C_r is O_r.  With ``steal`` C_r is what `hpcfl.balance` says, as in a run,
+and the states of clients that are moved travel, as the last line has it: M is the most that a rank
+hands over or takes in, S the bytes there (what clients share goes along), B those back.  Every
+client is taken to have a state by then, and an exchange to last as long as its busiest rank's
+messages.
 
 An all-reduce costs 2 ceil(log2 R) messages (up a tree and down) and sends the vector of int64 twice
 but for a rank's own part (reduce-scatter and all-gather), which no algorithm can do with less.  A
@@ -20,18 +29,20 @@ the start; ranks that wait for a slow neighbour by chance.
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.assemble import Parts
+from hpcfl.balance import trainers
 from hpcfl.errors import JobError
 from hpcfl.placement import owners
 from hpcfl.plan.pieces import Pieces
 from hpcfl.plan.surveys import surveys
 
 SAMPLED = 1000  # rounds, at most, whose cohorts are drawn
+MEMBERS, FEWEST = 100_000, 50  # of all those rounds; and rounds, all the same
 
 
 @dataclass(frozen=True)
@@ -42,18 +53,28 @@ class Work:
     """[N], gradients of a client's visit."""
     draw: Callable[[int], NDArray[np.int64]]
     """Round -> its cohort."""
+    examples: NDArray[np.int64]
+    """[N], of every client: by them they are dealt to the ranks."""
+    taken: NDArray[np.int64]
+    """[N], positive, those that a visit goes through: by them clients are handed to others."""
+    balance: Literal["owner", "steal"]
     parameters: int
     """Numbers of an upload."""
     state: int
-    """Bytes of a client's state."""
+    """Bytes of a client's own state."""
+    sent: int
+    """Bytes of a state on its way to another rank, with what clients share."""
     tests: int
     """Examples of an evaluation."""
     rounds: int
     evaluations: int
 
-    def owner(self, ranks: int) -> NDArray[np.int64]:
-        """[N], the rank of every client."""
-        return owners(self.steps.tolist(), ranks)
+    def sampled(self) -> range:
+        """The rounds whose cohorts are drawn."""
+        size = max(1, len(self.draw(0)))
+        return range(
+            0, self.rounds, max(1, self.rounds // max(FEWEST, min(SAMPLED, MEMBERS // size)))
+        )
 
 
 def kind(parts: Parts) -> str:
@@ -75,6 +96,8 @@ class Foretold(NamedTuple):
     """Its clients' uploads, made integers, and the mean made of them."""
     exchange: float
     """The all-reduces."""
+    ship: float
+    """States on their way to other ranks than their clients' own, and back."""
     rest: float
     evaluate: float
     """Of one evaluation."""
@@ -86,7 +109,7 @@ class Foretold(NamedTuple):
     @property
     def round(self) -> float:
         """Without an evaluation."""
-        return self.train + self.convert + self.exchange + self.rest
+        return self.train + self.convert + self.exchange + self.ship + self.rest
 
 
 def work(parts: Parts) -> Work:
@@ -99,8 +122,12 @@ def work(parts: Parts) -> Work:
     return Work(
         steps=steps * parts.schema.gradients + np.ceil(share * -(-examples // whole)).astype(int),
         draw=lambda t: job.cohort.draw(t, len(population), job.seed),
+        examples=examples,
+        taken=parts.work,
+        balance=job.balance,
         parameters=sum(field.numel() for field in parts.schema.upload),
         state=parts.stored.own.bytes,
+        sent=parts.stored.bytes,
         tests=len(parts.tests()),
         rounds=job.rounds,
         evaluations=sum(job.evaluate.due(t, job.rounds) for t in range(1, job.rounds + 1)),
@@ -118,27 +145,46 @@ def foretell(asked: Work, ranks: int, pieces: Pieces) -> Foretold:
             f"pieces: {ranks} ranks, but they say nothing of an all-reduce ({pieces.origin}); "
             f"say mpirun -n {ranks} hpcfl bench pieces, or give latency_s and bandwidth"
         )
-    size = asked.parameters
-    visit = pieces.visit_s
-    visit += sum(asked.state / speed for speed in (pieces.read, pieces.write) if speed)
-    owner, every = asked.owner(ranks), max(1, asked.rounds // SAMPLED)
-    found = []
-    for t in range(0, asked.rounds, every):
-        members = asked.draw(t)
-        clients = np.bincount(owner[members], minlength=ranks)
-        steps = np.bincount(owner[members], weights=asked.steps[members], minlength=ranks)
-        trained = steps * pieces.step_s + clients * visit
-        converted = clients * size * pieces.convert_s
-        last = np.argmax(trained + converted)
-        mean = steps.mean() or 1.0
-        found.append((trained[last], converted[last], steps[last] / mean))
-    train, convert, busiest = np.mean(found, axis=0).tolist()
-    exchange = 0.0
+    owner = owners(asked.examples.tolist(), ranks)
+    found = [_busiest(asked, asked.draw(t), owner, ranks, pieces) for t in asked.sampled()]
+    train, convert, ship, busiest = np.mean(found, axis=0).tolist()
+    size, exchange = asked.parameters, 0.0
     if ranks > 1 and pieces.latency_s is not None and pieces.bandwidth is not None:
         exchange = 4 * (ranks - 1).bit_length() * pieces.latency_s
         exchange += 2 * (ranks - 1) / ranks * 8 * size / pieces.bandwidth
     convert += size * pieces.restore_s
     evaluate = ceil(asked.tests / ranks) * pieces.test_s
-    one = train + convert + exchange + pieces.round_s
+    one = train + convert + exchange + ship + pieces.round_s
     hours = (asked.rounds * one + asked.evaluations * evaluate) / 3600
-    return Foretold(train, convert, exchange, pieces.round_s, evaluate, busiest, hours)
+    return Foretold(train, convert, exchange, ship, pieces.round_s, evaluate, busiest, hours)
+
+
+def _busiest(
+    asked: Work, members: NDArray[np.int64], owner: NDArray[np.int64], ranks: int, pieces: Pieces
+) -> tuple[float, float, float, float]:
+    """Of one cohort: the first two of the busiest rank and ``ship``, then ``busiest``."""
+    own = trainer = owner[members]
+    if asked.balance == "steal":
+        trainer = trainers(own, asked.taken[members], ranks)
+    clients = np.bincount(trainer, minlength=ranks)
+    steps = np.bincount(trainer, asked.steps[members], ranks)
+    state = sum(asked.state / speed for speed in (pieces.read, pieces.write) if speed)
+    trained = steps * pieces.step_s + clients * pieces.visit_s
+    trained += np.bincount(own, minlength=ranks) * state
+    converted = clients * asked.parameters * pieces.convert_s
+    last = np.argmax(trained + converted)
+    ship = _shipped(asked, own, trainer, ranks, pieces)
+    return trained[last], converted[last], ship, steps[last] / (steps.mean() or 1.0)
+
+
+def _shipped(
+    asked: Work, own: NDArray[np.int64], trainer: NDArray[np.int64], ranks: int, pieces: Pieces
+) -> float:
+    """Seconds of a round's states on their way there and back."""
+    moved = own != trainer
+    if not (moved.any() and asked.sent and pieces.bandwidth):
+        return 0.0
+    most = max(np.bincount(ends[moved]).max() for ends in (own, trainer))
+    latency = pieces.latency_s or 0.0
+    each = 2 * latency + (asked.sent + asked.state) / pieces.bandwidth
+    return float(2 * (ranks - 1).bit_length() * latency + most * each)

@@ -6,14 +6,19 @@ import sys
 import pytest
 
 from hpcfl.arguments import parser
+from hpcfl.bench import reduce, round
 from hpcfl.bench.peers import WORKS, bench_peers
-from hpcfl.bench.reduce import FLOAT, bench_reduce
-from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.pieces import report as told_pieces
+from hpcfl.bench.reduce import FLOAT, measure
+from hpcfl.bench.result import Figure, Result, column
 from hpcfl.bench.scaling import bench_scaling
 from hpcfl.cli import main
+from hpcfl.comm.solo import Solo
 from hpcfl.errors import JobError
+from hpcfl.plan import Pieces
 from tests.parallel.harness import find_mpirun
 
+KEYS = ("processor", "gpu", "python", "torch", "numpy", "hpcfl", "git")
 A = Figure("4 rows", "a", "s", [1.0, 2.0, 3.0, 4.0, 5.0])
 B = Figure("4 rows", "b", "s", [2.0, 2.0, 2.0, 16.0, 10.0])
 
@@ -41,15 +46,47 @@ def test_everything_is_in_the_file(tmp_path):
     assert "torch" in str(result)
 
 
+def test_no_line_is_wider_than_a_terminal(monkeypatch):
+    """Whatever a job, a processor or an MPI library is called."""
+    long = "a job of a sweep with a long name " * 2
+    slow = Figure(long, "blocks of 1000", "s", [12345.678])
+    monkeypatch.setattr("hpcfl.bench.result.versions", lambda device: dict.fromkeys(KEYS, long))
+    pieces = Pieces(
+        origin=long * 3, of=long * 3, step_s=1e-9, visit_s=1e-9, round_s=1e-9, convert_s=1e-9,
+        restore_s=1e-9, test_s=1e-9,
+    )  # fmt: skip
+    tables = (
+        round.report([round.Turn(long, 100_000, slow, slow, 1e-10)]),
+        told_pieces(pieces),
+        reduce.report([Figure("25000000", FLOAT, "s", [1234.0])]),
+    )
+    for table in tables:
+        lines = str(Result("bench x", table, [slow])).splitlines()
+        assert max(map(len, lines)) <= 100, lines
+
+
+def test_a_long_name_has_a_line_of_its_own():
+    assert column("short", 7) == "short  "
+    assert column("as long", 7) == "as long"
+    assert column("too long", 7) == "too long\n       "
+
+
 def test_a_file_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(JobError, match="cannot be written"):
         Result("bench x", "", [A]).write(tmp_path / "file" / "x.json")
 
 
-def test_the_mean_is_measured_on_one_rank(tmp_path, capsys, determinism):
+def test_the_mean_of_one_rank_is_refused(refused, tmp_path):
+    said = refused("bench", "reduce", "--json", tmp_path / "x.json")
+    assert "bench reduce: found 1 rank, expected 2 or more" in said
+    assert said.endswith("; say mpirun -n 2 hpcfl bench reduce")
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_every_side_of_the_mean_is_measured(tmp_path, determinism):
     """Every side has as many turns as asked for, and each ratio is told."""
-    found = bench_reduce([1000], "auto", turns=3)
+    found = measure(Solo(), [1000], turns=3)
     assert found is not None
     sides = [f.side for f in found.figures if f.subject == "1000"]
     assert sides[0] == FLOAT
@@ -84,15 +121,18 @@ rounds: 100
 """
 
 
-def test_two_ranks_against_two_bare_loops(monkeypatch, refused):
-    """All four sides play."""
+def test_two_ranks_against_two_bare_loops(monkeypatch, refused, capsys):
+    """All four sides play; who waits hears how far they are."""
     find_mpirun()
+    monkeypatch.setattr("hpcfl.progress.TRACK_S", 0.0)
     monkeypatch.setattr("hpcfl.bench.scaling.LENET", TINY)
     found = bench_scaling([1, 2], turns=1)
     assert [(f.subject, f.side) for f in found.figures] == [
         ("1 at once", "ranks"), ("1 at once", "bare"), ("2 at once", "ranks"), ("2 at once", "bare")
     ]  # fmt: skip
     assert all(f.values[0] > 0 for f in found.figures)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"bench scaling: rounds: {k} of 8" for k in range(8)]
     assert "does not divide" in refused("bench", "scaling", "--ranks", 3)
 
 

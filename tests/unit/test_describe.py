@@ -128,6 +128,28 @@ def test_check_finds_without_data(job, refused, override, message):
     assert message in refused("check", job, override)
 
 
+@pytest.mark.parametrize("executor", ["block", "auto"])
+def test_check_counts_a_blocks_places_where_the_job_tells_the_clients(
+    job, arrays, refused, hpcfl, executor
+):
+    wanted = f"executor={executor}"
+    assert hpcfl("check", job, wanted, "block_size=4").code == 0
+    said = refused("check", job, wanted, "block_size=5")
+    assert "block_size: found 5, but there are 4 clients" in said
+    job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", ""))
+    arrays(client=np.arange(40) % 4)  # then only the data tell
+    assert hpcfl("check", job, wanted, "block_size=5").code == 0
+    assert refused("check", job, wanted, "block_size=5", "--data") == said
+
+
+def test_check_says_who_asked_for_what_goes_ill_together(job, refused):
+    job.write_text(job.read_text() + "executor: block\nblock_size: 2\n")
+    said = refused("check", job, "executor=sequential")
+    assert f"{job}:10: block_size: found with executor sequential (command line), " in said
+    job.write_text(job.read_text().replace("executor: block\n", ""))
+    assert "found with executor sequential (its default), " in refused("check", job)
+
+
 @pytest.mark.parametrize("data", [[], ["--data"]])
 def test_the_advice_of_centralized_is_complete(job, refused, hpcfl, data):
     wanted = "algorithm={name: centralized}"

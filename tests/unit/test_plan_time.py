@@ -5,10 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+from hpcfl.assemble import assemble
+from hpcfl.balance import Balance
 from hpcfl.errors import JobError
-from hpcfl.plan import Pieces, Work, foretell, read_pieces
+from hpcfl.job import load
+from hpcfl.placement import owners
+from hpcfl.plan import Pieces, Work, foretell, read_pieces, scale, work
 
 PIECES = Pieces(
     origin="by hand", step_s=2.0, visit_s=0.5, round_s=0.25, convert_s=0.01, restore_s=0.02,
@@ -17,7 +22,8 @@ PIECES = Pieces(
 # Steps 4, 3, 2, 1: the largest first, ranks 0 and 1 own clients 0 and 3, and 1 and 2.
 WORK = Work(
     steps=np.array([4, 3, 2, 1]), draw=lambda t: np.array([0, 3] if t % 2 else [0, 1, 2]),
-    parameters=10, state=100, tests=7, rounds=4, evaluations=2,
+    examples=np.array([4, 3, 2, 1]), taken=np.array([40, 30, 20, 10]), balance="owner",
+    parameters=10, state=100, sent=150, tests=7, rounds=4, evaluations=2,
 )  # fmt: skip
 
 
@@ -47,6 +53,81 @@ def test_more_ranks_send_more_messages_and_hardly_more_bytes():
     assert found.exchange == pytest.approx(2 * 4 * 0.001 + 2 * 3 / 4 * 80 / 1000)
 
 
+# Ranks 0 and 1 own clients 0 and 2, and 1 and 3.
+EQUAL = replace(WORK, examples=np.ones(4, np.int64), draw=lambda t: np.array([0, 1 + (t + 1) % 2]))
+
+
+def test_ranks_own_by_examples_and_not_by_steps():
+    """Clients 0 and 2 of rank 0: two visits, 6 steps and two states, all on one rank."""
+    found = foretell(replace(EQUAL, rounds=1), 2, PIECES)
+    assert found.train == pytest.approx(6 * 2 + 2 * 0.5 + 2 * 6)
+    assert found.busiest == 2
+
+
+def test_handing_over_by_hand():
+    """Even rounds: client 2 goes to rank 1, its state of 150 bytes there and 100 back.
+
+    The busiest trains client 0 and reads and writes both states.  Odd ones, of 4 and 3 steps on
+    either rank, move nobody.
+    """
+    stealing = replace(EQUAL, balance="steal")
+    one = foretell(replace(stealing, rounds=1), 2, PIECES)
+    assert one.train == pytest.approx(4 * 2 + 0.5 + 2 * 6)
+    assert one.convert == pytest.approx(0.1 + 0.2)
+    assert one.ship == pytest.approx(2 * 0.001 + 2 * 0.001 + (150 + 100) / 1000)
+    assert one.busiest == pytest.approx(4 / 3)
+    assert one.round == pytest.approx(one.train + 0.3 + one.exchange + one.ship + 0.25)
+    found = foretell(stealing, 2, PIECES)
+    assert found.train == pytest.approx((one.train + 4 * 2 + 0.5 + 6) / 2)
+    assert found.ship == pytest.approx(one.ship / 2)
+    assert found.hours == pytest.approx((4 * found.round + 2 * found.evaluate) / 3600)
+    assert foretell(stealing, 1, PIECES) == foretell(EQUAL, 1, PIECES)
+
+
+def test_the_rank_that_hands_over_most_is_waited_for():
+    """Six equal clients of rank 0 of three: 4 leave it, 2 come to either of the others."""
+    ones = np.ones(18, np.int64)
+    crowd = replace(
+        WORK, steps=ones, examples=ones, taken=ones, balance="steal", rounds=1,
+        draw=lambda t: np.arange(0, 18, 3),
+    )  # fmt: skip
+    found = foretell(crowd, 3, PIECES)
+    assert found.ship == pytest.approx(2 * 2 * 0.001 + 4 * (0.002 + 0.25))
+    assert found.busiest == 1
+    assert foretell(replace(crowd, sent=0, state=0), 3, PIECES).ship == 0  # nobody remembers
+
+
+@pytest.mark.parametrize("balance", ["owner", "steal"])
+def test_the_busiest_is_the_one_of_a_run(job, arrays, balance):
+    """Steps counted from the duties that the ranks of a run would have."""
+    sizes = (1, 2, 2, 3, 3, 5, 8, 16)
+    arrays(client=np.repeat(range(8), sizes))
+    job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", ""))
+    wanted = ["rounds=30", "cohort.size=4", "local.epochs=2", f"balance={balance}"]
+    parts = assemble(load(job, wanted), torch.device("cpu"))
+    steps = [2 * -(-size // 4) for size in sizes]
+    taken = parts.work if balance == "steal" else None
+    ranks = [
+        Balance(lambda t: parts.job.cohort.draw(t, 8, 0), 30, owners(sizes, 3), taken, rank, 3)
+        for rank in range(3)
+    ]
+    counted = [
+        max(done) / np.mean(done)
+        for t in range(30)
+        for done in [[sum(steps[i] for i in rank.duty(t).trained) for rank in ranks]]
+    ]
+    steps_alone = replace(PIECES, visit_s=0.0, convert_s=0.0, read=None, write=None)
+    found = foretell(work(parts), 3, steps_alone)
+    assert found.busiest == pytest.approx(np.mean(counted))
+    assert (found.ship > 0) == (balance == "steal")
+
+
+def test_large_cohorts_are_drawn_for_fewer_rounds():
+    assert WORK.sampled() == range(4)
+    many = replace(WORK, rounds=10_000, draw=lambda t: np.zeros(1000, np.int64))
+    assert many.sampled() == range(0, 10_000, 100)
+
+
 def test_pieces_of_one_rank_say_nothing_of_two():
     alone = replace(PIECES, latency_s=None, bandwidth=None)
     assert foretell(WORK, 1, alone).exchange == 0
@@ -64,35 +145,87 @@ def test_measured_pieces_make_hours(job, hpcfl, refused, tmp_path):
     assert "hours" not in hpcfl("plan", job).text
     planned = hpcfl("plan", job, "--pieces", file)
     assert "hours in all" in planned.text
-    assert pieces.origin in planned.text
+    assert pieces.origin in " ".join(planned.text.split())
+    assert "with balance" not in planned.text  # on one rank
+    tree = json.loads(file.read_text())
+    tree["about"]["pieces"] |= {"latency_s": 1e-6, "bandwidth": 1e9}
+    file.write_text(json.dumps(tree))
+    owner = hpcfl("plan", job, "--pieces", file, "--ranks", 2).out
+    steal = hpcfl("plan", job, "--pieces", file, "--ranks", 2, "balance=steal").out
+    rounds = [next(line for line in told if "hours in all" in line) for told in (owner, steal)]
+    others = [next(line for line in told if "with balance=" in line) for told in (owner, steal)]
+    assert others[0].split("steal: ")[1] in rounds[1]
+    assert others[1].split("owner: ")[1] in rounds[0]
+    assert max(map(len, [*owner, *steal])) <= 100
     said = refused("plan", job, "--pieces", file, "precision=float64")
     assert "pieces: found those of fedhbm on linear of " in said
     assert ", float32, sequential, 1 thread(s); expected fedhbm on linear of " in said
+
+
+GIVEN = {key: value for key, value in PIECES.tree().items() if value is not None}
+
+
+def with_key(**changes):
+    return json.dumps({"pieces": {**GIVEN, **changes}})
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
         ("[]", 'no "pieces" in it'),
-        ('{"pieces": {"origin": "x"}}', "pieces.step_s: Field required"),
-        ('{"pieces": {"origin": "x", "step_s": "1"}}', "pieces.step_s: "),
+        ('{"pieces": 3}', ": pieces: found 3, expected a section (a mapping of keys to values)"),
+        ('{"pieces": {"origin": "x"}}', ": pieces.step_s: missing; it has no default, so it must"),
+        (with_key(step_s="1"), ": pieces.step_s: found '1', expected a number"),
+        (with_key(step_s=0), ": pieces.step_s: found 0, expected a number greater than 0"),
+        (with_key(read=float("nan")), ": pieces.read: found nan, expected a finite number"),
+        (with_key(stepp_s=1), ': pieces.stepp_s: pieces has no "stepp_s" (it has bandwidth, conv'),
+        (with_key(stepp_s=1), "; did you mean step_s?"),
     ],
 )
 def test_bad_pieces(job, refused, tmp_path, text, said):
     (tmp_path / "bad.json").write_text(text)
-    assert said in refused("plan", job, "--pieces", tmp_path / "bad.json")
+    line = refused("plan", job, "--pieces", tmp_path / "bad.json")
+    assert said in line
+    assert line.startswith(f"JobError: {tmp_path / 'bad.json'}: ")
+
+
+DRAWN = {
+    "clients": 4, "examples": 40, "spread": 0.0, "batch": 5, "epochs": 3, "parameters": 10,
+    "state_vectors": 0, "cohorts": [4], "rounds": 2, "evaluations": 1, "tests": 7, "pieces": GIVEN,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("a", {"clients": "4"}, ":3: a.clients: found '4', expected a whole number"),
+        ("a", {"clients": "4"}, "; YAML reads it as text: write 4"),
+        ("a", {"clints": 4}, ':4: a.clints: a has no "clints" (it has balance, batch, clients'),
+        ("model", {"clints": 4}, ':4: model.clints: model has no "clints" (it has balance, ba'),
+        ("a", {"cohorts": []}, ":4: a.cohorts: found [], expected a list of 1 or more"),
+        ("a", {"balance": ["stole"]}, "a.balance.0: found 'stole', expected 'owner' or 'steal'"),
+        ("a", {"cohorts": [1, 0]}, "a.cohorts.1: found 0, expected a number greater than or eq"),
+        ("a", {"tests": -1}, "a.tests: found -1, expected a number greater than or equal to 0"),
+        ("a", {"pieces": {**GIVEN, "reed": 1.0}}, 'a.pieces.reed: a.pieces has no "reed" (it has'),
+        ("a", {"pieces": {"origin": "x"}}, "a.pieces.step_s: missing; it has no default, so it"),
+    ],
+)
+def test_bad_scales(refused, tmp_path, name, changes, said):
+    file = tmp_path / "scale.yaml"
+    file.write_text(yaml.safe_dump({name: {**DRAWN, **changes}}))
+    line = refused("plan", file, "--scale")
+    assert said in line
+    assert line.startswith(f"JobError: {file}:")
+    file.write_text(yaml.safe_dump({name: 3}))
+    assert f"{file}:1: {name}: found 3, expected a section" in refused("plan", file, "--scale")
 
 
 def test_rounds_on_paper(hpcfl, refused, tmp_path):
     """Four clients of 10 examples, all in every round: two ranks take half of the steps."""
-    drawn = {
-        "clients": 4, "examples": 40, "spread": 0.0, "batch": 5, "epochs": 3, "parameters": 10,
-        "state_vectors": 0, "cohorts": [4], "rounds": 2, "evaluations": 1, "tests": 7,
-        "pieces": json.loads(json.dumps(PIECES.tree())),
-    }  # fmt: skip
     file = tmp_path / "scale.yaml"
-    file.write_text(yaml.safe_dump({"a job": drawn}))
+    file.write_text(yaml.safe_dump({"a job": DRAWN}))
     told = hpcfl("plan", file, "--scale", "--ranks", 2, "--plot", tmp_path / "x.png")
     one = hpcfl("plan", file, "--scale", "--ranks", 1).out[1]
     _, two, *rest = told.out
@@ -102,10 +235,39 @@ def test_rounds_on_paper(hpcfl, refused, tmp_path):
     assert rest[0] == ""
     assert (tmp_path / "x.png").stat().st_size > 0
     assert told.out[-1] == "a job: by hand"
-    del drawn["pieces"]["step_s"]
-    file.write_text(yaml.safe_dump({"a job": drawn}))
-    assert "a job.pieces.step_s: Field required" in refused("plan", file, "--scale")
     assert "is for --scale" in refused("plan", file, "--plot", tmp_path / "x.png")
+
+
+def test_no_two_lines_of_the_plot_look_the_same(hpcfl, monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr(scale, "save", lambda figure, paths: figures.append(figure))
+    file = tmp_path / "scale.yaml"
+    drawn = {**DRAWN, "cohorts": [1, 2, 3, 4], "balance": ["owner", "steal"]}
+    file.write_text(yaml.safe_dump(dict.fromkeys(("a", "b", "some long name"), drawn)))
+    told = hpcfl("plan", file, "--scale", "--ranks", 4, "--plot", tmp_path / "x.png")
+    assert max(map(len, told.out)) <= 100
+    lines = figures[0].axes[0].lines
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
+    assert len(lines) == len(looks) == 24
+    assert len({line.get_label() for line in lines}) == 24
+
+
+def test_a_scale_hands_clients_over_where_it_is_asked_to(hpcfl, tmp_path):
+    """Unequal clients on two ranks: never slower in steps than by owners, and states travel."""
+    given = {**GIVEN, "read": 1e9, "write": 1e9, "bandwidth": 1e9, "latency_s": 0.0}
+    drawn = {
+        **DRAWN, "clients": 10, "examples": 1000, "spread": 1.0, "state_vectors": 1,
+        "balance": ["owner", "steal"], "rounds": 50, "pieces": given,
+    }  # fmt: skip
+    file = tmp_path / "scale.yaml"
+    file.write_text(yaml.safe_dump({"job": drawn}))
+    _, owner, steal, *_ = hpcfl("plan", file, "--scale", "--ranks", 2).out
+    assert [line.split()[:4] for line in (owner, steal)] == [
+        ["job", "4", "owner", "2"],
+        ["job", "4", "steal", "2"],
+    ]
+    seconds = [float(line.split()[4]) for line in (owner, steal)]
+    assert seconds[1] < 0.9 * seconds[0]
 
 
 def test_a_file_of_scales_has_no_overrides(refused, tmp_path):

@@ -120,6 +120,26 @@ def test_what_is_refused_changes_nothing(run, refused, override, said):
     assert after == before
 
 
+def test_a_run_in_blocks_stays_one(job, tmp_path, refused, hpcfl):
+    """What was changed is named, not what it goes ill with; the advice can be followed."""
+    run = tmp_path / "blocks"
+    assert hpcfl("run", job, "executor=block", "block_size=2", "--out", run).code == 0
+    said = refused("resume", run, "executor=sequential")
+    assert f"command line: executor: is block in {run}, asked for is sequential, which" in said
+    assert "block_size: found" not in said
+    advice = f"`hpcfl run {run}/job.yaml executor=sequential block_size=null --out NEW`"
+    assert advice in said
+    words = advice.strip("`").replace("NEW", str(tmp_path / "new")).split()[1:]
+    assert hpcfl(*words).code == 0
+    assert f"block_size: is 2 in {run}, asked for is 3" in refused("resume", run, "block_size=3")
+
+
+def test_blocks_of_a_run_that_has_none(run, refused):
+    said = refused("resume", run, "block_size=2")
+    assert f"block_size: is none in {run}, asked for is 2, which would change past rounds" in said
+    assert said.count("block_size=") == 1
+
+
 @pytest.mark.parametrize("line", ["{", "[1]", '{"settings": 5}', '{"round": "1"}', "\xff"])
 def test_a_damaged_history_is_refused_before_anything_changes(run, refused, hpcfl, line):
     """Even a later checkpoint, which this start is to give up, stays."""

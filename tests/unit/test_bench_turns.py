@@ -1,0 +1,57 @@
+"""Sides play in turns; how far they are is told between two of them, by no thread beside them."""
+
+import io
+import sys
+import threading
+
+import pytest
+
+from hpcfl import progress
+from hpcfl.bench.alternate import take_turns
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def sides():
+    """Two sides that note when they play; a figure is the number of plays before it."""
+    heard = []
+
+    def side(name):
+        def play():
+            heard.append((name, threading.active_count()))
+            return float(len(heard))
+
+        return play
+
+    return {"a": side("a"), "b": side("b")}, heard
+
+
+def test_every_side_plays_once_a_turn_and_warm_turns_do_not_count(sides, capsys):
+    plays, heard = sides
+    found = take_turns(plays, 2, "bench x", warm=2)
+    assert [name for name, _ in heard] == ["a", "b"] * 4
+    assert found == {"a": [5.0, 7.0], "b": [6.0, 8.0]}
+    assert capsys.readouterr().err == ""  # nobody waited
+
+
+def test_a_line_now_and_then_where_nobody_watches(sides, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "TRACK_S", 0.0)
+    take_turns(sides[0], 1, "bench x")
+    assert capsys.readouterr().err.splitlines() == [f"bench x: {k} of 4" for k in range(4)]
+    take_turns(sides[0], 1, "bench x", speaks=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar_on_a_terminal_and_no_thread(sides, monkeypatch):
+    """rich's own thread would draw while a side is measured."""
+    plays, heard = sides
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    before = threading.active_count()
+    take_turns(plays, 1, "bench x")
+    assert "bench x" in sys.stderr.getvalue()
+    assert "100%" in sys.stderr.getvalue()
+    assert {threads for _, threads in heard} == {before}
