@@ -71,7 +71,7 @@ def block(
     gradients = Gradients(model, loss, "products" if cuda else "grouped", bf16=bf16, clip=clip)
     drops = gradients.drops(x, population.example())
     width = wide(population.width, x.device, bf16=bf16)
-    filling = Filling(size, width, drops, x.device)
+    filling = Filling(size, width, drops, x.device, population.together())
     wrap = Replayed if cuda else _as_it_is
     return Block(algorithm, gradients, filling, size, weight_decay, shared, surveys, wrap)
 
