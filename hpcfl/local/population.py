@@ -1,8 +1,7 @@
 """The simulated clients: whose examples are whose, and what a visit to one of them consists of."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache
-from itertools import tee
+from functools import cached_property, lru_cache, partial
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -15,9 +14,10 @@ from hpcfl.algorithms.base import Client
 from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import order, steps, taken
 from hpcfl.data.partition import Rows
+from hpcfl.local.early import Early
 from hpcfl.local.gather import Gather, Lay
 from hpcfl.local.step import Local, Pick, Visit
-from hpcfl.local.supply import InMemory, sent, supply
+from hpcfl.local.supply import InMemory, supply
 from hpcfl.seeds import key, stream
 from hpcfl.tasks.losses import terms
 from hpcfl.types import Batch
@@ -62,6 +62,7 @@ class Population:
         self._local, self._rate = local, rate
         self._seed, self._dtype, self._device = seed, dtype, device
         self._full_batch = full_batch
+        self._early = Early(self._supply, dataset.train.inputs, dtype, device)
         self._nothing = torch.empty(0, dtype=dtype, device=device)
         self.examples = [len(own) for own in rows]
         """n_i of every client."""
@@ -79,10 +80,17 @@ class Population:
         spent, self._spent = self._spent, 0.0
         return round(spent, 9)
 
-    def visit(self, client: int, round: int) -> Visit:
-        """What ``client`` does in ``round``: the same whoever asks, whenever."""
+    def visit(self, client: int, round: int, steps: int | None = None) -> Visit:
+        """What ``client`` does in ``round``: the same whoever asks, whenever.
+
+        Args:
+            client: which.
+            round: counted from zero.
+            steps: how many instead of the job's.
+        """
         count = self.examples[client]
-        work = self._steps(count)
+        work = steps or self._steps(count)
+        picks = partial(self._picks, client, round, count, work)
         about = Client(
             round=_number(round, torch.int64),
             steps=_number(work),
@@ -95,10 +103,10 @@ class Population:
             client,
             round,
             about,
-            self._timed(self._batches(client, self._picks(client, round, count, work))),
+            self._timed(self._early(client, picks(), self._transform_of(client))),
             self._own(client),
             key(self._seed, "dropout", round, client) >> 1,
-            self._picks(client, round, count, work),
+            picks(),
         )
 
     def example(self) -> Batch:
@@ -168,15 +176,6 @@ class Population:
         for positions in batches:
             begin, end = end, end + len(positions)
             yield Pick(positions, draws[begin:end])
-
-    def _batches(self, client: int, picks: Iterator[Pick]) -> Iterator[Batch]:
-        transform = self._transform_of(client)
-        picks, ahead = tee(picks)  # a file is read before its draws are needed
-        coming = self._supply.visit(client, (pick.positions for pick in ahead))
-        for stored, pick in zip(coming, picks, strict=True):
-            draws = pick.draws
-            sent_draws = None if draws is None else sent(torch.from_numpy(draws), self._device)
-            yield self._transformed(stored, transform, sent_draws)
 
     def _timed(self, coming: Iterator[Item]) -> Iterator[Item]:
         """The same; ``spent`` tells how long it took to come."""

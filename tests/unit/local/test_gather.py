@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpcfl.data.arrays import cast
 from hpcfl.data.base import Dataset
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.local.filling import Filling
@@ -94,6 +95,38 @@ def test_the_same_bits_as_from_each_client(transform, local, places, monkeypatch
             places_of += [0] * (13 - len(places_of))
             assert torch.equal(batches.inputs[k], batch.inputs[places_of])
             assert torch.equal(batches.labels[k], batch.labels[places_of])
+
+
+@pytest.mark.parametrize("held", [IMAGES, Shelf()], ids=["memory", "file"])
+def test_batches_made_early_are_those_made_alone(held, monkeypatch):
+    """In bits and in order in memory; of 10 images at most, then of all of the visit's."""
+    found = []
+    for most in (0, 10 * IMAGES[0].nbytes, 1 << 18):
+        monkeypatch.setattr("hpcfl.local.early.EAGER", most)
+        calls = []
+
+        class Noting(CropFlipNormalize):
+            def __call__(self, inputs, dtype, draws, calls=calls):
+                calls.append(len(inputs))
+                return super().__call__(inputs, dtype, draws)
+
+        noting = Noting(mean=TRANSFORM.mean, std=TRANSFORM.std, padding=2)
+        made = population({"steps": 5, "batch_size": 4}, held, noting)
+        found.append((list(made.visit(0, 2).batches), calls))
+    (alone, each), (some, tens), (many, once) = found
+    assert (each, tens, once) == ([4, 4, 1, 4, 4], [9, 8], [17])
+    for batches in (some, many):
+        for expected, batch in zip(alone, batches, strict=True):
+            assert torch.equal(batch.inputs, expected.inputs)
+            assert torch.equal(batch.labels, expected.labels)
+            assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_batches_made_early_lie_where_torch_would_put_them():
+    """On a CPU, MKL's products of rows that do not begin at 64 bytes have other last bits."""
+    made = population({"steps": 3, "batch_size": 3}, torch.randn(sum(SIZES), 5), cast)
+    batches = list(made.visit(3, 0).batches)
+    assert [batch.inputs.data_ptr() % 64 for batch in batches] == [0, 0, 0]
 
 
 def test_augmentation_is_new_each_round_and_each_pass_and_each_clients_own():
@@ -200,7 +233,7 @@ def test_the_time_that_batches_take_is_counted(apart, monkeypatch):
     )
     for _ in Filling(2, 13, (), CPU, made.together()).steps([made.visit(i, 2) for i in (0, 6)]):
         now[0] += 1  # training
-    assert made.spent() == (60 if apart else 30)
+    assert made.spent() == (20 if apart else 30)  # a call for each visit, or for each step
     assert made.spent() == 0
     list(made.visit(0, 2).batches)
-    assert made.spent() == 30
+    assert made.spent() == 10
