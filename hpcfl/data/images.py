@@ -80,18 +80,22 @@ def crop_flip(
     rows, columns = padded.shape[1] - height + 1, padded.shape[2] - width + 1
     draw = draws % (2 * rows * columns)
     column, row, flip = draw % columns, draw // columns % rows, draw // (rows * columns)
-    along = torch.arange(width, device=images.device)
-    down = torch.arange(height, device=images.device)
-    channel = torch.arange(channels, device=images.device)
+    down, along = _ways(height, width, channels, images.device)
     # Whole lines first, then pixels within the lines: two cheap gathers.
     first = torch.arange(count, device=images.device) * padded.shape[1] + row
     lines = padded.view(-1, padded.shape[2] * channels).index_select(
         0, (first[:, None] + down).view(-1)
     )
-    places = column[:, None] + torch.where(flip[:, None] > 0, width - 1 - along, along)
-    pixels = (places[:, :, None] * channels + channel).view(count, 1, width * channels)
-    cropped = lines.view(count, height, -1).gather(2, pixels.expand(-1, height, -1))
+    pixels = along.index_select(0, flip).add_((column * channels)[:, None])
+    cropped = lines.view(count, height, -1).gather(2, pixels[:, None].expand(-1, height, -1))
     return cropped.view(count, height, width, channels)
+
+
+@lru_cache(maxsize=8)
+def _ways(height: int, width: int, channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Down an image [H]; and along a line of it [2, W * C], as it is and mirrored."""
+    along = torch.arange(width * channels, device=device).view(width, channels)
+    return torch.arange(height, device=device), torch.stack([along, along.flip(0)]).flatten(1)
 
 
 def _middle(images: Tensor, height: int, width: int) -> Tensor:

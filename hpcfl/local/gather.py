@@ -5,7 +5,7 @@ call of the transform.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -68,54 +68,73 @@ class Gather:
             width: B, of the widest batch there can be.
         """
         work = [int(visit.about.steps) for visit in visits]
+        clients = [visit.client for visit in visits]
         most = max(1, AT_ONCE // (size * width))
         for begin in range(0, max(work), most):
             picks = [
                 list(islice(visit.picks, min(max(steps - begin, 0), most)))
                 for visit, steps in zip(visits, work, strict=True)
             ]
-            yield from self._lay([visit.client for visit in visits], picks, size, width)
+            yield from self._lay(clients, list(zip_longest(*picks)), size, width)
 
     def _lay(
-        self, clients: Sequence[int], picks: Sequence[list[Pick]], size: int, width: int
+        self, clients: Sequence[int], steps: Sequence[Sequence[Pick | None]], size: int, width: int
     ) -> Iterator[Laid]:
-        """Some steps, whose index takes little memory."""
-        sizes = np.zeros((size, max(map(len, picks))), dtype=np.int64)
-        for own, taken in zip(sizes, picks, strict=False):  # fewer visits, perhaps
-            own[: len(taken)] = [len(pick.positions) for pick in taken]
-        there = np.arange(width) < sizes[..., None]
-        rows = [
-            self._rows[client][np.concatenate([pick.positions for pick in taken])]
-            for client, taken in zip(clients, picks, strict=True)
-            if taken
+        """Some steps, whose indices take little memory."""
+        owned = [self._rows[client] for client in clients]
+        each = [
+            (own, pick)
+            for step in steps
+            for own, pick in zip(owned, step, strict=True)
+            if pick is not None
         ]
-        draws = [pick.draws for taken in picks for pick in taken if pick.draws is not None]
-        index = sent(_spread(rows, there), self._examples.home)
-        drawn = sent(_spread(draws, there), self._device) if draws else None
-        counts = sent(torch.from_numpy(there.swapaxes(0, 1).astype(np.float32)), self._device)
-        for step, chosen in enumerate(index):
-            stored = self._examples.take(chosen.view(-1))
-            each = None if drawn is None else drawn[step].view(-1)
-            inputs, labels = (
-                part.view(size, width, *part.shape[1:])
-                for part in (self._transform(stored.inputs, self._dtype, each), stored.labels)
-            )
-            if self._device.type == "cpu":  # a graph copies them into its own order anyway
-                inputs = inputs.contiguous()
-            yield Laid(inputs, labels, counts[step], sizes[:, step].tolist())
+        rows = np.concatenate([own[pick.positions] for own, pick in each])
+        draws = [pick.draws for _, pick in each if pick.draws is not None]
+        sizes = np.zeros((len(steps), size), dtype=np.int64)
+        for found, step in zip(sizes, steps, strict=True):
+            found[: len(step)] = [0 if pick is None else len(pick.positions) for pick in step]
+        totals = sizes.sum(1).tolist()
+        chosen = sent(torch.from_numpy(rows), self._examples.home).split_with_sizes(totals)
+        drawn: Sequence[Tensor | None] = [None] * len(steps)
+        if draws:
+            numbers = sent(torch.from_numpy(np.concatenate(draws)), self._device)
+            drawn = numbers.split_with_sizes(totals)
+        places = sent(torch.from_numpy(_places(sizes, width)), self._device)
+        there = np.arange(width) < sizes[..., None]
+        counts = sent(torch.from_numpy(there.astype(np.float32)), self._device)
+        for s, own_sizes in enumerate(sizes.tolist()):
+            place = None if there[s].all() else places[s]
+            inputs, labels = self._batches(chosen[s], drawn[s], place, (size, width))
+            yield Laid(inputs, labels, counts[s], own_sizes)
+
+    def _batches(
+        self, chosen: Tensor, draws: Tensor | None, place: Tensor | None, shape: tuple[int, int]
+    ) -> Iterator[Tensor]:
+        """Inputs and labels [K, B, ...] of the rows that a step takes.
+
+        Args:
+            chosen: those rows, client after client.
+            draws: of each.
+            place: [K * B], which of them goes there; in their order when None.
+            shape: K and B.
+        """
+        stored = self._examples.take(chosen)
+        for part in (self._transform(stored.inputs, self._dtype, draws), stored.labels):
+            laid = part if place is None else part.index_select(0, place)
+            laid = laid.view(*shape, *part.shape[1:])
+            # A graph copies them into an order of its own anyway.
+            yield laid.contiguous() if self._device.type == "cpu" else laid
 
 
-def _spread(numbers: Sequence[NDArray[np.int64]], there: NDArray[np.bool_]) -> Tensor:
-    """[S, K, B]: every place has its number, or that of the example which fills it.
+def _places(sizes: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    """[S, K * B]: which of a step's examples, client after client, goes to each place.
 
     Args:
-        numbers: client after client, step after step.
-        there: [K, S, B], the places that have one of their own.
+        sizes: [S, K], of the batches; 0 where a client stands still.
+        width: B.
     """
-    found = np.zeros(there.shape, dtype=np.int64)
-    found[there] = np.concatenate(numbers)
-    found = np.where(there, found, found[..., :1])
-    trains = there[..., 0]
-    others = found[trains.argmax(0), np.arange(trains.shape[1])]
-    found = np.where(trains[..., None], found, others)
-    return torch.from_numpy(np.ascontiguousarray(found.swapaxes(0, 1)))
+    trains = sizes > 0
+    first = np.take_along_axis(sizes, trains.argmax(1)[:, None], 1)  # of whose batch stands in
+    begin = np.where(trains, sizes.cumsum(1) - sizes, 0)[..., None]
+    there = np.arange(width) < np.where(trains, sizes, first)[..., None]
+    return (begin + np.where(there, np.arange(width), 0)).reshape(len(sizes), -1)
