@@ -1,11 +1,12 @@
 """The batches of one visit, step by step; small ones are made several at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import tee
 from math import prod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import Transform
@@ -39,32 +40,49 @@ class Early:
     def __call__(self, client: int, picks: Iterator[Pick], transform: Transform) -> Iterator[Batch]:
         """A batch for each of the picks of a client; its bits are as if it were made alone."""
         runs, ahead = tee(_runs(picks, self._most))  # a file is read before draws are needed
-        coming = self._supply.visit(
-            client, (np.concatenate([pick.positions for pick in run]) for run in ahead)
-        )
-        for stored, run in zip(coming, runs, strict=True):
-            numbers = [pick.draws for pick in run if pick.draws is not None]
-            draws = (
-                sent(torch.from_numpy(np.concatenate(numbers)), self._device) if numbers else None
-            )
-            inputs = transform(stored.inputs, self._dtype, draws)
-            sizes = [len(pick.positions) for pick in run]
-            own = map(_aligned, inputs.split_with_sizes(sizes))
-            yield from map(Batch, own, stored.labels.split_with_sizes(sizes))
+        coming = self._supply.visit(client, (together.positions for together, _ in ahead))
+        for together, sizes in runs:
+            yield from self._made(next(coming), together.draws, sizes, transform)
+
+    def _made(
+        self,
+        stored: Batch,
+        draws: NDArray[np.int64] | None,
+        sizes: Sequence[int],
+        transform: Transform,
+    ) -> Sequence[Batch]:
+        """Batches of these sizes."""
+        sent_draws = None if draws is None else sent(torch.from_numpy(draws), self._device)
+        whole = Batch(transform(stored.inputs, self._dtype, sent_draws), stored.labels)
+        if len(sizes) == 1:
+            return [whole]
+        inputs, labels = (part.split_with_sizes(sizes) for part in whole)
+        return [Batch(_aligned(own), those) for own, those in zip(inputs, labels, strict=True)]
 
 
-def _runs(picks: Iterator[Pick], most: int) -> Iterator[list[Pick]]:
-    """As many steps as take at most so many examples together, but one at least."""
+def _runs(picks: Iterator[Pick], most: int) -> Iterator[tuple[Pick, list[int]]]:
+    """As many steps as take at most so many examples together, one at least; and their sizes."""
     run: list[Pick] = []
+    sizes: list[int] = []
     held = 0
     for pick in picks:
-        held += len(pick.positions)
-        if run and held > most:
-            yield run
-            run, held = [], len(pick.positions)
+        size = len(pick.positions)
+        if run and held + size > most:
+            yield _joined(run), sizes
+            run, sizes, held = [], [], 0
         run.append(pick)
+        sizes.append(size)
+        held += size
     if run:
-        yield run
+        yield _joined(run), sizes
+
+
+def _joined(run: Sequence[Pick]) -> Pick:
+    if len(run) == 1:
+        return run[0]
+    draws = [pick.draws for pick in run if pick.draws is not None]
+    positions = np.concatenate([pick.positions for pick in run])
+    return Pick(positions, np.concatenate(draws) if draws else None)
 
 
 def _aligned(inputs: Tensor) -> Tensor:
