@@ -30,10 +30,11 @@ from hpcfl.initial import initial, initial_model
 from hpcfl.job import Job, Loaded, fitted, require_filled
 from hpcfl.local.executor import MOST, Executor, block
 from hpcfl.local.memories import Memories
-from hpcfl.local.population import Population, TestSet
+from hpcfl.local.population import Population
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.shipping import Shipping
 from hpcfl.local.step import Gradient
+from hpcfl.local.testset import TestSet
 from hpcfl.prepare import prepare_torch
 from hpcfl.runtime import Desk, Run
 from hpcfl.schema import LOSS, Schema, Survey, dry_round

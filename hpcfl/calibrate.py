@@ -121,15 +121,12 @@ def one_step(parts: Parts, executor: Executor, clients: int) -> Callable[[], flo
     message = algorithm.broadcast(algorithm.init_server(x0))
     who = [client % len(population) for client in range(clients)]
     states = [parts.first(client) for client in who]
-    step = torch.ones((), dtype=torch.float64)
     surveyed = torch.zeros_like(x0 if algorithm.full_gradient != "none" else x0[:0])
 
     def play() -> float:
-        visits = [population.visit(client, 0) for client in who]
+        visits = [population.visit(client, 0, steps=1) for client in who]
         visits = [
-            visit._replace(
-                about=visit.about._replace(steps=step, full_grad=surveyed, cohort_grad=surveyed)
-            )
+            visit._replace(about=visit.about._replace(full_grad=surveyed, cohort_grad=surveyed))
             for visit in visits
         ]
         began = perf_counter()

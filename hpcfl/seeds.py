@@ -8,7 +8,6 @@ from hashlib import blake2b
 from struct import pack
 
 import numpy as np
-import torch
 
 NO_ROUND = -1  # for draws made once per run
 NO_CLIENT = -1  # for draws that belong to the server
@@ -25,17 +24,3 @@ def stream(
 ) -> np.random.Generator:
     """A numpy generator of the stream's own."""
     return np.random.Generator(np.random.PCG64(key(seed, purpose, round, client)))
-
-
-def torch_stream(
-    seed: int,
-    purpose: str,
-    round: int = NO_ROUND,
-    client: int = NO_CLIENT,
-    device: torch.device | str = "cpu",
-) -> torch.Generator:
-    """A torch generator of the stream's own, on ``device``.
-
-    The draws differ between CPU and GPU: the same bits are promised per device type.
-    """
-    return torch.Generator(device).manual_seed(key(seed, purpose, round, client))

@@ -110,12 +110,12 @@ class Arrays(DataConfig):
         return list(np.split(rows, np.cumsum(counts)[:-1]))
 
 
-def cast(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
+def cast(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
     """The transform that only changes the type."""
     return inputs.to(dtype)
 
 
-def to_indices(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
+def to_indices(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
     """The transform of classes, which stay integers, whatever the compute dtype is."""
     return inputs.to(torch.int64)
 

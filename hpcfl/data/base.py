@@ -20,17 +20,30 @@ Part = Annotated[float, Interval(gt=0, lt=1)]
 LossName = Literal["cross_entropy", "tokens", "squared", "quadratic"]
 
 
-class Transform(Protocol):
-    """Stored rows to model inputs."""
+DRAWS = 2**63  # how many numbers an example's draw may be
 
-    def __call__(
-        self, inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None
-    ) -> Tensor:
+
+class Transform(Protocol):
+    """Stored rows to model inputs, each from its own row alone.
+
+    One that augments has an attribute ``augment`` that is true, and is given draws in training.
+    """
+
+    def __call__(self, inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
         """Model inputs [B, ...] of ``dtype`` from stored rows [B, ...], on the rows' device.
 
-        Augmentation draws from ``generator`` (on the same device); None means no augmentation.
+        Args:
+            inputs: the rows.
+            dtype: of the model.
+            draws: [B] int64 on the same device, a random number from 0 to 2^63 - 1 for each
+                example, all that its augmentation may depend on; None means no augmentation.
         """
         ...
+
+
+def augments(transform: Transform) -> bool:
+    """Whether the transform takes draws."""
+    return bool(getattr(transform, "augment", False))
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,7 @@ class Grey:
 
     flat: bool
 
-    def __call__(
-        self, inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None
-    ) -> Tensor:
+    def __call__(self, inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
         """Model inputs; nothing is augmented, and mean and variance stay what they are."""
         images = inputs.to(dtype) / 255
         return images.flatten(1) if self.flat else images.unsqueeze(1)

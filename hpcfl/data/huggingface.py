@@ -189,6 +189,6 @@ def _owned(train: Split, name: str) -> list[Rows]:
     return list(np.split(order, np.cumsum(counts)[:-1]))
 
 
-def _unit(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
+def _unit(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
     """Images uint8 [B, H, W, C] to [B, C, H, W] in [0, 1]."""
     return inputs.to(dtype).permute(0, 3, 1, 2) / 255

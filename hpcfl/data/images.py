@@ -17,8 +17,8 @@ class CropFlipNormalize:
     """Images uint8 [B, H, W, C] to normalised [B, C, H, W], channels last in memory.
 
     Augmentation, per image: a crop from the image padded with black, and a horizontal flip with
-    probability 1/2.  Without it the middle is cut out.  Only the rows and the generator determine
-    the bits.
+    probability 1/2.  Without it the middle is cut out.  Only the rows and the draws determine the
+    bits, and each image's own alone.
 
     Colours are changed as torchvision does it, on pixels p in [0, 1]: first p <- b p, then
     p <- s p + (1 - s) grey with grey = 0.2989 red + 0.587 green + 0.114 blue, each cut to [0, 1].
@@ -30,7 +30,7 @@ class CropFlipNormalize:
     padding: int = 4
     """Pixels of black on every side before the crop."""
     augment: bool = True
-    """False: no augmentation even where a generator is given."""
+    """False: no augmentation, and visits draw nothing for it."""
     size: int | None = None
     """Sides of the crops, of images that are at least as large; None: those of the image."""
     brightness: float = 1.0
@@ -38,15 +38,13 @@ class CropFlipNormalize:
     saturation: float = 1.0
     """s; 0 is grey, 1 changes nothing."""
 
-    def __call__(
-        self, inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None
-    ) -> Tensor:
-        """Model inputs; ``generator`` None means no augmentation."""
+    def __call__(self, inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
+        """Model inputs; without ``draws`` [B] the middle of each image."""
         height, width, channels = inputs.shape[1:]
         if self.size is not None:
             height = width = self.size
-        if self.augment and generator is not None:
-            inputs = crop_flip(inputs, self.padding, generator, (height, width))
+        if self.augment and draws is not None:
+            inputs = crop_flip(inputs, self.padding, draws, (height, width))
         else:
             inputs = _middle(inputs, height, width)
         shift, scale = _affine(self.mean, self.std, width, dtype, inputs.device)
@@ -68,34 +66,36 @@ class CropFlipNormalize:
 def crop_flip(
     images: Tensor,
     padding: int,
-    generator: torch.Generator,
+    draws: Tensor,
     size: tuple[int, int] | None = None,
 ) -> Tensor:
     """A crop of ``size``, at random, of each padded image [H, W, C] of the batch, perhaps flipped.
 
-    Without ``size``, each image is shifted by up to ``padding`` pixels.  One draw per image holds
-    its flip, row and column offset (most to least significant).
+    Without ``size``, each image is shifted by up to ``padding`` pixels.  Of a draw [B], modulo how
+    many crops there are, come flip, row and column offset (most to least significant).
     """
     count, _, _, channels = images.shape
     height, width = size or images.shape[1:3]
     padded = pad(images, (0, 0, padding, padding, padding, padding)).contiguous()
     rows, columns = padded.shape[1] - height + 1, padded.shape[2] - width + 1
-    draw = torch.randint(
-        2 * rows * columns, (count,), generator=generator, device=images.device, dtype=torch.int64
-    )
+    draw = draws % (2 * rows * columns)
     column, row, flip = draw % columns, draw // columns % rows, draw // (rows * columns)
-    along = torch.arange(width, device=images.device)
-    down = torch.arange(height, device=images.device)
-    channel = torch.arange(channels, device=images.device)
+    down, along = _ways(height, width, channels, images.device)
     # Whole lines first, then pixels within the lines: two cheap gathers.
     first = torch.arange(count, device=images.device) * padded.shape[1] + row
     lines = padded.view(-1, padded.shape[2] * channels).index_select(
         0, (first[:, None] + down).view(-1)
     )
-    places = column[:, None] + torch.where(flip[:, None] > 0, width - 1 - along, along)
-    pixels = (places[:, :, None] * channels + channel).view(count, 1, width * channels)
-    cropped = lines.view(count, height, -1).gather(2, pixels.expand(-1, height, -1))
+    pixels = along.index_select(0, flip).add_((column * channels)[:, None])
+    cropped = lines.view(count, height, -1).gather(2, pixels[:, None].expand(-1, height, -1))
     return cropped.view(count, height, width, channels)
+
+
+@lru_cache(maxsize=8)
+def _ways(height: int, width: int, channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Down an image [H]; and along a line of it [2, W * C], as it is and mirrored."""
+    along = torch.arange(width * channels, device=device).view(width, channels)
+    return torch.arange(height, device=device), torch.stack([along, along.flip(0)]).flatten(1)
 
 
 def _middle(images: Tensor, height: int, width: int) -> Tensor:

@@ -189,7 +189,7 @@ def but_the_last(path: Path, classes: int) -> Transform:
         DataError: one is no class.
     """
 
-    def transform(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
+    def transform(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
         if inputs.device.type == "cpu":
             check_tokens(path, inputs, classes)
         return inputs[:, :-1].to(torch.int64)
@@ -200,8 +200,8 @@ def but_the_last(path: Path, classes: int) -> Transform:
 def without(token: int, tokens: Transform) -> Transform:
     """The transform that also makes padding of a token: the end, where it is the label."""
 
-    def transform(inputs: Tensor, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
-        found = tokens(inputs, dtype, generator)
+    def transform(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
+        found = tokens(inputs, dtype, draws)
         return found.masked_fill(found == token, PAD)
 
     return transform

@@ -6,8 +6,8 @@ from hpcfl.data.base import Dataset
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.meter import Meter
 from hpcfl.evaluation.section import Evaluate
-from hpcfl.local.population import TestSet
 from hpcfl.local.step import Gradient
+from hpcfl.local.testset import TestSet
 from hpcfl.metrics.totals import names
 from hpcfl.types import Vector
 

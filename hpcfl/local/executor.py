@@ -70,7 +70,7 @@ def block(
     # Grouped convolutions are the faster ones on a CPU (1.8 times on LeNet), and slow on GPUs.
     gradients = Gradients(model, loss, "products" if cuda else "grouped", bf16=bf16, clip=clip)
     width = wide(population.width, x.device, bf16=bf16)
-    filling = Filling(size, width)
+    filling = Filling(size, width, population.together())
     wrap = Replayed if cuda else _as_it_is
     return Block(algorithm, gradients, filling, size, weight_decay, shared, surveys, wrap)
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hpcfl.local.gather import Laid, Lay
 from hpcfl.local.many import Batches
 from hpcfl.local.sequential import named
 from hpcfl.local.step import Visit
@@ -26,10 +27,12 @@ class Filling:
     Args:
         size: K.
         width: B, of the widest batch there can be.
+        together: lays all clients' batches at once; when None, each is asked for its own.
     """
 
-    def __init__(self, size: int, width: int) -> None:
+    def __init__(self, size: int, width: int, together: Lay | None = None) -> None:
         self._size, self._width = size, width
+        self._lay = _one_by_one if together is None else together
 
     def steps(self, visits: Sequence[Visit]) -> Iterator[Step]:
         """Every local step of the longest of at most K visits; the others stand still behind.
@@ -37,28 +40,35 @@ class Filling:
         Raises:
             ClientError: a client's data raised.
         """
-        counts = [int(visit.about.steps) for visit in visits]
-        for step in range(max(counts)):
-            rows: list[Batch | None] = []
-            for visit, count in zip(visits, counts, strict=True):
-                with named(visit, "step"):
-                    rows.append(next(visit.batches) if step < count else None)
-            yield self._step(rows, [visit.dropout_seed + step for visit in visits])
+        nobody = [0] * (self._size - len(visits))
+        first = torch.tensor([*(visit.dropout_seed for visit in visits), *nobody])
+        laid = self._lay(visits, self._size, self._width)
+        for step, (inputs, labels, counts) in enumerate(laid):
+            if step == 0:
+                first = sent(first, labels.device)
+            yield Step(Batches(inputs, labels, counts, first + step), counts[:, 0] > 0)
 
-    def _step(self, rows: Sequence[Batch | None], seeds: Sequence[int]) -> Step:
+
+def _one_by_one(visits: Sequence[Visit], size: int, width: int) -> Iterator[Laid]:
+    """What each visit has to give, as it comes."""
+    work = [int(visit.about.steps) for visit in visits]
+    for step in range(max(work)):
+        rows: list[Batch | None] = []
+        for visit, steps in zip(visits, work, strict=True):
+            with named(visit, "step"):
+                rows.append(next(visit.batches) if step < steps else None)
         like = next(row for row in rows if row is not None)
-        own = [*rows, *[None] * (self._size - len(rows))]
+        own = [*rows, *[None] * (size - len(rows))]
         sizes = [0 if row is None else len(row.labels) for row in own]
         # Filled with a real example: zeros may have no gradient, and nan times 0 is nan.
         inputs, labels = (
-            torch.stack([self._widened((row or like)[part]) for row in own]) for part in (0, 1)
+            torch.stack([_widened((row or like)[part], width) for row in own]) for part in (0, 1)
         )
-        counts = torch.arange(self._width) < torch.tensor(sizes).unsqueeze(1)
-        counted = sent(counts.float(), labels.device)
-        drawn = sent(torch.tensor([*seeds, *[0] * (self._size - len(seeds))]), labels.device)
-        return Step(Batches(inputs, labels, counted, drawn), counted[:, 0] > 0)
+        counts = torch.arange(width) < torch.tensor(sizes).unsqueeze(1)
+        yield Laid(inputs, labels, sent(counts.float(), labels.device))
 
-    def _widened(self, batch: Tensor) -> Tensor:
-        """[B, ...]: the first example again where there is no more."""
-        rest = self._width - len(batch)
-        return torch.cat([batch, batch[:1].expand(rest, *batch.shape[1:])]) if rest else batch
+
+def _widened(batch: Tensor, width: int) -> Tensor:
+    """[width, ...]: the first example again where there is no more."""
+    rest = width - len(batch)
+    return torch.cat([batch, batch[:1].expand(rest, *batch.shape[1:])]) if rest else batch

@@ -1,8 +1,9 @@
 """The simulated clients: whose examples are whose, and what a visit to one of them consists of."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from time import perf_counter
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -10,14 +11,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.algorithms.base import Client
-from hpcfl.data.base import Dataset, Transform
+from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import order, steps, taken
 from hpcfl.data.partition import Rows
-from hpcfl.local.step import Local, Visit
-from hpcfl.local.supply import supply
-from hpcfl.seeds import key, stream, torch_stream
+from hpcfl.local.early import Early
+from hpcfl.local.gather import Gather, Lay
+from hpcfl.local.step import Local, Pick, Visit
+from hpcfl.local.supply import InMemory, supply
+from hpcfl.seeds import key, stream
 from hpcfl.tasks.losses import terms
 from hpcfl.types import Batch
+
+Item = TypeVar("Item")
 
 
 class Population:
@@ -57,6 +62,7 @@ class Population:
         self._local, self._rate = local, rate
         self._seed, self._dtype, self._device = seed, dtype, device
         self._full_batch = full_batch
+        self._early = Early(self._supply, dataset.train.inputs, dtype, device)
         self._nothing = torch.empty(0, dtype=dtype, device=device)
         self.examples = [len(own) for own in rows]
         """n_i of every client."""
@@ -74,10 +80,17 @@ class Population:
         spent, self._spent = self._spent, 0.0
         return round(spent, 9)
 
-    def visit(self, client: int, round: int) -> Visit:
-        """What ``client`` does in ``round``: the same whoever asks, whenever."""
+    def visit(self, client: int, round: int, steps: int | None = None) -> Visit:
+        """What ``client`` does in ``round``: the same whoever asks, whenever.
+
+        Args:
+            client: which.
+            round: counted from zero.
+            steps: how many instead of the job's.
+        """
         count = self.examples[client]
-        work = self._steps(count)
+        work = steps or self._steps(count)
+        picks = partial(self._picks, client, round, count, work)
         about = Client(
             round=_number(round, torch.int64),
             steps=_number(work),
@@ -90,15 +103,11 @@ class Population:
             client,
             round,
             about,
-            self._batches(client, round, count, work),
+            self._timed(self._early(client, picks(), self._transform_of(client))),
             self._own(client),
             key(self._seed, "dropout", round, client) >> 1,
+            picks(),
         )
-
-    def example(self) -> Batch:
-        """One example, without augmentation."""
-        (stored,) = self._supply.stream([self._rows[0][:1]])
-        return self._transformed(stored, self._transform_of(0), None)
 
     @cached_property
     def width(self) -> int:
@@ -137,24 +146,39 @@ class Population:
         ]
         return np.array(each, dtype=np.int64)[which]
 
-    def _batches(self, client: int, round: int, count: int, work: int) -> Iterator[Batch]:
+    def together(self) -> Lay | None:
+        """What lays the batches of several clients at once, out of memory.
+
+        None where each visit must be asked for its own: examples come out of a file, client by
+        client, or the clients do not see them alike.
+        """
+        if self._personal is not None or not isinstance(self._supply, InMemory):
+            return None
+        gather = Gather(self._supply, self._rows, self._transform, self._dtype, self._device)
+        return lambda visits, size, width: self._timed(gather(visits, size, width))
+
+    def _picks(self, client: int, round: int, count: int, work: int) -> Iterator[Pick]:
+        """What each of ``work`` steps takes of the ``count`` examples of a client."""
+        cut: Any = {"batch_size": self._batch_size, "drop_last": self._local.drop_last}
         shuffle = stream(self._seed, "shuffle", round, client)
-        augment = torch_stream(self._seed, "augment", round, client, self._device)
-        transform = self._transform_of(client)
-        positions = order(
-            count,
-            batch_size=self._batch_size,
-            epochs=None,
-            steps=work,
-            drop_last=self._local.drop_last,
-            generator=shuffle,
-        )
-        coming = self._supply.visit(client, positions)
-        for _ in range(work):
-            began = perf_counter()
-            batch = self._transformed(next(coming), transform, augment)
+        batches = order(count, epochs=None, steps=work, generator=shuffle, **cut)
+        if not augments(self._transform_of(client)):
+            yield from (Pick(positions, None) for positions in batches)
+            return
+        total = taken(count, steps=work, **cut)
+        draws = stream(self._seed, "augment", round, client).integers(DRAWS, size=total)
+        end = 0
+        for positions in batches:
+            begin, end = end, end + len(positions)
+            yield Pick(positions, draws[begin:end])
+
+    def _timed(self, coming: Iterator[Item]) -> Iterator[Item]:
+        """The same; ``spent`` tells how long it took to come."""
+        began = perf_counter()
+        for item in coming:
             self._spent += perf_counter() - began
-            yield batch
+            yield item
+            began = perf_counter()
 
     def training(self, client: int) -> Iterator[Batch]:
         """All examples that ``client`` trains on, without augmentation."""
@@ -175,7 +199,7 @@ class Population:
         positions = (np.arange(k, min(k + size, count)) for k in range(0, count, size))
         transform = self._transform_of(client)
         for stored in self._supply.visit(client, positions):
-            batch = self._transformed(stored, transform, None)
+            batch = self._transformed(stored, transform)
             yield terms(self._loss, batch.labels), batch
 
     def _rest(self, client: int, rows: Rows) -> Iterator[Batch]:
@@ -183,12 +207,12 @@ class Population:
         transform = self._transform_of(client)
         batches = (rows[k : k + self._full_batch] for k in range(0, len(rows), self._full_batch))
         for stored in self._supply.stream(batches):
-            yield self._transformed(stored, transform, None)
+            yield self._transformed(stored, transform)
 
     def _transformed(
-        self, stored: Batch, transform: Transform, augment: torch.Generator | None
+        self, stored: Batch, transform: Transform, draws: Tensor | None = None
     ) -> Batch:
-        return Batch(transform(stored.inputs, self._dtype, augment), stored.labels)
+        return Batch(transform(stored.inputs, self._dtype, draws), stored.labels)
 
     def _transform_of(self, client: int) -> Transform:
         return self._transform if self._personal is None else self._personal(client)
@@ -198,30 +222,3 @@ class Population:
 def _number(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
     """A 0-d tensor that no hook changes, so that one serves all who need that number."""
     return torch.tensor(value, dtype=dtype)
-
-
-class TestSet:
-    """The test examples of one rank: every size-th batch of the whole test set."""
-
-    def __init__(
-        self, dataset: Dataset, *, batch_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._examples = dataset.test
-        self._transform = dataset.transform
-        self._batch_size, self._dtype, self._device = batch_size, dtype, device
-
-    def __len__(self) -> int:
-        return len(self._examples.labels) if self._examples else 0
-
-    def batches(self, rank: int, ranks: int) -> Iterator[Batch]:
-        """Batches number ``rank``, ``rank + ranks``, ...; none where there is no test set."""
-        if self._examples is None:
-            return
-        count, step = len(self), self._batch_size
-        own = (
-            np.arange(start, min(start + step, count))
-            for start in range(rank * step, count, ranks * step)
-        )
-        # They stay where they are until their turn, on a GPU too.
-        for stored in supply(self._examples, (), self._device, resident=False).stream(own):
-            yield Batch(self._transform(stored.inputs, self._dtype, None), stored.labels)

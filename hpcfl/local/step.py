@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Client
+from hpcfl.data.partition import Rows
 from hpcfl.models.dropout import dropouts
 from hpcfl.types import Batch, Count, Fraction, Loss, NonNegative, Positive, Section, Vector
 from hpcfl.vectors import Layout
@@ -55,6 +58,13 @@ class Local(Section):
         return self.lr * self.lr_decay**round
 
 
+class Pick(NamedTuple):
+    """What a local step takes of its client's examples."""
+
+    positions: Rows  # [B], out of 0..n_i-1
+    draws: NDArray[np.int64] | None  # [B], see ``Transform``; None where nothing is augmented
+
+
 class Visit(NamedTuple):
     """One client's work in one round, as the executor gets it."""
 
@@ -64,6 +74,7 @@ class Visit(NamedTuple):
     batches: Iterator[Batch]  # one a local step
     survey: Iterator[tuple[int, Batch]]  # (terms, batch): its whole data, no augmentation
     dropout_seed: int
+    picks: Iterator[Pick]  # what the batches hold, for who gathers those of many clients at once
 
 
 class Gradient:

@@ -79,12 +79,17 @@ class InMemory:
     def stream(self, batches: Iterable[Rows]) -> Iterator[Batch]:
         """Copies of these rows."""
         for rows in batches:
-            chosen = sent(torch.from_numpy(rows), self._labels.device)
-            inputs, labels = (
-                self._inputs.index_select(0, chosen),
-                self._labels.index_select(0, chosen),
-            )
-            yield Batch(inputs.to(self._device), labels.to(self._device))
+            yield self.take(sent(torch.from_numpy(rows), self.home))
+
+    @property
+    def home(self) -> torch.device:
+        """Where the examples lie."""
+        return self._labels.device
+
+    def take(self, rows: Tensor) -> Batch:
+        """Copies of these rows [B], which lie where the examples do."""
+        inputs, labels = self._inputs.index_select(0, rows), self._labels.index_select(0, rows)
+        return Batch(inputs.to(self._device), labels.to(self._device))
 
 
 class FromFile:

@@ -6,6 +6,9 @@ import torch
 from safetensors.torch import save_file
 
 import hpcfl
+from hpcfl.assemble import assemble
+from hpcfl.job import load
+from hpcfl.local.filling import Filling
 from hpcfl.models import MODELS
 from tests.parallel.harness import mpirun
 
@@ -35,21 +38,48 @@ def test_a_gpu_gives_the_same_bits_twice_and_the_cpus_model(tmp_path, job):
     torch.testing.assert_close(first.x, cpu.x, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("norm", ["group", "frozen"])
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
-def test_deep_models_give_the_same_bits_twice(tmp_path, name, norm, precision):
+def images(tmp_path):
+    """Files of a small CIFAR-10, and the data section of a job."""
     draw = np.random.default_rng(0)
     arrays = {}
     for part, count in (("train", 24), ("test", 8)):
         arrays[f"x_{part}"] = draw.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
         arrays[f"y_{part}"] = draw.integers(0, 10, count)
     np.savez(tmp_path / "cifar10.npz", **arrays)
+    return {"kind": "cifar10", "root": str(tmp_path), "clients": 3}
+
+
+def test_augmented_batches_are_the_same_on_a_gpu_alone_and_in_a_block(tmp_path):
+    job = {
+        "data": images(tmp_path),
+        "model": {"name": "linear"},
+        "cohort": {"kind": "uniform", "size": 2},
+        "algorithm": {"name": "fedavg"},
+        "local": {"batch_size": 3, "lr": 0.01},
+        "rounds": 1,
+    }
+    gpu, cpu = (assemble(load(job), torch.device(name)).population for name in ("cuda:0", "cpu"))
+    filling = Filling(4, 3, gpu.together())
+    alone = [list(made.visit(client, 0).batches) for made in (gpu, cpu) for client in range(3)]
+    for step, (batches, _) in enumerate(filling.steps([gpu.visit(i, 0) for i in range(3)])):
+        for k in range(3):
+            there, here = alone[k][step], alone[3 + k][step]
+            own = len(here.labels)
+            assert torch.equal(there.inputs.cpu(), here.inputs)
+            assert torch.equal(batches.inputs[k, :own].cpu(), here.inputs)
+            assert torch.equal(batches.labels[k, :own].cpu(), here.labels)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("norm", ["group", "frozen"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+def test_deep_models_give_the_same_bits_twice(tmp_path, name, norm, precision):
+    data = images(tmp_path)
     weights = tmp_path / "weights.safetensors"
     model = {"norm": norm, "init": str(weights) if norm == "frozen" else None}
     save_file(MODELS[name](**model).build((3, 32, 32), 10).state_dict(), weights)
     job = {
-        "data": {"kind": "cifar10", "root": str(tmp_path), "clients": 3},
+        "data": data,
         "model": {"name": name, **model},
         "cohort": {"kind": "uniform", "size": 2},
         "algorithm": {"name": "fedavg"},

@@ -99,7 +99,7 @@ def test_training_sees_crops_and_evaluation_the_middle(made):
         torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     )
     assert torch.allclose(plain, (pixel - mean) / std, atol=1e-5)
-    crops = dataset.transform(stored, torch.float32, torch.Generator().manual_seed(0))
+    crops = dataset.transform(stored, torch.float32, torch.arange(6) * 7919)
     shifted = {
         (row, column, flip): torch.flip(window, [1]) if flip else window
         for row in range(5)

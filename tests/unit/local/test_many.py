@@ -75,7 +75,8 @@ def visits(batches):
         steps = 1
 
     return [
-        Visit(k, 0, About(), iter([batch]), iter(()), 100 + k) for k, batch in enumerate(batches)
+        Visit(k, 0, About(), iter([batch]), iter(()), 100 + k, iter(()))
+        for k, batch in enumerate(batches)
     ]
 
 
