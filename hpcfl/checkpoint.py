@@ -28,7 +28,7 @@ from hpcfl.files import parse_json
 from hpcfl.runlog import Extent
 from hpcfl.store.durable import storing, sync_folder
 
-FORMAT = 3  # 1 had no shared part of the states; 2 marked the job by all of its keys
+FORMAT = 4  # 1 had no shared part of the states; 2 marked jobs by all keys; 3 drew other numbers
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
 KEPT = "kept.safetensors"

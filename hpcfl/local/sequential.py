@@ -1,7 +1,6 @@
 """One client after the other, by plain autograd: the reference, bit for bit."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -87,12 +86,16 @@ class Sequential:
         return Trained(upload, after, loss / steps, y if ends else y.new_empty(0))
 
 
-@contextmanager
-def named(visit: Visit, stage: str) -> Iterator[None]:
-    """Let an error say which client, round and stage it came from."""
-    try:
-        yield
-    except HpcflError:
-        raise
-    except Exception as e:
-        raise ClientError(visit.client, visit.round + 1, None, stage) from e
+class named:
+    """Lets an error say which client, round and stage it came from."""
+
+    def __init__(self, visit: Visit, stage: str) -> None:
+        self._visit, self._stage = visit, stage
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, HpcflError):
+            visit = self._visit
+            raise ClientError(visit.client, visit.round + 1, None, self._stage) from error

@@ -128,7 +128,7 @@ def test_a_manifest_of_another_format(tmp_path, commit, number, others):
     commit(1)
     path = tmp_path / "checkpoints" / "00000001" / "manifest.json"
     path.write_text(json.dumps({"format": number, **others}))
-    said = f"found format {number}, expected 3: another version of hpcfl wrote it; resume with"
+    said = f"found format {number}, expected 4: another version of hpcfl wrote it; resume with"
     with pytest.raises(StoreError, match=said):
         committed(tmp_path / "checkpoints")
 
@@ -142,7 +142,7 @@ def test_a_run_of_an_older_version_is_told_so(job, tmp_path, hpcfl):
     done = hpcfl("resume", out)
     assert done.code == 2
     assert len(done.err) == 1
-    assert "found format 1, expected 3: another version of hpcfl wrote it" in done.err[0]
+    assert "found format 1, expected 4: another version of hpcfl wrote it" in done.err[0]
 
 
 @pytest.mark.parametrize("name", ["server.safetensors", "rows-0000.npz"])
