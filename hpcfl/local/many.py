@@ -89,6 +89,10 @@ class Gradients:
                 outputs = functional_call(self._model, named, (inputs,))
             return self._loss(outputs, labels, counts)
 
-        with layers:
-            found: Tensor = vmap(one)(views, *batches)
+        try:
+            with layers:
+                found: Tensor = vmap(one)(views, *batches)
+        finally:
+            for drop in self._drops:
+                drop.rest()
         return found

@@ -36,7 +36,7 @@ class Dropout(nn.Module):
         self._below = float(dropped - _LEVELS // 2 - 1)  # the highest 16 bits that drop
         self._scale = _LEVELS / (_LEVELS - dropped) if dropped < _LEVELS else 0.0
         self.p = p
-        self.begin(torch.zeros((), dtype=torch.int64))
+        self.rest()
 
     def begin(self, seed: Tensor, examples: int | None = None) -> None:
         """A batch begins.
@@ -46,6 +46,10 @@ class Dropout(nn.Module):
             examples: how many must be in the first dimension of what comes; None: as many as like.
         """
         self._seed, self._examples, self._calls = seed, examples, 0
+
+    def rest(self) -> None:
+        """No batch is under way: seeds may have been tensors of a transformation that is over."""
+        self.begin(torch.zeros((), dtype=torch.int64))
 
     def forward(self, input: Tensor) -> Tensor:
         """Zeros in some places.

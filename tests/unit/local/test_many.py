@@ -1,5 +1,7 @@
 """Gradients of several clients in one pass are each client's own, for every kind of layer."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -217,6 +219,19 @@ def test_dropout_that_is_not_each_client_s_own_is_refused(kind, why):
     (step,) = Filling(2, 4).steps(visits([row, row]))
     model.eval()
     assert many(parameters(model).expand(2, -1), step.batches)[1].any()
+
+
+def test_a_model_with_dropout_is_its_own_again_behind_a_step():
+    model, row = (
+        nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)),
+        Batch(torch.randn(2, 3), torch.tensor([0, 1])),
+    )
+    own_dropout(model)
+    (step,) = Filling(2, 4).steps(visits([row, row]))
+    Gradients(model, LOSSES["cross_entropy"], "grouped")(
+        parameters(model).expand(2, -1), step.batches
+    )
+    assert copy.deepcopy(model)(torch.randn(7, 3)).shape == (7, 2)
 
 
 def test_filling_is_no_example_that_a_model_may_not_meet():
