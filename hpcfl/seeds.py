@@ -35,7 +35,13 @@ class _Words:
         self._words = words
 
     def generate_state(self, count: int, dtype: type = np.uint64) -> NDArray[np.uint64]:
-        """The four words that PCG64 asks for."""
+        """The four words that PCG64 asks for.
+
+        Raises:
+            NotImplementedError: something else asks for others.
+        """
+        if (count, dtype) != (4, np.uint64):
+            raise NotImplementedError(f"{count} words of {dtype}; a stream is PCG64's")
         return self._words
 
 

@@ -3,7 +3,8 @@
 Random images in CIFAR-10's shape, one epoch of SGD, users weighted alike.  ``cnn`` is pfl's own
 benchmark: 1000 users of 50, 50 users a round, batches of 10, rate 0.1, dropout.  Every side takes a
 round in turn, on one thread; figures are seconds of CPU, which other work on the machine disturbs
-less than wall time.  pfl runs in a Python of its own, as it comes.
+less than wall time.  The bare loop plays hpcfl's models; pfl runs in a Python of its own, with
+models as its users write them.
 """
 
 import json

@@ -54,7 +54,7 @@ def block(
         algorithm: whose hooks are played.
         model: of one client.
         loss: the job's.
-        population: gives the widest batch.
+        population: gives the widest batch, and an example.
         x: [P], any point.
         surveys: takes full gradients.
         shared: for each field of a state, whether it is the model that the client received.
@@ -69,6 +69,7 @@ def block(
     cuda = x.device.type == "cuda"
     # Grouped convolutions are the faster ones on a CPU (1.8 times on LeNet), and slow on GPUs.
     gradients = Gradients(model, loss, "products" if cuda else "grouped", bf16=bf16, clip=clip)
+    gradients.probe(x, population.example())
     width = wide(population.width, x.device, bf16=bf16)
     filling = Filling(size, width, population.together())
     wrap = Replayed if cuda else _as_it_is

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hpcfl.local.gather import Laid, Lay
 from hpcfl.local.many import Batches
-from hpcfl.local.sequential import named
+from hpcfl.local.named import named
 from hpcfl.local.step import Visit
 from hpcfl.local.supply import sent
 from hpcfl.types import Batch

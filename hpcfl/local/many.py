@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 
 from hpcfl.local.layers import Convolutions, Layers
 from hpcfl.models.dropout import dropouts
-from hpcfl.types import Loss
+from hpcfl.types import Batch, Loss
 from hpcfl.vectors import Layout
 
 
@@ -62,6 +62,25 @@ class Gradients:
         if self._clip is not None:
             whole = whole * (self._clip / whole.norm(dim=1, keepdim=True)).clamp(max=1.0)
         return losses.detach(), whole
+
+    def probe(self, x: Tensor, example: Batch) -> None:
+        """Play batches of one example and of two, of two clients.
+
+        Args:
+            x: [P], any point.
+            example: a batch of one.
+
+        Raises:
+            NotImplementedError: the model drops of something else than the examples of a batch.
+            Exception: whatever else the model does that cannot be done for many clients at once.
+        """
+        layers = Layers(self._convolutions, alike=self._alike)
+        seeds = torch.zeros(2, dtype=torch.int64, device=x.device)
+        for width in (1, 2):
+            inputs, labels = (part.expand(2, width, *part.shape[1:]) for part in example)
+            batches = Batches(inputs, labels, torch.ones(2, width, device=x.device), seeds)
+            with torch.no_grad():
+                self._losses(layers, self._views(x.expand(2, -1)), batches)
 
     def _views(self, points: Tensor) -> list[Tensor]:
         """Every parameter of every client, [K, ...] each."""

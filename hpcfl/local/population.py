@@ -109,6 +109,11 @@ class Population:
             picks(),
         )
 
+    def example(self) -> Batch:
+        """One example, without augmentation."""
+        (stored,) = self._supply.stream([self._rows[0][:1]])
+        return self._transformed(stored, self._transform_of(0))
+
     @cached_property
     def width(self) -> int:
         """Examples in the widest batch of a local step."""

@@ -7,6 +7,7 @@ import torch
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.errors import ClientError, HpcflError
+from hpcfl.local.named import named
 from hpcfl.local.step import Gradient, Oracle, Trained, Visit
 from hpcfl.types import Vector
 
@@ -84,18 +85,3 @@ class Sequential:
         with named(visit, "finish"):
             upload, after = algorithm.finish(y, local, message, state, about)
         return Trained(upload, after, loss / steps, y if ends else y.new_empty(0))
-
-
-class named:
-    """Lets an error say which client, round and stage it came from."""
-
-    def __init__(self, visit: Visit, stage: str) -> None:
-        self._visit, self._stage = visit, stage
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, HpcflError):
-            visit = self._visit
-            raise ClientError(visit.client, visit.round + 1, None, self._stage) from error

@@ -90,7 +90,7 @@ class Gradient:
         self._model = model
         self._loss = loss
         self._layout = Layout.of(model)
-        self._parameters = list(model.parameters())
+        self._parameters: list[Tensor] = list(model.parameters())
         self._precision = (
             partial(torch.autocast, self._parameters[0].device.type, torch.bfloat16)
             if bf16
@@ -117,9 +117,8 @@ class Gradient:
         self._begin(seed)
         value, grads = self._loss_and_grads(y, batch)
         with torch.no_grad():
-            for parameter, grad in zip(self._parameters, grads, strict=True):
-                step = grad.add(parameter, alpha=decay) if decay else grad
-                parameter.add_(step, alpha=-rate)
+            steps = torch._foreach_add(grads, self._parameters, alpha=decay) if decay else grads
+            torch._foreach_add_(self._parameters, steps, alpha=-rate)
         return value
 
     def full(self, point: Vector, batches: Iterable[tuple[int, Batch]]) -> Vector:

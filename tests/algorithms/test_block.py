@@ -1,17 +1,20 @@
 """Many clients at once are one client after the other, up to rounding, for every algorithm."""
 
 import re
+from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from hpcfl import calibrate
 from hpcfl.algorithms.base import Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.errors import JobError
 from hpcfl.job import load
+from hpcfl.models.base import ModelConfig
 from hpcfl.rundir import RunDir
 from hpcfl.session import start
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
@@ -40,6 +43,28 @@ def test_every_algorithm(name, tmp_path):
             assert (a is None) == (b is None)
             for x, y in zip(a or (), b or (), strict=True):
                 np.testing.assert_allclose(y, x, rtol=0, atol=1e-12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropping(ModelConfig):
+    """A small model that drops twice."""
+
+    p: float = 0.4
+
+    def build(self, input_shape, outputs):
+        first, last = nn.Linear(input_shape[0], 5), nn.Linear(5, outputs)
+        return nn.Sequential(first, nn.Dropout(self.p), nn.Tanh(), nn.Dropout(self.p / 2), last)
+
+
+def test_dropout_is_each_client_s_own_in_every_step(tmp_path):
+    model = {"name": "tests.algorithms.test_block.Dropping"}
+    job = tree(tmp_path, softmax_problem(), {"name": "fedavg"}, model=model, **SETTINGS)
+    block = {"executor": "block", "block_size": 4}
+    one, many, plain = (
+        play(tmp_path, {**job, **how}).x for how in ({}, block, {"model": {**model, "p": 0.0}})
+    )
+    np.testing.assert_allclose(many, one, rtol=0, atol=1e-12)
+    assert not np.allclose(one, plain)
 
 
 @pytest.fixture

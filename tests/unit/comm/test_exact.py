@@ -249,6 +249,22 @@ def test_large_vectors_in_blocks_equal_small_ones(monkeypatch):
     assert torch.allclose(fast.delta, whole.delta, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("factor", [0.0, 0.5, 1.0])
+def test_groups_of_clients_sum_as_all_at_once(monkeypatch, factor):
+    """Five clients, two or three at a time; weights alike and not."""
+    rows = torch.randn(5, 1001, generator=torch.Generator().manual_seed(0))
+    uploads = [Upload(row, torch.tensor(1.0)) for row in rows]
+    weights = [1.0 + factor * k for k in range(5)]
+    whole = spread(uploads, weights, [0] * 5, 1)[0][0]
+    expected = (rows.double() * torch.tensor(weights)[:, None]).sum(0) / sum(weights)
+    assert torch.allclose(whole.delta.double(), expected, rtol=1e-6, atol=1e-12)
+    monkeypatch.setattr(reduction, "_SMALL", 8)
+    monkeypatch.setattr(exact, "_BLOCK", {"cpu": 333})
+    for most in (1, 2, 3):
+        monkeypatch.setattr(exact, "_ROWS", most)
+        assert bits(spread(uploads, weights, [0] * 5, 1)[0][0]) == bits(whole)
+
+
 def test_many_clients_of_the_same_sign_do_not_overflow():
     uploads = [Upload(torch.full((2,), 3.0e38), torch.tensor(1.5))] * 5000
     mean, *_ = spread(uploads, [2.0**20] * 5000, [0] * 5000, 1)[0]

@@ -138,7 +138,7 @@ def models_with_dropout():
 
     return {
         "torch's Dropout": nn.Sequential(nn.Dropout(0.5), inner),
-        "Dropout": nn.Sequential(Dropout(0.5, 0), inner),
+        "Dropout": nn.Sequential(Dropout(nn.Dropout(0.5), 0), inner),
         "Dropout1d": nn.Sequential(nn.Dropout1d(0.5), inner),
         "AlphaDropout": nn.Sequential(nn.AlphaDropout(0.5), inner),
         "functional": Functional(),

@@ -213,9 +213,8 @@ def test_dropout_that_is_not_each_client_s_own_is_refused(kind, why):
     model, row = kind(), Batch(torch.randn(2, 5, 3), torch.zeros(2))
     own_dropout(model)
     many = Gradients(model, LOSSES["quadratic"], "grouped")
-    (step,) = Filling(2, 4).steps(visits([row, row]))
     with pytest.raises(NotImplementedError, match=why):
-        many(parameters(model).expand(2, -1), step.batches)
+        many.probe(parameters(model), Batch(*(part[:1] for part in row)))
     (step,) = Filling(2, 4).steps(visits([row, row]))
     model.eval()
     assert many(parameters(model).expand(2, -1), step.batches)[1].any()

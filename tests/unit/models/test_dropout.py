@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfl.models.dropout import Dropout, _counters, _mixed, dropouts, own_dropout
+from hpcfl.models.dropout import Dropout, _mixed, dropouts, own_dropout
 
 WORD = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15
@@ -25,14 +25,15 @@ def sixteens(word):
 
 
 def begun(p, seed=5, layer=0, examples=None):
-    made = Dropout(p, layer)
+    made = Dropout(nn.Dropout(p), layer)
     made.begin(torch.tensor(seed), examples)
     return made
 
 
 def test_published_numbers():
     """Those that implementations of SplitMix64 are compared by, for the seed 1234567."""
-    found = _mixed(_counters(3, torch.device("cpu")) + 1234567).tolist()
+    states = [(1234567 + n * GOLDEN + 2**63) % WORD - 2**63 for n in (1, 2, 3)]
+    found = _mixed(torch.tensor(states)).tolist()
     assert [n % WORD for n in found] == [
         6457827717110365317, 3203168211198807973, 9817491932198370423,
     ]  # fmt: skip
@@ -91,7 +92,7 @@ def test_many_clients_draw_as_each_alone():
     seeds = torch.tensor([4, 2**62 + 1, 4])
 
     def one(seed, rows):
-        made = Dropout(0.5, 1)
+        made = Dropout(nn.Dropout(0.5), 1)
         made.begin(seed, 6)
         return made(rows)
 
@@ -103,6 +104,22 @@ def test_many_clients_draw_as_each_alone():
 def test_a_tensor_whose_first_dimension_is_not_the_batch_is_refused_where_it_matters():
     with pytest.raises(NotImplementedError, match="whose first dimension is not the batch"):
         begun(0.5, examples=4)(torch.ones(3, 4))
+
+
+def test_in_place():
+    given = torch.ones(64)
+    made = Dropout(nn.Dropout(0.5, inplace=True), 0)
+    assert made(given) is given
+    assert torch.equal(given, begun(0.5, seed=0)(torch.ones(64)))
+    assert not Dropout(nn.Dropout(0.5).eval(), 0).training
+
+
+def test_a_module_that_stands_in_several_places_stays_one():
+    shared = nn.Dropout(0.5)
+    model = nn.Sequential(nn.Linear(2, 2), shared, nn.Sequential(shared), shared)
+    own_dropout(model)
+    (own,) = dropouts(model)
+    assert model[1] is model[2][0] is model[3] is own
 
 
 def test_it_stands_in_for_torch_s_wherever_that_is():
