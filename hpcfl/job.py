@@ -168,7 +168,9 @@ def typed(file: JobFile, name: str) -> Loaded:
         raw = rest.pop(section, {})
         if not isinstance(raw, dict):
             at = file.where((section,))
-            raise JobError(f"{at}: {section}: found {shown(raw)}, expected {SECTION}")
+            said = f"{section}: found {shown(raw)}, expected {SECTION}"
+            cure = f"; a name goes into {section}.{kind.key}" if isinstance(raw, str) else ""
+            raise JobError(f"{at}: {said}{cure}")
         cls = kind.find(file, raw.get(kind.key))
         own = {key: value for key, value in raw.items() if key != kind.key}
         sections[section] = _build(cls, own, file, (section,))
