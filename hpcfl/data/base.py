@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import isfunction
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -26,7 +27,7 @@ DRAWS = 2**63  # how many numbers an example's draw may be
 class Transform(Protocol):
     """Stored rows to model inputs, each from its own row alone.
 
-    One that augments has an attribute ``augment`` that is true, and is given draws in training.
+    An object has an attribute ``augment``: whether it takes draws.  A plain function takes none.
     """
 
     def __call__(self, inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
@@ -42,8 +43,21 @@ class Transform(Protocol):
 
 
 def augments(transform: Transform) -> bool:
-    """Whether the transform takes draws."""
-    return bool(getattr(transform, "augment", False))
+    """Whether the transform takes draws.
+
+    Raises:
+        JobError: it is an object that does not say so.
+    """
+    if isfunction(transform):
+        return False
+    found = getattr(transform, "augment", None)
+    if not isinstance(found, bool):
+        name = type(transform).__name__
+        raise JobError(
+            f"data: the transform {name} does not say whether it takes draws in training; give it "
+            "an attribute augment, True or False"
+        )
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Grey images, as stored and as a model takes them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ SIDE = 28  # pixels, of every data set derived from NIST's forms
 @dataclass(frozen=True)
 class Grey:
     """Images uint8 [B, H, W] to values in [0, 1]: [B, 1, H, W], or vectors [B, H * W]."""
+
+    augment: ClassVar[bool] = False
 
     flat: bool
 

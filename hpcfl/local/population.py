@@ -58,6 +58,7 @@ class Population:
         self._supply = supply(dataset.train, rows, device, resident=not dataset.mapped)
         self._loss = dataset.loss
         self._transform, self._personal = dataset.transform, dataset.personal
+        augments(self._transform)  # or it says that it does not say
         self._rows, self._held = rows, held
         self._local, self._rate = local, rate
         self._seed, self._dtype, self._device = seed, dtype, device

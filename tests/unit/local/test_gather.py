@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpcfl.data.arrays import cast
 from hpcfl.data.base import Dataset
 from hpcfl.data.images import CropFlipNormalize
+from hpcfl.errors import JobError
 from hpcfl.local.filling import Filling
 from hpcfl.local.population import Population
 from hpcfl.local.step import Local
@@ -237,3 +238,20 @@ def test_the_time_that_batches_take_is_counted(apart, monkeypatch):
     assert made.spent() == 0
     list(made.visit(0, 2).batches)
     assert made.spent() == 10
+
+
+class Mute:
+    """A transform whose author mistyped ``augment``."""
+
+    augments = True
+
+    def __call__(self, inputs, dtype, draws):
+        return cast(inputs, dtype, draws)
+
+
+def test_a_transform_that_does_not_say_whether_it_augments_is_refused():
+    with pytest.raises(JobError, match="the transform Mute does not say whether it takes draws"):
+        population(transform=Mute())
+    made = population(transform=PLAIN, personal=lambda client: Mute())
+    with pytest.raises(JobError, match="the transform Mute"):
+        next(made.visit(0, 0).batches)
