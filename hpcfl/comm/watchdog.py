@@ -157,7 +157,9 @@ class Wait(NamedTuple):
         lost = [i for i in others if i not in now]
         if lost:
             return f"rank {lost[0]} has no readable heartbeat in {folder}{_besides(lost)}; {ADVICE}"
-        late = [now[i] for i in others if now[i].calls < self.pulse.calls]
+        # One that waits in an earlier collective, which this rank has left, misses a message.
+        behind = (now[i] for i in others if now[i].calls < self.pulse.calls)
+        late = [found for found in behind if not found.waits]
         if late:
             last = min(late, key=lambda found: found.calls)
             return (

@@ -56,7 +56,7 @@ def test_the_jobs_have_every_score(alone):
         log = outcome(alone / name).log
         assert set(log[-1]) >= SCORES
         for score in SCORES - {"own_clients"}:
-            assert len({record[score] for record in log if score in record}) > 2, score
+            assert len({record[score] for record in log if score in record}) > 1, score
         assert log[0]["own_clients"] < log[-1]["own_clients"] < 23
 
 
