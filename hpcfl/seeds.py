@@ -29,7 +29,7 @@ def stream(
 
 
 class _Words:
-    """A generator's state, mixed already: numpy's own mixing would take eight times as long."""
+    """A generator's state: a digest is mixed already, and numpy would mix it at length again."""
 
     def __init__(self, words: NDArray[np.uint64]) -> None:
         self._words = words

@@ -21,8 +21,8 @@ ALIGNED = 64  # bytes: torch's allocations begin at multiples of it
 class Early:
     """Makes the batches of visits.
 
-    Between two steps every operation starts with cold caches: a batch of 10 images of CIFAR-10
-    takes 0.37 ms alone, and 0.15 as one of five.
+    Between two steps every operation starts with cold caches, so that a few operations on several
+    small batches cost less than as many on each.
 
     Args:
         supply: of the examples.
