@@ -262,7 +262,8 @@ def test_memory_of_a_run(job, arrays, tmp_path, algorithm, watched):
     changes = [f"algorithm={{name: {algorithm}}}", "cohort.size=4", "evaluate.every=null"]
     changes.append(watched if "=" in watched else f"diagnostics={{{watched}}}")
     measured = peak(MEASURE, job, *changes, "--out", tmp_path / "run")
-    assert peak(PLAN, job, *changes) == pytest.approx(measured, rel=0.15)
+    # At most, so says the plan; how much of it is there at once, threads that read ahead decide.
+    assert 0.85 * measured <= peak(PLAN, job, *changes) <= 1.35 * measured
 
 
 def test_probe_counts_one_example(job):
