@@ -10,7 +10,8 @@ RUNS := runs/quickstart-fedavg runs/quickstart-fedhbm
 # These start ranks or faults of their own: a file on one worker; the Slurm cluster on none.
 RANKS := tests/parallel tests/faults
 
-.PHONY: help install quickstart check format test clean
+.PHONY: help install quickstart check format test unit ranks slurm clean
+.NOTPARALLEL:
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,9 +53,15 @@ format: $(STAMP)  ## Let ruff repair what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: check  ## The checks and all tests
+test: check unit ranks slurm  ## The checks and all tests
+
+unit: $(STAMP)  ## Tests of one process
 	$(BIN)/pytest -q -n 2 $(addprefix --ignore=,$(RANKS) tests/slurm)
+
+ranks: $(STAMP)  ## Tests under mpirun, and the faults
 	$(BIN)/pytest -q -n 2 --dist loadfile $(RANKS)
+
+slurm: $(STAMP)  ## Tests on a Slurm of their own
 	$(BIN)/pytest -q tests/slurm
 
 clean:  ## Remove .venv and the caches of the tools
