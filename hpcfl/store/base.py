@@ -30,6 +30,23 @@ class Field(NamedTuple):
     shared: bool = False
     """Whether all clients of a round keep one and the same tensor, the model that they received."""
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of one tensor."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def check(self, tensor: Tensor) -> None:
+        """Compare a tensor's dtype and shape.
+
+        Raises:
+            ValueError: they are others.
+        """
+        if tensor.dtype != self.dtype or tensor.shape != self.shape:
+            raise ValueError(
+                f"state field {self.name!r}: got {tensor.dtype} {tuple(tensor.shape)}, "
+                f"expected {self.dtype} {self.shape}"
+            )
+
 
 class StateSchema(NamedTuple):
     """The shape of a state: its type and its fields, found by the dry round."""
@@ -40,7 +57,7 @@ class StateSchema(NamedTuple):
     @property
     def bytes(self) -> int:
         """Bytes of one client's state."""
-        return sum(torch.Size(f.shape).numel() * f.dtype.itemsize for f in self.fields)
+        return sum(field.bytes for field in self.fields)
 
     @property
     def own(self) -> "StateSchema":

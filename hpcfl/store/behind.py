@@ -8,12 +8,11 @@ must come: who asks for a row that is on its way to the disk must take it from m
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from hpcfl.store.base import StateSchema
-from hpcfl.store.reader import verified
+from hpcfl.store.reader import verify
 from hpcfl.store.segment import Segment, checksum
 
 
@@ -24,39 +23,31 @@ class Place(NamedTuple):
     row: int
 
 
-class Found(NamedTuple):
-    """What was in a row, and the checksum that it should have."""
-
-    tensors: tuple[Tensor, ...]
-    crc: int
-
-
 class Behind:
     """Reads and writes rows behind the back of the thread that asks for it."""
 
-    def __init__(self, schema: StateSchema) -> None:
-        self._schema = schema
+    def __init__(self) -> None:
         self._reads, self._checks, self._writes, self._sums, self._commits = (
             ThreadPoolExecutor(1, f"store-{name}")
             for name in ("read", "check", "write", "sum", "commit")
         )
 
-    def read(self, place: Place, client: int) -> "Future[Any]":
-        """The client's state in a row.
+    def read(self, place: Place, client: int, home: Iterable[Tensor]) -> "Future[Iterable[Tensor]]":
+        """Read the client's state from a row into ``home``, which the future gives.
 
         The future raises StoreError if the row cannot be read or its checksum is wrong.
         """
-        found = self._reads.submit(_read, place)
-        return self._checks.submit(_checked, place, found, client, self._schema)
+        crc = self._reads.submit(_read, place, home)
+        return self._checks.submit(_checked, place, home, crc, client)
 
-    def write(self, place: Place, state: Sequence[Any]) -> "Future[None]":
+    def write(self, place: Place, state: Iterable[Tensor]) -> "Future[None]":
         """Replace a row.
 
         The future raises StoreError if the disk fails.
         """
         return self._writes.submit(_write, place, state, self._sums.submit(checksum, state))
 
-    def write_of_commit(self, place: Place, state: Sequence[Any]) -> "Future[None]":
+    def write_of_commit(self, place: Place, state: Iterable[Tensor]) -> "Future[None]":
         """Replace a row, after those of the commit that were asked for before."""
         return self._commits.submit(_write, place, state, self._sums.submit(checksum, state))
 
@@ -79,17 +70,21 @@ class Behind:
             thread.shutdown(cancel_futures=True)
 
 
-def _read(place: Place) -> Found:
+def _read(place: Place, home: Iterable[Tensor]) -> int:
+    """The checksum that it should have."""
     crc = int(place.part.crcs[place.row])
-    return Found(place.part.read(place.row), crc)
+    place.part.fill(place.row, home)
+    return crc
 
 
-def _checked(place: Place, found: "Future[Found]", client: int, schema: StateSchema) -> Any:
-    tensors, crc = found.result()
-    return verified(place.part, place.row, tensors, crc, client, schema)
+def _checked(
+    place: Place, home: Iterable[Tensor], crc: "Future[int]", client: int
+) -> Iterable[Tensor]:
+    verify(place.part, place.row, home, crc.result(), client)
+    return home
 
 
-def _write(place: Place, state: Sequence[Any], crc: "Future[int]") -> None:
+def _write(place: Place, state: Iterable[Tensor], crc: "Future[int]") -> None:
     place.part.write(place.row, state)
     place.part.crcs[place.row] = crc.result()
 

@@ -2,11 +2,19 @@
 
 from hpcfl.store.base import StateSchema
 
-# What the objects of a cached state cost beside its numbers; measured as resident memory.
-STATE_OVERHEAD = 200  # bytes a state: its tuple, its entry in the cache
-TENSOR_OVERHEAD = 550  # bytes a tensor: its Python object, its C++ objects, alignment
+ALIGNMENT = 64  # bytes, of a processor's cache line, as torch aligns its tensors
+STATE_OVERHEAD = 300  # bytes of a cached state's objects and entries; measured as resident memory
+
+
+def offsets(schema: StateSchema) -> tuple[list[int], int]:
+    """Where a state's tensors begin, and where the next state does, in bytes."""
+    starts, end = [], 0
+    for field in schema.fields:
+        starts.append(end)
+        end += -(-field.bytes // ALIGNMENT) * ALIGNMENT
+    return starts, max(end, ALIGNMENT)
 
 
 def footprint(schema: StateSchema) -> int:
     """Bytes of memory that one cached state takes."""
-    return schema.bytes + STATE_OVERHEAD + TENSOR_OVERHEAD * len(schema.fields)
+    return offsets(schema)[1] + STATE_OVERHEAD

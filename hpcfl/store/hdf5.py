@@ -11,12 +11,12 @@ it, and nobody looks at what was read.
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from hpcfl.errors import StoreError
 from hpcfl.store import rows
@@ -27,18 +27,20 @@ from hpcfl.store.marks import Marks
 from hpcfl.store.pool import Pool
 from hpcfl.store.reader import Reader
 from hpcfl.store.segment import Segment
+from hpcfl.store.shelf import Shelf
 from hpcfl.store.size import ROUNDS
 
 NOWHERE = -1  # the address of a client that has no row yet
 OUTSIDE = 2  # cohorts of states on their way to the disk, at most, besides those in the cache
 
-Write = Callable[[Place, Sequence[Any]], "Future[None]"]
+Fetch = Callable[[], Iterable[Tensor] | None]
+Write = Callable[[Place, Iterable[Tensor]], "Future[None]"]
 
 
 class Hdf5Store:
     """The states of one rank's clients in segment files below ``root``; not thread-safe.
 
-    Tensors are kept and returned by reference while they are in the cache.
+    The cache has copies; what is read from it are views of them.
 
     Args:
         root: the folder of the segments, which exists.
@@ -68,23 +70,24 @@ class Hdf5Store:
         self._clients = np.unique(np.asarray(clients, np.int64))
         self._address = np.full(len(self._clients), NOWHERE, np.int64)
         self._pool = Pool(root, rank, life, schema, len(self._clients))
-        self._behind = Behind(schema)
+        self._behind = Behind()
         self._capacity = cache_bytes // footprint(schema)  # states
         # By address, the least recently used first.
-        self._cache: OrderedDict[int, Any] = OrderedDict()
+        self._cache: OrderedDict[int, Iterable[Tensor]] = OrderedDict()
+        self._shelf = Shelf(schema)
         self._dirty: set[int] = set()
         self._writing: dict[int, _Writing] = {}  # by address, the newest
         self._outside: deque[_Writing] = deque()  # those of them that no cache holds
         self._unflushed: set[Segment] = set()
         self._cohort = 1  # clients, the most that were expected so far
-        self._coming: dict[int, Callable[[], Any | None]] = {}  # by client
+        self._coming: dict[int, Fetch] = {}  # by client
         self._last = NOWHERE, Marks(())  # where the latest new state went, and which it is
 
     def expect(self, clients: Sequence[int]) -> None:
         """These clients are read next: their states are fetched from the disk meanwhile."""
         self._cohort = max(self._cohort, len(clients))
         self._coming = {}
-        fetched: dict[int, Callable[[], Any | None]] = {}  # by address, which several may share
+        fetched: dict[int, Fetch] = {}  # by address, which several may share
         for client in clients:
             address = int(self._address[self._position(client)])
             if address not in fetched:
@@ -99,10 +102,11 @@ class Hdf5Store:
         """
         self._reap()
         address = int(self._address[self._position(client)])
-        state = (self._coming.get(client) or self._fetch(address, client))()
-        if state is not None:
-            self._remember(address, state)
-        return state
+        kept = (self._coming.get(client) or self._fetch(address, client))()
+        if kept is None:
+            return None
+        self._remember(address, self._cache.get(address, kept))
+        return self._schema.type(*kept)
 
     def stage(self, client: int, state: Any) -> None:
         """Take over the client's new state; the caller does not change the tensors afterwards.
@@ -124,9 +128,9 @@ class Hdf5Store:
         if not known:
             self._last = address, Marks(state)
             self._dirty.add(address)
-            self._remember(address, state)
+            self._remember(address, self._shelf.keep(state))
         if client in self._coming:
-            self._coming[client] = lambda: state
+            self._coming[client] = self._fetch(address, client)
 
     def commit(self, folder: Path) -> list["Future[None]"]:
         """Begin to make the states of now durable and to write ``folder/rows-RANK.npz``.
@@ -231,7 +235,7 @@ class Hdf5Store:
             holders.setdefault(int(self._address[self._position(client)]), []).append(client)
         self._pool.pin(np.array(list(holders), np.int64))
         return [
-            Frozen(tuple(own), self._held(at) or partial(self._read, at, own[0]))
+            Frozen(tuple(own), partial(self._state, at, own[0], self._held(at)))
             for at, own in holders.items()
         ]
 
@@ -248,27 +252,29 @@ class Hdf5Store:
             raise ValueError(f"client {client} is not one of rank {self._rank}'s")
         return position
 
-    def _fetch(self, address: int, client: int) -> Callable[[], Any | None]:
+    def _fetch(self, address: int, client: int) -> Fetch:
         """What gives the state at an address, which is on its way from the disk if need be."""
         if address == NOWHERE:
             return lambda: None
-        held = self._held(address)
-        return held or self._behind.read(self._pool.locate(address), client).result
+        kept = self._held(address)
+        return self._read(address, client) if kept is None else lambda: kept
 
-    def _held(self, address: int) -> Callable[[], Any] | None:
-        """What gives the state at an address, if it is in memory."""
+    def _held(self, address: int) -> Iterable[Tensor] | None:
+        """The state at an address, if it is in memory."""
         if address in self._cache:
-            return partial(_itself, self._cache[address])
-        if address in self._writing:
-            return partial(_itself, self._writing[address].state)
-        return None
+            return self._cache[address]
+        return self._writing[address].state if address in self._writing else None
 
-    def _read(self, address: int, client: int) -> Any:
-        """The state at an address on the disk."""
-        return self._behind.read(self._pool.locate(address), client).result()
+    def _state(self, address: int, client: int, held: Iterable[Tensor] | None) -> Any:
+        return self._schema.type(*(self._read(address, client)() if held is None else held))
 
-    def _remember(self, address: int, state: Any) -> None:
-        self._cache[address] = state
+    def _read(self, address: int, client: int) -> Callable[[], Iterable[Tensor]]:
+        """What gives the state at an address, which is on its way from the disk."""
+        place, home = self._pool.locate(address), self._shelf.place()
+        return self._behind.read(place, client, home).result
+
+    def _remember(self, address: int, kept: Iterable[Tensor]) -> None:
+        self._cache[address] = kept
         self._cache.move_to_end(address)
         while len(self._cache) > self._capacity:
             oldest = next(iter(self._cache))
@@ -316,14 +322,9 @@ class Frozen(NamedTuple):
     """Gives the state, on any thread, from the disk if need be."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Writing:
+class _Writing(NamedTuple):
     """A state on its way to its row."""
 
     address: int
-    state: Any
+    state: Iterable[Tensor]
     future: "Future[None]"
-
-
-def _itself(state: Any) -> Any:
-    return state

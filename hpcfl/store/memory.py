@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from hpcfl.store import rows, segment
 from hpcfl.store.base import StateSchema
+from hpcfl.store.marks import Marks
 from hpcfl.store.reader import Reader
 from hpcfl.store.segment import Segment
+from hpcfl.store.shelf import Shelf
 
 
 class MemoryStore:
-    """The states of one rank's clients, all in memory; tensors are kept by reference.
+    """The states of one rank's clients, all in memory; what is read are views of them.
 
     Args:
         root: the folder of the segments, which exists.
@@ -29,7 +32,9 @@ class MemoryStore:
     ) -> None:
         self._root, self._rank, self._life, self._schema = root, rank, life, schema
         self._clients = frozenset(clients)
-        self._states: dict[int, Any] = {}
+        self._states: dict[int, Iterable[Tensor]] = {}
+        self._shelf = Shelf(schema)
+        self._last: tuple[Marks, Iterable[Tensor]] = Marks(()), ()  # the latest new state
         self._files: set[str] = set()  # this life's
         self._commits = 0
         self._behind = ThreadPoolExecutor(1, "store-commit")
@@ -51,12 +56,17 @@ class MemoryStore:
         state = self._states.get(client)
         if state is None:
             self._check(client)
-        return state
+            return None
+        return self._schema.type(*state)
 
     def stage(self, client: int, state: Any) -> None:
         """Take over the client's new state; the caller does not change the tensors afterwards."""
         self._check(client)
-        self._states[client] = state
+        marks, kept = self._last
+        if not marks.of(state):
+            kept = self._shelf.keep(state)
+            self._last = Marks(state), kept
+        self._states[client] = kept
 
     def commit(self, folder: Path) -> "list[Future[None]]":
         """Begin to write the states of now and ``folder/rows-RANK.npz``, durably.
@@ -70,8 +80,8 @@ class MemoryStore:
             self._files.add(name)
         return [self._behind.submit(self._commit, folder, name, states)]
 
-    def _commit(self, folder: Path, name: str, states: dict[int, Any]) -> None:
-        keys = [tuple(map(id, state)) for state in states.values()]
+    def _commit(self, folder: Path, name: str, states: dict[int, Iterable[Tensor]]) -> None:
+        keys = list(map(id, states.values()))
         distinct = dict(zip(keys, states.values(), strict=True))
         at = {key: row for row, key in enumerate(distinct)}
         places = np.array([at[key] for key in keys], np.int64)
@@ -114,7 +124,8 @@ class MemoryStore:
             StoreError: a state is missing or damaged.
         """
         with Reader(table.for_clients(sorted(self._clients)), self._schema) as reader:
-            self._states = dict(reader.all())
+            for client, state in reader.all():
+                self.stage(client, state)
 
     def close(self) -> None:
         """Drop the states; what was not committed is lost."""

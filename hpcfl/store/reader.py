@@ -1,7 +1,7 @@
 """Reading the states of a checkpoint, from whatever rank wrote them."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -74,7 +74,9 @@ class Reader:
 
     def _at(self, place: Place, client: int) -> Any:
         source = self._segment(place.path)
-        return verified(source, place.row, source.read(place.row), place.crc, client, self._schema)
+        tensors = source.read(place.row)
+        verify(source, place.row, tensors, place.crc, client)
+        return self._schema.type(*tensors)
 
     def _segment(self, path: Path) -> Segment:
         if path not in self._open:
@@ -84,13 +86,11 @@ class Reader:
         return self._open[path]
 
 
-def verified(
-    source: Segment, row: int, tensors: Sequence[Tensor], crc: int, client: int, schema: StateSchema
-) -> Any:
-    """The client's state, as it was read from a row, if its checksum is ``crc``.
+def verify(source: Segment, row: int, tensors: Iterable[Tensor], crc: int, client: int) -> None:
+    """Compare the checksum of the client's state, as it was read from a row.
 
     Raises:
-        StoreError: it is not.
+        StoreError: it is not ``crc``.
     """
     found = segment.checksum(tensors)
     if found != crc:
@@ -98,4 +98,3 @@ def verified(
             f"{source.path}: row {row} (client {client}): found checksum {found:08x}, expected "
             f"{crc:08x}; the state is damaged: resume from an older checkpoint"
         )
-    return schema.type(*tensors)

@@ -11,7 +11,7 @@ import fcntl
 import os
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -33,7 +33,7 @@ def name(life: str, rank: int, index: int) -> str:
     return f"{life}-r{rank:04d}-s{index:04d}.h5"
 
 
-def checksum(tensors: Sequence[Tensor]) -> int:
+def checksum(tensors: Iterable[Tensor]) -> int:
     """The crc32 of a state's bytes, field after field."""
     crc = 0
     for tensor in tensors:
@@ -89,16 +89,22 @@ class Segment:
         Raises:
             StoreError: there is no such row, or the disk fails.
         """
+        tensors = tuple(torch.empty(f.shape, dtype=f.dtype) for f in self._schema.fields)
+        self.fill(row, tensors)
+        return tensors
+
+    def fill(self, row: int, tensors: Iterable[Tensor]) -> None:
+        """Read a row into these tensors, which are contiguous and of the schema.
+
+        Raises:
+            StoreError: there is no such row, or the disk fails.
+        """
         self._check(row)
-        tensors = []
-        for field, start in zip(self._schema.fields, self._offsets, strict=True):
-            tensor = torch.empty(field.shape, dtype=field.dtype)
+        for start, tensor in zip(self._offsets, tensors, strict=True):
             view = _view(tensor)
             self._read(row, view, start + row * len(view))
-            tensors.append(tensor)
-        return tuple(tensors)
 
-    def write(self, row: int, tensors: Sequence[Tensor]) -> None:
+    def write(self, row: int, tensors: Iterable[Tensor]) -> None:
         """Replace a row in place; durable only after ``flush``.
 
         Raises:
@@ -107,11 +113,7 @@ class Segment:
         """
         self._check(row)
         for field, start, tensor in zip(self._schema.fields, self._offsets, tensors, strict=True):
-            if tensor.dtype != field.dtype or tensor.shape != field.shape:
-                raise ValueError(
-                    f"state field {field.name!r}: got {tensor.dtype} {tuple(tensor.shape)}, "
-                    f"expected {field.dtype} {field.shape}"
-                )
+            field.check(tensor)
             view = _view(tensor)
             self._write(row, view, start + row * len(view))
 

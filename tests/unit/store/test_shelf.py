@@ -1,0 +1,131 @@
+"""States side by side in memory: their bits, their places, what they cost."""
+
+import gc
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hpcfl.store import shelf
+from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.footprint import offsets
+from hpcfl.store.shelf import Shelf
+
+PAIR = StateSchema(
+    tuple, (Field("a", (3,), torch.float32), Field("b", (2, 2), torch.float64))
+)  # fmt: skip
+
+
+def pair(number):
+    return torch.full((3,), float(number)), torch.full((2, 2), float(number), dtype=torch.float64)
+
+
+def same(kept, number):
+    return all(map(torch.equal, kept, pair(number)))
+
+
+def test_every_dtype_comes_back_with_its_bits(schema, make, bits):
+    shelf = Shelf(schema)
+    kept = [shelf.keep(make(client, 0)) for client in range(100)]
+    for client, state in enumerate(kept):
+        assert bits(schema.type(*state)) == bits(make(client, 0))
+
+
+def test_it_is_a_copy_and_what_is_read_are_views():
+    shelf, given = Shelf(PAIR), pair(1)
+    kept = shelf.keep(given)
+    given[0].zero_()
+    assert same(kept, 1)
+    first, second = list(kept), list(kept)
+    assert [t.data_ptr() for t in first] == [t.data_ptr() for t in second]
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in first)
+
+
+def test_offsets_by_hand(schema):
+    """20, 48, 8, 6 and 0 bytes, each from a multiple of 64."""
+    assert offsets(schema) == ([0, 64, 128, 192, 256], 256)
+    assert offsets(PAIR) == ([0, 64], 128)
+    assert offsets(StateSchema(tuple, (Field("none", (0,), torch.float32),))) == ([0], 64)
+
+
+def test_a_place_is_taken_as_long_as_a_view_of_it_lives():
+    """The next state takes the place of one that is gone, never of one that somebody looks at."""
+    shelf = Shelf(PAIR)
+    kept = shelf.keep(pair(1))
+    place = next(iter(kept)).data_ptr()
+    view = next(iter(kept))[1:].reshape(1, 2)
+    del kept
+    gc.collect()
+    others = [shelf.keep(pair(number)) for number in range(2, 50)]
+    assert view.tolist() == [[1, 1]]
+    del view
+    assert next(iter(shelf.keep(pair(50)))).data_ptr() == place
+    assert all(same(other, number) for number, other in enumerate(others, 2))
+
+
+def test_blocks_are_added_and_used_again(monkeypatch):
+    monkeypatch.setattr(shelf, "FIRST", 2)
+    monkeypatch.setattr(shelf, "BLOCK", 5 * 128 + 1)
+    home = Shelf(PAIR)
+    for _ in range(3):
+        kept = [home.keep(pair(number)) for number in range(12)]
+        assert all(same(state, number) for number, state in enumerate(kept))
+        assert [block.nbytes for block in home._blocks] == [2 * 128, 2 * 128, 4 * 128, 5 * 128]
+        del kept
+
+
+def test_a_state_larger_than_a_block(monkeypatch):
+    monkeypatch.setattr(shelf, "BLOCK", 100)
+    home = Shelf(PAIR)
+    assert same(home.keep(pair(1)), 1)
+    assert [block.nbytes for block in home._blocks] == [128]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        (torch.zeros(4), torch.zeros(2, 2, dtype=torch.float64)),
+        (torch.zeros(3), torch.zeros(2, 2)),
+        (torch.zeros(3),),
+    ],
+)
+def test_another_shape_dtype_or_number_is_refused(state):
+    with pytest.raises(ValueError, match=r"expected torch\.float|shorter"):
+        Shelf(PAIR).keep(state)
+
+
+HEAP = """
+import sys, threading
+from collections import deque
+from pathlib import Path
+import torch
+from hpcfl.prepare import keep_freed_memory
+from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.shelf import Shelf
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+keep_freed_memory()
+torch.set_num_threads(1)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+size, room = 50_000, 500
+shelf = Shelf(StateSchema(tuple, (Field("last", (size,), torch.float32),)))
+before, kept = resident(), deque(maxlen=room)
+for _ in range(2000):
+    y = torch.rand(size)
+    for _ in range(3):
+        d = torch.cat([y[:1000], y[1000:]]).add(y, alpha=0.1)
+        y = torch.add(y, d, alpha=-0.1)
+    kept.append(shelf.keep((y,)))
+print("ratio", (resident() - before) / (4 * size * room))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_kept_states_leave_no_gaps_in_memory():
+    """Steps come and go between them; as tensors of their own they would take 1.3 to 2.2."""
+    done = subprocess.run([sys.executable, "-c", HEAP], capture_output=True, text=True, check=True)
+    assert float(re.search(r"ratio (.*)", done.stdout)[1]) < 1.2
