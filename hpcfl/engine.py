@@ -108,6 +108,7 @@ def play_round(
     states = run.memories.recall(run.duty(t), run.duty(t + 1))
     account.lap("read")
     trained = run.executor.train(message, visits, states, ends=run.observer.ends(t))
+    del states  # their memory is for the new ones
     account.lap("compute")
     record["data_s"] = run.population.spent()
     account.move(record["data_s"], "compute", "read")

@@ -45,7 +45,9 @@ if [ -d .venv/bin ]; then
 fi
 # What glibc keeps free for each thread holds larger free blocks apart: over thousands of rounds a
 # rank would take up to a third more memory than it needs.
-export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.tcache_count=0}
+if [[ ${GLIBC_TUNABLES:-} != *tcache_count* ]]; then
+  export GLIBC_TUNABLES=${GLIBC_TUNABLES:+$GLIBC_TUNABLES:}glibc.malloc.tcache_count=0
+fi
 # Of an array, the id of its last task is that of the whole array: requeued by it, all would be.
 id=$SLURM_JOB_ID
 [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID

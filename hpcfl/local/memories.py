@@ -85,9 +85,10 @@ class Memories:
         if kept is None:
             return self._first(client)
         pairs = zip(kept, self._dtypes, strict=True)
-        # From pinned memory the copy is behind what the device still does, not behind us.
+        # From pinned memory the copy is behind what the device still does, not behind us; other
+        # memory may hold another state as soon as nobody looks at this one.
         return type(kept)(
-            *(leaf.to(self._device, dtype, non_blocking=True) for leaf, dtype in pairs)
+            *(leaf.to(self._device, dtype, non_blocking=leaf.is_pinned()) for leaf, dtype in pairs)
         )
 
     def stage(self, clients: Sequence[int], states: Sequence[Any], x: Vector) -> None:

@@ -13,7 +13,7 @@ from hpcfl.local.supply import AHEAD, WHOLE
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.surveys import measured, surveys
 from hpcfl.schema import nbytes
-from hpcfl.store.footprint import STATE_OVERHEAD
+from hpcfl.store.footprint import ALIGNMENT, STATE_OVERHEAD
 
 TRAINING = 6  # vectors: y, d, a gradient and its parts, what hooks make
 BESIDE = 10  # the same for each client of a block: states and what is held, side by side, too
@@ -81,7 +81,7 @@ def memory(parts: Parts, holding: Holding, *, process: Process, activations: Act
     if due and (watched.consistency or watched.drift) and schema.own is None:
         visit += vector  # its last model, which no state is
     sent = nbytes(schema.upload) + vector * summed
-    states = holding.states + holding.seen * STATE_OVERHEAD
+    states = holding.states + holding.seen * (STATE_OVERHEAD + ALIGNMENT * len(schema.state))
     cache = states if job.store.kind == "memory" else int(job.store.cache_gib * GIB)
     if states > cache:  # a cohort's were read, the next one's are, new ones are being written
         visit += 3 * nbytes(schema.state)

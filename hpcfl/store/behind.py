@@ -71,7 +71,7 @@ class Behind:
 
 
 def _read(place: Place, home: Iterable[Tensor]) -> int:
-    """The checksum that it should have."""
+    """Read a row; the checksum that it should have."""
     crc = int(place.part.crcs[place.row])
     place.part.fill(place.row, home)
     return crc

@@ -40,7 +40,7 @@ Write = Callable[[Place, Iterable[Tensor]], "Future[None]"]
 class Hdf5Store:
     """The states of one rank's clients in segment files below ``root``; not thread-safe.
 
-    The cache has copies; what is read from it are views of them.
+    The cache has copies (see ``hpcfl.store.shelf``); what is read from it are views of them.
 
     Args:
         root: the folder of the segments, which exists.
@@ -49,8 +49,8 @@ class Hdf5Store:
         clients: the clients this rank owns.
         schema: the shape of a state.
         cache_bytes: memory for states at most, objects included; 0 writes every state at once.
-            On top come the states of an expected cohort, and ``OUTSIDE`` cohorts of states that are
-            on their way to the disk.
+            On top come the states that are looked at, those of an expected cohort, and ``OUTSIDE``
+            cohorts on their way to the disk.
         common: the clients of a round have one row together.
     """
 
@@ -105,7 +105,7 @@ class Hdf5Store:
         kept = (self._coming.get(client) or self._fetch(address, client))()
         if kept is None:
             return None
-        self._remember(address, self._cache.get(address, kept))
+        self._remember(address, self._cache.get(address, kept))  # one of both, if it is there
         return self._schema.type(*kept)
 
     def stage(self, client: int, state: Any) -> None:
@@ -116,19 +116,19 @@ class Hdf5Store:
         """
         position = self._position(client)
         old, (address, marks) = int(self._address[position]), self._last
-        known = marks.of(state)
-        if not known:
-            kept = old != NOWHERE and self._pool.changeable(old)
-            address = old if kept else self._pool.take()
+        new = None if marks.of(state) else self._shelf.keep(state)
+        if new is not None:
+            changeable = old != NOWHERE and self._pool.changeable(old)
+            address = old if changeable else self._pool.take()
         if address != old:
             self._pool.hold(address)
             self._address[position] = address
             if old != NOWHERE and self._pool.release(old):
                 self._forget(old)
-        if not known:
+        if new is not None:
             self._last = address, Marks(state)
             self._dirty.add(address)
-            self._remember(address, self._shelf.keep(state))
+            self._remember(address, new)
         if client in self._coming:
             self._coming[client] = self._fetch(address, client)
 

@@ -17,7 +17,7 @@ from hpcfl.store.shelf import Shelf
 
 
 class MemoryStore:
-    """The states of one rank's clients, all in memory; what is read are views of them.
+    """The states of one rank's clients, all in memory (see ``hpcfl.store.shelf``); it reads views.
 
     Args:
         root: the folder of the segments, which exists.

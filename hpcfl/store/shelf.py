@@ -1,8 +1,8 @@
 """Client states at rest in memory.
 
-Beside what comes and goes with every step, tensors that stay leave gaps that nothing fits into: in
-the C library's heap states take up to twice their size.  Here they lie side by side in large blocks
-that are never given back, and nothing small stays in the heap for them.
+Tensors that stay, among others that come and go with every step, leave gaps in the C library's heap
+that nothing fits into: they take up to twice their size.  Here states lie side by side in large
+blocks, which the process keeps, and nothing small stays in the heap for them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +28,9 @@ class Shelf:
         self._fields = list(zip(schema.fields, starts, strict=True))
         self._blocks: list[Tensor] = []
         self._free: list[int] = []  # addresses
-        self._lock = Lock()  # one takes the last place or makes more; giving back needs none
+        self._lock = (
+            Lock()
+        )  # not of who gives back: that may happen inside, to the garbage collector
 
     def keep(self, state: Sequence[Tensor]) -> Iterable[Tensor]:
         """A copy of a state; or the state itself, if a GPU reads it where it is.

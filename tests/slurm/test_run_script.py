@@ -34,6 +34,11 @@ def starts(here, rank=0):
     return [line.removeprefix(f"{rank}/2 ") for line in made if line.startswith(f"{rank}/2 ")]
 
 
+def tunables(here, out="runs/quick"):
+    """What the ranks were told about the C library's memory."""
+    return [(here / out / f"tunables.{rank}").read_text() for rank in (0, 1)]
+
+
 def wait_for_starts(here, count):
     while min(len(starts(here, rank)) for rank in (0, 1)) < count:
         time.sleep(0.05)
@@ -54,6 +59,7 @@ def test_a_run_that_ends_is_done(slurm, here):
     ended = slurm.wait(submit(slurm, here, "0"))
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
     assert starts(here) == starts(here, rank=1) == [COMMAND]
+    assert tunables(here) == ["glibc.malloc.tcache_count=0"] * 2
 
 
 def test_it_is_requeued_as_long_as_it_gets_on(slurm, here):
@@ -148,9 +154,11 @@ def test_what_slurm_requeues_goes_on(slurm, here):
     assert starts(here) == [COMMAND] * 2
 
 
-def test_the_run_directory_can_be_named(slurm, here):
-    slurm.wait(submit(slurm, here, "0", HPCFL_OUT="mine"))
+def test_the_environment_says_where_and_with_what_memory(slurm, here):
+    other = "glibc.malloc.arena_max=2"
+    slurm.wait(submit(slurm, here, "0", HPCFL_OUT="mine", GLIBC_TUNABLES=other))
     assert starts(here) == [COMMAND.replace("runs/quick", "mine")]
+    assert tunables(here, "mine") == [f"{other}:glibc.malloc.tcache_count=0"] * 2
 
 
 def test_a_job_file_is_asked_for(slurm, here):

@@ -19,6 +19,7 @@ from hpcfl.runlog import RunLog
 from hpcfl.session import resume, start
 from hpcfl.signals import STOP
 from hpcfl.store.rows import Table
+from hpcfl.store.shelf import Shelf
 from tests.algorithms.play import parts, play, read, servers, softmax_problem, states, tree
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -297,3 +298,21 @@ def test_states_of_fewer_bits_are_rounded_once(tmp_path, name):
     exact = start(load(job(tmp_path, algorithm={"name": name}, rounds=6)), tmp_path / "exact")
     gap = float((found[0].x - exact.x).norm() / exact.x.norm())
     assert 0 < gap < 1e-2
+
+
+@pytest.mark.parametrize("executor", ["sequential", "block"])
+def test_states_that_were_read_are_let_go_before_the_new_ones_come(tmp_path, monkeypatch, executor):
+    """All 5 clients remember: 5 places in memory, and one for a new state beside its old one."""
+    shelves = []
+
+    class Noted(Shelf):
+        def __init__(self, schema):
+            super().__init__(schema)
+            shelves.append(self)
+
+    monkeypatch.setattr("hpcfl.store.memory.Shelf", Noted)
+    monkeypatch.setattr("hpcfl.store.shelf.BLOCK", 1)  # a block a state
+    cohort, store = {"kind": "replay", "rounds": [[0, 1, 2, 3, 4]] * 3}, {"kind": "memory"}
+    play(tmp_path, job(tmp_path, cohort=cohort, rounds=3, store=store, executor=executor))
+    (shelf,) = shelves
+    assert len(shelf._blocks) == 6

@@ -248,7 +248,7 @@ def test_a_full_disk_is_met_at_growth_and_the_checkpoint_stands(
 
 
 def test_a_small_state_is_charged_for_its_objects():
-    """A gibibyte holds no 50 million states of 20 bytes; as resident memory each takes 400."""
+    """A gibibyte holds no 50 million states of 20 bytes; as resident memory each takes 330."""
     one = StateSchema(tuple, (Field("x", (5,), torch.float32),))
     assert one.bytes == 20
     assert 350 <= footprint(one) <= 500

@@ -96,8 +96,15 @@ def test_another_shape_dtype_or_number_is_refused(state):
         Shelf(PAIR).keep(state)
 
 
+def test_a_state_in_pinned_memory_stays_there(monkeypatch):
+    """Where a GPU can read it behind our back; the pinned one decides for the whole state."""
+    state = pair(1)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is state[1])
+    assert Shelf(PAIR).keep(state) is state
+
+
 HEAP = """
-import sys, threading
+import os, threading
 from collections import deque
 from pathlib import Path
 import torch
@@ -106,7 +113,7 @@ from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.shelf import Shelf
 
 def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 keep_freed_memory()
 torch.set_num_threads(1)

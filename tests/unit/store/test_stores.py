@@ -68,6 +68,50 @@ def test_the_latest_staged_state_is_read(build, make, bits):
     store.close()
 
 
+def test_a_store_has_its_own_copy(build, make, bits):
+    store = build(0, "a", range(CLIENTS))
+    given = make(1, 0)
+    store.stage(1, given)
+    store.stage(2, make(2, 0))
+    for tensor in given:
+        tensor.zero_()
+    assert bits(store.read(1)) == bits(make(1, 0))
+    store.close()
+
+
+def test_a_state_of_another_shape_changes_nothing(build, make, bits, commit, schema):
+    store = build(0, "a", range(CLIENTS))
+    store.stage(1, make(1, 0))
+    for client in (1, 2):
+        with pytest.raises(ValueError, match=r"'drift': got torch\.float32 \(3,\)"):
+            store.stage(client, make(client, 1)._replace(drift=torch.zeros(3)))
+    assert bits(store.read(1)) == bits(make(1, 0))
+    assert store.read(2) is None
+    _, table = commit("a", store)
+    with Reader(table, schema) as reader:
+        assert bits(reader.read(1)) == bits(make(1, 0))
+        assert reader.read(2) is None
+    store.close()
+
+
+def test_places_in_memory_are_as_many_as_states(one_part, root, make, schema, monkeypatch):
+    """Read, let go and staged, round after round, no state has two."""
+    monkeypatch.setattr("hpcfl.store.shelf.BLOCK", 1)  # a block a state
+    store = one_part(root, 0, "a", range(CLIENTS), schema)
+    home = getattr(store, "_near", store)._shelf
+    for version in range(5):
+        store.expect(range(CLIENTS))
+        states = [store.read(client) for client in range(CLIENTS)]
+        assert (states[0] is None) == (version == 0)
+        del states
+        for client in range(CLIENTS):
+            store.stage(client, make(client, version))
+    # All of them and one that is taken while the old one is there; on their way from and to a disk
+    # three cohorts more.
+    assert len(home._blocks) <= CLIENTS * (1 if isinstance(store, MemoryStore) else 4) + 1
+    store.close()
+
+
 def test_a_client_of_another_rank_is_refused(build, make):
     store = build(1, "a", [5, 3])
     with pytest.raises(ValueError, match="client 4 is not one of rank 1's"):
