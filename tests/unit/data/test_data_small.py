@@ -3,6 +3,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from sklearn import datasets
 
 from hpcfl.data import SOURCES
 from hpcfl.data.concrete import Concrete
@@ -133,7 +134,21 @@ def test_a_single_quadratic_has_nobody_to_differ_from():
     assert alone.train.inputs.tolist() == [[[1.0], [0.0]]]
 
 
+def test_digits_are_those_of_scikit_learn(monkeypatch):
+    """Read from its file, or by itself where there is no such file."""
+    load, calls = datasets.load_digits, []
+    monkeypatch.setattr(datasets, "load_digits", lambda **how: calls.append(1) or load(**how))
+    ours = Digits().load(0)
+    assert not calls
+    monkeypatch.setattr("hpcfl.data.digits.Path.is_file", lambda path: False)
+    theirs = Digits().load(0)
+    assert calls
+    for mine, other in zip((ours.train, ours.test), (theirs.train, theirs.test), strict=True):
+        assert torch.equal(mine.inputs, other.inputs)
+        assert torch.equal(mine.labels, other.labels)
+
+
 def test_scikit_learn_is_asked_for_by_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(JobError, match=r"^data\.kind: digits needs .*hpcfl\[demo\]'$"):
         Digits().load(0)
