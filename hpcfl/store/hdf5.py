@@ -116,7 +116,7 @@ class Hdf5Store:
         """
         position = self._position(client)
         old, (address, marks) = int(self._address[position]), self._last
-        new = None if marks.of(state) else self._shelf.keep(state)
+        new = None if marks.of(state) else self._shelf.keep(state, briefly=not self._capacity)
         if new is not None:
             changeable = old != NOWHERE and self._pool.changeable(old)
             address = old if changeable else self._pool.take()

@@ -32,8 +32,8 @@ class Shelf:
             Lock()
         )  # not of who gives back: that may happen inside, to the garbage collector
 
-    def keep(self, state: Sequence[Tensor]) -> Iterable[Tensor]:
-        """A copy of a state; or the state itself, if a GPU reads it where it is.
+    def keep(self, state: Sequence[Tensor], *, briefly: bool = False) -> Iterable[Tensor]:
+        """A copy of a state; or the state itself, to keep it briefly or for a GPU to read it there.
 
         Every iteration over it makes its tensors anew.  Its place is free again when it and all
         that was made of it are gone.
@@ -43,7 +43,7 @@ class Shelf:
         """
         for (field, _), tensor in zip(self._fields, state, strict=True):
             field.check(tensor)
-        if any(tensor.is_pinned() for tensor in state):
+        if briefly or any(tensor.is_pinned() for tensor in state):
             return state
         kept = self.place()
         for home, tensor in zip(kept, state, strict=True):

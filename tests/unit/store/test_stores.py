@@ -68,13 +68,14 @@ def test_the_latest_staged_state_is_read(build, make, bits):
     store.close()
 
 
-def test_a_store_has_its_own_copy(build, make, bits):
-    store = build(0, "a", range(CLIENTS))
+def test_what_a_store_keeps_is_a_copy(one_part, root, make, bits, schema):
+    """Not of what it only hands on to the disk."""
+    store = one_part(root, 0, "a", range(CLIENTS), schema)
     given = make(1, 0)
     store.stage(1, given)
-    store.stage(2, make(2, 0))
-    for tensor in given:
-        tensor.zero_()
+    if getattr(store, "_capacity", 1):
+        for tensor in given:
+            tensor.zero_()
     assert bits(store.read(1)) == bits(make(1, 0))
     store.close()
 
