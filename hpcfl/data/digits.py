@@ -47,8 +47,8 @@ class Digits(DataConfig):
 def _table() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Pixels [1797, 64] from 0 to 16 and digits [1797], as sklearn.datasets.load_digits has them.
 
-    Its file is read without it, if it is where it is looked for: scikit-learn takes as long to
-    import as torch.
+    scikit-learn takes as long to import as torch, so its file is read without it; a version that
+    keeps the file elsewhere is asked itself.
 
     Raises:
         JobError: it is not installed.

@@ -105,7 +105,7 @@ class Hdf5Store:
         kept = (self._coming.get(client) or self._fetch(address, client))()
         if kept is None:
             return None
-        self._remember(address, self._cache.get(address, kept))  # one of both, if it is there
+        self._remember(address, self._cache.get(address, kept))  # the cache's own copy first
         return self._schema.type(*kept)
 
     def stage(self, client: int, state: Any) -> None:

@@ -17,7 +17,7 @@ from hpcfl.store.shelf import Shelf
 
 
 class MemoryStore:
-    """The states of one rank's clients, all in memory (see ``hpcfl.store.shelf``); it reads views.
+    """The states of one rank's clients in memory (see ``hpcfl.store.shelf``); views are read.
 
     Args:
         root: the folder of the segments, which exists.

@@ -28,9 +28,8 @@ class Shelf:
         self._fields = list(zip(schema.fields, starts, strict=True))
         self._blocks: list[Tensor] = []
         self._free: list[int] = []  # addresses
-        self._lock = (
-            Lock()
-        )  # not of who gives back: that may happen inside, to the garbage collector
+        # Giving back takes no lock: the garbage collector may do so while this thread holds it.
+        self._lock = Lock()
 
     def keep(self, state: Sequence[Tensor], *, briefly: bool = False) -> Iterable[Tensor]:
         """A copy of a state; or the state itself, to keep it briefly or for a GPU to read it there.
