@@ -49,6 +49,7 @@ def test_a_line_now_and_then_where_nobody_watches(sides, capsys, monkeypatch):
 def test_a_bar_on_a_terminal_and_no_thread(sides, monkeypatch):
     """rich's own thread would draw while a side is measured."""
     plays, heard = sides
+    monkeypatch.setenv("TERM", "xterm")  # rich draws nothing on a dumb one
     monkeypatch.setattr(sys, "stderr", Terminal())
     before = threading.active_count()
     take_turns(plays, 1, "bench x")
