@@ -31,10 +31,10 @@ from hpcfl.sweep.spawn import Spawned, mpirun
 from hpcfl.sweep.todo import Todo, job_of, todo, write_jobs
 
 LOOK_S = 0.2  # between two looks at the runs
-# Of a run that was told to stop: with a checkpoint, or before it could listen.
-_STOPPED = (
-    Stopped.exit_code,
+# Of a run that was told to stop before it could listen: its own, a shell's, that of MPICH's mpirun.
+_UNHEARD = (
     *(code for number in STOP for code in (-number, 128 + number)),
+    signal.SIGTERM,
 )
 
 
@@ -237,9 +237,11 @@ class _Play:
         del self._live[slot]
         if code == 0:
             self._board.say("finished", name, run.came_to())
-        elif self._signals.stop and code in _STOPPED:
+        elif self._signals.stop and code == Stopped.exit_code:
+            self._board.say("stopped", name, run.last_words())
+        elif self._signals.stop and code in _UNHEARD:
             turn = "next" if run.done else "first"
-            self._board.say("stopped", name, run.last_words() or f"before its {turn} round")
+            self._board.say("stopped", name, f"before its {turn} round")
         else:
             self._failed[name] = code
             self._board.say(

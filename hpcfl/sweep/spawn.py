@@ -17,7 +17,9 @@ from hpcfl.records import read_run
 from hpcfl.rundir import RunDir
 from hpcfl.sweep.machine import memory
 
-_ERROR = re.compile(r"[\w.]*(Error|Stopped|Interrupt)\b.*")  # a line that says why a run ended
+# Lines that say why a run ended: its own, and what MPICH's mpirun says of a rank that was killed.
+_ERROR = re.compile(r"[\w.]*(Error|Stopped|Interrupt)\b.*")
+_KILLED = re.compile(r"YOUR APPLICATION TERMINATED")
 _SLURM = ("SLURM_", "PMI_", "PMIX_")
 _TAIL = 8192  # bytes at the end of a log that hold its last whole line
 
@@ -109,7 +111,8 @@ class Spawned:
             log.seek(self._said)
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
         errors = [line for line in lines if _ERROR.match(line)]
-        return next(reversed(errors or [line for line in lines if line]), "")
+        killed = [line for line in lines if _KILLED.match(line)]
+        return next(reversed(errors or killed or [line for line in lines if line]), "")
 
 
 def mpirun() -> str:

@@ -73,3 +73,13 @@ def test_stopped_and_taken_up_again_with_the_same_bits(file, whole, tmp_path):
     assert code == 0, err
     assert " resumed  seed1: from round " in err
     assert [outcome(tmp_path / name) for name in NAMES] == whole
+
+
+def test_stopped_before_its_runs_listen(file, tmp_path):
+    sweep = begin(file, tmp_path)
+    wait_for(sweep, (tmp_path / f"{NAMES[0]}.log").exists)
+    sweep.send_signal(signal.SIGTERM)
+    code, out, err = end(sweep)
+    assert (code, out) == (75, ""), err
+    assert " stopped  seed0: " in err
+    assert "failed" not in err

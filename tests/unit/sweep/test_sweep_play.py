@@ -208,6 +208,9 @@ def test_open_mpi_binds_no_run_to_the_first_core(monkeypatch):
     assert "CUDA_VISIBLE_DEVICES" not in spawn.environment(2, []).keys() - os.environ.keys()
 
 
+KILLED = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed\nPlease see the FAQ page\n"
+
+
 @pytest.fixture
 def sleeper(tmp_path, monkeypatch):
     """A process in the place of a run that is resumed from round 2, its old log at round 9."""
@@ -232,6 +235,22 @@ def test_rounds_of_an_earlier_start_are_not_this_ones(sleeper):
     folder.log.write_text('{"round": 2}\n{"round": 3}\n{"rou')
     assert (run.look(), run.done, run.settled) == (None, 3, True)
     assert run.peak >= run.taken > 0
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("warning\nJobError: no\n  EXIT CODE: 2\n", "JobError: no"),
+        ("warning\n" + KILLED, "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed"),
+        ("RankError: rank 1 is gone\n" + KILLED, "RankError: rank 1 is gone"),
+        ("one\ntwo\n\n", "two"),
+        ("", ""),
+    ],
+)
+def test_the_line_that_says_best_why(sleeper, said, words):
+    _, run = sleeper
+    run.log.write_text(said)
+    assert run.last_words() == words
 
 
 @pytest.mark.parametrize("line", ["{broken", "[]", "{}", '"round"', '{"round": null}', "\xff"])
@@ -346,13 +365,16 @@ def test_a_silent_run_is_told(file, tmp_path, scripted, monkeypatch):
 
 
 @pytest.mark.parametrize(("done", "turn"), [(0, "first"), (2, "next")])
-def test_a_run_stopped_before_it_spoke_is_told(file, tmp_path, scripted, monkeypatch, done, turn):
+@pytest.mark.parametrize("code", [-15, 143, 15])
+def test_a_run_stopped_before_it_listened_is_told(
+    file, tmp_path, scripted, monkeypatch, done, turn, code
+):
     def stop(run):
         run.done = done
         os.kill(os.getpid(), signal.SIGTERM)
-        return -signal.SIGTERM
+        return code
 
-    monkeypatch.setattr(scripted, "words", "")
+    monkeypatch.setattr(scripted, "words", "Please see the FAQ page")
     monkeypatch.setattr(scripted, "look", stop)
     with pytest.raises(Stopped):
         play.play(read_sweep(file), tmp_path / "out")
