@@ -41,7 +41,7 @@ class RunRecord:
     settings: Settings = field(default_factory=dict)
     """The job's values by their dotted keys."""
     fate: str = "unfinished"
-    """What it is while it is not finished, as far as that is known: alive, failed, unfinished."""
+    """What it is while it is not finished: alive, failed or not running; unfinished: not known."""
 
     @property
     def name(self) -> str:
@@ -60,7 +60,7 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """finished, alive, failed or unfinished."""
+        """finished, else its fate."""
         return "finished" if self.finished else self.fate
 
     @cached_property

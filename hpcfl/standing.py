@@ -1,18 +1,14 @@
 """The runs below directories, and where they and the sweeps that they belong to stand."""
 
-import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcfl.errors import JobError
+from hpcfl.diary import Diary, read_diary
 from hpcfl.records import RunRecord, read_run
-from hpcfl.rundir import SWEEP_LOG, RunDir
-
-_EVENT = re.compile(r"[\d-]{10} [\d:]{8} (\w+) +([^ :]+): (.*)")
-_PLAN = re.compile(r"(\d+) runs to do, (\d+) finished before")
+from hpcfl.rundir import RunDir
 
 
 class Standing(NamedTuple):
@@ -21,14 +17,6 @@ class Standing(NamedTuple):
     runs: Sequence[RunRecord]
     notes: Sequence[str]
     """A line for each sweep: how many of its points are finished, failed, not begun."""
-
-
-class _Diary(NamedTuple):
-    """What a sweep's sweep.log says."""
-
-    points: int
-    failed: dict[str, str]
-    """By the points' names, why."""
 
 
 def read_standing(paths: Sequence[Path]) -> Standing:
@@ -44,12 +32,24 @@ def read_standing(paths: Sequence[Path]) -> Standing:
         folders = _run_folders(path)
         for root in dict.fromkeys(folder.parent for folder in folders):
             inside = [folder for folder in folders if folder.parent == root]
-            diary = _diary(root / SWEEP_LOG)
+            diary = read_diary(root)
             read = [_read(folder, diary.failed if diary else {}) for folder in inside]
             runs += read
             if diary and root != path.parent:  # asked for as a whole
                 notes += _told(root, read, diary)
     return Standing(runs, notes)
+
+
+def state(run: RunRecord, *, alive: bool, failed: bool = False) -> str:
+    """Whether it is alive, finished, failed or not running."""
+    if alive or run.finished:
+        return "alive" if alive else "finished"
+    return "failed" if failed else "not running"
+
+
+def unbegun(*, failed: bool) -> str:
+    """The state of a run that has no directory yet."""
+    return "failed" if failed else "not begun"
 
 
 def _run_folders(path: Path) -> list[Path]:
@@ -65,38 +65,15 @@ def _run_folders(path: Path) -> list[Path]:
     return found or [path]
 
 
-def _read(folder: Path, failed: dict[str, str]) -> RunRecord:
+def _read(folder: Path, failed: Mapping[str, str]) -> RunRecord:
     run = read_run(folder)
     if run.finished:
         return run
-    alive = RunDir(folder).held()
-    fate = "alive" if alive else "failed" if folder.name in failed else "unfinished"
-    return replace(run, fate=fate)
+    alive, fell = RunDir(folder).held(), folder.name in failed
+    return replace(run, fate=state(run, alive=alive, failed=fell))
 
 
-def _diary(path: Path) -> _Diary | None:
-    """The log of a sweep, or None where there is none.
-
-    Raises:
-        JobError: it cannot be read.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        raise JobError(f"{path}: cannot be read: {e.strerror}") from e
-    points, failed = 0, dict[str, str]()
-    for event, name, text in (found.groups() for found in map(_EVENT.fullmatch, lines) if found):
-        failed.pop(name, None)
-        if event == "failed":
-            failed[name] = text
-        elif event == "plan" and (plan := _PLAN.match(text)):
-            points = max(points, int(plan[1]) + int(plan[2]))  # parts of it may have their own
-    return _Diary(points, failed)
-
-
-def _told(root: Path, runs: Sequence[RunRecord], diary: _Diary) -> list[str]:
+def _told(root: Path, runs: Sequence[RunRecord], diary: Diary) -> list[str]:
     states = Counter(run.state for run in runs)
     begun = {run.name for run in runs}
     early = diary.failed.keys() - begun  # they have no run directory yet

@@ -14,10 +14,12 @@ from rich.filesize import decimal
 from hpcfl import spent
 from hpcfl.checkpoint import MANIFEST
 from hpcfl.comm.heartbeat import Heartbeat, read_newest
+from hpcfl.diary import read_diary
 from hpcfl.errors import JobError, StoreError
 from hpcfl.files import parse_json
 from hpcfl.records import RunRecord, read_run
-from hpcfl.rundir import SWEEP_LOG, RunDir
+from hpcfl.rundir import RunDir
+from hpcfl.standing import state, unbegun
 
 TITLES = {
     "objective": "objective",
@@ -56,18 +58,12 @@ def members(root: Path) -> dict[str, bool]:
     """
     if (root / "job.yaml").is_file():
         return {}
-    events = _events(root / SWEEP_LOG)
+    diary = read_diary(root)
     # Beside a sweep's runs lie their jobs, from before they begin.
-    names = {job.stem for job in root.glob("*.yaml")} if events else set()
+    names = {job.stem for job in root.glob("*.yaml")} if diary else set()
     names |= {job.parent.name for job in root.glob("*/job.yaml")}
-    return {name: events.get(name) == "failed" for name in sorted(names)}
-
-
-def _events(log: Path) -> dict[str, str]:
-    """What happened last to every run of a sweep, as the sweep wrote it down."""
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    words = [line.split(maxsplit=4) for line in lines]  # date, time, event, "run:", text
-    return {line[3].rstrip(":"): line[2] for line in words if len(line) > 3}
+    failed = diary.failed if diary else {}
+    return {name: name in failed for name in sorted(names)}
 
 
 def _many(root: Path, runs: Mapping[str, bool]) -> str:
@@ -92,18 +88,6 @@ def _one(folder: RunDir, *, failed: bool) -> tuple[str, str]:
         return "damaged", str(e)
     found = state(run, alive=folder.held(), failed=failed)
     return found, f"{run.done:>6} of {run.rounds}  {name}"
-
-
-def state(run: RunRecord, *, alive: bool, failed: bool = False) -> str:
-    """Whether it is alive, finished, failed or not running."""
-    if alive or run.finished:
-        return "alive" if alive else "finished"
-    return "failed" if failed else "not running"
-
-
-def unbegun(*, failed: bool) -> str:
-    """The state of a run that has no directory yet."""
-    return "failed" if failed else "waiting"
 
 
 def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:

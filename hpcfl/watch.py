@@ -27,17 +27,8 @@ from hpcfl.errors import JobError
 from hpcfl.records import RunRecord, read_job
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import OF_RANKS, LogReader
-from hpcfl.status import (
-    LATE_S,
-    TITLES,
-    members,
-    newest,
-    on_disk,
-    recent,
-    state,
-    time_left,
-    unbegun,
-)
+from hpcfl.standing import state, unbegun
+from hpcfl.status import LATE_S, TITLES, members, newest, on_disk, recent, time_left
 
 EVERY_S = 1.0  # between two looks
 DISK_S = 10.0  # between two looks at what lies on the disk, which walks through folders
@@ -47,7 +38,7 @@ STATES = {
     "failed": "bold red",
     "not running": "bold red",
     "finished": "bold cyan",
-    "waiting": "dim",
+    "not begun": "dim",
     "damaged": "bold red",
 }
 BAR = 16  # columns of a bar

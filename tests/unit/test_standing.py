@@ -26,7 +26,7 @@ def states(standing):
 
 
 def test_where_the_runs_of_a_sweep_stand(sweep):
-    """Of 6 points: a finished, b failed, c alive, d stopped, e failed before it had a directory."""
+    """Of 6 points: a finished, b failed, c alive, d not running, e failed without a directory."""
     (sweep / "sweep.log").write_text(
         "2026-11-20 12:00:00 failed   d: exit code 1: of an earlier start\n"
         + PLAN
@@ -39,9 +39,9 @@ def test_where_the_runs_of_a_sweep_stand(sweep):
     with (sweep / "c" / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         standing = read_standing([sweep])
-    assert states(standing) == {"a": "finished", "b": "failed", "c": "alive", "d": "unfinished"}
+    assert states(standing) == {"a": "finished", "b": "failed", "c": "alive", "d": "not running"}
     assert list(standing.notes) == [
-        f"{sweep}: 6 runs: 1 finished, 2 failed, 1 alive, 1 unfinished, 1 not begun",
+        f"{sweep}: 6 runs: 1 finished, 2 failed, 1 alive, 1 not running, 1 not begun",
         f"{sweep}/b: failed: exit code 3: the loss is nan",
         f"{sweep}/e: failed: exit code 2: no such data",
     ]
@@ -53,7 +53,7 @@ def test_jobs_written_ahead_are_points_too(sweep):
     for name in "abcdefgh":
         (sweep / f"{name}.yaml").write_text(JOB)
     (note,) = read_standing([sweep]).notes
-    assert note == f"{sweep}: 8 runs: 1 finished, 3 unfinished, 4 not begun"
+    assert note == f"{sweep}: 8 runs: 1 finished, 3 not running, 4 not begun"
 
 
 def test_a_failure_that_was_tried_again_is_over(sweep):
@@ -61,7 +61,7 @@ def test_a_failure_that_was_tried_again_is_over(sweep):
         PLAN + "2026-11-21 12:51:00 failed   b: exit code 3: nan\n"
         "2026-11-21 12:52:00 resumed  b: from round 1\n"
     )
-    assert states(read_standing([sweep]))["b"] == "unfinished"
+    assert states(read_standing([sweep]))["b"] == "not running"
 
 
 def test_folders_of_sweeps_stand_for_their_runs(sweep):

@@ -92,11 +92,11 @@ def test_what_is_not_finished_is_submitted(file, here, hpcfl):
     assert line.endswith("submitted sweep: Slurm job 7: 2 runs, 3 finished before, 2 a task")
     assert hpcfl("status", "runs/s").out == [
         "finished          2 of 2  seed0",
-        "waiting           -       seed1",
+        "not begun         -       seed1",
         "finished          2 of 2  seed2",
         "finished          2 of 2  seed3",
-        "waiting           -       seed4",
-        "5 runs: 3 finished, 2 waiting",
+        "not begun         -       seed4",
+        "5 runs: 3 finished, 2 not begun",
     ]
     assert [run.action for run in todo(read_sweep(file, ["rounds=2"]), here / "runs/s")] == [
         "skip", "start", "skip", "skip", "start",
