@@ -70,7 +70,7 @@ def _add_bench(commands: Any) -> None:
     )
     rounds = bench.add_parser("round", help="a round against a bare loop of the same SGD steps")
     rounds.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
-    rounds.add_argument("overrides", nargs="*", metavar="key.path=value")
+    _add_overrides(rounds)
     rounds.set_defaults(command="bench round")
     sums = bench.add_parser(
         "reduce", help="the exact mean against a float all-reduce, on all ranks"
@@ -82,7 +82,7 @@ def _add_bench(commands: Any) -> None:
     sums.set_defaults(command="bench reduce")
     executors = bench.add_parser("executor", help="a local step alone and in blocks of clients")
     executors.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
-    executors.add_argument("overrides", nargs="*", metavar="key.path=value")
+    _add_overrides(executors)
     executors.add_argument("--sizes", type=_count, nargs="+", help="of blocks (default 10 32)")
     executors.set_defaults(command="bench executor")
     states = bench.add_parser("store", help="client states against the bare disk, and in a round")
@@ -125,9 +125,7 @@ def _add_resume(commands: Any) -> None:
         f"of its job that no past round depended on may be changed: {', '.join(FREE)}.",
     )
     resume.add_argument("dir", type=Path, help="run directory")
-    resume.add_argument(
-        "overrides", nargs="*", metavar="key.path=value", help="settings over those of the job"
-    )
+    _add_overrides(resume)
     resume.add_argument(
         "--round", type=int, metavar="T", help="from this kept checkpoint; later ones are given up"
     )
@@ -163,9 +161,7 @@ def _add_sweep(commands: Any) -> None:
     """The command that makes many runs."""
     sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
     sweep.add_argument("sweep", type=Path, help="SWEEP.yaml")
-    sweep.add_argument(
-        "overrides", nargs="*", metavar="key.path=value", help="settings of every run"
-    )
+    _add_overrides(sweep, "settings of every run")
     sweep.add_argument("--out", type=Path, help="directory of the runs (default runs/SWEEPNAME)")
     sweep.add_argument(
         "--parallel", type=_count, metavar="N", help="runs at once (default: as many as fit)"
@@ -192,9 +188,7 @@ def _add_data(commands: Any) -> None:
     )
     prepare = data.add_parser("prepare", help="fetch, check and pack a data set's files")
     prepare.add_argument("kind", help="as data.kind in a job")
-    prepare.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="as data.key in a job"
-    )
+    _add_overrides(prepare, "as data.key in a job", metavar="key=value")
     prepare.add_argument("--root", default="data", help="folder of the files (default data)")
     prepare.set_defaults(command="data prepare")
 
@@ -309,8 +303,16 @@ def _folder(text: str) -> Path:
     return path
 
 
+def _add_overrides(
+    command: argparse.ArgumentParser,
+    told: str = "settings over those of the job",
+    *,
+    metavar: str = "key.path=value",
+) -> None:
+    # Without a default argparse says that they are required where a job is missing.
+    command.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=told)
+
+
 def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", type=Path, help="JOB.yaml")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key.path=value", help="settings over those of the job"
-    )
+    _add_overrides(parser)

@@ -54,6 +54,14 @@ def test_wrong_arguments_are_exit_2(arguments, capsys):
     assert "usage: hpcfl" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["run", "resume", "check", "plan", "sweep"])
+def test_what_is_missing_is_told_and_no_more(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command])
+    (_, missing) = capsys.readouterr().err.rstrip().rsplit("required: ", 1)
+    assert missing in {"job", "dir", "sweep"}
+
+
 def test_overrides_stand_anywhere(job, hpcfl):
     done = hpcfl("check", job, "rounds=8", "--data", "seed=3", "rounds=9")
     assert "9 rounds, float32, seed 3" in done.text
