@@ -1,6 +1,5 @@
 """A group of ranks over MPI, for tensors in host memory."""
 
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from torch import Tensor
 from hpcfl.comm.base import Parcel
 from hpcfl.comm.freight import Freight
 from hpcfl.comm.launch import Launch
+from hpcfl.comm.said import wait_until_read
 from hpcfl.comm.solo import end_process
 from hpcfl.errors import RankError
 
@@ -165,8 +165,7 @@ def share(world: MPI.Intracomm, text: str) -> str:
 
 
 def abort(world: MPI.Intracomm, code: int) -> NoReturn:
-    """End every rank at once with exit code ``code``."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    """End every rank with exit code ``code``, once the launcher has read what this one said."""
+    wait_until_read()
     world.Abort(code)
     end_process(code)  # MPICH's Abort may return while the launcher is still ending the ranks

@@ -1,7 +1,8 @@
 """What this machine has room for: cores, GPUs, and the memory of runs."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -22,14 +23,27 @@ def gpus() -> list[str]:
     return named[:count] if named != [""] else [str(gpu) for gpu in range(count)]
 
 
-def memory(process: int) -> int:
-    """Resident bytes of a process and those it started; 0 for one that has ended."""
+class Process(NamedTuple):
+    """One that is alive."""
+
+    command: Sequence[str]
+    memory: int
+    """Resident bytes."""
+
+
+def family(process: int) -> list[Process]:
+    """A process and all that it started, as far as they are alive and the system says."""
+    root = PROC / str(process)
     try:
-        own = number(PROC / str(process) / "status", "VmRSS:") * 1024
-        children = (PROC / f"{process}/task/{process}/children").read_text().split()
+        memory = number(root / "status", "VmRSS:") * 1024
+        command = (root / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        children = (root / f"task/{process}/children").read_text().split()
     except OSError:
-        return 0
-    return own + sum(memory(int(child)) for child in children)
+        return []
+    found = [Process(command, memory)]
+    for child in children:
+        found += family(int(child))
+    return found
 
 
 def room(free: int, need: int, taken: Iterable[int]) -> bool:

@@ -235,18 +235,17 @@ class _Play:
         if code is None:
             return
         del self._live[slot]
+        words = run.last_words()
         if code == 0:
             self._board.say("finished", name, run.came_to())
-        elif self._signals.stop and code == Stopped.exit_code:
-            self._board.say("stopped", name, run.last_words())
+        elif self._signals.stop and words.startswith("Stopped: "):
+            self._board.say("stopped", name, words)
         elif self._signals.stop and code in _UNHEARD:
             turn = "next" if run.done else "first"
             self._board.say("stopped", name, f"before its {turn} round")
         else:
             self._failed[name] = code
-            self._board.say(
-                "failed", name, f"exit code {code}: {run.last_words() or 'it said nothing'}"
-            )
+            self._board.say("failed", name, f"exit code {code}: {words or 'it said nothing'}")
 
     def _draw(self) -> None:
         live = {entry.point.name: (run.done, run.rounds) for entry, run in self._live.values()}

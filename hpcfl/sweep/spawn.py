@@ -13,9 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcfl.errors import JobError
+from hpcfl.memory import PROC
 from hpcfl.records import read_run
 from hpcfl.rundir import RunDir
-from hpcfl.sweep.machine import memory
+from hpcfl.sweep.machine import family
 
 # Lines that say why a run ended: its own, and what MPICH's mpirun says of a rank that was killed.
 _ERROR = re.compile(r"[\w.]*(Error|Stopped|Interrupt)\b.*")
@@ -57,11 +58,14 @@ class Spawned:
         self._folder = folder
         self._history = _size(folder.history)
         self._began = time.monotonic()
+        self._asked = False
+        self._ranks, self._there = ranks, ranks == 1 or not PROC.is_dir()
+        self._words = [sys.executable, "-m", "hpcfl", *command]
         launcher = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
         with self.log.open("ab") as log:
             self._said = log.tell()
             self._process = subprocess.Popen(  # noqa: S603
-                [*launcher, sys.executable, "-m", "hpcfl", *command],
+                [*launcher, *self._words],
                 env=environment(threads, gpus),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -76,17 +80,27 @@ class Spawned:
 
     def look(self) -> int | None:
         """Take note of its rounds and memory; the exit code once it is over."""
-        self.taken = memory(self._process.pid)
+        alive = family(self._process.pid)
+        self.taken = sum(process.memory for process in alive)
         self.peak = max(self.peak, self.taken)
         code = self._process.poll()
-        # Until the run notes its start, the log may hold rounds that it is going to take away.
-        if _size(self._folder.history) > self._history:
+        begun = _size(self._folder.history) > self._history
+        if begun:  # until then the log may hold rounds that the run is going to take away
             self.done = max(self.done, _newest_round(self._folder.log) or 0)
+        ranks = sum(process.command == self._words for process in alive)
+        self._there = self._there or begun or ranks == self._ranks
+        if self._asked and self._there and code is None:
+            self._process.terminate()
+            self._asked = False
         return code
 
     def stop(self) -> None:
-        """Ask it for a checkpoint and its end."""
-        self._process.terminate()
+        """Ask it for a checkpoint and its end.
+
+        It is told at a look, once all of its ranks are there: MPICH's mpirun loses a signal that
+        comes earlier.
+        """
+        self._asked = True
 
     def kill(self) -> None:
         """End it, and what it started, at once."""

@@ -1,12 +1,13 @@
 """A life of a run in a process forked from one that has torch: soon there, and free to crash."""
 
 import multiprocessing
+import os
 import re
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from hpcfl import cli
 from hpcfl.bench.chaos.left import Outcome, committed, outcome
 from hpcfl.bench.chaos.settings import JOB
 from hpcfl.rundir import RunDir
+from hpcfl.runlog import Line, RunLog
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["pytest", "deny", "forked", "warm"])
@@ -47,17 +49,12 @@ def write(folder: Path, name: str = "job", **changes) -> Path:
     return path
 
 
-def live(
-    *arguments: object,
-    prepare: Callable[[], None] | None = None,
-    until: Callable[[], bool] | None = None,
-) -> Said:
+def live(*arguments: object, prepare: Callable[[], None] | None = None) -> Said:
     """``hpcfl ARGUMENTS`` to its end.
 
     Args:
         arguments: of hpcfl.
         prepare: called in its process before it begins.
-        until: when it is killed.
     """
     ours, theirs = socket.socketpair()
     words = [str(argument) for argument in arguments]
@@ -65,11 +62,6 @@ def live(
     process.start()
     theirs.close()
     with ours:
-        if until:
-            while not until():
-                assert process.is_alive()
-                time.sleep(0.001)
-            process.kill()
         text = b"".join(iter(lambda: ours.recv(65536), b"")).decode()
     process.join()
     return Said(process.exitcode, text)
@@ -96,11 +88,18 @@ def go_on(folder: RunDir, job: Path) -> Outcome:
 
 def killed(run: Path, job: Path, rounds: int) -> RunDir:
     """A run that died after so many rounds."""
-    folder = RunDir(run)
-
-    def there() -> bool:
-        return folder.log.exists() and folder.log.read_bytes().count(b"\n") >= rounds
-
-    said = live("run", job, "--out", run, until=there)
+    said = live("run", job, "--out", run, prepare=partial(_die_after, rounds))
     assert said.code == -signal.SIGKILL, said.text
-    return folder
+    return RunDir(run)
+
+
+def _die_after(rounds: int) -> None:
+    """From now on a line of the log is the last thing that this process does."""
+    write = RunLog.write
+
+    def written(log: RunLog, record: Line) -> None:
+        write(log, record)
+        if record["round"] == rounds:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    RunLog.write = written

@@ -8,7 +8,7 @@ import time
 import pytest
 import yaml
 
-from tests.parallel.background import PATIENCE_S, rounds, write
+from tests.parallel.background import PATIENCE_S, held, rounds, write
 from tests.parallel.harness import environment
 from tests.parallel.outcome import outcome
 
@@ -25,11 +25,11 @@ def file(tmp_path_factory):
     return folder / "sweep.yaml"
 
 
-def begin(file, root):
+def begin(file, root, **changes):
     """The sweep, two runs at once, in the background."""
     return subprocess.Popen(
         [sys.executable, "-m", "hpcfl", "sweep", file, "--out", root, "--parallel", "2"],
-        env=environment(),
+        env=environment(**changes),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -61,7 +61,7 @@ def whole(file, tmp_path_factory):
 
 
 def test_stopped_and_taken_up_again_with_the_same_bits(file, whole, tmp_path):
-    sweep = begin(file, tmp_path)
+    sweep = begin(file, tmp_path, **held(30))
     wait_for(sweep, lambda: rounds(tmp_path / NAMES[1]) >= 10)
     sweep.send_signal(signal.SIGTERM)
     code, out, err = end(sweep)
@@ -76,7 +76,7 @@ def test_stopped_and_taken_up_again_with_the_same_bits(file, whole, tmp_path):
 
 
 def test_stopped_before_its_runs_listen(file, tmp_path):
-    sweep = begin(file, tmp_path)
+    sweep = begin(file, tmp_path, **held(30))
     wait_for(sweep, (tmp_path / f"{NAMES[0]}.log").exists)
     sweep.send_signal(signal.SIGTERM)
     code, out, err = end(sweep)

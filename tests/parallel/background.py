@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import yaml
 
-from tests.parallel.harness import environment, find_mpirun, mpirun
+from tests.parallel.harness import ROOT, environment, find_mpirun, mpirun
 
 PATIENCE_S = 300.0  # only against a hang
 
@@ -34,6 +35,27 @@ def write(folder: Path, name: str = "job", **changes: Any) -> Path:
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({**DIGITS, **changes}))
     return path
+
+
+def held(rounds: int, go: Path = Path("/nowhere")) -> dict[str, str]:
+    """An environment in which a run waits after so many rounds, see held/sitecustomize.py.
+
+    Args:
+        rounds: after how many.
+        go: a file that lets it go on, as a signal does.
+    """
+    return {**changed("held"), "HPCFL_TEST_HOLD": str(rounds), "HPCFL_TEST_GO": str(go)}
+
+
+def changed(name: str) -> dict[str, str]:
+    """An environment in which NAME/sitecustomize.py changes what hpcfl does."""
+    return {"PYTHONPATH": f"{Path(__file__).with_name(name)}{os.pathsep}{ROOT}"}
+
+
+def kill(pid: int) -> None:
+    """kill -9, of a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def finish(
@@ -64,8 +86,10 @@ class Going:
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             for pid in (self._process.pid, *self.ranks()):
-                os.kill(pid, signal.SIGKILL)
+                kill(pid)
         self._process.communicate()
+        while self.ranks():  # one of them may hold the run's lock until it is gone
+            time.sleep(0.01)
 
     @property
     def alive(self) -> bool:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parallel.background import kill
+
 # Stands in for ssh in mpirun: options are left out, the host's address is the first word.
 AGENT = """#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
@@ -47,7 +49,7 @@ class Hosts:
     def __exit__(self, *_: object) -> None:
         for number in self._numbers:
             for pid in self.processes(number):
-                os.kill(pid, 9)
+                kill(pid)
             ip("link", "del", f"{self._name}c{number}")  # at once, unlike those of a namespace
             ip("netns", "del", f"{self._name}{number}")
         ip("link", "del", self._switch)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.parallel.background import PATIENCE_S, Going, finish, rounds, write
+from tests.parallel.background import PATIENCE_S, Going, changed, finish, held, rounds, write
 from tests.parallel.harness import ROOT, environment
 from tests.parallel.outcome import outcome
 from tests.parallel.test_comm import free_port, torchrun_style
@@ -16,8 +16,8 @@ from tests.parallel.test_comm import free_port, torchrun_style
 TIMEOUT_S = 8.0
 
 
-def job(folder, backend="auto", **changes):
-    return write(folder, comm={"backend": backend, "timeout_s": TIMEOUT_S}, **changes)
+def job(folder, backend="auto", timeout_s=TIMEOUT_S, **changes):
+    return write(folder, comm={"backend": backend, "timeout_s": timeout_s}, **changes)
 
 
 def said(stderr):
@@ -40,7 +40,7 @@ def whole(tmp_path_factory):
 def test_a_stopped_rank_ends_the_run_and_is_named(whole, tmp_path):
     size, victim = 3, 0
     run = tmp_path / "run"
-    with Going(size, "run", job(tmp_path), "--out", run) as going:
+    with Going(size, "run", job(tmp_path), "--out", run, env=held(40)) as going:
         going.wait_until(lambda: rounds(run) >= 9)
         pids = going.ranks()
         os.kill(pids[victim], signal.SIGSTOP)
@@ -61,25 +61,15 @@ def test_a_stopped_rank_ends_the_run_and_is_named(whole, tmp_path):
     assert list((run / "ranks").iterdir()) == []
 
 
-# Gloo, whose time-out the watchdog shares, lets ranks find each other on a busy machine.
-PATIENT = """
-from hpcfl import session
-connect = session.connect
-session.connect = lambda backend, device, timeout_s: connect(backend, device, 300.0)
-"""
-
-
 def test_without_a_launcher_every_rank_ends_by_itself(tmp_path):
     """Three processes that nobody looks after; the stopped one ends when it goes on."""
     run, port = tmp_path / "run", free_port()
-    (tmp_path / "sitecustomize.py").write_text(PATIENT)
     file = job(tmp_path, "gloo", rounds=10_000)
     command = [sys.executable, "-m", "hpcfl", "run", file, "--out", run]
-    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     ranks = [
         subprocess.Popen(
             command,
-            env=environment(**env, **torchrun_style(rank, 3, port)),
+            env=environment(**changed("patient"), **torchrun_style(rank, 3, port)),
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -123,9 +113,10 @@ def test_a_round_that_takes_longer_than_the_timeout(tmp_path):
     """The rank that does not come is alive: the line says what to raise."""
     (tmp_path / "sitecustomize.py").write_text(PATCH + SLOW)
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    done = finish(2, "run", job(tmp_path), "--out", tmp_path / "run", env=env)
-    assert done.returncode == 1, done.stderr
+    file = job(tmp_path, timeout_s=20.0)  # a twelfth, and the slow one is heard of in time
+    done = finish(2, "run", file, "--out", tmp_path / "run", env=env)
+    assert done.returncode not in (0, 2, 3, 75), done.stderr
     line = said(done.stderr)
-    assert line.startswith(f"RankError: [rank 0 of 2] waited {TIMEOUT_S:g} s for the other ranks")
+    assert line.startswith("RankError: [rank 0 of 2] waited 20 s for the other ranks")
     assert ") is alive, in round 6, training, but did not come; " in line
     assert "raise comm.timeout_s; resume from the last checkpoint" in line

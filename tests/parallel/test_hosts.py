@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.parallel.background import PATIENCE_S, finish, rounds, write
+from tests.parallel.background import PATIENCE_S, changed, finish, rounds, write
 from tests.parallel.harness import environment, find_mpirun
 from tests.parallel.hosts import Hosts, gone, require
 from tests.parallel.outcome import outcome
@@ -17,8 +17,7 @@ TIMEOUT_S = 8.0
 LOCAL = {"epochs": 20, "batch_size": 16, "lr": 0.1}
 
 
-def job(folder, backend):
-    comm = {"backend": backend, "timeout_s": TIMEOUT_S}
+def job(folder, **comm):
     return write(folder, comm=comm, local=LOCAL, rounds=40)
 
 
@@ -26,7 +25,7 @@ def job(folder, backend):
 def whole(tmp_path_factory):
     """An uninterrupted run on one host."""
     folder = tmp_path_factory.mktemp("whole")
-    done = finish(1, "run", job(folder, "auto"), "--out", folder / "run")
+    done = finish(1, "run", job(folder), "--out", folder / "run")
     assert done.returncode == 0, done.stderr
     return outcome(folder / "run")
 
@@ -41,13 +40,16 @@ def hosts(tmp_path):
 def start(hosts, *args):
     command = [*hosts.mpirun(find_mpirun()), sys.executable, "-m", "hpcfl", *map(str, args)]
     return subprocess.Popen(
-        command, env=environment(**hosts.env), stderr=subprocess.PIPE, text=True
+        command,
+        env=environment(**changed("patient"), **hosts.env),
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
 def test_two_hosts_have_the_bits_of_one(whole, hosts, tmp_path):
     run = tmp_path / "run"
-    process = start(hosts, "run", job(tmp_path, "auto"), "--out", run)
+    process = start(hosts, "run", job(tmp_path), "--out", run)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert "2 ranks on 2 hosts (" in err
@@ -60,7 +62,8 @@ def test_two_hosts_have_the_bits_of_one(whole, hosts, tmp_path):
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_a_cut_cable_ends_the_run_with_one_line(whole, hosts, tmp_path, backend):
     run = tmp_path / "run"
-    process = start(hosts, "run", job(tmp_path, backend), "--out", run)
+    file = job(tmp_path, backend=backend, timeout_s=TIMEOUT_S)
+    process = start(hosts, "run", file, "--out", run)
     deadline = time.monotonic() + PATIENCE_S
     while rounds(run) < 9:
         assert process.poll() is None, process.communicate()

@@ -1,13 +1,11 @@
 """kill -9 at any instant, resumed on any number of ranks: as if nothing had happened."""
 
-import os
 import random
-import signal
 import time
 
 import pytest
 
-from tests.parallel.background import Going, finish, rounds, write
+from tests.parallel.background import Going, finish, held, kill, rounds, write
 from tests.parallel.outcome import outcome
 
 
@@ -48,13 +46,13 @@ def test_killed_and_resumed(whole, tmp_path, seed, victims, ranks, store, name):
     command = ["run", job, "--out", run]
     for life, size in enumerate(ranks[:-1]):
         reached = draw.randint(20 * life + 3, 20 * life + 18)
-        with Going(size, *command) as going:
+        with Going(size, *command, env=held(50)) as going:
             going.wait_until(lambda goal=reached: rounds(run) >= goal)
             time.sleep(draw.random() * 0.02)
             pids = going.ranks()
             assert len(pids) == size
             for pid in pids if victims == "all" else [draw.choice(pids)]:
-                os.kill(pid, signal.SIGKILL)
+                kill(pid)
             code, _, _ = going.end()
             assert code != 0
             assert going.ranks() == []
@@ -71,7 +69,7 @@ def test_killed_before_the_first_checkpoint(tmp_path):
     with Going(2, "run", write(tmp_path), "--out", run) as going:
         going.wait_until((run / "job.yaml").exists)
         for pid in going.ranks():
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         going.end()
     for folder in (run / "checkpoints").glob("*/manifest.json"):
         folder.unlink()  # whether the kill came in time or not

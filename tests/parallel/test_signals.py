@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from tests.parallel.background import Going, finish, rounds, write
+from tests.parallel.background import Going, finish, held, rounds, write
 from tests.parallel.outcome import outcome
 
 NEVER = {"every": 100_000}
@@ -31,7 +31,8 @@ def whole(tmp_path_factory):
 )
 def test_stops_with_a_checkpoint(whole, tmp_path, number, ranks, then):
     run = tmp_path / "run"
-    with Going(ranks, "run", write(tmp_path, checkpoint=NEVER), "--out", run) as going:
+    job = write(tmp_path, checkpoint=NEVER)
+    with Going(ranks, "run", job, "--out", run, env=held(40)) as going:
         going.wait_until(lambda: rounds(run) >= 10)
         going.signal(number)
         going.signal(number)  # Slurm may send it twice
@@ -53,7 +54,8 @@ def test_stops_with_a_checkpoint(whole, tmp_path, number, ranks, then):
 def test_stops_before_the_first_round(whole, tmp_path, number):
     """As soon as the directory is the run's, a signal leaves something to resume."""
     run = tmp_path / "run"
-    with Going(2, "run", write(tmp_path, checkpoint=NEVER), "--out", run) as going:
+    job = write(tmp_path, checkpoint=NEVER)
+    with Going(2, "run", job, "--out", run, env=held(40)) as going:
         going.wait_until((run / "job.yaml").exists)
         going.signal(number)
         code, _, err = going.end()
@@ -65,11 +67,13 @@ def test_stops_before_the_first_round(whole, tmp_path, number):
 
 
 def test_saves_and_goes_on(whole, tmp_path):
-    run = tmp_path / "run"
-    with Going(2, "run", write(tmp_path, checkpoint=NEVER), "--out", run) as going:
+    run, go = tmp_path / "run", tmp_path / "go"
+    job = write(tmp_path, checkpoint=NEVER)
+    with Going(2, "run", job, "--out", run, env=held(40, go)) as going:
         going.wait_until(lambda: rounds(run) >= 10)
         os.kill(going.ranks()[-1], signal.SIGUSR2)
         going.wait_until(lambda: len(list(run.glob("checkpoints/*/manifest.json"))) == 2)
+        go.touch()
         code, _, err = going.end()
     assert code == 0, err
     saved = sorted(int(path.parent.name) for path in run.glob("checkpoints/*/manifest.json"))

@@ -10,7 +10,7 @@ from hpcfl.errors import Stopped, SweepError
 from hpcfl.job import load
 from hpcfl.models.base import ModelConfig
 from hpcfl.rundir import RunDir
-from hpcfl.sweep import play, spawn
+from hpcfl.sweep import play
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.machine import room
 from hpcfl.sweep.play import Outcome
@@ -197,76 +197,6 @@ def test_room_is_kept_for_what_the_present_runs_will_take():
     assert not room(9, 5, [0])  # 5 of them are spoken for
     assert room(10, 5, [0])
     assert not room(4, 5, [9])
-
-
-def test_open_mpi_binds_no_run_to_the_first_core(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    found = spawn.environment(2, ["1", "3"])
-    assert found["OMP_NUM_THREADS"] == "2"
-    assert found["PRTE_MCA_hwloc_default_binding_policy"] == "none"
-    assert found["CUDA_VISIBLE_DEVICES"] == "1,3"
-    assert "CUDA_VISIBLE_DEVICES" not in spawn.environment(2, []).keys() - os.environ.keys()
-
-
-KILLED = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed\nPlease see the FAQ page\n"
-
-
-@pytest.fixture
-def sleeper(tmp_path, monkeypatch):
-    """A process in the place of a run that is resumed from round 2, its old log at round 9."""
-    (tmp_path / "program").write_text("#!/bin/sh\nexec sleep 1000\n")
-    (tmp_path / "program").chmod(0o755)
-    monkeypatch.setattr(spawn.sys, "executable", str(tmp_path / "program"))
-    folder = RunDir(tmp_path / "run")
-    folder.root.mkdir()
-    folder.log.write_text('{"round": 9}\n')
-    folder.history.write_text("{}\n")
-    run = spawn.Spawned(["resume"], folder, 20, 2, ranks=1, threads=1, gpus=[])
-    yield folder, run
-    run.kill()
-
-
-def test_rounds_of_an_earlier_start_are_not_this_ones(sleeper):
-    folder, run = sleeper
-    assert (run.look(), run.done, run.settled) == (None, 2, False)
-    folder.log.write_text('{"round": 2}\n')  # taken back to the checkpoint
-    folder.history.write_text("{}\n{}\n")
-    assert (run.look(), run.done, run.settled) == (None, 2, False)
-    folder.log.write_text('{"round": 2}\n{"round": 3}\n{"rou')
-    assert (run.look(), run.done, run.settled) == (None, 3, True)
-    assert run.peak >= run.taken > 0
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ("warning\nJobError: no\n  EXIT CODE: 2\n", "JobError: no"),
-        ("warning\n" + KILLED, "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed"),
-        ("RankError: rank 1 is gone\n" + KILLED, "RankError: rank 1 is gone"),
-        ("one\ntwo\n\n", "two"),
-        ("", ""),
-    ],
-)
-def test_the_line_that_says_best_why(sleeper, said, words):
-    _, run = sleeper
-    run.log.write_text(said)
-    assert run.last_words() == words
-
-
-@pytest.mark.parametrize("line", ["{broken", "[]", "{}", '"round"', '{"round": null}', "\xff"])
-def test_a_damaged_line_says_nothing_of_the_rounds(sleeper, line):
-    folder, run = sleeper
-    folder.history.write_text("{}\n{}\n")
-    folder.log.write_bytes(line.encode("latin-1") + b"\n")
-    assert (run.look(), run.done) == (None, 2)
-
-
-def test_a_finished_run_with_a_damaged_log_is_told(sleeper, job, hpcfl):
-    folder, run = sleeper
-    assert hpcfl("run", job, "--out", folder.root).code == 0
-    assert run.came_to().startswith("4 rounds, accuracy ")
-    folder.log.write_text("{broken\n")
-    assert run.came_to().startswith(f"but {folder.log}:1: ")
 
 
 class Scripted:

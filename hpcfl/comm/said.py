@@ -1,0 +1,31 @@
+"""What a rank says just before it ends all ranks is read before their launcher ends."""
+
+import fcntl
+import os
+import stat
+import sys
+import termios
+import time
+from array import array
+
+PATIENCE_S = 5.0  # with a reader that does not read
+LOOK_S = 0.001
+OUTPUTS = (1, 2)
+
+
+def wait_until_read() -> None:
+    """Wait until what this process said into pipes has been read, or until patience ends."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    deadline = time.monotonic() + PATIENCE_S
+    while any(map(_unread, OUTPUTS)) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+
+
+def _unread(output: int) -> int:
+    """Bytes that lie in a pipe; 0 in anything else."""
+    if not stat.S_ISFIFO(os.fstat(output).st_mode):
+        return 0
+    count = array("i", [0])
+    fcntl.ioctl(output, termios.FIONREAD, count)
+    return count[0]

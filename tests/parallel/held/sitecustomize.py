@@ -1,0 +1,23 @@
+"""A run that is not over too soon: its last rank waits before a round until it is told to go on.
+
+A signal to stop or to save tells it, or a file.  See ``tests.parallel.background.held``.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from hpcfl import engine
+
+ROUND, GO = int(os.environ["HPCFL_TEST_HOLD"]), Path(os.environ["HPCFL_TEST_GO"])
+play_round = engine.play_round
+
+
+def played(run, server, t, ask):
+    if t == ROUND and run.comm.rank == run.comm.size - 1:
+        while not (run.signals.stop or run.signals.save or GO.exists()):
+            time.sleep(0.01)
+    return play_round(run, server, t, ask)
+
+
+engine.play_round = played

@@ -1,0 +1,47 @@
+"""A pipe is left once it is read; what is no pipe is not waited for."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from hpcfl.comm import said
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+    """A reader's and a writer's end, the latter being this process's output."""
+    reader, writer = os.pipe()
+    monkeypatch.setattr(said, "OUTPUTS", (writer,))
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+def test_waits_for_the_reader(pipe, monkeypatch):
+    monkeypatch.setattr(said, "PATIENCE_S", 600)
+    reader, writer = pipe
+    os.write(writer, b"why")
+    waits = threading.Thread(target=said.wait_until_read)
+    waits.start()
+    time.sleep(0.05)
+    assert waits.is_alive()
+    assert os.read(reader, 10) == b"why"
+    waits.join(60)
+    assert not waits.is_alive()
+
+
+def test_waits_no_longer_than_it_is_patient(pipe, monkeypatch):
+    monkeypatch.setattr(said, "PATIENCE_S", 0.01)
+    os.write(pipe[1], b"why")
+    said.wait_until_read()
+
+
+def test_a_file_is_not_waited_for(tmp_path, monkeypatch):
+    with (tmp_path / "log").open("w+") as file:
+        file.write("why")
+        file.seek(0)
+        monkeypatch.setattr(said, "OUTPUTS", (file.fileno(),))
+        monkeypatch.setattr(said.time, "sleep", pytest.fail)
+        said.wait_until_read()

@@ -1,0 +1,118 @@
+"""A run as a process of its own: its rounds, its memory, what it says, how it is stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hpcfl.rundir import RunDir
+from hpcfl.sweep import spawn
+from hpcfl.sweep.machine import Process, family
+
+
+def test_open_mpi_binds_no_run_to_the_first_core(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    found = spawn.environment(2, ["1", "3"])
+    assert found["OMP_NUM_THREADS"] == "2"
+    assert found["PRTE_MCA_hwloc_default_binding_policy"] == "none"
+    assert found["CUDA_VISIBLE_DEVICES"] == "1,3"
+    assert "CUDA_VISIBLE_DEVICES" not in spawn.environment(2, []).keys() - os.environ.keys()
+
+
+@pytest.mark.parametrize("sign", ["all ranks", "a start"])
+def test_a_run_is_told_to_stop_once_its_ranks_are_there(tmp_path, monkeypatch, sign):
+    """MPICH's mpirun loses a signal that comes before it has started them."""
+    (tmp_path / "mpirun").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setattr(spawn, "mpirun", lambda: str(tmp_path / "mpirun"))
+    folder = RunDir(tmp_path / "run")
+    folder.root.mkdir()
+    run = spawn.Spawned(["resume"], folder, 20, 2, ranks=2, threads=1, gpus=[])
+    rank, told = Process([sys.executable, "-m", "hpcfl", "resume"], 5), []
+    monkeypatch.setattr(run._process, "terminate", lambda: told.append("stop"))
+    alive = [Process(["mpirun"], 3), rank]
+    monkeypatch.setattr(spawn, "family", lambda process: alive)
+    run.stop()
+    assert (run.look(), run.taken, told) == (None, 8, [])
+    if sign == "all ranks":
+        alive.append(rank)
+    else:  # ranks that a script of the user's started may be called otherwise
+        folder.history.write_text("{}\n")
+    assert [run.look(), run.look(), told] == [None, None, ["stop"]]
+    run.kill()
+
+
+def test_the_processes_that_one_started():
+    command = ["sh", "-c", "sleep 1000 & echo; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as shell:
+        shell.stdout.readline()  # the other has been started
+        while (found := [process.command for process in family(shell.pid)])[-1][0] != "sleep":
+            time.sleep(0.01)
+        assert found == [command, ["sleep", "1000"]]
+        assert all(process.memory for process in family(shell.pid))
+        os.killpg(shell.pid, signal.SIGKILL)
+    assert family(shell.pid) == []
+
+
+KILLED = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed\nPlease see the FAQ page\n"
+
+
+@pytest.fixture
+def sleeper(tmp_path, monkeypatch):
+    """A process in the place of a run that is resumed from round 2, its old log at round 9."""
+    (tmp_path / "program").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tmp_path / "program").chmod(0o755)
+    monkeypatch.setattr(spawn.sys, "executable", str(tmp_path / "program"))
+    folder = RunDir(tmp_path / "run")
+    folder.root.mkdir()
+    folder.log.write_text('{"round": 9}\n')
+    folder.history.write_text("{}\n")
+    run = spawn.Spawned(["resume"], folder, 20, 2, ranks=1, threads=1, gpus=[])
+    yield folder, run
+    run.kill()
+
+
+def test_rounds_of_an_earlier_start_are_not_this_ones(sleeper):
+    folder, run = sleeper
+    assert (run.look(), run.done, run.settled) == (None, 2, False)
+    folder.log.write_text('{"round": 2}\n')  # taken back to the checkpoint
+    folder.history.write_text("{}\n{}\n")
+    assert (run.look(), run.done, run.settled) == (None, 2, False)
+    folder.log.write_text('{"round": 2}\n{"round": 3}\n{"rou')
+    assert (run.look(), run.done, run.settled) == (None, 3, True)
+    assert run.peak >= run.taken > 0
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("warning\nJobError: no\n  EXIT CODE: 2\n", "JobError: no"),
+        ("warning\n" + KILLED, "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed"),
+        ("RankError: rank 1 is gone\n" + KILLED, "RankError: rank 1 is gone"),
+        ("one\ntwo\n\n", "two"),
+        ("", ""),
+    ],
+)
+def test_the_line_that_says_best_why(sleeper, said, words):
+    _, run = sleeper
+    run.log.write_text(said)
+    assert run.last_words() == words
+
+
+@pytest.mark.parametrize("line", ["{broken", "[]", "{}", '"round"', '{"round": null}', "\xff"])
+def test_a_damaged_line_says_nothing_of_the_rounds(sleeper, line):
+    folder, run = sleeper
+    folder.history.write_text("{}\n{}\n")
+    folder.log.write_bytes(line.encode("latin-1") + b"\n")
+    assert (run.look(), run.done) == (None, 2)
+
+
+def test_a_finished_run_with_a_damaged_log_is_told(sleeper, job, hpcfl):
+    folder, run = sleeper
+    assert hpcfl("run", job, "--out", folder.root).code == 0
+    assert run.came_to().startswith("4 rounds, accuracy ")
+    folder.log.write_text("{broken\n")
+    assert run.came_to().startswith(f"but {folder.log}:1: ")
