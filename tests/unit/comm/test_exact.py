@@ -33,7 +33,7 @@ class Room:
     """Ranks as threads of one process: what they bring is kept in one list."""
 
     def __init__(self, size):
-        self.size, self.brought, self.barrier = size, [None] * size, Barrier(size, timeout=60)
+        self.size, self.brought, self.barrier = size, [None] * size, Barrier(size, timeout=600)
 
     def run(self, work):
         """``work(comm)`` of every rank; what it raised stands for what it returned."""
