@@ -87,6 +87,16 @@ committed() {
   fi
 }
 
+# Slurm may be too busy to answer.
+insist() {
+  local pause
+  for pause in 1 2 4; do
+    "$@" && return
+    sleep "$pause"
+  done
+  "$@"
+}
+
 say() { echo "$(date '+%F %T') job $id: $*"; }
 
 before=$(committed)
@@ -137,11 +147,11 @@ if [ -n "${HPCFL_CHAIN:-}" ]; then
   fi
 elif [ -n "$again" ]; then
   # A job that was cancelled is no longer RUNNING, and stays cancelled.  No answer says nothing.
-  state=$(squeue -h -j "$id" -o %T || true)
+  state=$(insist squeue -h -j "$id" -o %T || true)
   if [ "${state:-RUNNING}" = RUNNING ]; then
     # Slurm does not requeue a job that ends by itself, even in its grace time.
     say "$again, requeued"
-    scontrol requeue "$id"
+    insist scontrol requeue "$id"
   else
     say "$again, but cancelled"
   fi

@@ -21,12 +21,21 @@ export HPCFL_OUT
 # Preempted or out of time meanwhile: as run.sh does, which is not there yet.
 id=$SLURM_JOB_ID
 [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+# shellcheck disable=SC2329  # the trap calls what does
+insist() {
+  local pause
+  for pause in 1 2 4; do
+    "$@" && return
+    sleep "$pause"
+  done
+  "$@"
+}
 # shellcheck disable=SC2329  # the trap calls it
 stop() {
   local state
-  state=$(squeue -h -j "$id" -o %T || true)
+  state=$(insist squeue -h -j "$id" -o %T || true)
   if [ -z "${HPCFL_CHAIN:-}" ] && [ "${state:-RUNNING}" = RUNNING ]; then
-    scontrol requeue "$id"
+    insist scontrol requeue "$id"
   fi
   exit 75
 }

@@ -20,7 +20,7 @@ for file in "$dir"/run/*.pid; do
   [ -s "$file" ] && pids+=("$(<"$file")")
 done
 for signal in TERM KILL; do
-  for ((try = 0; try < 100; try++)); do
+  for ((try = 0; try < 600; try++)); do
     left=()
     for pid in "${pids[@]}"; do
       alive "$pid" && left+=("$pid")

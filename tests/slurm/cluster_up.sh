@@ -23,7 +23,7 @@ CredType=cred/none
 # Ids of its own: what killed ranks left in /dev/shm is named after their jobs.
 FirstJobId=$((1 + RANDOM * 1000))
 # A requeued job waits for so long and a second more; less than 5 would be taken for 120.
-AuthInfo=cred_expire=5
+AuthInfo=cred_expire=8
 StateSaveLocation=$dir/state
 SlurmdSpoolDir=$dir/spool.%n
 # The PMIx plugins of two slurmds would collide in a common folder.
@@ -48,11 +48,12 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 JobRequeue=1
-KillWait=5
+KillWait=30
 MinJobAge=600
 # A node that is gone is noticed soon.
 SlurmdTimeout=20
 CompleteWait=0
+MessageTimeout=60
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 GresTypes=gpu
@@ -61,7 +62,7 @@ CONF
     echo "NodeName=node$i NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + i))" \
       "CPUs=$cpus RealMemory=1000000 Gres=gpu:$gpus State=UNKNOWN"
   done
-  echo "PartitionName=normal Nodes=ALL Default=YES DefaultTime=10 PriorityTier=1 GraceTime=20"
+  echo "PartitionName=normal Nodes=ALL Default=YES DefaultTime=10 PriorityTier=1 GraceTime=120"
   echo "PartitionName=urgent Nodes=ALL DefaultTime=10 PriorityTier=10 PreemptMode=OFF"
 } >"$conf"
 
@@ -79,7 +80,7 @@ for ((i = 1; i <= nodes; i++)); do
   mkdir -p "$dir/spool.node$i" "$dir/tmp.node$i"
   slurmd -N "node$i"
 done
-for ((try = 0; try < 300; try++)); do
+for ((try = 0; try < 1200; try++)); do
   idle=$(sinfo -h -N -p normal -o %T | grep -c '^idle$' || true)
   [ "$idle" = "$nodes" ] && exit 0
   sleep 0.1

@@ -1,11 +1,13 @@
 """A private Slurm cluster of two nodes, with fake GPUs, for the session."""
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -26,19 +28,22 @@ class Slurm:
             "UCX_TLS": "self,sm",
         }
 
-    def call(self, *command, cwd=None, **env):
+    def call(self, *command, cwd=None, tries=1, **env):
         """Run a Slurm command and return what it printed."""
-        made = subprocess.run(
-            command, env={**self.env, **env}, cwd=cwd, capture_output=True, text=True, check=False
-        )
-        assert made.returncode == 0, f"{command}: {made.stderr}"
-        return made.stdout.strip()
+        for _ in range(tries):
+            made = subprocess.run(
+                command, env={**self.env, **env}, cwd=cwd,
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            if made.returncode == 0:
+                return made.stdout.strip()
+        pytest.fail(f"{command}: {made.stderr}")
 
     def sbatch(self, *arguments, cwd, **env):
         return self.call("sbatch", "--parsable", *arguments, cwd=cwd, **env)
 
     def show(self, job):
-        fields = self.call("scontrol", "show", "job", "-o", job).split()
+        fields = self.call("scontrol", "show", "job", "-o", job, tries=5).split()
         return dict(field.split("=", 1) for field in fields if "=" in field)
 
     def wait(self, job, states=ENDED):
@@ -46,6 +51,16 @@ class Slurm:
         while (found := self.show(job))["JobState"] not in states:
             time.sleep(0.1)
         return found
+
+
+def ports(count):
+    """The first of so many ports in a row that are free, below those that the system gives out."""
+    while True:
+        first = random.randrange(20000, 30000)
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
 
 
 @pytest.fixture(scope="session")
@@ -60,12 +75,10 @@ def slurm(tmp_path_factory):
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m hpcfl "$@"\n')
     program.chmod(0o755)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = min(free.getsockname()[1], 65000)  # the nodes take the next ones
     env = {**os.environ, "PATH": path}
     # No pipes: the daemons would hold them open.
     subprocess.run(
-        [HERE / "cluster_up.sh", directory, str(port), "2", "32", "4"],
+        [HERE / "cluster_up.sh", directory, str(ports(3)), "2", "32", "4"],
         env=env, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     # hpcfl of the Python that runs the tests, and its mpirun.

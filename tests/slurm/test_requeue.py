@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -52,16 +53,18 @@ def undisturbed(slurm, here):
 
 
 @pytest.fixture
-def going(slurm, here, request):
+def going(slurm, here, request, tmp_path):
     """Submit the job and wait until it has come so far that it can be disturbed."""
+    shutil.copy(ROOT / "tests/slurm/held_hpcfl", tmp_path / "hpcfl")
+    path = f"{tmp_path}:{slurm.env['PATH']}"
 
     def go(*options):
         run = here / request.node.name
         words = ("--open-mode=append", *options, str(RUN), "job.yaml")
-        job = slurm.sbatch(*words, cwd=here, HPCFL_OUT=str(run))
+        job = slurm.sbatch(*words, cwd=here, HPCFL_OUT=str(run), PATH=path)
         while not (run / "checkpoints/00000040/manifest.json").exists():
             assert slurm.show(job)["JobState"] in ("PENDING", "RUNNING"), said(here, job)
-            time.sleep(0.005)
+            time.sleep(0.05)
         return job, run
 
     return go

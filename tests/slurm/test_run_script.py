@@ -114,8 +114,12 @@ def test_a_sweep_is_requeued_as_long_as_it_gets_on(slurm, here, gpus):
 
 
 @pytest.mark.parametrize("script", ["exit 1", "exit 0"])
-def test_a_squeue_that_says_nothing_cancels_nothing(slurm, here, script):
+def test_a_slurm_that_is_busy_cancels_nothing(slurm, here, script):
+    """Whatever squeue says then; scontrol is asked again."""
     put(here / ".venv/bin/squeue", script)
+    real = shutil.which("scontrol", path=slurm.env["PATH"])
+    once = "[ -e asked ] || { touch asked; exit 1; }"
+    put(here / ".venv/bin/scontrol", f'{once}; exec {real} "$@"')
     ended = slurm.wait(submit(slurm, here, "75 7", "0"))
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
 

@@ -6,11 +6,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from hpcfl.cli import main
 from hpcfl.signals import SAVE, STOP
 
 torch.set_num_threads(1)
+# The same examples in every run, however slow the machine is.
+settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("same")
 
 JOB = """\
 data: {{kind: arrays, path: {path}, clients: 4, partition: {{kind: iid}}}}

@@ -176,7 +176,7 @@ def test_status_of_a_finished_run(run, hpcfl):
     last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])
     assert said["train loss"] == f"{last['train_loss']:.4g}"
     assert said["accuracy"] == f"{last['test_accuracy']:.4g} after round 4"
-    assert said["checkpoint"].startswith("round 4, 0:00:")
+    assert said["checkpoint"].startswith("round 4, 0:")
     assert "from round 0, 1 rank(s)" in said["last start"]
     assert f"hpcfl {__version__}" in said["versions"]
 
@@ -208,9 +208,9 @@ def test_status_of_a_run_at_work(run, hpcfl):
         fcntl.flock(lock, fcntl.LOCK_EX)
         said = lines(hpcfl("status", run))
     assert said["run"].endswith("fedhbm, alive")
-    assert said["rounds"].startswith("2 of 4, 0:00:")
+    assert said["rounds"].startswith("2 of 4, 0:")
     assert said["rounds"].endswith(" left")
-    assert said["checkpoint"].startswith("round 2, 2:00:")
+    assert said["checkpoint"].startswith("round 2, 2:")
 
 
 def test_status_says_where_the_ranks_of_a_live_run_are(run, hpcfl):
@@ -229,7 +229,7 @@ def test_status_says_where_the_ranks_of_a_live_run_are(run, hpcfl):
         path.write_text(json.dumps({**stale, "time": time.time() - 600}))
         late = lines(hpcfl("status", run))["ranks"]
     assert re.fullmatch(r"2: in round 3, checkpointing, oldest heartbeat \d+ s ago", fresh)
-    pattern = r"2: in round 3, checkpointing, oldest heartbeat 60\d s ago: rank 1 \(host .+\)"
+    pattern = r"2: in round 3, checkpointing, oldest heartbeat \d{3,} s ago: rank 1 \(host .+\)"
     assert re.fullmatch(pattern, late)
     assert "ranks" not in lines(hpcfl("status", run))
 

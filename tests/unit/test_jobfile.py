@@ -12,9 +12,7 @@ KEYS = ("data", "kind", "cohort", "size", "algorithm", "name", "local", "lr", "r
 VALUES = ("uniform", "fedhbm", "digits", "1e-3", "on", "~", ".nan", "-1", "0.1", "2024-01-01", "'")
 FUZZ = settings(
     max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 scalars = st.one_of(st.sampled_from(VALUES), st.integers().map(str), st.text(max_size=8))

@@ -101,11 +101,11 @@ if sys.argv[2] == "before":
     dog.pulse.waits = False
 dog.keep(files)
 dog.pulse.round, dog.pulse.phase = 4, "training"
+print("waits", flush=True)
 if sys.argv[2] == "told":
     files.first_to_tell("another rank's words")
 else:
     dog.pulse.calls, dog.pulse.waits = 1, True
-print("waits", flush=True)
 time.sleep(600)
 """
 

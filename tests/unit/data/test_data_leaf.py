@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcfl.data.deal import deal
@@ -339,13 +339,11 @@ def survives(text):
                 assert "\n" not in str(error)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(list(places(SMALL))), JUNK)
 def test_any_value_anywhere_ends_well(at, value):
     survives(json.dumps(put(SMALL, at, value)).encode())
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_bytes_anywhere_end_well(data):
     text = json.dumps(SMALL).encode()

@@ -656,9 +656,11 @@ def test_a_locked_file_is_read(made):
 def test_a_killed_process_is_told_and_the_next_call_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr("hpcfl.data.packing.PIECE", 2)
     root = image_layouts.landmarks(tmp_path)
+    landmark(root, 3).unlink()
+    os.mkfifo(landmark(root, 3))  # nobody writes to it: they cannot have done everything
 
     def track(items, what, total=None):
-        for process in active_children():  # before they can have done everything
+        for process in active_children():
             process.kill()
             process.join()
         yield from items
@@ -666,4 +668,6 @@ def test_a_killed_process_is_told_and_the_next_call_goes_on(tmp_path, monkeypatc
     with pytest.raises(DataError, match="one of 2 processes was killed"):
         source("landmarks", root, workers=2).prepare(track)
     assert not (root / "landmarks-36.h5").exists()
+    landmark(root, 3).unlink()
+    image_layouts.image(landmark(root, 3), 3)
     source("landmarks", root).prepare(quiet)

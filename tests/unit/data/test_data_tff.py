@@ -152,7 +152,7 @@ SHAPES = st.lists(st.integers(0, 29), max_size=4).map(tuple) | st.just((3, 28, 2
 TYPES = st.sampled_from(["u1", "i8", "u8", "f2", "f4", "f8", "c8", "?", "S3", "O"])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.sampled_from(["pixels", "label"]), SHAPES, TYPES, st.integers(-2, 300))
 def test_any_dataset_ends_well(name, shape, dtype, value):
     with tempfile.TemporaryDirectory() as folder:

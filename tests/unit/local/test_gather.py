@@ -1,6 +1,6 @@
 """A block gathers at once what each client's visit would have given, in a few operations."""
 
-from time import sleep
+from threading import Condition
 
 import numpy as np
 import pytest
@@ -35,10 +35,12 @@ class Shelf:
     shape, dtype, workers = tuple(IMAGES.shape), torch.uint8, 2
 
     def __init__(self):
-        self.rows = set()
+        self.rows, self.more = set(), Condition()
 
     def read(self, rows):
-        self.rows |= set(rows.tolist())
+        with self.more:
+            self.rows |= set(rows.tolist())
+            self.more.notify()
         return IMAGES[torch.from_numpy(rows)]
 
 
@@ -208,11 +210,8 @@ def test_out_of_a_file_it_is_the_same_and_read_ahead(whole, monkeypatch):
             assert torch.equal(a, b)
     ahead = {int(row) for client in (3, 4) for row in ROWS[client]}
     if whole > 10:  # the clients after the block's
-        for _ in range(1000):
-            if ahead <= shelf.rows:
-                break
-            sleep(0.01)
-        assert ahead <= shelf.rows
+        with shelf.more:
+            assert shelf.more.wait_for(lambda: ahead <= shelf.rows, 300)
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "one by one"])

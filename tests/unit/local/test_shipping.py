@@ -34,7 +34,7 @@ class Ranks:
     """Ranks as threads of one process, which count what they send."""
 
     def __init__(self, size):
-        self.size, self.barrier = size, Barrier(size, timeout=20)
+        self.size, self.barrier = size, Barrier(size, timeout=600)
         self.brought, self.mail, self.sent = [None] * size, {}, []
 
     def run(self, work):

@@ -376,7 +376,7 @@ def test_what_is_staged_during_a_commit_is_not_part_of_it(root, schema, make, bi
 @pytest.mark.parametrize("error", [StoreError, MemoryError, ValueError])
 @pytest.mark.parametrize("states", [0, 10])
 def test_a_write_that_fails_behind_fails_the_commit(
-    root, schema, make, monkeypatch, tmp_path, error, states
+    root, schema, make, gate, monkeypatch, tmp_path, error, states
 ):
     """Of a state that was let go of, and of one in the cache."""
     store = build(root, schema, states)
@@ -384,10 +384,13 @@ def test_a_write_that_fails_behind_fails_the_commit(
     settle(store)
 
     def fail(self, row, tensors):
+        assert gate.wait(60)
         raise error("the disk fails")
 
     monkeypatch.setattr(Segment, "write", fail)
+    gate.clear()
     store.stage(2, make(2, 0))
+    gate.set()
     (written,) = store.commit(tmp_path)
     with pytest.raises(error, match="the disk fails"):
         written.result()

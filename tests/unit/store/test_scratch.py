@@ -29,6 +29,12 @@ def store(root, near, schema):
     return ScratchStore(*stores, near)
 
 
+def settle(store):
+    """Wait until the disk near has what is on its way there."""
+    for writing in list(store._near._writing.values()):
+        writing.future.result()
+
+
 def test_a_commit_copies_what_changed(root, near, store, make, commit, monkeypatch):
     writes, write = [], Segment.write
 
@@ -40,11 +46,13 @@ def test_a_commit_copies_what_changed(root, near, store, make, commit, monkeypat
     for client in range(CLIENTS):
         store.stage(client, make(client, 0))
     kept, _ = commit("a", store)
+    settle(store)
     store.keep([kept])
     assert (writes.count(near), writes.count(root)) == (CLIENTS, CLIENTS)
     store.stage(3, make(3, 1))
     store.stage(3, make(3, 2))
     commit("b", store)
+    settle(store)
     assert (writes.count(near), writes.count(root)) == (CLIENTS + 2, CLIENTS + 1)
     store.close()
 
