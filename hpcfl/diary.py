@@ -30,7 +30,7 @@ def read_diary(root: Path) -> Diary | None:
     path = root / SWEEP_LOG
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:
         raise JobError(f"{path}: cannot be read: {e.strerror}") from e

@@ -81,7 +81,7 @@ def _told(root: Path, runs: Sequence[RunRecord], diary: Diary) -> list[str]:
     jobs = {job.stem for job in root.glob("*.yaml")}  # a sweep may write them before the runs
     points = max(diary.points, len(begun | early | jobs))
     states["not begun"] = points - len(begun | early)
-    counts = ", ".join(f"{count} {state}" for state, count in states.items() if count)
+    counts = ", ".join(f"{count} {word}" for word, count in states.items() if count)
     shown = early | {run.name for run in runs if run.state == "failed"}
     return [
         f"{root}: {points} runs: {counts}",

@@ -92,7 +92,7 @@ insist() {
   local pause
   for pause in 1 2 4; do
     "$@" && return
-    sleep "$pause"
+    sleep "$pause" || true  # a signal meanwhile is no reason to give up
   done
   "$@"
 }

@@ -21,12 +21,12 @@ export HPCFL_OUT
 # Preempted or out of time meanwhile: as run.sh does, which is not there yet.
 id=$SLURM_JOB_ID
 [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-# shellcheck disable=SC2329  # the trap calls what does
+# shellcheck disable=SC2329  # stop calls it
 insist() {
   local pause
   for pause in 1 2 4; do
     "$@" && return
-    sleep "$pause"
+    sleep "$pause" || true
   done
   "$@"
 }

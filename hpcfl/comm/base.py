@@ -60,5 +60,5 @@ class Comm(Protocol):
         ...
 
     def abort(self, code: int) -> None:
-        """End every rank at once with exit code ``code``; does not return."""
+        """End every rank with exit code ``code``; does not return."""
         ...

@@ -84,7 +84,7 @@ class Mpi:
         finish()
 
     def abort(self, code: int) -> NoReturn:
-        """End every rank at once with exit code ``code``."""
+        """End every rank with exit code ``code``."""
         abort(self._world, code)
 
 

@@ -84,7 +84,7 @@ class Watched:
             self._watchdog.close()
 
     def abort(self, code: int) -> None:
-        """End every rank at once with exit code ``code``; does not return."""
+        """End every rank with exit code ``code``; does not return."""
         self._comm.abort(code)
 
     def _wait(self, collective: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

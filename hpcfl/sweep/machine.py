@@ -1,4 +1,4 @@
-"""What this machine has room for: cores, GPUs, and the memory of runs."""
+"""What this machine has room for, cores, GPUs and memory, and what its processes take."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ def gpus() -> list[str]:
 
 
 class Process(NamedTuple):
-    """One that is alive."""
+    """What the system tells of one."""
 
     command: Sequence[str]
     memory: int
@@ -32,11 +32,11 @@ class Process(NamedTuple):
 
 
 def family(process: int) -> list[Process]:
-    """A process and all that it started, as far as they are alive and the system says."""
+    """A process and all that it started, as far as the system tells."""
     root = PROC / str(process)
     try:
         memory = number(root / "status", "VmRSS:") * 1024
-        command = (root / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        command = os.fsdecode((root / "cmdline").read_bytes()).split("\0")[:-1]
         children = (root / f"task/{process}/children").read_text().split()
     except OSError:
         return []

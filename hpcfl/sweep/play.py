@@ -31,11 +31,9 @@ from hpcfl.sweep.spawn import Spawned, mpirun
 from hpcfl.sweep.todo import Todo, job_of, todo, write_jobs
 
 LOOK_S = 0.2  # between two looks at the runs
-# Of a run that was told to stop before it could listen: its own, a shell's, that of MPICH's mpirun.
-_UNHEARD = (
-    *(code for number in STOP for code in (-number, 128 + number)),
-    signal.SIGTERM,
-)
+# Exit codes of a run that a signal ended before it listened: its own, a shell's, MPICH's mpirun's.
+_UNHEARD = {code for number in STOP for code in (-number, 128 + number, number)}
+_UNHEARD -= {JobError.exit_code}  # which is SIGINT's number, too
 
 
 @dataclass(frozen=True)
@@ -235,10 +233,12 @@ class _Play:
         if code is None:
             return
         del self._live[slot]
-        words = run.last_words()
         if code == 0:
             self._board.say("finished", name, run.came_to())
-        elif self._signals.stop and words.startswith("Stopped: "):
+            return
+        words = run.last_words()
+        stopped = code == Stopped.exit_code or words.startswith("Stopped: ")
+        if self._signals.stop and stopped:
             self._board.say("stopped", name, words)
         elif self._signals.stop and code in _UNHEARD:
             turn = "next" if run.done else "first"

@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcfl.errors import JobError
-from hpcfl.memory import PROC
 from hpcfl.records import read_run
 from hpcfl.rundir import RunDir
 from hpcfl.sweep.machine import family
@@ -22,6 +21,7 @@ from hpcfl.sweep.machine import family
 _ERROR = re.compile(r"[\w.]*(Error|Stopped|Interrupt)\b.*")
 _KILLED = re.compile(r"YOUR APPLICATION TERMINATED")
 _SLURM = ("SLURM_", "PMI_", "PMIX_")
+_LATEST_S = 10.0  # until a run is told to stop whose ranks cannot be seen, and told again
 _TAIL = 8192  # bytes at the end of a log that hold its last whole line
 
 
@@ -58,14 +58,14 @@ class Spawned:
         self._folder = folder
         self._history = _size(folder.history)
         self._began = time.monotonic()
-        self._asked = False
-        self._ranks, self._there = ranks, ranks == 1 or not PROC.is_dir()
-        self._words = [sys.executable, "-m", "hpcfl", *command]
+        self._ranks, self._there = ranks, ranks == 1
+        self._asked: float | None = None  # when, while it was not told
+        self._command = [sys.executable, "-m", "hpcfl", *command]
         launcher = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
         with self.log.open("ab") as log:
             self._said = log.tell()
             self._process = subprocess.Popen(  # noqa: S603
-                [*launcher, *self._words],
+                [*launcher, *self._command],
                 env=environment(threads, gpus),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -87,20 +87,25 @@ class Spawned:
         begun = _size(self._folder.history) > self._history
         if begun:  # until then the log may hold rounds that the run is going to take away
             self.done = max(self.done, _newest_round(self._folder.log) or 0)
-        ranks = sum(process.command == self._words for process in alive)
-        self._there = self._there or begun or ranks == self._ranks
-        if self._asked and self._there and code is None:
-            self._process.terminate()
-            self._asked = False
+        ranks = sum(process.command == self._command for process in alive)
+        self._there = self._there or begun or ranks >= self._ranks
+        if self._asked is not None and code is None:
+            self._tell(self._asked)
         return code
+
+    def _tell(self, asked: float) -> None:
+        late = time.monotonic() - asked > _LATEST_S
+        if self._there or late:
+            self._process.terminate()
+            self._asked = None if self._there else time.monotonic()
 
     def stop(self) -> None:
         """Ask it for a checkpoint and its end.
 
-        It is told at a look, once all of its ranks are there: MPICH's mpirun loses a signal that
-        comes earlier.
+        A look tells it, once all of its ranks are there: MPICH's mpirun loses a signal that comes
+        earlier.
         """
-        self._asked = True
+        self._asked = time.monotonic()
 
     def kill(self) -> None:
         """End it, and what it started, at once."""
@@ -120,7 +125,9 @@ class Spawned:
         return f"{run.done} rounds{score}, {time.monotonic() - self._began:.0f} s"
 
     def last_words(self) -> str:
-        """The line of its output that says best why it ended; empty where it said nothing."""
+        """The line of its output that says best why it ended; empty where there is none."""
+        if not self.log.exists():
+            return ""
         with self.log.open("rb") as log:
             log.seek(self._said)
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]

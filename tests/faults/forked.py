@@ -95,10 +95,10 @@ def killed(run: Path, job: Path, rounds: int) -> RunDir:
 
 def _die_after(rounds: int) -> None:
     """From now on a line of the log is the last thing that this process does."""
-    write = RunLog.write
+    whole = RunLog.write
 
     def written(log: RunLog, record: Line) -> None:
-        write(log, record)
+        whole(log, record)
         if record["round"] == rounds:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -84,12 +84,12 @@ class Going:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            for pid in (self._process.pid, *self.ranks()):
+        self._process.kill()
+        while left := self.ranks():  # one of them may hold the run's lock until it is gone
+            for pid in left:
                 kill(pid)
-        self._process.communicate()
-        while self.ranks():  # one of them may hold the run's lock until it is gone
             time.sleep(0.01)
+        self._process.communicate()
 
     @property
     def alive(self) -> bool:

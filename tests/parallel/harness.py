@@ -2,9 +2,12 @@
 
 import json
 import os
+import random
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,16 @@ def environment(**changes: str) -> dict[str, str]:
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         **changes,
     }
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row, below those that Linux gives out by itself."""
+    while True:
+        first = random.randrange(20_000, 30_000)
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
 
 
 def mpirun(

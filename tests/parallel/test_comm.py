@@ -2,12 +2,9 @@
 
 import json
 import math
-import random
 import re
-import socket
 import subprocess
 import sys
-from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import pytest
 
 from tests.parallel.background import write
 from tests.parallel.collectives import CLIENTS, PARAMETERS, WEIGHTS, upload
-from tests.parallel.harness import environment, find_mpirun, mpirun
+from tests.parallel.harness import environment, find_mpirun, free_ports, mpirun
 
 PROGRAM = Path(__file__).with_name("collectives.py")
 
@@ -84,15 +81,6 @@ def test_ranks_of_different_backends_do_not_wait_for_each_other(tmp_path):
     assert re.search(r"RankError: comm.backend: rank \d takes \w+, others do not", done.stderr)
 
 
-def free_port():
-    """One that the system gives nobody who does not ask for it."""
-    while True:
-        port = random.randint(20_000, 30_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return str(port)
-
-
 def torchrun_style(rank, size, port):
     return {
         "RANK": str(rank),
@@ -116,7 +104,7 @@ def slurm_style(rank, size, port):
 
 @pytest.mark.parametrize("launcher", [torchrun_style, slurm_style])
 def test_gloo_without_mpi(launcher, alone, tmp_path):
-    port = free_port()
+    port = str(free_ports(1))
     ranks = [
         subprocess.Popen(
             [sys.executable, PROGRAM, "gloo", tmp_path],
@@ -161,7 +149,7 @@ def test_mpi_that_was_closed_is_an_error_not_a_crash():
 
 
 def test_a_rank_zero_that_never_comes_is_an_error_after_the_timeout():
-    done = run(CONNECT.format("gloo", 2), **torchrun_style(1, 2, free_port()))
+    done = run(CONNECT.format("gloo", 2), **torchrun_style(1, 2, str(free_ports(1))))
     assert done.returncode != 0
     assert "RankError: rank 1 of 2 cannot reach, within 2 s, the store at" in done.stderr
 
@@ -251,7 +239,7 @@ comm.close()
 
 def test_on_one_host_ranks_listen_to_nobody_else():
     """Of torch.distributed: the store's socket on rank 0, and Gloo's own on every rank."""
-    port = free_port()
+    port = str(free_ports(1))
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", LISTENS],

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from tests.parallel.background import PATIENCE_S, Going, changed, finish, held, rounds, write
-from tests.parallel.harness import ROOT, environment
+from tests.parallel.harness import environment, free_ports
 from tests.parallel.outcome import outcome
-from tests.parallel.test_comm import free_port, torchrun_style
+from tests.parallel.test_comm import torchrun_style
 
 TIMEOUT_S = 8.0
 
@@ -63,7 +63,7 @@ def test_a_stopped_rank_ends_the_run_and_is_named(whole, tmp_path):
 
 def test_without_a_launcher_every_rank_ends_by_itself(tmp_path):
     """Three processes that nobody looks after; the stopped one ends when it goes on."""
-    run, port = tmp_path / "run", free_port()
+    run, port = tmp_path / "run", str(free_ports(1))
     file = job(tmp_path, "gloo", rounds=10_000)
     command = [sys.executable, "-m", "hpcfl", "run", file, "--out", run]
     ranks = [
@@ -94,27 +94,10 @@ def test_without_a_launcher_every_rank_ends_by_itself(tmp_path):
     assert f"rank 1 (host {os.uname().nodename}, pid {ranks[1].pid}) was" in said("".join(ends))
 
 
-PATCH = """
-import os, time
-if os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '1':
-"""
-SLOW = """
-    from hpcfl import engine
-    whole = engine.play_round
-    def play_round(run, server, t, ask):
-        if t == 5:
-            time.sleep(600)
-        return whole(run, server, t, ask)
-    engine.play_round = play_round
-"""
-
-
 def test_a_round_that_takes_longer_than_the_timeout(tmp_path):
     """The rank that does not come is alive: the line says what to raise."""
-    (tmp_path / "sitecustomize.py").write_text(PATCH + SLOW)
-    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     file = job(tmp_path, timeout_s=20.0)  # a twelfth, and the slow one is heard of in time
-    done = finish(2, "run", file, "--out", tmp_path / "run", env=env)
+    done = finish(2, "run", file, "--out", tmp_path / "run", env=held(5))
     assert done.returncode not in (0, 2, 3, 75), done.stderr
     line = said(done.stderr)
     assert line.startswith("RankError: [rank 0 of 2] waited 20 s for the other ranks")

@@ -1,16 +1,15 @@
 """A private Slurm cluster of two nodes, with fake GPUs, for the session."""
 
 import os
-import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+
+from tests.parallel.harness import free_ports
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -37,6 +36,7 @@ class Slurm:
             )  # fmt: skip
             if made.returncode == 0:
                 return made.stdout.strip()
+            time.sleep(1)
         pytest.fail(f"{command}: {made.stderr}")
 
     def sbatch(self, *arguments, cwd, **env):
@@ -51,16 +51,6 @@ class Slurm:
         while (found := self.show(job))["JobState"] not in states:
             time.sleep(0.1)
         return found
-
-
-def ports(count):
-    """The first of so many ports in a row that are free, below those that the system gives out."""
-    while True:
-        first = random.randrange(20000, 30000)
-        with ExitStack() as stack, suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +68,7 @@ def slurm(tmp_path_factory):
     env = {**os.environ, "PATH": path}
     # No pipes: the daemons would hold them open.
     subprocess.run(
-        [HERE / "cluster_up.sh", directory, str(ports(3)), "2", "32", "4"],
+        [HERE / "cluster_up.sh", directory, str(free_ports(3)), "2", "32", "4"],
         env=env, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     # hpcfl of the Python that runs the tests, and its mpirun.

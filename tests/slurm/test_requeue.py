@@ -136,7 +136,7 @@ def test_a_node_is_lost(slurm, here, going, undisturbed):
     daemon = int((slurm.directory / "run/slurmd.node2.pid").read_text())
     for process in (daemon, *processes(job, "SLURM_NODEID=1")):
         os.kill(process, signal.SIGKILL)
-    while slurm.call("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING":
+    while slurm.call("squeue", "-h", "-j", job, "-o", "%T", tries=5) == "RUNNING":
         time.sleep(0.1)
     subprocess.run(["slurmd", "-N", "node2"], env=slurm.env, check=True)  # repaired
     requeued_once(slurm, here, job)

@@ -234,6 +234,11 @@ def test_status_says_where_the_ranks_of_a_live_run_are(run, hpcfl):
     assert "ranks" not in lines(hpcfl("status", run))
 
 
+@pytest.mark.parametrize("command", ["status", "watch"])
+def test_a_file_is_no_run(job, refused, command):
+    assert "holds no run" in refused(command, job)
+
+
 def test_status_of_a_dead_run(run, hpcfl):
     log = (run / "log.jsonl").read_text().splitlines(keepends=True)
     (run / "log.jsonl").write_text("".join(log[:-1]))

@@ -23,7 +23,7 @@ def test_waits_for_the_reader(pipe, monkeypatch):
     monkeypatch.setattr(said, "PATIENCE_S", 600)
     reader, writer = pipe
     os.write(writer, b"why")
-    waits = threading.Thread(target=said.wait_until_read)
+    waits = threading.Thread(target=said.wait_until_read, daemon=True)
     waits.start()
     time.sleep(0.05)
     assert waits.is_alive()
@@ -33,8 +33,18 @@ def test_waits_for_the_reader(pipe, monkeypatch):
 
 
 def test_waits_no_longer_than_it_is_patient(pipe, monkeypatch):
+    naps = []
     monkeypatch.setattr(said, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(said.time, "monotonic", lambda: 0.004 * len(naps))
+    monkeypatch.setattr(said.time, "sleep", naps.append)
     os.write(pipe[1], b"why")
+    said.wait_until_read()
+    assert len(naps) == 3
+
+
+def test_a_closed_output_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(said, "OUTPUTS", (-1,))
+    monkeypatch.setattr(said.time, "sleep", pytest.fail)
     said.wait_until_read()
 
 

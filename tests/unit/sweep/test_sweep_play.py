@@ -294,20 +294,38 @@ def test_a_silent_run_is_told(file, tmp_path, scripted, monkeypatch):
     )
 
 
+@pytest.fixture
+def stopped(file, tmp_path, scripted, monkeypatch):
+    """What the sweep writes of a run that ends as told, once it was told to stop itself."""
+
+    def played(code, words, done=0):
+        def look(run):
+            run.done = done
+            os.kill(os.getpid(), signal.SIGTERM)
+            return code
+
+        monkeypatch.setattr(scripted, "words", words)
+        monkeypatch.setattr(scripted, "look", look)
+        with pytest.raises(Stopped):
+            play.play(read_sweep(file), tmp_path / "out")
+        return (tmp_path / "out/sweep.log").read_text().splitlines()[-1]
+
+    return played
+
+
 @pytest.mark.parametrize(("done", "turn"), [(0, "first"), (2, "next")])
 @pytest.mark.parametrize("code", [-15, 143, 15])
-def test_a_run_stopped_before_it_listened_is_told(
-    file, tmp_path, scripted, monkeypatch, done, turn, code
-):
-    def stop(run):
-        run.done = done
-        os.kill(os.getpid(), signal.SIGTERM)
-        return code
+def test_a_run_stopped_before_it_listened_is_told(stopped, done, turn, code):
+    said = stopped(code, "Please see the FAQ page", done)
+    assert said.endswith(f"stopped  avg-seed0: before its {turn} round")
 
-    monkeypatch.setattr(scripted, "words", "Please see the FAQ page")
-    monkeypatch.setattr(scripted, "look", stop)
-    with pytest.raises(Stopped):
-        play.play(read_sweep(file), tmp_path / "out")
-    assert (
-        f"stopped  avg-seed0: before its {turn} round" in (tmp_path / "out/sweep.log").read_text()
-    )
+
+@pytest.mark.parametrize("code", [75, 255])
+def test_a_run_stopped_with_a_checkpoint_is_told(stopped, code):
+    """255: mpirun was about to end when it was told to pass the signal on."""
+    assert stopped(code, "Stopped: well").endswith("stopped  avg-seed0: Stopped: well")
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, -9])
+def test_a_run_that_fails_meanwhile_is_not_stopped(stopped, code):
+    assert stopped(code, "no").endswith(f"failed   avg-seed0: exit code {code}: no")

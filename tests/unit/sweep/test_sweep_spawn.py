@@ -22,38 +22,63 @@ def test_open_mpi_binds_no_run_to_the_first_core(monkeypatch):
     assert "CUDA_VISIBLE_DEVICES" not in spawn.environment(2, []).keys() - os.environ.keys()
 
 
-@pytest.mark.parametrize("sign", ["all ranks", "a start"])
-def test_a_run_is_told_to_stop_once_its_ranks_are_there(tmp_path, monkeypatch, sign):
-    """MPICH's mpirun loses a signal that comes before it has started them."""
+@pytest.fixture
+def starting(tmp_path, monkeypatch):
+    """A run of two ranks, of which one is there, its processes, and how often it was told to stop.
+
+    MPICH's mpirun loses a signal that comes before it has started them all.
+    """
     (tmp_path / "mpirun").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tmp_path / "mpirun").chmod(0o755)
     monkeypatch.setattr(spawn, "mpirun", lambda: str(tmp_path / "mpirun"))
     folder = RunDir(tmp_path / "run")
     folder.root.mkdir()
     run = spawn.Spawned(["resume"], folder, 20, 2, ranks=2, threads=1, gpus=[])
-    rank, told = Process([sys.executable, "-m", "hpcfl", "resume"], 5), []
-    monkeypatch.setattr(run._process, "terminate", lambda: told.append("stop"))
-    alive = [Process(["mpirun"], 3), rank]
+    alive, told = [Process(["mpirun"], 3), RANK], []
     monkeypatch.setattr(spawn, "family", lambda process: alive)
+    monkeypatch.setattr(run._process, "terminate", lambda: told.append("stop"))
+    yield run, folder, alive, told
+    run.kill()
+
+
+RANK = Process([sys.executable, "-m", "hpcfl", "resume"], 5)
+
+
+def test_a_run_is_told_to_stop_once_its_ranks_are_there(starting):
+    run, _, alive, told = starting
     run.stop()
     assert (run.look(), run.taken, told) == (None, 8, [])
-    if sign == "all ranks":
-        alive.append(rank)
-    else:  # ranks that a script of the user's started may be called otherwise
-        folder.history.write_text("{}\n")
+    alive.append(RANK)
     assert [run.look(), run.look(), told] == [None, None, ["stop"]]
-    run.kill()
+
+
+def test_ranks_that_write_are_there(starting):
+    """Whatever a script of the user's has made of their command line."""
+    run, folder, _, told = starting
+    run.stop()
+    folder.history.write_text("{}\n")
+    assert [run.look(), run.look(), told] == [None, None, ["stop"]]
+
+
+def test_ranks_that_cannot_be_seen_are_told_again(starting, monkeypatch):
+    run, _, _, told = starting
+    clock = iter([0.0, *(float(t) for t in (9, 11, 11, 20, 22, 22, 30))])
+    monkeypatch.setattr(spawn.time, "monotonic", lambda: next(clock))
+    run.stop()
+    assert [len(told) for _ in range(5) if run.look() is None] == [0, 1, 1, 2, 2]
 
 
 def test_the_processes_that_one_started():
     command = ["sh", "-c", "sleep 1000 & echo; wait"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as shell:
         shell.stdout.readline()  # the other has been started
-        while (found := [process.command for process in family(shell.pid)])[-1][0] != "sleep":
-            time.sleep(0.01)
-        assert found == [command, ["sleep", "1000"]]
-        assert all(process.memory for process in family(shell.pid))
-        os.killpg(shell.pid, signal.SIGKILL)
+        try:
+            while (found := family(shell.pid))[-1].command[:1] != ["sleep"]:
+                time.sleep(0.01)
+            assert [process.command for process in found] == [command, ["sleep", "1000"]]
+            assert all(process.memory for process in found)
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
     assert family(shell.pid) == []
 
 
