@@ -3,10 +3,11 @@
 import fcntl
 import os
 import stat
-import sys
 import termios
 import time
 from array import array
+
+from hpcfl.comm.solo import flush
 
 PATIENCE_S = 5.0  # with a reader that does not read
 LOOK_S = 0.001
@@ -15,8 +16,7 @@ OUTPUTS = (1, 2)
 
 def wait_until_read() -> None:
     """Wait until what this process said into pipes has been read, or until patience ends."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     deadline = time.monotonic() + PATIENCE_S
     while any(map(_unread, OUTPUTS)) and time.monotonic() < deadline:
         time.sleep(LOOK_S)

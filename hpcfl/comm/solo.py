@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 import numpy as np
@@ -51,6 +52,12 @@ class Solo:
 
 def end_process(code: int) -> NoReturn:
     """End this process at once, its printed output written, nothing else waited for."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     os._exit(code)
+
+
+def flush() -> None:
+    """Write what was printed, as far as somebody takes it: the process ends whether or not."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # none, a full disk, a closed one
+            stream.flush()

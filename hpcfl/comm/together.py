@@ -58,9 +58,10 @@ def group(comm: Comm) -> Iterator[Comm]:
 
 def _end_all(comm: Comm, error: BaseException) -> None:
     where = f"[rank {comm.rank} of {comm.size}]"
-    if isinstance(error, HpcflError):
-        sys.stderr.write(f"{where} {type(error).__name__}: {error}\n")
-    if isinstance(error, ClientError) or not isinstance(error, HpcflError):
-        traceback.print_exception(error.__cause__ or error)
-    sys.stderr.flush()
-    comm.abort(1)
+    try:
+        if isinstance(error, HpcflError):
+            sys.stderr.write(f"{where} {type(error).__name__}: {error}\n")
+        if isinstance(error, ClientError) or not isinstance(error, HpcflError):
+            traceback.print_exception(error.__cause__ or error)
+    finally:  # where nobody can hear it, too
+        comm.abort(1)

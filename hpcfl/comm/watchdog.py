@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple
@@ -94,11 +95,12 @@ class Watchdog:
                 self._files.beat(self.pulse)
             except OSError as e:
                 self._mute = True
-                sys.stderr.write(
-                    f"[rank {self._rank} of {self._size}] no more heartbeats in "
-                    f"{self._files.folder} ({e.strerror}): were a rank to hang, this one would be "
-                    "named\n"
-                )
+                with suppress(AttributeError, OSError):
+                    sys.stderr.write(
+                        f"[rank {self._rank} of {self._size}] no more heartbeats in "
+                        f"{self._files.folder} ({e.strerror}): were a rank to hang, this one would "
+                        "be named\n"
+                    )
 
     def _tell(self, why: str) -> None:
         """Say why the run ends, unless another rank does, and end this process."""
@@ -108,8 +110,10 @@ class Watchdog:
         )
         if not self.first_to_tell(line):
             self._follow()
-        sys.stderr.write(line + "\n")
-        end_process(1)
+        try:
+            sys.stderr.write(line + "\n")
+        finally:  # where nobody can hear it, too
+            end_process(1)
 
     def _follow(self) -> None:
         """End this process, another rank having said why."""

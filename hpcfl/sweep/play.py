@@ -239,7 +239,7 @@ class _Play:
         words = run.last_words()
         stopped = code == Stopped.exit_code or words.startswith("Stopped: ")
         if self._signals.stop and stopped:
-            self._board.say("stopped", name, words)
+            self._board.say("stopped", name, words or "with a checkpoint")
         elif self._signals.stop and code in _UNHEARD:
             turn = "next" if run.done else "first"
             self._board.say("stopped", name, f"before its {turn} round")

@@ -1,12 +1,16 @@
 """A pipe is left once it is read; what is no pipe is not waited for."""
 
 import os
+import sys
 import threading
 import time
 
 import pytest
 
 from hpcfl.comm import said
+from hpcfl.comm.solo import Solo
+from hpcfl.comm.together import group
+from hpcfl.errors import StoreError
 
 
 @pytest.fixture
@@ -55,3 +59,35 @@ def test_a_file_is_not_waited_for(tmp_path, monkeypatch):
         monkeypatch.setattr(said, "OUTPUTS", (file.fileno(),))
         monkeypatch.setattr(said.time, "sleep", pytest.fail)
         said.wait_until_read()
+
+
+class Gone:
+    """A stream whose reader is gone."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+    def flush(self):
+        raise BrokenPipeError
+
+
+class Ended(BaseException):
+    """All ranks have been ended."""
+
+
+class Two(Solo):
+    size = 2
+
+    def abort(self, code):
+        said.wait_until_read()
+        raise Ended
+
+
+@pytest.mark.parametrize("stream", [None, Gone()])
+@pytest.mark.parametrize("error", [StoreError("full"), ValueError("no")])
+def test_a_rank_that_nobody_hears_still_ends_the_others(monkeypatch, stream, error):
+    monkeypatch.setattr(said, "OUTPUTS", ())
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, stream)
+    with pytest.raises(Ended), group(Two()):
+        raise error

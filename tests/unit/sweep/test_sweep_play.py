@@ -320,10 +320,16 @@ def test_a_run_stopped_before_it_listened_is_told(stopped, done, turn, code):
     assert said.endswith(f"stopped  avg-seed0: before its {turn} round")
 
 
-@pytest.mark.parametrize("code", [75, 255])
-def test_a_run_stopped_with_a_checkpoint_is_told(stopped, code):
-    """255: mpirun was about to end when it was told to pass the signal on."""
-    assert stopped(code, "Stopped: well").endswith("stopped  avg-seed0: Stopped: well")
+@pytest.mark.parametrize(
+    ("code", "words", "told"),
+    [
+        (75, "Stopped: well", "Stopped: well"),
+        (75, "", "with a checkpoint"),
+        (255, "Stopped: well", "Stopped: well"),  # mpirun was about to end when it was told
+    ],
+)
+def test_a_run_stopped_with_a_checkpoint_is_told(stopped, code, words, told):
+    assert stopped(code, words).endswith(f"stopped  avg-seed0: {told}")
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, -9])
