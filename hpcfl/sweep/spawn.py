@@ -93,12 +93,6 @@ class Spawned:
             self._tell(self._asked)
         return code
 
-    def _tell(self, asked: float) -> None:
-        late = time.monotonic() - asked > _LATEST_S
-        if self._there or late:
-            self._process.terminate()
-            self._asked = None if self._there else time.monotonic()
-
     def stop(self) -> None:
         """Ask it for a checkpoint and its end.
 
@@ -134,6 +128,12 @@ class Spawned:
         errors = [line for line in lines if _ERROR.match(line)]
         killed = [line for line in lines if _KILLED.match(line)]
         return next(reversed(errors or killed or [line for line in lines if line]), "")
+
+    def _tell(self, asked: float) -> None:
+        late = time.monotonic() - asked > _LATEST_S
+        if self._there or late:
+            self._process.terminate()
+            self._asked = None if self._there else time.monotonic()
 
 
 def mpirun() -> str:
