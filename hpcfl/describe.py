@@ -18,6 +18,7 @@ from hpcfl.catalogue import drawn, multiples, written
 from hpcfl.data.base import Dataset
 from hpcfl.data.deal import deal, in_force
 from hpcfl.data.partition import Rows
+from hpcfl.device import bfloat16_warning, device_type
 from hpcfl.errors import JobError
 from hpcfl.job import Job, Loaded, fitted
 from hpcfl.models.base import TORCHVISION
@@ -121,6 +122,9 @@ def _job_lines(loaded: Loaded, population: int | None) -> Iterable[tuple[str, st
     unused = () if job.model.init else ("init_layers",)
     yield "model", f"{tree['model']['name']}{_settings(job.model, *unused)}"
     yield "run", f"{job.rounds} rounds, {job.precision}, seed {job.seed}"
+    slow = bfloat16_warning(job, torch.device(device_type(job)))
+    if slow:
+        yield "warning", slow
     yield "evaluate", _settings(job.evaluate).removeprefix(": ")
     if measured := [
         f.name for f in fields(job.diagnostics) if getattr(job.diagnostics, f.name) is True

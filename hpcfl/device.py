@@ -1,5 +1,6 @@
 """Which device a rank computes on."""
 
+from time import perf_counter
 from typing import Literal
 
 import torch
@@ -34,3 +35,41 @@ def device_of(job: Job, local_rank: int) -> torch.device:
             f"{count}; start fewer ranks per host"
         )
     return torch.device("cuda", local_rank)
+
+
+# A matrix product of this size takes 0.4 ms in float32, and 30 ms in the slowest bfloat16 seen.
+_MEASURED_SIZE = 256
+_MEASURED_TIMES = 3
+_SLOW = 1.5
+
+
+def bfloat16_warning(job: Job, device: torch.device) -> str | None:
+    """One line where the job computes in bfloat16 on a processor that is slow at it, else None.
+
+    Without bfloat16 instructions (x86: AVX512-BF16 or AMX) every product is converted or emulated.
+    That is found by measuring, because neither a processor's name nor torch's flags tell it
+    everywhere.
+    """
+    if job.precision != "bf16" or device.type != "cpu":
+        return None
+    slowdown = _bfloat16_slowdown()
+    if slowdown < _SLOW:
+        return None
+    return (
+        f"precision: bf16 is slow on this processor: a matrix product takes {slowdown:.1f} times "
+        "as long as in float32; say precision=float32, or use a processor with bfloat16 "
+        "instructions (avx512_bf16 or amx_bf16 in lscpu)"
+    )
+
+
+def _bfloat16_slowdown() -> float:
+    """Seconds of a matrix product in bfloat16 over those in float32, the fastest of a few each."""
+    whole = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE)
+    seconds: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
+    for _ in range(_MEASURED_TIMES + 1):  # the first of each prepares the kernel
+        for dtype, taken in seconds.items():
+            factor = whole.to(dtype)
+            began = perf_counter()
+            torch.mm(factor, factor)
+            taken.append(perf_counter() - began)
+    return min(seconds[torch.bfloat16][1:]) / min(seconds[torch.float32][1:])

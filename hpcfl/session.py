@@ -18,7 +18,7 @@ from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
 from hpcfl.comm.watched import Watched
 from hpcfl.compare import flat
-from hpcfl.device import device_type
+from hpcfl.device import bfloat16_warning, device_type
 from hpcfl.engine import play
 from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
@@ -126,6 +126,10 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
         if parts.job.executor == "auto":
             parts, line = chosen(parts, comm, folder if way.resumed else None)
             ranks = replace(ranks, told=[*ranks.told, line])
+        # Rank 0 alone speaks, so it alone measures.
+        slow = bfloat16_warning(parts.job, ranks.device) if comm.rank == 0 else None
+        if slow:
+            ranks = replace(ranks, told=[*ranks.told, slow])
         with closing(Life(parts, folder, comm)) as life:
             x = _play(life, ranks, way.begin(life), signals)
         return Result(folder.root, parts.job.rounds, x)

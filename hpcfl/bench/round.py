@@ -26,6 +26,7 @@ from hpcfl.bench.result import Figure, Result, column
 from hpcfl.bench.turn import Clock, Engine, alone
 from hpcfl.errors import HpcflError, JobError
 from hpcfl.job import Loaded, load
+from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.progress import track
 from hpcfl.runtime import Run
 from hpcfl.tasks.losses import LOSSES
@@ -187,9 +188,7 @@ class Bare:
         if len(parts.dataset.train.inputs.shape) == 4:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         bf16 = parts.job.precision == "bf16"
-        self._precision = (
-            partial(torch.autocast, run.x0.device.type, torch.bfloat16) if bf16 else nullcontext
-        )
+        self._precision = partial(autocast_bfloat16, run.x0.device.type) if bf16 else nullcontext
 
     def __call__(self) -> float:
         """Play the next rounds; the seconds that they took, once their batches were there."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.layers import Convolutions, Layers
 from hpcfl.models.dropout import dropouts
 from hpcfl.types import Batch, Loss
@@ -48,7 +49,7 @@ class Gradients:
         self._layout, self._drops = Layout.of(model), dropouts(model)
         device = next(model.parameters()).device.type
         self._alike = device == "cpu"
-        self._precision = partial(torch.autocast, device, torch.bfloat16) if bf16 else nullcontext
+        self._precision = partial(autocast_bfloat16, device) if bf16 else nullcontext
         self._clip = clip
 
     def __call__(self, points: Tensor, batches: Batches) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Client
 from hpcfl.data.partition import Rows
+from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.models.dropout import dropouts
 from hpcfl.types import Batch, Count, Fraction, Loss, NonNegative, Positive, Section, Vector
 from hpcfl.vectors import Layout
@@ -92,9 +93,7 @@ class Gradient:
         self._layout = Layout.of(model)
         self._parameters: list[Tensor] = list(model.parameters())
         self._precision = (
-            partial(torch.autocast, self._parameters[0].device.type, torch.bfloat16)
-            if bf16
-            else nullcontext
+            partial(autocast_bfloat16, self._parameters[0].device.type) if bf16 else nullcontext
         )
         self.clip = clip
         self._at: Vector | None = None

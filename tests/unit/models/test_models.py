@@ -3,6 +3,7 @@ import torch
 from torch.nn.functional import linear
 
 from hpcfl.errors import JobError
+from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.models import MODELS
 
 IMAGE = (3, 32, 32)
@@ -71,7 +72,7 @@ def test_outputs_follow_the_memory_that_parameters_point_to(name, shape, outputs
 def test_bfloat16_autocast_is_close(name, shape, outputs, parameters):
     model, inputs = build(name, shape, outputs), batch(name, shape)
     expected = model(inputs)
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast_bfloat16("cpu"):
         rough = model(inputs)
     assert rough.shape == expected.shape
     assert torch.allclose(rough.float(), expected, atol=0.05, rtol=0.05)
