@@ -8,7 +8,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 RUNS := runs/quickstart-fedavg runs/quickstart-fedhbm
 # These start ranks or faults of their own: a file on one worker; the Slurm cluster on none.
-RANKS := tests/parallel tests/faults
+RANKS := tests/parallel tests/faults tests/golden
 
 # What bfloat16 touches.  On a newer processor these run once more as if it had AVX2 alone.
 BFLOAT16 := tests/unit/test_device.py tests/unit/models tests/unit/local/test_autocast.py \
