@@ -3,7 +3,7 @@
     python -m tests.golden.digits FILE [RANKS]     record all runs of this checkout into FILE
 
 Two recordings made on one processor, of two commits, must be equal: that is the proof that a change
-of structure changed no result.  ``hashes.json`` holds the recordings of the processors known so far.
+of structure changed no result.  ``hashes.json`` holds those of the processors known so far.
 """
 
 import json
