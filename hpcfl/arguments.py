@@ -110,6 +110,13 @@ def _add_bench(commands: Any) -> None:
         measuring.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg to draw")
     chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")
     chaos.add_argument("--kills", type=_count, default=100, metavar="N", help="(default 100)")
+    chaos.add_argument(
+        "--stops",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="signals to stop among them (default 0)",
+    )
     chaos.add_argument("--ranks", type=_count, nargs="+", help="of lives in turn (default 1 2 3)")
     chaos.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
     chaos.add_argument("--dir", type=Path, default=Path("runs/chaos"), help="(default runs/chaos)")
@@ -281,8 +288,16 @@ def _points(text: str) -> tuple[int, int]:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 1")
+    return _whole(text, 1)
+
+
+def _natural(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from {least}")
     return int(text)
 
 

@@ -298,7 +298,9 @@ def _bench(options: argparse.Namespace) -> None:
 def _bench_chaos(options: argparse.Namespace) -> None:
     from hpcfl.bench.chaos import bench_chaos
 
-    tally = bench_chaos(options.kills, options.ranks, options.seed, options.dir)
+    tally = bench_chaos(
+        options.kills, options.ranks, options.seed, options.dir, stops=options.stops
+    )
     print(tally)
     tally.check()
 

@@ -17,7 +17,7 @@ from forked import live, write
 from safetensors.torch import load_file, save_file
 
 from hpcfl.bench import chaos
-from hpcfl.bench.chaos import ALGORITHMS, Chaos
+from hpcfl.bench.chaos import ALGORITHMS, Chaos, ending
 from hpcfl.bench.chaos.ending import Ending
 from hpcfl.bench.chaos.left import Outcome, committed, outcome
 from hpcfl.bench.chaos.settings import ROUNDS
@@ -28,7 +28,7 @@ from hpcfl.errors import HpcflError, StoreError
 from hpcfl.rundir import RunDir
 from tests.parallel.harness import environment, find_mpirun
 
-KILLS = 8
+KILLS, STOPS = 6, 3
 
 
 def test_killed_over_and_over_again(tmp_path):
@@ -36,11 +36,16 @@ def test_killed_over_and_over_again(tmp_path):
     folder = tmp_path / "chaos"
     command = [sys.executable, "-m", "hpcfl", "bench", "chaos", "--kills", str(KILLS)]
     done = subprocess.run(
-        [*command, "--dir", folder], env=environment(), capture_output=True, text=True, check=False
+        [*command, "--stops", str(STOPS), "--dir", folder],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "disagreements  0\n" in done.stdout
     assert f"{KILLS} killed" in done.stdout
+    assert f"{STOPS} stopped" in done.stdout
     assert not folder.exists()
     compared = re.search(r"^runs +(\d+) compared", done.stdout, re.MULTILINE)
     assert compared and int(compared[1]) >= len(ALGORITHMS)
@@ -160,3 +165,17 @@ def test_remembers_what_was_committed(finished, tmp_path):
     watch.settle()
     assert 0 < committed(folder) < newest
     assert watch.seen == Seen(0, committed(folder), newest)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "began", "expected"),
+    [
+        ("stopped by SIGTERM after round 3 of 24", 75, 1, ""),
+        ("", 15, None, ""),  # before MPI started: the launcher's code
+        ("", 15, 1, "exit code 15 where 75 was expected"),
+        ("Traceback (most recent call last):", 75, 1, "a traceback"),
+    ],
+)
+def test_sees_a_stop_that_went_wrong(said, code, began, expected):
+    life = SimpleNamespace(words=lambda: [said], code=code)
+    assert ending.fault_of_stop(life, Seen(3, began, 2)) == expected

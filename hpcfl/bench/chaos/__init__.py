@@ -1,7 +1,8 @@
 """An endurance test: small runs are killed over and over again, and must end as if they were not.
 
 Every life of a run is started by the command line, and dies of kill -9: of one rank or all, at a
-random instant, or of one rank exactly at a system call that changes the disk.  The next life
+random instant, or of one rank exactly at a system call that changes the disk.  Or a signal asks it
+to stop, at any instant, and it must do so with a checkpoint and without a traceback.  The next life
 resumes, on another number of ranks and with another store, and must begin no earlier than at the
 newest checkpoint that was ever seen.  What the last one leaves is compared with a run that nobody
 disturbed: the model, every client's state and the log, bit for bit.
@@ -16,7 +17,7 @@ from random import Random
 import yaml
 
 from hpcfl.bench.chaos.ending import Ending, Start, play
-from hpcfl.bench.chaos.kill import draw_kill, no_tracer
+from hpcfl.bench.chaos.kill import Kill, draw_kill, draw_stop, no_tracer
 from hpcfl.bench.chaos.left import Outcome, outcome
 from hpcfl.bench.chaos.settings import JOB, KEEP, ROUNDS, draw_setting
 from hpcfl.bench.chaos.tally import Tally
@@ -33,14 +34,17 @@ KILLS = 5
 ENOUGH = 4  # runs that went wrong, to begin no more of them
 
 
-def bench_chaos(kills: int, ranks: Sequence[int] | None, seed: int, root: Path) -> Tally:
-    """Play runs, an algorithm after the other, until so many lives were killed.
+def bench_chaos(
+    kills: int, ranks: Sequence[int] | None, seed: int, root: Path, *, stops: int = 0
+) -> Tally:
+    """Play runs, an algorithm after the other, until so many lives were killed or stopped.
 
     Args:
-        kills: how many.
+        kills: how many get kill -9.
         ranks: numbers of ranks to change between; 1, 2 and 3 when None, or 1 without an mpirun.
         seed: of what is drawn; instants come as they come.
         root: a directory that is made, or empty; it is removed if nothing is wrong.
+        stops: how many get a signal to stop, among the others.
 
     Raises:
         JobError: the directory holds something, or there is no mpirun for the ranks asked for.
@@ -58,7 +62,7 @@ def bench_chaos(kills: int, ranks: Sequence[int] | None, seed: int, root: Path) 
     if untraced:
         notes.append(f"no kill exactly at a system call: {untraced}")
     chaos = Chaos(root, sizes, Random(seed), Tally(notes), exact=untraced is None)
-    for _ in track(chaos.play(kills), "kills", kills):
+    for _ in track(chaos.play(kills, stops), "kills", kills + stops):
         pass
     if not chaos.tally.wrong:
         shutil.rmtree(root)
@@ -87,11 +91,13 @@ class Chaos:
         self.tally = tally
         self._pace = Pace()
         self._whole: dict[str, Outcome] = {}  # by algorithm
+        self._stops: set[int] = set()  # which of the disturbances are signals to stop
 
-    def play(self, kills: int) -> Iterator[None]:
-        """Runs until so many lives were killed; yields after each of these."""
-        left, number = kills, 0
-        most = min(KILLS, -(-kills // len(ALGORITHMS)))  # so that few kills reach all of them
+    def play(self, kills: int, stops: int = 0) -> Iterator[None]:
+        """Runs until so many lives were killed, and stopped; yields after each of these."""
+        left, number = kills + stops, 0
+        most = min(KILLS, -(-left // len(ALGORITHMS)))  # so that few of them reach all algorithms
+        self._stops = set(self._draw.sample(range(left), stops))
         while left and len(self.tally.wrong) < ENOUGH:
             algorithm = ALGORITHMS[number % len(ALGORITHMS)]
             number += 1
@@ -126,8 +132,7 @@ class Chaos:
             again = ["resume", str(folder.root), *setting.words]
             arguments = again if resuming else ["run", str(job), "--out", str(folder.root)]
             start = Start(size, arguments, refusable=resuming and newest < 0)
-            exact = self._exact and bool(self.tally.kills.total() % 2)
-            kill = draw_kill(self._draw, exact=exact) if kills else None
+            kill = self._disturbance() if kills else None
             ending = play(start, kill, folder, self._pace, KEEP)
             self.tally.count(ending)
             began = ending.seen.began
@@ -143,10 +148,17 @@ class Chaos:
                 self.tally.stores[setting.name] += 1
             before, newest = size, max(newest, ending.seen.committed)
             resuming = ending.kind != "refused" and folder.job.exists()
-            if ending.kind == "killed":
+            if ending.kind in ("killed", "stopped"):
                 kills -= 1
                 yield
         self._compare(folder, algorithm)
+
+    def _disturbance(self) -> Kill:
+        """What the next life gets: after what went before, a signal to stop or kill -9."""
+        before = self.tally.kills.total()
+        if before in self._stops:
+            return draw_stop(self._draw)
+        return draw_kill(self._draw, exact=self._exact and bool(before % 2))
 
     def _compare(self, folder: RunDir, algorithm: str) -> None:
         """Say what differs; what is as it should be is removed."""

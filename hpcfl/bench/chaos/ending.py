@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Sequence
+from signal import SIGKILL
 from typing import Literal, NamedTuple
 
 from hpcfl.bench.chaos.kill import Kill, tracer, was_struck
@@ -17,11 +18,11 @@ _LINE = re.compile(r"\w+Error: .+")  # says why a run was refused
 class Ending(NamedTuple):
     """How a life ended."""
 
-    kind: Literal["killed", "finished", "refused", "wrong"]
+    kind: Literal["killed", "stopped", "finished", "refused", "wrong"]
     name: str = ""
-    """What it was killed by, in a person's words; or what is wrong."""
+    """What it was killed or stopped by, in a person's words; or what is wrong."""
     fell: str = ""
-    """What it was at when it was killed."""
+    """What it was at when it was killed or stopped."""
     seen: Seen = Seen()
 
 
@@ -54,7 +55,7 @@ def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int)
             pids = life.ranks() or life.processes()
             first = kill.rank(len(pids))
             struck = kill.name if pids else ""  # it may have ended just now
-            life.kill(pids if kill.victim is None else pids[first : first + 1])
+            life.kill(pids if kill.victim is None else pids[first : first + 1], kill.signal)
         if life.outlived():
             return Ending("wrong", f"processes that outlived a rank by {PATIENCE_S:.0f} s")
         watch.settle()
@@ -62,9 +63,24 @@ def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int)
             return Ending("finished", seen=watch.seen)
         if kill and kill.exact and was_struck(trace):
             struck = kill.name
+        if struck and kill and kill.signal != SIGKILL:
+            fault = fault_of_stop(life, watch.seen)
+            if fault:
+                return Ending("wrong", f"{fault}, after {struck}")
+            return Ending("stopped", struck, watch.fell(keep), watch.seen)
         if struck:
             return Ending("killed", struck, watch.fell(keep), watch.seen)
         return _by_itself(life, refusable=start.refusable)
+
+
+def fault_of_stop(life: Life, seen: Seen) -> str:
+    """What is wrong with the end of a run that was asked to stop; empty if nothing is."""
+    if any("Traceback" in line for line in life.words()):
+        return "a traceback"
+    # Before its rounds, and before MPI started, the launcher's own code may stand.
+    if seen.began is not None and life.code != 75:
+        return f"exit code {life.code} where 75 was expected"
+    return ""
 
 
 def _by_itself(life: Life, *, refusable: bool) -> Ending:

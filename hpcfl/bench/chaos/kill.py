@@ -1,10 +1,10 @@
-"""What a life is to die of: kill -9 at a random instant, or exactly at a system call."""
+"""What ends a run's process early: kill -9 or a signal to stop, at an instant or a system call."""
 
 import shutil
 import subprocess
 from pathlib import Path
 from random import Random
-from signal import SIGKILL
+from signal import SIGINT, SIGKILL, SIGTERM, SIGUSR1, Signals
 from typing import NamedTuple
 
 # Kinds of system calls that change a disk, and up to which one they are counted.  A leading "?"
@@ -20,6 +20,8 @@ CALLS = {
 }
 INSTANTS = {"import": 1, "resume": 3, "checkpoint": 4, "round": 4}
 """What a random instant is sought in, and how often."""
+STOPS = (SIGTERM, SIGUSR1, SIGINT)
+"""What asks a run to stop: it finishes its round, writes a checkpoint and exits with 75."""
 LATEST = 6  # rounds, or changes of the checkpoints, before such an instant
 
 
@@ -34,6 +36,8 @@ class Kill(NamedTuple):
     """Where between the beginning and the end of what is sought, 0 to 1."""
     victim: float | None = None
     """Which rank, 0 to 1; None: all ranks."""
+    signal: Signals = SIGKILL
+    """What is sent."""
 
     @property
     def exact(self) -> bool:
@@ -44,7 +48,8 @@ class Kill(NamedTuple):
     def name(self) -> str:
         """What people call it."""
         who = "all ranks" if self.victim is None else "one rank"
-        return f"{who}, at a call of {self.at}" if self.exact else f"{who}, at a random instant"
+        when = f"at a call of {self.at}" if self.exact else "at a random instant"
+        return f"{self.signal.name} to {who}, {when}"
 
     def rank(self, ranks: int) -> int:
         """Which of so many ranks is killed, if it is one."""
@@ -63,6 +68,11 @@ def draw_kill(draw: Random, *, exact: bool) -> Kill:
     (at,) = draw.choices(list(INSTANTS), list(INSTANTS.values()))
     victim = draw.choice([None, draw.random()])
     return Kill(at, draw.randint(1, LATEST), draw.random(), victim)
+
+
+def draw_stop(draw: Random) -> Kill:
+    """A signal to stop, at an instant, to one rank or all."""
+    return draw_kill(draw, exact=False)._replace(signal=draw.choice(STOPS))
 
 
 def tracer(kill: Kill, trace: Path) -> list[str]:

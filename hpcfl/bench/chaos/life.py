@@ -99,11 +99,11 @@ class Life:
             self._first, self._scan = self.ranks(), time.monotonic() + SCAN_S
         return any(os.fspath(file.resolve()) in _open_files(pid) for pid in self._first)
 
-    def kill(self, pids: Sequence[int]) -> None:
-        """Let them end at once, as kill -9 does."""
+    def kill(self, pids: Sequence[int], number: signal.Signals = signal.SIGKILL) -> None:
+        """Send them a signal."""
         for pid in pids:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
 
     def outlived(self) -> bool:
         """Whether any process is still there long after one was killed."""

@@ -39,7 +39,7 @@ class Tally:
         """Take in a life."""
         self.ends[ending.kind] += 1
         self.rounds += ending.seen.rounds
-        if ending.kind == "killed":
+        if ending.kind in ("killed", "stopped"):
             self.kills[ending.name, ending.fell] += 1
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Tally:
             raise HpcflError(f"{len(self.wrong)} wrong, see above; the directories are kept")
 
     def _by_kind(self) -> Table:
-        made = _table("kill -9 of", "kills", *PHASES)
+        made = _table("signal", "times", *PHASES)
         for name in sorted({name for name, _ in self.kills}):
             _add(made, name, [self.kills[name, phase] for phase in PHASES])
         made.add_section()
