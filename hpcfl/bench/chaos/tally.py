@@ -11,7 +11,7 @@ from hpcfl.bench.chaos.ending import Ending
 from hpcfl.catalogue import drawn
 from hpcfl.errors import HpcflError
 
-WIDTH = 100  # columns
+WIDTH = 110  # columns
 PHASES = ("import", "resume", "checkpoint", "pruning", "round")
 
 
