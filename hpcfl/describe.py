@@ -17,6 +17,8 @@ from hpcfl.calibrate import check
 from hpcfl.catalogue import drawn, multiples, written
 from hpcfl.data.base import Dataset
 from hpcfl.data.deal import deal, in_force
+from hpcfl.data.fingerprints import Digests, Fingerprints
+from hpcfl.data.inputs import shown
 from hpcfl.data.partition import Rows
 from hpcfl.errors import JobError
 from hpcfl.job import Job, Loaded, fitted
@@ -24,7 +26,7 @@ from hpcfl.models.base import TORCHVISION
 from hpcfl.plots import plot_partition
 from hpcfl.schema import traffic
 
-FEW = 20  # clients whose classes are counted one by one
+FEW = 20  # clients whose classes are counted one by one, and inputs that are listed
 UNLIMITED = 1000  # columns
 
 
@@ -41,7 +43,7 @@ def describe(loaded: Loaded, *, data: bool) -> str:
     if data:
         loaded.job.data.fetch()
         loaded.job.model.fetch()
-    parts = assemble(loaded, torch.device("cpu")) if data else None
+    parts, inputs = _assembled(loaded) if data else (None, {})
     if parts:
         check(parts)
     population = len(parts.rows) if parts else loaded.job.data.population
@@ -50,8 +52,15 @@ def describe(loaded: Loaded, *, data: bool) -> str:
         _check_files(loaded.job)
     lines = [*_job_lines(_in_force(parts.loaded if parts else loaded, parts), population)]
     if parts:
-        lines += _data_lines(parts)
+        lines += [*_data_lines(parts), *_input_lines(inputs)]
     return "\n".join(f"{title:<11} {text}" for title, text in lines)
+
+
+def _assembled(loaded: Loaded) -> tuple[Parts, Digests]:
+    """The loaded job, and the fingerprints of its inputs."""
+    with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
+        parts = assemble(loaded, torch.device("cpu"))
+        return parts, fingerprints.of(parts.dataset)
 
 
 def show_partition(loaded: Loaded, plot: Path) -> str:
@@ -148,6 +157,15 @@ def _data_lines(parts: Parts) -> Iterable[tuple[str, str]]:
     yield "states", f"{decimal(own)} a client, {decimal(own * len(sizes))} in all{once}"
     if parts.skipped:
         yield "skipped", f"model.init left out {', '.join(parts.skipped)}"
+
+
+def _input_lines(inputs: Digests) -> Iterable[tuple[str, str]]:
+    """The files that a run records, to compare with another machine's."""
+    for number, (name, digest) in enumerate(inputs.items()):
+        if number == FEW:
+            yield "", f"and {len(inputs) - FEW} more"
+            return
+        yield "" if number else "inputs", f"{name}: {shown(digest)}..."
 
 
 def _settings(section: Any, *but: str) -> str:

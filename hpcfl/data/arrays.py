@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
 from hpcfl.files import read_arrays
@@ -30,6 +31,10 @@ class Arrays(DataConfig):
     """The .npz file."""
     classes: Count | None = None
     """How many classes there are, where the largest label does not tell."""
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The .npz."""
+        return input_files(Path(self.path))
 
     def load(self, seed: int) -> Dataset:
         """Read and check the arrays; inputs are kept as they are and never rescaled."""

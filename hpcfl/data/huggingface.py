@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hpcfl.data.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Count, Examples, PathText
@@ -43,6 +44,15 @@ class Huggingface(DataConfig):
     """The split to test on; if absent the split called test, where there is one."""
     classes: Count | None = None
     """How many classes there are, where neither the column nor the largest label tells."""
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The parquet files of both splits, or all files of a folder of save_to_disk."""
+        path = Path(self.path)
+        if not path.is_dir():
+            return input_files(path)
+        tables = _tables(path, {self.train, self.test or "test"})
+        files = sorted({file for parts in tables.values() for file in parts})
+        return input_files(*(files or _saved(path)))
 
     def load(self, seed: int) -> Dataset:
         """Decode both splits into memory: images as bytes.
@@ -109,9 +119,7 @@ def _splits(path: Path, wanted: set[str]) -> Mapping[str, Split]:
             loaded = datasets.load_from_disk(str(path))
             tables = loaded if isinstance(loaded, dict) else {"train": loaded}
         else:
-            files = {name: sorted(path.glob(f"**/{name}[-.]*parquet")) for name in wanted}
-            if not path.is_dir():
-                files = {"train": [path]}
+            files = _tables(path, wanted) if path.is_dir() else {"train": [path]}
             # Not by Dataset.from_parquet, which writes a copy into the user's cache.
             read = import_module("pyarrow.parquet").read_table
             tables = {
@@ -120,6 +128,25 @@ def _splits(path: Path, wanted: set[str]) -> Mapping[str, Split]:
                 if parts
             }
     return {name: Split(f"{path}: {name}", table) for name, table in tables.items()}
+
+
+def _tables(folder: Path, wanted: set[str]) -> dict[str, list[Path]]:
+    """The parquet files of each of these splits."""
+    return {name: sorted(folder.glob(f"**/{name}[-.]*parquet")) for name in wanted}
+
+
+def _saved(folder: Path) -> list[Path]:
+    """The files of a folder of save_to_disk, without those that ``datasets`` puts there to cache.
+
+    Raises:
+        DataError: the folder cannot be listed.
+    """
+    with _told(str(folder)):
+        return sorted(
+            path
+            for path in folder.rglob("*")
+            if path.is_file() and not path.name.startswith((".", "cache-"))
+        )
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hpcfl.data.arrays import cast, to_indices
 from hpcfl.data.base import DataConfig, Dataset, Transform
 from hpcfl.data.grey import Grey
+from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.leaf_json import KINDS, User, check, users
 from hpcfl.data.origin import digest, same, stamps
 from hpcfl.data.owners import Track, quiet
@@ -78,6 +79,12 @@ class Leaf(DataConfig):
             for part in ("train", "test")
             for path in sorted((root / part).glob("*.json"))
         ]
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The file that ``prepare`` wrote, or else the JSON."""
+        if self._packed.exists():
+            return input_files(self._packed)
+        return input_files(*(Path(self.root) / file for file in self._sources()))
 
     def load(self, seed: int) -> Dataset:
         """Read what ``prepare`` wrote, or else parse the JSON."""
