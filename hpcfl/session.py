@@ -155,7 +155,7 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
     ):
         finished = done == parts.job.rounds
         progress.note(f"{folder.root}: finished, nothing to do" if finished else life.opening(done))
-        for line in ranks.told:
+        for line in (*ranks.told, *parts.dataset.notes):
             progress.note(line)
         if comm.rank == 0:
             with storing(folder.history):

@@ -78,6 +78,8 @@ class Dataset:
     mapped: bool = False
     """Whether the examples lie in a file that the system maps into memory as far as there is room,
     and so take none of their own."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of them: said when a run starts, and by ``hpcfl check --data``."""
 
     def sample(self, count: int) -> Tensor:
         """The first so many training inputs [count, ...], as stored."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from hpcfl.data.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.labels import count_of, missing_classes
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Count, Examples, PathText
@@ -67,7 +68,7 @@ class Huggingface(DataConfig):
                 found = ", ".join(splits) or "none"
                 raise DataError(f"{self.path}: has no split {name!r}; found {found}")
         train, test = splits[self.train], splits.get(self.test or "test")
-        classes = self.classes or _classes(train, self.labels)
+        classes = self.classes or _classes(train, test, self.labels)
         examples = _examples(train, self.inputs, self.labels, classes)
         tests = None if test is None else _examples(test, self.inputs, self.labels, classes)
         if tests is not None and tests.inputs.shape[1:] != examples.inputs.shape[1:]:
@@ -82,6 +83,7 @@ class Huggingface(DataConfig):
             classes=classes,
             loss="cross_entropy",
             transform=_unit if train.is_image(self.inputs) else cast,
+            notes=missing_classes(examples.labels.numpy(), classes),
         )
 
 
@@ -165,13 +167,22 @@ def _told(where: str) -> Iterator[None]:
         raise DataError(f"{where}: not readable: {reason}") from error
 
 
-def _classes(train: Split, name: str) -> int:
+def _classes(train: Split, test: Split | None, name: str) -> int:
     """As many as the column of labels declares, or its largest label tells."""
     declared: int | None = getattr(train.table.features.get(name), "num_classes", None)
     if declared is not None:
         return declared
     labels = train.column(name)
-    return max(int(labels.max()) + 1, 1) if labels.dtype.kind in "iu" else 1
+    if labels.dtype.kind not in "iu":  # is refused where they are checked
+        return 1
+    tests = None if test is None else test.column(name)
+    if tests is not None and tests.dtype.kind not in "iu":
+        tests = None
+
+    def subtract(lowest: int) -> str:
+        return f"of each split: data.map(lambda row: {{{name!r}: row[{name!r}] - {lowest}}})"
+
+    return count_of(f"{train.where}: {name!r}", labels, tests, subtract)
 
 
 def _examples(split: Split, inputs: str, labels: str, classes: int) -> Examples:
