@@ -130,7 +130,7 @@ def again(life: Life, request: Request) -> Beginning:
             if folder.job.read_bytes() not in (request.found, request.wanted):
                 raise JobError(f"{folder.job}: was changed while it was read; resume again")
             folder.entries()  # whose damage would be found too late when this start is added
-            kept = request.chosen(folder)
+            kept = request.chosen(folder, life.inputs)
             prune(folder.checkpoints)
             _require_whole(folder.checkpoints, kept)
             names = " ".join(map(str, kept))
@@ -165,7 +165,7 @@ def _copy(life: Life, request: Request) -> None:
     names = ""
     with together(comm):
         if comm.rank == 0:
-            names = " ".join(map(str, request.chosen(source)))
+            names = " ".join(map(str, request.chosen(source, life.inputs)))
     kept = [int(name) for name in comm.share(names).split()]
     with together(comm):
         _put_back(life.parts, source)  # may be what cannot be read

@@ -28,7 +28,7 @@ from hpcfl.files import parse_json
 from hpcfl.runlog import Extent
 from hpcfl.store.durable import storing, sync_folder
 
-FORMAT = 4  # 1 had no shared part of the states; 2 marked jobs by all keys; 3 drew other numbers
+FORMAT = 5  # 1 had no shared states; 2 marked jobs by all keys; 3 drew other numbers; 4: no inputs
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
 KEPT = "kept.safetensors"
@@ -49,6 +49,8 @@ class Checkpoint(NamedTuple):
     """What stood in log.jsonl."""
     files: dict[str, int]
     """The crc32 of every file of the folder."""
+    inputs: dict[str, str]
+    """The digest of every input of the job, by its name, see hpcfl.data.fingerprints."""
 
     @property
     def best(self) -> bytes | None:
@@ -241,6 +243,7 @@ def read(folder: Path) -> Checkpoint:
             str(manifest["job"]),
             Extent(int(manifest["log_bytes"]), int(manifest["log_crc"])),
             _sums(manifest["files"]),
+            _digests(manifest["inputs"]),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
         raise StoreError(f"{path}: is not a manifest: {e!r}; {_OTHER}") from e
@@ -255,6 +258,14 @@ def _sums(files: dict[str, int]) -> dict[str, int]:
     if SERVER not in files:
         raise ValueError(f"it has no checksum of {SERVER}")
     return files
+
+
+def _digests(inputs: dict[str, str]) -> dict[str, str]:
+    """The digests of a manifest, if they are texts."""
+    for name, digest in dict(inputs).items():
+        if not isinstance(digest, str):
+            raise TypeError(f"{name!r}: {digest!r} is no digest")
+    return inputs
 
 
 def fingerprint(*tensors: Tensor) -> int:

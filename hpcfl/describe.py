@@ -17,6 +17,8 @@ from hpcfl.calibrate import check
 from hpcfl.catalogue import drawn, multiples, written
 from hpcfl.data.base import Dataset
 from hpcfl.data.deal import deal, in_force
+from hpcfl.data.fingerprints import Digests, Fingerprints
+from hpcfl.data.inputs import shown
 from hpcfl.data.partition import Rows
 from hpcfl.device import bfloat16_warning, device_type
 from hpcfl.errors import JobError
@@ -25,7 +27,7 @@ from hpcfl.models.base import TORCHVISION
 from hpcfl.plots import plot_partition
 from hpcfl.schema import traffic
 
-FEW = 20  # clients whose classes are counted one by one
+FEW = 20  # clients whose classes are counted one by one, and inputs that are listed
 UNLIMITED = 1000  # columns
 
 
@@ -42,7 +44,7 @@ def describe(loaded: Loaded, *, data: bool) -> str:
     if data:
         loaded.job.data.fetch()
         loaded.job.model.fetch()
-    parts = assemble(loaded, torch.device("cpu")) if data else None
+    parts, inputs = _assembled(loaded) if data else (None, {})
     if parts:
         check(parts)
     population = len(parts.rows) if parts else loaded.job.data.population
@@ -51,8 +53,15 @@ def describe(loaded: Loaded, *, data: bool) -> str:
         _check_files(loaded.job)
     lines = [*_job_lines(_in_force(parts.loaded if parts else loaded, parts), population)]
     if parts:
-        lines += _data_lines(parts)
+        lines += [*_data_lines(parts), *_input_lines(inputs)]
     return "\n".join(f"{title:<11} {text}" for title, text in lines)
+
+
+def _assembled(loaded: Loaded) -> tuple[Parts, Digests]:
+    """The loaded job, and the fingerprints of its inputs."""
+    with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
+        parts = assemble(loaded, torch.device("cpu"))
+        return parts, fingerprints.of(parts.dataset)
 
 
 def show_partition(loaded: Loaded, plot: Path) -> str:
@@ -150,8 +159,19 @@ def _data_lines(parts: Parts) -> Iterable[tuple[str, str]]:
     own, shared = kept.own.bytes, kept.shared.bytes
     once = f"; {decimal(shared)} a round and rank, once for all its clients" if shared else ""
     yield "states", f"{decimal(own)} a client, {decimal(own * len(sizes))} in all{once}"
+    for number, note in enumerate(parts.dataset.notes):
+        yield "" if number else "note", note
     if parts.skipped:
         yield "skipped", f"model.init left out {', '.join(parts.skipped)}"
+
+
+def _input_lines(inputs: Digests) -> Iterable[tuple[str, str]]:
+    """The files that a run records, to compare with another machine's."""
+    for number, (name, digest) in enumerate(inputs.items()):
+        if number == FEW:
+            yield "", f"and {len(inputs) - FEW} more"
+            return
+        yield "" if number else "inputs", f"{name}: {shown(digest)}..."
 
 
 def _settings(section: Any, *but: str) -> str:

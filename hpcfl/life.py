@@ -18,6 +18,7 @@ from hpcfl.checkpoint import Checkpoint, fingerprint
 from hpcfl.cohorts import Played, coming, play_cohorts
 from hpcfl.comm.together import together
 from hpcfl.comm.watched import Watched
+from hpcfl.data.fingerprints import Digests
 from hpcfl.errors import RankError, StoreError
 from hpcfl.evaluation import Evaluation
 from hpcfl.events import Events
@@ -35,8 +36,8 @@ from hpcfl.types import Record, Vector
 class Life:
     """What one start of the program holds on one rank."""
 
-    def __init__(self, parts: Parts, folder: RunDir, comm: Watched) -> None:
-        self.parts, self.folder, self.comm = parts, folder, comm
+    def __init__(self, parts: Parts, folder: RunDir, comm: Watched, inputs: Digests) -> None:
+        self.parts, self.folder, self.comm, self.inputs = parts, folder, comm, inputs
         self.name = comm.share(token_hex(4))
         with together(comm):
             self.owner: NDArray[np.int64] = owners([len(own) for own in parts.rows], comm.size)
@@ -134,6 +135,7 @@ class Life:
             self.comm,
             self._behind,
             job=self.folder.mark,
+            inputs=self.inputs,
             log=log,
             sync=sync,
             best=self.best.content,

@@ -11,6 +11,7 @@ from hpcfl import jobfile
 from hpcfl.changes import differences, is_free, require_free
 from hpcfl.checkpoint import find, rounds
 from hpcfl.compare import changed, flat
+from hpcfl.data.fingerprints import Digests, require_same
 from hpcfl.errors import JobError, StoreError
 from hpcfl.job import Loaded, load, require_coherent, typed
 from hpcfl.rundir import RunDir
@@ -65,10 +66,15 @@ class Request:
                 )
         return cls(source, loaded, *_texts(source, differences(before, after)), None, rows=True)
 
-    def chosen(self, folder: RunDir) -> list[int]:
+    def chosen(self, folder: RunDir, inputs: Digests) -> list[int]:
         """The rounds that are kept in ``folder``, up to the one to begin at.
 
+        Args:
+            folder: the run, or a copy of it.
+            inputs: the digests of the job's inputs as they are now.
+
         Raises:
+            DataError: an input changed since the run began.
             JobError: that round is not kept, the rounds asked for are done, or job.yaml changed.
             StoreError: there is no checkpoint, or a damaged one.
         """
@@ -80,6 +86,7 @@ class Request:
                 f"{folder.job}: was changed after the checkpoint of round {newest.round}; put it "
                 "back, or run the changed job into another directory"
             )
+        require_same(newest.inputs, inputs, folder.root)
         if self.loaded.job.rounds < newest.round:
             raise JobError(
                 f"rounds: {self.loaded.job.rounds} are asked for, but {newest.round} are done; ask "

@@ -42,6 +42,8 @@ class Saving:
     """The job's mark; a resume refuses another."""
     log: Extent
     """What stands in the log."""
+    inputs: Mapping[str, str]
+    """The digests of the job's inputs; a resume refuses others."""
     written: "list[Future[None]]"
     """What this rank is still writing."""
 
@@ -81,6 +83,7 @@ class Saving:
             "round": self.round,
             "ranks": ranks,
             "job": self.job,
+            "inputs": dict(self.inputs),
             "log_bytes": self.log.length,
             "log_crc": self.log.crc,
             "files": {name: crc32((self.folder / name).read_bytes()) for name in names},
@@ -101,6 +104,7 @@ def begin(
     behind: Executor,
     *,
     job: str,
+    inputs: Mapping[str, str],
     log: Extent,
     sync: Callable[[], None],
     best: bytes | None = None,
@@ -116,6 +120,7 @@ def begin(
         comm: the ranks.
         behind: where rank 0 writes its files.
         job: the job's mark.
+        inputs: the digests of the job's inputs.
         log: what stands in the log.
         sync: brings the log to the disk; called by ``behind`` on rank 0.
         best: the file of the best model so far, if there is one; rank 0's counts.
@@ -134,7 +139,7 @@ def begin(
             files[KEPT] = {name: copied(tensor) for name, tensor in kept.items()}
         written.append(behind.submit(_write, folder, files, best, sync))
     comm.barrier()
-    return Saving(folder, round, job, log, written + store.commit(folder))
+    return Saving(folder, round, job, log, inputs, written + store.commit(folder))
 
 
 def _write(

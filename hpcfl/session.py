@@ -18,6 +18,7 @@ from hpcfl.comm.launch import connect
 from hpcfl.comm.together import group, together
 from hpcfl.comm.watched import Watched
 from hpcfl.compare import flat
+from hpcfl.data.fingerprints import Fingerprints, require_alike
 from hpcfl.device import bfloat16_warning, device_type
 from hpcfl.engine import play
 from hpcfl.errors import StoreError
@@ -121,8 +122,11 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
                 if not way.resumed:
                     loaded.job.model.fetch()
         with together(comm):
-            parts = assemble(loaded, ranks.device, resumed=way.resumed)
+            with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
+                parts = assemble(loaded, ranks.device, resumed=way.resumed)
+                inputs = fingerprints.of(parts.dataset)
             check(parts)
+        require_alike(inputs, comm)
         if parts.job.executor == "auto":
             parts, line = chosen(parts, comm, folder if way.resumed else None)
             ranks = replace(ranks, told=[*ranks.told, line])
@@ -130,7 +134,7 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
         slow = bfloat16_warning(parts.job, ranks.device) if comm.rank == 0 else None
         if slow:
             ranks = replace(ranks, told=[*ranks.told, slow])
-        with closing(Life(parts, folder, comm)) as life:
+        with closing(Life(parts, folder, comm, inputs)) as life:
             x = _play(life, ranks, way.begin(life), signals)
         return Result(folder.root, parts.job.rounds, x)
 
@@ -155,7 +159,7 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
     ):
         finished = done == parts.job.rounds
         progress.note(f"{folder.root}: finished, nothing to do" if finished else life.opening(done))
-        for line in ranks.told:
+        for line in (*ranks.told, *parts.dataset.notes):
             progress.note(line)
         if comm.rank == 0:
             with storing(folder.history):

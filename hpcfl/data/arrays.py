@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.labels import count_of, missing_classes
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
 from hpcfl.files import read_arrays
@@ -30,6 +32,10 @@ class Arrays(DataConfig):
     """The .npz file."""
     classes: Count | None = None
     """How many classes there are, where the largest label does not tell."""
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The .npz."""
+        return input_files(Path(self.path))
 
     def load(self, seed: int) -> Dataset:
         """Read and check the arrays; inputs are kept as they are and never rescaled."""
@@ -61,6 +67,7 @@ class Arrays(DataConfig):
             classes=classes,
             loss="squared" if classes is None else "cross_entropy",
             transform=cast,
+            notes=() if classes is None else missing_classes(arrays["y"], classes),
         )
 
     def _classes(self, path: Path, arrays: dict[str, NDArray[Any]]) -> int | None:
@@ -69,7 +76,12 @@ class Arrays(DataConfig):
             if self.classes is not None:
                 raise JobError(f"data.classes: {path} has float targets, which are no classes")
             return None
-        classes = self.classes or max(int(y.max()) + 1, 1)
+        y_test = arrays.get("y_test")
+
+        def subtract(lowest: int) -> str:
+            return f"in numpy y - {lowest}" + ("" if y_test is None else f", y_test - {lowest}")
+
+        classes = self.classes or count_of(f"{path}: y", y, y_test, subtract)
         if self.classes is None and classes > _MANY:
             raise DataError(
                 f"{path}: y holds {y.max()}: so many classes must be meant; say data.classes"
@@ -79,9 +91,10 @@ class Arrays(DataConfig):
             if labels is None or not labels.size:
                 continue
             if labels.dtype.kind == "f" or labels.min() < 0 or labels.max() >= classes:
+                more = "" if self.classes else ", as y has them; for more say data.classes"
                 raise DataError(
                     f"{path}: {name} runs from {labels.min()} to {labels.max()} ({labels.dtype}), "
-                    "expected integers from 0" + (f" to {classes - 1}" if self.classes else "")
+                    f"expected integers from 0 to {classes - 1}{more}"
                 )
         return classes
 

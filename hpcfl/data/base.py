@@ -12,6 +12,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
+from hpcfl.data.inputs import InputFile
 from hpcfl.data.owners import Track
 from hpcfl.data.partition import Partition, Pooled, Rows
 from hpcfl.errors import JobError
@@ -77,6 +78,8 @@ class Dataset:
     mapped: bool = False
     """Whether the examples lie in a file that the system maps into memory as far as there is room,
     and so take none of their own."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of them: said when a run starts, and by ``hpcfl check --data``."""
 
     def sample(self, count: int) -> Tensor:
         """The first so many training inputs [count, ...], as stored."""
@@ -137,6 +140,15 @@ class DataConfig(Section):
         raise JobError(
             "data prepare: this data set needs no preparation: jobs read its files as they are"
         )
+
+    def input_files(self) -> Sequence[InputFile] | None:
+        """The files that ``load`` reads, once they are fetched; none where it draws its examples.
+
+        A run records their contents when it starts, and goes on only from the same ones.  None (the
+        default) is for a class that does not tell: every start then digests what ``load`` returns,
+        which takes longer.  A file that is not there may be among them: ``load`` refuses it.
+        """
+        return None
 
     @abstractmethod
     def load(self, seed: int) -> Dataset:

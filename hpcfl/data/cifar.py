@@ -12,6 +12,7 @@ from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
 from hpcfl.data.images import CropFlipNormalize
+from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.owners import Track, check_count, quiet
 from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError
@@ -86,6 +87,14 @@ class Cifar(Coloured):
         ):
             check_count(place, f"{what} examples", len(part.labels), count)
         return place
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The official pickles, or the .npz."""
+        root, layout = Path(self.root), self.layout
+        official = root / layout.folder
+        if official.is_dir():
+            return input_files(*(official / part for part in (*layout.train, layout.test)))
+        return input_files(root / f"{layout.name}.npz")
 
     def load(self, seed: int) -> Dataset:
         """Read the official pickles, or the .npz."""

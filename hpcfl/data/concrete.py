@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hpcfl.data.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.owners import OwnersFile, Track, check_count, provide
 from hpcfl.errors import DataError
 from hpcfl.types import Examples, PathText
@@ -55,6 +56,10 @@ class Concrete(DataConfig):
                 f"{_MEANS[column]:.4g}; it is damaged or another table: remove it, and say it again"
             )
         return path
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The table."""
+        return input_files(Path(self.root) / TABLE.name)
 
     def load(self, seed: int) -> Dataset:
         """Read and standardise the table."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hpcfl.data.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.inputs import InputFile
 from hpcfl.errors import JobError
 from hpcfl.types import Examples
 
@@ -22,6 +23,11 @@ class Digits(DataConfig):
 
     flat: bool = True
     """Inputs are vectors [64]; otherwise images [1, 8, 8]."""
+
+    def input_files(self) -> tuple[InputFile, ...] | None:
+        """The file of scikit-learn, wherever it is; None where this version has no such file."""
+        file = _file()
+        return None if file is None else (InputFile(file, label="scikit-learn: digits.csv.gz"),)
 
     def load(self, seed: int) -> Dataset:
         """Take the digits out of scikit-learn.
@@ -53,14 +59,24 @@ def _table() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     Raises:
         JobError: it is not installed.
     """
-    spec = find_spec("sklearn")
-    if spec is None or spec.origin is None:
-        raise JobError("data.kind: digits needs scikit-learn; pip install 'hpcfl[demo]'")
-    file = Path(spec.origin).parent / "datasets/data/digits.csv.gz"
-    if not file.is_file():
+    file = _file()
+    if file is None:
         from sklearn.datasets import load_digits
 
         pixels, digits = load_digits(return_X_y=True)
         return pixels, digits
     rows = np.loadtxt(file, delimiter=",")
     return rows[:, :-1], rows[:, -1]
+
+
+def _file() -> Path | None:
+    """scikit-learn's file of digits; None where this version keeps it elsewhere.
+
+    Raises:
+        JobError: scikit-learn is not installed.
+    """
+    spec = find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise JobError("data.kind: digits needs scikit-learn; pip install 'hpcfl[demo]'")
+    file = Path(spec.origin).parent / "datasets/data/digits.csv.gz"
+    return file if file.is_file() else None

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.grey import SIDE, Grey
-from hpcfl.data.idx import read_idx
+from hpcfl.data.idx import idx_place, read_idx
+from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.owners import Track, check_count, quiet
 from hpcfl.errors import DataError
 from hpcfl.files import read_arrays
@@ -69,6 +70,12 @@ class Emnist(DataConfig):
         ):
             check_count(place, f"{what} examples of {self.split}", len(examples.labels), count)
         return place
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The official files, packed or not, or the .npz."""
+        if not self._files_exist():
+            return input_files(self._npz)
+        return input_files(*(idx_place(Path(self.root) / file) for file in self._idx_files()))
 
     def load(self, seed: int) -> Dataset:
         """Read the official files, or the .npz."""

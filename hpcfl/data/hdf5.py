@@ -95,6 +95,30 @@ def strings(path: Path, group: Any, name: str) -> Any:
     return found
 
 
+def extents(path: Path, names: Iterable[str]) -> list[tuple[int, int]]:
+    """Where in the file the named datasets lie, ascending: begin and end of each.
+
+    Args:
+        path: of the file.
+        names: GROUP/DATASET each; those of a group that the file does not have are left out.
+
+    Raises:
+        DataError: the file is damaged, or one does not lie in it as a whole.
+    """
+    found = []
+    with opened(path) as file:
+        for name in names:
+            group, _, last = name.rpartition("/")
+            if file.get(group, getlink=True) is None:
+                continue
+            dataset = member(path, member(path, file, group, h5py.Group), last, h5py.Dataset)
+            begin = dataset.id.get_offset()
+            if begin is None:
+                raise DataError(f"{path}: {name} does not lie in the file as a whole")
+            found.append((begin, begin + dataset.nbytes))
+    return sorted(found)
+
+
 def attribute(file: Any, name: str) -> Any:
     """A number or a text of fixed length in the file's attributes; None where it is neither.
 

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from hpcfl.data.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.labels import count_of, missing_classes
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Count, Examples, PathText
@@ -44,6 +46,15 @@ class Huggingface(DataConfig):
     classes: Count | None = None
     """How many classes there are, where neither the column nor the largest label tells."""
 
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The parquet files of both splits, or all files of a folder of save_to_disk."""
+        path = Path(self.path)
+        if not path.is_dir():
+            return input_files(path)
+        tables = _tables(path, {self.train, self.test or "test"})
+        files = sorted({file for parts in tables.values() for file in parts})
+        return input_files(*(files or _saved(path)))
+
     def load(self, seed: int) -> Dataset:
         """Decode both splits into memory: images as bytes.
 
@@ -57,7 +68,7 @@ class Huggingface(DataConfig):
                 found = ", ".join(splits) or "none"
                 raise DataError(f"{self.path}: has no split {name!r}; found {found}")
         train, test = splits[self.train], splits.get(self.test or "test")
-        classes = self.classes or _classes(train, self.labels)
+        classes = self.classes or _classes(train, test, self.labels)
         examples = _examples(train, self.inputs, self.labels, classes)
         tests = None if test is None else _examples(test, self.inputs, self.labels, classes)
         if tests is not None and tests.inputs.shape[1:] != examples.inputs.shape[1:]:
@@ -72,6 +83,7 @@ class Huggingface(DataConfig):
             classes=classes,
             loss="cross_entropy",
             transform=_unit if train.is_image(self.inputs) else cast,
+            notes=missing_classes(examples.labels.numpy(), classes),
         )
 
 
@@ -109,9 +121,7 @@ def _splits(path: Path, wanted: set[str]) -> Mapping[str, Split]:
             loaded = datasets.load_from_disk(str(path))
             tables = loaded if isinstance(loaded, dict) else {"train": loaded}
         else:
-            files = {name: sorted(path.glob(f"**/{name}[-.]*parquet")) for name in wanted}
-            if not path.is_dir():
-                files = {"train": [path]}
+            files = _tables(path, wanted) if path.is_dir() else {"train": [path]}
             # Not by Dataset.from_parquet, which writes a copy into the user's cache.
             read = import_module("pyarrow.parquet").read_table
             tables = {
@@ -120,6 +130,25 @@ def _splits(path: Path, wanted: set[str]) -> Mapping[str, Split]:
                 if parts
             }
     return {name: Split(f"{path}: {name}", table) for name, table in tables.items()}
+
+
+def _tables(folder: Path, wanted: set[str]) -> dict[str, list[Path]]:
+    """The parquet files of each of these splits."""
+    return {name: sorted(folder.glob(f"**/{name}[-.]*parquet")) for name in wanted}
+
+
+def _saved(folder: Path) -> list[Path]:
+    """The files of a folder of save_to_disk, without those that ``datasets`` puts there to cache.
+
+    Raises:
+        DataError: the folder cannot be listed.
+    """
+    with _told(str(folder)):
+        return sorted(
+            path
+            for path in folder.rglob("*")
+            if path.is_file() and not path.name.startswith((".", "cache-"))
+        )
 
 
 @contextmanager
@@ -138,13 +167,22 @@ def _told(where: str) -> Iterator[None]:
         raise DataError(f"{where}: not readable: {reason}") from error
 
 
-def _classes(train: Split, name: str) -> int:
+def _classes(train: Split, test: Split | None, name: str) -> int:
     """As many as the column of labels declares, or its largest label tells."""
     declared: int | None = getattr(train.table.features.get(name), "num_classes", None)
     if declared is not None:
         return declared
     labels = train.column(name)
-    return max(int(labels.max()) + 1, 1) if labels.dtype.kind in "iu" else 1
+    if labels.dtype.kind not in "iu":  # is refused where they are checked
+        return 1
+    tests = None if test is None else test.column(name)
+    if tests is not None and tests.dtype.kind not in "iu":
+        tests = None
+
+    def subtract(lowest: int) -> str:
+        return f"of each split: data.map(lambda row: {{{name!r}: row[{name!r}] - {lowest}}})"
+
+    return count_of(f"{train.where}: {name!r}", labels, tests, subtract)
 
 
 def _examples(split: Split, inputs: str, labels: str, classes: int) -> Examples:

@@ -13,14 +13,18 @@ _BYTES = 0x08  # IDX's name of unsigned bytes
 _MOST = 1 << 30  # bytes; the largest published file has two thirds of it
 
 
+def idx_place(path: Path) -> Path:
+    """The IDX file, or where there is none, the same file with .gz behind its name."""
+    return path if path.exists() else path.with_name(path.name + ".gz")
+
+
 def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """The bytes [n, *shape] of an IDX file, or of the same file with .gz behind its name.
 
     Raises:
         DataError: there is neither, or it is damaged or of another type or shape.
     """
-    packed = path.with_name(path.name + ".gz")
-    place = path if path.exists() else packed
+    place = idx_place(path)
     try:
         with place.open("rb") if place is path else gzip.open(place) as file:
             content = file.read(_MOST)

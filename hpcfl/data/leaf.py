@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from hpcfl.data.arrays import cast, to_indices
 from hpcfl.data.base import DataConfig, Dataset, Transform
 from hpcfl.data.grey import Grey
+from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.labels import count_of, missing_classes
 from hpcfl.data.leaf_json import KINDS, User, check, users
 from hpcfl.data.origin import digest, same, stamps
 from hpcfl.data.owners import Track, quiet
@@ -79,6 +81,12 @@ class Leaf(DataConfig):
             for path in sorted((root / part).glob("*.json"))
         ]
 
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The file that ``prepare`` wrote, or else the JSON."""
+        if self._packed.exists():
+            return input_files(self._packed)
+        return input_files(*(Path(self.root) / file for file in self._sources()))
+
     def load(self, seed: int) -> Dataset:
         """Read what ``prepare`` wrote, or else parse the JSON."""
         if self._packed.exists():
@@ -86,14 +94,20 @@ class Leaf(DataConfig):
             self._check(arrays)
         else:
             arrays = self._parse(quiet)
-        ends = np.cumsum(arrays["sizes"])
+        ends, y_train = np.cumsum(arrays["sizes"]), arrays["y_train"]
+        if self.examples == "vectors" and self.classes is None:
+            where, tests = f"{self.root}: y", arrays["y_test"]
+            count_of(where, y_train, tests, lambda low: f"subtract {low} from every y in the JSON")
+        classes = self._classes(y_train)
         return Dataset(
             train=_examples(arrays["x_train"], arrays["y_train"]),
             test=_examples(arrays["x_test"], arrays["y_test"]),
             natural=np.split(np.arange(ends[-1]), ends[:-1]),
-            classes=self._classes(arrays["y_train"]),
+            classes=classes,
             loss="cross_entropy",
             transform=_TRANSFORMS.get(self.examples, Grey(self.flat)),
+            # A character that nobody says is nothing to tell.
+            notes=() if self.examples == "text" else missing_classes(y_train, classes),
         )
 
     def _classes(self, labels: NDArray[Any]) -> int:

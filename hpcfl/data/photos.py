@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
+from hpcfl.data.inputs import InputFile
 from hpcfl.data.owners import Track
 from hpcfl.data.packed import Contents, read_packed
 from hpcfl.data.packing import Listing, Photo, check_origin, pack, sources_remain
@@ -110,6 +111,10 @@ class Photos(DataConfig):
             command = " ".join(["hpcfl data prepare", self.kind, f"--root {self.root}", *keys])
             raise DataError(f"{self.packed}: not found; make it once by: {command}")
         return read_packed(self.packed, self.size + self.margin, self.workers)
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The packed file."""
+        return (InputFile(self.packed, bulk=("train/bytes", "test/bytes")),)
 
     def load(self, seed: int) -> Dataset:
         """Map the packed file; nothing is decoded yet."""

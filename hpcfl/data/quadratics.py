@@ -12,6 +12,7 @@ import torch
 
 from hpcfl.data.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.inputs import InputFile
 from hpcfl.errors import JobError
 from hpcfl.seeds import stream
 from hpcfl.types import Count, Decay, Examples, NonNegative, Positive
@@ -38,6 +39,10 @@ class Quadratics(DataConfig):
     """
     heterogeneity: NonNegative = 1.0
     """G."""
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """None: the job and its seed determine all."""
+        return ()
 
     def load(self, seed: int) -> Dataset:
         """Draw the clients' gradients at the optimum (fixed up to sign for N = 2, dim = 1)."""

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset, Transform
+from hpcfl.data.inputs import InputFile
 from hpcfl.data.origin import same
 from hpcfl.data.owners import Track
 from hpcfl.data.partition import Spans
-from hpcfl.data.token_file import Source, Split, check_tokens, origin_of, pack, read
+from hpcfl.data.token_file import SPLITS, Source, Split, check_tokens, origin_of, pack, read
 from hpcfl.data.words import PAD, Vocabulary, Words
 from hpcfl.errors import DataError, JobError
 from hpcfl.seeds import stream
@@ -107,6 +108,11 @@ class Sentences(DataConfig):
             same(self.prepared, origin_of(self.prepared), origin)
         self._read()
         return self.prepared
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The prepared file: it holds the words too, which every start compares with the counts."""
+        bulk = tuple(f"{split}/{part}" for split in SPLITS for part in ("tokens", "last"))
+        return (InputFile(self.prepared, bulk=bulk),)
 
     def load(self, seed: int) -> Dataset:
         """Map the prepared file; what it takes of memory is what is used of it."""

@@ -21,6 +21,7 @@ from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.arrays import to_indices
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.hdf5 import member, open_examples, strings
+from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.owners import Track, check_count
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError, JobError
@@ -71,6 +72,10 @@ class Shakespeare(DataConfig):
                 found = sum(len(_snippets(path, group, role)) for role in track(group, path.name))
             check_count(path, "snippets", found, expected)
         return root
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """Both HDF5 files."""
+        return input_files(*(Path(self.root) / name for name in ARCHIVE.members))
 
     def load(self, seed: int) -> Dataset:
         """Read both files; windows are views of the text, so they take no memory."""

@@ -14,6 +14,7 @@ from hpcfl.data.cifar100 import Cifar100
 from hpcfl.data.grey import SIDE, Grey, levels
 from hpcfl.data.hdf5 import feature, open_examples
 from hpcfl.data.images import CropFlipNormalize
+from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.owners import Track, check_count, quiet
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError
@@ -108,6 +109,10 @@ class Tff(DataConfig):
             check_count(path, "clients", len(rows), clients)
             check_count(path, "examples", len(examples.labels), count)
         return Path(self.root)
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """Both HDF5 files."""
+        return input_files(self._path("train"), self._path("test"))
 
     def load(self, seed: int) -> Dataset:
         """Read both files into bytes."""

@@ -22,6 +22,7 @@ from hpcfl.data.colour import Coloured
 from hpcfl.data.encoded import DAMAGED, pixels, reason
 from hpcfl.data.hdf5 import attribute, encoded, opened
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
+from hpcfl.data.inputs import InputFile
 from hpcfl.data.origin import same
 from hpcfl.data.owners import OwnersFile, Track
 from hpcfl.data.packed import checked_labels, mapped
@@ -78,6 +79,10 @@ class TinyImageNet(Coloured):
                     same(path, attribute(file, "origin"), origin.encode())
         self.load(0)
         return path
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The packed file."""
+        return (InputFile(self.packed, bulk=("train/images", "test/images")),)
 
     def load(self, seed: int) -> Dataset:
         """Map the packed file."""

@@ -13,6 +13,7 @@ from hpcfl.errors import JobError
 from hpcfl.models import imagenet
 from hpcfl.types import Section, absolute
 
+_CHANNELS = 4  # of an image, at most: red, green, blue, opacity
 TORCHVISION = "torchvision"  # as ``init``: the default weights that torchvision publishes
 
 
@@ -82,8 +83,28 @@ def require_images(model: str, shape: tuple[int, ...], least: int) -> None:
     Raises:
         JobError: they are not.
     """
-    if len(shape) != 3 or min(shape[1:]) < least:
+    hint = _reshaping(shape)
+    if len(shape) != 3 or min(shape[1:]) < least or hint:
         raise JobError(
             f"model.name: {model} takes images of shape (C, H, W), at least {least}x{least}, not "
-            f"{shape}"
+            f"{shape}{hint}"
         )
+
+
+def _reshaping(shape: tuple[int, ...]) -> str:
+    """How to turn images (H, W) or (H, W, C) into (C, H, W); nothing where they are neither.
+
+    An image with 1, 3 or 4 channels last would pass for one of many channels, 1, 3 or 4 pixels
+    wide.  Series of several channels may be one pixel wide, but have hardly as many channels as
+    points.
+    """
+    if len(shape) == 2:
+        return "; these have no channels: put x[:, None] (x and x_test in numpy) in their place"
+    if len(shape) != 3 or min(shape[:2]) <= _CHANNELS:
+        return ""
+    if shape[2] in (3, _CHANNELS) or (shape[2] == 1 and shape[0] == shape[1]):
+        return (
+            "; these have their channels last: put np.transpose(x, (0, 3, 1, 2)) (x and x_test in "
+            "numpy) in their place"
+        )
+    return ""

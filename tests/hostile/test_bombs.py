@@ -295,6 +295,8 @@ def test_weights_whose_numbers_are_not_there(tmp_path, tensor):
         {"round": float("inf")},
         {"ranks": None},
         {"log_bytes": "a"},
+        {"inputs": ["/dev/zero"]},
+        {"inputs": {"/dev/zero": 1}},
     ],
 )
 def test_a_manifest_that_points_elsewhere(tmp_path, change):
@@ -303,6 +305,7 @@ def test_a_manifest_that_points_elsewhere(tmp_path, change):
         "round": 3,
         "ranks": 1,
         "job": "a",
+        "inputs": {},
         "log_bytes": 1,
         "log_crc": 1,
         "files": {"server.safetensors": 1},

@@ -32,6 +32,7 @@ class State(NamedTuple):
 
 
 JOB = "0123456789abcdef"
+INPUTS = {"/data/own.npz": "sha256:1a2b"}
 SCHEMA = StateSchema(State, (Field("c", (3,), torch.float64),))
 
 
@@ -52,7 +53,7 @@ def commit(tmp_path):
         root = tmp_path / "checkpoints"
         saving = begin(
             root, round, server(round), {}, store, Solo(), behind,
-            job=JOB, log=Extent(7 * round, 5), sync=lambda: synced.append(round),
+            job=JOB, inputs=INPUTS, log=Extent(7 * round, 5), sync=lambda: synced.append(round),
         )  # fmt: skip
         kept = saving.commit(store, Solo(), keep)
         assert synced[-1] == round
@@ -80,6 +81,7 @@ def test_every_kept_checkpoint_is_whole(tmp_path, commit):
             assert [float(p[0]) for p in found.past] == list(range(12))  # 10 is after 9
             assert states(tmp_path, c) == [10 * c.round, 10 * c.round + 1]
             assert (c.ranks, c.job, c.log) == (1, JOB, Extent(7 * c.round, 5))
+            assert c.inputs == INPUTS
     assert committed(tmp_path / "checkpoints") == kept
 
 
@@ -110,6 +112,8 @@ def test_a_torn_folder_of_the_same_round_is_replaced(tmp_path, commit):
         lambda text: "[]",
         lambda text: json.dumps({**json.loads(text), "round": None}),
         lambda text: text.replace('"log_bytes"', '"log"'),
+        lambda text: text.replace('"inputs"', '"input"'),
+        lambda text: text.replace('"sha256:1a2b"', "3"),
     ],
 )
 def test_a_damaged_manifest_says_which(tmp_path, commit, damage):
@@ -121,14 +125,15 @@ def test_a_damaged_manifest_says_which(tmp_path, commit, damage):
 
 
 @pytest.mark.parametrize(
-    ("number", "others"), [(99, {}), (1, {"round": 1, "ranks": 1, "job": "", "log_bytes": 0})]
+    ("number", "others"),
+    [(99, {}), (4, {}), (1, {"round": 1, "ranks": 1, "job": "", "log_bytes": 0})],
 )
 def test_a_manifest_of_another_format(tmp_path, commit, number, others):
     """Format 1 knew no shared states; what keys a later one has, we cannot know."""
     commit(1)
     path = tmp_path / "checkpoints" / "00000001" / "manifest.json"
     path.write_text(json.dumps({"format": number, **others}))
-    said = f"found format {number}, expected 4: another version of hpcfl wrote it; resume with"
+    said = f"found format {number}, expected 5: another version of hpcfl wrote it; resume with"
     with pytest.raises(StoreError, match=said):
         committed(tmp_path / "checkpoints")
 
@@ -142,7 +147,7 @@ def test_a_run_of_an_older_version_is_told_so(job, tmp_path, hpcfl):
     done = hpcfl("resume", out)
     assert done.code == 2
     assert len(done.err) == 1
-    assert "found format 1, expected 4: another version of hpcfl wrote it" in done.err[0]
+    assert "found format 1, expected 5: another version of hpcfl wrote it" in done.err[0]
 
 
 @pytest.mark.parametrize("name", ["server.safetensors", "rows-0000.npz"])

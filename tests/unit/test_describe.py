@@ -57,6 +57,54 @@ def test_check_with_data(job, hpcfl, tmp_path, arrays):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_class_without_examples_is_told_by_check_and_at_the_start(job, hpcfl, tmp_path, refused):
+    path = tmp_path / "ten.npz"
+    with np.load(tmp_path / "data.npz") as file:
+        given = dict(file)
+    one = {name: given[name] + 1 for name in ("y", "y_test")}
+    np.savez(path, **{**given, **one})
+    words = (f"data.path={path}", "--out", tmp_path / "run")
+    for command in (("check", job, "--data", words[0]), ("run", job, *words)):
+        assert refused(*command) == (
+            f"DataError: {path}: y runs from 1 to 4, so no example is of class 0, the first one; "
+            "let classes count from 0 (in numpy y - 1, y_test - 1), or say data.classes: 5 if "
+            "class 0 is meant to have no example"
+        )
+    assert not (tmp_path / "run").exists()
+    note = "data: 1 of 5 classes have no training example: 0"
+    assert lines(hpcfl("check", job, "--data", words[0], "data.classes=5").text)["note"] == note
+    done = hpcfl("run", job, "data.classes=5", *words)
+    assert done.code == 0
+    assert note in done.err
+
+
+@pytest.mark.parametrize(
+    ("shape", "said", "turn"),
+    [
+        ((40, 28, 28), "x[:, None]", lambda x: x[:, None]),
+        (
+            (40, 28, 28, 3),
+            "np.transpose(x, (0, 3, 1, 2))",
+            lambda x: np.transpose(x, (0, 3, 1, 2)),
+        ),
+    ],
+)
+def test_the_hint_about_channels_works(job, hpcfl, tmp_path, refused, shape, said, turn):
+    """Images [n, H, W] or [n, H, W, C] are refused with the numpy call that makes them fit."""
+    images = {"x": np.random.default_rng(0).random(shape, np.float32)}
+    with np.load(tmp_path / "data.npz") as file:
+        given = dict(file)
+    given |= {"x": images["x"], "x_test": images["x"][:12]}
+    np.savez(tmp_path / "images.npz", **given)
+    words = (f"data.path={tmp_path}/images.npz", "model={name: lenet}")
+    line = refused("check", job, "--data", *words)
+    assert f"not {shape[1:]}; these have" in line
+    assert f"put {said} (x and x_test in numpy) in their place" in line
+    turned = {name: turn(given[name]) for name in ("x", "x_test")}
+    np.savez(tmp_path / "images.npz", **{**given, **turned})
+    assert hpcfl("check", job, "--data", *words).code == 0
+
+
 def test_check_counts_a_shared_model_apart(job, hpcfl):
     done = hpcfl("check", job, "--data", "algorithm={name: localghb}")
     assert done.code == 0

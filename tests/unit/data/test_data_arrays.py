@@ -67,7 +67,7 @@ def test_clients_own_their_rows(tmp_path):
         ({"x": X, "y": Y + np.array([0, 0, 0, np.inf, 0, 0])}, "y is not finite in row 3"),
         ({"x": X, "y": Y - 1}, "y runs from -1 to 1"),
         ({"x": X, "y": Y, "x_test": X}, "x_test and y_test go together"),
-        ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "y_test runs from 1 to 3"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "y_test runs from 1 to 3 .* 0 to 2, as y"),
         ({"x": X, "y": Y, "x_test": X, "y_test": Y / 2}, "y_test runs .* expected integers"),
         ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, r"x_test holds examples of shape \(1"),
         ({"x": X, "y": Y, "client": Y[:3]}, "client is int64 of shape"),
@@ -82,6 +82,44 @@ def test_wrong_arrays(tmp_path, arrays, message):
         load(tmp_path, **arrays)
     assert "data.npz" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+ONE = "so no example is of class 0, the first one; let classes count from 0"
+
+
+def test_labels_that_count_from_one_are_refused(tmp_path):
+    """1 to 3 would silently make a class more; whoever means that says so."""
+    with pytest.raises(DataError) as caught:
+        load(tmp_path, x=X, y=Y + 1)
+    assert str(caught.value) == (
+        f"{tmp_path}/data.npz: y runs from 1 to 3, {ONE} (in numpy y - 1), or say data.classes: 4 "
+        "if class 0 is meant to have no example"
+    )
+    with pytest.raises(DataError, match=r"y runs from 5 to 7, .* \(in numpy y - 5, y_test - 5\)"):
+        load(tmp_path, x=X, y=Y + 5, x_test=X, y_test=Y + 5)
+    dataset = load(tmp_path, {"classes": 4}, x=X, y=Y + 1)
+    assert dataset.classes == 4
+    assert dataset.notes == ("data: 1 of 4 classes have no training example: 0",)
+    # The first class has examples to test on.
+    dataset = load(tmp_path, x=X, y=Y + 1, x_test=X, y_test=Y)
+    assert dataset.classes == 4
+    assert dataset.notes == ("data: 1 of 4 classes have no training example: 0",)
+
+
+def test_classes_without_an_example_are_told(tmp_path):
+    assert load(tmp_path, x=X, y=Y).notes == ()
+    assert load(tmp_path, x=X, y=Y / 2).notes == ()
+    assert load(tmp_path, x=X, y=Y * 2).notes == (
+        "data: 2 of 5 classes have no training example: 1, 3",
+    )
+    assert load(tmp_path, {"classes": 10**9}, x=X, y=Y).notes == (
+        "data: 999999997 of 1000000000 classes have no training example: 3, 4, 5, 6, 7, ...",
+    )
+
+
+def test_no_label_at_all(tmp_path):
+    with pytest.raises(DataError, match=r"x has 6 rows but y has shape \(0,\)"):
+        load(tmp_path, x=X, y=Y[:0])
 
 
 def test_classes_too_few_or_of_targets(tmp_path):

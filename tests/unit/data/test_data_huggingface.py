@@ -109,6 +109,17 @@ def test_numbers_are_kept(tmp_path, values, kind, dtype):
     assert load(tmp_path / "set", inputs="x", labels="y", classes=9).classes == 9
 
 
+def test_labels_that_count_from_one(tmp_path):
+    made(y=([1, 2, 3, 1, 2, 3], datasets.Value("int64"))).save_to_disk(tmp_path / "set")
+    said = r"'y' runs from 1 to 3, so .*data\.map\(lambda row: \{'y': row\['y'\] - 1\}\)\), or say"
+    with pytest.raises(DataError, match=said):
+        load(tmp_path / "set", labels="y")
+    notes = load(tmp_path / "set", labels="y", classes=4).notes
+    assert notes == ("data: 1 of 4 classes have no training example: 0",)
+    notes = load(tmp_path / "set").notes  # its column declares three classes
+    assert notes == ("data: 1 of 3 classes have no training example: 2",)
+
+
 def test_a_run_of_it(tmp_path, hpcfl, job):
     save_dict(tmp_path / "set")
     settings = f"data={{kind: huggingface, path: {tmp_path}/set, client: writer}}"

@@ -106,6 +106,16 @@ def test_vectors(tmp_path):
     assert Leaf(root=str(tmp_path), examples="vectors", classes=9).load(0).classes == 9
 
 
+def test_vectors_whose_labels_count_from_one(tmp_path):
+    write(tmp_path, "train", "a.json", {"a": ([[0.5, -2], [1, 3]], [1, 2])})
+    write(tmp_path, "test", "a.json", {"a": ([[1.5, 2]], [2])})
+    said = r"y runs from 1 to 2, so no .* \(subtract 1 from every y in the JSON\), or .*classes: 3"
+    with pytest.raises(DataError, match=said):
+        Leaf(root=str(tmp_path), examples="vectors").load(0)
+    dataset = Leaf(root=str(tmp_path), examples="vectors", classes=3).load(0)
+    assert dataset.notes == ("data: 1 of 3 classes have no training example: 0",)
+
+
 def same(first, second):
     return (
         all(map(torch.equal, (*first.train, *first.test), (*second.train, *second.test)))

@@ -131,6 +131,40 @@ def test_a_shape_that_does_not_fit(name, shape):
         MODELS[name]().build(shape, 10)
 
 
+NO_CHANNEL = "these have no channels: put x[:, None] (x and x_test in numpy) in their place"
+LAST = (
+    "these have their channels last: put np.transpose(x, (0, 3, 1, 2)) (x and x_test in numpy) in "
+    "their place"
+)
+IMAGES = ["lenet", "cnn_fedavg", "cnn_pfl", "resnet18", "resnet20", "mobilenet_v2"]
+
+
+@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((28, 28), NO_CHANNEL),
+        ((3, 32), NO_CHANNEL),
+        ((32, 32, 3), LAST),
+        ((48, 32, 3), LAST),
+        ((32, 32, 4), LAST),
+        ((28, 28, 1), LAST),
+    ],
+)
+def test_images_with_channels_elsewhere_are_told_how_to_turn(name, shape, hint):
+    """Some of these would pass for images of 32 channels and 32 x 3 pixels."""
+    with pytest.raises(JobError) as caught:
+        MODELS[name]().build(shape, 10)
+    said = str(caught.value)
+    assert said.startswith(f"model.name: {name} takes images of shape (C, H, W), at least ")
+    assert said.endswith(f", not {shape}; {hint}")
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 3), (9, 128, 1), (64, 7, 7), (4, 5, 3)])
+def test_narrow_images_with_channels_first_are_taken(shape):
+    assert build("resnet18", shape, 5)(batch("resnet18", shape)).shape == (4, 5)
+
+
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "cnn_fedavg", "cnn_pfl"])
 @pytest.mark.parametrize("shape", [(3, 64, 48), (1, 28, 28), (3, 8, 8)])
 def test_other_sizes(name, shape):

@@ -1,0 +1,85 @@
+"""The files that a job reads, and a digest of each: a run goes on only from the same ones."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from hpcfl.data.hdf5 import extents
+from hpcfl.errors import DataError
+
+LARGE = 2 << 30
+"""Bytes up to which also a prepared file is read as a whole."""
+_BLOCK = 1 << 20  # bytes read at a time
+_DIGITS = 12  # of a digest, in messages
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file that a job reads."""
+
+    path: Path
+    label: str | None = None
+    """Its name in records and messages, where its path differs between machines; else its path."""
+    bulk: tuple[str, ...] = ()
+    """Of an HDF5 file that ``hpcfl data prepare`` made: the datasets that hold the examples.
+
+    They are not read where the file is large.  What is left tells its content all the same: labels,
+    owners, the length of each image, and ``origin``, the digest that the preparation wrote of the
+    files that it read.  Only bytes that were changed in place, within these datasets, escape.
+    """
+
+    @property
+    def name(self) -> str:
+        """How records and messages call it."""
+        return self.label or str(self.path)
+
+    def digest(self, stopped: Event) -> str:
+        """The sha256 of its content, as ``sha256sum`` prints it, behind its kind.
+
+        Args:
+            stopped: once it is set, nobody wants the digest any more, and the rest is not read.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        try:
+            size = self.path.stat().st_size
+            skipped = extents(self.path, self.bulk) if self.bulk and size > LARGE else []
+            found = hashlib.sha256()
+            if skipped:
+                found.update(repr((size, skipped)).encode())
+            with self.path.open("rb", buffering=0) as file:
+                buffer = memoryview(bytearray(_BLOCK))
+                for begin, end in _between(skipped, size):
+                    file.seek(begin)
+                    while begin < end and not stopped.is_set():
+                        count = file.readinto(buffer[: end - begin])
+                        if not count:
+                            break
+                        found.update(buffer[:count])
+                        begin += count
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+        return f"{'index-sha256' if skipped else 'sha256'}:{found.hexdigest()}"
+
+
+def input_files(*paths: Path) -> tuple[InputFile, ...]:
+    """These files, each under its path."""
+    return tuple(map(InputFile, paths))
+
+
+def shown(digest: str) -> str:
+    """A digest as messages show it: its kind and its first digits."""
+    kind, _, value = digest.partition(":")
+    return f"{kind} {value[:_DIGITS]}"
+
+
+def _between(skipped: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+    """The parts of a file of ``size`` bytes that lie outside of ``skipped``, which ascend."""
+    begin = 0
+    for start, end in skipped:
+        yield begin, start
+        begin = end
+    yield begin, size

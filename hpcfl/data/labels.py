@@ -1,0 +1,54 @@
+"""How many classes labels tell of, and which of them have no example."""
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.errors import DataError
+
+_LISTED = 5  # classes in a note
+
+
+def count_of(
+    where: str, labels: NDArray[Any], tests: NDArray[Any] | None, subtract: Callable[[int], str]
+) -> int:
+    """The number of classes 0, 1, ...: the largest label + 1.
+
+    Labels that count from 1 would silently make a class more, which no example has.
+
+    Args:
+        where: the file, and the labels' name in it.
+        labels: integers [n] to train on.
+        tests: those to test on, if there are any.
+        subtract: says how all of them are lowered by so much.
+
+    Raises:
+        DataError: none of the labels is 0.
+    """
+    if not labels.size:  # is refused where labels are compared with inputs
+        return 1
+    lowest, highest = int(labels.min()), int(labels.max())
+    tested = lowest if tests is None or not tests.size else int(tests.min())
+    if min(lowest, tested) > 0:
+        raise DataError(
+            f"{where} runs from {lowest} to {highest}, so no example is of class 0, the first one; "
+            f"let classes count from 0 ({subtract(lowest)}), or say "
+            f"data.classes: {highest + 1} if class 0 is meant to have no example"
+        )
+    return max(highest + 1, 1)
+
+
+def missing_classes(labels: NDArray[Any], classes: int) -> tuple[str, ...]:
+    """A line about the classes, out of so many, that no training example [n] is of; or none."""
+    present = {*np.unique(labels).tolist()}
+    missing = classes - len(present)
+    if not missing:
+        return ()
+    names = ", ".join(
+        str(label) for label in islice((k for k in range(classes) if k not in present), _LISTED)
+    )
+    more = ", ..." if missing > _LISTED else ""
+    return (f"data: {missing} of {classes} classes have no training example: {names}{more}",)
