@@ -151,7 +151,7 @@ def folders_with(root: Path, name: str) -> list[Path]:
     """
     try:
         found = sorted(root.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return []
     except OSError as e:
         raise StoreError(f"{root}: cannot be listed: {e.strerror or e}; {READABLE}") from e

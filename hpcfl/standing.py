@@ -58,8 +58,10 @@ def _run_folders(path: Path) -> list[Path]:
     """A run directory itself, or those in a sweep or in a folder of runs and sweeps."""
     if present(path / "job.yaml"):
         return [path]
+    if not path.is_dir():
+        return [path]
     found = folders_with(path, "job.yaml")
-    for folder in sorted(path.iterdir()) if path.is_dir() else []:
+    for folder in sorted(path.iterdir()):
         if folder not in found and folder.is_dir():
             found += folders_with(folder, "job.yaml")
     return found or [path]

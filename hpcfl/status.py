@@ -63,7 +63,8 @@ def members(root: Path) -> dict[str, bool]:
     diary = read_diary(root)
     # Beside a sweep's runs lie their jobs, from before they begin.
     names = {job.stem for job in root.glob("*.yaml")} if diary else set()
-    names |= {folder.name for folder in folders_with(root, "job.yaml")}
+    if root.is_dir():
+        names |= {folder.name for folder in folders_with(root, "job.yaml")}
     failed = diary.failed if diary else {}
     return {name: name in failed for name in sorted(names)}
 
