@@ -1,11 +1,11 @@
 """The run directory: where everything a run leaves behind lies, and whose it is.
 
-job.yaml        the resolved job
+job.yaml        the resolved job; its last line is the checksum of the others
 history.jsonl   one object a start: when, from which round, ranks, versions, git commit, what of the
                 job may change and what did; and one where the run branched off another
-log.jsonl       one object a round
+log.jsonl       one object a round; in both files every line ends with its checksum
 events/         the same for TensorBoard, where that is installed, see hpcfl.events
-initial.npy     the initial model, flat
+initial.npy     the initial model, flat; every manifest of a checkpoint has its checksum
 buffers.safetensors  what the model computes with besides, if anything, see hpcfl.buffers
 best.safetensors  the model of the best evaluated round, if the job keeps it, see hpcfl.best
 checkpoints/    see hpcfl.checkpoint
