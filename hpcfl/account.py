@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpcfl import checksum
 from hpcfl.memory import allocated_memory, resident_memory
 from hpcfl.types import Record
 
@@ -23,8 +24,8 @@ _NS = 1_000_000_000
 
 
 def measured(key: str) -> bool:
-    """Whether a number of the log was measured, so that another run finds another one."""
-    return key.endswith("_s") or key in (*_MEMORY, "imbalance")
+    """Whether a number of the log was measured, or sums up such: another run finds another one."""
+    return key.endswith("_s") or key in (*_MEMORY, "imbalance", checksum.KEY)
 
 
 class Account:

@@ -14,6 +14,7 @@ from hpcfl.branch import branch
 from hpcfl.checkpoint import (
     Checkpoint,
     check_files,
+    check_run_files,
     find,
     folder_of,
     give_up,
@@ -25,6 +26,7 @@ from hpcfl.checkpoint import (
 from hpcfl.comm.base import Comm
 from hpcfl.comm.together import together
 from hpcfl.errors import JobError, StoreError
+from hpcfl.files import READABLE, read_bytes
 from hpcfl.life import Life
 from hpcfl.request import Request
 from hpcfl.rundir import RunDir
@@ -81,7 +83,7 @@ def anew(life: Life) -> Beginning:
     with together(life.comm):
         if life.comm.rank == 0:
             folder.claim(parts.loaded.tree)
-            folder.write_initial(parts.x0)
+            life.run_files = folder.write_initial(parts.x0)
             buffers.write(folder.buffers, parts.buffers)
             # Of a start that died before its first checkpoint.
             cut(folder.log, NOTHING)
@@ -127,7 +129,7 @@ def again(life: Life, request: Request) -> Beginning:
     with together(comm):
         if comm.rank == 0:
             folder.lock()
-            if folder.job.read_bytes() not in (request.found, request.wanted):
+            if read_bytes(folder.job, READABLE) not in (request.found, request.wanted):
                 raise JobError(f"{folder.job}: was changed while it was read; resume again")
             folder.entries()  # whose damage would be found too late when this start is added
             kept = request.chosen(folder, life.inputs)
@@ -147,7 +149,8 @@ def again(life: Life, request: Request) -> Beginning:
         verify(table, parts.stored, own, rows=rows, speak=comm.rank == 0)
     folders = [folder_of(folder.checkpoints, round) for round in kept]
     with together(comm):
-        life.parts = _put_back(parts, folder)
+        life.run_files = newest.run_files
+        life.parts = _put_back(parts, folder, newest)
         if comm.rank == 0 and rounds(folder.checkpoints) == kept:
             life.prune_stores(folders)  # makes room, if this life is to copy states
     life.open_store()
@@ -167,17 +170,18 @@ def _copy(life: Life, request: Request) -> None:
         if comm.rank == 0:
             names = " ".join(map(str, request.chosen(source, life.inputs)))
     kept = [int(name) for name in comm.share(names).split()]
+    with request.offering(kept), together(comm):
+        at = find(source.checkpoints, kept[-1])
+        check_files(at)
     with together(comm):
-        _put_back(life.parts, source)  # may be what cannot be read
+        _put_back(life.parts, source, at)  # may be what cannot be read
     with request.offering(kept):
-        with together(comm):
-            at = find(source.checkpoints, kept[-1])
-            check_files(at)
         branch(source, at, life.folder.root, life.parts.stored, comm, request.wanted)
 
 
-def _put_back(parts: Parts, folder: RunDir) -> Parts:
+def _put_back(parts: Parts, folder: RunDir, at: Checkpoint) -> Parts:
     """The parts with the initial model of the run, and its buffers."""
+    check_run_files(at, folder.root)
     buffers.read(folder.buffers, parts.buffers)
     return replace(parts, x0=folder.read_initial(parts.x0).to(parts.device))
 

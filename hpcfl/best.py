@@ -2,7 +2,7 @@
 
 A checkpoint holds the best model as of its round, so a resume puts back what was true then: a
 better one of a later round, which the resumed run has not played yet, does not count before it is
-found again.  The file tells its round and its score itself.
+found again.  The file tells its round and its score itself, and holds a checksum of all of it.
 """
 
 import math
@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 
+from hpcfl.checked_tensors import pack, unpack
 from hpcfl.errors import StoreError
 from hpcfl.store.durable import STANDS, storing, write_file
 from hpcfl.types import Vector
@@ -38,7 +36,7 @@ class BestModel(NamedTuple):
     def pack(self) -> bytes:
         """As safetensors: x [P], round, and the score under its name."""
         score = torch.tensor(self.score, dtype=torch.float64)
-        return save_tensors({"x": self.x, "round": torch.tensor(self.round), self.name: score})
+        return pack({"x": self.x, "round": torch.tensor(self.round), self.name: score})
 
     @classmethod
     def unpack(cls, content: bytes, path: Path) -> "BestModel":
@@ -48,10 +46,10 @@ class BestModel(NamedTuple):
             StoreError: it is damaged; ``path`` says where it is from.
         """
         try:
-            tensors = load_tensors(content)
+            tensors = unpack(content)
             (name,) = set(tensors) & set(SCORES)
             return cls(tensors["x"], int(tensors["round"]), name, float(tensors[name]))
-        except (SafetensorError, LookupError, ValueError, RuntimeError, OverflowError) as e:
+        except (LookupError, ValueError, RuntimeError, OverflowError) as e:
             raise StoreError(f"{path}: is not a best model: {e!r}; resume to restore it") from e
 
 

@@ -12,6 +12,7 @@ from hpcfl.checkpoint import MANIFEST, Checkpoint, check_files
 from hpcfl.comm.base import Comm
 from hpcfl.comm.together import together
 from hpcfl.errors import HpcflError, JobError, StoreError
+from hpcfl.files import present
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import require
 from hpcfl.store.base import StateSchema
@@ -26,7 +27,7 @@ def require_absent(copy: Path) -> None:
     Raises:
         JobError: there is.
     """
-    if copy.exists():
+    if present(copy):
         raise JobError(f"{copy}: exists already; choose another place for the copy with --out")
 
 
@@ -78,7 +79,7 @@ def _while_kept(source: RunDir, at: Checkpoint) -> Iterator[None]:
     try:
         yield
     except (OSError, StoreError) as e:
-        if not (at.folder / MANIFEST).exists():
+        if not present(at.folder / MANIFEST):
             raise JobError(
                 f"{source.root}: the run went on and gave up the checkpoint of round {at.round} "
                 "while it was copied; try again, or raise its checkpoint.keep"
@@ -113,7 +114,7 @@ def _copy_files(source: RunDir, at: Checkpoint, part: RunDir, job: bytes) -> Non
     """All but the segments."""
     _put(part.job, job)
     _put(part.initial, source.initial.read_bytes())
-    if source.buffers.exists():
+    if present(source.buffers):
         _put(part.buffers, source.buffers.read_bytes())
     _put(part.log, require(source.log, at.log))
     part.write_history(e for e in source.entries() if e.get("round", 0) <= at.round)

@@ -8,15 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from hpcfl.checkpoint import fingerprint
+from hpcfl.checked_tensors import pack, unpack
 from hpcfl.errors import StoreError
 from hpcfl.store.durable import write_file
-
-_CHECK = "crc32"
 
 
 def write(path: Path, buffers: Mapping[str, Tensor]) -> None:
@@ -26,10 +22,7 @@ def write(path: Path, buffers: Mapping[str, Tensor]) -> None:
         StoreError: the disk is full or fails.
     """
     if buffers:
-        # Apart from each other and row-major, or safetensors refuses them.
-        layout = torch.contiguous_format
-        own = {name: tensor.cpu().clone(memory_format=layout) for name, tensor in buffers.items()}
-        write_file(path, save(own, {_CHECK: _checksum(own)}))
+        write_file(path, pack(buffers))
 
 
 def read(path: Path, into: Mapping[str, Tensor]) -> None:
@@ -41,13 +34,11 @@ def read(path: Path, into: Mapping[str, Tensor]) -> None:
     if not into:
         return
     try:
-        with safe_open(path, "pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            mark = (file.metadata() or {}).get(_CHECK)
-    except (OSError, SafetensorError, ValueError, LookupError, RuntimeError) as e:
-        raise StoreError(f"{path}: cannot be read: {e}; {_LOST}") from e
-    if mark != _checksum(found):
-        raise StoreError(f"{path}: checksum {_checksum(found)}, expected {mark}; {_LOST}")
+        found = unpack(path.read_bytes())
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror or e}; {_LOST}") from e
+    except ValueError as e:
+        raise StoreError(f"{path}: {e}; {_LOST}") from e
     if _shapes(found) != _shapes(into):
         raise StoreError(f"{path}: is of another model; put back the run's data and code")
     for name, tensor in into.items():
@@ -58,10 +49,6 @@ _LOST = (
     "it holds what the model computes with besides its parameters: put it back, or run the job "
     "again into another directory"
 )
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    return str(fingerprint(*(tensors[name] for name in sorted(tensors))))
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:

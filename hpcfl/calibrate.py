@@ -17,7 +17,7 @@ from hpcfl.assemble import Parts
 from hpcfl.comm.base import Comm
 from hpcfl.comm.together import together
 from hpcfl.errors import ClientError, JobError
-from hpcfl.job import ExecutorName, Loaded, load
+from hpcfl.job import ExecutorName, Loaded, load_run
 from hpcfl.local.executor import MOST, Executor
 from hpcfl.rundir import RunDir
 
@@ -57,7 +57,7 @@ def chosen(parts: Parts, comm: Comm, begun: RunDir | None) -> tuple[Parts, str]:
     """
     if begun is not None:
         with together(comm):
-            job = load(begun.job).job
+            job = load_run(begun).job
         return with_executor(parts, job.executor, job.block_size), f"executor: {job.executor}"
     said = ""
     with together(comm):

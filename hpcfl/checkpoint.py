@@ -6,14 +6,17 @@
         best.safetensors     the best model so far, where the job keeps one
         rows-RANK.npz        where the states of the clients of RANK lie, one file a rank
         shared/rows-RANK.npz the same of the part of the states that clients share, if there is one
-        manifest.json        round, ranks, job, checksums; the rename into place is the commit
+        manifest.json        round, ranks, job, checksums, its own too; the rename into place is
+                             the commit
 
 A folder without a manifest was never committed and is pruned.  All files but the manifest are
 written while rounds go on.
 """
 
+import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -23,16 +26,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
+from hpcfl import checksum
 from hpcfl.errors import JobError, StoreError
-from hpcfl.files import parse_json
+from hpcfl.files import folders_with, parse_json, present
 from hpcfl.runlog import Extent
 from hpcfl.store.durable import storing, sync_folder
 
-FORMAT = 5  # 1 had no shared states; 2 marked jobs by all keys; 3 drew other numbers; 4: no inputs
+# 1 had no shared part of the states; 2 marked jobs by all keys; 3 drew other numbers; 4 had no
+# digests of inputs, and no checksum of the manifest, job.yaml, initial.npy and the logs' lines.
+FORMAT = 5
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
 KEPT = "kept.safetensors"
 BEST = "best.safetensors"
+INITIAL = "initial.npy"
 
 
 class Checkpoint(NamedTuple):
@@ -49,8 +56,10 @@ class Checkpoint(NamedTuple):
     """What stood in log.jsonl."""
     files: dict[str, int]
     """The crc32 of every file of the folder."""
-    inputs: dict[str, str]
+    inputs: Mapping[str, str]
     """The digest of every input of the job, by its name, see hpcfl.data.fingerprints."""
+    run_files: Mapping[str, int]
+    """The crc32 of the files of the run directory that no round changes."""
 
     @property
     def best(self) -> bytes | None:
@@ -68,7 +77,33 @@ def committed(root: Path) -> list[Checkpoint]:
     Raises:
         StoreError: a manifest is not one.
     """
-    return [read(folder) for folder in _folders(root) if (folder / MANIFEST).exists()]
+    return [read(folder) for folder in committed_folders(root)]
+
+
+def newest(root: Path) -> Checkpoint | None:
+    """The newest committed checkpoint under ``root``, which a live run may replace meanwhile.
+
+    Raises:
+        StoreError: its manifest is not one.
+    """
+    while True:
+        folders = committed_folders(root)
+        if not folders:
+            return None
+        try:
+            return read(folders[-1])
+        except StoreError:
+            if present(folders[-1] / MANIFEST):
+                raise
+
+
+def committed_folders(root: Path) -> list[Path]:
+    """The folders of the committed checkpoints under ``root``, oldest first.
+
+    Raises:
+        StoreError: ``root`` cannot be listed.
+    """
+    return [f for f in folders_with(root, MANIFEST) if _ROUND.fullmatch(f.name)]
 
 
 def rounds(root: Path, newest: int | None = None) -> list[int]:
@@ -78,7 +113,7 @@ def rounds(root: Path, newest: int | None = None) -> list[int]:
         StoreError: there is none.
         JobError: ``newest`` is none of them.
     """
-    kept = [int(folder.name) for folder in _folders(root) if (folder / MANIFEST).exists()]
+    kept = [int(folder.name) for folder in committed_folders(root)]
     if not kept:
         raise StoreError(f"{root}: holds no checkpoint; run the job again into {root.parent}")
     if newest is None:
@@ -119,13 +154,16 @@ def prune(root: Path) -> None:
     """
     with storing(root):
         for folder in _folders(root):
-            if not (folder / MANIFEST).exists():
+            if not present(folder / MANIFEST):
                 shutil.rmtree(folder)
 
 
 def _folders(root: Path) -> list[Path]:
     """Those named like checkpoints, in the order of their rounds."""
-    return sorted(path for path in root.glob("[0-9]" * 8) if path.is_dir())
+    return sorted(path for path in root.iterdir() if _ROUND.fullmatch(path.name) and path.is_dir())
+
+
+_ROUND = re.compile(r"[0-9]{8}")
 
 
 def folder_of(root: Path, round: int) -> Path:
@@ -144,6 +182,19 @@ def check_files(checkpoint: Checkpoint) -> None:
         found = crc32(_content(path))
         if found != expected:
             raise StoreError(f"{path}: checksum {found}, expected {expected}; {_OTHER}")
+
+
+def check_run_files(checkpoint: Checkpoint, root: Path) -> None:
+    """Compare the checksums of the files in the run directory ``root`` that no round changes.
+
+    Raises:
+        StoreError: one is missing or damaged.
+    """
+    for name, expected in checkpoint.run_files.items():
+        path, advice = root / name, "put it back, or run the job again into another directory"
+        found = crc32(_content(path, advice))
+        if found != expected:
+            raise StoreError(f"{path}: checksum {found}, expected {expected}; {advice}")
 
 
 def read_server(checkpoint: Checkpoint, template: Any, device: torch.device) -> Any:
@@ -166,11 +217,14 @@ def read_kept(checkpoint: Checkpoint, device: torch.device) -> dict[str, Tensor]
     return _load(checkpoint.folder / KEPT, device) if KEPT in checkpoint.files else {}
 
 
-def _content(path: Path) -> bytes:
+_OTHER = "resume from an older checkpoint"
+
+
+def _content(path: Path, advice: str = _OTHER) -> bytes:
     try:
         return path.read_bytes()
     except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}; {_OTHER}") from e
+        raise StoreError(f"{path}: cannot be read: {e.strerror}; {advice}") from e
 
 
 def _load(path: Path, device: torch.device) -> dict[str, Tensor]:
@@ -196,9 +250,6 @@ def flat(server: Any) -> dict[str, Tensor]:
 def copied(tensor: Tensor) -> Tensor:
     """On the CPU, sharing memory with no other: safetensors refuses that."""
     return tensor.detach().cpu().clone()
-
-
-_OTHER = "resume from an older checkpoint"
 
 
 def _nested(tensors: dict[str, Tensor], template: Any, path: Path) -> Any:
@@ -228,35 +279,82 @@ def read(folder: Path) -> Checkpoint:
         StoreError: its manifest is missing or not one.
     """
     path = folder / MANIFEST
+    require_format(folder)
     try:
-        manifest = parse_json(path.read_bytes())
-        found = int(manifest["format"])
-        if found != FORMAT:  # whose other keys may be others
-            raise StoreError(
-                f"{path}: found format {found}, expected {FORMAT}: another version of hpcfl wrote "
-                "it; resume with that version, or run the job again into another directory"
-            )
+        manifest = parse_json(checksum.remove_from_json(path.read_bytes()))
         return Checkpoint(
             folder,
-            int(manifest["round"]),
+            _round(folder, manifest["round"]),
             int(manifest["ranks"]),
             str(manifest["job"]),
             Extent(int(manifest["log_bytes"]), int(manifest["log_crc"])),
-            _sums(manifest["files"]),
+            _sums(manifest["files"], SERVER),
             _digests(manifest["inputs"]),
+            _sums(manifest["run_files"], INITIAL),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
         raise StoreError(f"{path}: is not a manifest: {e!r}; {_OTHER}") from e
 
 
-def _sums(files: dict[str, int]) -> dict[str, int]:
-    """The checksums of a manifest, if they are of files in the checkpoint's folder."""
-    for name, checksum in dict(files).items():
+def write_manifest(checkpoint: Checkpoint) -> bytes:
+    """The content of the manifest of a checkpoint."""
+    manifest = {
+        "format": FORMAT,
+        "round": checkpoint.round,
+        "ranks": checkpoint.ranks,
+        "job": checkpoint.job,
+        "log_bytes": checkpoint.log.length,
+        "log_crc": checkpoint.log.crc,
+        "files": dict(checkpoint.files),
+        "inputs": dict(checkpoint.inputs),
+        "run_files": dict(checkpoint.run_files),
+    }
+    return checksum.add_to_json(json.dumps(manifest, indent=1))
+
+
+def require_format(folder: Path) -> None:
+    """Refuse the checkpoint in ``folder`` where another version of hpcfl wrote its manifest.
+
+    Raises:
+        StoreError: it did, or the manifest cannot be read or is damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        content = path.read_bytes()
+        # Up to format 4 a manifest had no checksum; what keys a later one has, nobody knows.
+        checked = checksum.is_checked_json(content)
+        text = checksum.remove_from_json(content) if checked else content
+        found = int(parse_json(text)["format"])
+        if found == FORMAT:  # which has one
+            checksum.remove_from_json(content)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
+        raise StoreError(f"{path}: is not a manifest: {e!r}; {_OTHER}") from e
+    if found != FORMAT:
+        raise StoreError(
+            f"{path}: found format {found}, expected {FORMAT}: another version of hpcfl wrote "
+            "it; resume with that version, or run the job again into another directory"
+        )
+
+
+def _round(folder: Path, found: Any) -> int:
+    """The round of a manifest, if its folder is named by it.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if folder.name != f"{int(found):08d}":
+        raise ValueError(f"its round is {found}, expected that of its folder")
+    return int(found)
+
+
+def _sums(files: dict[str, int], required: str) -> dict[str, int]:
+    """The checksums of a manifest, if they are of files in one folder, with the required one."""
+    for name, crc in dict(files).items():
         inside = not Path(name).is_absolute() and ".." not in Path(name).parts
-        if not (inside and type(checksum) is int):
-            raise ValueError(f"{name!r}: {checksum!r} is no file with its checksum")
-    if SERVER not in files:
-        raise ValueError(f"it has no checksum of {SERVER}")
+        if not (inside and type(crc) is int):
+            raise ValueError(f"{name!r}: {crc!r} is no file with its checksum")
+    if required not in files:
+        raise ValueError(f"it has no checksum of {required}")
     return files
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import traceback
@@ -46,12 +47,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Elsewhere as e:
         return e.exit_code
     except HpcflError as e:
-        if e.speaker or _speaks():
-            print(f"{type(e).__name__}: {e}", file=sys.stderr)
-            if isinstance(e, ClientError) and e.__cause__:
-                traceback.print_exception(e.__cause__)
-        return e.exit_code
+        return _tell_error(e)
+    except OSError as e:
+        if e.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+        where = "an argument" if e.filename is None else os.fsdecode(e.filename)
+        return _tell_error(JobError(f"{where}: {e.strerror}; choose another name"))
     return 0
+
+
+def _tell_error(error: HpcflError) -> int:
+    """Print an error, if this rank is the one to do so; its exit code."""
+    if error.speaker or _speaks():
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        if isinstance(error, ClientError) and error.__cause__:
+            traceback.print_exception(error.__cause__)
+    return error.exit_code
 
 
 def _speaks() -> bool:

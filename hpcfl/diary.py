@@ -1,11 +1,13 @@
-"""What a sweep wrote down of its runs: sweep.log."""
+"""What a sweep wrote down of its runs: sweep.log, a line an event, each with a checksum."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcfl.errors import JobError
+from hpcfl import checksum
+from hpcfl.errors import StoreError, one_line
+from hpcfl.files import READABLE
 from hpcfl.rundir import SWEEP_LOG
 
 _EVENT = re.compile(r"[\d-]{10} [\d:]{8} (\w+) +([^ :]+): (.*)")
@@ -25,20 +27,64 @@ def read_diary(root: Path) -> Diary | None:
     """The diary of the sweep in a directory; None where no sweep wrote one.
 
     Raises:
-        JobError: it cannot be read.
+        StoreError: it cannot be read, or a line is damaged.
     """
     path = root / SWEEP_LOG
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:
-        raise JobError(f"{path}: cannot be read: {e.strerror}") from e
+        raise StoreError(f"{path}: cannot be read: {e.strerror}; {READABLE}") from e
     points, failed = 0, dict[str, str]()
-    for event, name, text in (found.groups() for found in map(_EVENT.fullmatch, lines) if found):
+    for line in _lines(path, content):
+        found = _EVENT.fullmatch(line)
+        if not found:
+            continue
+        event, name, text = found.groups()
         failed.pop(name, None)
         if event == "failed":
             failed[name] = text
         elif event == "plan" and (plan := _PLAN.match(text)):
             points = max(points, int(plan[1]) + int(plan[2]))
     return Diary(points, failed)
+
+
+def log_line(text: str) -> bytes:
+    """A line of sweep.log that tells an event."""
+    return checksum.add_to_line(one_line(text).encode()) + b"\n"
+
+
+def completion(path: Path, content: bytes) -> bytes:
+    """What is to be appended to a sweep.log whose last line a killed sweep left half; else nothing.
+
+    Nothing is taken away: another part of the sweep may be appending.
+
+    Raises:
+        StoreError: the end is damaged.
+    """
+    *lines, tail = content.split(b"\n")
+    if not tail:
+        return b""
+    _require_prefix(f"{path}:{len(lines) + 1}", tail)
+    return checksum.add_to_line(tail + b" (cut off)")[len(tail) :] + b"\n"
+
+
+def _lines(path: Path, content: bytes) -> Iterator[str]:
+    """The whole lines; a last one without its end is not written yet."""
+    *lines, tail = content.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            text = checksum.remove_from_line(line)
+        except ValueError as e:
+            raise StoreError(
+                f"{path}:{number}: {e} where an event of the sweep was expected; remove the line"
+            ) from e
+        yield text.decode(errors="replace")
+    _require_prefix(f"{path}:{len(lines) + 1}", tail)
+
+
+def _require_prefix(where: str, tail: bytes) -> None:
+    """Refuse what cannot be the beginning of a line."""
+    if not checksum.is_line_prefix(tail):
+        raise StoreError(f"{where}: its end is damaged, expected a line break; remove the line")

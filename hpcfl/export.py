@@ -12,10 +12,18 @@ from safetensors.torch import save as save_tensors
 from hpcfl.assemble import stored
 from hpcfl.best import BestModel
 from hpcfl.buffers import read as read_buffers
-from hpcfl.checkpoint import MANIFEST, Checkpoint, find, read_server, rounds
+from hpcfl.checkpoint import (
+    Checkpoint,
+    check_run_files,
+    committed_folders,
+    find,
+    read_server,
+    rounds,
+)
 from hpcfl.errors import JobError, StoreError
+from hpcfl.files import present, read_bytes, readable, require_file_name
 from hpcfl.initial import initial
-from hpcfl.job import Job, Loaded, load
+from hpcfl.job import Job, Loaded, load_run
 from hpcfl.rundir import RunDir
 from hpcfl.schema import dry_round
 from hpcfl.store.base import StateSchema
@@ -66,12 +74,12 @@ def export(
             "and --clients"
         )
     for path in files:
-        if not path.parent.is_dir():
-            raise JobError(f"{path}: cannot be written: there is no directory {path.parent}")
+        require_file_name(path)
     folder = RunDir(root)
-    folder.require()
-    loaded = load(folder.job)
-    arrays = _best(folder) if best else _read(folder, round, loaded.job, clients=clients)
+    with readable(root):
+        folder.require()
+        loaded = load_run(folder)
+        arrays = _best(folder) if best else _read(folder, round, loaded.job, clients=clients)
     if npz is not None:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
@@ -83,12 +91,13 @@ def export(
 
 def _best(folder: RunDir) -> dict[str, NDArray[Any]]:
     """What the .npz holds of the best model."""
-    if not folder.best.exists():
+    if not present(folder.best):
         raise JobError(
             f"{folder.root}: keeps no best model; its job needs evaluate.best: true, and an "
             "evaluation"
         )
-    found = BestModel.unpack(folder.best.read_bytes(), folder.best)
+    content = read_bytes(folder.best, "resume to restore it")
+    found = BestModel.unpack(content, folder.best)
     return {
         "x": _array(found.x),
         "round": np.array(found.round),
@@ -110,13 +119,14 @@ def _read(folder: RunDir, round: int | None, job: Job, *, clients: bool) -> dict
 
 
 def _manifests(folder: RunDir) -> set[Path]:
-    return set(folder.checkpoints.glob(f"*/{MANIFEST}"))
+    return set(committed_folders(folder.checkpoints))
 
 
 def _arrays(
     checkpoint: Checkpoint, folder: RunDir, job: Job, *, clients: bool
 ) -> dict[str, NDArray[Any]]:
     """The initial model tells the sizes, so that no data is needed."""
+    check_run_files(checkpoint, folder.root)
     x0 = folder.read_initial()
     schema = dry_round(job.algorithm, x0.numel(), x0.dtype)
     server = read_server(checkpoint, schema.server, torch.device("cpu"))

@@ -6,6 +6,7 @@ other limit.
 """
 
 import json
+import os
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, JobError, StoreError
 from hpcfl.memory import free_memory
 
 # What numpy and zipfile raise when they parse a damaged file, found by flipping every byte of one.
@@ -108,6 +109,92 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+
+
+def read_bytes(path: Path, advice: str) -> bytes:
+    """A whole file of a run.
+
+    Raises:
+        StoreError: it cannot be read; ``advice``, what a person can do, ends the message.
+        FileNotFoundError: there is none.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror or e}; {advice}") from e
+
+
+def present(path: Path) -> bool:
+    """Whether anything has this name: also a link that leads nowhere, or what cannot be read.
+
+    ``Path.exists`` says no of these, so that damage would look like a file that never was.
+
+    Raises:
+        StoreError: the folder cannot be searched.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror or e}; {READABLE}") from e
+    return True
+
+
+def folders_with(root: Path, name: str) -> list[Path]:
+    """The folders in ``root`` that have something called ``name``, sorted; none without a root.
+
+    Raises:
+        StoreError: ``root`` cannot be listed.
+    """
+    try:
+        found = sorted(root.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise StoreError(f"{root}: cannot be listed: {e.strerror or e}; {READABLE}") from e
+    return [folder for folder in found if _has(folder, name)]
+
+
+def _has(folder: Path, name: str) -> bool:
+    try:
+        return present(folder / name)
+    except StoreError:  # which is said by whoever reads it
+        return True
+
+
+@contextmanager
+def readable(root: Path) -> Iterator[None]:
+    """Turn a failure to read a file below ``root`` into one line.
+
+    Raises:
+        StoreError: the block raised OSError.
+    """
+    try:
+        yield
+    except OSError as e:
+        where = root if e.filename is None else os.fsdecode(e.filename)
+        raise StoreError(f"{where}: cannot be read: {e.strerror or e}; {READABLE}") from e
+
+
+READABLE = "repair its permissions or the disk"
+
+
+def require_file_name(path: Path) -> None:
+    """Refuse a place for a file where none can be.
+
+    Raises:
+        JobError: its folder is missing, or it is a folder itself.
+    """
+    try:
+        if not path.parent.is_dir():
+            raise JobError(f"{path}: cannot be written: there is no directory {path.parent}")
+        if path.is_dir():
+            raise JobError(f"{path}: is a directory; name a file in it")
+    except OSError as e:
+        raise JobError(f"{path}: cannot be written: {e.strerror or e}; name another file") from e
 
 
 @contextmanager

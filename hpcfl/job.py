@@ -22,6 +22,7 @@ from hpcfl.jobfile import JobFile, Key, Tree, override, plain, read, run_name, t
 from hpcfl.kinds import KINDS, SECTION, shown, suggestion
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
+from hpcfl.rundir import RunDir
 from hpcfl.sampling import CohortConfig
 from hpcfl.tasks.presets import TASKS
 from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
@@ -140,6 +141,17 @@ def load(job: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> 
     file = JobFile("job", tuples(job)) if isinstance(job, Mapping) else read(job)
     override(file, overrides)
     return check(file, run_name(file.name, overrides))
+
+
+def load_run(folder: RunDir) -> Loaded:
+    """Read and check the job of a run directory.
+
+    Raises:
+        StoreError: its job.yaml is not as hpcfl wrote it.
+        JobError: where, what was found, what was expected.
+    """
+    file = folder.read_job()
+    return check(file, run_name(file.name, ()))
 
 
 def check(file: JobFile, name: str) -> Loaded:

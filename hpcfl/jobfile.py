@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import yaml
 
-from hpcfl.errors import JobError
+from hpcfl.errors import JobError, StoreError
 
 Key = tuple[str | int, ...]
 Tree = dict[str, Any]
@@ -62,12 +63,57 @@ def read(path: str | Path) -> JobFile:
     Raises:
         JobError: the file cannot be read, or is no YAML mapping.
     """
-    if Path(path, "job.yaml").is_file():
-        raise JobError(f"{path}: is the directory of a run; use `hpcfl resume {path}`")
     try:
+        if Path(path, "job.yaml").is_file():
+            raise JobError(f"{path}: is the directory of a run; use `hpcfl resume {path}`")
         raw = Path(path).read_bytes()
     except OSError as e:
         raise JobError(f"{path}: cannot be read: {e.strerror or e}") from e
+    return _parse(path, raw)
+
+
+def read_resolved(path: Path) -> JobFile:
+    """Read the job.yaml of a run directory, whose last line holds the checksum of the others.
+
+    Raises:
+        StoreError: it cannot be read, or is not as hpcfl wrote it.
+        JobError: it is no YAML mapping.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as e:
+        raise StoreError(
+            f"{path}: cannot be read: {e.strerror or e}; put it back, it is the job of the run"
+        ) from e
+    content, _, last = raw.rpartition(_CHECKSUM)
+    found = f"{crc32(content):08x}\n".encode()
+    if not content:
+        raise StoreError(f"{path}: its last line is not the checksum of a job.yaml; {_PUT_BACK}")
+    if found != last:
+        said = last.decode(errors="replace").rstrip("\n")
+        raise StoreError(f"{path}: checksum {found[:-1].decode()}, expected {said}; {_PUT_BACK}")
+    return _parse(path, raw)
+
+
+def write_resolved(tree: Mapping[str, Any]) -> bytes:
+    """The job.yaml of a run directory."""
+    return add_checksum(yaml.safe_dump(tree, sort_keys=False).encode())
+
+
+def add_checksum(content: bytes) -> bytes:
+    """The content of a job.yaml, which ends with a line break, with its checksum as a comment."""
+    return content + _CHECKSUM + f"{crc32(content):08x}\n".encode()
+
+
+_CHECKSUM = (
+    b"# Change a setting by `hpcfl resume DIR key=value`, not here. crc32 of the lines above: "
+)
+_PUT_BACK = (
+    "it was edited or damaged: put it back; a setting is changed by `hpcfl resume DIR key=value`"
+)
+
+
+def _parse(path: str | Path, raw: bytes) -> JobFile:
     if len(raw) > LARGEST_FILE:
         raise JobError(f"{path}: {len(raw)} bytes are too many for a job; expected under 1 MiB")
     try:

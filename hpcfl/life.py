@@ -43,6 +43,8 @@ class Life:
             self.owner: NDArray[np.int64] = owners([len(own) for own in parts.rows], comm.size)
         self._store: ClientStore | None = None
         self.best = Best(folder.best)
+        self.run_files: Mapping[str, int] = {}
+        """The crc32 of the files of the folder that no round changes; on rank 0."""
         self._saving: Saving | None = None
         self._behind = ThreadPoolExecutor(1, "checkpoint")
 
@@ -137,6 +139,7 @@ class Life:
             job=self.folder.mark,
             inputs=self.inputs,
             log=log,
+            run_files=self.run_files,
             sync=sync,
             best=self.best.content,
         )

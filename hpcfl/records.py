@@ -8,10 +8,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from hpcfl.checkpoint import MANIFEST, newest
 from hpcfl.compare import Settings, flat
 from hpcfl.errors import JobError, StoreError
-from hpcfl.jobfile import plain, read
-from hpcfl.runlog import LogReader
+from hpcfl.files import present
+from hpcfl.jobfile import plain
+from hpcfl.rundir import RunDir
+from hpcfl.runlog import LogReader, require
 
 SCORES = (
     "test_loss",
@@ -125,7 +128,29 @@ def read_run(path: Path) -> RunRecord:
         JobError: the directory holds no run.
         StoreError: a file of the run is damaged.
     """
-    return replace(read_job(path), log=LogReader(path / "log.jsonl").read())
+    folder = RunDir(path)
+    job, log = read_job(path), LogReader(folder.log).read()
+    require_log(folder)
+    return replace(job, log=log)
+
+
+def require_log(folder: RunDir) -> None:
+    """Refuse a log that lacks rounds of the newest checkpoint; the run may be alive.
+
+    Raises:
+        StoreError: it does, or the checkpoint's manifest is damaged.
+    """
+    while True:
+        found = newest(folder.checkpoints)
+        if found is None:
+            return
+        try:
+            require(folder.log, found.log)
+        except StoreError:
+            if present(found.folder / MANIFEST) and newest(folder.checkpoints) == found:
+                raise
+        else:
+            return  # else a resume gave up the checkpoint meanwhile, and cut the log
 
 
 def read_job(path: Path) -> RunRecord:
@@ -135,20 +160,22 @@ def read_job(path: Path) -> RunRecord:
         JobError: the directory holds no run.
         StoreError: the job is damaged.
     """
-    job_file = path / "job.yaml"
-    if not job_file.is_file():
+    folder = RunDir(path)
+    if not present(folder.job):
         raise JobError(
             f"{path}: no job.yaml here, so this is no run directory; "
             "name the --out directory of a hpcfl run, or of a sweep"
         )
     try:
-        job = plain(read(job_file).tree)
+        job = plain(folder.read_job().tree)
         algorithm, rounds, window = (
             str(job["algorithm"]["name"]), int(job["rounds"]), int(job["evaluate"]["last"])
         )  # fmt: skip
+    except StoreError:
+        raise
     except (JobError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise StoreError(
-            f"{job_file}: not the resolved job of a run (needs algorithm.name, rounds and "
+            f"{folder.job}: not the resolved job of a run (needs algorithm.name, rounds and "
             f"evaluate.last): {error}"
         ) from error
     return RunRecord(path, algorithm, rounds, window, (), flat(job))

@@ -5,15 +5,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-import yaml
-
 from hpcfl import jobfile
 from hpcfl.changes import differences, is_free, require_free
 from hpcfl.checkpoint import find, rounds
 from hpcfl.compare import changed, flat
 from hpcfl.data.fingerprints import Digests, require_same
 from hpcfl.errors import JobError, StoreError
-from hpcfl.job import Loaded, load, require_coherent, typed
+from hpcfl.files import READABLE, read_bytes
+from hpcfl.job import Loaded, load_run, require_coherent, typed
 from hpcfl.rundir import RunDir
 
 
@@ -41,8 +40,8 @@ class Request:
             JobError: it is no run, or the overrides are wrong or would change past rounds.
         """
         source.require()
-        before = flat(load(source.job).tree)
-        file = jobfile.read(source.job)
+        before = flat(load_run(source).tree)
+        file = source.read_job()
         jobfile.override(file, overrides)
         loaded = typed(file, jobfile.run_name(file.name, overrides))
         after = flat(loaded.tree)
@@ -57,7 +56,7 @@ class Request:
         Raises:
             JobError: the run in ``source`` is of another job.
         """
-        before, after = flat(load(source.job).tree), flat(loaded.tree)
+        before, after = flat(load_run(source).tree), flat(loaded.tree)
         for key, found, asked in changed(before, after):
             if not (is_free(key, before) and is_free(key, after)):
                 raise JobError(
@@ -111,8 +110,7 @@ class Request:
 
 def _texts(source: RunDir, changes: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """job.yaml as it is found, and with ``changes``."""
-    found, file = source.job.read_bytes(), jobfile.read(source.job)
+    found, file = read_bytes(source.job, READABLE), source.read_job()
     for key, value in changes.items():
         file.put(tuple(key.split(".")), value, "command line")
-    wanted = yaml.safe_dump(jobfile.plain(file.tree), sort_keys=False).encode()
-    return found, wanted if changes else found
+    return found, jobfile.write_resolved(jobfile.plain(file.tree)) if changes else found

@@ -1,11 +1,11 @@
 """The run directory: where everything a run leaves behind lies, and whose it is.
 
-job.yaml        the resolved job
+job.yaml        the resolved job; its last line is the checksum of the others
 history.jsonl   one object a start: when, from which round, ranks, versions, git commit, what of the
                 job may change and what did; and one where the run branched off another
-log.jsonl       one object a round
+log.jsonl       one object a round; in both files every line ends with its checksum
 events/         the same for TensorBoard, where that is installed, see hpcfl.events
-initial.npy     the initial model, flat
+initial.npy     the initial model, flat; every manifest of a checkpoint has its checksum
 buffers.safetensors  what the model computes with besides, if anything, see hpcfl.buffers
 best.safetensors  the model of the best evaluated round, if the job keeps it, see hpcfl.best
 checkpoints/    see hpcfl.checkpoint
@@ -25,17 +25,18 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
+from zlib import crc32
 
 import numpy as np
 import torch
-import yaml
 
+from hpcfl import checksum
 from hpcfl.changes import mark
-from hpcfl.checkpoint import BEST
+from hpcfl.checkpoint import BEST, INITIAL, committed_folders, require_format
 from hpcfl.compare import flat
 from hpcfl.errors import DataError, JobError, StoreError
-from hpcfl.files import parse_json, read_array
-from hpcfl.jobfile import LARGEST_FILE, read
+from hpcfl.files import parse_json, present, read_array, read_bytes
+from hpcfl.jobfile import LARGEST_FILE, JobFile, read_resolved, write_resolved
 from hpcfl.store.durable import write_file
 from hpcfl.types import Vector
 
@@ -53,7 +54,7 @@ class RunDir:
         self.history = root / "history.jsonl"
         self.log = root / "log.jsonl"
         self.events = root / "events"
-        self.initial = root / "initial.npy"
+        self.initial = root / INITIAL
         self.buffers = root / "buffers.safetensors"
         self.best = root / BEST
         self.checkpoints = root / "checkpoints"
@@ -76,13 +77,13 @@ class RunDir:
         Raises:
             JobError: it cannot be written, or holds a run or a sweep already.
         """
-        content = yaml.safe_dump(tree, sort_keys=False).encode()
+        content = write_resolved(tree)
         if len(content) > LARGEST_FILE:  # no resume would read it
             raise JobError(
                 f"{self.job}: {len(content)} bytes are too many for a job; put the rounds of "
                 "cohort into a JSON file, cohort.path"
             )
-        if (self.root / SWEEP_LOG).exists():
+        if present(self.root / SWEEP_LOG):
             raise JobError(f"{self.root}: holds a sweep's runs; choose another with --out")
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -93,8 +94,8 @@ class RunDir:
                 f"{self.root}: cannot be made: {e.strerror}; choose another with --out"
             ) from e
         self.lock()
-        if self.job.exists():
-            if self.job.read_bytes() != content:
+        if present(self.job):
+            if read_bytes(self.job, "remove it, or choose another with --out") != content:
                 raise JobError(
                     f"{self.root}: holds a run of another job; choose another directory with --out"
                 )
@@ -108,7 +109,7 @@ class RunDir:
     @property
     def begun(self) -> bool:
         """Whether there is a committed checkpoint, the first of which is that of round 0."""
-        return any(self.checkpoints.glob("*/manifest.json"))
+        return bool(committed_folders(self.checkpoints))
 
     def require(self) -> None:
         """Refuse a directory that holds no run.
@@ -116,7 +117,7 @@ class RunDir:
         Raises:
             JobError: it does not.
         """
-        if not self.job.is_file():
+        if not present(self.job):
             raise JobError(
                 f"{self.root}: holds no run (no job.yaml); name the --out directory of a run, "
                 "or start one with `hpcfl run`"
@@ -172,11 +173,30 @@ class RunDir:
             os.close(fd)
         return False
 
-    def write_initial(self, x0: Vector) -> None:
-        """Keep the initial model."""
+    def read_job(self) -> JobFile:
+        """The resolved job.
+
+        Raises:
+            StoreError: job.yaml is not as hpcfl wrote it, or another version of hpcfl did.
+            JobError: it is no YAML mapping.
+        """
+        try:
+            return read_resolved(self.job)
+        except StoreError:
+            for folder in committed_folders(self.checkpoints):
+                require_format(folder)
+            raise
+
+    def write_initial(self, x0: Vector) -> dict[str, int]:
+        """Keep the initial model.
+
+        Returns:
+            The name of the file and its crc32, for the manifests.
+        """
         buffer = io.BytesIO()
         np.save(buffer, x0.cpu().numpy(), allow_pickle=False)
         write_file(self.initial, buffer.getvalue())
+        return {INITIAL: crc32(buffer.getvalue())}
 
     def read_initial(self, like: Vector | None = None) -> Vector:
         """The initial model, of the shape and dtype of ``like`` if that is given.
@@ -202,8 +222,8 @@ class RunDir:
 
     def write_history(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Replace the history."""
-        lines = [json.dumps(entry) for entry in entries]
-        write_file(self.history, "".join(line + "\n" for line in lines).encode())
+        lines = [checksum.add_to_json(json.dumps(entry)) + b"\n" for entry in entries]
+        write_file(self.history, b"".join(lines))
 
     def entries(self) -> list[dict[str, Any]]:
         """The history: every start of the run, and where it branched off; oldest first.
@@ -212,15 +232,11 @@ class RunDir:
             StoreError: it is damaged, or cannot be read.
         """
         try:
-            lines = self.history.read_bytes().splitlines()
+            content = read_bytes(self.history, "repair the disk")
         except FileNotFoundError:  # before the first start
             return []
-        except OSError as e:
-            raise StoreError(
-                f"{self.history}: cannot be read: {e.strerror}; repair the disk"
-            ) from e
         entries = []
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(content.splitlines(keepends=True), 1):
             try:
                 entries.append(_entry(line))
             except (ValueError, TypeError) as e:
@@ -242,7 +258,7 @@ class RunDir:
     @cached_property
     def mark(self) -> str:
         """What identifies the job of this directory."""
-        return mark(flat(read(self.job).tree))
+        return mark(flat(self.read_job().tree))
 
 
 def _entry(line: bytes) -> dict[str, Any]:
@@ -251,7 +267,9 @@ def _entry(line: bytes) -> dict[str, Any]:
     Raises:
         ValueError, TypeError: it is damaged.
     """
-    entry = parse_json(line)
+    if not line.endswith(b"\n"):  # the whole file was written at once
+        raise ValueError("its line break is missing")
+    entry = parse_json(checksum.remove_from_json(line[:-1]))
     if not isinstance(entry, dict):
         raise TypeError(f"a {type(entry).__name__}")
     for key, kind in (("round", int), ("settings", dict)):

@@ -1,4 +1,4 @@
-"""log.jsonl: one JSON object a round, appended by rank 0."""
+"""log.jsonl: one JSON object a round, appended by rank 0, each with a checksum of its line."""
 
 import json
 import math
@@ -11,8 +11,9 @@ from types import NoneType
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from hpcfl import checksum
 from hpcfl.errors import StoreError
-from hpcfl.files import parse_json
+from hpcfl.files import parse_json, read_bytes, readable
 from hpcfl.store.durable import storing
 
 
@@ -85,7 +86,7 @@ def _line(record: Line) -> bytes:
         key: value if isinstance(value, Sequence) or math.isfinite(value) else None
         for key, value in record.items()
     }
-    return json.dumps(known, allow_nan=False).encode() + b"\n"
+    return checksum.add_to_json(json.dumps(known, allow_nan=False)) + b"\n"
 
 
 def cut(path: Path, extent: Extent) -> None:
@@ -106,11 +107,9 @@ def require(path: Path, extent: Extent) -> bytes:
         StoreError: rounds are missing or damaged, or the disk fails.
     """
     try:
-        found = path.read_bytes()
+        found = read_bytes(path, "put the log back")
     except FileNotFoundError:  # before the first round
         found = b""
-    except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}; put the log back") from e
     if len(found) < extent.length:
         raise StoreError(
             f"{path}: {len(found)} bytes, expected at least the {extent.length} of the checkpoint; "
@@ -123,6 +122,12 @@ def require(path: Path, extent: Extent) -> bytes:
             f"{extent.crc}: a line was changed; put the log back"
         )
     return log
+
+
+_RESTORE = (
+    "the log is damaged: a resume removes the rounds after its checkpoint; put the log back where "
+    "an earlier one is damaged"
+)
 
 
 class LogReader:
@@ -143,25 +148,30 @@ class LogReader:
             file = self._path.open("rb")
         except FileNotFoundError:  # before the first round
             return ()
-        with file:
+        except OSError as e:
+            raise StoreError(f"{self._path}: cannot be read: {e.strerror}; {_RESTORE}") from e
+        with file, readable(self._path):
             file.seek(self._end - len(self._last))
             if file.read(len(self._last)) != self._last:  # a resume has cut it
                 self._rounds, self._end, self._last = [], 0, b""
                 file.seek(0)
             more = file.read()
-        for line in more.split(b"\n")[:-1]:
+        *lines, tail = more.split(b"\n")
+        for line in lines:
             self._rounds.append(self._parsed(line))
             self._end, self._last = self._end + len(line) + 1, line + b"\n"
+        if not checksum.is_json_prefix(tail):
+            where = f"{self._path}:{len(self._rounds) + 1}"
+            raise StoreError(f"{where}: its end is damaged, expected a line break; {_RESTORE}")
         return tuple(self._rounds)
 
     def _parsed(self, line: bytes) -> Mapping[str, Any]:
         where = f"{self._path}:{len(self._rounds) + 1}"
         try:
-            entry = parse_json(line)
+            entry = parse_json(checksum.remove_from_json(line))
         except ValueError as error:
             raise StoreError(
-                f"{where}: {error} where a round's JSON object was expected; "
-                "the log is damaged: resume the run to restore it from its checkpoint"
+                f"{where}: {error} where a round's JSON object was expected; {_RESTORE}"
             ) from error
         if not isinstance(entry, dict) or type(entry.get("round")) is not int:
             raise StoreError(f'{where}: found no object with a whole number "round"')

@@ -1,6 +1,5 @@
 """Writing checkpoints (see ``hpcfl.checkpoint``): begun after a round, committed after another."""
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from hpcfl.checkpoint import (
     BEST,
-    FORMAT,
     KEPT,
     MANIFEST,
     SERVER,
@@ -23,6 +21,7 @@ from hpcfl.checkpoint import (
     copied,
     flat,
     folder_of,
+    write_manifest,
 )
 from hpcfl.comm.base import Comm
 from hpcfl.runlog import Extent
@@ -44,6 +43,8 @@ class Saving:
     """What stands in the log."""
     inputs: Mapping[str, str]
     """The digests of the job's inputs; a resume refuses others."""
+    run_files: Mapping[str, int]
+    """The crc32 of the files of the run directory that no round changes; rank 0's count."""
     written: "list[Future[None]]"
     """What this rank is still writing."""
 
@@ -78,18 +79,12 @@ class Saving:
     def _commit(self, ranks: int) -> None:
         names = [SERVER, *row_tables(self.folder, ranks)]
         names += [name for name in (KEPT, BEST) if (self.folder / name).exists()]
-        manifest = {
-            "format": FORMAT,
-            "round": self.round,
-            "ranks": ranks,
-            "job": self.job,
-            "inputs": dict(self.inputs),
-            "log_bytes": self.log.length,
-            "log_crc": self.log.crc,
-            "files": {name: crc32((self.folder / name).read_bytes()) for name in names},
-        }
+        files = {name: crc32((self.folder / name).read_bytes()) for name in names}
+        checkpoint = Checkpoint(
+            self.folder, self.round, ranks, self.job, self.log, files, self.inputs, self.run_files
+        )
+        content = write_manifest(checkpoint)
         sync_folder(self.folder)
-        content = json.dumps(manifest, indent=1).encode()
         write_file(self.folder / MANIFEST, content, advice=STANDS)
         sync_folder(self.folder.parent)
 
@@ -106,6 +101,7 @@ def begin(
     job: str,
     inputs: Mapping[str, str],
     log: Extent,
+    run_files: Mapping[str, int],
     sync: Callable[[], None],
     best: bytes | None = None,
 ) -> Saving:
@@ -122,6 +118,7 @@ def begin(
         job: the job's mark.
         inputs: the digests of the job's inputs.
         log: what stands in the log.
+        run_files: the crc32 of the files of the run directory that no round changes.
         sync: brings the log to the disk; called by ``behind`` on rank 0.
         best: the file of the best model so far, if there is one; rank 0's counts.
 
@@ -139,7 +136,8 @@ def begin(
             files[KEPT] = {name: copied(tensor) for name, tensor in kept.items()}
         written.append(behind.submit(_write, folder, files, best, sync))
     comm.barrier()
-    return Saving(folder, round, job, log, inputs, written + store.commit(folder))
+    written += store.commit(folder)
+    return Saving(folder, round, job, log, inputs, run_files, written)
 
 
 def _write(

@@ -1,6 +1,5 @@
 """One life of a run: from a job or a run directory to the end, a stop or an error."""
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from hpcfl.progress import Progress, open_progress
 from hpcfl.rankmap import Ranks, find
 from hpcfl.request import Request
 from hpcfl.rundir import RunDir
+from hpcfl.runlog import LogReader
 from hpcfl.signals import Signals
 from hpcfl.store.durable import storing
 from hpcfl.types import Record, Vector
@@ -49,7 +49,7 @@ class Result:
     @property
     def log(self) -> list[Record]:
         """One object a round, from log.jsonl."""
-        return [json.loads(line) for line in (self.path / "log.jsonl").read_text().splitlines()]
+        return [dict(entry) for entry in LogReader(self.path / "log.jsonl").read()]
 
 
 def start(loaded: Loaded, out: Path | None = None, *, continued: bool = False) -> Result:

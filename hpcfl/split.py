@@ -7,7 +7,7 @@ import numpy as np
 
 from hpcfl.data.deal import deal
 from hpcfl.data.holdout import hold_out
-from hpcfl.errors import JobError
+from hpcfl.files import require_file_name
 from hpcfl.job import Loaded
 from hpcfl.store.durable import write_file
 
@@ -25,8 +25,7 @@ def export_split(loaded: Loaded, path: Path) -> str:
         JobError, DataError: the data cannot be loaded or dealt.
         StoreError: the file cannot be written.
     """
-    if not path.parent.is_dir():
-        raise JobError(f"{path}: cannot be written: there is no directory {path.parent}")
+    require_file_name(path)
     job = loaded.job
     job.data.fetch()
     dataset = job.data.load(job.seed)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcfl.diary import Diary, read_diary
+from hpcfl.files import folders_with, present, readable
 from hpcfl.records import RunRecord, read_run
 from hpcfl.rundir import RunDir
 
@@ -29,7 +30,8 @@ def read_standing(paths: Sequence[Path]) -> Standing:
     runs: list[RunRecord] = []
     notes: list[str] = []
     for path in paths:
-        folders = _run_folders(path)
+        with readable(path):
+            folders = _run_folders(path)
         for root in dict.fromkeys(folder.parent for folder in folders):
             inside = [folder for folder in folders if folder.parent == root]
             diary = read_diary(root)
@@ -54,22 +56,23 @@ def unbegun(*, failed: bool) -> str:
 
 def _run_folders(path: Path) -> list[Path]:
     """A run directory itself, or those in a sweep or in a folder of runs and sweeps."""
-    if (path / "job.yaml").is_file():
+    if present(path / "job.yaml"):
         return [path]
-    found = sorted(job.parent for job in path.glob("*/job.yaml"))
-    found += sorted(
-        job.parent
-        for job in path.glob("*/*/job.yaml")
-        if not (job.parent.parent / "job.yaml").is_file()
-    )
+    if not path.is_dir():
+        return [path]
+    found = folders_with(path, "job.yaml")
+    for folder in sorted(path.iterdir()):
+        if folder not in found and folder.is_dir():
+            found += folders_with(folder, "job.yaml")
     return found or [path]
 
 
 def _read(folder: Path, failed: Mapping[str, str]) -> RunRecord:
-    run = read_run(folder)
-    if run.finished:
-        return run
-    alive, fell = RunDir(folder).held(), folder.name in failed
+    with readable(folder):
+        run = read_run(folder)
+        if run.finished:
+            return run
+        alive, fell = RunDir(folder).held(), folder.name in failed
     return replace(run, fate=state(run, alive=alive, failed=fell))
 
 

@@ -12,11 +12,11 @@ from typing import Any
 from rich.filesize import decimal
 
 from hpcfl import spent
-from hpcfl.checkpoint import MANIFEST
+from hpcfl.checkpoint import MANIFEST, committed_folders
 from hpcfl.comm.heartbeat import Heartbeat, read_newest
 from hpcfl.diary import read_diary
 from hpcfl.errors import JobError, StoreError
-from hpcfl.files import parse_json
+from hpcfl.files import folders_with, present, readable
 from hpcfl.records import RunRecord, read_run
 from hpcfl.rundir import RunDir
 from hpcfl.standing import state, unbegun
@@ -42,13 +42,15 @@ def status(root: Path) -> str:
         StoreError: a file of the run is damaged.
     """
     folder = RunDir(root)
-    runs = members(root)
-    if runs:
-        return _many(root, runs)
-    folder.require()
-    run = read_run(root)
-    alive = folder.held()
-    return "\n".join(f"{title:<11} {text}" for title, text in _lines(folder, run, alive=alive))
+    with readable(root):
+        runs = members(root)
+        if runs:
+            return _many(root, runs)
+        folder.require()
+        run = read_run(root)
+        alive = folder.held()
+        lines = list(_lines(folder, run, alive=alive))
+    return "\n".join(f"{title:<11} {text}" for title, text in lines)
 
 
 def members(root: Path) -> dict[str, bool]:
@@ -56,12 +58,13 @@ def members(root: Path) -> dict[str, bool]:
 
     There is none in a run directory; runs of a sweep that have not begun yet are among them.
     """
-    if (root / "job.yaml").is_file():
+    if present(root / "job.yaml"):
         return {}
     diary = read_diary(root)
     # Beside a sweep's runs lie their jobs, from before they begin.
     names = {job.stem for job in root.glob("*.yaml")} if diary else set()
-    names |= {job.parent.name for job in root.glob("*/job.yaml")}
+    if root.is_dir():
+        names |= {folder.name for folder in folders_with(root, "job.yaml")}
     failed = diary.failed if diary else {}
     return {name: name in failed for name in sorted(names)}
 
@@ -80,13 +83,14 @@ def _many(root: Path, runs: Mapping[str, bool]) -> str:
 def _one(folder: RunDir, *, failed: bool) -> tuple[str, str]:
     """The state of one of several runs, and how far it is."""
     name = folder.root.name
-    if not folder.job.exists():
-        return unbegun(failed=failed), f"{'-':>6}       {name}"
     try:
-        run = read_run(folder.root)
+        with readable(folder.root):
+            if not present(folder.job):
+                return unbegun(failed=failed), f"{'-':>6}       {name}"
+            run, alive = read_run(folder.root), folder.held()
     except JobError as e:  # of one run: the others are told all the same
         return "damaged", str(e)
-    found = state(run, alive=folder.held(), failed=failed)
+    found = state(run, alive=alive, failed=failed)
     return found, f"{run.done:>6} of {run.rounds}  {name}"
 
 
@@ -111,7 +115,7 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
         yield "best", f"{'accuracy' if run.best else 'loss'} {best[1]:.4g} after round {best[0]}"
     yield "checkpoint", newest(folder.checkpoints)
     yield "on disk", on_disk(folder)
-    history = _history(folder.history)
+    history = _history(folder)
     for entry in history:
         if "branch_of" in entry:
             yield "branch", f"of {entry['branch_of']} at round {entry['round']}"
@@ -168,10 +172,11 @@ def time_left(run: RunRecord, speed: float) -> timedelta:
 
 def newest(checkpoints: Path) -> str:
     """The last checkpoint, and how old it is."""
-    for manifest in sorted(checkpoints.glob(f"*/{MANIFEST}"), reverse=True):
+    for folder in reversed(committed_folders(checkpoints)):
         with suppress(FileNotFoundError):  # pruned meanwhile
-            age = timedelta(seconds=max(0, round(time.time() - manifest.stat().st_mtime)))
-            return f"round {int(manifest.parent.name)}, {age} ago"
+            written = (folder / MANIFEST).stat().st_mtime
+            age = timedelta(seconds=max(0, round(time.time() - written)))
+            return f"round {int(folder.name)}, {age} ago"
     return "none yet"
 
 
@@ -183,26 +188,25 @@ def on_disk(folder: RunDir) -> str:
 def _disk(root: Path) -> str:
     """What the files below ``root`` take on the disk."""
     taken = 0
-    for folder, _, names in os.walk(root):  # unlike rglob, it bears folders that vanish
+    for folder, _, names in os.walk(root, onerror=_unless_gone):
         for name in names:
             with suppress(FileNotFoundError):
                 taken += Path(folder, name).stat().st_blocks * 512
     return decimal(taken)
 
 
-def _history(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of the history."""
-    if not path.exists():
-        return []
-    entries = []
-    # A last line without its end is not written.
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-        try:
-            entry: dict[str, Any] = parse_json(line)
-            entry["time"], entry["round"]
-            if "life" in entry:
-                entry["ranks"]
-        except (ValueError, TypeError, LookupError) as e:
-            raise StoreError(f"{path}:{number}: found no JSON object of a start: {e}") from e
-        entries.append(entry)
+def _unless_gone(error: OSError) -> None:
+    """Raise what keeps a folder from being listed, unless it was pruned meanwhile."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _history(folder: RunDir) -> list[dict[str, Any]]:
+    """The history, if its entries say what is shown of them."""
+    entries = folder.entries()
+    for number, entry in enumerate(entries, 1):
+        needed = ("time", "round", "ranks") if "life" in entry else ("time", "round")
+        absent = [key for key in needed if key not in entry]
+        if absent:
+            raise StoreError(f"{folder.history}:{number}: found no {absent[0]!r}: of no start")
     return entries

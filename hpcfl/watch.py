@@ -22,9 +22,11 @@ from rich.text import Text
 
 from hpcfl import spent
 from hpcfl.chart import draw
+from hpcfl.checkpoint import committed_folders
 from hpcfl.comm.heartbeat import Heartbeat, read_newest
 from hpcfl.errors import JobError
-from hpcfl.records import RunRecord, read_job
+from hpcfl.files import present, readable
+from hpcfl.records import RunRecord, read_job, require_log
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import OF_RANKS, LogReader
 from hpcfl.standing import state, unbegun
@@ -53,7 +55,8 @@ def watch(root: Path) -> str:
         StoreError: a file of a run is damaged.
     """
     try:
-        return _watch(_looker(root))
+        with readable(root):
+            return _watch(_looker(root))
     except FileNotFoundError as error:
         raise JobError(f"{root}: the run has gone ({error.filename}); name another") from error
 
@@ -113,6 +116,7 @@ class _Run:
         self._folder, self._log = RunDir(root), LogReader(RunDir(root).log)
         self._job, self._changed = read_job(root), self._folder.job.stat().st_mtime_ns
         self._disk, self._disk_due = "", 0.0
+        self._compared: Path | None = None  # the checkpoint that the log was compared with
 
     def read(self) -> tuple[RunRecord, bool]:
         """The run, and whether it is alive."""
@@ -120,7 +124,12 @@ class _Run:
         changed = self._folder.job.stat().st_mtime_ns
         if changed != self._changed:  # by a resume
             self._job, self._changed = read_job(self._folder.root), changed
-        return replace(self._job, log=self._log.read()), alive
+        log = self._log.read()
+        kept = committed_folders(self._folder.checkpoints)[-1:]
+        if kept and kept[0] != self._compared:
+            require_log(self._folder)
+            self._compared = kept[0]
+        return replace(self._job, log=log), alive
 
     def page(self, console: Console) -> RenderableType:
         """Everything about the run, as large as the console."""
@@ -176,15 +185,15 @@ class _Folder:
 
     def _row(self, root: Path, *, failed: bool) -> tuple[str, Sequence[RenderableType]]:
         """The state of a run, and the cells of its line."""
-        if not (root / "job.yaml").is_file():
-            named = unbegun(failed=failed)
-            return named, [root.name, Text(named, STATES[named]), *[""] * 5]
         try:
+            if not present(root / "job.yaml"):
+                named = unbegun(failed=failed)
+                return named, [root.name, Text(named, STATES[named]), *[""] * 5]
             if root not in self._runs:
                 self._runs[root] = _Run(root)
             run, alive = self._runs[root].read()
         # Of one run, `hpcfl status` says what is wrong: the others are shown all the same.
-        except (JobError, FileNotFoundError):
+        except (JobError, OSError):
             return "damaged", [root.name, Text("damaged", STATES["damaged"]), *[""] * 5]
         named, speed = state(run, alive=alive, failed=failed), spent.pace(recent(run))
         score = _newest_score(run)

@@ -4,6 +4,7 @@ Every life of a run has a folder of its own, ``ranks/LIFE``: a process of an ear
 stopped, and goes on, finds nobody of the new one there, and nobody of the new one hears it.
 """
 
+import errno
 import os
 import shutil
 import socket
@@ -13,12 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
+from hpcfl import checksum
+from hpcfl.errors import StoreError
+from hpcfl.files import READABLE
 from hpcfl.store.durable import storing
 from hpcfl.types import Natural
 
 SIZE = 512  # bytes of every file, so that a heartbeat replaces the last one in a single write
+_TRIES = 10  # to read a file that is being written, which happens every few seconds
 TOLD = "told"  # the file of the rank that says for all why the run ends
 
 # It is shown to a person, and the file may be anybody's: one plain line.
@@ -79,21 +84,64 @@ def place(round: int, phase: str) -> str:
 def read(path: Path) -> Heartbeat | None:
     """What the file says; None where it is missing, damaged or cannot be read."""
     try:
-        with path.open("rb") as file:
-            return Heartbeat.model_validate_json(file.read(SIZE))
-    except (OSError, ValidationError):
+        return _read(path)
+    except (OSError, ValueError):
         return None
 
 
+def _read(path: Path) -> Heartbeat:
+    """What the file says.
+
+    Raises:
+        OSError: it is missing, or cannot be read.
+        ValueError: it is damaged, or just being written.
+    """
+    with path.open("rb") as file:
+        content = file.read(SIZE)
+    if not content:
+        raise FileNotFoundError(errno.ENOENT, "nothing is written yet", path)
+    return Heartbeat.model_validate_json(checksum.remove_from_json(content.rstrip(b" \n")))
+
+
 def read_all(folder: Path) -> list[Heartbeat]:
-    """The heartbeats that can be read, by rank."""
-    found = (read(path) for path in sorted(folder.glob("*.json")))
+    """The heartbeats in a folder, by rank.
+
+    Raises:
+        StoreError: one is damaged, or cannot be read.
+    """
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".json")
+    except (FileNotFoundError, NotADirectoryError):  # its life has just ended
+        return []
+    found = (_read_again(path) for path in paths)
     return [heartbeat for heartbeat in found if heartbeat is not None]
 
 
+def _read_again(path: Path) -> Heartbeat | None:
+    """What the file says, also where its rank is just writing it; None where the rank has left."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return _read(path)
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            raise StoreError(f"{path}: cannot be read: {e.strerror}; {READABLE}") from e
+        except ValueError as e:
+            if not tries_left:
+                raise StoreError(
+                    f"{path}: found no heartbeat of a rank: {e}; its rank writes it anew every few "
+                    "seconds: try again"
+                ) from e
+    return None
+
+
 def read_newest(root: Path) -> list[Heartbeat]:
-    """The heartbeats of the life that was heard of last, by rank."""
-    lives = [read_all(folder) for folder in root.glob("*")]
+    """The heartbeats of the life that was heard of last, by rank.
+
+    Raises:
+        StoreError: a heartbeat is damaged, or cannot be read.
+    """
+    lives = [read_all(folder) for folder in (root.iterdir() if root.is_dir() else ())]
     return max(lives, key=lambda beats: max((b.time for b in beats), default=-1.0), default=[])
 
 
@@ -183,4 +231,4 @@ class Heartbeats:
             waits=pulse.waits,
         )
         self._beats += 1
-        return heartbeat.model_dump_json().encode().ljust(SIZE - 1) + b"\n"
+        return checksum.add_to_json(heartbeat.model_dump_json()).ljust(SIZE - 1) + b"\n"

@@ -9,6 +9,9 @@ from typing import IO, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from hpcfl.diary import completion, log_line
+from hpcfl.store.durable import storing
+
 
 class Board:
     """Lines to a file and to a stream; on a terminal, a bar for the sweep and each of its runs.
@@ -24,7 +27,10 @@ class Board:
 
     def __init__(self, name: str, log: Path, total: int, stream: IO[str] | None = None) -> None:
         self._console = Console(file=sys.stderr if stream is None else stream)
-        self._log = log.open("a", encoding="utf-8")
+        with storing(log):
+            # Not through a buffer: a line is one write, as other parts of the sweep append too.
+            self._log = log.open("ab", buffering=0)
+            self._log.write(completion(log, log.read_bytes()))
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -49,8 +55,7 @@ class Board:
     def say(self, event: str, run: str, text: str) -> None:
         """Tell an event: "12:30:01 finished fedcm-seed1: 60 rounds, ..."."""
         line = f"{event:<8} {run}: {text}"
-        self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-        self._log.flush()
+        self._log.write(log_line(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}"))
         self._console.print(
             f"{time.strftime('%H:%M:%S')} {line}", markup=False, highlight=False, soft_wrap=True
         )

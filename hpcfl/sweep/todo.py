@@ -12,7 +12,8 @@ from hpcfl.catalogue import drawn
 from hpcfl.checkpoint import committed
 from hpcfl.compare import changed, flat
 from hpcfl.errors import JobError
-from hpcfl.job import load
+from hpcfl.files import present
+from hpcfl.job import load_run
 from hpcfl.records import read_job
 from hpcfl.rundir import RunDir
 from hpcfl.store.durable import write_file
@@ -69,10 +70,10 @@ def listed(todos: Sequence[Todo]) -> str:
 
 
 def _entry(point: Point, folder: RunDir) -> Todo:
-    if not folder.job.exists():
+    if not present(folder.job):
         return Todo(point, folder, "start", 0)
     read_job(folder.root)  # it says what a damaged one is
-    before, now = flat(load(folder.job).tree), flat(point.loaded.tree)
+    before, now = flat(load_run(folder).tree), flat(point.loaded.tree)
     if point.loaded.job.data.population is None:  # what was settled with the data is not known here
         settled = [key for key in now if key.startswith("algorithm.") and now[key] is None]
         now |= {key: before[key] for key in settled if key in before}

@@ -16,6 +16,7 @@ import torch
 from forked import live, write
 from safetensors.torch import load_file, save_file
 
+from hpcfl import checksum
 from hpcfl.bench import chaos
 from hpcfl.bench.chaos import ALGORITHMS, Chaos, ending
 from hpcfl.bench.chaos.ending import Ending
@@ -142,8 +143,9 @@ def sabotaged(folder, copy):
     model["x"].view(torch.int32)[7] ^= 1
     save_file(model, place / SERVER)
     manifest = json.loads((place / MANIFEST).read_text())
+    del manifest["crc32"]
     manifest["files"][SERVER] = crc32((place / SERVER).read_bytes())
-    (place / MANIFEST).write_text(json.dumps(manifest))
+    (place / MANIFEST).write_bytes(checksum.add_to_json(json.dumps(manifest)))
     return RunDir(copy)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl import checkpoint, files
+from hpcfl import checkpoint, checksum, files
 from hpcfl.data import encoded
 from hpcfl.data.arrays import Arrays
 from hpcfl.data.deal import deal
@@ -309,15 +309,20 @@ def test_a_manifest_that_points_elsewhere(tmp_path, change):
         "log_bytes": 1,
         "log_crc": 1,
         "files": {"server.safetensors": 1},
+        "run_files": {"initial.npy": 1},
     }
-    (tmp_path / "manifest.json").write_text(json.dumps(good))
-    assert checkpoint.read(tmp_path).round == 3
-    (tmp_path / "manifest.json").write_text(json.dumps({**good, **change}))
-    with pytest.raises(StoreError, match="is not a manifest"):
-        checkpoint.read(tmp_path)
-    (tmp_path / "manifest.json").write_text("[" * 100_000)
-    with pytest.raises(StoreError, match="is not a manifest"):
-        checkpoint.read(tmp_path)
+    path = tmp_path / "00000003" / "manifest.json"
+    path.parent.mkdir()
+    path.write_bytes(checksum.add_to_json(json.dumps(good)))
+    assert checkpoint.read(path.parent).round == 3
+    for content in (
+        checksum.add_to_json(json.dumps({**good, **change})),
+        b"[" * 100_000,
+        checksum.add_to_json('{"a": ' + "[" * 100_000 + "}"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(StoreError, match="is not a manifest"):
+            checkpoint.read(path.parent)
 
 
 def test_a_message_is_one_line_without_commands_for_a_terminal():

@@ -1,12 +1,17 @@
 """Run directories, as tests look at them and damage them."""
 
 import json
+import shutil
 
 import torch
 
+from hpcfl import checksum
 from hpcfl.assemble import assemble
-from hpcfl.checkpoint import committed
+from hpcfl.checkpoint import committed, committed_folders
+from hpcfl.diary import log_line
+from hpcfl.files import parse_json
 from hpcfl.job import load
+from hpcfl.jobfile import add_checksum
 from hpcfl.store.layout import inspect
 from hpcfl.store.rows import Table
 
@@ -40,3 +45,33 @@ def damage_a_row(run):
     schema = assemble(load(run / "job.yaml"), torch.device("cpu"), resumed=True).schema.kept
     flip(path, inspect(path, schema).offsets[0] + row * schema.bytes + 5)
     return row, clients[row]
+
+
+def log_of(records):
+    """The content of a log.jsonl, or of a history.jsonl, with these records."""
+    return b"".join(checksum.add_to_json(json.dumps(record)) + b"\n" for record in records)
+
+
+def resolved(text):
+    """The content of a run directory's job.yaml."""
+    return add_checksum(text.encode())
+
+
+def events_of(text):
+    """The content of a sweep.log with these lines."""
+    return b"".join(log_line(line) for line in text.splitlines())
+
+
+def cut_log(run, rounds):
+    """Leave the run as one that died after so many rounds."""
+    log = (run / "log.jsonl").read_text().splitlines(keepends=True)
+    (run / "log.jsonl").write_text("".join(log[: rounds + 1]))
+    for folder in committed_folders(run / "checkpoints"):
+        if int(folder.name) > rounds:
+            shutil.rmtree(folder)
+
+
+def change_manifest(path, change):
+    """Rewrite a manifest with other values, and the right checksum of its own."""
+    content = parse_json(checksum.remove_from_json(path.read_bytes()))
+    path.write_bytes(checksum.add_to_json(json.dumps({**content, **change}, indent=1)))

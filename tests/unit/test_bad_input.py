@@ -13,6 +13,7 @@ import yaml
 from hpcfl.checkpoint import committed
 from hpcfl.errors import JobError
 from hpcfl.placement import owners
+from tests.unit.rundirs import resolved
 
 
 @pytest.fixture
@@ -261,6 +262,11 @@ class Diverging(FedHBM):
 def test_job_changed_after_its_checkpoint(half, refused):
     job = half / "job.yaml"
     job.write_text(job.read_text().replace("seed: 0", "seed: 1"))
+    contains(
+        refused("resume", half), "job.yaml: checksum ", "it was edited or damaged: put it back"
+    )
+    text = job.read_text().splitlines(keepends=True)
+    job.write_bytes(resolved("".join(text[:-1])))  # of another run
     contains(refused("resume", half), "job.yaml: was changed after the checkpoint", "put it back")
 
 

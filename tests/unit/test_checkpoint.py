@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfl.checkpoint import committed, fingerprint, flat, prune, read, read_server
+from hpcfl import checksum
+from hpcfl.checkpoint import (
+    FORMAT,
+    INITIAL,
+    committed,
+    fingerprint,
+    flat,
+    prune,
+    read,
+    read_server,
+)
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
 from hpcfl.runlog import Extent
@@ -53,7 +63,8 @@ def commit(tmp_path):
         root = tmp_path / "checkpoints"
         saving = begin(
             root, round, server(round), {}, store, Solo(), behind,
-            job=JOB, inputs=INPUTS, log=Extent(7 * round, 5), sync=lambda: synced.append(round),
+            job=JOB, inputs=INPUTS, log=Extent(7 * round, 5), run_files={INITIAL: 7},
+            sync=lambda: synced.append(round),
         )  # fmt: skip
         kept = saving.commit(store, Solo(), keep)
         assert synced[-1] == round
@@ -82,6 +93,7 @@ def test_every_kept_checkpoint_is_whole(tmp_path, commit):
             assert states(tmp_path, c) == [10 * c.round, 10 * c.round + 1]
             assert (c.ranks, c.job, c.log) == (1, JOB, Extent(7 * c.round, 5))
             assert c.inputs == INPUTS
+            assert c.run_files == {INITIAL: 7}
     assert committed(tmp_path / "checkpoints") == kept
 
 
@@ -104,16 +116,26 @@ def test_a_torn_folder_of_the_same_round_is_replaced(tmp_path, commit):
     assert sorted(kept.files) == ["rows-0000.npz", "server.safetensors"]
 
 
+def checked(manifest):
+    manifest.pop("crc32")
+    return checksum.add_to_json(json.dumps(manifest)).decode()
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         lambda text: text[: len(text) // 2],
         lambda text: "",
         lambda text: "[]",
-        lambda text: json.dumps({**json.loads(text), "round": None}),
+        lambda text: text.replace('"round": 1', '"round": 3'),
         lambda text: text.replace('"log_bytes"', '"log"'),
         lambda text: text.replace('"inputs"', '"input"'),
-        lambda text: text.replace('"sha256:1a2b"', "3"),
+        lambda text: checked({**json.loads(text), "round": None}),
+        lambda text: checked({**json.loads(text), "round": 3}),
+        lambda text: checked({**json.loads(text), "run_files": {}}),
+        lambda text: checked({**json.loads(text), "inputs": {"own.npz": 3}}),
+        lambda text: checked({k: v for k, v in json.loads(text).items() if k != "inputs"}),
+        lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "crc32"}),
     ],
 )
 def test_a_damaged_manifest_says_which(tmp_path, commit, damage):
@@ -133,21 +155,24 @@ def test_a_manifest_of_another_format(tmp_path, commit, number, others):
     commit(1)
     path = tmp_path / "checkpoints" / "00000001" / "manifest.json"
     path.write_text(json.dumps({"format": number, **others}))
-    said = f"found format {number}, expected 5: another version of hpcfl wrote it; resume with"
+    said = (
+        f"found format {number}, expected {FORMAT}: another version of hpcfl wrote it; resume with"
+    )
     with pytest.raises(StoreError, match=said):
         committed(tmp_path / "checkpoints")
 
 
-def test_a_run_of_an_older_version_is_told_so(job, tmp_path, hpcfl):
-    """Not that another algorithm made it: localghb keeps the shared part that format 1 had not."""
+def test_a_run_of_an_older_version_is_told_so(job, tmp_path, hpcfl, refused):
+    """Not that it is damaged: format 4 had no checksums."""
     out = tmp_path / "run"
     assert hpcfl("run", job, "algorithm={name: localghb}", "--out", out).code == 0
     for path in out.glob("checkpoints/*/manifest.json"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "format": 1}))
-    done = hpcfl("resume", out)
-    assert done.code == 2
-    assert len(done.err) == 1
-    assert "found format 1, expected 5: another version of hpcfl wrote it" in done.err[0]
+        path.write_text(json.dumps({"format": 4, "round": int(path.parent.name)}))
+    job = (out / "job.yaml").read_text().splitlines(keepends=True)
+    (out / "job.yaml").write_text("".join(job[:-1]))  # which had no checksum either
+    for command in ("resume", "status", "report", "watch"):
+        said = f"found format 4, expected {FORMAT}: another version of hpcfl wrote it"
+        assert said in refused(command, out)
 
 
 @pytest.mark.parametrize("name", ["server.safetensors", "rows-0000.npz"])

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from hpcfl import __version__
 from hpcfl.cli import main
 from hpcfl.comm.heartbeat import Heartbeats, Pulse
 from hpcfl.rundir import RunDir
+from tests.unit.rundirs import cut_log, log_of
 
 
 @pytest.fixture
@@ -188,7 +190,10 @@ def test_status_tells_the_scores_that_the_log_has(run, hpcfl):
     log[4] |= {"test_accuracy": 0.5, "test_top5_accuracy": 0.875, "objective": 1.5}
     log[4] |= {"client_accuracy_mean": 0.625, "client_accuracy_worst_decile": 0.125}
     log[0] |= {"test_accuracy": 0.75 - 2**-10}
-    (run / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in log))
+    for record in log:
+        record.pop("crc32")
+    shutil.rmtree(run / "checkpoints")  # whose log it was
+    (run / "log.jsonl").write_bytes(log_of(log))
     said = lines(hpcfl("status", run))
     assert said["objective"] == "1.5 after round 4"
     assert said["top 5"] == "0.875 after round 4"
@@ -213,21 +218,23 @@ def test_status_of_a_run_at_work(run, hpcfl):
     assert said["checkpoint"].startswith("round 2, 2:")
 
 
-def test_status_says_where_the_ranks_of_a_live_run_are(run, hpcfl):
+def test_status_says_where_the_ranks_of_a_live_run_are(run, hpcfl, refused):
     """As far as the last of them is; who was not heard of lately is named; the dead say nothing."""
     pulses = Pulse(3, "training", 9, waits=True), Pulse(3, "checkpointing", 8)
     folder = run / "ranks" / "0123abcd"
     folder.mkdir()
     for rank, pulse in enumerate(pulses):
         Heartbeats(run / "ranks", folder.name, rank).open(pulse)
-    (folder / "0002.json").write_text("{}")  # damaged
     path = folder / "0001.json"
     with (run / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         fresh = lines(hpcfl("status", run))["ranks"]
         stale = json.loads(path.read_text())
-        path.write_text(json.dumps({**stale, "time": time.time() - 600}))
+        stale.pop("crc32")
+        path.write_bytes(log_of([{**stale, "time": time.time() - 600}]))
         late = lines(hpcfl("status", run))["ranks"]
+        (folder / "0002.json").write_text("{}")
+        assert f"{folder}/0002.json: found no heartbeat of a rank: " in refused("status", run)
     assert re.fullmatch(r"2: in round 3, checkpointing, oldest heartbeat \d+ s ago", fresh)
     pattern = r"2: in round 3, checkpointing, oldest heartbeat \d{3,} s ago: rank 1 \(host .+\)"
     assert re.fullmatch(pattern, late)
@@ -240,8 +247,7 @@ def test_a_file_is_no_run(job, refused, command):
 
 
 def test_status_of_a_dead_run(run, hpcfl):
-    log = (run / "log.jsonl").read_text().splitlines(keepends=True)
-    (run / "log.jsonl").write_text("".join(log[:-1]))
+    cut_log(run, 3)
     said = lines(hpcfl("status", run))
     assert said["run"].endswith("fedhbm, not running")
     assert said["rounds"] == "3 of 4"
@@ -261,6 +267,7 @@ def test_list_bears_capital_letters(hpcfl):
 
 
 def test_status_before_the_first_round(run, hpcfl):
+    shutil.rmtree(run / "checkpoints")
     for name in ("log.jsonl", "history.jsonl", "lock"):
         (run / name).unlink()
     said = lines(hpcfl("status", run))

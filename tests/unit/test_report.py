@@ -1,15 +1,17 @@
 import csv
 import io
-import json
 from dataclasses import replace
+from zlib import crc32
 
 import pytest
 from rich.console import Console
 
+from hpcfl import records
 from hpcfl.errors import JobError, StoreError
 from hpcfl.records import read_run
 from hpcfl.report import by_run, by_seed, plain, tables, to_csv, to_markdown
 from hpcfl.standing import read_standing
+from tests.unit.rundirs import cut_log, log_of, resolved
 
 JOB = "rounds: 4\nalgorithm: {name: fedhbm, beta: 1.0}\nevaluate: {every: 2, last: 2}\n"
 LOG = [
@@ -31,11 +33,11 @@ def seed_rows(runs, beside=None):
 
 @pytest.fixture
 def run_dir(tmp_path):
-    def make(log=LOG, job=JOB, name="a-run", tail=""):
+    def make(log=LOG, job=JOB, name="a-run", tail=b""):
         path = tmp_path / name
         path.mkdir()
-        (path / "job.yaml").write_text(job)
-        (path / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in log) + tail)
+        (path / "job.yaml").write_bytes(resolved(job))
+        (path / "log.jsonl").write_bytes(log_of(log) + tail)
         return path
 
     return make
@@ -54,14 +56,14 @@ def test_a_finished_run(run_dir):
 
 
 def test_a_run_in_progress_is_read_up_to_its_cut_line(run_dir):
-    run = read_run(run_dir(LOG[:3], tail='{"round": 3, "wall_'))
+    run = read_run(run_dir(LOG[:3], tail=b'{"round": 3, "wall_'))
     assert (run.done, run.finished, run.mean_accuracy) == (2, False, None)
     assert "unfinished" in plain(by_run([run]))
 
 
 def test_a_number_cut_short_does_not_count(run_dir):
-    """Without its line end, 8 may be the beginning of 8000."""
-    assert read_run(run_dir(LOG[:1], tail='{"round": 8}')).done == 0
+    """Without its line end it is not written."""
+    assert read_run(run_dir(LOG[:1], tail=log_of([{"round": 8}])[:-1])).done == 0
 
 
 def test_a_run_that_only_just_began(run_dir):
@@ -84,7 +86,7 @@ def test_a_directory_that_is_no_run(tmp_path):
         read_run(tmp_path)
 
 
-@pytest.mark.parametrize("job", ["rounds: 4\n", "rounds: [\n", "7\n", ""])
+@pytest.mark.parametrize("job", ["rounds: 4\n", "rounds: [\n", "7\n", "\n"])
 def test_a_job_that_is_not_resolved(run_dir, job):
     with pytest.raises(StoreError, match="not the resolved job") as caught:
         read_run(run_dir(job=job))
@@ -94,7 +96,47 @@ def test_a_job_that_is_not_resolved(run_dir, job):
 @pytest.mark.parametrize("line", ["{not json}", "7", '{"round": "3"}'])
 def test_a_damaged_line_is_named(run_dir, line):
     with pytest.raises(StoreError, match=r"log.jsonl:2: "):
-        read_run(run_dir(LOG[:1], tail=line + "\n"))
+        read_run(run_dir(LOG[:1], tail=line.encode() + b"\n"))
+    body = line.removesuffix("}").encode()
+    with pytest.raises(StoreError, match=r"log.jsonl:2: "):  # a right checksum does not save it
+        read_run(run_dir(LOG[:1], tail=b'%s, "crc32": %d}\n' % (body, crc32(body)), name="b"))
+
+
+def test_a_line_break_that_became_another_character(run_dir):
+    """It is not taken for a line that is being written."""
+    path = run_dir()
+    content = (path / "log.jsonl").read_bytes()
+    for bit in range(8):
+        (path / "log.jsonl").write_bytes(content[:-1] + bytes([content[-1] ^ 1 << bit]))
+        with pytest.raises(StoreError, match=r"log.jsonl:5: its end is damaged, expected a line"):
+            read_run(path)
+
+
+def test_a_log_that_is_shorter_than_its_checkpoint_says(job, tmp_path, hpcfl, refused):
+    """Nor is a round left out that was deleted in the middle."""
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    log = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
+    for lines in (log[:-1], log[:2] + log[3:], []):
+        (run / "log.jsonl").write_bytes(b"".join(lines))
+        for command in ("status", "report", "watch", "resume"):
+            assert f"{run}/log.jsonl: " in refused(command, run)
+
+
+def test_a_resume_that_cuts_the_log_while_it_is_read(job, tmp_path, hpcfl, monkeypatch):
+    """The checkpoint that knew of more rounds is given up before."""
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    require = records.require
+
+    def overtaken(path, extent):
+        cut_log(run, 2)
+        monkeypatch.setattr(records, "require", require)
+        return require(path, extent)
+
+    monkeypatch.setattr(records, "require", overtaken)
+    assert read_run(run).done == 4
+    assert read_run(run).done == 2
 
 
 ROW = ["a-run", "fedhbm", "4/4", "62.50", "87.50 @3", "75.00", "0.5"]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from zlib import crc32
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hpcfl import beginning, versions
 from hpcfl.checkpoint import rounds
 from hpcfl.rundir import RunDir
 from tests.parallel.outcome import outcome
-from tests.unit.rundirs import damage_a_row, flip, segment, starts, text
+from tests.unit.rundirs import damage_a_row, flip, log_of, segment, starts, text
 
 
 @pytest.fixture
@@ -83,13 +84,14 @@ def test_another_kind_of_store(job, tmp_path, hpcfl, name):
     assert (found.server, found.clients) == (expected.server, expected.clients)
 
 
-def test_a_change_by_hand_is_recorded(run, hpcfl):
+@pytest.mark.parametrize("command", ["resume", "status", "report", "watch"])
+def test_a_change_by_hand_is_refused(run, refused, command):
+    """It could be damage: 4 and 6 differ in one bit."""
     path = run / "job.yaml"
-    path.write_text("# longer\n" + path.read_text().replace("rounds: 4", "rounds: 6"))
-    assert hpcfl("resume", run).code == 0
-    assert starts(run)[-1]["changes"] == [{"key": "rounds", "before": 4, "after": 6}]
-    assert path.read_text().startswith("# longer")  # nothing to write there
-    assert outcome(run).round == 6
+    path.write_text(path.read_text().replace("rounds: 4", "rounds: 6"))
+    said = refused(command, run)
+    assert f"StoreError: {path}: checksum " in said
+    assert said.endswith("put it back; a setting is changed by `hpcfl resume DIR key=value`")
 
 
 def test_the_same_value_is_no_change(run, hpcfl):
@@ -144,7 +146,9 @@ def test_blocks_of_a_run_that_has_none(run, refused):
 def test_a_damaged_history_is_refused_before_anything_changes(run, refused, hpcfl, line):
     """Even a later checkpoint, which this start is to give up, stays."""
     whole = (run / "history.jsonl").read_bytes()
-    (run / "history.jsonl").write_bytes(whole + line.encode("latin1") + b"\n")
+    body = line.encode("latin1").removesuffix(b"}")
+    content = body + b', "crc32": %d}\n' % crc32(body)
+    (run / "history.jsonl").write_bytes(whole + content)
     before = text(run)
     said = refused("resume", run, "--round", "2", "rounds=5")
     assert f"{run}/history.jsonl:2: found no JSON object of a start: " in said
@@ -295,7 +299,8 @@ def test_a_damaged_older_checkpoint_is_named(run, refused, hpcfl):
 def test_another_machine_is_told(run, hpcfl, key):
     lines = starts(run)
     lines[-1][key] = "another"
-    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines[-1].pop("crc32")
+    (run / "history.jsonl").write_bytes(log_of(lines))
     done = hpcfl("resume", run)
     told = [line for line in done.err if "the bits may differ" in line]
     if key == "gpu":  # not used by the run in this test, on a CPU

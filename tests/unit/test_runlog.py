@@ -9,6 +9,7 @@ from hpcfl import checkpoint, runlog
 from hpcfl.checkpoint import Checkpoint, prune
 from hpcfl.errors import StoreError
 from hpcfl.runlog import NOTHING, RunLog, cut, require
+from tests.unit.rundirs import log_of
 
 
 def test_a_disk_that_is_full_from_some_line_on(job, tmp_path, hpcfl, monkeypatch):
@@ -42,7 +43,7 @@ def test_a_write_that_is_cut_short_goes_on(tmp_path):
     whole, log._file = log._file, Bit()
     log.write({"round": 1, "train_loss": 0.5})
     whole.close()
-    assert (tmp_path / "log.jsonl").read_bytes() == b'{"round": 1, "train_loss": 0.5}\n'
+    assert (tmp_path / "log.jsonl").read_bytes() == log_of([{"round": 1, "train_loss": 0.5}])
     assert log.extent == NOTHING.after((tmp_path / "log.jsonl").read_bytes())
 
 
@@ -75,6 +76,6 @@ def test_a_checkpoint_that_cannot_be_removed_or_read(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.shutil, "rmtree", fail)
     with pytest.raises(StoreError, match=r"cannot be written: Read-only file system; the last"):
         prune(tmp_path)
-    found = Checkpoint(tmp_path / "00000004", 4, 1, "", NOTHING, {checkpoint.BEST: 0})
+    found = Checkpoint(tmp_path / "00000004", 4, 1, "", NOTHING, {checkpoint.BEST: 0}, {})
     with pytest.raises(StoreError, match=r"best\.safetensors: cannot be read: No such .*older"):
         _ = found.best

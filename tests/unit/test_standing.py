@@ -1,10 +1,10 @@
 import fcntl
-import json
 
 import pytest
 
 from hpcfl.errors import JobError
 from hpcfl.standing import read_standing
+from tests.unit.rundirs import events_of, log_of, resolved
 
 JOB = "rounds: 2\nalgorithm: {name: fedavg}\nevaluate: {last: 0}\n"
 PLAN = "2026-11-21 12:45:24 plan     sweep: 5 runs to do, 1 finished before, 1 at once: as asked\n"
@@ -15,9 +15,8 @@ def sweep(tmp_path):
     root = tmp_path / "sweep"
     for name, done in (("a", 2), ("b", 1), ("c", 1), ("d", 0)):
         (root / name).mkdir(parents=True)
-        (root / name / "job.yaml").write_text(JOB)
-        log = "".join(json.dumps({"round": t}) + "\n" for t in range(1, done + 1))
-        (root / name / "log.jsonl").write_text(log)
+        (root / name / "job.yaml").write_bytes(resolved(JOB))
+        (root / name / "log.jsonl").write_bytes(log_of({"round": t} for t in range(1, done + 1)))
     return root
 
 
@@ -27,14 +26,16 @@ def states(standing):
 
 def test_where_the_runs_of_a_sweep_stand(sweep):
     """Of 6 points: a finished, b failed, c alive, d not running, e failed without a directory."""
-    (sweep / "sweep.log").write_text(
-        "2026-11-20 12:00:00 failed   d: exit code 1: of an earlier start\n"
-        + PLAN
-        + "2026-11-21 12:50:00 failed   a: exit code 1: a resume mended it\n"
-        "2026-11-21 12:50:00 started  b: log b.log\n"
-        "2026-11-21 12:51:00 failed   b: exit code 3: the loss is nan\n"
-        "2026-11-21 12:52:00 stopped  d: Stopped: with a checkpoint\n"
-        "2026-11-21 12:53:00 failed   e: exit code 2: no such data\n"
+    (sweep / "sweep.log").write_bytes(
+        events_of(
+            "2026-11-20 12:00:00 failed   d: exit code 1: of an earlier start\n"
+            + PLAN
+            + "2026-11-21 12:50:00 failed   a: exit code 1: a resume mended it\n"
+            "2026-11-21 12:50:00 started  b: log b.log\n"
+            "2026-11-21 12:51:00 failed   b: exit code 3: the loss is nan\n"
+            "2026-11-21 12:52:00 stopped  d: Stopped: with a checkpoint\n"
+            "2026-11-21 12:53:00 failed   e: exit code 2: no such data\n"
+        )
     )
     with (sweep / "c" / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -49,7 +50,7 @@ def test_where_the_runs_of_a_sweep_stand(sweep):
 
 def test_jobs_written_ahead_are_points_too(sweep):
     """As where each part of a sweep plans its own points."""
-    (sweep / "sweep.log").write_text(PLAN.replace("5 runs", "1 runs"))
+    (sweep / "sweep.log").write_bytes(events_of(PLAN.replace("5 runs", "1 runs")))
     for name in "abcdefgh":
         (sweep / f"{name}.yaml").write_text(JOB)
     (note,) = read_standing([sweep]).notes
@@ -57,16 +58,20 @@ def test_jobs_written_ahead_are_points_too(sweep):
 
 
 def test_a_failure_that_was_tried_again_is_over(sweep):
-    (sweep / "sweep.log").write_text(
-        PLAN + "2026-11-21 12:51:00 failed   b: exit code 3: nan\n"
-        "2026-11-21 12:52:00 resumed  b: from round 1\n"
+    (sweep / "sweep.log").write_bytes(
+        events_of(
+            PLAN + "2026-11-21 12:51:00 failed   b: exit code 3: nan\n"
+            "2026-11-21 12:52:00 resumed  b: from round 1\n"
+        )
     )
     assert states(read_standing([sweep]))["b"] == "not running"
 
 
 def test_folders_of_sweeps_stand_for_their_runs(sweep):
     (sweep / "a" / "branch").mkdir()
-    (sweep / "a" / "branch" / "job.yaml").write_text(JOB)  # below a run: not of this folder
+    (sweep / "a" / "branch" / "job.yaml").write_bytes(
+        resolved(JOB)
+    )  # below a run: not of this folder
     standing = read_standing([sweep.parent])
     assert [run.name for run in standing.runs] == ["a", "b", "c", "d"]
     assert standing.notes == []  # nobody wrote a sweep.log

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from hpcfl.account import PARTS
 from hpcfl.chart import draw
 from hpcfl.comm.heartbeat import Heartbeats, Pulse
 from hpcfl.runlog import LogReader
+from tests.unit.rundirs import cut_log, log_of, resolved
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,11 +40,6 @@ def shown(root, width=100, height=40):
     return console.file.getvalue().splitlines()
 
 
-def cut(run, rounds):
-    log = (run / "log.jsonl").read_text().splitlines(keepends=True)
-    (run / "log.jsonl").write_text("".join(log[: rounds + 1]))
-
-
 def test_a_finished_run(run, hpcfl):
     """Not on a terminal: one page, and its end."""
     said = hpcfl("watch", run)
@@ -58,7 +55,7 @@ def test_a_finished_run(run, hpcfl):
 
 
 def test_a_dead_run_says_how_to_go_on(run):
-    cut(run, 3)
+    cut_log(run, 3)
     said = shown(run)
     assert said[0] == f"not running: fedhbm in {run}"
     assert said[-1].startswith("not running: `hpcfl resume` goes on")
@@ -67,10 +64,12 @@ def test_a_dead_run_says_how_to_go_on(run):
 
 def test_a_live_run(run):
     """With the ranks that beat, the one that does not in their midst, and their load."""
-    cut(run, 3)
+    cut_log(run, 3)
     lines = (run / "log.jsonl").read_text().splitlines()
     last = json.loads(lines[-1]) | {"busy_s": [1.0, 4.0], "imbalance": 1.6}
-    (run / "log.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+    shutil.rmtree(run / "checkpoints")  # whose log it was
+    last.pop("crc32")
+    (run / "log.jsonl").write_bytes("\n".join(lines[:-1]).encode() + b"\n" + log_of([last]))
     (run / "ranks" / "0123abcd").mkdir(parents=True)
     for rank in (0, 1):
         Heartbeats(run / "ranks", "0123abcd", rank).open(Pulse(3, "training", 9))
@@ -92,6 +91,7 @@ def test_a_page_fits_the_terminal(run):
 
 
 def test_a_run_that_has_no_round_yet(run):
+    shutil.rmtree(run / "checkpoints")
     (run / "log.jsonl").unlink()
     said = "\n".join(shown(run))
     assert "0 of 4 rounds" in said
@@ -103,7 +103,8 @@ def test_a_log_of_before(run):
     keep = ("round", "clients", "wall_s", "train_loss")
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     lines = [{key: entry[key] for key in keep if key in entry} for entry in log]
-    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shutil.rmtree(run / "checkpoints")  # whose log it was
+    (run / "log.jsonl").write_bytes(log_of(lines))
     assert "the log does not tell" in "\n".join(shown(run))
 
 
@@ -119,7 +120,7 @@ def test_a_folder_of_runs(run, tmp_path):
     for name in ("b", "c"):
         (sweep / name).mkdir()
         (sweep / name / "job.yaml").write_bytes((sweep / "a" / "job.yaml").read_bytes())
-    (sweep / "c" / "job.yaml").write_text("rounds: 1\n")
+    (sweep / "c" / "job.yaml").write_bytes(resolved("rounds: 1\n"))
     console.print(look(console))
     said = console.file.getvalue().splitlines()
     assert any(line.split()[:2] == ["b", "not"] and "0/4" in line for line in said)
@@ -136,23 +137,24 @@ def test_every_line_is_parsed_once(tmp_path, monkeypatch):
     path = tmp_path / "log.jsonl"
     reader = LogReader(path)
     assert reader.read() == ()
-    for lines in (['{"round": 1}\n', '{"round": 2}\n', '{"rou'], ['nd": 3}\n'], []):
-        with path.open("a") as file:
-            file.writelines(lines)
+    log = log_of({"round": t} for t in (1, 2, 3))
+    for more in (log[:-30], log[-30:], b""):
+        with path.open("ab") as file:
+            file.write(more)
         rounds = [entry["round"] for entry in reader.read()]
         assert rounds == [1, 2, 3][: path.read_text().count("\n")]
     assert len(parsed) == 3
 
 
-@pytest.mark.parametrize("after", ["", '{"round": 2, "x": 7}\n{"round": 3}\n{"round": 4}\n'])
+@pytest.mark.parametrize("after", [[], [{"round": 2, "x": 7}, {"round": 3}, {"round": 4}]])
 def test_a_log_that_a_resume_has_cut_is_read_anew(tmp_path, after):
     """Also where it has grown beyond its old length before anybody looked."""
     path = tmp_path / "log.jsonl"
-    path.write_text('{"round": 1}\n{"round": 2, "x": 5}\n')
+    path.write_bytes(log_of([{"round": 1}, {"round": 2, "x": 5}]))
     reader = LogReader(path)
     reader.read()
-    path.write_text('{"round": 1}\n' + after)
-    assert reader.read() == tuple(map(json.loads, path.read_text().splitlines()))
+    path.write_bytes(log_of([{"round": 1}, *after]))
+    assert reader.read() == ({"round": 1}, *after)
 
 
 def test_a_chart_by_hand():

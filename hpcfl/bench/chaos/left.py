@@ -1,6 +1,5 @@
 """What a run directory says from outside: how far the run is, and what it came to, bit for bit."""
 
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from hpcfl.account import measured
 from hpcfl.checkpoint import MANIFEST
 from hpcfl.export import export
 from hpcfl.rundir import RunDir
+from hpcfl.runlog import LogReader
 
 
 class Marks(NamedTuple):
@@ -82,7 +82,7 @@ def outcome(folder: RunDir) -> Outcome:
         )
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    log = [json.loads(line) for line in folder.log.read_text().splitlines()]
+    log = LogReader(folder.log).read()
     return Outcome(arrays, [{k: v for k, v in entry.items() if not measured(k)} for entry in log])
 
 

@@ -5,6 +5,8 @@ import os
 
 import pytest
 
+from hpcfl import checksum
+from hpcfl.comm import heartbeat
 from hpcfl.comm.heartbeat import SIZE, Heartbeats, Pulse, place, read, read_all, read_newest
 from hpcfl.errors import StoreError
 
@@ -69,23 +71,52 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_as_good_as_none(files, damage):
+def test_a_damaged_file_is_as_good_as_none_for_other_ranks(files, damage):
     path = files.folder / "0003.json"
     files.open(Pulse())
     assert read(path) is not None
-    path.write_text(DAMAGE[damage](path.read_text().strip()))
+    text = json.loads(path.read_text())
+    del text["crc32"]
+    damaged = DAMAGE[damage](json.dumps(text, separators=(",", ":")))
+    if damaged.startswith("{"):  # a right checksum saves none of them
+        path.write_bytes(checksum.add_to_json(damaged))
+        assert read(path) is None
+    path.write_text(damaged)
     assert read(path) is None
-    assert read_all(files.folder) == []
     assert files.read(4) == {}
 
 
-def test_what_cannot_be_read_is_left_out(files):
+def test_a_person_is_told_of_what_is_damaged(files):
+    """The other ranks go on without it."""
     files.open(Pulse(1, "training"))
-    (files.folder / "0001.json").mkdir()
+    path = files.folder / "0001.json"
+    path.write_text("")  # its rank is about to write it
     assert [found.rank for found in read_all(files.folder)] == [3]
+    path.write_bytes((files.folder / "0003.json").read_bytes().replace(b"training", b"draining"))
+    with pytest.raises(StoreError, match=r"0001.json: found no heartbeat of a rank: checksum "):
+        read_all(files.folder)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StoreError, match=r"0001.json: cannot be read: Is a directory; repair"):
+        read_all(files.folder)
     assert list(files.read(4)) == [3]
     assert files.read(3) == {}
     assert read_all(files.folder / "absent") == []
+
+
+def test_a_file_that_is_being_written_is_read_again(files, monkeypatch):
+    files.open(Pulse(1, "training"))
+    whole, tries = heartbeat._read, []
+
+    def torn(path):
+        tries.append(path)
+        if len(tries) < 3:
+            raise ValueError("half of it")
+        return whole(path)
+
+    monkeypatch.setattr(heartbeat, "_read", torn)
+    assert [found.rank for found in read_all(files.folder)] == [3]
+    assert len(tries) == 3
 
 
 def test_one_rank_tells(files):

@@ -5,9 +5,11 @@ import signal
 
 import pytest
 
+from hpcfl import checksum
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import Stopped, SweepError
 from hpcfl.job import load
+from hpcfl.jobfile import add_checksum
 from hpcfl.models.base import ModelConfig
 from hpcfl.rundir import RunDir
 from hpcfl.sweep import play
@@ -15,6 +17,7 @@ from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.machine import room
 from hpcfl.sweep.play import Outcome
 from hpcfl.sweep.todo import todo
+from tests.unit.rundirs import cut_log, resolved
 
 SWEEP = """\
 job: job.yaml
@@ -114,9 +117,8 @@ def test_status_has_a_line_for_every_run(job, tmp_path, hpcfl):
     root = tmp_path / "out"
     for name in ("a", "b", "c", "d"):
         assert hpcfl("run", job, "--out", root / name).code == 0
-    log = (root / "b/log.jsonl").read_text().splitlines(keepends=True)
-    (root / "b/log.jsonl").write_text("".join(log[:-1]))
-    (root / "c/job.yaml").write_text("- 1")
+    cut_log(root / "b", 3)
+    (root / "c/job.yaml").write_bytes(resolved("- 1\n"))
     with RunDir(root / "d") as held:
         held.lock()
         done = hpcfl("status", root)
@@ -130,8 +132,8 @@ def test_status_has_a_line_for_every_run(job, tmp_path, hpcfl):
 def test_a_damaged_job_is_told(file, tmp_path, refused):
     kept = tmp_path / "out/avg-seed1/job.yaml"
     kept.parent.mkdir(parents=True)
-    for content in (b"{broken", b"- 1", b"\xff", b""):
-        kept.write_bytes(content)
+    for content in (b"{broken\n", b"- 1\n", b"\xff\n", b"\n"):
+        kept.write_bytes(add_checksum(content))
         line = refused("sweep", file, "--out", tmp_path / "out")
         assert line.startswith(f"StoreError: {kept}: not the resolved job of a run")
 
@@ -308,7 +310,8 @@ def stopped(file, tmp_path, scripted, monkeypatch):
         monkeypatch.setattr(scripted, "look", look)
         with pytest.raises(Stopped):
             play.play(read_sweep(file), tmp_path / "out")
-        return (tmp_path / "out/sweep.log").read_text().splitlines()[-1]
+        last = (tmp_path / "out/sweep.log").read_bytes().splitlines()[-1]
+        return checksum.remove_from_line(last).decode()
 
     return played
 

@@ -137,6 +137,7 @@ def test_a_damaged_line_says_nothing_of_the_rounds(sleeper, line):
 
 def test_a_finished_run_with_a_damaged_log_is_told(sleeper, job, hpcfl):
     folder, run = sleeper
+    folder.history.unlink()
     assert hpcfl("run", job, "--out", folder.root).code == 0
     assert run.came_to().startswith("4 rounds, accuracy ")
     folder.log.write_text("{broken\n")

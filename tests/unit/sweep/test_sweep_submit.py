@@ -2,6 +2,7 @@
 
 import pytest
 
+from hpcfl.diary import log_line
 from hpcfl.errors import JobError
 from hpcfl.rundir import RunDir
 from hpcfl.sweep.grid import read_sweep
@@ -143,6 +144,6 @@ def test_a_failed_run_is_told_until_it_is_tried_again(job, here, hpcfl):
     assert lines[1].startswith("failed   ")
     assert lines[2] == "2 runs: 2 failed"
     assert "0-1" in Array(read_sweep(here / "s.yaml"), (), here / "runs/s", 1, "").command_line()
-    with (here / "runs/s/sweep.log").open("a") as log:
-        log.write("2026-01-02 03:04:05 resumed  wild: from round 0\n")
+    with (here / "runs/s/sweep.log").open("ab") as log:
+        log.write(log_line("2026-01-02 03:04:05 resumed  wild: from round 0"))
     assert hpcfl("status", "runs/s").out[2] == "2 runs: 1 failed, 1 not running"

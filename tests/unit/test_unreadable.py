@@ -1,0 +1,210 @@
+"""Files of a run that cannot be read: one line that names them and exit code 2, no traceback.
+
+Permissions and errors of the disk are made here, as root may read everything; a folder, or a link
+that leads in a circle, in place of a file stops root too.
+"""
+
+import builtins
+import errno
+import io
+import os
+import pathlib
+import shutil
+
+import h5py
+import pytest
+
+from hpcfl.diary import read_diary
+from hpcfl.rundir import RunDir
+from hpcfl.sweep.board import Board
+
+COMMANDS = {
+    "status": ["status"],
+    "watch": ["watch"],
+    "report": ["report", "--format", "csv"],
+    "export": ["export", "--clients", "-o", "x.npz"],
+    "best": ["export", "--best", "-o", "x.npz"],
+    "resume": ["resume", "rounds=5"],
+}
+NEWEST = "checkpoints/00000004"
+READ_BY = {
+    "job.yaml": {*COMMANDS},
+    "log.jsonl": {"status", "watch", "report", "resume"},
+    "history.jsonl": {"status", "resume"},
+    "initial.npy": {"export", "resume"},
+    "best.safetensors": {"best"},
+    f"{NEWEST}/manifest.json": {*COMMANDS} - {"best"},
+    f"{NEWEST}/server.safetensors": {"export", "resume"},
+    f"{NEWEST}/rows-0000.npz": {"export", "resume"},
+    "stores/*.h5": {"export", "resume"},
+    "checkpoints": {*COMMANDS} - {"best"},
+    "stores": {"export", "resume"},
+}
+
+
+@pytest.fixture
+def run(job, tmp_path, hpcfl, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "run"
+    assert hpcfl("run", job, "evaluate={every: 1, best: true}", "--out", out).code == 0
+    return out
+
+
+def remove(path):
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def folder_in_place(path, monkeypatch):
+    remove(path)
+    path.mkdir()
+
+
+def file_in_place(path, monkeypatch):
+    remove(path)
+    path.write_text("a file")
+
+
+def loop_in_place(path, monkeypatch):
+    remove(path)
+    path.symlink_to(path)
+
+
+def failing(number):
+    """What makes every call that opens or lists the path fail so."""
+
+    def make(path, monkeypatch):
+        def wrapped(call):
+            def refuse(name=".", *args, **kwargs):
+                if isinstance(name, str | os.PathLike) and pathlib.Path(name) == path:
+                    raise OSError(number, os.strerror(number), os.fspath(name))
+                return call(name, *args, **kwargs)
+
+            return refuse
+
+        for module, names in (
+            (os, ("open", "listdir", "scandir", "truncate")),
+            (io, ("open",)),
+            (builtins, ("open",)),
+        ):
+            for name in names:
+                monkeypatch.setattr(module, name, wrapped(getattr(module, name)))
+        whole = h5py.File
+
+        def file(name, *args, **kwargs):
+            return wrapped(lambda name: whole(name, *args, **kwargs))(name)
+
+        monkeypatch.setattr(h5py, "File", file)
+
+    return make
+
+
+FAULTS = {
+    "folder": folder_in_place,
+    "file": file_in_place,
+    "loop": loop_in_place,
+    "permission": failing(errno.EACCES),
+    "disk": failing(errno.EIO),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", READ_BY)
+def test_one_line(run, hpcfl, monkeypatch, name, fault):
+    (path,) = run.glob(name)
+    if path.is_dir() == (fault == "folder") or path.is_file() == (fault == "file"):
+        return  # it is one already
+    with monkeypatch.context() as patch:
+        FAULTS[fault](path, patch)
+        ends = {key: hpcfl(words[0], run, *words[1:]) for key, words in COMMANDS.items()}
+    for command in READ_BY[name]:
+        done = ends[command]
+        assert done.code == 2, (command, done)
+        assert len(done.err) == 1, (command, done.err)
+        assert str(path) in done.err[0], (command, done.err)
+        assert not done.out
+    for command in COMMANDS.keys() - READ_BY[name]:
+        done = ends[command]
+        assert done.code in (0, 2), (command, done)
+        assert done.code == 0 or str(path) in done.err[-1], (command, done.err)
+        assert not any("Traceback" in line for line in done.err)
+
+
+def test_a_folder_of_runs_tells_which_cannot_be_read(run, tmp_path, hpcfl, refused):
+    """The others are told all the same; a report, which would lack a run, is refused."""
+    runs = tmp_path / "runs"
+    for name in ("a", "b"):
+        shutil.copytree(run, runs / name)
+    loop_in_place(runs / "b" / "job.yaml", None)
+    done = hpcfl("status", runs)
+    assert done.code == 0
+    assert done.out[0] == "finished          4 of 4  a"
+    assert done.out[1].startswith(
+        f"damaged      {runs}/b/job.yaml: cannot be read: Too many levels"
+    )
+    assert f"{runs}/b/job.yaml: cannot be read" in refused("report", runs)
+    assert any("damaged" in line for line in hpcfl("watch", runs).out)
+
+
+@pytest.mark.parametrize("command", ["status", "watch", "report"])
+def test_a_folder_that_cannot_be_listed(run, tmp_path, refused, monkeypatch, command):
+    runs = tmp_path / "runs"
+    shutil.copytree(run, runs / "a")
+    failing(errno.EACCES)(runs, monkeypatch)
+    assert f"{runs}: cannot be listed: Permission denied; repair" in refused(command, runs)
+
+
+@pytest.mark.parametrize("fault", ["folder", "loop", "permission", "disk"])
+@pytest.mark.parametrize("command", ["status", "watch", "report"])
+def test_the_log_of_a_sweep(run, tmp_path, refused, monkeypatch, fault, command):
+    runs = tmp_path / "runs"
+    shutil.copytree(run, runs / "a")
+    (runs / "sweep.log").write_text("")
+    FAULTS[fault](runs / "sweep.log", monkeypatch)
+    assert f"{runs}/sweep.log: cannot be read: " in refused(command, runs)
+
+
+def test_the_log_of_a_sweep_that_was_killed_in_a_line(run, tmp_path, hpcfl, refused):
+    """The line is completed; a line break that became another character is not."""
+    runs = tmp_path / "runs"
+    shutil.copytree(run, runs / "a")
+    log = runs / "sweep.log"
+    with Board("sweep", log, 2, io.StringIO()) as board:
+        board.say("failed", "b", "exit code 1: why")
+        board.say("failed", "c", "exit code 1: another reason")
+    whole = log.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for size in range(len(lines[0]), len(whole) + 1):
+        log.write_bytes(whole[:size])
+        with Board("sweep", log, 2, io.StringIO()) as board:
+            board.say("failed", "d", "exit code 3: nan")
+        assert read_diary(runs).failed.keys() - {"c"} == {"b", "d"}
+    for bit in range(8):
+        log.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))
+        assert "sweep.log:2: its end is damaged" in refused("status", runs)
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["status", LONG], ["watch", LONG], ["report", LONG], ["resume", LONG], ["check", LONG]),
+        *(["export", LONG, "-o", "x.npz"], ["export", "run", "-o", LONG], ["run", LONG]),
+        *(["export", "run", "-o", "."], ["export", "run", "--state-dict", ".."]),
+        *(["export", "run", "-o", "/"], ["run", "job.yaml", "--out", LONG], ["sweep", LONG]),
+        *(["resume", "run", "--out", LONG], ["plan", "job.yaml", "--out", LONG]),
+        *(["data", "export-split", "job.yaml", "-o", "."], ["report", "run", "--plot", "."]),
+        *(["data", "export-split", "job.yaml", "-o", LONG], ["report", "run", "--plot", LONG]),
+        *(["report", "run", "--plot", f"{LONG}.png"], ["export", "run", "-o", f"{LONG}/x.npz"]),
+    ],
+    ids=lambda words: " ".join(words).replace(LONG, "LONG"),
+)
+def test_names_that_cannot_be(run, hpcfl, words):
+    done = hpcfl(*words)
+    assert (done.code, len(done.err)) == (2, 1), done.err
+    assert "Error: " in done.err[0]
+    assert RunDir(run).begun
