@@ -20,6 +20,7 @@ from hpcfl.beside import (
 from hpcfl.errors import JobError
 from hpcfl.published import Published, find
 from hpcfl.records import RunRecord
+from hpcfl.report.columns import DIVERGED, count_diverged
 from hpcfl.report.grid import Grid, Row, SetUp, read_grid
 from hpcfl.report.sheet import Report, Sheet, Value, with_settings
 from hpcfl.targets import BASELINE, Arrivals, Target, arrivals, beside_target
@@ -83,11 +84,14 @@ def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Sheet, list[dict
         for column in grid.columns:
             members = [runs[index] for index in grid.cells.get((row, column), ())]
             rows = find(grid.job(row, column), *ACCURACIES)
-            pairs[row, column] = _Pair(_accuracy(members), _printed(rows), places(rows))
+            ours = _accuracy(members)
+            ours = ours._replace(text=ours.text + count_diverged(members))
+            pairs[row, column] = _Pair(ours, _printed(rows), places(rows))
     groups = [[runs[index] for index in members] for members in grid.cells.values()]
     meanings = dict.fromkeys(final.meaning for group in groups for final in _finals(group))
     captions = [f"ours: {', or '.join(meanings)}"] if meanings else []
     captions += [*_signs(pairs), *beside_published(runs).captions]
+    captions += [DIVERGED] if any(run.diverged for run in runs) else []
     return _laid_out(grid, pairs, "%", captions, most=True)
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from hpcfl.beside import Beside, Column, mean_and_std, spread
 from hpcfl.compare import SEED, apart, over_seeds
 from hpcfl.records import RunRecord
-from hpcfl.report.columns import NUMBERS, OVER_SEEDS, asked
+from hpcfl.report.columns import DIVERGED, NUMBERS, OVER_SEEDS, asked, count_diverged
 from hpcfl.report.sheet import Report, Sheet, Value, with_settings, without_blanks
 
 CAPTION = "+-: sample standard deviation over the finished runs of a job with several seeds"
@@ -29,7 +29,9 @@ def by_seed(runs: Sequence[RunRecord], beside: Beside | None = None) -> Report:
     """
     beside = beside or Beside()
     sheet = seed_sheet(runs, beside).sheet
-    sheet = sheet._replace(captions=[*sheet.captions, *beside.captions])
+    captions = [*sheet.captions, *beside.captions]
+    captions += [DIVERGED] if any(run.diverged for run in runs) else []
+    sheet = sheet._replace(captions=captions)
     return Report([sheet], _values(runs, beside))
 
 
@@ -42,6 +44,7 @@ def seed_sheet(runs: Sequence[RunRecord], beside: Beside) -> SeedSheet:
     for group in groups:
         members = _finished(runs, group)
         count = f"{len(members)}" + ("" if len(members) == len(group) else f" of {len(group)}")
+        count += count_diverged([runs[index] for index in group])
         cells = [
             spread([value(runs[index]) for index in members], show) for _, value, show in scores
         ]
@@ -71,6 +74,7 @@ def _values(runs: Sequence[RunRecord], beside: Beside) -> list[dict[str, Value]]
             "rounds": runs[group[0]].rounds,
             "seeds": len(group),
             "seeds_finished": len(_finished(runs, group)),
+            "seeds_diverged": sum(runs[index].diverged for index in group),
             **_means(runs, _finished(runs, group)),
             **{
                 key: value
