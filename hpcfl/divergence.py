@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from hpcfl.data.base import Dataset
 
-RECENT = 10  # rounds
+RECENT = 5  # rounds
 UNLEARNED = 3.0
 FACTOR = 10.0
 ABSURD = 1000.0

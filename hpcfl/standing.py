@@ -56,7 +56,7 @@ def find_runs(root: Path) -> Found:
         try:
             if not _first_time(folder, seen):
                 continue
-            below = [path for path in _subfolders(folder) if not path.name.startswith(".")]
+            below = [path for path in _subfolders(folder) if _counts(path.name)]
             inside = [path for path in below if (path / JOB).is_file()]
         except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or never there
             continue
@@ -130,10 +130,13 @@ def _subfolders(folder: Path) -> Iterator[Path]:
         yield from (Path(entry.path) for entry in entries if entry.is_dir())
 
 
+def _counts(name: str) -> bool:
+    """Whether a folder of this name is neither hidden nor a copy that is being made."""
+    return not name.startswith(".") and not name.endswith(PART)
+
+
 def _followed(folder: Path) -> bool:
     """Whether to look for runs in a folder that is none itself."""
-    if folder.name.endswith(PART):
-        return False
     return not folder.is_symlink() or (folder / SWEEP_LOG).is_file()
 
 
@@ -158,7 +161,7 @@ def _told(root: Path, runs: Sequence[RunRecord], diary: Diary) -> list[str]:
     points = max(diary.points, len(begun | early | jobs))
     states["not begun"] = points - len(begun | early)
     counts = ", ".join(f"{count} {word}" for word, count in states.items() if count)
-    shown = early | {run.name for run in runs if run.state == "failed"}
+    shown = early | {run.name for run in runs if run.state in ("failed", "diverged")}
     return [
         f"{root}: {points} runs: {counts}",
         *(f"{root / name}: failed: {why}" for name, why in diary.failed.items() if name in shown),

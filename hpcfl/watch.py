@@ -5,7 +5,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -27,7 +27,7 @@ from hpcfl.errors import JobError
 from hpcfl.records import RunRecord, read_job, with_history
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import OF_RANKS, LogReader
-from hpcfl.standing import find_runs, state, unbegun
+from hpcfl.standing import Found, find_runs, state, unbegun
 from hpcfl.status import LATE_S, TITLES, newest, on_disk, recent, time_left
 
 EVERY_S = 1.0  # between two looks
@@ -168,32 +168,32 @@ class _Folder:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._runs: dict[Path, _Run] = {}
-        self._found: Mapping[Path, bool] = {}
+        self._found = Found({}, ())
         self._find_due = 0.0
 
     def page(self, console: Console) -> RenderableType:
         """A table of the runs; where the console is too low for all, those alive first."""
-        runs = self._find().items()
-        rows = [self._row(path, failed=failed) for path, failed in runs]
+        found = self._find()
+        rows = [self._row(path, failed=failed) for path, failed in found.runs.items()]
         counts = {name: sum(row[0] == name for row in rows) for name in STATES}
         title = Text(f"{self._root}: ")
         title.append(", ".join(f"{n} {name}" for name, n in counts.items() if n), "bold")
         made = Table(expand=True, box=None, header_style="dim")
         for name in ("run", "", "rounds", "", "rounds/s", "left", "score"):
             made.add_column(name, no_wrap=True, justify="left" if name in ("run", "") else "right")
-        room = max(1, console.height - 5)
+        room = max(1, console.height - 5 - len(found.unreadable))
         if len(rows) > room:
             rows.sort(key=lambda row: [*STATES].index(row[0]))
         for _, row in rows[:room]:
             made.add_row(*row)
         more = f"and {len(rows) - room} more" if len(rows) > room else ""
-        return Group(title, made, Text(more, "dim"))
+        return Group(title, made, Text(more, "dim"), *map(Text, found.unreadable))
 
-    def _find(self) -> Mapping[Path, bool]:
+    def _find(self) -> Found:
         """The runs, new ones too; where looking takes long, as of a few seconds ago."""
         began = time.monotonic()
         if began >= self._find_due:
-            self._found = find_runs(self._root).runs
+            self._found = find_runs(self._root)
             late = time.monotonic() - began > EVERY_S
             self._find_due = time.monotonic() + (DISK_S if late else 0.0)
         return self._found

@@ -35,6 +35,7 @@ DIVERGED = {
     "in one round": (log([6e9]), TEN),
     "slowly": (log([2.3] * 5 + [50.0 * t for t in range(10)], initial=2.3), TEN),
     "a network whose units are dead": (log([1.2, 14, 34, 1.2, 12, 11, 9], accuracy=0.1), TEN),
+    "at last": (log([2.3, 2.2, 2.7, 2.5, 2.0, 3.0, 2.6, 140, 75, 332], accuracy=0.1), TEN),
     "targets, growing": (log([700 * 1.5**t for t in range(30)], initial=750), 750.0),
     "not finite, as null": (log([2.0, None, None]), TEN),
     "a function of its parameters alone": (log([1.0, 50.0, 2500.0, 1e6, 1e8], initial=0.5), None),
