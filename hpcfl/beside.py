@@ -31,11 +31,23 @@ class Column(NamedTuple):
     show: str = "{}"
     """How that mean is shown."""
 
-    def over_seeds(self, group: Sequence[int], finished: Sequence[int]) -> str:
+    @property
+    def key(self) -> str:
+        """Of the numbers, for programs: the first."""
+        return next(iter(self.values))
+
+    def known(self, group: Sequence[int]) -> list[float]:
+        """The numbers that runs (by index) have, which is what a mean over them is of."""
+        found = (self.numbers[index] for index in group)
+        return [number for number in found if number is not None]
+
+    def over_seeds(self, group: Sequence[int]) -> str:
         """The cell of runs (by index) that differ in the seed alone."""
         if not self.numbers:
             return self.cells[group[0]]
-        return spread([self.numbers[index] for index in finished], self.show)
+        known = self.known(group)
+        some = 0 < len(known) < len(group)
+        return spread(known, self.show) + (counted(len(known), len(group)) if some else "")
 
 
 class Beside(NamedTuple):
@@ -78,6 +90,13 @@ def spread(values: Sequence[float | None], show: str) -> str:
         return "-"
     mean, std = mean_and_std(known)
     return show.format(mean) + ("" if std is None else f" +- {show.format(std)}")
+
+
+def counted(count: int, of: int) -> str:
+    """How many of the runs of a job a mean is of: " (n=2)", " (n=1 of 2)"; nothing of one run."""
+    if of == 1:
+        return ""
+    return f" (n={count})" if count == of else f" (n={count} of {of})"
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:

@@ -134,7 +134,7 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _sweep(options: argparse.Namespace) -> None:
-    from hpcfl.records import read_run
+    from hpcfl.standing import read_standing
     from hpcfl.sweep.grid import read_sweep
     from hpcfl.sweep.play import play
     from hpcfl.sweep.submit import Array
@@ -158,7 +158,7 @@ def _sweep(options: argparse.Namespace) -> None:
         return
     outcome = play(sweep, root, options.parallel, partly=partly)
     if outcome.finished and not partly:
-        runs = [read_run(path) for path in outcome.finished]
+        runs = read_standing(outcome.finished).runs
         _tell(runs, _tabled(runs, "runs", "table"), [root / REPORT.name])
     outcome.check()
 

@@ -53,7 +53,7 @@ def apart(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
         for key, value in job.items():
             values.setdefault(_scope(job, key), set()).add(repr(value))
     known = dict.fromkeys(key for job in jobs for key in job)
-    counted = [key for key in known if _counts(key) and key not in ("algorithm.name", *but)]
+    counted = [key for key in known if counts(key) and key not in ("algorithm.name", *but)]
     leading = next((key for key in _LEADING if len(values.get(key, ())) > 1), None)
     if leading is not None:
         counted = [k for k in counted if k in (leading, SEED) or not _follows(jobs, leading, k)]
@@ -76,8 +76,8 @@ def _follows(jobs: Sequence[Settings], leading: str, key: str) -> bool:
     return all(len(found) == 1 for found in values.values())
 
 
-def _counts(key: str) -> bool:
-    """Whether the key can change the model."""
+def counts(key: str) -> bool:
+    """Whether a setting can change the model, as one of how a run is watched or kept cannot."""
     return key.partition(".")[0] not in _ASIDE
 
 
@@ -107,7 +107,7 @@ def over_seeds(jobs: Sequence[Settings]) -> list[list[int]]:
     """
     groups: dict[str, dict[Any, int]] = {}
     for index, job in enumerate(jobs):
-        counted = [key for key in job if _counts(key) and key != SEED]
+        counted = [key for key in job if counts(key) and key != SEED]
         rest = repr(sorted((key, repr(job[key])) for key in counted))
         groups.setdefault(rest, {}).setdefault(job.get(SEED), index)
     return [list(group.values()) for group in groups.values()]

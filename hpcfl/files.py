@@ -155,10 +155,11 @@ def folders_with(root: Path, name: str) -> list[Path]:
         return []
     except OSError as e:
         raise StoreError(f"{root}: cannot be listed: {e.strerror or e}; {READABLE}") from e
-    return [folder for folder in found if _has(folder, name)]
+    return [folder for folder in found if has(folder, name)]
 
 
-def _has(folder: Path, name: str) -> bool:
+def has(folder: Path, name: str) -> bool:
+    """Whether the folder has something called ``name``, or cannot be searched for it."""
     try:
         return present(folder / name)
     except StoreError:  # which is said by whoever reads it

@@ -1,7 +1,7 @@
 """What a run directory says of its run."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -10,9 +10,11 @@ from typing import Any
 
 from hpcfl.checkpoint import MANIFEST, newest
 from hpcfl.compare import Settings, flat
+from hpcfl.divergence import Divergence, find_divergence
 from hpcfl.errors import JobError, StoreError
 from hpcfl.files import present
 from hpcfl.jobfile import plain
+from hpcfl.outcome import Outcome, last_outcome, recorded_guess
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import LogReader, require
 
@@ -44,7 +46,11 @@ class RunRecord:
     settings: Settings = field(default_factory=dict)
     """The job's values by their dotted keys."""
     fate: str = "unfinished"
-    """What it is while it is not finished: alive, failed or not running; unfinished: not known."""
+    """What it is while it is not finished, see ``hpcfl.standing.state``; unfinished: not known."""
+    guess_loss: float | None = None
+    """The training loss of guessing, as the history has it, see ``hpcfl.divergence``."""
+    outcome: Outcome | None = None
+    """How its newest start ended, as the history has it."""
 
     @property
     def name(self) -> str:
@@ -65,6 +71,17 @@ class RunRecord:
     def state(self) -> str:
         """finished, else its fate."""
         return "finished" if self.finished else self.fate
+
+    @cached_property
+    def divergence(self) -> Divergence | None:
+        """How far its training loss is from what it should be; None where it did not diverge."""
+        return find_divergence(self.log, self.guess_loss)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it diverged, to numbers that are not finite or to finite ones."""
+        ending = self.outcome.ending if self.outcome and not self.finished else ""
+        return ending == "diverged" or self.divergence is not None
 
     @cached_property
     def scores(self) -> dict[str, tuple[tuple[int, float], ...]]:
@@ -119,6 +136,11 @@ class RunRecord:
     def total(self, key: str) -> float:
         """The sum over the rounds of what a round spends ("wall_s", "down_bytes", "up_bytes")."""
         return math.fsum(entry.get(key, 0) for entry in self.log)
+
+
+def with_history(run: RunRecord, history: Sequence[Mapping[str, Any]]) -> RunRecord:
+    """The run with what its history tells of it, oldest first."""
+    return replace(run, guess_loss=recorded_guess(history), outcome=last_outcome(history))
 
 
 def read_run(path: Path) -> RunRecord:

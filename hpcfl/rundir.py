@@ -2,7 +2,8 @@
 
 job.yaml        the resolved job; its last line is the checksum of the others
 history.jsonl   one object a start: when, from which round, ranks, versions, git commit, what of the
-                job may change and what did; and one where the run branched off another
+                job may change and what did, how it ended (hpcfl.outcome); and one where the run
+                branched off another
 log.jsonl       one object a round; in both files every line ends with its checksum
 events/         the same for TensorBoard, where that is installed, see hpcfl.events
 initial.npy     the initial model, flat; every manifest of a checkpoint has its checksum

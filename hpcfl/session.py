@@ -1,7 +1,8 @@
 """One life of a run: from a job or a run directory to the end, a stop or an error."""
 
-from collections.abc import Sequence
-from contextlib import closing
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,16 @@ from hpcfl.comm.watched import Watched
 from hpcfl.compare import flat
 from hpcfl.data.fingerprints import Fingerprints, require_alike
 from hpcfl.device import bfloat16_warning, device_type
+from hpcfl.divergence import guess_loss
 from hpcfl.engine import play
 from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.job import Loaded
 from hpcfl.life import Desk, Life
+from hpcfl.outcome import Outcome, outcome_of, record_outcome
 from hpcfl.progress import Progress, open_progress
 from hpcfl.rankmap import Ranks, find
+from hpcfl.records import read_run
 from hpcfl.request import Request
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import LogReader
@@ -164,15 +168,46 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
         if comm.rank == 0:
             with storing(folder.history):
                 _note(life, ranks, done, progress)
-        run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
-        run.observer.restore(beginning.kept)
-        try:
-            server = play(run, beginning.server, done)
-        except StoreError as e:
-            e.exit_code = 1  # 2 says that nothing was trained
-            raise
+        with _recorded(life):
+            run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
+            run.observer.restore(beginning.kept)
+            try:
+                server = play(run, beginning.server, done)
+            except StoreError as e:
+                e.exit_code = 1  # 2 says that nothing was trained
+                raise
+        if comm.rank == 0:
+            _warn_of_divergence(life, progress)
     final: Vector = server.x.cpu()
     return final
+
+
+@contextmanager
+def _recorded(life: Life) -> Iterator[None]:
+    """Write down how this start ends, on rank 0; `hpcfl status` says it."""
+    outcome = Outcome("finished", life.parts.job.rounds, "")
+    try:
+        yield
+    except BaseException as e:
+        outcome = outcome_of(e, life.comm.pulse.round)
+        raise
+    finally:
+        if life.comm.rank == 0:
+            try:
+                record_outcome(life.folder, life.name, outcome)
+            except StoreError as e:  # the end itself, and its exit code, matter more
+                sys.stderr.write(f"the history does not say how this start ended: {e}\n")
+
+
+def _warn_of_divergence(life: Life, progress: Progress) -> None:
+    """Say it if the run diverged though all its numbers are finite."""
+    root = life.folder.root
+    run = replace(read_run(root), guess_loss=guess_loss(life.parts.dataset))
+    if run.divergence is not None:
+        progress.note(
+            f"warning: {root}: diverged: {run.divergence}. Lower local.lr or algorithm.server_lr, "
+            "or set local.clip"
+        )
 
 
 def _note(life: Life, ranks: Ranks, done: int, progress: Progress) -> None:
@@ -199,6 +234,7 @@ def _note(life: Life, ranks: Ranks, done: int, progress: Progress) -> None:
             **facts,
             "map": [seat.record for seat in ranks.seats],
             "told": list(ranks.told),
+            "guess_loss": guess_loss(life.parts.dataset),
             "settings": settings,
             "changes": changes,
         }

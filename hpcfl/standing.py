@@ -1,15 +1,20 @@
 """The runs below directories, and where they and the sweeps that they belong to stand."""
 
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcfl.diary import Diary, read_diary
-from hpcfl.files import folders_with, present, readable
-from hpcfl.records import RunRecord, read_run
-from hpcfl.rundir import RunDir
+from hpcfl.errors import StoreError
+from hpcfl.files import READABLE, has, present, readable
+from hpcfl.records import RunRecord, read_run, with_history
+from hpcfl.rundir import SWEEP_LOG, RunDir
+from hpcfl.store.durable import PART
+
+JOB = "job.yaml"
 
 
 class Standing(NamedTuple):
@@ -17,7 +22,60 @@ class Standing(NamedTuple):
 
     runs: Sequence[RunRecord]
     notes: Sequence[str]
-    """A line for each sweep: how many of its points are finished, failed, not begun."""
+    """A line for each sweep: how many of its points are finished, failed, not begun; and for each
+    folder or history that cannot be read."""
+
+
+class Found(NamedTuple):
+    """The runs in a directory and in the folders below it."""
+
+    runs: Mapping[Path, bool]
+    """Directories, and whether the sweep that made them saw them fail last.  Runs of a sweep that
+    have not begun are among them, without a directory."""
+    unreadable: Sequence[str]
+    """A line for each folder that may not be listed, and why."""
+
+
+def find_runs(root: Path) -> Found:
+    """Find the run directories below ``root``, however deep; of a run directory, itself.
+
+    What lies in a run directory belongs to it.  Hidden folders and copies that are not complete are
+    left out, and symbolic links are followed to runs and sweeps only, each once: so a search ends
+    wherever it begins.
+
+    Raises:
+        StoreError: ``root``, or the log of a sweep, cannot be read.
+    """
+    if present(root / JOB):
+        return Found({root: False}, ())
+    runs: dict[Path, bool] = {}
+    unreadable: list[str] = []
+    seen: set[tuple[int, int]] = set()
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            if not _first_time(folder, seen):
+                continue
+            below = [path for path in _subfolders(folder) if _counts(path.name)]
+            inside = [path for path in below if has(path, JOB)]
+        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or never there
+            continue
+        except OSError as e:
+            why = f"{folder}: cannot be listed: {e.strerror}; {READABLE}"
+            if folder == root:
+                raise StoreError(why) from e
+            unreadable.append(why)
+            continue
+        diary = read_diary(folder)
+        failed = diary.failed if diary else {}
+        # Beside a sweep's runs lie their jobs, from before they begin.
+        names = {job.stem for job in folder.glob("*.yaml")} if diary else set()
+        names |= {path.name for path in inside if _first_time(path, seen)}
+        runs |= {folder / name: name in failed for name in sorted(names)}
+        others = (path for path in below if path.name not in names and path not in inside)
+        waiting += sorted((path for path in others if _followed(path)), reverse=True)
+    return Found(runs, unreadable)
 
 
 def read_standing(paths: Sequence[Path]) -> Standing:
@@ -30,23 +88,28 @@ def read_standing(paths: Sequence[Path]) -> Standing:
     runs: list[RunRecord] = []
     notes: list[str] = []
     for path in paths:
-        with readable(path):
-            folders = _run_folders(path)
-        for root in dict.fromkeys(folder.parent for folder in folders):
-            inside = [folder for folder in folders if folder.parent == root]
-            diary = read_diary(root)
-            read = [_read(folder, diary.failed if diary else {}) for folder in inside]
+        found = find_runs(path)
+        notes += found.unreadable
+        begun = {folder: failed for folder, failed in found.runs.items() if has(folder, JOB)}
+        for root in dict.fromkeys(folder.parent for folder in begun or [path]):
+            inside = [folder for folder in begun or [path] if folder.parent == root]
+            read = [_read(folder, notes, failed=begun.get(folder, False)) for folder in inside]
             runs += read
-            if diary and root != path.parent:  # asked for as a whole
+            diary = read_diary(root) if root != path.parent else None  # asked for as a whole
+            if diary:
                 notes += _told(root, read, diary)
     return Standing(runs, notes)
 
 
 def state(run: RunRecord, *, alive: bool, failed: bool = False) -> str:
-    """Whether it is alive, finished, failed or not running."""
+    """Whether it is alive, finished, diverged, failed, stopped by a signal or not running."""
     if alive or run.finished:
         return "alive" if alive else "finished"
-    return "failed" if failed else "not running"
+    ending = run.outcome.ending if run.outcome else "finished"
+    if failed and ending != "diverged":
+        return "failed"
+    # A finished run whose log is shorter: it was cut, or its job asks for more rounds by now.
+    return "not running" if ending == "finished" else ending
 
 
 def unbegun(*, failed: bool) -> str:
@@ -54,26 +117,40 @@ def unbegun(*, failed: bool) -> str:
     return "failed" if failed else "not begun"
 
 
-def _run_folders(path: Path) -> list[Path]:
-    """A run directory itself, or those in a sweep or in a folder of runs and sweeps."""
-    if present(path / "job.yaml"):
-        return [path]
-    if not path.is_dir():
-        return [path]
-    found = folders_with(path, "job.yaml")
-    for folder in sorted(path.iterdir()):
-        if folder not in found and folder.is_dir():
-            found += folders_with(folder, "job.yaml")
-    return found or [path]
+def _first_time(folder: Path, seen: set[tuple[int, int]]) -> bool:
+    """Whether the folder was not met before, by another name."""
+    found = folder.stat()
+    known = len(seen)
+    seen.add((found.st_dev, found.st_ino))
+    return len(seen) > known
 
 
-def _read(folder: Path, failed: Mapping[str, str]) -> RunRecord:
+def _subfolders(folder: Path) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        yield from (Path(entry.path) for entry in entries if entry.is_dir())
+
+
+def _counts(name: str) -> bool:
+    """Whether a folder of this name is neither hidden nor a copy that is being made."""
+    return not name.startswith(".") and not name.endswith(PART)
+
+
+def _followed(folder: Path) -> bool:
+    """Whether to look for runs in a folder that is none itself."""
+    return not folder.is_symlink() or (folder / SWEEP_LOG).is_file()
+
+
+def _read(folder: Path, notes: list[str], *, failed: bool) -> RunRecord:
     with readable(folder):
         run = read_run(folder)
+        try:
+            run = with_history(run, RunDir(folder).entries())
+        except StoreError as e:  # its numbers are told all the same
+            notes.append(str(e))
         if run.finished:
             return run
-        alive, fell = RunDir(folder).held(), folder.name in failed
-    return replace(run, fate=state(run, alive=alive, failed=fell))
+        alive = RunDir(folder).held()
+    return replace(run, fate=state(run, alive=alive, failed=failed))
 
 
 def _told(root: Path, runs: Sequence[RunRecord], diary: Diary) -> list[str]:
@@ -85,7 +162,7 @@ def _told(root: Path, runs: Sequence[RunRecord], diary: Diary) -> list[str]:
     points = max(diary.points, len(begun | early | jobs))
     states["not begun"] = points - len(begun | early)
     counts = ", ".join(f"{count} {word}" for word, count in states.items() if count)
-    shown = early | {run.name for run in runs if run.state == "failed"}
+    shown = early | {run.name for run in runs if run.state in ("failed", "diverged")}
     return [
         f"{root}: {points} runs: {counts}",
         *(f"{root / name}: failed: {why}" for name, why in diary.failed.items() if name in shown),

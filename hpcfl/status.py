@@ -14,12 +14,11 @@ from rich.filesize import decimal
 from hpcfl import spent
 from hpcfl.checkpoint import MANIFEST, committed_folders
 from hpcfl.comm.heartbeat import Heartbeat, read_newest
-from hpcfl.diary import read_diary
 from hpcfl.errors import JobError, StoreError
-from hpcfl.files import folders_with, present, readable
-from hpcfl.records import RunRecord, read_run
+from hpcfl.files import present, readable
+from hpcfl.records import RunRecord, read_run, with_history
 from hpcfl.rundir import RunDir
-from hpcfl.standing import state, unbegun
+from hpcfl.standing import Found, find_runs, state, unbegun
 
 TITLES = {
     "objective": "objective",
@@ -35,7 +34,7 @@ LATE_S = 30.0  # a rank beats every 5 s or more often: one that has not for so l
 
 
 def status(root: Path) -> str:
-    """A few lines about a run, alive or not; of a folder of runs, a line each.
+    """A few lines about a run, alive or not; of a folder, a line for each run below it.
 
     Raises:
         JobError: the directory holds no run.
@@ -43,66 +42,83 @@ def status(root: Path) -> str:
     """
     folder = RunDir(root)
     with readable(root):
-        runs = members(root)
-        if runs:
-            return _many(root, runs)
+        found = find_runs(root)
+        if found.runs and root not in found.runs:
+            return _many(root, found)
         folder.require()
-        run = read_run(root)
+        history = _history(folder)
+        run = with_history(read_run(root), history)
         alive = folder.held()
-        lines = list(_lines(folder, run, alive=alive))
+        lines = list(_lines(folder, run, history, alive=alive))
     return "\n".join(f"{title:<11} {text}" for title, text in lines)
 
 
-def members(root: Path) -> dict[str, bool]:
-    """The names of the runs in a folder, and whether the sweep that made them saw them fail last.
-
-    There is none in a run directory; runs of a sweep that have not begun yet are among them.
-    """
-    if present(root / "job.yaml"):
-        return {}
-    diary = read_diary(root)
-    # Beside a sweep's runs lie their jobs, from before they begin.
-    names = {job.stem for job in root.glob("*.yaml")} if diary else set()
-    if root.is_dir():
-        names |= {folder.name for folder in folders_with(root, "job.yaml")}
-    failed = diary.failed if diary else {}
-    return {name: name in failed for name in sorted(names)}
-
-
-def _many(root: Path, runs: Mapping[str, bool]) -> str:
+def _many(root: Path, found: Found) -> str:
     """A line for each of several runs, and how many are in each state."""
     states, lines = Counter[str](), []
-    for name, failed in runs.items():
-        state, text = _one(RunDir(root / name), failed=failed)
+    diverged = 0
+    for path, failed in found.runs.items():
+        state, text, marked = _one(RunDir(path), path.relative_to(root), failed=failed)
         states[state] += 1
+        diverged += marked
         lines.append(f"{state:<12} {text}")
     told = ", ".join(f"{count} {state}" for state, count in states.items())
-    return "\n".join([*lines, f"{len(runs)} runs: {told}"])
+    told += f"; {diverged} of them diverged, with finite numbers" if diverged else ""
+    return "\n".join([*lines, *found.unreadable, f"{len(found.runs)} runs: {told}"])
 
 
-def _one(folder: RunDir, *, failed: bool) -> tuple[str, str]:
-    """The state of one of several runs, and how far it is."""
-    name = folder.root.name
+def _one(folder: RunDir, name: Path, *, failed: bool) -> tuple[str, str, bool]:
+    """The state of one of several runs, how far it is, and whether finite numbers diverged."""
     try:
         with readable(folder.root):
             if not present(folder.job):
-                return unbegun(failed=failed), f"{'-':>6}       {name}"
-            run, alive = read_run(folder.root), folder.held()
+                return unbegun(failed=failed), f"{'-':>6}       {name}", False
+            run = with_history(read_run(folder.root), _history(folder))
+            alive = folder.held()
     except JobError as e:  # of one run: the others are told all the same
-        return "damaged", str(e)
+        return "damaged", str(e), False
     found = state(run, alive=alive, failed=failed)
-    return found, f"{run.done:>6} of {run.rounds}  {name}"
+    marked = run.divergence is not None and found != "diverged"
+    mark = "  (diverged)" if marked else ""
+    return found, f"{run.done:>6} of {run.rounds}  {name}{mark}", marked
 
 
-def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
-    now = state(run, alive=alive)
-    yield "run", f"{run.path}: {run.algorithm}, {now}"
-    if now == "not running":
-        yield "go on", f"hpcfl resume {run.path}"
+def _lines(
+    folder: RunDir, run: RunRecord, history: Sequence[Mapping[str, Any]], *, alive: bool
+) -> Iterable[tuple[str, str]]:
+    yield from _standing(run, alive=alive)
     yield from _speed(run, alive=alive)
     beats = read_newest(folder.ranks) if alive else []
     if beats:
         yield "ranks", _ranks(beats, time.time())
+    yield from _scores(run)
+    yield "checkpoint", newest(folder.checkpoints)
+    yield "on disk", on_disk(folder)
+    for entry in history:
+        if "branch_of" in entry:
+            yield "branch", f"of {entry['branch_of']} at round {entry['round']}"
+    for life in [entry for entry in history if "life" in entry][-1:]:
+        yield "last start", f"{life['time']} from round {life['round']}, {life['ranks']} rank(s)"
+        known = ("hpcfl", "git", "python", "torch", "numpy", "h5py", "mpi4py", "processor")
+        yield "versions", ", ".join(f"{name} {life[name]}" for name in known if life.get(name))
+
+
+def _standing(run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
+    """Its state, how it ended, and how to go on."""
+    now = state(run, alive=alive)
+    yield "run", f"{run.path}: {run.algorithm}, {now}"
+    if now == "not running":
+        yield "ended", "without a word: it was killed, or its node was lost"
+    elif run.outcome and now == run.outcome.ending and run.outcome.message:
+        yield "ended", run.outcome.message
+    if run.divergence:
+        yield "diverged", str(run.divergence)
+    if now in ("not running", "stopped", "failed"):
+        yield "go on", f"hpcfl resume {run.path}"
+
+
+def _scores(run: RunRecord) -> Iterable[tuple[str, str]]:
+    """Its newest losses and accuracies, and its best."""
     losses = run.curve("train_loss")
     if losses:
         yield "train loss", f"{losses[-1][1]:.4g}"
@@ -113,16 +129,6 @@ def _lines(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str
     best = run.best or run.lowest
     if best:
         yield "best", f"{'accuracy' if run.best else 'loss'} {best[1]:.4g} after round {best[0]}"
-    yield "checkpoint", newest(folder.checkpoints)
-    yield "on disk", on_disk(folder)
-    history = _history(folder)
-    for entry in history:
-        if "branch_of" in entry:
-            yield "branch", f"of {entry['branch_of']} at round {entry['round']}"
-    for life in [entry for entry in history if "life" in entry][-1:]:
-        yield "last start", f"{life['time']} from round {life['round']}, {life['ranks']} rank(s)"
-        known = ("hpcfl", "git", "python", "torch", "numpy", "h5py", "mpi4py", "processor")
-        yield "versions", ", ".join(f"{name} {life[name]}" for name in known if life.get(name))
 
 
 def _speed(run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:

@@ -26,11 +26,11 @@ from hpcfl.checkpoint import committed_folders
 from hpcfl.comm.heartbeat import Heartbeat, read_newest
 from hpcfl.errors import JobError
 from hpcfl.files import present, readable
-from hpcfl.records import RunRecord, read_job, require_log
+from hpcfl.records import RunRecord, read_job, require_log, with_history
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import OF_RANKS, LogReader
-from hpcfl.standing import state, unbegun
-from hpcfl.status import LATE_S, TITLES, members, newest, on_disk, recent, time_left
+from hpcfl.standing import Found, find_runs, state, unbegun
+from hpcfl.status import LATE_S, TITLES, newest, on_disk, recent, time_left
 
 EVERY_S = 1.0  # between two looks
 DISK_S = 10.0  # between two looks at what lies on the disk, which walks through folders
@@ -38,6 +38,8 @@ PAGE = 100, 32  # columns and lines where there is no terminal
 STATES = {
     "alive": "bold green",
     "failed": "bold red",
+    "diverged": "bold red",
+    "stopped": "bold yellow",
     "not running": "bold red",
     "finished": "bold cyan",
     "not begun": "dim",
@@ -103,7 +105,8 @@ def _looker(root: Path) -> Callable[[Console], RenderableType]:
         JobError: it is neither.
     """
     folder = RunDir(root)
-    if members(root):
+    found = find_runs(root).runs
+    if found and root not in found:
         return _Folder(root).page
     folder.require()
     return _Run(root).page
@@ -114,16 +117,16 @@ class _Run:
 
     def __init__(self, root: Path) -> None:
         self._folder, self._log = RunDir(root), LogReader(RunDir(root).log)
-        self._job, self._changed = read_job(root), self._folder.job.stat().st_mtime_ns
+        self._job, self._changed = self._described(), self._versions()
         self._disk, self._disk_due = "", 0.0
         self._compared: Path | None = None  # the checkpoint that the log was compared with
 
     def read(self) -> tuple[RunRecord, bool]:
         """The run, and whether it is alive."""
         alive = self._folder.held()  # before its log: what is dead by now has written all
-        changed = self._folder.job.stat().st_mtime_ns
-        if changed != self._changed:  # by a resume
-            self._job, self._changed = read_job(self._folder.root), changed
+        changed = self._versions()
+        if changed != self._changed:  # by a resume, or an end
+            self._job, self._changed = self._described(), changed
         log = self._log.read()
         kept = committed_folders(self._folder.checkpoints)[-1:]
         if kept and kept[0] != self._compared:
@@ -131,12 +134,22 @@ class _Run:
             self._compared = kept[0]
         return replace(self._job, log=log), alive
 
+    def _described(self) -> RunRecord:
+        """The run without its rounds."""
+        return with_history(read_job(self._folder.root), self._folder.entries())
+
+    def _versions(self) -> tuple[int, int]:
+        """What changes when the job or the history does."""
+        history = self._folder.history
+        known = history.stat().st_mtime_ns if history.exists() else 0
+        return self._folder.job.stat().st_mtime_ns, known
+
     def page(self, console: Console) -> RenderableType:
         """Everything about the run, as large as the console."""
         run, alive = self.read()
         now = time.time()
         beats = read_newest(self._folder.ranks) if alive else []
-        top = [_title(run, alive), *_rounds(run, alive)]
+        top = [_title(run, alive), *_rounds(run, alive), *_diverged(run)]
         middle = Table.grid(expand=True, padding=(0, 1))
         middle.add_column(ratio=2)
         middle.add_column(ratio=3)
@@ -164,43 +177,58 @@ class _Folder:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._runs: dict[Path, _Run] = {}
+        self._found = Found({}, ())
+        self._find_due = 0.0
 
     def page(self, console: Console) -> RenderableType:
         """A table of the runs; where the console is too low for all, those alive first."""
-        runs = members(self._root).items()
-        rows = [self._row(self._root / name, failed=failed) for name, failed in runs]
+        found = self._find()
+        rows = [self._row(path, failed=failed) for path, failed in found.runs.items()]
         counts = {name: sum(row[0] == name for row in rows) for name in STATES}
         title = Text(f"{self._root}: ")
         title.append(", ".join(f"{n} {name}" for name, n in counts.items() if n), "bold")
         made = Table(expand=True, box=None, header_style="dim")
         for name in ("run", "", "rounds", "", "rounds/s", "left", "score"):
             made.add_column(name, no_wrap=True, justify="left" if name in ("run", "") else "right")
-        room = max(1, console.height - 5)
+        room = max(1, console.height - 5 - len(found.unreadable))
         if len(rows) > room:
             rows.sort(key=lambda row: [*STATES].index(row[0]))
         for _, row in rows[:room]:
             made.add_row(*row)
         more = f"and {len(rows) - room} more" if len(rows) > room else ""
-        return Group(title, made, Text(more, "dim"))
+        return Group(title, made, Text(more, "dim"), *map(Text, found.unreadable))
+
+    def _find(self) -> Found:
+        """The runs, new ones too; where looking takes long, as of a few seconds ago."""
+        began = time.monotonic()
+        if began >= self._find_due:
+            self._found = find_runs(self._root)
+            late = time.monotonic() - began > EVERY_S
+            self._find_due = time.monotonic() + (DISK_S if late else 0.0)
+        return self._found
 
     def _row(self, root: Path, *, failed: bool) -> tuple[str, Sequence[RenderableType]]:
         """The state of a run, and the cells of its line."""
+        name = str(root.relative_to(self._root))
         try:
             if not present(root / "job.yaml"):
                 named = unbegun(failed=failed)
-                return named, [root.name, Text(named, STATES[named]), *[""] * 5]
+                return named, [name, Text(named, STATES[named]), *[""] * 5]
             if root not in self._runs:
                 self._runs[root] = _Run(root)
             run, alive = self._runs[root].read()
         # Of one run, `hpcfl status` says what is wrong: the others are shown all the same.
         except (JobError, OSError):
-            return "damaged", [root.name, Text("damaged", STATES["damaged"]), *[""] * 5]
+            return "damaged", [name, Text("damaged", STATES["damaged"]), *[""] * 5]
         named, speed = state(run, alive=alive, failed=failed), spent.pace(recent(run))
         score = _newest_score(run)
         left = str(time_left(run, speed)) if alive and speed else "-"
         bar = ProgressBar(run.rounds, run.done, width=BAR)
+        shown = Text(named, STATES[named])
+        if run.divergence and named != "diverged":
+            shown.append(", diverged", STATES["diverged"])
         return named, [
-            run.name, Text(named, STATES[named]), f"{run.done}/{run.rounds}", bar,
+            name, shown, f"{run.done}/{run.rounds}", bar,
             f"{speed:.3g}" if speed else "-", left, score
         ]  # fmt: skip
 
@@ -282,6 +310,13 @@ def _ranks(run: RunRecord, beats: Sequence[Heartbeat], now: float, room: int) ->
     return made
 
 
+def _diverged(run: RunRecord) -> Iterator[Text]:
+    """That it diverged to finite numbers, if it did."""
+    if run.divergence:
+        text = f"diverged: {run.divergence}"
+        yield Text(text, STATES["diverged"], no_wrap=True, overflow="ellipsis")
+
+
 def _ended(run: RunRecord) -> Iterator[Text]:
     """What to know of a run that is not alive."""
     if run.log:
@@ -289,7 +324,10 @@ def _ended(run: RunRecord) -> Iterator[Text]:
             seconds=max(0, round(time.time() - (run.path / "log.jsonl").stat().st_mtime))
         )
         yield Text(f"the last round was written {ago} ago")
-    if not run.finished:
+    now = state(run, alive=False)
+    if run.outcome and now == run.outcome.ending and run.outcome.message:
+        yield Text(f"{now}: {run.outcome.message}", STATES[now], no_wrap=True, overflow="ellipsis")
+    if now not in ("finished", "diverged"):
         yield Text("not running: `hpcfl resume` goes on from the last checkpoint", "bold red")
 
 

@@ -22,8 +22,23 @@ def _loss(loss: float | None) -> str:
     return "-" if loss is None else f"{loss:.4g}"
 
 
+DIVERGED = (
+    "diverged: a number was not finite, or the train loss of the last rounds is far above that of "
+    "guessing and of the beginning; hpcfl status DIR has the numbers"
+)
+"""What the mark means, as a caption."""
+
+
 def _rounds(run: RunRecord) -> str:
-    return f"{run.done}/{run.rounds}" + ("" if run.finished else f" {run.state}")
+    marks = [] if run.finished else [run.state]
+    marks += ["diverged"] if run.diverged and "diverged" not in marks else []
+    return " ".join([f"{run.done}/{run.rounds}", *marks])
+
+
+def count_diverged(runs: Sequence[RunRecord]) -> str:
+    """How many of the runs of a job diverged: " (1 diverged)"; nothing of none."""
+    count = sum(run.diverged for run in runs)
+    return f" ({count} diverged)" if count else ""
 
 
 def _best(run: RunRecord) -> str:
@@ -93,6 +108,7 @@ NAMES: tuple[tuple[str, Callable[[RunRecord], Value]], ...] = (
     ("rounds", lambda run: run.rounds),
     ("rounds_done", lambda run: run.done),
     ("state", lambda run: run.state),
+    ("diverged", lambda run: int(run.diverged)),
 )
 NUMBERS: tuple[tuple[str, Callable[[RunRecord], float | None]], ...] = (
     ("test_accuracy", lambda run: run.last("test_accuracy")),

@@ -74,6 +74,7 @@ class Grid:
         return {
             "seeds": len(members),
             "seeds_finished": sum(run.finished for run in members),
+            "seeds_diverged": sum(run.diverged for run in members),
             "rounds": members[0].rounds if members else None,
             "rounds_done": min((run.done for run in members), default=None),
         }

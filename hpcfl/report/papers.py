@@ -5,12 +5,12 @@ A set-up is data, model, split, clients and cohort; runs that differ in the seed
 
 from collections.abc import Sequence
 from math import isnan
-from statistics import fmean
 from typing import NamedTuple
 
 from hpcfl.beside import (
     ACCURACIES,
     beside_published,
+    counted,
     fraction,
     mean_and_std,
     places,
@@ -20,15 +20,16 @@ from hpcfl.beside import (
 from hpcfl.errors import JobError
 from hpcfl.published import Published, find
 from hpcfl.records import RunRecord
+from hpcfl.report.columns import DIVERGED, count_diverged
 from hpcfl.report.grid import Grid, Row, SetUp, read_grid
 from hpcfl.report.sheet import Report, Sheet, Value, with_settings
-from hpcfl.targets import Arrivals, Target, arrivals, beside_target
+from hpcfl.targets import BASELINE, Arrivals, Target, arrivals, beside_target
 
 # What the signs in our cells mean.
 _SIGNS = {
     "n=": "n: seeds; +-: their sample standard deviation",
     "@": "@t/T: of an unfinished run, the newest accuracy, after t of its T rounds",
-    "x)": "(x): FedAvg's rounds over the method's, mean of the seeds in which both arrived",
+    "x": "(x): the speed-up; its n where it is of fewer seeds than the rounds",
     ">": "> t: no run arrived within t rounds",
 }
 
@@ -41,6 +42,10 @@ class _Cell(NamedTuple):
     """Accuracies as fractions."""
     std: float | None = None
     metric: str = ""
+    members: int = 0
+    """How many runs the mean is of."""
+    baseline: str = ""
+    """Of a speed-up: the FedAvg runs that it is over."""
     competes: bool = False
     """Whether it may be the best of its column."""
 
@@ -79,10 +84,14 @@ def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Sheet, list[dict
         for column in grid.columns:
             members = [runs[index] for index in grid.cells.get((row, column), ())]
             rows = find(grid.job(row, column), *ACCURACIES)
-            pairs[row, column] = _Pair(_accuracy(members), _printed(rows), places(rows))
-    meanings = dict.fromkeys(final.meaning for run in runs if (final := _final(run)) is not None)
+            ours = _accuracy(members)
+            ours = ours._replace(text=ours.text + count_diverged(members))
+            pairs[row, column] = _Pair(ours, _printed(rows), places(rows))
+    groups = [[runs[index] for index in members] for members in grid.cells.values()]
+    meanings = dict.fromkeys(final.meaning for group in groups for final in _finals(group))
     captions = [f"ours: {', or '.join(meanings)}"] if meanings else []
     captions += [*_signs(pairs), *beside_published(runs).captions]
+    captions += [DIVERGED] if any(run.diverged for run in runs) else []
     return _laid_out(grid, pairs, "%", captions, most=True)
 
 
@@ -100,48 +109,52 @@ class _Final(NamedTuple):
     meaning: str
 
 
-def _final(run: RunRecord) -> _Final | None:
-    """The mean of the last 100 rounds, of the job's window, or the last accuracy; None of others.
+def _finals(runs: Sequence[RunRecord]) -> list[_Final]:
+    """Of the finished ones of runs that differ in the seed, by one metric that all of them have.
 
-    The first of these that the run has.
+    The mean of the last 100 rounds, of the job's window, or else the last accuracy.
     """
+    each = [found for run in runs if (found := _judged(run))]
+    shared = next((m for m in each[0] if all(m in found for found in each)), "") if each else ""
+    return [found[shared] for found in each]
+
+
+def _judged(run: RunRecord) -> dict[str, _Final]:
+    """What a run may be judged by, the best first; empty while it is not finished."""
     last = run.last("test_accuracy")
     if not run.finished or last is None:
-        return None
-    windows = {100: run.accuracy_last100, run.window: run.mean_accuracy}
-    for window, mean in windows.items():
+        return {}
+    found = {}
+    for window, mean in {100: run.accuracy_last100, run.window: run.mean_accuracy}.items():
         if mean is not None:
             meaning = f"mean test accuracy of the last {window} rounds"
-            return _Final(mean, f"accuracy_last{window}", meaning)
-    return _Final(last, "accuracy_last", ACCURACIES["accuracy_last"])
+            metric = f"accuracy_last{window}"
+            found[metric] = _Final(mean, metric, meaning)
+    found["accuracy_last"] = _Final(last, "accuracy_last", ACCURACIES["accuracy_last"])
+    return found
 
 
 def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
     """Of the finished ones of runs that differ in the seed; the newest where none is."""
-    finals = [final for run in runs if (final := _final(run)) is not None]
+    finals = _finals(runs)
     if finals:
         values = [final.value for final in finals]
-        metrics = " or ".join(dict.fromkeys(final.metric for final in finals))
-        return _mean(values, metrics, _seeds(len(finals), len(runs)))
+        return _mean(values, finals[0].metric, counted(len(finals), len(runs)))
     newest = [run.scores["test_accuracy"][-1] for run in runs if run.scores["test_accuracy"]]
     if not newest:
         return _Cell()
     at = sorted({t for t, _ in newest})
     after = f" @{'-'.join(str(t) for t in dict.fromkeys((at[0], at[-1])))}/{runs[0].rounds}"
     after += " failed" if all(run.state == "failed" for run in runs) else ""
-    cell = _mean([value for _, value in newest], "accuracy", after + _seeds(len(newest), len(runs)))
+    cell = _mean(
+        [value for _, value in newest], "accuracy", after + counted(len(newest), len(runs))
+    )
     return cell._replace(competes=False)
 
 
 def _mean(values: Sequence[float], metric: str, after: str) -> _Cell:
     text = spread([100 * value for value in values], "{:.2f}") + after
-    return _Cell(text, *mean_and_std(values), metric, competes=True)
-
-
-def _seeds(count: int, of: int) -> str:
-    if of == 1:
-        return ""
-    return f" (n={count})" if count == of else f" (n={count} of {of})"
+    return _Cell(text, *mean_and_std(values), metric, len(values), competes=True)
 
 
 def _printed(rows: Sequence[Published]) -> _Cell:
@@ -159,7 +172,9 @@ def _rounds(
 ) -> tuple[Sheet, list[dict[str, Value]]]:
     arrived = arrivals(runs, target)
     metrics = target.metrics
+    number = f"{target.number:g}"
     pairs: _Pairs = {}
+    speedups: _Pairs = {}
     for row in grid.rows:
         for column in grid.columns:
             job = grid.job(row, column)
@@ -168,25 +183,44 @@ def _rounds(
             speeds = find(job, metrics[1]) if metrics else []
             ours = _arrival(runs, arrived, members)
             pairs[row, column] = _Pair(
-                ours._replace(metric=f"rounds_to_{target.number:g}"),
+                ours._replace(metric=f"rounds_to_{number}"),
                 _printed_rounds(rows, speeds),
                 places(rows),
             )
+            speedups[row, column] = _Pair(
+                _speedup(arrived, members)._replace(metric=f"speedup_{number}"),
+                _printed_speedup(speeds),
+                places(speeds),
+            )
     captions = [*_signs(pairs), *beside_target(runs, target).captions]
-    return _laid_out(grid, pairs, f"to {target.title}", captions, most=False)
+    sheet, values = _laid_out(grid, pairs, f"to {target.title}", captions, most=False)
+    if any(run.algorithm == BASELINE for run in runs):
+        values += [_value(grid, *place, pair) for place, pair in speedups.items()]
+    return sheet, values
 
 
 def _arrival(runs: Sequence[RunRecord], arrived: Arrivals, members: Sequence[int]) -> _Cell:
-    """The rounds and the speed-up of runs that differ in the seed."""
+    """The rounds and the speed-up of runs that differ in the seed, each with its own count."""
     if not members:
         return _Cell()
     rounds = [count for index in members if (count := arrived.rounds[index]) is not None]
     if not rounds:
         return _Cell(f"> {max(runs[index].done for index in members)}")
+    speed = _speedup(arrived, members)
+    fewer = f", n={speed.members}" if speed.members != len(rounds) else ""
+    faster = f" ({speed.mean:.2f}x{fewer})" if speed.mean is not None else ""
+    text = spread(rounds, "{:.0f}") + faster + counted(len(rounds), len(members))
+    competes = len(rounds) == len(members)
+    return _Cell(text, *mean_and_std(rounds), members=len(rounds), competes=competes)
+
+
+def _speedup(arrived: Arrivals, members: Sequence[int]) -> _Cell:
+    """The speed-up over the seeds in which both the run and its baseline arrived."""
     speeds = [times for index in members if (times := arrived.speedups[index]) is not None]
-    faster = f" ({fmean(speeds):.2f}x)" if speeds else ""
-    text = spread(rounds, "{:.0f}") + faster + _seeds(len(rounds), len(members))
-    return _Cell(text, *mean_and_std(rounds), competes=len(rounds) == len(members))
+    if not speeds:
+        return _Cell()
+    told = dict.fromkeys(found.label for index in members if (found := arrived.baselines[index]))
+    return _Cell("", *mean_and_std(speeds), members=len(speeds), baseline="; ".join(told))
 
 
 def _printed_rounds(rows: Sequence[Published], speeds: Sequence[Published]) -> _Cell:
@@ -195,8 +229,15 @@ def _printed_rounds(rows: Sequence[Published], speeds: Sequence[Published]) -> _
     if rows[0].value is None:
         return _Cell("never")
     value = rows[0].value
-    speed = f" ({speeds[0].value:.2f}x)" if speeds and speeds[0].value is not None else ""
+    printed = _printed_speedup(speeds).mean
+    speed = "" if printed is None else f" ({printed:.2f}x)"
     return _Cell(f"{value:.0f}{speed}", value, None, rows[0].metric, competes=True)
+
+
+def _printed_speedup(speeds: Sequence[Published]) -> _Cell:
+    if not speeds or speeds[0].value is None:
+        return _Cell()
+    return _Cell("", speeds[0].value, None, speeds[0].metric)
 
 
 def _laid_out(
@@ -244,6 +285,8 @@ def _value(grid: Grid, row: Row, column: SetUp, pair: _Pair) -> dict[str, Value]
         **grid.progress(row, column),
         "mean": ours.mean,
         "std": ours.std,
+        "n": ours.members,
+        "baseline": ours.baseline or None,
         "published_metric": theirs.metric or None,
         "published": theirs.mean,
         "published_std": theirs.std,

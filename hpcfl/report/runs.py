@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hpcfl.beside import Beside, spread
 from hpcfl.compare import apart, labels
 from hpcfl.records import RunRecord
-from hpcfl.report.columns import NAMES, NUMBERS, SHOWN, SPENT, asked
+from hpcfl.report.columns import DIVERGED, NAMES, NUMBERS, SHOWN, SPENT, asked
 from hpcfl.report.seeds import seed_sheet
 from hpcfl.report.sheet import Report, Sheet, Value, with_settings, without_blanks
 
@@ -20,7 +20,9 @@ def by_run(runs: Sequence[RunRecord], beside: Beside | None = None) -> Report:
     means = seed_sheet(runs, beside)
     if means.several:
         sheets.append(means.sheet)
-    sheets[-1] = sheets[-1]._replace(captions=[*sheets[-1].captions, *beside.captions])
+    captions = [*sheets[-1].captions, *beside.captions]
+    captions += [DIVERGED] if any(run.diverged for run in runs) else []
+    sheets[-1] = sheets[-1]._replace(captions=captions)
     return Report(sheets, _values(runs, beside))
 
 

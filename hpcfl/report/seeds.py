@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcfl.beside import Beside, mean_and_std, spread
+from hpcfl.beside import Beside, Column, mean_and_std, spread
 from hpcfl.compare import SEED, apart, over_seeds
 from hpcfl.records import RunRecord
-from hpcfl.report.columns import NUMBERS, OVER_SEEDS, asked
+from hpcfl.report.columns import DIVERGED, NUMBERS, OVER_SEEDS, asked, count_diverged
 from hpcfl.report.sheet import Report, Sheet, Value, with_settings, without_blanks
 
 CAPTION = "+-: sample standard deviation over the finished runs of a job with several seeds"
@@ -23,11 +23,15 @@ class SeedSheet(NamedTuple):
 def by_seed(runs: Sequence[RunRecord], beside: Beside | None = None) -> Report:
     """The means alone; unfinished runs do not count, and the column `seeds` says so.
 
-    The values are means, and standard deviations where two seeds or more finished.
+    A target that an unfinished run has reached counts: no later round changes that.  Where the mean
+    is not of all runs of the job, its cell says of how many.  The values are means, and standard
+    deviations where two seeds or more finished.
     """
     beside = beside or Beside()
     sheet = seed_sheet(runs, beside).sheet
-    sheet = sheet._replace(captions=[*sheet.captions, *beside.captions])
+    captions = [*sheet.captions, *beside.captions]
+    captions += [DIVERGED] if any(run.diverged for run in runs) else []
+    sheet = sheet._replace(captions=captions)
     return Report([sheet], _values(runs, beside))
 
 
@@ -40,10 +44,11 @@ def seed_sheet(runs: Sequence[RunRecord], beside: Beside) -> SeedSheet:
     for group in groups:
         members = _finished(runs, group)
         count = f"{len(members)}" + ("" if len(members) == len(group) else f" of {len(group)}")
+        count += count_diverged([runs[index] for index in group])
         cells = [
             spread([value(runs[index]) for index in members], show) for _, value, show in scores
         ]
-        cells += [column.over_seeds(group, members) for column in beside.columns]
+        cells += [column.over_seeds(group) for column in beside.columns]
         rows.append([runs[group[0]].algorithm, count, *cells])
     titles = ["algorithm", "seeds", *(title for title, _, _ in scores), *added]
     several = any(len(group) > 1 for group in groups)
@@ -69,34 +74,43 @@ def _values(runs: Sequence[RunRecord], beside: Beside) -> list[dict[str, Value]]
             "rounds": runs[group[0]].rounds,
             "seeds": len(group),
             "seeds_finished": len(_finished(runs, group)),
-            **_means(runs, _finished(runs, group), beside),
-            **_in_common(group, beside),
+            "seeds_diverged": sum(runs[index].diverged for index in group),
+            **_means(runs, _finished(runs, group)),
+            **{
+                key: value
+                for column in beside.columns
+                for key, value in _of_column(group, column).items()
+            },
             "settings": settings,
         }
         for group, settings in zip(groups, _settings(runs, groups), strict=True)
     ]
 
 
-def _means(runs: Sequence[RunRecord], members: Sequence[int], beside: Beside) -> dict[str, Value]:
-    """The mean and the standard deviation of each number, under its key and with _std."""
-    numbers = {key: [value(runs[index]) for index in members] for key, value in NUMBERS}
-    for column in beside.columns:
-        if column.numbers:
-            (key,) = column.values
-            numbers[key] = [column.numbers[index] for index in members]
+def _means(runs: Sequence[RunRecord], members: Sequence[int]) -> dict[str, Value]:
+    """Of the finished runs: the mean and the deviation of each number, under its key and _std."""
     means: dict[str, Value] = {}
-    for key, found in numbers.items():
-        known = [number for number in found if number is not None]
+    for key, value in NUMBERS:
+        known = [found for index in members if (found := value(runs[index])) is not None]
         whole = len(known) == len(members) > 0
         means[key], means[f"{key}_std"] = mean_and_std(known) if whole else (None, None)
     return means
 
 
-def _in_common(group: Sequence[int], beside: Beside) -> dict[str, Value]:
-    """What seeds do not differ in: numbers of papers."""
-    return {
-        key: values[group[0]]
-        for column in beside.columns
-        if not column.numbers
-        for key, values in column.values.items()
-    }
+def _compared(group: Sequence[int], column: Column) -> dict[str, Value]:
+    """The same of a column's numbers, of the runs that have one: so many, under its key and _n."""
+    known = column.known(group)
+    mean, std = mean_and_std(known) if known else (None, None)
+    texts: dict[str, Value] = {}
+    for key, values in column.values.items():
+        if key != column.key:
+            told = dict.fromkeys(str(found) for index in group if (found := values[index]))
+            texts[key] = "; ".join(told) or None
+    return {column.key: mean, f"{column.key}_std": std, f"{column.key}_n": len(known), **texts}
+
+
+def _of_column(group: Sequence[int], column: Column) -> dict[str, Value]:
+    """What a column says of the runs of a job; of papers' numbers, which seeds share, the first."""
+    if column.numbers:
+        return _compared(group, column)
+    return {key: values[group[0]] for key, values in column.values.items()}

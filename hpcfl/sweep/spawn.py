@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcfl.errors import JobError
-from hpcfl.records import read_run
+from hpcfl.records import read_run, with_history
 from hpcfl.rundir import RunDir
 from hpcfl.sweep.machine import family
 
@@ -110,12 +110,13 @@ class Spawned:
     def came_to(self) -> str:
         """What the finished run came to."""
         try:
-            run = read_run(self._folder.root)
+            run = with_history(read_run(self._folder.root), self._folder.entries())
         except JobError as e:
             return f"but {e}"
         accuracy, loss = run.last("test_accuracy"), run.last("test_loss")
         score = "" if loss is None else f", test loss {loss:.4g}"
         score = score if accuracy is None else f", accuracy {100 * accuracy:.2f} %"
+        score += ", diverged" if run.diverged else ""
         return f"{run.done} rounds{score}, {time.monotonic() - self._began:.0f} s"
 
     def last_words(self) -> str:

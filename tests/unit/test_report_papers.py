@@ -108,6 +108,15 @@ def test_what_finished_runs_are_judged_by(runs):
     )
 
 
+def test_seeds_are_judged_by_one_metric():
+    """As where one of them evaluated more often than the other."""
+    seeds = [record([k / 200 for k in range(150)], last=0), record([0.3] * 150, "seed=1", last=0)]
+    sparse = replace(seeds[1], log=seeds[1].log[9::10])
+    (sheet,) = as_papers([seeds[0], sparse]).sheets
+    assert sheet.captions[0] == "ours: test accuracy after the last round"
+    assert sheet.rows[0][1] == "52.25 +- 31.47 (n=2)"  # 74.5 and 30
+
+
 def test_the_rounds_to_targets(runs):
     """Table 2 of FedHBM: 0.7 x 86.48 % is 60.536 %, 0.8 x it 69.184 %."""
     _, seventy, eighty = as_papers([*runs[:2], *runs[2:4]], [Target(70), Target(80)]).sheets
@@ -134,7 +143,7 @@ def test_speedups_are_over_fedavg_of_the_same_seed():
     ]
     _, sheet = as_papers(runs, [Target(0.9, absolute=True)]).sheets
     assert [row[1] for row in sheet.rows] == [
-        "3 +- 1 (1.00x) (n=2)", "2 +- 1 (2.00x) (n=2)", "> 4", "3 +- 0 (0.67x) (n=2)",
+        "3 +- 1 (1.00x) (n=2)", "2 +- 1 (2.00x) (n=2)", "> 4", "3 +- 0 (0.67x, n=1) (n=2)",
     ]  # fmt: skip
     assert sheet.best == {(1, 1)}
 
@@ -146,7 +155,7 @@ def test_nothing_is_classified():
 
 def test_the_values_are_a_row_a_number(runs):
     found = list(csv.DictReader(io.StringIO(to_csv(as_papers(runs, [Target(70)])))))
-    assert len(found) == 8
+    assert len(found) == 12
     first, hbm = found[0], found[3]
     assert {key: first[key] for key in ("algorithm", "data", "split", "metric", "seeds")} == {
         "algorithm": "fedavg", "data": "cifar10", "split": "dirichlet 0",
@@ -156,6 +165,13 @@ def test_the_values_are_a_row_a_number(runs):
     assert (first["published"], first["published_std"]) == ("0.6612", "0.0032")
     assert (hbm["metric"], hbm["rounds"], hbm["rounds_done"]) == ("accuracy", "3", "2")
     assert (found[4]["metric"], found[4]["published"]) == ("rounds_to_70", "5520.0")
+    assert [row["metric"] for row in found[8:]] == ["speedup_70"] * 4
+    assert [found[10][key] for key in ("mean", "n", "baseline", "published")] == [
+        "",
+        "0",
+        "",
+        "7.17",
+    ]
 
 
 def widths(line):

@@ -9,7 +9,7 @@ from hpcfl.compare import flat
 from hpcfl.errors import JobError
 from hpcfl.job import load
 from hpcfl.records import RunRecord
-from hpcfl.report import by_run, by_seed, plain, to_csv, to_markdown
+from hpcfl.report import as_papers, by_run, by_seed, plain, to_csv, to_markdown
 from hpcfl.targets import Target, beside_target
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +27,8 @@ def record(name, accuracies, *overrides, rounds=None, job="cifar10/fedavg_noniid
 
 
 HBM = "algorithm={name: fedhbm}"
+CM = "algorithm={name: fedcm}"
+COSINE = "local.schedule=cosine"
 
 
 def seed_rows(runs, beside=None):
@@ -57,6 +59,9 @@ def test_the_rounds_to_seventy_percent_of_the_centralised(runs):
     }
     assert "70 % of the centralised 86.48 % (cifar10 with lenet" in beside.captions[0]
     assert beside.captions[1] == "published rounds: FedHBM, table 2"
+    assert beside.captions[2].startswith(
+        "speed-up: rounds of the fedavg run of the same seed and se"
+    )
 
 
 def test_what_the_paper_never_reached(runs):
@@ -82,7 +87,135 @@ def test_a_speedup_is_over_fedavg_of_the_same_set_up_and_seed(runs):
         record("slow", [0.0] * 7 + [0.7], "local.lr=0.001"),
     ]
     found = cells(beside_target([*runs, *others], Target(0.6, absolute=True)))
-    assert found["speed-up\nx"] == ["1.00", "2.00", "-", "-", "-", "0.50"]
+    assert found["speed-up\nx"] == ["1.00", "2.00", "-", "-", "-", "1.00"]
+
+
+def speed_ups(runs, target=0.6):
+    return beside_target(runs, Target(target, absolute=True))
+
+
+def test_the_baseline_agrees_in_every_setting_but_the_algorithms_own():
+    """Not the run of another rate, though that one arrived first."""
+    runs = [
+        record("a-slow", [0.1] * 5 + [0.7], "local.lr=0.1"),
+        record("a-fast", [0.1, 0.7], "local.lr=0.5"),
+        record("scaffold", [0.1] * 2 + [0.7], "algorithm={name: scaffold}", "local.lr=0.1"),
+    ]
+    beside = speed_ups(runs)
+    assert cells(beside)["speed-up\nx"] == ["1.00", "1.00", "2.00"]
+    assert not any(line.startswith("speed-up of") for line in beside.captions)
+    assert beside.columns[1].values["speedup_0.6_baseline"] == ["a-slow", "a-fast", "a-slow"]
+
+
+def test_a_baseline_of_other_rates_is_told():
+    """As where each method has the rate it was tuned to: the fastest FedAvg, for all seeds."""
+    runs = [
+        record("slow0", [0.1] * 5 + [0.7], "local.lr=0.1"),
+        record("slow1", [0.1] * 5 + [0.7], "local.lr=0.1", "seed=1"),
+        record("fast0", [0.1] * 6 + [0.7], "local.lr=0.5"),  # slower with this seed
+        record("fast1", [0.1] * 2 + [0.7], "local.lr=0.5", "seed=1"),
+        record("cm0", [0.1, 0.7], CM, "local.lr=1.0"),
+        record("cm1", [0.1, 0.7], CM, "local.lr=1.0", "seed=1"),
+    ]
+    beside = speed_ups(runs)
+    assert cells(beside)["speed-up\nx"] == ["1.00", "1.00", "1.00", "1.00", "3.50", "1.50"]
+    assert beside.captions[-1] == (
+        "speed-up of cm0 (and 1 more seed): over fast0 (and 1 more seed), the first to arrive of "
+        "2 fedavg jobs, which has local.lr 0.5 instead of 1.0"
+    )
+    told = beside.columns[1].values["speedup_0.6_baseline"]
+    assert told[-2:] == [f"fast{k} (local.lr 0.5 instead of 1.0)" for k in (0, 1)]
+    assert "fast0 (local.lr 0.5 instead of 1.0)" in to_csv(by_run(runs, beside))
+    assert plain(as_papers(runs, [Target(0.6, absolute=True)])).endswith(beside.captions[-1] + "\n")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "local.epochs=2",
+        "local.batch_size=32",
+        "weights=uniform",
+        "cohort.size=20",
+        "data.clients=50",
+    ],
+)
+def test_a_run_of_another_kind_has_no_baseline(override):
+    runs = [record("avg", [0.1, 0.7]), record("hbm", [0.7], HBM, override)]
+    beside = speed_ups(runs)
+    assert cells(beside)["speed-up\nx"] == ["1.00", "-"]
+    key, value = override.split("=")
+    assert beside.captions[-1] == f"speed-up of hbm: none, no fedavg run has its {key} {value}"
+
+
+def test_what_can_change_the_evaluated_rounds_is_told():
+    runs = [record("avg", [0.1, 0.7]), record("hbm", [0.7], HBM, "evaluate.every=3")]
+    beside = speed_ups(runs)
+    assert cells(beside)["speed-up\nx"] == ["1.00", "2.00"]
+    assert beside.captions[-1].endswith("over avg, which has evaluate.every 100 instead of 3")
+
+
+def test_where_files_lie_and_how_long_a_run_is_do_not_count():
+    runs = [
+        record("avg", [0.1, 0.7]),
+        record("hbm", [0.7] * 9, HBM, "data.root=elsewhere", "threads=2", "checkpoint.every=7"),
+    ]
+    assert len(speed_ups(runs).captions) == 2
+    late = [
+        record("avg", [0.1, 0.7], COSINE, rounds=20),
+        record("hbm", [0.1, 0.7], HBM, COSINE, rounds=90),
+    ]
+    assert "which has rounds 20 instead of 90" in speed_ups(late).captions[-1]
+
+
+def csv_rows(report):
+    return list(csv.DictReader(io.StringIO(to_csv(report))))
+
+
+def mean_and_count(values):
+    return (sum(values) / len(values) if values else None, len(values))
+
+
+def numbers(runs, target):
+    """(mean, of how many) of rounds and speed-up of each algorithm, as each layout has them."""
+    beside = beside_target(runs, target)
+    keys = {"target_round_0.6": "rounds_to_0.6", "speedup_0.6": "speedup_0.6"}
+    each, means, papers = {}, {}, {}
+    for row in csv_rows(by_run(runs, beside)):
+        for key in keys:
+            found = each.setdefault((row["algorithm"], key), [])
+            found += [float(row[key])] if row[key] else []
+    for row in csv_rows(by_seed(runs, beside)):
+        for key in keys:
+            mean = float(row[key]) if row[key] else None
+            means[row["algorithm"], key] = mean, int(row[f"{key}_n"])
+    for row in csv_rows(as_papers(runs, [target])):
+        for key, metric in keys.items():
+            if row["metric"] == metric:
+                mean = float(row["mean"]) if row["mean"] else None
+                papers[row["algorithm"], key] = mean, int(row["n"])
+    return {place: mean_and_count(values) for place, values in each.items()}, means, papers
+
+
+def test_all_layouts_have_the_same_numbers():
+    """One seed of three has a baseline, one more an arrival; one run is not finished."""
+    runs = [
+        record("a0", [0.1] * 5 + [0.7]),
+        record("a1", [0.1] * 6, "seed=1"),  # never arrives
+        record("h0", [0.1, 0.7], HBM, rounds=40),  # goes on
+        record("h1", [0.1, 0.1, 0.1, 0.7], HBM, "seed=1"),
+        record("h2", [0.1, 0.1, 0.1, 0.1], HBM, "seed=2"),
+        record("c0", [0.1], CM),
+    ]
+    by_runs, by_seeds, by_papers = numbers(runs, Target(0.6, absolute=True))
+    assert by_runs["fedhbm", "target_round_0.6"] == (30.0, 2)
+    assert by_runs["fedhbm", "speedup_0.6"] == (3.0, 1)
+    assert by_seeds == by_papers == by_runs
+    beside = beside_target(runs, Target(0.6, absolute=True))
+    titles, _, fedhbm, _ = seed_rows(runs, beside)
+    assert fedhbm[titles.index("rounds\nto 0.6")] == "30 +- 14 (n=2 of 3)"
+    assert fedhbm[titles.index("speed-up\nx")] == "3.00 (n=1 of 3)"
+    _, sheet = as_papers(runs, [Target(0.6, absolute=True)]).sheets
+    assert sheet.rows[1][1] == "30 +- 14 (3.00x, n=1) (n=2 of 3)"
 
 
 def test_without_fedavg_there_is_no_speedup(runs):

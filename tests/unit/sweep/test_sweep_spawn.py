@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from hpcfl.rundir import RunDir
@@ -142,3 +143,10 @@ def test_a_finished_run_with_a_damaged_log_is_told(sleeper, job, hpcfl):
     assert run.came_to().startswith("4 rounds, accuracy ")
     folder.log.write_text("{broken\n")
     assert run.came_to().startswith(f"but {folder.log}:1: ")
+
+
+def test_a_run_that_diverged_to_finite_numbers_is_told(sleeper, job, arrays, hpcfl):
+    folder, run = sleeper
+    arrays(x=1e5 * np.random.default_rng(0).standard_normal((40, 3)), x_test=None, y_test=None)
+    assert hpcfl("run", job, "local.lr=1000", "--out", folder.root).code == 0
+    assert run.came_to().startswith("4 rounds, diverged, ")

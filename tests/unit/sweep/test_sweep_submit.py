@@ -5,6 +5,7 @@ import pytest
 from hpcfl.diary import log_line
 from hpcfl.errors import JobError
 from hpcfl.rundir import RunDir
+from hpcfl.standing import read_standing
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.play import prepare
 from hpcfl.sweep.submit import Array, ranges
@@ -141,9 +142,12 @@ def test_a_failed_run_is_told_until_it_is_tried_again(job, here, hpcfl):
     assert hpcfl("sweep", "s.yaml").code == 1
     lines = hpcfl("status", "runs/s").out
     assert lines[0] == "failed            -       gone"
-    assert lines[1].startswith("failed   ")
-    assert lines[2] == "2 runs: 2 failed"
+    assert lines[1].startswith("diverged   ")
+    assert lines[2] == "2 runs: 1 failed, 1 diverged"
+    told = read_standing([here / "runs/s"]).notes
+    assert told[1].startswith(f"{here}/runs/s/wild: failed: exit code 3: DivergedError: ")
     assert "0-1" in Array(read_sweep(here / "s.yaml"), (), here / "runs/s", 1, "").command_line()
     with (here / "runs/s/sweep.log").open("ab") as log:
         log.write(log_line("2026-01-02 03:04:05 resumed  wild: from round 0"))
+    RunDir(here / "runs/s/wild").note({"life": "again", "round": 0, "ranks": 1})
     assert hpcfl("status", "runs/s").out[2] == "2 runs: 1 failed, 1 not running"
