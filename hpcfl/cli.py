@@ -281,10 +281,16 @@ def _list(options: argparse.Namespace) -> None:
 
 def _bench(options: argparse.Namespace) -> None:
     from hpcfl.bench.commands import BENCHES
-    from hpcfl.plots.figure import file_format
+    from hpcfl.plots.figure import check_plot
+    from hpcfl.store.durable import check_output
 
+    # A fault is told now, not after minutes.
+    if options.json:
+        check_output(options.json, make_folder=True)
     if options.plot:
-        file_format(options.plot)  # whose fault is told now, not after minutes
+        check_plot(options.plot)
+        if options.plot == options.json:
+            raise JobError(f"bench: --json and --plot both name {options.plot}; give two files")
     result = BENCHES[options.command](options)
     if not result:  # rank 0 has it
         return

@@ -19,7 +19,7 @@ from hpcfl.job import Job, Loaded, load
 from hpcfl.rundir import RunDir
 from hpcfl.schema import dry_round
 from hpcfl.store.base import StateSchema
-from hpcfl.store.durable import write_file
+from hpcfl.store.durable import check_output, write_output
 from hpcfl.store.reader import Reader
 from hpcfl.store.rows import Table
 from hpcfl.types import Vector
@@ -65,9 +65,8 @@ def export(
             "export: --best is a model of its own round without client states; leave out --round "
             "and --clients"
         )
-    for path in files:
-        if not path.parent.is_dir():
-            raise JobError(f"{path}: cannot be written: there is no directory {path.parent}")
+    if len({check_output(path) for path in files}) < len(files):
+        raise JobError(f"export: -o and --state-dict both name {npz}; give two files")
     folder = RunDir(root)
     folder.require()
     loaded = load(folder.job)
@@ -75,9 +74,9 @@ def export(
     if npz is not None:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
-        write_file(npz, buffer.getvalue())
+        write_output(npz, buffer.getvalue())
     if state_dict is not None:
-        write_file(state_dict, _state_dict(folder, loaded, torch.from_numpy(arrays["x"])))
+        write_output(state_dict, _state_dict(folder, loaded, torch.from_numpy(arrays["x"])))
     return files
 
 
