@@ -88,6 +88,7 @@ def anew(life: Life) -> Beginning:
             life.best.restore(None)
             life.prune_stores([])
             life.require_room()
+            folder.hold()
     life.comm.beat(folder.ranks, life.name)
     life.open_store()
     with together(life.comm):
@@ -205,3 +206,4 @@ def _go_back(life: Life, newest: Checkpoint, kept: Sequence[Path], job: bytes) -
     life.prune_stores(list(kept))
     cut(folder.log, newest.log)
     life.best.restore(newest.best)
+    folder.hold()

@@ -80,6 +80,10 @@ class Stopped(HpcflError):
     collective = True
 
 
+class LostFileError(HpcflError):
+    """A file or folder of the run was deleted, replaced or cut while the run was alive."""
+
+
 class SweepError(HpcflError):
     """Runs of a sweep failed."""
 

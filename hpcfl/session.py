@@ -161,6 +161,7 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
         try:
             server = play(run, beginning.server, done)
         except StoreError as e:
+            life.require_in_place()  # where that is the reason, it says what is gone
             e.exit_code = 1  # 2 says that nothing was trained
             raise
     final: Vector = server.x.cpu()

@@ -54,7 +54,7 @@ def commit(tmp_path):
             root, round, server(round), {}, store, Solo(), behind,
             job=JOB, log=Extent(7 * round, 5), sync=lambda: synced.append(round),
         )  # fmt: skip
-        kept = saving.commit(store, Solo(), keep)
+        kept = saving.commit(store, Solo(), keep, lambda: None)
         assert synced[-1] == round
         return [read(folder) for folder in kept]
 
