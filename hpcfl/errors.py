@@ -1,5 +1,7 @@
 """What can go wrong, one class per exit code or per thing the caller must know."""
 
+INTERRUPTED = 130
+"""The exit code of what Ctrl-C (SIGINT) ended, with no checkpoint to go on from."""
 _LONG = 4000  # characters of a message
 
 
