@@ -25,6 +25,7 @@ from hpcfl.checkpoint import (
 from hpcfl.comm.base import Comm
 from hpcfl.comm.together import together
 from hpcfl.errors import JobError, StoreError
+from hpcfl.interrupt import may_resume
 from hpcfl.life import Life
 from hpcfl.request import Request
 from hpcfl.rundir import RunDir
@@ -89,6 +90,7 @@ def anew(life: Life) -> Beginning:
             life.prune_stores([])
             life.require_room()
             folder.hold()
+    may_resume(folder.root)  # a checkpoint that stands there is this run's own
     life.comm.beat(folder.ranks, life.name)
     life.open_store()
     with together(life.comm):

@@ -11,8 +11,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcfl import interrupt
 from hpcfl.arguments import parser
-from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError, RankError
+from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError, RankError, Stopped
 
 if TYPE_CHECKING:
     from hpcfl.plots import Plot
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 done, 2 the job, the arguments or the files are wrong, 3 diverged,
-        75 stopped by a signal with a checkpoint, 1 anything else.
+        75 stopped by a signal with a checkpoint, 130 by Ctrl-C without one, 1 anything else.
     """
     reader = parser()
     options, rest = reader.parse_known_args(arguments)
@@ -38,8 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest:  # overrides that stand after an option
         options.overrides += rest
     try:
+        if options.command not in ("run", "resume"):  # a run listens by itself, once it is made
+            interrupt.raise_once()
         COMMANDS[options.command](options)
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _interrupted(options.command)
     except BrokenPipeError:  # `hpcfl list | head`: nobody reads on, at exit neither
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -54,6 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _interrupted(command: str) -> int:
+    """Say in a line that Ctrl-C ended the command; the exit code."""
+    code = interrupt.exit_code()
+    stands = "; the last checkpoint stands: resume to go on" * (code == Stopped.exit_code)
+    if _speaks():
+        print(f"hpcfl {command}: interrupted{stands}", file=sys.stderr)
+    return code
+
+
 def _speaks() -> bool:
     """Whether this process is rank 0, or may be: its launcher does not say clearly."""
     from hpcfl.comm.launch import detect
@@ -65,6 +79,11 @@ def _speaks() -> bool:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.continued:
+        from hpcfl.jobfile import run_name
+
+        where = options.out or Path("runs") / run_name(options.job, options.overrides)
+        interrupt.may_resume(where)
     from hpcfl.job import load
     from hpcfl.session import start
 
@@ -72,6 +91,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _resume(options: argparse.Namespace) -> None:
+    interrupt.may_resume(options.out or options.dir)
     from hpcfl.session import resume
 
     resume(

@@ -22,6 +22,7 @@ from hpcfl.device import device_type
 from hpcfl.engine import play
 from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
+from hpcfl.interrupt import may_resume
 from hpcfl.job import Loaded
 from hpcfl.life import Desk, Life
 from hpcfl.progress import Progress, open_progress
@@ -64,6 +65,7 @@ def start(loaded: Loaded, out: Path | None = None, *, continued: bool = False) -
         DivergedError, Stopped: see ``hpcfl.engine.play``.
     """
     folder = RunDir(out or Path("runs") / loaded.name)
+    may_resume(folder.root if continued else None)
     choose = partial(as_found, folder) if continued else _always(Way(anew, resumed=False))
     return _live(loaded, folder, choose)
 
@@ -91,6 +93,7 @@ def resume(
         StoreError: the checkpoint or a store is damaged.
         DivergedError, Stopped: see ``hpcfl.engine.play``.
     """
+    may_resume(out or root)
     request = Request.of(RunDir(root), overrides, round=round, rows=verify)
     if out is not None:
         require_absent(out)
@@ -109,7 +112,9 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
     comm = Watched(connected, config.timeout_s)
     with (
         group(comm),
-        Signals() as signals,  # after MPI's start, which takes SIGUSR1 for itself
+        Signals(
+            latch_interrupt=False
+        ) as signals,  # after MPI's start, which takes SIGUSR1 for itself
         folder,
     ):
         ranks = find(loaded, folder.root, comm)
@@ -127,7 +132,9 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
             parts, line = chosen(parts, comm, folder if way.resumed else None)
             ranks = replace(ranks, told=[*ranks.told, line])
         with closing(Life(parts, folder, comm)) as life:
-            x = _play(life, ranks, way.begin(life), signals)
+            beginning = way.begin(life)
+            signals.latch_interrupt = True  # a checkpoint stands, and rounds are added to it
+            x = _play(life, ranks, beginning, signals)
         return Result(folder.root, parts.job.rounds, x)
 
 
