@@ -19,6 +19,10 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
+    # Said although it is the default: with it, an editable install is a line in a .pth file, a path
+    # as any other.  Without it, it is a finder that Python asks last, and a folder called hpcfl in
+    # the current directory (a clone) hides the package from Python and from mypy.
+    package_dir={"": "."},
     packages=find_packages(include=["hpcfl", "hpcfl.*"]),
     package_data={"hpcfl": ["py.typed"], "hpcfl.published": ["*.csv"]},
     entry_points={"console_scripts": ["hpcfl = hpcfl.__main__:main"]},

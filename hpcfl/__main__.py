@@ -1,10 +1,14 @@
 """``python -m hpcfl`` and the ``hpcfl`` command."""
 
-import signal
-import sys
+from hpcfl import interrupt
 
-from hpcfl import cli
-from hpcfl.signals import STOP
+interrupt.begin()  # before any import that takes its time
+
+import signal  # noqa: E402
+import sys  # noqa: E402
+
+from hpcfl import cli  # noqa: E402
+from hpcfl.signals import STOP  # noqa: E402
 
 
 def main() -> int:

@@ -27,6 +27,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.together import together
 from hpcfl.errors import JobError, StoreError
 from hpcfl.files import READABLE, read_bytes
+from hpcfl.interrupt import may_resume
 from hpcfl.life import Life
 from hpcfl.request import Request
 from hpcfl.rundir import RunDir
@@ -90,6 +91,8 @@ def anew(life: Life) -> Beginning:
             life.best.restore(None)
             life.prune_stores([])
             life.require_room()
+            folder.hold()
+    may_resume(folder.root)  # a checkpoint that stands there is this run's own
     life.comm.beat(folder.ranks, life.name)
     life.open_store()
     with together(life.comm):
@@ -209,3 +212,4 @@ def _go_back(life: Life, newest: Checkpoint, kept: Sequence[Path], job: bytes) -
     life.prune_stores(list(kept))
     cut(folder.log, newest.log)
     life.best.restore(newest.best)
+    folder.hold()

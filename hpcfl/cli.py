@@ -12,8 +12,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcfl import interrupt
 from hpcfl.arguments import parser
-from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError, RankError
+from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError, RankError, Stopped
 
 if TYPE_CHECKING:
     from hpcfl.plots import Plot
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 done, 2 the job, the arguments or the files are wrong, 3 diverged,
-        75 stopped by a signal with a checkpoint, 1 anything else.
+        75 stopped by a signal with a checkpoint, 130 by Ctrl-C without one, 1 anything else.
     """
     reader = parser()
     options, rest = reader.parse_known_args(arguments)
@@ -39,8 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest:  # overrides that stand after an option
         options.overrides += rest
     try:
+        if options.command not in ("run", "resume"):  # a run listens by itself, once it is made
+            interrupt.raise_once()
         COMMANDS[options.command](options)
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _interrupted(options.command)
     except BrokenPipeError:  # `hpcfl list | head`: nobody reads on, at exit neither
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -65,6 +70,15 @@ def _tell_error(error: HpcflError) -> int:
     return error.exit_code
 
 
+def _interrupted(command: str) -> int:
+    """Say in a line that Ctrl-C ended the command; the exit code."""
+    code = interrupt.exit_code()
+    stands = "; the last checkpoint stands: resume to go on" * (code == Stopped.exit_code)
+    if _speaks():
+        print(f"hpcfl {command}: interrupted{stands}", file=sys.stderr)
+    return code
+
+
 def _speaks() -> bool:
     """Whether this process is rank 0, or may be: its launcher does not say clearly."""
     from hpcfl.comm.launch import detect
@@ -76,6 +90,11 @@ def _speaks() -> bool:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.continued:
+        from hpcfl.jobfile import run_name
+
+        where = options.out or Path("runs") / run_name(options.job, options.overrides)
+        interrupt.may_resume(where)
     from hpcfl.job import load
     from hpcfl.session import start
 
@@ -83,6 +102,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _resume(options: argparse.Namespace) -> None:
+    interrupt.may_resume(options.out or options.dir)
     from hpcfl.session import resume
 
     resume(
@@ -292,10 +312,16 @@ def _list(options: argparse.Namespace) -> None:
 
 def _bench(options: argparse.Namespace) -> None:
     from hpcfl.bench.commands import BENCHES
-    from hpcfl.plots.figure import file_format
+    from hpcfl.plots.figure import check_plot
+    from hpcfl.store.durable import check_output
 
+    # A fault is told now, not after minutes.
+    if options.json:
+        check_output(options.json, make_folder=True)
     if options.plot:
-        file_format(options.plot)  # whose fault is told now, not after minutes
+        check_plot(options.plot)
+        if options.plot == options.json:
+            raise JobError(f"bench: --json and --plot both name {options.plot}; give two files")
     result = BENCHES[options.command](options)
     if not result:  # rank 0 has it
         return

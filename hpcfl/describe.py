@@ -25,6 +25,7 @@ from hpcfl.errors import JobError
 from hpcfl.job import Job, Loaded, fitted
 from hpcfl.models.base import TORCHVISION
 from hpcfl.plots import plot_partition
+from hpcfl.plots.figure import check_plot
 from hpcfl.schema import traffic
 
 FEW = 20  # clients whose classes are counted one by one, and inputs that are listed
@@ -70,6 +71,7 @@ def show_partition(loaded: Loaded, plot: Path) -> str:
     Raises:
         JobError, DataError: the data cannot be loaded or dealt, or the plot not be written.
     """
+    check_plot(plot)
     job = loaded.job
     job.data.fetch()
     dataset = job.data.load(job.seed)

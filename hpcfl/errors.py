@@ -1,5 +1,7 @@
 """What can go wrong, one class per exit code or per thing the caller must know."""
 
+INTERRUPTED = 130
+"""The exit code of what Ctrl-C (SIGINT) ended, with no checkpoint to go on from."""
 _LONG = 4000  # characters of a message
 
 
@@ -78,6 +80,10 @@ class Stopped(HpcflError):
 
     exit_code = 75
     collective = True
+
+
+class LostFileError(HpcflError):
+    """A file or folder of the run was deleted, replaced or cut while the run was alive."""
 
 
 class SweepError(HpcflError):

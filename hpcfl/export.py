@@ -21,13 +21,13 @@ from hpcfl.checkpoint import (
     rounds,
 )
 from hpcfl.errors import JobError, StoreError
-from hpcfl.files import present, read_bytes, readable, require_file_name
+from hpcfl.files import present, read_bytes, readable
 from hpcfl.initial import initial
 from hpcfl.job import Job, Loaded, load_run
 from hpcfl.rundir import RunDir
 from hpcfl.schema import dry_round
 from hpcfl.store.base import StateSchema
-from hpcfl.store.durable import write_file
+from hpcfl.store.durable import check_output, write_output
 from hpcfl.store.reader import Reader
 from hpcfl.store.rows import Table
 from hpcfl.types import Vector
@@ -73,8 +73,8 @@ def export(
             "export: --best is a model of its own round without client states; leave out --round "
             "and --clients"
         )
-    for path in files:
-        require_file_name(path)
+    if len({check_output(path) for path in files}) < len(files):
+        raise JobError(f"export: -o and --state-dict both name {npz}; give two files")
     folder = RunDir(root)
     with readable(root):
         folder.require()
@@ -83,9 +83,9 @@ def export(
     if npz is not None:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
-        write_file(npz, buffer.getvalue())
+        write_output(npz, buffer.getvalue())
     if state_dict is not None:
-        write_file(state_dict, _state_dict(folder, loaded, torch.from_numpy(arrays["x"])))
+        write_output(state_dict, _state_dict(folder, loaded, torch.from_numpy(arrays["x"])))
     return files
 
 

@@ -21,7 +21,7 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
-from hpcfl.errors import DataError, JobError, StoreError
+from hpcfl.errors import DataError, StoreError
 from hpcfl.memory import free_memory
 
 # What numpy and zipfile raise when they parse a damaged file, found by flipping every byte of one.
@@ -181,21 +181,6 @@ def readable(root: Path) -> Iterator[None]:
 
 
 READABLE = "repair its permissions or the disk"
-
-
-def require_file_name(path: Path) -> None:
-    """Refuse a place for a file where none can be.
-
-    Raises:
-        JobError: its folder is missing, or it is a folder itself.
-    """
-    try:
-        if not path.parent.is_dir():
-            raise JobError(f"{path}: cannot be written: there is no directory {path.parent}")
-        if path.is_dir():
-            raise JobError(f"{path}: is a directory; name a file in it")
-    except OSError as e:
-        raise JobError(f"{path}: cannot be written: {e.strerror or e}; name another file") from e
 
 
 @contextmanager

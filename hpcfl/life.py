@@ -45,6 +45,8 @@ class Life:
         self.best = Best(folder.best)
         self.run_files: Mapping[str, int] = {}
         """The crc32 of the files of the folder that no round changes; on rank 0."""
+        self.log: RunLog | None = None
+        """The log, once it is open."""
         self._saving: Saving | None = None
         self._behind = ThreadPoolExecutor(1, "checkpoint")
 
@@ -116,8 +118,11 @@ class Life:
 
         Raises:
             RankError: the ranks' models differ.
+            LostFileError: a file or folder of the run is gone.
         """
         self.settle(round)
+        with together(self.comm):
+            self.require_in_place()
         self.comm.pulse.phase = "checkpointing"
         mark = float(fingerprint(server.x, *self.parts.buffers.values()))
         low, high = self.comm.max(np.array([-mark, mark]))
@@ -158,17 +163,29 @@ class Life:
             round: rounds completed by now.
 
         Raises:
+            LostFileError: a file or folder of the run is gone; the last checkpoint is kept.
             StoreError: on this rank alone: a file cannot be written.
         """
         if self._saving is None:
             return
         checkpoint, saved = self.parts.job.checkpoint, self._saving.round
-        folders = self._saving.commit(self.store, self.comm, checkpoint.keep)
+        folders = self._saving.commit(self.store, self.comm, checkpoint.keep, self.require_in_place)
         self._saving = None
         if saved and not checkpoint.due(saved, self.parts.job.rounds):  # its rows come on top
             self.store.provide(coming(self.parts, self.owner == self.comm.rank, round))
         if self.comm.rank == 0:
             self.prune_stores(folders)
+
+    def require_in_place(self) -> None:
+        """Refuse to go on where a file or folder that a resume needs is gone; for this rank.
+
+        Raises:
+            LostFileError: it was deleted, replaced or cut.
+        """
+        self.folder.require_in_place()
+        if self.log is not None:
+            self.log.require_in_place()
+        self.store.require_in_place()
 
     def prune_stores(self, kept: list[Path]) -> None:
         """Delete the segments of earlier lives that no checkpoint needs; on rank 0 alone."""
@@ -217,7 +234,7 @@ class Desk:
     def __init__(self, life: Life, evaluation: Evaluation, progress: Progress, done: int) -> None:
         self._life, self._evaluation, self._progress = life, evaluation, progress
         first = life.comm.rank == 0
-        self._log = RunLog(life.folder.log if first else None)
+        self._log = life.log = RunLog(life.folder.log if first else None)
         events = first and done < life.parts.job.rounds and life.parts.job.log.events
         self._events = Events(life.folder.events, done) if events else None
 

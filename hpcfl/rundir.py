@@ -39,6 +39,7 @@ from hpcfl.errors import DataError, JobError, StoreError
 from hpcfl.files import parse_json, present, read_array, read_bytes
 from hpcfl.jobfile import LARGEST_FILE, JobFile, read_resolved, write_resolved
 from hpcfl.store.durable import write_file
+from hpcfl.store.held import HeldPath, check_in_place
 from hpcfl.types import Vector
 
 SWEEP_LOG = "sweep.log"
@@ -63,6 +64,7 @@ class RunDir:
         self.ranks = root / "ranks"
         self.lock_file = root / "lock"
         self._held: int | None = None
+        self._paths: list[HeldPath] = []
 
     def __enter__(self) -> Self:
         return self
@@ -71,6 +73,8 @@ class RunDir:
         if self._held is not None:
             os.close(self._held)
             self._held = None
+        while self._paths:
+            self._paths.pop().close()
 
     def claim(self, tree: dict[str, Any]) -> None:
         """Make the directory, for a new run of the job ``tree``; called on rank 0.
@@ -156,6 +160,29 @@ class RunDir:
                 warnings.warn(text + "a second run out of the directory", stacklevel=2)
             self._held = fd
             return
+
+    def hold(self) -> None:
+        """Hold open what a resume needs of the directory, to notice when it goes; on rank 0.
+
+        Raises:
+            LostFileError: something is gone already.
+        """
+        paths = [self.root, self.checkpoints, self.stores, self.job, self.initial]
+        if self.buffers.exists():
+            paths.append(self.buffers)
+        for path in paths:
+            self._paths.append(HeldPath.open(path))
+
+    def require_in_place(self) -> None:
+        """Refuse to commit where something that ``hold`` holds, or the lock, is gone.
+
+        Raises:
+            LostFileError: it was deleted or replaced.
+        """
+        for held in self._paths:
+            held.check()
+        if self._held is not None:  # else a second run could start here
+            check_in_place(self.lock_file, self._held)
 
     def held(self) -> bool:
         """Whether a run is alive in the directory; needs no right to write there."""

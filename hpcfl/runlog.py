@@ -15,6 +15,7 @@ from hpcfl import checksum
 from hpcfl.errors import StoreError
 from hpcfl.files import parse_json, read_bytes, readable
 from hpcfl.store.durable import storing
+from hpcfl.store.held import check_in_place
 
 
 class Extent(NamedTuple):
@@ -69,6 +70,15 @@ class RunLog:
         if self._file:
             with storing(Path(self._file.name)):
                 os.fsync(self._file.fileno())
+
+    def require_in_place(self) -> None:
+        """Refuse to commit where the log is not what this run wrote; between two writes.
+
+        Raises:
+            LostFileError: it was deleted, replaced or changed.
+        """
+        if self._file:
+            check_in_place(Path(self._file.name), self._file.fileno(), self.extent.length)
 
     def close(self) -> None:
         """Close the file.

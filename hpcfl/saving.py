@@ -24,6 +24,7 @@ from hpcfl.checkpoint import (
     write_manifest,
 )
 from hpcfl.comm.base import Comm
+from hpcfl.comm.together import together
 from hpcfl.runlog import Extent
 from hpcfl.store.base import ClientStore
 from hpcfl.store.durable import STANDS, storing, sync_folder, write_file
@@ -53,18 +54,29 @@ class Saving:
         """Whether this rank has written its part."""
         return all(part.done() for part in self.written)
 
-    def commit(self, store: ClientStore, comm: Comm, keep: int) -> list[Path]:
+    def commit(
+        self, store: ClientStore, comm: Comm, keep: int, require_in_place: Callable[[], None]
+    ) -> list[Path]:
         """Collective: wait until all is written, commit it and let go of the oldest.
+
+        Args:
+            store: this rank's client states.
+            comm: the ranks.
+            keep: how many checkpoints.
+            require_in_place: refuses where a file that the checkpoint needs is gone; called on
+                every rank before anything is committed or removed.
 
         Returns:
             The folders of the ``keep`` checkpoints that are kept, oldest first.
 
         Raises:
+            LostFileError: nothing was committed, and nothing removed.
             StoreError: on this rank alone: a file cannot be written.
         """
         for part in self.written:
             part.result()
-        comm.barrier()
+        with together(comm):  # and all ranks have written
+            require_in_place()
         root, names = self.folder.parent, ""
         if comm.rank == 0:
             with storing(self.folder):

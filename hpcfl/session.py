@@ -24,6 +24,7 @@ from hpcfl.divergence import guess_loss
 from hpcfl.engine import play
 from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
+from hpcfl.interrupt import may_resume
 from hpcfl.job import Loaded
 from hpcfl.life import Desk, Life
 from hpcfl.outcome import Outcome, outcome_of, record_outcome
@@ -69,6 +70,7 @@ def start(loaded: Loaded, out: Path | None = None, *, continued: bool = False) -
         DivergedError, Stopped: see ``hpcfl.engine.play``.
     """
     folder = RunDir(out or Path("runs") / loaded.name)
+    may_resume(folder.root if continued else None)
     choose = partial(as_found, folder) if continued else _always(Way(anew, resumed=False))
     return _live(loaded, folder, choose)
 
@@ -96,6 +98,7 @@ def resume(
         StoreError: the checkpoint or a store is damaged.
         DivergedError, Stopped: see ``hpcfl.engine.play``.
     """
+    may_resume(out or root)
     request = Request.of(RunDir(root), overrides, round=round, rows=verify)
     if out is not None:
         require_absent(out)
@@ -114,7 +117,9 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
     comm = Watched(connected, config.timeout_s)
     with (
         group(comm),
-        Signals() as signals,  # after MPI's start, which takes SIGUSR1 for itself
+        Signals(
+            latch_interrupt=False
+        ) as signals,  # after MPI's start, which takes SIGUSR1 for itself
         folder,
     ):
         ranks = find(loaded, folder.root, comm)
@@ -139,7 +144,9 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
         if slow:
             ranks = replace(ranks, told=[*ranks.told, slow])
         with closing(Life(parts, folder, comm, inputs)) as life:
-            x = _play(life, ranks, way.begin(life), signals)
+            beginning = way.begin(life)
+            signals.latch_interrupt = True  # a checkpoint stands, and rounds are added to it
+            x = _play(life, ranks, beginning, signals)
         return Result(folder.root, parts.job.rounds, x)
 
 
@@ -174,6 +181,7 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
             try:
                 server = play(run, beginning.server, done)
             except StoreError as e:
+                life.require_in_place()  # where that is the reason, it says what is gone
                 e.exit_code = 1  # 2 says that nothing was trained
                 raise
         if comm.rank == 0:

@@ -14,12 +14,15 @@ class Signals:
     """What was asked of this process; a context manager that listens while it is open.
 
     The first signal to stop counts; those that follow it (Slurm sends more than one) do not, but
-    for a second SIGINT (Ctrl-C): who presses it twice does not want to wait.
+    for a SIGINT (Ctrl-C) after another signal: whoever presses it twice does not want to wait.
     A context that ends by Stopped goes on latching: the process is on its way out, and signals
     that follow must not change its exit code.  Only a process's main thread can open it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, latch_interrupt: bool = True) -> None:
+        self.latch_interrupt = latch_interrupt
+        """Whether a first SIGINT waits to be agreed on, as those of batch systems do; else it
+        raises KeyboardInterrupt.  False while there is nothing that is worth the wait."""
         self.stop = 0
         """The number of the signal that asked for a stop, or 0."""
         self.save = False
@@ -38,7 +41,7 @@ class Signals:
                 signal.signal(number, handler)
 
     def _latch_stop(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.stop:
+        if number == signal.SIGINT and (self.stop or not self.latch_interrupt):
             raise KeyboardInterrupt
         self.stop = self.stop or number
 

@@ -7,9 +7,8 @@ import numpy as np
 
 from hpcfl.data.deal import deal
 from hpcfl.data.holdout import hold_out
-from hpcfl.files import require_file_name
 from hpcfl.job import Loaded
-from hpcfl.store.durable import write_file
+from hpcfl.store.durable import check_output, write_output
 
 
 def export_split(loaded: Loaded, path: Path) -> str:
@@ -22,10 +21,10 @@ def export_split(loaded: Loaded, path: Path) -> str:
         What was written, in a line.
 
     Raises:
-        JobError, DataError: the data cannot be loaded or dealt.
-        StoreError: the file cannot be written.
+        JobError, DataError: the data cannot be loaded or dealt, or the file cannot be written.
+        StoreError: the disk is full or fails.
     """
-    require_file_name(path)
+    check_output(path)
     job = loaded.job
     job.data.fetch()
     dataset = job.data.load(job.seed)
@@ -39,6 +38,6 @@ def export_split(loaded: Loaded, path: Path) -> str:
         client[own] = owner
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, client=client)
-    write_file(path, buffer.getvalue())
+    write_output(path, buffer.getvalue())
     dealt = np.count_nonzero(client >= 0)
     return f"{path}: {dealt} of {len(client)} training examples to {len(rows)} clients{without}"

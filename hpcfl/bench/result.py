@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hpcfl.errors import JobError
 from hpcfl.plots.figure import COLOURS, new_figure, save
+from hpcfl.store.durable import write_output
 from hpcfl.versions import versions
 
 WIDTH = 100  # columns of a table
@@ -93,8 +93,11 @@ class Result:
     def write(self, path: Path) -> None:
         """Write everything as JSON.
 
+        Missing folders are made.
+
         Raises:
             JobError: the file cannot be written.
+            StoreError: the disk is full or fails.
         """
         tree = {
             "command": self.command,
@@ -102,11 +105,8 @@ class Result:
             "about": self.about,
             "figures": [figure.tree() for figure in self.figures],
         }
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(tree, indent=1) + "\n")
-        except OSError as e:
-            raise JobError(f"{path}: cannot be written: {e.strerror}; choose another file") from e
+        content = json.dumps(tree, indent=1) + "\n"
+        write_output(path, content.encode(), make_folder=True)
 
     def plot(self, path: Path) -> None:
         """Draw every figure: a point a turn, the median and the quartiles; a panel a subject.

@@ -1,8 +1,11 @@
 """A group of ranks over MPI, for tensors in host memory."""
 
+import atexit
+import sys
 import time
 import warnings
 from collections.abc import Sequence
+from types import TracebackType
 from typing import NoReturn
 from zlib import crc32
 
@@ -17,10 +20,11 @@ from hpcfl.comm.freight import Freight
 from hpcfl.comm.launch import Launch
 from hpcfl.comm.said import wait_until_read
 from hpcfl.comm.solo import end_process
-from hpcfl.errors import RankError
+from hpcfl.errors import INTERRUPTED, RankError
 
-# MPI starts in ``start`` and ends in ``close``.  Left to mpi4py, an uncaught exception would run
-# into MPI_Finalize, which waits for the other ranks for ever.
+# MPI starts in the first ``start`` and ends with the interpreter, because it cannot start again:
+# a script may run several jobs.  Left to mpi4py, an uncaught exception would run into MPI_Finalize,
+# which waits for the other ranks for ever: ``_end_with_process`` sees to both.
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 from mpi4py import MPI  # noqa: E402
@@ -30,7 +34,19 @@ _REMEDY = (
     " or comm.backend: gloo with srun or torchrun"
 )
 
+LEFT = 1  # the tag of the message of a rank that ends
 SPINS, NAP_S = 200, 1e-4  # about 0.05 ms of trying, then 0.1 ms between two tries
+
+
+class _Process:
+    """What this process knows of its MPI."""
+
+    ends: MPI.Intracomm | None = None
+    """A communicator for ranks that end, once MPI was started here."""
+    in_use = False
+    """Whether a group was started and not left in good order: others may wait for this rank."""
+    failed = 0
+    """With which exit code an exception that nobody caught ends all ranks."""
 
 
 class Mpi:
@@ -79,8 +95,7 @@ class Mpi:
         _wait(self._world.Ibarrier())
 
     def close(self) -> None:
-        """Collective: end MPI in this process, for good."""
-        self.barrier()  # Finalize, which waits too, would keep Python's lock: no thread runs
+        """Collective: leave the group in good order; another may be started afterwards."""
         finish()
 
     def abort(self, code: int) -> NoReturn:
@@ -110,7 +125,8 @@ def start(launch: Launch, backend: str) -> MPI.Intracomm:
     Raises:
         RankError: MPI sees other ranks than the launcher started (it would run N worlds of one
             rank each, all of them rank 0), ranks have other backends (each would wait for its
-            own), or MPI was ended before in this process.
+            own), a rank has ended instead of coming here, or somebody else has ended MPI in this
+            process.
     """
     if MPI.Is_finalized():
         raise RankError("MPI has ended in this process and cannot start again; use a new process")
@@ -125,12 +141,18 @@ def start(launch: Launch, backend: str) -> MPI.Intracomm:
         raise RankError(f"launcher and MPI do not match: {seen}, but {found}; {_REMEDY}")
     mark = crc32(backend.encode())
     marks = np.array([mark, -mark], dtype=np.int64)
-    world.Allreduce(MPI.IN_PLACE, marks, op=MPI.MAX)
+    meeting = world.Iallreduce(MPI.IN_PLACE, marks, op=MPI.MAX)
+    while not meeting.Test():
+        _require_nobody_left(world)
+        time.sleep(NAP_S)
     if marks[0] != -marks[1]:
         raise RankError(
             f"comm.backend: rank {world.rank} takes {backend}, others do not; give all ranks the "
             "same job, and GPUs to all of them or to none"
         )
+    if _Process.ends is None:
+        _end_with_process(world)
+    _Process.in_use = True
     return world
 
 
@@ -141,7 +163,61 @@ def library() -> str:
 
 
 def finish() -> None:
-    """Collective: end MPI in this process; it cannot start again."""
+    """Collective: let this process go on without the others, until it starts again or ends."""
+    _wait(MPI.COMM_WORLD.Ibarrier())
+    _Process.in_use = False
+
+
+def _require_nobody_left(world: MPI.Intracomm) -> None:
+    """Refuse to wait for ranks whose process is ending.
+
+    Raises:
+        RankError: there is one; rank 0 hears of every one, the others of rank 0.
+    """
+    status = MPI.Status()
+    if _Process.ends and _Process.ends.Iprobe(MPI.ANY_SOURCE, LEFT, status):
+        raise RankError(
+            f"rank {status.source} of {world.size} has ended instead of starting the run that "
+            f"rank {world.rank} starts; let every rank start the same runs, one after the other"
+        )
+
+
+def _end_with_process(world: MPI.Intracomm) -> None:
+    """Collective: end MPI when the interpreter ends, and all ranks when one has an exception."""
+    _Process.ends = world.Dup()
+    atexit.register(_end)
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # Not here: torch.distributed's hook calls this one, and writes what it says afterwards.
+        _Process.failed = INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
+        show(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _end() -> None:
+    """Collective: end MPI, once every rank says that it ends; or all ranks, after an exception.
+
+    Those that start another run instead hear it (see ``start``).  Finalize itself waits too, but
+    tells nobody, listens to no signal and keeps Python's lock.
+    """
+    ends = _Process.ends
+    if ends and ends.size > 1 and _Process.failed and not MPI.Is_finalized():
+        abort(MPI.COMM_WORLD, _Process.failed)
+    # Where a group was not left in good order, others may wait for this rank: they end when the
+    # launcher sees that it ended without a word.
+    if ends is None or _Process.in_use or MPI.Is_finalized():
+        return
+    others = range(1, ends.size) if ends.rank == 0 else range(1)
+    word = np.zeros(1, np.uint8)
+    words = [ends.Isend(word, other, LEFT) for other in others]
+    words += [ends.Irecv(np.empty(1, np.uint8), other, LEFT) for other in others]
+    try:
+        for request in words:
+            _wait(request)
+    except KeyboardInterrupt:
+        abort(MPI.COMM_WORLD, INTERRUPTED)
     MPI.Finalize()
 
 

@@ -18,6 +18,13 @@ from hpcfl.errors import RankError
 
 LOOPBACK = "127.0.0.1"
 
+_KEPT: dict[tuple[str, int], TCPStore] = {}
+"""Stores at a port that the launcher chose, for the next run of this process.
+
+Were rank 0 to close its own after a run, and open another at the same port for the next, a rank
+that is ahead would find the old one.
+"""
+
 
 class Meeting(NamedTuple):
     """What a rank knows once it has found the others."""
@@ -41,12 +48,17 @@ def meet(launch: Launch, backend: str, timeout_s: float) -> Meeting:
         return _meet_by_mpi(launch, backend, timeout_s)
     host, port = address(launch, os.environ)
     alone = on_one_host(launch, os.environ)
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun itself listens there
-        store = _reach(host, port, launch, timeout_s)
-    elif launch.rank == 0:
-        store = _open(LOOPBACK if alone else host, port, launch, timeout_s, alone=alone)
-    else:
-        store = _reach(LOOPBACK if alone else host, port, launch, timeout_s)
+    store = _KEPT.get((host, port))
+    if store is None:
+        # torchrun itself may listen there.
+        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        where = LOOPBACK if alone and not agent else host
+        if launch.rank == 0 and not agent:
+            store = _open(where, port, launch, timeout_s, alone=alone)
+        else:
+            store = _reach(where, port, launch, timeout_s)
+        if port:
+            _KEPT[host, port] = store
     place = 0 if launch.local_rank is None else launch.local_rank
     return Meeting(store, place, alone, _nothing, end_process)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from hpcfl.comm.base import Comm
 from hpcfl.errors import ClientError, Elsewhere, HpcflError
+from hpcfl.interrupt import exit_code
 
 
 @contextmanager
@@ -38,7 +39,8 @@ def together(comm: Comm) -> Iterator[None]:
 def group(comm: Comm) -> Iterator[Comm]:
     """Leave ``comm`` in good order, or end every rank: no failure leaves others waiting.
 
-    A failure of this rank alone is told on standard error, and every rank ends with exit code 1.
+    A failure of this rank alone is told on standard error, and every rank ends with exit code 1;
+    Ctrl-C is not, see ``hpcfl.interrupt.exit_code``.
     On a single rank errors pass unchanged.
     """
     try:
@@ -58,6 +60,8 @@ def group(comm: Comm) -> Iterator[Comm]:
 
 def _end_all(comm: Comm, error: BaseException) -> None:
     where = f"[rank {comm.rank} of {comm.size}]"
+    if isinstance(error, KeyboardInterrupt):  # of a launcher, which sends it to all
+        comm.abort(exit_code())
     try:
         if isinstance(error, HpcflError):
             sys.stderr.write(f"{where} {type(error).__name__}: {error}\n")

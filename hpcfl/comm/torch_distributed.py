@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import ClassVar, NoReturn
 
 import numpy as np
@@ -24,6 +25,8 @@ from hpcfl.errors import JobError, RankError
 LATER = 1.25  # times the time-out: torch's own comes after the watchdog's, which says more
 INTERFACE = "GLOO_SOCKET_IFNAME"
 
+_GROUPS = count()  # of this process; every rank starts the same ones
+
 
 class _ProcessGroup:
     """What both backends share; small host values travel where the backend's tensors live."""
@@ -32,6 +35,10 @@ class _ProcessGroup:
 
     def __init__(self, launch: Launch, timeout_s: float) -> None:
         self._meeting = meet(launch, self.backend, timeout_s)
+        # torchrun keeps the store when it starts ranks again, and so does a process that plays
+        # several runs.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = PrefixStore(f"hpcfl/{attempt}/{next(_GROUPS)}", self._meeting.store)
         self.rank, self.size = launch.rank, launch.size
         self.local_rank = self._meeting.local_rank
         self.library = self.backend
@@ -39,7 +46,7 @@ class _ProcessGroup:
         with _loopback(self._meeting.alone):
             dist.init_process_group(
                 self.backend,
-                store=self._meeting.store,
+                store=self._store,
                 rank=launch.rank,
                 world_size=launch.size,
                 timeout=timedelta(seconds=LATER * timeout_s),
@@ -89,9 +96,7 @@ class _ProcessGroup:
         It needs no GPU, so it works, and the group can be left, where NCCL would not.
         """
         self._gathered += 1
-        # torchrun keeps the store when it starts ranks again.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = PrefixStore(f"hpcfl/{attempt}/{self._gathered}", self._meeting.store)
+        store = PrefixStore(f"{self._gathered}", self._store)
         ranks = range(self.size)
         try:
             store.set(f"text/{self.rank}", text)

@@ -22,7 +22,7 @@ from hpcfl.job import section
 from hpcfl.jobfile import read
 from hpcfl.plan.pieces import Pieces
 from hpcfl.plan.time import Foretold, Work, foretell
-from hpcfl.plots.figure import COLOURS, new_figure, save
+from hpcfl.plots.figure import COLOURS, check_plot, new_figure, save
 from hpcfl.progress import track
 from hpcfl.sampling import Uniform
 from hpcfl.seeds import stream
@@ -101,6 +101,8 @@ def show_scale(path: Path, most: int | None, plot: Path | None) -> str:
     Raises:
         JobError: the file is no such one, or the plot cannot be written.
     """
+    if plot:
+        check_plot(plot)
     jobs, most = _read(path), most or LAST
     ranks = [FIRST << k for k in range(most.bit_length()) if FIRST << k <= most] or [most]
     lines = [

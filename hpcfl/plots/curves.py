@@ -13,7 +13,7 @@ from hpcfl.compare import SEED, Settings, apart, labels, over_seeds
 from hpcfl.errors import JobError
 from hpcfl.kinds import suggestion
 from hpcfl.plots.drawing import FEW, Curve, add_legend, choose_looks, draw_curve
-from hpcfl.plots.figure import file_format, new_figure, save
+from hpcfl.plots.figure import check_plot, new_figure, save
 from hpcfl.published import set_up
 from hpcfl.records import RunRecord
 
@@ -51,7 +51,7 @@ class Plot:
         x: rounds, bytes (sent up and down so far) or time (of the rounds so far).
 
     Raises:
-        JobError: no run has such a number yet, or a file is of another kind.
+        JobError: no run has such a number yet, or a file cannot be written.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Plot:
     ) -> None:
         self._paths = paths
         for path in paths:
-            file_format(path)
+            check_plot(path)
         self._key, self._x = y or _score(runs), x
         self._runs = [run for run in runs if run.curve(self._key) and _along(run, x)]
         self.without = [run for run in runs if run not in self._runs]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfl.errors import JobError
+from hpcfl.store.durable import check_output, write_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,16 +42,26 @@ def file_format(path: Path) -> str:
 def save(figure: Figure, paths: Sequence[Path]) -> None:
     """Write the figure to every file.
 
+    Missing folders are made.
+
     Raises:
         JobError: one cannot be written, or is of another kind.
+        StoreError: the disk is full or fails.
     """
     from matplotlib import rc_context
 
     for path in paths:
-        form = file_format(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with rc_context({"pdf.fonttype": 42}):  # journals refuse the default, Type 3
-                figure.savefig(path, format=form)
-        except OSError as error:
-            raise JobError(f"{path}: the plot cannot be written: {error.strerror}") from error
+        form, content = file_format(path), io.BytesIO()
+        with rc_context({"pdf.fonttype": 42}):  # journals refuse the default, Type 3
+            figure.savefig(content, format=form)
+        write_output(path, content.getvalue(), make_folder=True)
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a file for a plot before the work that leads to it is done.
+
+    Raises:
+        JobError: it cannot be written, or is of another kind.
+    """
+    file_format(path)
+    check_output(path, make_folder=True)

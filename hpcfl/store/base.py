@@ -150,6 +150,14 @@ class ClientStore(Protocol):
         """These committed checkpoints are kept; rows that only others name may be reused."""
         ...
 
+    def require_in_place(self) -> None:
+        """Refuse to commit where a file that a checkpoint needs was deleted or replaced.
+
+        Raises:
+            LostFileError: one was.
+        """
+        ...
+
     def adopt(self, table: "Table") -> None:
         """Go on with the segments of a checkpoint that as many ranks as now committed.
 

@@ -1,12 +1,20 @@
 """Files that are complete and on the disk, or not there at all."""
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpcfl.errors import StoreError
+from hpcfl.errors import JobError, StoreError
 
+KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 PART = ".part"  # ends the name of a file that is not complete yet
 STANDS = "the last checkpoint stands: make room or repair the disk, then resume"  # of a run's files
 
@@ -20,13 +28,20 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def write_file(path: Path, content: bytes, *, advice: str = "make room or repair the disk") -> None:
+def write_file(
+    path: Path,
+    content: bytes,
+    *,
+    advice: str = "make room or repair the disk",
+    mode: int | None = None,
+) -> None:
     """Write a file under a temporary name, fsync it and rename it into place.
 
     Args:
         path: its final name.
         content: all of it.
         advice: what a person can do when it fails: the end of the error's message.
+        mode: the file's permissions; those of any new file when None.
 
     Raises:
         StoreError: the disk is full or fails; nothing is left behind.
@@ -34,6 +49,8 @@ def write_file(path: Path, content: bytes, *, advice: str = "make room or repair
     part = path.with_name(path.name + PART)
     try:
         with part.open("wb") as file:
+            if mode is not None and mode != stat.S_IMODE(os.fstat(file.fileno()).st_mode):
+                os.fchmod(file.fileno(), mode)  # before the content: it may be private
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -44,6 +61,9 @@ def write_file(path: Path, content: bytes, *, advice: str = "make room or repair
         raise StoreError(
             f"{path}: cannot write {len(content)} bytes: {error.strerror}; {advice}"
         ) from error
+    except BaseException:  # Ctrl-C
+        discard(part)
+        raise
 
 
 @contextmanager
@@ -63,3 +83,94 @@ def discard(part: Path) -> None:
     """Remove what a failed write left, as far as the disk lets us: its error is told already."""
     with suppress(OSError):
         part.unlink(missing_ok=True)
+
+
+def check_output(path: Path, *, make_folder: bool = False) -> Path:
+    """Refuse an output file that cannot be written, or that would destroy what is no file.
+
+    Called before any work is done for the file's content, and again by ``write_output``.  Python's
+    own questions (``is_dir`` and the like) are not asked: they raise where a name is too long.
+
+    Args:
+        path: as the user named it.
+        make_folder: whether ``write_output`` makes the folders that are missing.
+
+    Returns:
+        The regular file to write, which may not exist yet: where ``path`` is a symbolic link, the
+        file that it points to.
+
+    Raises:
+        JobError: the path is a directory, a FIFO, a socket or a device, its name is too long, its
+            folder is missing, or nothing may be written there.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        # The system's own way through the links: /dev/stdout leads to a pipe that has no name.
+        found = path.stat()
+    except FileNotFoundError:
+        found = None
+    except OSError as e:
+        raise _refused(path, str(e.strerror)) from e
+    if found is not None and not stat.S_ISREG(found.st_mode):
+        kind = KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+        raise _refused(path, f"it is {kind}, expected a file or a new name")
+    try:
+        _check_folder(path, target, make_folder=make_folder)
+        if found is not None and not os.path.samestat(found, target.stat()):
+            raise _refused(path, "its links lead to a file that has no name")
+    except OSError as e:
+        raise _refused(path, str(e.strerror)) from e
+    return target
+
+
+def _check_folder(path: Path, target: Path, *, make_folder: bool) -> None:
+    """Refuse ``target``, which the user named ``path``, where its folder cannot take it.
+
+    Raises:
+        JobError: see ``check_output``.
+        OSError: the system refuses the path.
+    """
+    folder = target.parent
+    while make_folder and not os.path.lexists(folder):
+        folder = folder.parent
+    try:
+        limit = os.pathconf(folder, "PC_NAME_MAX")
+    except FileNotFoundError as e:
+        raise _refused(path, f"there is no directory {folder}") from e
+    if not folder.is_dir():
+        raise _refused(path, f"{folder} is not a directory")
+    length = max(len(os.fsencode(name)) for name in target.relative_to(folder).parts)
+    if 0 <= limit < length + len(PART):
+        most = limit - len(PART)
+        raise _refused(path, f"a name has {length} bytes, at most {most} are possible")
+    own = {"effective_ids": True} if os.access in os.supports_effective_ids else {}
+    if not os.access(folder, os.W_OK | os.X_OK, **own):
+        raise _refused(path, f"no permission to write into {folder}")
+
+
+def write_output(path: Path, content: bytes, *, make_folder: bool = False) -> None:
+    """Write a file that the user named, whole or not at all; a symbolic link is followed.
+
+    A file that is replaced hands on its permissions.
+
+    Args:
+        path: as the user named it.
+        content: all of it.
+        make_folder: whether missing folders are made.
+
+    Raises:
+        JobError: see ``check_output``.
+        StoreError: the disk is full or fails; nothing is left behind.
+    """
+    target = check_output(path, make_folder=make_folder)
+    if make_folder:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise _refused(path, str(e.strerror)) from e
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+    write_file(target, content, mode=mode)
+
+
+def _refused(path: Path, why: str) -> JobError:
+    return JobError(f"{path}: cannot be written: {why}; choose another file")

@@ -192,6 +192,15 @@ class Hdf5Store:
         every = np.concatenate(pinned)
         self._pool.keep(every[every != NOWHERE])
 
+    def require_in_place(self) -> None:
+        """Refuse to commit where a file that a checkpoint needs was deleted or replaced.
+
+        Raises:
+            LostFileError: one was.
+        """
+        for part in self._pool.segments:
+            part.require_in_place()
+
     def adopt(self, table: rows.Table) -> None:
         """Go on with the segments of a checkpoint that the same ranks with the same clients made.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hpcfl.store import rows, segment
 from hpcfl.store.base import StateSchema
+from hpcfl.store.held import HeldPath
 from hpcfl.store.marks import Marks
 from hpcfl.store.reader import Reader
 from hpcfl.store.segment import Segment
@@ -36,6 +37,7 @@ class MemoryStore:
         self._shelf = Shelf(schema)
         self._last: tuple[Marks, Iterable[Tensor]] = Marks(()), ()  # the latest new state
         self._files: set[str] = set()  # this life's
+        self._held: dict[str, HeldPath] = {}  # those of them that are written
         self._commits = 0
         self._behind = ThreadPoolExecutor(1, "store-commit")
 
@@ -93,6 +95,7 @@ class MemoryStore:
                 file.crcs[row] = segment.checksum(state)
             file.flush()
             file.close()
+            self._held[name] = HeldPath.open(self._root / name)
             crcs = file.crcs.astype(np.int64)[places]
         ids, first = np.array(list(states), np.int64), np.zeros(len(states), np.int64)
         names = (name,) if states else ()
@@ -106,8 +109,18 @@ class MemoryStore:
         """
         kept = rows.named(folders)
         for name in sorted(self._files - kept):
-            (self._root / name).unlink()
+            (self._root / name).unlink(missing_ok=True)
+            self._held.pop(name).close()
         self._files &= kept
+
+    def require_in_place(self) -> None:
+        """Refuse to commit where a file that a checkpoint needs was deleted or replaced.
+
+        Raises:
+            LostFileError: one was.
+        """
+        for held in list(self._held.values()):
+            held.check()
 
     def adopt(self, table: rows.Table) -> None:
         """Read the states of this rank's clients from wherever a checkpoint has them.
@@ -130,6 +143,8 @@ class MemoryStore:
     def close(self) -> None:
         """Drop the states; what was not committed is lost."""
         self._behind.shutdown(cancel_futures=True)
+        while self._held:
+            self._held.popitem()[1].close()
         self._states.clear()
 
     def _check(self, client: int) -> None:

@@ -49,6 +49,9 @@ class NoStore:
     def keep(self, folders: Iterable[Path]) -> None:
         """Nothing lies anywhere."""
 
+    def require_in_place(self) -> None:
+        """No file is needed."""
+
     def adopt(self, table: rows.Table) -> None:
         """Check that the checkpoint holds no states.
 

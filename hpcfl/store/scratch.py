@@ -104,6 +104,15 @@ class ScratchStore:
         with self._far_turn:
             self._far.keep(folders)
 
+    def require_in_place(self) -> None:
+        """Refuse to commit where a file of the run directory was deleted or replaced.
+
+        Raises:
+            LostFileError: one was.
+        """
+        with self._far_turn:
+            self._far.require_in_place()
+
     def adopt(self, table: Table) -> None:
         """Go on with the segments of a checkpoint that the same ranks with the same clients made.
 

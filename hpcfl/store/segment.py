@@ -23,6 +23,7 @@ from hpcfl.errors import StoreError
 from hpcfl.store import layout
 from hpcfl.store.base import StateSchema
 from hpcfl.store.durable import PART
+from hpcfl.store.held import check_in_place
 
 NAME = re.compile(rf"(?P<life>[0-9A-Za-z]+)-r\d{{4,}}-s\d{{4,}}\.h5({re.escape(PART)})?")
 NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
@@ -54,6 +55,7 @@ class Segment:
         self.crcs = np.zeros(place.rows, np.uint32)
         """The checksums of the rows, as far as they are known; who writes one sets it."""
         self._schema, self._offsets, self._fd = schema, place.offsets, fd
+        self._size = os.fstat(fd).st_size
 
     @classmethod
     def create(cls, path: Path, schema: StateSchema, rows: int) -> "Segment":
@@ -130,6 +132,14 @@ class Segment:
                 f"{self.path}: cannot fsync: {error.strerror}; the last checkpoint stands: "
                 "repair the disk, then resume"
             ) from error
+
+    def require_in_place(self) -> None:
+        """Compare the file with what its name leads to; its size never changes.
+
+        Raises:
+            LostFileError: it was deleted, replaced or cut.
+        """
+        check_in_place(self.path, self._fd, self._size)
 
     def close(self) -> None:
         """Release the file."""

@@ -93,6 +93,15 @@ class SharedStore:
         self._own.keep(kept)
         self._shared.keep([folder / SHARED for folder in kept])
 
+    def require_in_place(self) -> None:
+        """Refuse to commit where a file that a checkpoint needs was deleted or replaced.
+
+        Raises:
+            LostFileError: one was.
+        """
+        self._own.require_in_place()
+        self._shared.require_in_place()
+
     def adopt(self, table: Table) -> None:
         """Go on with the segments of a checkpoint that the same ranks with the same clients made.
 

@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.parallel.background import finish, write
+from hpcfl.checkpoint import committed
+from tests.parallel.background import Going, finish, held, rounds, write
 from tests.parallel.harness import ROOT
 from tests.parallel.outcome import outcome
 
@@ -148,3 +149,20 @@ def test_more_threads_than_cores(tmp_path):
     (line,) = [line for line in done.stderr.splitlines() if "Error" in line]
     assert line.startswith("JobError: threads: ")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_segment_of_one_rank_is_deleted(tmp_path):
+    """The rank that lost it says so, once; the last checkpoint stands."""
+    run, go = tmp_path / "run", tmp_path / "go"
+    job = write(tmp_path, checkpoint={"every": 4, "keep": 1}, rounds=16)
+    with Going(2, "run", job, "--out", run, env=held(10, go)) as going:
+        going.wait_until(lambda: rounds(run) >= 10)
+        (segment,) = (run / "stores").glob("*-r0001-*.h5")
+        segment.unlink()
+        go.touch()
+        code, _, err = going.end()
+    assert code == 1, err
+    (told,) = [line for line in err.splitlines() if "Error" in line]
+    assert told.startswith(f"LostFileError: {segment}: was deleted while the run was alive")
+    assert "Traceback" not in err
+    assert committed(run / "checkpoints")[-1].round in (4, 8)  # as far as the disk was by then

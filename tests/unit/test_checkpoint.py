@@ -66,7 +66,7 @@ def commit(tmp_path):
             job=JOB, inputs=INPUTS, log=Extent(7 * round, 5), run_files={INITIAL: 7},
             sync=lambda: synced.append(round),
         )  # fmt: skip
-        kept = saving.commit(store, Solo(), keep)
+        kept = saving.commit(store, Solo(), keep, lambda: None)
         assert synced[-1] == round
         return [read(folder) for folder in kept]
 

@@ -125,7 +125,7 @@ def test_a_plot_that_nobody_asked_for_may_fail(run, tmp_path, monkeypatch, hpcfl
     (tmp_path / "runs").write_text("")  # no folder for a picture
     done = hpcfl("report", run)
     assert done.code == 0
-    assert done.err[0].startswith("no plot: runs/report.png: the plot cannot be written")
+    assert done.err[0].startswith("no plot: runs/report.png: cannot be written: ")
     assert hpcfl("report", run, "--plot", "runs/x.png").code == 2
 
 

@@ -270,7 +270,7 @@ def test_counts(job):
 def test_plot_that_cannot_be_written(job, tmp_path, refused):
     (tmp_path / "file").write_text("")
     line = refused("data", "show", job, "--plot", tmp_path / "file" / "p.png")
-    assert "the plot cannot be written" in line
+    assert "p.png: cannot be written: Not a directory" in line
 
 
 # list

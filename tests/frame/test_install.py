@@ -1,0 +1,71 @@
+"""An installed hpcfl is found from a folder that holds a clone called hpcfl.
+
+A folder on the path that has the package's name and no __init__.py could be a namespace package.
+"""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = "import hpcfl\n\nprint(hpcfl.run.__name__, hpcfl.__file__)\n"
+WRONG = 'import hpcfl\n\nhpcfl.run("job.yaml", out=3)\n'
+
+
+@pytest.fixture(scope="module", params=["editable", "wheel"])
+def installed(request, tmp_path_factory):
+    """A folder with a clone in it, the programs of an environment, and where the package is."""
+    root = tmp_path_factory.mktemp(request.param)
+    clone = root / "work" / "hpcfl"
+    clone.mkdir(parents=True)
+    shutil.copytree(ROOT / "hpcfl", clone / "hpcfl", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    venv.create(root / "env", symlinks=True)
+    (site,) = (root / "env").glob("lib/python*/site-packages")
+    # What hpcfl needs, without this environment's own hpcfl: a .pth file there is not read again.
+    (site / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = root / "env" / "bin" / "python"
+    words = ["-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    words += ["--no-build-isolation", "--use-pep517", "--disable-pip-version-check"]
+    words += ["-e", clone] if request.param == "editable" else [clone]
+    made = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    home = clone if request.param == "editable" else site
+    return clone.parent, python.parent, home / "hpcfl" / "__init__.py"
+
+
+def said(folder, *command):
+    """What a command prints in the folder, which Python looks at first."""
+    env = {"PYTHONPATH": ".", "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def test_import(installed):
+    folder, programs, package = installed
+    (folder / "script.py").write_text(SCRIPT)
+    done = said(folder, programs / "python", "script.py")
+    assert (done.returncode, done.stdout) == (0, f"run {package}\n"), done.stderr
+
+
+@pytest.mark.parametrize("words", [["hpcfl"], ["python", "-m", "hpcfl"]])
+def test_the_program(installed, words):
+    folder, programs, _ = installed
+    done = said(folder, programs / words[0], *words[1:], "--version")
+    assert (done.returncode, done.stdout[:6]) == (0, "hpcfl "), done.stderr
+
+
+def test_mypy(installed):
+    """It reads the package's types, from whose absence it would not tell the two apart."""
+    folder, programs, _ = installed
+    for name, text in (("right.py", SCRIPT), ("wrong.py", WRONG)):
+        (folder / name).write_text(text)
+    mypy = [programs / "python", "-m", "mypy", "--strict"]
+    right = said(folder, *mypy, "right.py")
+    assert right.returncode == 0, right.stdout
+    assert "[arg-type]" in said(folder, *mypy, "wrong.py").stdout
