@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfl.arguments import parser
-from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError, RankError
+from hpcfl.errors import Elsewhere, HpcflError, JobError, RankError, print_traceback
 
 if TYPE_CHECKING:
     from hpcfl.plots import Plot
@@ -48,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HpcflError as e:
         if e.speaker or _speaks():
             print(f"{type(e).__name__}: {e}", file=sys.stderr)
-            if isinstance(e, ClientError) and e.__cause__:
-                traceback.print_exception(e.__cause__)
+            print_traceback(e)
         return e.exit_code
     return 0
 

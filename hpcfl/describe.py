@@ -19,10 +19,12 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.deal import deal, in_force
 from hpcfl.data.partition import Rows
 from hpcfl.errors import JobError
+from hpcfl.initial import fetch_data, fetch_model, load_data
 from hpcfl.job import Job, Loaded, fitted
 from hpcfl.models.base import TORCHVISION
 from hpcfl.plots import plot_partition
 from hpcfl.schema import traffic
+from hpcfl.trial import try_algorithm, try_classes
 
 FEW = 20  # clients whose classes are counted one by one
 UNLIMITED = 1000  # columns
@@ -39,15 +41,17 @@ def describe(loaded: Loaded, *, data: bool) -> str:
         JobError, DataError: something in the job does not fit.
     """
     if data:
-        loaded.job.data.fetch()
-        loaded.job.model.fetch()
+        fetch_data(loaded)
+        fetch_model(loaded)
     parts = assemble(loaded, torch.device("cpu")) if data else None
     if parts:
+        try_classes(parts)
         check(parts)
     population = len(parts.rows) if parts else loaded.job.data.population
     if not parts:
         loaded = fitted(loaded, population)
         _check_files(loaded.job)
+        try_algorithm(loaded)
     lines = [*_job_lines(_in_force(parts.loaded if parts else loaded, parts), population)]
     if parts:
         lines += _data_lines(parts)
@@ -61,8 +65,8 @@ def show_partition(loaded: Loaded, plot: Path) -> str:
         JobError, DataError: the data cannot be loaded or dealt, or the plot not be written.
     """
     job = loaded.job
-    job.data.fetch()
-    dataset = job.data.load(job.seed)
+    fetch_data(loaded)
+    dataset = load_data(loaded)
     rows = deal(job.data, dataset, job.seed)
     counts = count_classes(dataset, rows)
     plot_partition(counts, plot)

@@ -14,7 +14,7 @@ from hpcfl.best import BestModel
 from hpcfl.buffers import read as read_buffers
 from hpcfl.checkpoint import MANIFEST, Checkpoint, find, read_server, rounds
 from hpcfl.errors import JobError, StoreError
-from hpcfl.initial import initial
+from hpcfl.initial import initial, load_data
 from hpcfl.job import Job, Loaded, load
 from hpcfl.rundir import RunDir
 from hpcfl.schema import dry_round
@@ -148,7 +148,7 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 def _state_dict(folder: RunDir, loaded: Loaded, x: Vector) -> bytes:
     """The run's model with the parameters ``x``; its data tell the shape of its inputs."""
-    _, model = initial(loaded, loaded.job.data.load(loaded.job.seed), seed=0)
+    _, model = initial(loaded, load_data(loaded), seed=0)
     size = Layout.of(model).total
     if size != x.numel():
         raise StoreError(

@@ -22,7 +22,9 @@ from hpcfl.device import device_type
 from hpcfl.engine import play
 from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
+from hpcfl.initial import fetch_data, fetch_model
 from hpcfl.job import Loaded
+from hpcfl.kinds import of_main
 from hpcfl.life import Desk, Life
 from hpcfl.progress import Progress, open_progress
 from hpcfl.rankmap import Ranks, find
@@ -30,6 +32,7 @@ from hpcfl.request import Request
 from hpcfl.rundir import RunDir
 from hpcfl.signals import Signals
 from hpcfl.store.durable import storing
+from hpcfl.trial import try_classes
 from hpcfl.types import Record, Vector
 from hpcfl.versions import BITS, FAST, versions, warnings
 
@@ -113,15 +116,17 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
         folder,
     ):
         ranks = find(loaded, folder.root, comm)
+        ranks = replace(ranks, told=[*ranks.told, *of_main(loaded.tree)])
         way = choose(comm)
         with together(comm):
             if comm.rank == 0:
                 loaded.job.log.check()
-                loaded.job.data.fetch()
+                fetch_data(loaded)
                 if not way.resumed:
-                    loaded.job.model.fetch()
+                    fetch_model(loaded)
         with together(comm):
             parts = assemble(loaded, ranks.device, resumed=way.resumed)
+            try_classes(parts)
             check(parts)
         if parts.job.executor == "auto":
             parts, line = chosen(parts, comm, folder if way.resumed else None)

@@ -8,6 +8,7 @@ import numpy as np
 from hpcfl.data.deal import deal
 from hpcfl.data.holdout import hold_out
 from hpcfl.errors import JobError
+from hpcfl.initial import fetch_data, load_data
 from hpcfl.job import Loaded
 from hpcfl.store.durable import write_file
 
@@ -28,8 +29,8 @@ def export_split(loaded: Loaded, path: Path) -> str:
     if not path.parent.is_dir():
         raise JobError(f"{path}: cannot be written: there is no directory {path.parent}")
     job = loaded.job
-    job.data.fetch()
-    dataset = job.data.load(job.seed)
+    fetch_data(loaded)
+    dataset = load_data(loaded)
     rows = deal(job.data, dataset, job.seed)
     without = ""
     if job.data.holdout is not None:
