@@ -187,14 +187,16 @@ _MOST: Mapping[Key, float] = {
     ("rounds",): 1_000_000,  # all cohorts are drawn before round 1
     ("local", "epochs"): 1_000_000,
     ("local", "steps"): 1_000_000_000,
+    ("local", "lr"): 1e300,  # a step beyond is no number that torch takes
+    ("local", "weight_decay"): 1e300,
     ("algorithm", "tau"): 100_000,
     ("checkpoint", "keep"): 1_000_000,
     ("comm", "timeout_s"): 10_000_000.0,
     ("data", "classes"): 1 << 24,
+    ("data", "partition", "alpha"): 1e30,
 }
 _LEAST: Mapping[Key, float] = {("comm", "timeout_s"): 0.001}
 _LARGEST_WHOLE = 2**63 - 1
-_LARGEST = 1e30  # of any number with a point: float32, in which models are trained, ends at 3.4e38
 
 
 def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
@@ -213,11 +215,9 @@ def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
         if not isinstance(value, int | float):
             continue
         where = f"{file.where(path)}: {'.'.join(map(str, path))}"
-        most = _MOST.get(path, _LARGEST if isinstance(value, float) else _LARGEST_WHOLE)
-        if abs(value) > most:
-            raise JobError(
-                f"{where}: found {shown(value)}, expected a number of at most {shown(most)} in size"
-            )
+        most = _MOST.get(path, _LARGEST_WHOLE if isinstance(value, int) else value)
+        if value > most:
+            raise JobError(f"{where}: found {shown(value)}, expected a number of at most {most}")
         if value < (least := _LEAST.get(path, value)):
             raise JobError(f"{where}: found {shown(value)}, expected a number of at least {least}")
 

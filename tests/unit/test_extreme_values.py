@@ -85,9 +85,8 @@ REFUSED = [
         f"local={{lr: 0.1, epochs: {HUGE}}}",
         "local.epochs: found 1000000000000",
     ),
-    ("iid", "local.lr=1.0e+308", "local.lr: found 1e+308, expected a number of at most 1e+30"),
-    ("iid", "local.weight_decay=1.0e+40", "local.weight_decay: found 1e+40"),
-    ("iid", "local.clip=1.0e+300", "local.clip: found 1e+300"),
+    ("iid", "local.lr=1.0e+308", "local.lr: found 1e+308, expected a number of at most 1e+300"),
+    ("iid", "local.weight_decay=1.0e+308", "local.weight_decay: found 1e+308"),
     ("ghb", f"algorithm.tau={HUGE}", "algorithm.tau: found 1000000000000, expected"),
     ("iid", f"data.partition={{kind: iid, examples: {2**62}}}", "need 18446744073709551616 train"),
     ("iid", f"cohort.size={HUGE}", "cohort.size: cohorts of 1000000000000 clients"),
@@ -159,9 +158,9 @@ def cases():
         yield "ghb", f"cohort.p={value}"
         for key in ("curvature", "spread", "heterogeneity"):
             yield "quadratics", f"data.{key}={value}"
-    for value in (1, 50_000, 2**31, 2**64):
+    for value in (1, 5_000, 2**31, 2**64):
         yield "ghb", f"algorithm.tau={value}"
-        yield "quadratics", f"data.dim={value if value != 50_000 else 2**40}"
+        yield "quadratics", f"data.dim={value if value != 5_000 else 2**40}"
 
 
 def test_no_extreme_number_ends_in_a_traceback(jobs, tmp_path):
