@@ -1,6 +1,5 @@
 """A checked job becomes live objects; the only place that picks things by name."""
 
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -24,9 +23,9 @@ from hpcfl.data.deal import deal
 from hpcfl.data.holdout import hold_out
 from hpcfl.data.partition import Rows
 from hpcfl.diagnostics import Observer
-from hpcfl.errors import JobError, one_line
+from hpcfl.errors import JobError, as_job_error, described, one_line
 from hpcfl.homes import home
-from hpcfl.initial import initial, initial_model
+from hpcfl.initial import initial, initial_model, load_data
 from hpcfl.job import Job, Loaded, fitted, require_filled
 from hpcfl.local.executor import MOST, Executor, block
 from hpcfl.local.memories import Memories
@@ -35,9 +34,10 @@ from hpcfl.local.sequential import Sequential
 from hpcfl.local.shipping import Shipping
 from hpcfl.local.step import Gradient
 from hpcfl.local.testset import TestSet
+from hpcfl.memory import require_memory
 from hpcfl.prepare import prepare_torch
 from hpcfl.runtime import Desk, Run
-from hpcfl.schema import LOSS, Schema, Survey, dry_round
+from hpcfl.schema import LOSS, Schema, Survey, dry_round, nbytes
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore, StateSchema
@@ -236,13 +236,19 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
     """
     job = loaded.job
     prepare_torch(job, device)
-    dataset = job.data.load(job.seed)
-    rows, held = deal(job.data, dataset, job.seed), None
+    dataset = load_data(loaded)
+    with as_job_error(
+        f"data.kind: {loaded.tree['data']['kind']}",
+        "its examples cannot be dealt to clients",
+        type(job.data).load,
+    ):
+        rows, held = deal(job.data, dataset, job.seed), None
     if job.data.holdout is not None:
         rows, held = hold_out(rows, job.data.holdout, job.seed)
     loaded = fitted(loaded, len(rows))
     x0, model, skipped = initial_model(loaded, dataset, resumed)
     schema = _played_dry(loaded, x0)
+    _require_room_for_server(loaded, schema, device)
     job.evaluate.check(loaded.tree["algorithm"]["name"], dataset, schema.own)
     model, x0 = model.to(device), x0.to(device)
     return Parts(loaded, dataset, rows, held, model, x0, skipped, schema, device)
@@ -255,20 +261,26 @@ def _played_dry(loaded: Loaded, x0: Vector) -> Schema:
     except Exception as e:
         raise JobError(
             f"algorithm.name: {loaded.tree['algorithm']['name']}: its dry round failed"
-            f"{_own_line(e)}: {type(e).__name__}: {e}; hooks take and return what "
+            f"{described(e)}; hooks take and return what "
             "hpcfl/algorithms/base.py says, and branch on no tensor's value"
         ) from e
 
 
-def _own_line(error: Exception) -> str:
-    """The innermost line of the user's own that an error went through, if there is one."""
-    ours = (Path(torch.__file__).parent, Path(__file__).parent)
-    own = [
-        f" in {frame.name} ({frame.filename}:{frame.lineno})"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not any(Path(frame.filename).is_relative_to(folder) for folder in ours)
-    ]
-    return own[-1] if own else ""
+def _require_room_for_server(loaded: Loaded, schema: Schema, device: torch.device) -> None:
+    """Refuse a server whose past models do not fit into memory; others are as large as the model.
+
+    Raises:
+        JobError: they do not.
+    """
+    if device.type != "cpu":
+        return
+    # Where the server keeps models of more rounds than there are, many are the initial one.
+    kept = [
+        leaf for field in schema.server for leaf in (field if isinstance(field, tuple) else [field])
+    ][: loaded.job.rounds + len(schema.server)]
+    name = loaded.tree["algorithm"]["name"]
+    key = "algorithm.tau" if "tau" in loaded.tree["algorithm"] else "algorithm.name"
+    require_memory(key, f"the server of {name} ({len(kept)} vectors)", nbytes(kept))
 
 
 def wire(

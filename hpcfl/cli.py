@@ -6,7 +6,6 @@ import argparse
 import errno
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +13,14 @@ from typing import TYPE_CHECKING
 
 from hpcfl import interrupt
 from hpcfl.arguments import parser
-from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError, RankError, Stopped
+from hpcfl.errors import (
+    Elsewhere,
+    HpcflError,
+    JobError,
+    RankError,
+    Stopped,
+    print_traceback,
+)
 
 if TYPE_CHECKING:
     from hpcfl.plots import Plot
@@ -65,8 +71,7 @@ def _tell_error(error: HpcflError) -> int:
     """Print an error, if this rank is the one to do so; its exit code."""
     if error.speaker or _speaks():
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        if isinstance(error, ClientError) and error.__cause__:
-            traceback.print_exception(error.__cause__)
+        print_traceback(error)
     return error.exit_code
 
 

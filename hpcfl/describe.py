@@ -22,11 +22,13 @@ from hpcfl.data.inputs import shown
 from hpcfl.data.partition import Rows
 from hpcfl.device import bfloat16_warning, device_type
 from hpcfl.errors import JobError
+from hpcfl.initial import fetch_data, fetch_model, load_data
 from hpcfl.job import Job, Loaded, fitted
 from hpcfl.models.base import TORCHVISION
 from hpcfl.plots import plot_partition
 from hpcfl.plots.figure import check_plot
 from hpcfl.schema import traffic
+from hpcfl.trial import try_algorithm, try_classes
 
 FEW = 20  # clients whose classes are counted one by one, and inputs that are listed
 UNLIMITED = 1000  # columns
@@ -43,15 +45,17 @@ def describe(loaded: Loaded, *, data: bool) -> str:
         JobError, DataError: something in the job does not fit.
     """
     if data:
-        loaded.job.data.fetch()
-        loaded.job.model.fetch()
+        fetch_data(loaded)
+        fetch_model(loaded)
     parts, inputs = _assembled(loaded) if data else (None, {})
     if parts:
+        try_classes(parts)
         check(parts)
     population = len(parts.rows) if parts else loaded.job.data.population
     if not parts:
         loaded = fitted(loaded, population)
         _check_files(loaded.job)
+        try_algorithm(loaded)
     lines = [*_job_lines(_in_force(parts.loaded if parts else loaded, parts), population)]
     if parts:
         lines += [*_data_lines(parts), *_input_lines(inputs)]
@@ -73,8 +77,8 @@ def show_partition(loaded: Loaded, plot: Path) -> str:
     """
     check_plot(plot)
     job = loaded.job
-    job.data.fetch()
-    dataset = job.data.load(job.seed)
+    fetch_data(loaded)
+    dataset = load_data(loaded)
     rows = deal(job.data, dataset, job.seed)
     counts = count_classes(dataset, rows)
     plot_partition(counts, plot)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort
 from hpcfl.errors import DivergedError, Stopped
+from hpcfl.local.named import told
 from hpcfl.runtime import Run
 from hpcfl.schema import Survey, nbytes
 from hpcfl.types import Record
@@ -28,7 +29,7 @@ def play(run: Run, server: Any, start: int) -> Any:
     Raises:
         Stopped: a signal asked for it; a checkpoint was committed.
         DivergedError: an upload or the server was not finite; nothing of its round was kept.
-        ClientError, StoreError: on this rank alone.
+        HookError, ClientError, StoreError: on this rank alone, perhaps.
     """
     run.account.start()
     if start == 0 and run.evaluation(0, run.rounds):
@@ -40,7 +41,8 @@ def play(run: Run, server: Any, start: int) -> Any:
         run.account.lap("write")
         run.desk.begin(t + 1)
         try:
-            server, record, asked = play_round(run, server, t, partial(_asked, run, saved))
+            with told(t):
+                server, record, asked = play_round(run, server, t, partial(_asked, run, saved))
             run.account.lap("update")
         except DivergedError:
             run.desk.settle(t)

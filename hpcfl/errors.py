@@ -1,8 +1,21 @@
 """What can go wrong, one class per exit code or per thing the caller must know."""
 
+import os
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
 INTERRUPTED = 130
 """The exit code of what Ctrl-C (SIGINT) ended, with no checkpoint to go on from."""
 _LONG = 4000  # characters of a message
+_OURS = Path(__file__).parent
+_STANDARD = Path(sysconfig.get_path("stdlib"))
+_INSTALLED = ("site-packages", "dist-packages")
+_CALLERS = ("torch", "numpy", "pydantic")  # installed packages that call a user's code
+TRACEBACK = "HPCFL_TRACEBACK"  # set to 1, the whole traceback of an error is printed besides
 
 
 def one_line(text: str) -> str:
@@ -10,6 +23,83 @@ def one_line(text: str) -> str:
     text = text.rstrip()
     cut = text if len(text) <= _LONG else f"{text[:_LONG]}..."
     return "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in cut)
+
+
+def place(error: BaseException) -> str:
+    """The innermost line of the user's own code that an error went through.
+
+    Returns:
+        " in NAME (FILE:LINE)", or "" where the error went through no such line.
+    """
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    found = [(Path(code.co_filename), line, code.co_name) for code, line in frames]
+    found = [at for at in found if not _is_ours(at[0])]
+    outside = [at for at in found if not _package(at[0])]
+    # A class of the user's may be installed too, by an entry point.
+    own = outside or [at for at in found if _package(at[0]) not in _CALLERS]
+    return f" in {own[-1][2]} ({own[-1][0]}:{own[-1][1]})" if own else ""
+
+
+def defined(function: Callable[..., Any]) -> str:
+    """The line where a function of the user's own is defined, as ``place`` says it; "" for ours."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    file = Path(code.co_filename)
+    if _is_ours(file) or _package(file) in _CALLERS:
+        return ""
+    return f" in {code.co_name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def described(error: BaseException, *, otherwise: str = "") -> str:
+    """The error behind the place that it came from: " in NAME (FILE:LINE): TYPE: MESSAGE".
+
+    Args:
+        error: any.
+        otherwise: the place, where the error went through no line of the user's.
+    """
+    if isinstance(error, BrokenRuleError):
+        return f"{error.place}: {error}"
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{place(error) or otherwise}: {said}"
+
+
+def traceback_wanted() -> bool:
+    """Whether the user asked for whole tracebacks."""
+    return os.environ.get(TRACEBACK, "") not in ("", "0")
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print the whole traceback of an error on standard error, if the user asked for it."""
+    if traceback_wanted():
+        traceback.print_exception(error.__cause__ or error)
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a file is hpcfl's or Python's own."""
+    if str(file).startswith("<frozen ") or file.is_relative_to(_OURS):
+        return True
+    return file.is_relative_to(_STANDARD) and not _package(file)
+
+
+def _package(file: Path) -> str:
+    """The installed package that a file is of; "" for a file that is not installed."""
+    parts = file.parts
+    ends = [k for k, part in enumerate(parts) if part in _INSTALLED]
+    return parts[ends[-1] + 1] if ends else ""
+
+
+class BrokenRuleError(TypeError):
+    """A hook of an algorithm breaks a rule of ``hpcfl/algorithms/base.py``.
+
+    Args:
+        message: which rule, and what to do.
+        place: of the hook, as ``place`` says it.
+    """
+
+    def __init__(self, message: str, place: str = "") -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class HpcflError(Exception):
@@ -50,6 +140,10 @@ class DivergedError(HpcflError):
     collective = True
 
 
+class HookError(HpcflError):
+    """A class of the user's raised in a round, outside of the training of a client."""
+
+
 class ClientError(HpcflError):
     """An algorithm, a model or a data set raised while one client was being trained.
 
@@ -67,8 +161,7 @@ class ClientError(HpcflError):
 
     def __str__(self) -> str:
         cause = self.__cause__
-        said = f"{self.args[0]}: {type(cause).__name__}: {cause}" if cause else self.args[0]
-        return one_line(said)
+        return one_line(f"{self.args[0]}{described(cause)}{hint()}" if cause else self.args[0])
 
 
 class RankError(HpcflError):
@@ -102,3 +195,41 @@ class Elsewhere(HpcflError):
     def __init__(self, exit_code: int) -> None:
         super().__init__("another rank failed")
         self.exit_code = exit_code
+
+
+@contextmanager
+def as_job_error(
+    where: str, does: str, function: Callable[..., Any], advice: str = ""
+) -> Iterator[None]:
+    """Turn what a user's class raises before round 1 into a JobError of one line.
+
+    Args:
+        where: the key of the job that names the class, and its value.
+        does: what hpcfl asked the class for: "cannot load the data".
+        function: the method that is called; it tells the place where the traceback does not.
+        advice: what to do.
+
+    Raises:
+        JobError: the block raised, and its class is the user's own or ran out of memory.
+    """
+    try:
+        yield
+    except HpcflError:
+        raise
+    except Exception as e:
+        # A fault of a class of hpcfl is a fault of the program: it keeps its traceback.
+        if not (place(e) or defined(function) or lacks_memory(e)):
+            raise
+        said = described(e, otherwise=defined(function))
+        raise JobError(f"{where}: {does}{said}{advice or hint()}") from e
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that memory cannot be had, as numpy or as torch says it."""
+    said = ("can't allocate memory", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in said)
+
+
+def hint() -> str:
+    """How to see more of an error, for the end of its line."""
+    return "" if traceback_wanted() else f"; {TRACEBACK}=1 shows the whole traceback"

@@ -22,7 +22,7 @@ from hpcfl.checkpoint import (
 )
 from hpcfl.errors import JobError, StoreError
 from hpcfl.files import present, read_bytes, readable
-from hpcfl.initial import initial
+from hpcfl.initial import initial, load_data
 from hpcfl.job import Job, Loaded, load_run
 from hpcfl.rundir import RunDir
 from hpcfl.schema import dry_round
@@ -158,7 +158,7 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 def _state_dict(folder: RunDir, loaded: Loaded, x: Vector) -> bytes:
     """The run's model with the parameters ``x``; its data tell the shape of its inputs."""
-    _, model = initial(loaded, loaded.job.data.load(loaded.job.seed), seed=0)
+    _, model = initial(loaded, load_data(loaded), seed=0)
     size = Layout.of(model).total
     if size != x.numel():
         raise StoreError(

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.data.base import DataConfig
 from hpcfl.diagnostics import Diagnostics
-from hpcfl.errors import JobError
+from hpcfl.errors import JobError, as_job_error, described, hint
 from hpcfl.evaluation import Evaluate
 from hpcfl.events import Log
 from hpcfl.faults import describe_fault
@@ -161,6 +161,7 @@ def check(file: JobFile, name: str) -> Loaded:
         JobError: where, what was found, what was expected.
     """
     loaded = typed(file, name)
+    _require_sizes(loaded.tree, file)
     require_coherent(loaded.job, file)
     return loaded
 
@@ -191,6 +192,46 @@ def typed(file: JobFile, name: str) -> Loaded:
     for section, kind in KINDS.items():
         tree[section] = {kind.key: file.tree[section][kind.key], **tree[section]}
     return Loaded(job, tree, name)
+
+
+# The largest values of keys whose larger ones would never end, or take all memory.
+_MOST: Mapping[Key, float] = {
+    ("rounds",): 1_000_000,  # all cohorts are drawn before round 1
+    ("local", "epochs"): 1_000_000,
+    ("local", "steps"): 1_000_000_000,
+    ("local", "lr"): 1e300,  # a step beyond is no number that torch takes
+    ("local", "weight_decay"): 1e300,
+    ("algorithm", "tau"): 100_000,
+    ("checkpoint", "keep"): 1_000_000,
+    ("comm", "timeout_s"): 10_000_000.0,
+    ("data", "classes"): 1 << 24,
+    ("data", "partition", "alpha"): 1e30,
+}
+_LEAST: Mapping[Key, float] = {("comm", "timeout_s"): 0.001}
+_LARGEST_WHOLE = 2**63 - 1
+
+
+def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
+    """Refuse numbers that no run can take, wherever they are.
+
+    Raises:
+        JobError: the first such one, and where it was said.
+    """
+    for key, value in tree.items():
+        path = (*at, key)
+        if isinstance(value, list):
+            value = dict(enumerate(value))
+        if isinstance(value, dict):
+            _require_sizes(value, file, path)
+            continue
+        if not isinstance(value, int | float):
+            continue
+        where = f"{file.where(path)}: {'.'.join(map(str, path))}"
+        most = _MOST.get(path, _LARGEST_WHOLE if isinstance(value, int) else value)
+        if value > most:
+            raise JobError(f"{where}: found {shown(value)}, expected a number of at most {most}")
+        if value < (least := _LEAST.get(path, value)):
+            raise JobError(f"{where}: found {shown(value)}, expected a number of at least {least}")
 
 
 def require_coherent(job: Job, file: JobFile) -> None:
@@ -258,10 +299,15 @@ def fitted(loaded: Loaded, population: int | None) -> Loaded:
     if population is None:
         return loaded
     require_filled(job, population)
+    name = loaded.tree["algorithm"]["name"]
     try:
         algorithm = job.algorithm.settle(job.cohort.participation(population), population)
     except ValueError as e:
-        raise JobError(f"algorithm.name: {loaded.tree['algorithm']['name']} {e}") from e
+        raise JobError(f"algorithm.name: {name} {e}") from e
+    except Exception:
+        own = type(job.algorithm).settle
+        with as_job_error(f"algorithm.name: {name}", "cannot settle its defaults", own):
+            raise
     return settled(loaded, algorithm)
 
 
@@ -302,6 +348,10 @@ def _build(cls: type[Any], raw: Tree, file: JobFile, at: Key) -> Any:
         return adapter.validate_json(dumps(raw, default=str))
     except ValidationError as e:
         raise JobError(describe_fault(e.errors(), cls, raw, file, at)) from e
+    except Exception as e:  # of a class of the user's: its __post_init__, or a field's type
+        said = described(e, otherwise=f" in {cls.__module__}.{cls.__qualname__}")
+        key = ".".join(map(str, at))
+        raise JobError(f"{file.where(at)}: {key}: cannot be read{said}{hint()}") from e
 
 
 @cache

@@ -19,6 +19,7 @@ from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 
 SECTION = "a section (a mapping of keys to values)"
+_MAIN = "__main__"
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
@@ -76,9 +77,27 @@ def _imported(at: str, name: str, load: Callable[[], Any]) -> Any:
         reason = " ".join(str(e).split())
         absent = isinstance(e, ModuleNotFoundError) and e.name == name.partition(".")[0]
         advice = "; say PYTHONPATH=. if it is in the current directory" if absent else ""
+        if name.startswith(f"{_MAIN}."):
+            advice = (
+                "; it is a class of the script or notebook that began the run: define it there "
+                'and call hpcfl.resume("DIR") in the same process, or hpcfl.cli.main(["export", '
+                '"DIR", ...]); put it into a module for the next run'
+            )
         raise JobError(
             f"{at}: {name!r} cannot be imported: {type(e).__name__}: {reason}{advice}"
         ) from e
+
+
+def of_main(tree: Mapping[str, Any]) -> list[str]:
+    """A warning for each class of a job that another process cannot import, on one line each."""
+    named = ((kind, tree[section][kind.key]) for section, kind in KINDS.items())
+    return [
+        f"{kind.section}.{kind.key}: {name} is a class of this script or notebook, which `hpcfl "
+        "resume` and `hpcfl export` cannot import; put it into a module and name it by that "
+        f"(mymodule.{name.rpartition('.')[2]}) to use them"
+        for kind, name in named
+        if name.startswith(f"{_MAIN}.")
+    ]
 
 
 KINDS = {

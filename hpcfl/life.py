@@ -129,7 +129,8 @@ class Life:
         if -low != high:
             error = RankError(
                 f"round {round}: the ranks' models differ (checksums {-low:.0f} to {high:.0f}), so "
-                "no checkpoint was written; are all ranks on one processor model and one torch?"
+                "no checkpoint was written; are all ranks on one processor model and one torch, "
+                "and does a class of your own draw at random or keep something between calls?"
             )
             error.collective = True
             raise error

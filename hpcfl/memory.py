@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from rich.filesize import decimal
+
+from hpcfl.errors import JobError
 
 PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -19,6 +22,25 @@ def free_memory() -> int | None:
         return min([number(PROC / "meminfo", "MemAvailable:") * 1024, *_left_in_cgroups()])
     except OSError:
         return None
+
+
+def require_memory(key: str, what: str, needed: int) -> None:
+    """Refuse what cannot be held in memory before it is asked for.
+
+    Args:
+        key: of the job, which makes it so large.
+        what: it is.
+        needed: bytes.
+
+    Raises:
+        JobError: more is needed than is free.
+    """
+    free = free_memory()
+    if free is not None and needed > free:
+        raise JobError(
+            f"{key}: {what} needs {decimal(needed)} of memory, found {decimal(free)} free; lower "
+            "it, or take a machine with more memory"
+        )
 
 
 def resident_memory() -> int:

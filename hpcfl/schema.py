@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort
+from hpcfl.hooks import Member, call, play_client, play_update
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.types import Vector
 
@@ -100,7 +101,8 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
     """Play one round of ``algorithm`` on a model with ``size`` parameters, by shapes alone.
 
     Raises:
-        TypeError: a hook changes a tensor in place, or a state its shape or dtype.
+        BrokenRuleError: a hook changes a tensor in place, draws at random, or returns another
+            structure than it has to.
         RuntimeError: a hook asks for the value of a meta tensor.
         ValueError, AttributeError, ...: whatever a faulty algorithm raises.
     """
@@ -133,46 +135,21 @@ def _play(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str) -> S
         x0, first, full, mean = (torch.zeros(size, dtype=dtype) for _ in range(4))
         number = torch.zeros((), dtype=torch.float64)
         whole = torch.zeros((), dtype=torch.int64)
-    server = _pure(algorithm, "init_server", x0)
-    message = _pure(algorithm, "broadcast", server)
-    state = _pure(algorithm, "init_client", first, lambda: first)
+    server = call(algorithm, "init_server", x0)
+    message = call(algorithm, "broadcast", server)
+    state = call(algorithm, "init_client", first, lambda: first)
     client = Client(whole, number, number, number, full_grad=full, cohort_grad=mean)
-    local = _pure(algorithm, "begin", message, state, client)
-    start = _pure(algorithm, "displace", x0, local, client)
-    point = _pure(algorithm, "lookahead", x0, start, local, client)
     asked: list[Tensor] = []
 
     def grad(y: Vector) -> Vector:
         asked.append(y)
         return y.clone()
 
-    d = _pure(algorithm, "direction", point, local, grad, client)
-    local = _pure(algorithm, "remember", local, d, client)
-    y = start - d
-    upload, after = _pure(algorithm, "finish", y, local, message, state, client)
+    upload, after, y = play_client(algorithm, message, Member(state, client, grad))
     cohort = Cohort(round=0, size=1, population=1, lr=1.0, grad=mean)
-    _pure(algorithm, "update", server, upload, cohort)
-    before = [(leaf.shape, leaf.dtype) for leaf in state]
-    if [(leaf.shape, leaf.dtype) for leaf in after] != before:
-        raise TypeError(
-            f"{type(algorithm).__name__}.finish returns a state of other shapes or dtypes than "
-            f"init_client: {[tuple(leaf.shape) for leaf in after]} after {before}"
-        )
+    play_update(algorithm, server, [upload], cohort)
     own = next((name for name in after._fields if getattr(after, name) is y), None)
     return Schema(server, message, after, upload, own, len(asked))
-
-
-def _pure(algorithm: Algorithm, hook: str, *handed: Any) -> Any:
-    """What a hook makes of what it is handed, which it must leave as it is."""
-    tensors = [leaf for leaf in tree_leaves(handed) if isinstance(leaf, Tensor)]
-    before = [tensor._version for tensor in tensors]
-    made = getattr(algorithm, hook)(*handed)
-    if [tensor._version for tensor in tensors] != before:
-        raise TypeError(
-            f"{type(algorithm).__name__}.{hook} changes a tensor that it was handed in place; "
-            "make a new one (x = x + 1, not x += 1)"
-        )
-    return made
 
 
 def traffic(algorithm: Algorithm, schema: Schema) -> Traffic:

@@ -24,8 +24,10 @@ from hpcfl.divergence import guess_loss
 from hpcfl.engine import play
 from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
+from hpcfl.initial import fetch_data, fetch_model
 from hpcfl.interrupt import may_resume
 from hpcfl.job import Loaded
+from hpcfl.kinds import of_main
 from hpcfl.life import Desk, Life
 from hpcfl.outcome import Outcome, outcome_of, record_outcome
 from hpcfl.progress import Progress, open_progress
@@ -36,6 +38,7 @@ from hpcfl.rundir import RunDir
 from hpcfl.runlog import LogReader
 from hpcfl.signals import Signals
 from hpcfl.store.durable import storing
+from hpcfl.trial import try_classes
 from hpcfl.types import Record, Vector
 from hpcfl.versions import BITS, FAST, versions, warnings
 
@@ -123,17 +126,19 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
         folder,
     ):
         ranks = find(loaded, folder.root, comm)
+        ranks = replace(ranks, told=[*ranks.told, *of_main(loaded.tree)])
         way = choose(comm)
         with together(comm):
             if comm.rank == 0:
                 loaded.job.log.check()
-                loaded.job.data.fetch()
+                fetch_data(loaded)
                 if not way.resumed:
-                    loaded.job.model.fetch()
+                    fetch_model(loaded)
         with together(comm):
             with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
                 parts = assemble(loaded, ranks.device, resumed=way.resumed)
                 inputs = fingerprints.of(parts.dataset)
+            try_classes(parts)
             check(parts)
         require_alike(inputs, comm)
         if parts.job.executor == "auto":

@@ -7,6 +7,7 @@ import numpy as np
 
 from hpcfl.data.deal import deal
 from hpcfl.data.holdout import hold_out
+from hpcfl.initial import fetch_data, load_data
 from hpcfl.job import Loaded
 from hpcfl.store.durable import check_output, write_output
 
@@ -26,8 +27,8 @@ def export_split(loaded: Loaded, path: Path) -> str:
     """
     check_output(path)
     job = loaded.job
-    job.data.fetch()
-    dataset = job.data.load(job.seed)
+    fetch_data(loaded)
+    dataset = load_data(loaded)
     rows = deal(job.data, dataset, job.seed)
     without = ""
     if job.data.holdout is not None:

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, Upload
 from hpcfl.types import Count, Fraction, NonNegative, Vector
 
+MOST = 100_000  # rounds that the momentum reaches back by default
+
 
 class Server(NamedTuple):
     x: Vector
@@ -49,6 +51,11 @@ class GHB(Algorithm):
 
     def settle(self, participation: float, population: int) -> "GHB":
         participation = self.participation or participation
+        if self.tau is None and participation * MOST < 1:
+            raise ValueError(
+                f"takes tau = round(1 / C), which is more than {MOST} for C = {participation:g}; "
+                "say algorithm.tau"
+            )
         return replace(self, participation=participation, tau=self.tau or round(1 / participation))
 
     def init_server(self, x0: Vector) -> Server:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from hpcfl.comm.base import Comm
-from hpcfl.errors import ClientError, Elsewhere, HpcflError
+from hpcfl.errors import Elsewhere, HpcflError, print_traceback
 from hpcfl.interrupt import exit_code
 
 
@@ -65,7 +65,8 @@ def _end_all(comm: Comm, error: BaseException) -> None:
     try:
         if isinstance(error, HpcflError):
             sys.stderr.write(f"{where} {type(error).__name__}: {error}\n")
-        if isinstance(error, ClientError) or not isinstance(error, HpcflError):
+            print_traceback(error)
+        else:
             traceback.print_exception(error.__cause__ or error)
     finally:  # where nobody can hear it, too
         comm.abort(1)

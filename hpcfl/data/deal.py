@@ -94,12 +94,13 @@ def _shares(
     sizes = _even(len(pool), population)
     if isinstance(partition, Iid):
         if partition.examples is not None:
-            sizes = np.full(population, partition.examples)
-            if sizes.sum() > len(pool):
+            needed = population * partition.examples
+            if needed > len(pool):
                 raise JobError(
                     f"data.partition.examples: {population} clients of {partition.examples} need "
-                    f"{sizes.sum()} training examples, the data has {len(pool)}"
+                    f"{needed} training examples, the data has {len(pool)}"
                 )
+            sizes = np.full(population, partition.examples)
         return _cut(shuffled, sizes)
     labels = _labels(dataset, partition)
     if isinstance(partition, Dirichlet):

@@ -14,6 +14,7 @@ from hpcfl.data.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile
 from hpcfl.errors import JobError
+from hpcfl.memory import require_memory
 from hpcfl.seeds import stream
 from hpcfl.types import Count, Decay, Examples, NonNegative, Positive
 
@@ -52,6 +53,13 @@ class Quadratics(DataConfig):
                 "data.clients: a single client differs from nobody; set data.heterogeneity and "
                 "data.spread to 0.0, or take at least 2 clients"
             )
+        # Up to three arrays of that size are held at a time, in float64.
+        needed = 8 * count * self.dim * 2 * 3
+        require_memory(
+            "data.clients" if count > self.dim else "data.dim",
+            f"data of {count} clients in {self.dim} dimensions",
+            needed,
+        )
         curvature = self.curvature * (1 + self.spread * np.linspace(1, -1, count))
         gradients = np.zeros((count, self.dim))
         if self.heterogeneity:

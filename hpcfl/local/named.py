@@ -1,6 +1,9 @@
 """Errors that say where they came from."""
 
-from hpcfl.errors import ClientError, HpcflError
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hpcfl.errors import ClientError, HookError, HpcflError, described, hint, place
 from hpcfl.local.step import Visit
 
 
@@ -17,3 +20,20 @@ class named:
         if isinstance(error, Exception) and not isinstance(error, HpcflError):
             visit = self._visit
             raise ClientError(visit.client, visit.round + 1, None, self._stage) from error
+
+
+@contextmanager
+def told(round: int) -> Iterator[None]:
+    """Let an error of a class of the user's say which round, counted from zero, it is of.
+
+    Raises:
+        HookError: the block raised, in a line of the user's.
+    """
+    try:
+        yield
+    except HpcflError:
+        raise
+    except Exception as e:
+        if not place(e):  # a fault of the program keeps its traceback
+            raise
+        raise HookError(f"round {round + 1}{described(e)}{hint()}") from e

@@ -14,6 +14,7 @@ from rich.table import Table
 from hpcfl.assemble import assemble
 from hpcfl.catalogue import drawn
 from hpcfl.errors import JobError
+from hpcfl.initial import fetch_data, fetch_model
 from hpcfl.job import Loaded
 from hpcfl.plan.figures import Plan, plan
 from hpcfl.plan.measured import probe, this_process
@@ -36,8 +37,8 @@ def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: Pieces | Non
     Raises:
         JobError, DataError: something in the job does not fit.
     """
-    loaded.job.data.fetch()
-    loaded.job.model.fetch()
+    fetch_data(loaded)
+    fetch_model(loaded)
     parts = assemble(loaded, torch.device("cpu"))
     activations = probe(parts)
     found = plan(parts, ranks, process=this_process(), activations=activations)

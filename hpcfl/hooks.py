@@ -1,0 +1,227 @@
+"""The hooks of an algorithm played one by one, and the rules that each of them must keep.
+
+Rules: a hook changes nothing in place, draws from no global generator, returns the same structure
+every time, and the same values for the same arguments, whoever was played before.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad
+from hpcfl.errors import BrokenRuleError, defined
+from hpcfl.randomness import generators
+from hpcfl.types import Vector
+
+SMALL = 1000  # parameters, where values matter and no model is at hand
+
+
+class Played(NamedTuple):
+    """What the round of one client leaves."""
+
+    upload: Any
+    state: Any
+    y: Vector
+    """Where the client arrived."""
+
+
+class Member(NamedTuple):
+    """A client as a round is played with it."""
+
+    state: Any
+    about: Client
+    grad: Grad
+
+
+def call(algorithm: Algorithm, hook: str, *handed: Any) -> Any:
+    """What a hook makes of what it is handed.
+
+    Raises:
+        BrokenRuleError: the hook changes what it is handed, or draws from a global generator.
+    """
+    tensors = [leaf for leaf in tree_leaves(handed) if isinstance(leaf, Tensor)]
+    versions, before = [tensor._version for tensor in tensors], generators()
+    made = getattr(algorithm, hook)(*handed)
+    if [tensor._version for tensor in tensors] != versions:
+        raise broken(
+            algorithm,
+            hook,
+            "changes a tensor that it was handed in place; make a new one (x = x + 1, not x += 1)",
+        )
+    if drew := generators().changed(before):
+        raise broken(
+            algorithm,
+            hook,
+            f"draws from {' and '.join(drew)}, so that its results depend on the number of ranks; "
+            "let it draw nothing",
+        )
+    return made
+
+
+def broken(algorithm: Algorithm, hook: str, rule: str) -> BrokenRuleError:
+    """The error of a hook that breaks a rule."""
+    cls = type(algorithm)
+    return BrokenRuleError(f"{cls.__name__}.{hook} {rule}", defined(getattr(cls, hook)))
+
+
+def play_client(algorithm: Algorithm, message: Any, member: Member) -> Played:
+    """Play a round of one local step.
+
+    Raises:
+        BrokenRuleError: a hook breaks a rule.
+        Exception: whatever else a faulty hook raises.
+    """
+    x, (state, about, grad) = message.x, member
+    local = call(algorithm, "begin", message, state, about)
+    start = call(algorithm, "displace", x, local, about)
+    _require_like(algorithm, "displace", start, x)
+    point = call(algorithm, "lookahead", x, start, local, about)
+    _require_like(algorithm, "lookahead", point, x)
+    d = call(algorithm, "direction", point, local, grad, about)
+    _require_like(algorithm, "direction", d, x)
+    after = call(algorithm, "remember", local, d, about)
+    require_form(algorithm, "remember", "what a client holds", after, "begin", local)
+    y = start - algorithm.step_scale * about.lr * d
+    upload, kept = call(algorithm, "finish", y, after, message, state, about)
+    require_form(algorithm, "finish", "a state", kept, "init_client", state)
+    return Played(upload, kept, y)
+
+
+def play_update(algorithm: Algorithm, server: Any, uploads: Sequence[Any], cohort: Cohort) -> Any:
+    """The server after a round with these uploads, averaged plainly."""
+    dtype = server.x.dtype  # a mean has the model's, whatever the uploads have
+
+    def mean(*leaves: Tensor) -> Tensor:
+        return torch.stack([leaf.to(dtype) for leaf in leaves]).mean(0)
+
+    after = call(algorithm, "update", server, tree_map(mean, *uploads), cohort)
+    require_form(algorithm, "update", "a server", after, "init_server", server)
+    return after
+
+
+def require_repeatable(
+    algorithm: Algorithm, x0: Vector, members: Sequence[Callable[[], Member]], cohort: Cohort
+) -> None:
+    """Play a round twice, the clients in another order, and compare everything bit for bit.
+
+    Args:
+        algorithm: whose hooks are played.
+        x0: the initial model.
+        members: make each client anew, with the same values every time.
+        cohort: the round's.
+
+    Raises:
+        BrokenRuleError: a hook returns other values the second time, or another structure for one
+            client than for the other, or breaks another rule.
+        Exception: whatever else a faulty hook raises.
+    """
+    server = call(algorithm, "init_server", x0)
+    _require_same(algorithm, "init_server", server, call(algorithm, "init_server", x0))
+    message = call(algorithm, "broadcast", server)
+    once = [play_client(algorithm, message, made()) for made in members]
+    for played in once[1:]:
+        require_form(
+            algorithm, "finish", "an upload", played.upload, "for another client", once[0].upload
+        )
+    again = [play_client(algorithm, message, made()) for made in reversed(members)]
+    for first, second in zip(once, reversed(again), strict=True):
+        _require_same(algorithm, "finish", first, second)
+    uploads = [played.upload for played in once]
+    after = play_update(algorithm, server, uploads, cohort)
+    _require_same(algorithm, "update", after, play_update(algorithm, server, uploads, cohort))
+    _require_same(algorithm, "broadcast", message, call(algorithm, "broadcast", server))
+
+
+def require_repeatable_without_data(algorithm: Algorithm) -> None:
+    """The same on a small model of made-up values, where no data are at hand.
+
+    Raises:
+        BrokenRuleError, Exception: see ``require_repeatable``.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x0, *noise = (torch.randn(SMALL, generator=generator) for _ in range(3))
+    number = torch.ones((), dtype=torch.float64)
+    whole = torch.zeros((), dtype=torch.int64)
+
+    def made(noise: Vector) -> Member:
+        state = call(algorithm, "init_client", x0, x0.clone)
+        about = Client(whole, number, 0.1 * number, number, noise, noise)
+        return Member(state, about, lambda y: y + noise)
+
+    members = [lambda own=own: made(own) for own in noise]
+    require_repeatable(algorithm, x0, members, Cohort(0, 2, 4, 0.1, noise[0]))
+
+
+def require_form(
+    algorithm: Algorithm, hook: str, what: str, found: Any, origin: str, expected: Any
+) -> None:
+    """Refuse a tree of another structure, or of other shapes or dtypes.
+
+    Raises:
+        BrokenRuleError: it is one, or holds what is no tensor.
+    """
+    new, old = (_form(algorithm, hook, tree) for tree in (found, expected))
+    if new != old:
+        than = origin if " " in origin else f"{origin} does"
+        raise broken(
+            algorithm,
+            hook,
+            f"returns {what} of other shapes or dtypes than {than}: {new}, expected {old}",
+        )
+
+
+def _form(algorithm: Algorithm, hook: str, tree: Any) -> str:
+    """A tree's structure, shapes and dtypes as text: "Server(x: float32[650], past: (...))"."""
+    if isinstance(tree, Tensor):
+        return f"{str(tree.dtype).removeprefix('torch.')}{list(tree.shape)}"
+    if isinstance(tree, tuple):
+        names = getattr(tree, "_fields", None)
+        inner = [_form(algorithm, hook, leaf) for leaf in tree]
+        if names is None:
+            return f"({', '.join(inner)})"
+        fields = (f"{name}: {leaf}" for name, leaf in zip(names, inner, strict=True))
+        return f"{type(tree).__name__}({', '.join(fields)})"
+    raise broken(
+        algorithm,
+        hook,
+        f"returns or is handed {type(tree).__name__}; expected a NamedTuple of tensors",
+    )
+
+
+def _require_like(algorithm: Algorithm, hook: str, found: Any, x: Vector) -> None:
+    """Refuse what cannot stand where a model stands: another shape, dtype or device."""
+    new = (found.shape, found.dtype, found.device) if isinstance(found, Tensor) else None
+    if new != (x.shape, x.dtype, x.device):
+        got = (
+            type(found).__name__
+            if new is None
+            else f"{_form(algorithm, hook, found)} on {found.device}"
+        )
+        raise broken(
+            algorithm,
+            hook,
+            f"returns {got}, expected {_form(algorithm, hook, x)} on {x.device} as the model has; "
+            "make tensors by zeros_like, never by torch.zeros",
+        )
+
+
+def _require_same(algorithm: Algorithm, hook: str, first: Any, second: Any) -> None:
+    """Refuse another result of the same arguments, bit for bit."""
+    pairs = zip(tree_leaves(first), tree_leaves(second), strict=True)
+    if all(torch.equal(_bits(one), _bits(other)) for one, other in pairs):
+        return
+    raise broken(
+        algorithm,
+        hook,
+        "returned other values when the same clients were played again, in another order: a hook "
+        "keeps something between calls, in a module or an attribute, or draws at random; keep it "
+        "in the server or in the client's state",
+    )
+
+
+def _bits(leaf: Tensor) -> Tensor:
+    """The bytes of a tensor; NaN equals itself there."""
+    return leaf.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,77 @@
+"""The random generators that a whole process shares, which no result may depend on.
+
+Python's ``random``, numpy's legacy global generator and torch's default ones depend on what ran
+before in the process, hence on the number of ranks and on restarts.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+_SEEDS = 2**32  # numpy's legacy generator takes no larger seed
+
+
+class Generators(NamedTuple):
+    """What the generators of a process hold."""
+
+    python: object
+    numpy: tuple[bytes, int, int, float]
+    torch: bytes
+    cuda: tuple[bytes, ...]
+    """Of every GPU; empty while none is in use."""
+
+    def changed(self, before: "Generators") -> list[str]:
+        """Which of them drew since ``before``, as a user calls them."""
+        names = ("Python's random", "numpy.random", "torch's generator", "torch's GPU generator")
+        pairs = zip(names, before, self, strict=True)
+        return [name for name, old, new in pairs if old != new]
+
+
+def generators() -> Generators:
+    """What the generators hold now."""
+    held = np.random.get_state(legacy=False)  # noqa: NPY002  # to be compared, not drawn from
+    inner = held["state"]
+    gpus = torch.cuda.default_generators
+    return Generators(
+        random.getstate(),
+        (inner["key"].tobytes(), inner["pos"], held["has_gauss"], held["gauss"]),
+        _state(torch.default_generator),
+        tuple(map(_state, gpus)),
+    )
+
+
+def _state(generator: torch.Generator) -> bytes:
+    return generator.get_state().numpy().tobytes()
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Leave all the generators as they were before the block."""
+    python = random.getstate()
+    legacy = np.random.get_state()  # noqa: NPY002
+    gpus = torch.cuda.default_generators
+    torchs = [(own, own.get_state()) for own in (torch.default_generator, *gpus)]
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
+        for own, state in torchs:
+            own.set_state(state)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed all the generators on the CPU for the block, then leave them as they were.
+
+    What a user's class draws from them in the block then follows from ``seed`` alone.
+    """
+    with restored():
+        random.seed(seed)
+        np.random.seed(seed % _SEEDS)  # noqa: NPY002
+        torch.default_generator.manual_seed(seed)
+        yield

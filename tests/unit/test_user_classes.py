@@ -1,0 +1,419 @@
+"""Classes of the user's own: what is wrong with them costs one line with their file and line."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfl.assemble import assemble
+from hpcfl.job import load
+from hpcfl.randomness import generators
+from hpcfl.trial import try_classes
+
+ROOT = Path(__file__).parents[2]
+
+CLASSES = '''\
+import random
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hpcfl.algorithms.base import Nothing, Upload
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.data.arrays import Arrays
+from hpcfl.models.base import ModelConfig
+from hpcfl.models.linear import Linear
+
+LAST = None
+own = dataclass(frozen=True, kw_only=True)
+
+
+def delta(message, y):
+    return message.x - y
+
+
+@own
+class Python(FedAvg):
+    def finish(self, y, local, message, state, client):
+        return Upload(delta(message, y) * (1 + random.random())), state  # here: Python
+
+
+@own
+class Numpy(FedAvg):
+    def direction(self, point, local, grad, client):
+        return grad(point) * (1 + float(np.random.rand()))  # here: Numpy
+
+
+@own
+class Torch(FedAvg):
+    def begin(self, message, state, client):
+        return message._replace(x=message.x + torch.randn_like(message.x))
+
+
+@own
+class Server(FedAvg):
+    def update(self, server, mean, cohort):
+        return server._replace(x=server.x - mean.delta * np.random.rand())
+
+
+@own
+class Keeps(FedAvg):
+    def finish(self, y, local, message, state, client):
+        global LAST
+        before, LAST = LAST, y.clone()
+        d = delta(message, y)
+        return Upload(d if before is None else d + 0.1 * (message.x - before)), state
+
+
+OWN = np.random.default_rng(0)
+
+
+@own
+class OwnGenerator(FedAvg):
+    def finish(self, y, local, message, state, client):
+        return Upload(delta(message, y) * (1 + float(OWN.random()))), state
+
+
+class Other(NamedTuple):
+    x: Tensor
+    n: Tensor
+
+
+@own
+class Structure(FedAvg):
+    def update(self, server, mean, cohort):
+        return Other(server.x - mean.delta, server.x.new_zeros(()))
+
+
+@own
+class Dtype(FedAvg):
+    def update(self, server, mean, cohort):
+        return server._replace(x=server.x.double() - mean.delta)
+
+
+@own
+class Zeros(FedAvg):
+    def direction(self, point, local, grad, client):
+        return grad(point) + torch.zeros(len(point), dtype=torch.float64)
+
+
+@own
+class Forgets(FedAvg):
+    def remember(self, local, step, client):
+        return Nothing()
+
+
+COUNT = 0
+
+
+class More(NamedTuple):
+    delta: Tensor
+    more: Tensor
+
+
+@own
+class Varies(FedAvg):
+    def finish(self, y, local, message, state, client):
+        global COUNT
+        COUNT += 1
+        return More(delta(message, y), y[: 1 + COUNT % 2]), state
+
+
+@own
+class Wrong(ModelConfig):
+    def build(self, input_shape, outputs):
+        return nn.Sequential(nn.Linear(input_shape[0] + 1, outputs))
+
+
+class Net(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+        self.register_buffer("calls", torch.zeros(()))
+        self.count = 0
+
+
+class Raises(Net):
+    def forward(self, x):
+        return self.layer(x) + self.absent  # here: Raising
+
+
+class Draws(Net):
+    def forward(self, x):
+        return self.layer(x) * random.random()
+
+
+class CountsCalls(Net):
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x)
+
+
+class KeepsCount(Net):
+    def forward(self, x):
+        self.count += 1
+        return self.layer(x) * self.count
+
+
+def model(cls):
+    @own
+    class Config(ModelConfig):
+        def build(self, input_shape, outputs):
+            return cls(input_shape[0], outputs)
+
+    return Config
+
+
+Raising, Drawing, Buffering, Counting = map(model, (Raises, Draws, CountsCalls, KeepsCount))
+
+
+@own
+class Fails(ModelConfig):
+    def build(self, input_shape, outputs):
+        raise KeyError("width")  # here: Fails
+
+
+@own
+class NoModule(ModelConfig):
+    def build(self, input_shape, outputs):
+        return None
+
+
+@own
+class Init(Linear):
+    def __post_init__(self):
+        super().__post_init__()
+        self.absent  # here: Init
+
+
+def raw(inputs, dtype, draws):
+    return inputs
+
+
+def noisy(inputs, dtype, draws):
+    return inputs.to(dtype) + torch.randn(inputs.shape).to(dtype)
+
+
+def data(transform):
+    @own
+    class Data(Arrays):
+        def load(self, seed):
+            found = super().load(seed)
+            return type(found)(**{**vars(found), "transform": transform})
+
+    return Data
+
+
+Raw, Noisy = map(data, (raw, noisy))
+
+
+@own
+class Unread(Arrays):
+    def load(self, seed):
+        return {}["absent"]  # here: Unread
+
+
+@own
+class NoData(Arrays):
+    def load(self, seed):
+        return 1
+
+
+@own
+class Shuffled(Arrays):
+    """Draws from all the global generators, which hpcfl seeds for it."""
+
+    def load(self, seed):
+        found = super().load(seed)
+        moved = random.random() + np.random.rand() + torch.rand(()).item()
+        inputs = found.train.inputs + moved
+        return type(found)(**{**vars(found), "train": found.train._replace(inputs=inputs)})
+
+
+@own
+class Late(FedAvg):
+    """Fails in round 2."""
+
+    def finish(self, y, local, message, state, client):
+        if not y.is_meta and int(client.round) == 1:
+            raise ValueError("too late")  # here: Late
+        return Upload(delta(message, y)), state
+
+
+ROUNDS = [0]
+
+
+@own
+class LateServer(FedAvg):
+    def update(self, server, mean, cohort):
+        if cohort.round == 1:
+            raise ValueError("too late")  # here: LateServer
+        return super().update(server, mean, cohort)
+'''
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """The file of the user's classes, importable as ``mine``."""
+    path = tmp_path / "mine.py"
+    path.write_text(CLASSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("HPCFL_TRACEBACK", raising=False)
+    yield path
+    sys.modules.pop("mine", None)
+
+
+def line_of(module, name):
+    (line,) = [
+        k for k, text in enumerate(CLASSES.splitlines(), 1) if text.endswith(f"# here: {name}")
+    ]
+    return f"({module}:{line})"
+
+
+def override(module, section, name):
+    tree = load(module.parent / "job.yaml").tree["data"]
+    if section == "data":
+        return f"data={{kind: mine.{name}, path: {tree['path']}, clients: 4}}"
+    key = "algorithm" if section == "algorithm" else "model"
+    return f"{key}={{name: mine.{name}}}"
+
+
+HOOKS = [
+    ("Python", "Python.finish draws from Python's random"),
+    ("Numpy", "Numpy.direction draws from numpy.random"),
+    ("Torch", "Torch.begin draws from torch's generator"),
+    ("Server", "Server.update draws from numpy.random"),
+    ("Keeps", "Keeps.finish returned other values when the same clients were played again"),
+    ("OwnGenerator", "OwnGenerator.finish returned other values"),
+    ("Structure", "Structure.update returns a server of other shapes or dtypes than init_server"),
+    ("Dtype", "Server(x: float64["),
+    ("Zeros", "Zeros.direction returns float64["),
+    ("Forgets", "Forgets.remember returns what a client holds of other shapes"),
+    ("Varies", "Varies.finish returns an upload of other shapes"),
+]
+
+
+@pytest.mark.parametrize("command", [("check",), ("check", "--data"), ("run",)], ids=" ".join)
+@pytest.mark.parametrize(("name", "said"), HOOKS, ids=[name for name, _ in HOOKS])
+def test_a_hook_that_breaks_a_rule(name, said, command, module, job, refused):
+    line = refused(*command, job, override(module, "algorithm", name))
+    assert line.startswith(f"JobError: algorithm.name: mine.{name}: its ")
+    assert said in line
+    assert re.search(rf" in \w+ \({re.escape(str(module))}:\d+\): ", line)
+    assert not (module.parent / "runs").exists()
+
+
+BEFORE = [
+    ("model", "Wrong", "(inputs float32[4, 3], labels int64[4]) in build ("),
+    ("model", "Raising", "AttributeError: 'Raises' object has no attribute 'absent'"),
+    ("model", "Drawing", "its forward pass in forward ("),
+    ("model", "Buffering", "its forward pass changes the buffer 'calls'"),
+    ("model", "Counting", "its gradient in forward ("),
+    ("model", "Fails", "cannot be built for inputs (3,) in build ("),
+    ("model", "NoModule", "returns NoneType, expected a torch.nn.Module"),
+    ("model", "Init", "job.yaml:2: model: cannot be read in __post_init__ ("),
+    ("data", "Raw", "cannot be trained on a batch of data.kind mine.Raw (inputs float64[4, 3]"),
+    ("data", "Noisy", "draws from torch's generator"),
+    ("data", "Unread", "cannot load the data in load ("),
+    ("data", "NoData", "returns int, expected a hpcfl.data.base.Dataset"),
+]
+
+
+@pytest.mark.parametrize("command", [("check", "--data"), ("run",)], ids=" ".join)
+@pytest.mark.parametrize(("section", "name", "said"), BEFORE, ids=[name for _, name, _ in BEFORE])
+def test_a_class_that_would_fail_in_round_1(section, name, said, command, module, job, refused):
+    line = refused(*command, job, override(module, section, name))
+    assert said.replace("job.yaml:2", "command line") in line
+    if f"# here: {name}" in CLASSES:
+        assert line_of(module, name) in line
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "where"),
+    [
+        ("Late", "ClientError", "client 0, round 2, finish in finish"),
+        ("LateServer", "HookError", "round 2 in update"),
+    ],
+)
+def test_a_failure_in_a_later_round_is_one_line(name, kind, where, module, job, hpcfl, monkeypatch):
+    job.write_text(job.read_text().replace("uniform, size: 2", "cyclic, size: 4"))
+    algorithm = override(module, "algorithm", name)
+    done = hpcfl("run", job, algorithm, "--out", module.parent / "run")
+    assert done.code == 1
+    hint = "HPCFL_TRACEBACK=1 shows the whole traceback"
+    said = f"{kind}: {where} {line_of(module, name)}: ValueError: too late; {hint}"
+    assert done.err[-1] == said
+    assert "Traceback" not in "\n".join(done.err)
+    monkeypatch.setenv("HPCFL_TRACEBACK", "1")
+    done = hpcfl("run", job, algorithm, "--out", module.parent / "again")
+    assert f"{kind}: {where} {line_of(module, name)}: ValueError: too late" in done.err
+    assert any(line.startswith("Traceback") for line in done.err)
+    assert done.err[-1] == "ValueError: too late"
+
+
+def test_what_load_draws_follows_from_the_seed(module, job, hpcfl):
+    for run in ("one", "two"):
+        np.random.rand()  # noqa: NPY002  # what ran before must not matter
+        arguments = (override(module, "data", "Shuffled"), "--out", module.parent / run)
+        assert hpcfl("run", job, *arguments).code == 0
+    logs = [(module.parent / run / "log.jsonl").read_text().splitlines() for run in ("one", "two")]
+    losses = [[json.loads(line).get("train_loss") for line in log] for log in logs]
+    assert losses[0] == losses[1]
+
+
+def test_the_trial_leaves_no_trace(job, own_process):
+    import torch
+
+    parts = assemble(load(job), torch.device("cpu"))
+    before, x0 = generators(), parts.x0.clone()
+    try_classes(parts)
+    assert generators() == before
+    assert torch.equal(parts.x0, x0)
+    assert parts.population.spent() == 0
+
+
+NOTEBOOK = """
+import hpcfl
+from dataclasses import dataclass
+from hpcfl.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(FedAvg):
+    pass
+
+
+hpcfl.run({job!r}, ["algorithm={{name: __main__.Mine}}"], out={out!r})
+"""
+
+
+def test_a_class_of_a_script_runs_and_is_warned_of(tmp_path, job, refused):
+    script, out = tmp_path / "script.py", tmp_path / "run"
+    script.write_text(NOTEBOOK.format(job=str(job), out=str(out)))
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    warned = [
+        line for line in (done.stdout + done.stderr).splitlines() if "Mine is a class" in line
+    ]
+    assert len(warned) == 1, warned
+    assert "algorithm.name: __main__.Mine is a class of this script or notebook" in warned[0]
+    assert "put it into a module" in warned[0]
+    for command in (["resume", out], ["export", out, "-o", tmp_path / "x.npz"]):
+        line = refused(*command)
+        assert "algorithm.name: '__main__.Mine' cannot be imported" in line
+        assert "of the script or notebook that began the run" in line
