@@ -30,6 +30,11 @@ def play(run: Run, server: Any, start: int) -> Any:
         DivergedError: an upload or the server was not finite; nothing of its round was kept.
         ClientError, StoreError: on this rank alone.
     """
+    if start < run.rounds:
+        # A signal that came during the start-up: the checkpoint of the start stands, or another.
+        stop = int(run.comm.max(np.array([run.signals.stop], dtype=np.float64))[0])
+        if stop:
+            raise _stopped(stop, start, run.rounds)
     run.account.start()
     if start == 0 and run.evaluation(0, run.rounds):
         record: Record = {"round": 0, **run.desk.evaluate(0, server.x)}
@@ -57,12 +62,16 @@ def play(run: Run, server: Any, start: int) -> Any:
             run.signals.save, saved = False, monotonic()
         if stop and done < run.rounds:
             run.desk.settle(done)
-            raise Stopped(
-                f"stopped by {Names(stop).name} after round {done} of {run.rounds}, with a "
-                "checkpoint: resume to go on"
-            )
+            raise _stopped(stop, done, run.rounds)
     run.desk.settle(run.rounds)
     return server
+
+
+def _stopped(number: int, done: int, rounds: int) -> Stopped:
+    return Stopped(
+        f"stopped by {Names(number).name} after round {done} of {rounds}, with a checkpoint: "
+        "resume to go on"
+    )
 
 
 def play_round(
