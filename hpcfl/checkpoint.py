@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from hpcfl.errors import JobError, StoreError
+from hpcfl.errors import DiskError, JobError, StoreError, file_error, is_disk_failure
 from hpcfl.files import parse_json
 from hpcfl.runlog import Extent
 from hpcfl.store.durable import storing, sync_folder
@@ -168,7 +168,7 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}; {_OTHER}") from e
+        raise file_error(e, f"{path}: cannot be read: {e.strerror}; {_OTHER}", StoreError) from e
 
 
 def _load(path: Path, device: torch.device) -> dict[str, Tensor]:
@@ -243,6 +243,8 @@ def read(folder: Path) -> Checkpoint:
             _sums(manifest["files"]),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
+        if isinstance(e, OSError) and is_disk_failure(e):
+            raise DiskError(f"{path}: cannot be read: {e.strerror}; repair the disk") from e
         raise StoreError(f"{path}: is not a manifest: {e!r}; {_OTHER}") from e
 
 

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfl.arguments import parser
-from hpcfl.errors import ClientError, Elsewhere, HpcflError, JobError, RankError
+from hpcfl.errors import (
+    ClientError,
+    Elsewhere,
+    HpcflError,
+    JobError,
+    RankError,
+    as_disk_error,
+)
 
 if TYPE_CHECKING:
     from hpcfl.plots import Plot
@@ -29,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 done, 2 the job, the arguments or the files are wrong, 3 diverged,
-        75 stopped by a signal with a checkpoint, 1 anything else.
+        74 a file cannot be written or read because a disk is full, over its quota, read-only or
+        fails, 75 stopped by a signal with a checkpoint, 1 anything else.
     """
     reader = parser()
     options, rest = reader.parse_known_args(arguments)
@@ -51,7 +59,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if isinstance(e, ClientError) and e.__cause__:
                 traceback.print_exception(e.__cause__)
         return e.exit_code
+    except OSError as e:  # of a file that no caller names: standard output, too
+        return _tell_disk_error(e)
     return 0
+
+
+def _tell_disk_error(error: OSError) -> int:
+    """Tell in one line that the disk failed; the exit code.
+
+    Raises:
+        OSError: something else failed.
+    """
+    failure = as_disk_error(error)
+    if failure is None:
+        raise error
+    print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:  # it is the one that is full, and would be flushed once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return failure.exit_code
 
 
 def _speaks() -> bool:
@@ -230,6 +257,10 @@ def _tell(
         _draw(plot, files)
         return
     print(told, end="")
+    folder = next((path.parent for path in files if path.parent.exists()), None)
+    if folder and not os.access(folder, os.W_OK):  # others' runs, an archive: nobody asked for it
+        print(f"no plot: {folder} cannot be written", file=sys.stderr)
+        return
     try:
         if files:
             _draw(Plot(runs, files), files)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from signal import Signals as Names
 from time import monotonic
 from typing import Any
 
@@ -11,9 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort
-from hpcfl.errors import DivergedError, Stopped
+from hpcfl.errors import DivergedError
 from hpcfl.runtime import Run
 from hpcfl.schema import Survey, nbytes
+from hpcfl.signals import stopped
 from hpcfl.types import Record
 
 # The signal that asked for a stop (0: none), whether a checkpoint is wanted, whether one is on its
@@ -30,11 +30,6 @@ def play(run: Run, server: Any, start: int) -> Any:
         DivergedError: an upload or the server was not finite; nothing of its round was kept.
         ClientError, StoreError: on this rank alone.
     """
-    if start < run.rounds:
-        # A signal that came during the start-up: the checkpoint of the start stands, or another.
-        stop = int(run.comm.max(np.array([run.signals.stop], dtype=np.float64))[0])
-        if stop:
-            raise _stopped(stop, start, run.rounds)
     run.account.start()
     if start == 0 and run.evaluation(0, run.rounds):
         record: Record = {"round": 0, **run.desk.evaluate(0, server.x)}
@@ -62,16 +57,9 @@ def play(run: Run, server: Any, start: int) -> Any:
             run.signals.save, saved = False, monotonic()
         if stop and done < run.rounds:
             run.desk.settle(done)
-            raise _stopped(stop, done, run.rounds)
+            raise stopped(stop, done, run.rounds)
     run.desk.settle(run.rounds)
     return server
-
-
-def _stopped(number: int, done: int, rounds: int) -> Stopped:
-    return Stopped(
-        f"stopped by {Names(number).name} after round {done} of {rounds}, with a checkpoint: "
-        "resume to go on"
-    )
 
 
 def play_round(

@@ -33,7 +33,7 @@ import yaml
 from hpcfl.changes import mark
 from hpcfl.checkpoint import BEST
 from hpcfl.compare import flat
-from hpcfl.errors import DataError, JobError, StoreError
+from hpcfl.errors import DataError, JobError, StoreError, file_error
 from hpcfl.files import parse_json, read_array
 from hpcfl.jobfile import LARGEST_FILE, read
 from hpcfl.store.durable import write_file
@@ -89,9 +89,8 @@ class RunDir:
             self.checkpoints.mkdir(exist_ok=True)
             self.stores.mkdir(exist_ok=True)
         except OSError as e:
-            raise JobError(
-                f"{self.root}: cannot be made: {e.strerror}; choose another with --out"
-            ) from e
+            message = f"{self.root}: cannot be made: {e.strerror}; choose another with --out"
+            raise file_error(e, message, JobError) from e
         self.lock()
         if self.job.exists():
             if self.job.read_bytes() != content:
@@ -135,7 +134,8 @@ class RunDir:
         try:
             fd = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as e:
-            raise JobError(f"{self.lock_file}: cannot be opened: {e.strerror}") from e
+            message = f"{self.lock_file}: cannot be opened: {e.strerror}"
+            raise file_error(e, message, JobError) from e
         for patience in range(PATIENCE, -1, -1):
             try:
                 fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -216,9 +216,8 @@ class RunDir:
         except FileNotFoundError:  # before the first start
             return []
         except OSError as e:
-            raise StoreError(
-                f"{self.history}: cannot be read: {e.strerror}; repair the disk"
-            ) from e
+            message = f"{self.history}: cannot be read: {e.strerror}; repair the disk"
+            raise file_error(e, message, StoreError) from e
         entries = []
         for number, line in enumerate(lines, 1):
             try:

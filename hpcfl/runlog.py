@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from hpcfl.errors import StoreError
+from hpcfl.errors import StoreError, file_error
 from hpcfl.files import parse_json
 from hpcfl.store.durable import storing
 
@@ -49,7 +49,7 @@ class RunLog:
         """Append one round; a number that is not finite, which JSON lacks, as null.
 
         Raises:
-            StoreError: the disk is full or fails.
+            DiskError: the disk is full or fails.
         """
         if self._file:
             line = _line(record)
@@ -63,7 +63,7 @@ class RunLog:
         """Make what was written durable.
 
         Raises:
-            StoreError: the disk fails.
+            DiskError: the disk fails.
         """
         if self._file:
             with storing(Path(self._file.name)):
@@ -73,7 +73,7 @@ class RunLog:
         """Close the file.
 
         Raises:
-            StoreError: the disk fails, as NFS tells now.
+            DiskError: the disk fails, as NFS tells now.
         """
         if self._file:
             with storing(Path(self._file.name)):
@@ -110,7 +110,8 @@ def require(path: Path, extent: Extent) -> bytes:
     except FileNotFoundError:  # before the first round
         found = b""
     except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}; put the log back") from e
+        message = f"{path}: cannot be read: {e.strerror}; put the log back"
+        raise file_error(e, message, StoreError) from e
     if len(found) < extent.length:
         raise StoreError(
             f"{path}: {len(found)} bytes, expected at least the {extent.length} of the checkpoint; "

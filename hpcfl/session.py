@@ -28,7 +28,7 @@ from hpcfl.progress import Progress, open_progress
 from hpcfl.rankmap import Ranks, find
 from hpcfl.request import Request
 from hpcfl.rundir import RunDir
-from hpcfl.signals import Signals
+from hpcfl.signals import Signals, stopped
 from hpcfl.store.durable import storing
 from hpcfl.types import Record, Vector
 from hpcfl.versions import BITS, FAST, versions, warnings
@@ -147,7 +147,7 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
     )
     with (
         open_progress(folder.root.name, parts.job.rounds, done, comm.rank) as progress,
-        closing(Desk(life, evaluation, progress, done)) as desk,
+        Desk(life, evaluation, progress, done) as desk,
     ):
         finished = done == parts.job.rounds
         progress.note(f"{folder.root}: finished, nothing to do" if finished else life.opening(done))
@@ -158,6 +158,10 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
                 _note(life, ranks, done, progress)
         run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
         run.observer.restore(beginning.kept)
+        if not finished:  # a signal came during the start-up: the checkpoint of the start stands
+            stop = int(comm.max(np.array([signals.stop], dtype=np.float64))[0])
+            if stop:
+                raise stopped(stop, done, parts.job.rounds)
         try:
             server = play(run, beginning.server, done)
         except StoreError as e:

@@ -39,6 +39,14 @@ def _latch_save_early(number: int, frame: FrameType | None) -> None:
     _Latched.save = True
 
 
+def stopped(number: int, done: int, rounds: int) -> Stopped:
+    """The end of a run that the signal ``number`` stopped after ``done`` of ``rounds`` rounds."""
+    return Stopped(
+        f"stopped by {signal.Signals(number).name} after round {done} of {rounds}, with a "
+        "checkpoint: resume to go on"
+    )
+
+
 class Signals:
     """What was asked of this process; a context manager that listens while it is open.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcfl.errors import JobError
+from hpcfl.errors import JobError, file_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +41,7 @@ def save(figure: Figure, paths: Sequence[Path]) -> None:
     """Write the figure to every file.
 
     Raises:
+        DiskError: the disk is full or fails.
         JobError: one cannot be written, or is of another kind.
     """
     from matplotlib import rc_context
@@ -52,4 +53,5 @@ def save(figure: Figure, paths: Sequence[Path]) -> None:
             with rc_context({"pdf.fonttype": 42}):  # journals refuse the default, Type 3
                 figure.savefig(path, format=form)
         except OSError as error:
-            raise JobError(f"{path}: the plot cannot be written: {error.strerror}") from error
+            message = f"{path}: the plot cannot be written: {error.strerror}"
+            raise file_error(error, message, JobError) from error

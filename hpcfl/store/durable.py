@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpcfl.errors import StoreError
+from hpcfl.errors import StoreError, file_error
 
 PART = ".part"  # ends the name of a file that is not complete yet
 STANDS = "the last checkpoint stands: make room or repair the disk, then resume"  # of a run's files
@@ -29,7 +29,8 @@ def write_file(path: Path, content: bytes, *, advice: str = "make room or repair
         advice: what a person can do when it fails: the end of the error's message.
 
     Raises:
-        StoreError: the disk is full or fails; nothing is left behind.
+        DiskError: the disk is full or fails; nothing is left behind.
+        StoreError: the file may not be written there; nothing is left behind.
     """
     part = path.with_name(path.name + PART)
     try:
@@ -41,9 +42,8 @@ def write_file(path: Path, content: bytes, *, advice: str = "make room or repair
         sync_folder(path.parent)
     except OSError as error:
         discard(part)
-        raise StoreError(
-            f"{path}: cannot write {len(content)} bytes: {error.strerror}; {advice}"
-        ) from error
+        message = f"{path}: cannot write {len(content)} bytes: {error.strerror}; {advice}"
+        raise file_error(error, message, StoreError) from error
 
 
 @contextmanager
@@ -51,12 +51,14 @@ def storing(path: Path) -> Iterator[None]:
     """Turn a failure of the disk under ``path``, in a run, into one line.
 
     Raises:
-        StoreError: the block raised OSError.
+        DiskError: the block raised OSError because the disk is full or fails.
+        StoreError: the block raised another OSError.
     """
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror}; {STANDS}") from error
+        message = f"{path}: cannot be written: {error.strerror}; {STANDS}"
+        raise file_error(error, message, StoreError) from error
 
 
 def discard(part: Path) -> None:

@@ -9,6 +9,9 @@ from typing import IO, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from hpcfl.errors import DiskError, StoreError
+from hpcfl.store.durable import storing
+
 
 class Board:
     """Lines to a file and to a stream; on a terminal, a bar for the sweep and each of its runs.
@@ -24,7 +27,9 @@ class Board:
 
     def __init__(self, name: str, log: Path, total: int, stream: IO[str] | None = None) -> None:
         self._console = Console(file=sys.stderr if stream is None else stream)
-        self._log = log.open("a", encoding="utf-8")
+        self._path = log
+        with storing(log):
+            self._log = log.open("a", encoding="utf-8")
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -44,13 +49,19 @@ class Board:
 
     def __exit__(self, *exception: object) -> None:
         self._bars.stop()
-        self._log.close()
+        try:
+            with storing(self._path):
+                self._log.close()
+        except (DiskError, StoreError):
+            if exception[1] is None:  # else the first failure is told
+                raise
 
     def say(self, event: str, run: str, text: str) -> None:
         """Tell an event: "12:30:01 finished fedcm-seed1: 60 rounds, ..."."""
         line = f"{event:<8} {run}: {text}"
-        self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-        self._log.flush()
+        with storing(self._path):
+            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            self._log.flush()
         self._console.print(
             f"{time.strftime('%H:%M:%S')} {line}", markup=False, highlight=False, soft_wrap=True
         )

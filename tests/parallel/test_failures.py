@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.parallel.background import finish, write
+from tests.parallel.background import changed, finish, write
 from tests.parallel.harness import ROOT
 from tests.parallel.outcome import outcome
 
@@ -148,3 +148,18 @@ def test_more_threads_than_cores(tmp_path):
     (line,) = [line for line in done.stderr.splitlines() if "Error" in line]
     assert line.startswith("JobError: threads: ")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "backend"), [(3, 1, "mpi"), (2, 0, "mpi"), (2, 1, "gloo")]
+)
+def test_the_disk_is_full_for_one_rank(tmp_path, ranks, rank, backend):
+    """Every launcher is told the exit code of a disk, and the line says which file."""
+    env = {**changed("full"), "HPCFL_TEST_RANK": str(rank), "HPCFL_TEST_ROUND": "9"}
+    job = write(tmp_path, comm={"backend": backend, "timeout_s": 60.0})
+    done = finish(ranks, "run", job, "--out", tmp_path / "run", env=env)
+    assert done.returncode == 74, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "DiskError" in line]
+    assert line.startswith(f"[rank {rank} of {ranks}] DiskError: {tmp_path}/run/stores/")
+    assert "No space left on device" in line
+    assert outcome(tmp_path / "run").round == 8
