@@ -13,7 +13,6 @@ FIRST = [
     "hpcfl/local/sequential.py",
 ]
 ENGINE_LINES = 150
-FILE_LINES = 330
 
 
 def lines(path):
@@ -36,9 +35,8 @@ def test_the_engine_keeps_its_budget():
 @pytest.mark.parametrize(
     "path", sorted(path.relative_to(ROOT) for path in (ROOT / "hpcfl").rglob("*.py")), ids=str
 )
-def test_files_are_short_and_plain(path):
+def test_files_are_plain(path):
     text = (ROOT / path).read_text()
-    assert len(text.splitlines()) <= FILE_LINES
     assert text.isascii()
     for trace in ("TODO", "FIXME", "XXX", "../shared"):
         assert trace not in text
