@@ -7,12 +7,18 @@ interrupt.begin()  # before any import that takes its time
 import signal  # noqa: E402
 import sys  # noqa: E402
 
-from hpcfl import cli  # noqa: E402
-from hpcfl.signals import STOP  # noqa: E402
+from hpcfl.signals import STOP, latch_early  # noqa: E402
+
+LONG = ("run", "resume", "sweep")
+"""The commands that a batch system's signal stops with a checkpoint."""
 
 
 def main() -> int:
     """Run one command; the exit code, see :func:`hpcfl.cli.main`."""
+    if sys.argv[1:2] and sys.argv[1] in LONG:
+        latch_early()
+    from hpcfl import cli  # slow, so only once signals are latched
+
     code = cli.main()
     # When the first rank has left, srun --kill-on-bad-exit sends SIGTERM to those still leaving.
     # Python's handlers end before the process does; an ignored signal stays ignored, so that every

@@ -66,7 +66,7 @@ class Best:
         """Keep ``x``, the model after ``round`` rounds, if it is better than all before.
 
         Raises:
-            StoreError: the disk is full or fails.
+            DiskError: the disk is full or fails.
         """
         name = next(name for name in SCORES if name in scores)
         found = BestModel(x.detach().cpu(), round, name, scores[name])

@@ -11,7 +11,7 @@ import numpy as np
 from hpcfl.checkpoint import MANIFEST, Checkpoint, check_files
 from hpcfl.comm.base import Comm
 from hpcfl.comm.together import together
-from hpcfl.errors import HpcflError, JobError, StoreError
+from hpcfl.errors import DiskError, HpcflError, JobError, StoreError, file_error
 from hpcfl.files import present
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import require
@@ -78,7 +78,7 @@ def _while_kept(source: RunDir, at: Checkpoint) -> Iterator[None]:
     """Tell failures; where the run gave the checkpoint up meanwhile, that is the reason."""
     try:
         yield
-    except (OSError, StoreError) as e:
+    except (OSError, DiskError, StoreError) as e:
         if not present(at.folder / MANIFEST):
             raise JobError(
                 f"{source.root}: the run went on and gave up the checkpoint of round {at.round} "
@@ -90,10 +90,11 @@ def _while_kept(source: RunDir, at: Checkpoint) -> Iterator[None]:
                 f"{at.round}; resume from an older checkpoint"
             ) from e
         if isinstance(e, OSError):
-            raise JobError(
+            message = (
                 f"{e.filename2 or e.filename}: cannot be copied: {e.strerror}; make room, or "
                 "choose another place with --out"
-            ) from e
+            )
+            raise file_error(e, message, JobError) from e
         raise
 
 

@@ -27,7 +27,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from hpcfl import checksum
-from hpcfl.errors import JobError, StoreError
+from hpcfl.errors import DiskError, JobError, StoreError, file_error, is_disk_failure
 from hpcfl.files import folders_with, parse_json, present
 from hpcfl.runlog import Extent
 from hpcfl.store.durable import storing, sync_folder
@@ -224,7 +224,7 @@ def _content(path: Path, advice: str = _OTHER) -> bytes:
     try:
         return path.read_bytes()
     except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}; {advice}") from e
+        raise file_error(e, f"{path}: cannot be read: {e.strerror}; {advice}", StoreError) from e
 
 
 def _load(path: Path, device: torch.device) -> dict[str, Tensor]:
@@ -293,6 +293,8 @@ def read(folder: Path) -> Checkpoint:
             _sums(manifest["run_files"], INITIAL),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
+        if isinstance(e, OSError) and is_disk_failure(e):
+            raise DiskError(f"{path}: cannot be read: {e.strerror}; repair the disk") from e
         raise StoreError(f"{path}: is not a manifest: {e!r}; {_OTHER}") from e
 
 

@@ -19,6 +19,7 @@ from hpcfl.errors import (
     JobError,
     RankError,
     Stopped,
+    as_disk_error,
     print_traceback,
 )
 
@@ -37,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 done, 2 the job, the arguments or the files are wrong, 3 diverged,
-        75 stopped by a signal with a checkpoint, 130 by Ctrl-C without one, 1 anything else.
+        74 a file cannot be written or read because a disk is full, over its quota, read-only or
+        fails, 75 stopped by a signal with a checkpoint, 130 by Ctrl-C without one, 1 anything else.
     """
     reader = parser()
     options, rest = reader.parse_known_args(arguments)
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _tell_error(e)
     except OSError as e:
         if e.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
-            raise
+            return _tell_disk_error(e)  # of a file that no caller names: standard output, too
         where = "an argument" if e.filename is None else os.fsdecode(e.filename)
         return _tell_error(JobError(f"{where}: {e.strerror}; choose another name"))
     return 0
@@ -73,6 +75,23 @@ def _tell_error(error: HpcflError) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         print_traceback(error)
     return error.exit_code
+
+
+def _tell_disk_error(error: OSError) -> int:
+    """Print in one line that the disk failed; the exit code.
+
+    Raises:
+        OSError: something else failed.
+    """
+    failure = as_disk_error(error)
+    if failure is None:
+        raise error
+    print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:  # it is the one that is full, and would be flushed once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return failure.exit_code
 
 
 def _interrupted(command: str) -> int:
@@ -266,6 +285,10 @@ def _tell(
         _draw(plot, files)
         return
     print(told, end="")
+    folder = next((path.parent for path in files if path.parent.exists()), None)
+    if folder and not os.access(folder, os.W_OK):  # others' runs, an archive: nobody asked for it
+        print(f"no plot: {folder} cannot be written", file=sys.stderr)
+        return
     try:
         if files:
             _draw(Plot(runs, files), files)

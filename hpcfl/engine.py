@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from signal import Signals as Names
 from time import monotonic
 from typing import Any
 
@@ -11,10 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort
-from hpcfl.errors import DivergedError, Stopped
+from hpcfl.errors import DivergedError
 from hpcfl.local.named import told
 from hpcfl.runtime import Run
 from hpcfl.schema import Survey, nbytes
+from hpcfl.signals import stopped
 from hpcfl.types import Record
 
 # The signal that asked for a stop (0: none), whether a checkpoint is wanted, whether one is on its
@@ -59,10 +59,7 @@ def play(run: Run, server: Any, start: int) -> Any:
             run.signals.save, saved = False, monotonic()
         if stop and done < run.rounds:
             run.desk.settle(done)
-            raise Stopped(
-                f"stopped by {Names(stop).name} after round {done} of {run.rounds}, with a "
-                "checkpoint: resume to go on"
-            )
+            raise stopped(stop, done, run.rounds)
     run.desk.settle(run.rounds)
     return server
 

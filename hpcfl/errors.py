@@ -1,5 +1,6 @@
 """What can go wrong, one class per exit code or per thing the caller must know."""
 
+import errno
 import os
 import sysconfig
 import traceback
@@ -10,12 +11,22 @@ from typing import Any
 
 INTERRUPTED = 130
 """The exit code of what Ctrl-C (SIGINT) ended, with no checkpoint to go on from."""
+TRACEBACK = "HPCFL_TRACEBACK"  # set to 1, the whole traceback of an error is printed besides
 _LONG = 4000  # characters of a message
 _OURS = Path(__file__).parent
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 _INSTALLED = ("site-packages", "dist-packages")
 _CALLERS = ("torch", "numpy", "pydantic")  # installed packages that call a user's code
-TRACEBACK = "HPCFL_TRACEBACK"  # set to 1, the whole traceback of an error is printed besides
+# The file system is full, over a quota or a limit, read-only, or fails; the last five are what
+# network file systems report when a server is lost.
+_DISK_FAILURES = frozenset(
+    number
+    for name in (
+        *("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "ENXIO", "ENODEV", "EUCLEAN"),
+        *("ESTALE", "ETIMEDOUT", "EREMOTEIO", "ENOTCONN", "ESHUTDOWN"),
+    )
+    if (number := getattr(errno, name, None)) is not None  # systems differ in what they know
+)
 
 
 def one_line(text: str) -> str:
@@ -131,6 +142,46 @@ class DataError(JobError):
 
 class StoreError(JobError):
     """A store or checkpoint file is missing, damaged or of another run."""
+
+
+class DiskError(HpcflError):
+    """A file cannot be written or read: no space, no quota, a read-only or failing file system.
+
+    Neither the job nor a file's content is wrong: the same command goes on once a person has made
+    room or repaired the file system, and fails again before.  The exit code is sysexits.h's
+    EX_IOERR.
+    """
+
+    exit_code = 74
+
+
+def is_disk_failure(error: OSError) -> bool:
+    """Whether the file system failed, rather than the path or the permissions being wrong."""
+    return error.errno in _DISK_FAILURES
+
+
+def file_error(error: OSError, message: str, otherwise: type[HpcflError]) -> HpcflError:
+    """The error to raise for a file that the system refuses.
+
+    Args:
+        error: the system's.
+        message: says which file, what failed and what to do.
+        otherwise: the class where the file system itself is sound.
+    """
+    return (DiskError if is_disk_failure(error) else otherwise)(message)
+
+
+def as_disk_error(error: BaseException) -> DiskError | None:
+    """A failure of the file system that nobody has told yet, as the error that tells it.
+
+    None where ``error`` is something else.
+    """
+    if not (isinstance(error, OSError) and is_disk_failure(error)):
+        return None
+    where = error.filename2 or error.filename
+    made = DiskError(f"{where}: {error.strerror}" if where else f"{error.strerror}")
+    made.__cause__ = error
+    return made
 
 
 class DivergedError(HpcflError):

@@ -54,7 +54,7 @@ class Events:
         done: rounds that are kept from earlier starts: TensorBoard forgets what lies beyond.
 
     Raises:
-        StoreError: the disk is full or fails.
+        DiskError: the disk is full or fails.
     """
 
     def __init__(self, folder: Path, done: int) -> None:
@@ -80,7 +80,7 @@ class Events:
         """Take down a line of the log.
 
         Raises:
-            StoreError: the disk is full or fails.
+            DiskError: the disk is full or fails.
         """
         values = [
             self._summary.Value(tag=_tag(key), simple_value=value)
@@ -95,7 +95,7 @@ class Events:
         """Hand everything to the system.
 
         Raises:
-            StoreError: the disk is full or fails.
+            DiskError: the disk is full or fails.
         """
         content = self._kept.getvalue()
         self._kept.seek(0)
@@ -109,11 +109,13 @@ class Events:
         """Write what is left.
 
         Raises:
-            StoreError: the disk is full or fails.
+            DiskError: the disk is full or fails.
         """
-        self.flush()
-        with storing(self._path):
-            self._file.close()
+        try:
+            self.flush()
+        finally:
+            with storing(self._path):
+                self._file.close()
 
     def _add(self, **what: Any) -> None:
         event = self._event(wall_time=time_ns() / 1e9, **what)

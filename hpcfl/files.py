@@ -21,7 +21,7 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
-from hpcfl.errors import DataError, StoreError
+from hpcfl.errors import DataError, DiskError, StoreError, file_error
 from hpcfl.memory import free_memory
 
 # What numpy and zipfile raise when they parse a damaged file, found by flipping every byte of one.
@@ -116,6 +116,7 @@ def read_bytes(path: Path, advice: str) -> bytes:
 
     Raises:
         StoreError: it cannot be read; ``advice``, what a person can do, ends the message.
+        DiskError: the disk fails.
         FileNotFoundError: there is none.
     """
     try:
@@ -123,7 +124,8 @@ def read_bytes(path: Path, advice: str) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror or e}; {advice}") from e
+        message = f"{path}: cannot be read: {e.strerror or e}; {advice}"
+        raise file_error(e, message, StoreError) from e
 
 
 def present(path: Path) -> bool:
@@ -133,13 +135,15 @@ def present(path: Path) -> bool:
 
     Raises:
         StoreError: the folder cannot be searched.
+        DiskError: the disk fails.
     """
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror or e}; {READABLE}") from e
+        message = f"{path}: cannot be read: {e.strerror or e}; {READABLE}"
+        raise file_error(e, message, StoreError) from e
     return True
 
 
@@ -148,13 +152,15 @@ def folders_with(root: Path, name: str) -> list[Path]:
 
     Raises:
         StoreError: ``root`` cannot be listed.
+        DiskError: the disk fails.
     """
     try:
         found = sorted(root.iterdir())
     except FileNotFoundError:
         return []
     except OSError as e:
-        raise StoreError(f"{root}: cannot be listed: {e.strerror or e}; {READABLE}") from e
+        message = f"{root}: cannot be listed: {e.strerror or e}; {READABLE}"
+        raise file_error(e, message, StoreError) from e
     return [folder for folder in found if has(folder, name)]
 
 
@@ -162,7 +168,7 @@ def has(folder: Path, name: str) -> bool:
     """Whether the folder has something called ``name``, or cannot be searched for it."""
     try:
         return present(folder / name)
-    except StoreError:  # which is said by whoever reads it
+    except (DiskError, StoreError):  # which is said by whoever reads it
         return True
 
 
@@ -171,13 +177,15 @@ def readable(root: Path) -> Iterator[None]:
     """Turn a failure to read a file below ``root`` into one line.
 
     Raises:
-        StoreError: the block raised OSError.
+        DiskError: the block raised OSError because the disk fails.
+        StoreError: the block raised another OSError.
     """
     try:
         yield
     except OSError as e:
         where = root if e.filename is None else os.fsdecode(e.filename)
-        raise StoreError(f"{where}: cannot be read: {e.strerror or e}; {READABLE}") from e
+        message = f"{where}: cannot be read: {e.strerror or e}; {READABLE}"
+        raise file_error(e, message, StoreError) from e
 
 
 READABLE = "repair its permissions or the disk"

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from hpcfl.cohorts import Played, coming, play_cohorts
 from hpcfl.comm.together import together
 from hpcfl.comm.watched import Watched
 from hpcfl.data.fingerprints import Digests
-from hpcfl.errors import RankError, StoreError
+from hpcfl.errors import DiskError, RankError, StoreError
 from hpcfl.evaluation import Evaluation
 from hpcfl.events import Events
 from hpcfl.placement import owners
@@ -275,8 +275,21 @@ class Desk:
         """Collective: commit the checkpoint that is on its way, if one is."""
         self._life.settle(round)
 
-    def close(self) -> None:
-        """Close the log, and the events."""
-        self._log.close()
-        if self._events:
-            self._events.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close the log, and the events; what ended the rounds is told, not what follows from it.
+
+        Raises:
+            DiskError, StoreError: a file cannot be written, and nothing has failed before.
+        """
+        failures = []
+        closes = [self._log.close, *([self._events.close] if self._events else [])]
+        for close in closes:
+            try:
+                close()
+            except (DiskError, StoreError) as e:
+                failures.append(e)
+        if failures and error is None:
+            raise failures[0]

@@ -35,7 +35,7 @@ from hpcfl import checksum
 from hpcfl.changes import mark
 from hpcfl.checkpoint import BEST, INITIAL, committed_folders, require_format
 from hpcfl.compare import flat
-from hpcfl.errors import DataError, JobError, StoreError
+from hpcfl.errors import DataError, JobError, StoreError, file_error
 from hpcfl.files import parse_json, present, read_array, read_bytes
 from hpcfl.jobfile import LARGEST_FILE, JobFile, read_resolved, write_resolved
 from hpcfl.store.durable import write_file
@@ -95,9 +95,8 @@ class RunDir:
             self.checkpoints.mkdir(exist_ok=True)
             self.stores.mkdir(exist_ok=True)
         except OSError as e:
-            raise JobError(
-                f"{self.root}: cannot be made: {e.strerror}; choose another with --out"
-            ) from e
+            message = f"{self.root}: cannot be made: {e.strerror}; choose another with --out"
+            raise file_error(e, message, JobError) from e
         self.lock()
         if present(self.job):
             if read_bytes(self.job, "remove it, or choose another with --out") != content:
@@ -141,7 +140,8 @@ class RunDir:
         try:
             fd = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as e:
-            raise JobError(f"{self.lock_file}: cannot be opened: {e.strerror}") from e
+            message = f"{self.lock_file}: cannot be opened: {e.strerror}"
+            raise file_error(e, message, JobError) from e
         for patience in range(PATIENCE, -1, -1):
             try:
                 fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -51,7 +51,7 @@ class RunLog:
         """Append one round; a number that is not finite, which JSON lacks, as null.
 
         Raises:
-            StoreError: the disk is full or fails.
+            DiskError: the disk is full or fails.
         """
         if self._file:
             line = _line(record)
@@ -65,7 +65,7 @@ class RunLog:
         """Make what was written durable.
 
         Raises:
-            StoreError: the disk fails.
+            DiskError: the disk fails.
         """
         if self._file:
             with storing(Path(self._file.name)):
@@ -84,7 +84,7 @@ class RunLog:
         """Close the file.
 
         Raises:
-            StoreError: the disk fails, as NFS tells now.
+            DiskError: the disk fails, as NFS tells now.
         """
         if self._file:
             with storing(Path(self._file.name)):

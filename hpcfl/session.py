@@ -22,7 +22,7 @@ from hpcfl.data.fingerprints import Fingerprints, require_alike
 from hpcfl.device import bfloat16_warning, device_type
 from hpcfl.divergence import guess_loss
 from hpcfl.engine import play
-from hpcfl.errors import StoreError
+from hpcfl.errors import DiskError, StoreError
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.initial import fetch_data, fetch_model
 from hpcfl.interrupt import may_resume
@@ -36,7 +36,7 @@ from hpcfl.records import read_run
 from hpcfl.request import Request
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import LogReader
-from hpcfl.signals import Signals
+from hpcfl.signals import Signals, stopped
 from hpcfl.store.durable import storing
 from hpcfl.trial import try_classes
 from hpcfl.types import Record, Vector
@@ -171,7 +171,7 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
     )
     with (
         open_progress(folder.root.name, parts.job.rounds, done, comm.rank) as progress,
-        closing(Desk(life, evaluation, progress, done)) as desk,
+        Desk(life, evaluation, progress, done) as desk,
     ):
         finished = done == parts.job.rounds
         progress.note(f"{folder.root}: finished, nothing to do" if finished else life.opening(done))
@@ -183,6 +183,10 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
         with _recorded(life):
             run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
             run.observer.restore(beginning.kept)
+            if not finished:  # a signal came during the start-up: the checkpoint of it stands
+                stop = int(comm.max(np.array([signals.stop], dtype=np.float64))[0])
+                if stop:
+                    raise stopped(stop, done, parts.job.rounds)
             try:
                 server = play(run, beginning.server, done)
             except StoreError as e:
@@ -208,7 +212,7 @@ def _recorded(life: Life) -> Iterator[None]:
         if life.comm.rank == 0:
             try:
                 record_outcome(life.folder, life.name, outcome)
-            except StoreError as e:  # the end itself, and its exit code, matter more
+            except (StoreError, DiskError) as e:  # the end itself, and its exit code, matter more
                 sys.stderr.write(f"the history does not say how this start ended: {e}\n")
 
 

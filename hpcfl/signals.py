@@ -8,10 +8,49 @@ from hpcfl.errors import Stopped
 
 STOP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SAVE = signal.SIGUSR2
+BATCH = (signal.SIGTERM, signal.SIGUSR1)
+"""What a batch system sends to ask for a stop; it may do so while the program still starts."""
+
+
+class _Latched:
+    """What was asked of this process before a ``Signals`` was open."""
+
+    stop = 0
+    save = False
+
+
+def latch_early() -> None:
+    """Latch a batch system's signals from now on; the next ``Signals`` that opens takes them over.
+
+    Called before the slow imports and the set-up, in which such a signal would kill the process:
+    nothing would be left to tell a stop that was asked for from a crash.  Only a process's main
+    thread can call it.
+    """
+    for number in BATCH:
+        signal.signal(number, _latch_stop_early)
+    signal.signal(SAVE, _latch_save_early)
+
+
+def _latch_stop_early(number: int, frame: FrameType | None) -> None:
+    _Latched.stop = _Latched.stop or number
+
+
+def _latch_save_early(number: int, frame: FrameType | None) -> None:
+    _Latched.save = True
+
+
+def stopped(number: int, done: int, rounds: int) -> Stopped:
+    """The end of a run that the signal ``number`` stopped after ``done`` of ``rounds`` rounds."""
+    return Stopped(
+        f"stopped by {signal.Signals(number).name} after round {done} of {rounds}, with a "
+        "checkpoint: resume to go on"
+    )
 
 
 class Signals:
     """What was asked of this process; a context manager that listens while it is open.
+
+    It begins with what ``latch_early`` latched.
 
     The first signal to stop counts; those that follow it (Slurm sends more than one) do not, but
     for a SIGINT (Ctrl-C) after another signal: whoever presses it twice does not want to wait.
@@ -33,6 +72,8 @@ class Signals:
         for number in STOP:
             self._before[number] = signal.signal(number, self._latch_stop)
         self._before[SAVE] = signal.signal(SAVE, self._latch_save)
+        self.stop, self.save = self.stop or _Latched.stop, self.save or _Latched.save
+        _Latched.stop, _Latched.save = 0, False
         return self
 
     def __exit__(self, *exception: object) -> None:

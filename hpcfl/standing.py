@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcfl.diary import Diary, read_diary
-from hpcfl.errors import StoreError
+from hpcfl.errors import DiskError, StoreError
 from hpcfl.files import READABLE, has, present, readable
 from hpcfl.records import RunRecord, read_run, with_history
 from hpcfl.rundir import SWEEP_LOG, RunDir
@@ -145,7 +145,7 @@ def _read(folder: Path, notes: list[str], *, failed: bool) -> RunRecord:
         run = read_run(folder)
         try:
             run = with_history(run, RunDir(folder).entries())
-        except StoreError as e:  # its numbers are told all the same
+        except (StoreError, DiskError) as e:  # its numbers are told all the same
             notes.append(str(e))
         if run.finished:
             return run

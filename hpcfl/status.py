@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from hpcfl import spent
 from hpcfl.checkpoint import MANIFEST, committed_folders
 from hpcfl.comm.heartbeat import Heartbeat, read_newest
-from hpcfl.errors import JobError, StoreError
+from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.files import present, readable
 from hpcfl.records import RunRecord, read_run, with_history
 from hpcfl.rundir import RunDir
@@ -75,7 +75,7 @@ def _one(folder: RunDir, name: Path, *, failed: bool) -> tuple[str, str, bool]:
                 return unbegun(failed=failed), f"{'-':>6}       {name}", False
             run = with_history(read_run(folder.root), _history(folder))
             alive = folder.held()
-    except JobError as e:  # of one run: the others are told all the same
+    except (JobError, DiskError) as e:  # of one run: the others are told all the same
         return "damaged", str(e), False
     found = state(run, alive=alive, failed=failed)
     marked = run.divergence is not None and found != "diverged"

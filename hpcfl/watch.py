@@ -24,7 +24,7 @@ from hpcfl import spent
 from hpcfl.chart import draw
 from hpcfl.checkpoint import committed_folders
 from hpcfl.comm.heartbeat import Heartbeat, read_newest
-from hpcfl.errors import JobError
+from hpcfl.errors import DiskError, JobError
 from hpcfl.files import present, readable
 from hpcfl.records import RunRecord, read_job, require_log, with_history
 from hpcfl.rundir import RunDir
@@ -218,7 +218,7 @@ class _Folder:
                 self._runs[root] = _Run(root)
             run, alive = self._runs[root].read()
         # Of one run, `hpcfl status` says what is wrong: the others are shown all the same.
-        except (JobError, OSError):
+        except (JobError, DiskError, OSError):
             return "damaged", [name, Text("damaged", STATES["damaged"]), *[""] * 5]
         named, speed = state(run, alive=alive, failed=failed), spent.pace(recent(run))
         score = _newest_score(run)

@@ -25,8 +25,17 @@ if [ $# = 0 ] || [ -z "${SLURM_ARRAY_TASK_ID:-}" ]; then
     "[key=value ...]" >&2
   exit 2
 fi
+trap 'export HPCFL_ASKED=1' USR1 TERM # run.sh does what it asks for
 # Slurm runs a copy of this script; run.sh lies beside the original, which its arguments may follow.
-[[ $(scontrol show job "$SLURM_JOB_ID") =~ Command=([^$'\n']+) ]]
+# Slurm may be too busy to answer at once.
+for pause in 1 2 4 0; do
+  shown=$(scontrol show job "$SLURM_JOB_ID") && break
+  sleep "$pause" || true
+done
+if ! [[ ${shown:-} =~ Command=([^$'\n']+) ]]; then
+  echo "array.sh: scontrol show job does not say where this script lies; submit again" >&2
+  exit 1
+fi
 run=$(dirname "${BASH_REMATCH[1]%" $*"}")/run.sh
 pack=${HPCFL_PACK:-1}
 if grep -qs '^grid:' "$1"; then

@@ -31,8 +31,17 @@
 #SBATCH --signal=B:USR1@300
 set -euo pipefail
 
+export HPCFL_LEAD_S=300             # as --signal says above
+trap 'export HPCFL_ASKED=1' USR1 TERM # run.sh does what it asks for
 # Slurm runs a copy of this script; staged.sh lies beside the original, which its arguments may
-# follow.
-[[ $(scontrol show job "${SLURM_JOB_ID:?submit this with sbatch}") =~ Command=([^$'\n']+) ]]
+# follow.  Slurm may be too busy to answer at once.
+for pause in 1 2 4 0; do
+  shown=$(scontrol show job "${SLURM_JOB_ID:?submit this with sbatch}") && break
+  sleep "$pause" || true
+done
+if ! [[ ${shown:-} =~ Command=([^$'\n']+) ]]; then
+  echo "landmarks.sh: scontrol show job does not say where this script lies; submit again" >&2
+  exit 1
+fi
 exec "$(dirname "${BASH_REMATCH[1]%" $*"}")/staged.sh" landmarks-256.h5 \
   jobs/papers/base/landmarks.yaml "$@"

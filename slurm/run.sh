@@ -9,8 +9,16 @@
 # Submit from the directory that the job's paths are relative to.  hpcfl is taken from .venv there,
 # or else from the environment that was active at submission.  A sweep, SWEEP.yaml, is played on one
 # node and all GPUs that the job has there.  From the environment:
-#   HPCFL_OUT   the run directory; default as `hpcfl run` and `hpcfl sweep` take it
-#   HPCFL_MPI   srun's --mpi: pmi2 (default; MPICH and its kin) or pmix (Open MPI)
+#   HPCFL_OUT         the run directory; default as `hpcfl run` and `hpcfl sweep` take it
+#   HPCFL_MPI         srun's --mpi: pmi2 (default; MPICH and its kin) or pmix (Open MPI)
+#   HPCFL_MAX_STARTS  how many starts in a row may end without a new checkpoint; default 3
+#   HPCFL_WAIT_S      how long a start waits for an earlier one that is still alive on a node which
+#                     Slurm lost; default 900 (its watchdog ends it after comm.timeout_s, 600)
+#   HPCFL_STAGE, HPCFL_DATA, HPCFL_SCRATCH   set by slurm/staged.sh: files to be copied to the nodes
+#
+# This file alone decides whether a job is requeued: the other scripts end by starting it.  A start
+# that left a new checkpoint is always followed by another; starts without one are counted, also
+# those that Slurm itself requeued, in OUT.JOBID.starts beside the run directory.
 #
 #SBATCH --job-name=hpcfl
 #SBATCH --cpus-per-task=1
@@ -28,17 +36,50 @@ if [ $# = 0 ] || [ -z "${SLURM_JOB_ID:-}" ]; then
   echo "usage: sbatch [options] slurm/run.sh JOB.yaml [key=value ...]" >&2
   exit 2
 fi
+
+say() { echo "$(date '+%F %T') job $id: $*"; }
+
+# Slurm may be too busy to answer.
+insist() {
+  local pause
+  for pause in 1 2 4; do
+    "$@" && return
+    sleep "$pause" || true # a signal meanwhile is no reason to give up
+  done
+  "$@"
+}
+
 # SIGTERM too may reach this shell (preemption, scancel).  Untrapped it would end at once, and the
-# ranks with it, before their checkpoint.
-asked='' caught='' srun=''
+# ranks with it, before their checkpoint.  HPCFL_ASKED: the script that started this one was asked.
+asked=${HPCFL_ASKED:-} asked_s=$SECONDS caught='' child=''
 # shellcheck disable=SC2329  # the trap calls it
 stop() {
+  [ -n "$asked" ] || asked_s=$SECONDS
   asked=1 caught=1
-  if [ -n "$srun" ]; then
-    kill -USR1 "$srun" 2>/dev/null || true # srun hands it on to the ranks, or has ended
+  if [ -n "$child" ]; then
+    kill -USR1 "$child" 2>/dev/null || true # srun hands it on to the ranks, or has ended
   fi
 }
 trap stop USR1 TERM
+
+# Run a command, to which signals are handed on; its exit code is left in status.  Bash runs no trap
+# before a command in the foreground has ended.
+follow() {
+  "$@" &
+  child=$!
+  if [ -n "$asked" ]; then
+    stop
+  fi
+  while true; do
+    caught='' status=0
+    wait "$child" || status=$?
+    # A signal cuts the wait short, with a status above 128.
+    if [ -z "$caught" ] || [ "$status" -le 128 ]; then
+      break
+    fi
+  done
+  child=''
+}
 
 if [ -d .venv/bin ]; then
   PATH=$PWD/.venv/bin:$PATH
@@ -51,29 +92,24 @@ fi
 # Of an array, the id of its last task is that of the whole array: requeued by it, all would be.
 id=$SLURM_JOB_ID
 [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+most=${HPCFL_MAX_STARTS:-3} patience=${HPCFL_WAIT_S:-900}
+for number in "$most" "$patience"; do
+  if ! [[ $number =~ ^[1-9][0-9]*$ ]]; then
+    say "HPCFL_MAX_STARTS or HPCFL_WAIT_S: found $number, expected a whole number above 0"
+    exit 2
+  fi
+done
 
 # srun does not inherit --cpus-per-task since Slurm 22.05.  Once a rank has left, those that would
 # wait for it for ever are ended, but not at once: also ranks that leave with one exit code do so a
 # moment apart, and with --kill-on-bad-exit=1 srun kills the last of them and returns 143.
 step=(srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=15)
+sweep=
 if grep -qs '^grid:' "$1"; then
-  # One task, which starts the runs itself.  srun would take over how the job's GPUs were asked for,
-  # which may be more than one node has, or fewer than this one.
-  unset SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU
-  step+=(--nodes=1 --ntasks=1 --mpi=none --nodelist="$SLURMD_NODENAME"
-    ${SLURM_GPUS_ON_NODE:+--gpus="$SLURM_GPUS_ON_NODE"})
+  sweep=1
   out=${HPCFL_OUT:-runs/$(basename "${1%.*}")}
   command=(hpcfl sweep "$@" --out "$out")
 else
-  step+=(--mpi="${HPCFL_MPI:-pmi2}")
-  # The ranks' step gets a number of its own in every life (a requeued job counts from 0 again).
-  # MPICH names the memory that ranks of a node share after job and step: they would meet in what
-  # those of a life that was killed left in /dev/shm, and fail.
-  for ((life = 0; life < ${SLURM_RESTART_COUNT:-0}; life++)); do
-    # Without GPUs, however they were asked for.  If it fails, the ranks can mostly start even so.
-    env -u SLURM_GPUS_PER_NODE \
-      srun --nodes=1 --ntasks=1 --mpi=none --overlap --gres=none true || true
-  done
   out=${HPCFL_OUT:-$(hpcfl check "$@" --where)}
   command=(hpcfl run "$@" --out "$out" --continue)
 fi
@@ -87,56 +123,212 @@ committed() {
   fi
 }
 
-# Slurm may be too busy to answer.
-insist() {
-  local pause
-  for pause in 1 2 4; do
-    "$@" && return
-    sleep "$pause" || true  # a signal meanwhile is no reason to give up
+# How many starts in a row, this one included, began at the same checkpoints.  All jobs of a chain
+# count as one.
+before=$(committed)
+mark=$(cksum <<<"$before")
+counter=${out%/}.${HPCFL_CHAIN:-$id}.starts
+starts=1
+if [ -r "$counter" ] && [ -n "${HPCFL_CHAIN:-}${SLURM_RESTART_COUNT:-}" ]; then
+  IFS=: read -r counted seen <"$counter" || true # damaged or empty: begin to count again
+  if [ "${seen:-}" = "$mark" ] && [[ ${counted:-} =~ ^[0-9]+$ ]]; then
+    starts=$((counted + 1))
+  fi
+fi
+
+# Copy the files to a disk of every node's own.  One job of a node copies while the others wait; the
+# lock is on the folder, and goes with the process.  A copy that is cut short must not look like one
+# that is whole.
+stage() {
+  local data file files try
+  IFS=: read -ra files <<<"$HPCFL_STAGE"
+  data=$(realpath -m "${HPCFL_DATA:-data}")
+  for file in "${files[@]}"; do
+    if ! [ -r "$data/$file" ]; then
+      say "staging: $data/$file is missing; make it by hpcfl data prepare, or set HPCFL_DATA to" \
+        "the folder that holds it"
+      status=2
+      return
+    fi
   done
-  "$@"
+  for try in 1 2 3; do
+    # shellcheck disable=SC2016  # the nodes' shells are to expand it
+    follow env -u SLURM_GPUS_PER_NODE -u SLURM_GPUS_PER_TASK srun --nodes="$SLURM_NNODES" \
+      --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --mpi=none --gres=none --kill-on-bad-exit=0 \
+      bash -uc '
+      attempt() {
+        # Without the lock: a cp that outlives this shell would keep it.
+        said=$(exec 9<&- && LC_ALL=C exec "$@" 2>&1) && return
+        echo "staging on $SLURMD_NODENAME: $said" >&2
+        [ -z "${part:-}" ] || rm -f "$part"
+        case $said in
+          *"No space left"* | *"quota exceeded"* | *"Read-only file system"* | *"put/output error"*)
+            exit 74 ;;
+        esac
+        exit 1
+      }
+      data=$1 scratch=$2
+      shift 2
+      attempt mkdir -p "$scratch"
+      exec 9<"$scratch"
+      locked=1
+      flock 9 || locked= # a file system without locks
+      for file in "$@"; do
+        source=$data/$file target=$scratch/$file
+        [ -z "$locked" ] || rm -f "$target".part.* # of copies that were killed
+        if [ ! -e "$target" ] || [ "$(stat -Lc %s "$source")" != "$(stat -Lc %s "$target")" ]; then
+          part=$target.part.$SLURM_JOB_ID.$SLURM_NODEID
+          attempt cp "$source" "$part"
+          attempt mv "$part" "$target"
+        fi
+      done' stage "$data" "$HPCFL_SCRATCH" "${files[@]}"
+    if [ -n "$asked" ] || [ "$status" = 0 ] || [ "$status" = 74 ]; then
+      return
+    fi
+    say "staging: exit code $status, try $try of 3"
+    sleep "$try" || true
+  done
 }
 
-say() { echo "$(date '+%F %T') job $id: $*"; }
+# Any other exit code: there is no such file, or no locks on this file system.
+held() {
+  local code=0
+  [ -e "$1" ] || return
+  flock --shared --nonblock -E 99 "$1" true || code=$?
+  [ "$code" = 99 ]
+}
 
-before=$(committed)
-say "start $((${SLURM_RESTART_COUNT:-0} + 1)): ${command[*]}," \
-  "${SLURM_NTASKS:-1} rank(s) on $SLURM_JOB_NODELIST"
-
-"${step[@]}" "${command[@]}" &
-srun=$!
-if [ -n "$asked" ]; then
-  stop
-fi
-while true; do
-  caught=''
+# On a node that Slurm has given up, the ranks of an earlier start may live on, until their watchdog
+# finds that others are gone.  They hold the run directory's lock.
+wait_for_earlier() {
+  local lock locks=("$out/lock")
   status=0
-  wait "$srun" || status=$?
-  # A signal cuts the wait short, with a status above 128.
-  if [ -z "$caught" ] || [ "$status" -le 128 ]; then
-    break
+  if [ -n "$sweep" ] && [[ " ${command[*]} " != *" --points "* ]]; then
+    locks+=("$out"/*/lock)
   fi
-done
-
-# Whether there is something to go on with, now or in the next job of a chain.
-again=
-case $status in
-  0) ;;
-  # The job, the arguments or the files are wrong, or the run diverged: so it would be again.
-  2 | 3) say "exit code $status, not requeued" ;;
-  75) again="stopped with a checkpoint" ;;
-  # A rank was killed, a node was lost, or the program is wrong: that one must not loop.
-  *)
-    if [ -n "$asked" ] && [ "$status" -gt 128 ]; then
-      # While it was still starting, by a signal that it did not know yet.
-      again="stopped by exit code $status"
-    elif [ "$(committed)" != "$before" ]; then
-      again="exit code $status after new checkpoints"
-    else
-      say "exit code $status and no checkpoint since the start, not requeued"
+  for lock in "${locks[@]}"; do
+    if held "$lock"; then
+      say "another start of this run is alive: it holds $lock; wait up to $patience s for its end"
+      follow flock --shared --timeout "$patience" -E 99 "$lock" true
+      if [ "$status" != 0 ]; then
+        return
+      fi
     fi
-    ;;
-esac
+  done
+}
+
+# Start the ranks, and wait for them.
+play() {
+  local life
+  if [ -n "$sweep" ]; then
+    # One task, which starts the runs itself.  srun would take over how the job's GPUs were asked
+    # for, which may be more than one node has, or fewer than this one.
+    unset SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU
+    step+=(--nodes=1 --ntasks=1 --mpi=none --nodelist="$SLURMD_NODENAME"
+      ${SLURM_GPUS_ON_NODE:+--gpus="$SLURM_GPUS_ON_NODE"})
+  else
+    step+=(--mpi="${HPCFL_MPI:-pmi2}")
+    # The ranks' step gets a number of its own in every start (a requeued job counts from 0 again).
+    # MPICH names the memory that ranks of a node share after job and step: they would meet in what
+    # those of a start that was killed left in /dev/shm, and fail.
+    for ((life = 0; life < ${SLURM_RESTART_COUNT:-0}; life++)); do
+      # Without GPUs, however they were asked for.  If it fails, the ranks can mostly start even so.
+      env -u SLURM_GPUS_PER_NODE \
+        srun --nodes=1 --ntasks=1 --mpi=none --overlap --gres=none true || true
+    done
+  fi
+  follow "${step[@]}" "${command[@]}"
+}
+
+# Warn of a time limit that leaves no time between the start-up and the signal.
+warn_of_limit() {
+  local fields limit lead=${SBATCH_SIGNAL:-@${HPCFL_LEAD_S:-120}}
+  fields=$(scontrol show job -o "$SLURM_JOB_ID" || true)
+  if [[ $lead =~ @([0-9]+)$ ]]; then
+    lead=${BASH_REMATCH[1]}
+    if [[ $fields =~ \ StartTime=([0-9T:-]+)\ EndTime=([0-9T:-]+)\  ]]; then
+      limit=$(($(date -d "${BASH_REMATCH[2]}" +%s) - $(date -d "${BASH_REMATCH[1]}" +%s)))
+      if [ "$limit" -lt $((lead + 120)) ]; then
+        say "the time limit of $limit s is not well above the lead of $lead s with which the signal" \
+          "to stop comes (unless --signal says otherwise): no time is left for rounds; raise" \
+          "--time, or shorten the lead (sbatch --signal=B:USR1@SECONDS)"
+      fi
+    fi
+  fi
+}
+
+# Whether there is something to go on with, now or in the next job of a chain: left in again.
+judge() {
+  local moved=
+  [ "$(cksum <<<"$(committed)")" = "$mark" ] || moved=1
+  case $status in
+    0) ;;
+    # The job, the arguments or the files are wrong, or the run diverged: so it would be again.
+    2 | 3) say "exit code $status, not requeued" ;;
+    74) say "exit code 74, not requeued: a disk is full, over its quota, read-only or fails; make" \
+      "room or repair it, then submit again" ;;
+    130) say "exit code 130, interrupted by hand, not requeued" ;;
+    75) again=${again:-stopped with a checkpoint} ;;
+    # A rank was killed, a node was lost, no rank could be started, or the program is wrong.
+    *)
+      if [ -n "$again" ]; then
+        :
+      elif [ -n "$asked" ] && [ "$status" -gt 128 ]; then
+        # While it was still starting, by a signal that it did not know yet.
+        again="stopped by exit code $status"
+      elif [ -n "$moved" ]; then
+        again="exit code $status after new checkpoints"
+      elif [ "$status" -gt 128 ] || [ -n "$before" ]; then
+        again="exit code $status and no checkpoint since the start"
+      else
+        say "exit code $status and no checkpoint since the start, not requeued"
+      fi
+      ;;
+  esac
+  if [ -n "$again" ] && [ -z "$moved" ] && [ "$starts" -ge "$most" ]; then
+    say "$again, not requeued: $starts starts in a row came to no new checkpoint (HPCFL_MAX_STARTS)"
+    if [ -n "$asked" ]; then
+      say "the signal to stop came $asked_s s after the start: raise --time, or shorten the lead" \
+        "(sbatch --signal=B:USR1@SECONDS)"
+    fi
+    again=
+  fi
+}
+
+again='' status=0
+if [ "$starts" -gt "$most" ]; then
+  say "start $starts: not begun, $((starts - 1)) starts in a row came to no new checkpoint" \
+    "(HPCFL_MAX_STARTS)"
+  status=1
+elif ! { mkdir -p "$(dirname "$out")" && echo "$starts:$mark" >"$counter"; }; then
+  say "$counter: the number of starts cannot be written"
+  status=74
+else
+  say "start $((${SLURM_RESTART_COUNT:-0} + 1)): ${command[*]}," \
+    "${SLURM_NTASKS:-1} rank(s) on $SLURM_JOB_NODELIST"
+  warn_of_limit
+  if [ -n "${HPCFL_STAGE:-}" ] && [ -z "$asked" ]; then
+    stage
+    if [ -z "$asked" ] && [ "$status" != 0 ] && [ "$status" != 2 ] && [ "$status" != 74 ]; then
+      again="staging failed with exit code $status"
+    fi
+  fi
+  if [ "$status" = 0 ] && [ -z "$asked" ]; then
+    wait_for_earlier
+    if [ -z "$asked" ] && [ "$status" != 0 ]; then
+      status=1 again="another start of this run is still alive"
+    fi
+  fi
+  if [ -n "$asked" ]; then
+    status=75 again="stopped before the ranks were started"
+  elif [ "$status" = 0 ]; then
+    play
+  fi
+  judge
+fi
+if [ -z "$again" ]; then
+  rm -f "$counter" # the next job is somebody's decision
+fi
 if [ -n "${HPCFL_CHAIN:-}" ]; then
   # The next job of the chain goes on, also when this one was cancelled.  Where there is nothing to
   # go on with, none is to wait for its nodes.
@@ -146,14 +338,19 @@ if [ -n "${HPCFL_CHAIN:-}" ]; then
     scancel --quiet --name="$HPCFL_CHAIN" --state=PENDING --user="$(id -un)"
   fi
 elif [ -n "$again" ]; then
-  # A job that was cancelled is no longer RUNNING, and stays cancelled.  No answer says nothing.
-  state=$(insist squeue -h -j "$id" -o %T || true)
-  if [ "${state:-RUNNING}" = RUNNING ]; then
+  # A job that was cancelled is no longer RUNNING, and stays cancelled.  One that Slurm has requeued
+  # already, on other nodes, is no longer this script's.  No answer says nothing.
+  answer=$(insist squeue -h -j "$id" -O State:20,RestartCnt:20 || true)
+  read -r state restarts <<<"$answer" || true
+  if [ "${restarts:-${SLURM_RESTART_COUNT:-0}}" != "${SLURM_RESTART_COUNT:-0}" ]; then
+    say "$again, but requeued already"
+  elif [ "${state:-RUNNING}" = RUNNING ]; then
     # Slurm does not requeue a job that ends by itself, even in its grace time.
     say "$again, requeued"
     insist scontrol requeue "$id"
   else
     say "$again, but cancelled"
+    rm -f "$counter"
   fi
 fi
 exit "$status"

@@ -36,6 +36,7 @@ _REMEDY = (
 
 LEFT = 1  # the tag of the message of a rank that ends
 SPINS, NAP_S = 200, 1e-4  # about 0.05 ms of trying, then 0.1 ms between two tries
+TELL_S = 60.0  # for the others to come to their next collective and hear that a rank failed
 
 
 class _Process:
@@ -54,18 +55,20 @@ class Mpi:
 
     def __init__(self, launch: Launch) -> None:
         self._world = start(launch, "mpi")
+        # Slurm reports an aborted step as killed (137), whatever code MPI's Abort was given.
+        self._failures = Failures(self._world) if launch.launcher == "slurm" else None
         self.rank, self.size = self._world.rank, self._world.size
         self.local_rank = local_rank(launch, self._world)[0]
         self.library = library()
 
     def sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` (contiguous, on the CPU) by its sum."""
-        _wait(self._world.Iallreduce(MPI.IN_PLACE, tensor.numpy(), op=MPI.SUM))
+        self._wait(self._world.Iallreduce(MPI.IN_PLACE, tensor.numpy(), op=MPI.SUM))
 
     def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective: the elementwise maximum."""
         out = values.copy()
-        _wait(self._world.Iallreduce(MPI.IN_PLACE, out, op=MPI.MAX))
+        self._wait(self._world.Iallreduce(MPI.IN_PLACE, out, op=MPI.MAX))
         return out
 
     def exchange(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
@@ -74,12 +77,17 @@ class Mpi:
         requests = [self._world.Irecv(room.numpy(), rank) for rank, room in freight.received]
         requests += [self._world.Isend(data.numpy(), rank) for rank, data in freight.sent]
         for request in requests:
-            _wait(request)
+            self._wait(request)
         freight.deliver()
 
     def share(self, text: str) -> str:
         """Collective: rank 0's text."""
-        return share(self._world, text)
+        data = np.frombuffer(text.encode(), dtype=np.uint8)
+        length = np.array([data.size], dtype=np.int64)
+        self._wait(self._world.Ibcast(length))
+        payload = data.copy() if self.rank == 0 else np.empty(length[0], dtype=np.uint8)
+        self._wait(self._world.Ibcast(payload))
+        return payload.tobytes().decode()
 
     def gather(self, text: str) -> list[str]:
         """Collective: every rank's text, by rank."""
@@ -87,23 +95,67 @@ class Mpi:
         length = int(self.max(np.array([float(len(own))]))[0])
         padded = np.frombuffer(own.ljust(length, b"\0"), dtype=np.uint8)
         table = np.empty((self.size, length), dtype=np.uint8)
-        _wait(self._world.Iallgather(padded, table))
+        self._wait(self._world.Iallgather(padded, table))
         return [row.tobytes().rstrip(b"\0").decode() for row in table]
 
     def barrier(self) -> None:
         """Collective: wait for every rank."""
-        _wait(self._world.Ibarrier())
+        self._wait(self._world.Ibarrier())
 
     def close(self) -> None:
         """Collective: leave the group in good order; another may be started afterwards."""
         finish()
+        if self._failures:
+            self._failures.close()
 
     def abort(self, code: int) -> NoReturn:
         """End every rank with exit code ``code``."""
+        if self._failures and code != 1 and self._failures.tell(code):
+            wait_until_read()
+            end_process(code)
         abort(self._world, code)
 
+    def _wait(self, request: MPI.Request) -> None:
+        """Wait; a rank that hears of another's failure meanwhile ends with that rank's code."""
+        _wait(request, self._failures)
 
-def _wait(request: MPI.Request) -> None:
+
+class Failures:
+    """How a rank that must end tells the others, so that all end by themselves, with one code.
+
+    Collective: of all ranks of ``world``.
+    """
+
+    def __init__(self, world: MPI.Intracomm) -> None:
+        self._comm = world.Dup()
+        self._code = np.zeros(1, dtype=np.int64)
+        self._request = self._comm.Irecv(self._code, MPI.ANY_SOURCE)
+
+    def heard(self) -> int:
+        """The exit code with which another rank ends; 0 while none does."""
+        return int(self._code[0]) if self._request.Test() else 0
+
+    def tell(self, code: int) -> bool:
+        """Send the code to all others; whether all have taken it in, each when it next waits."""
+        told = np.array([code], dtype=np.int64)
+        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
+        sent = [self._comm.Issend(told, rank) for rank in others]
+        deadline = time.monotonic() + TELL_S
+        while not MPI.Request.Testall(sent):
+            if time.monotonic() > deadline:
+                return False
+            self._request.Test()  # two may fail at once, and tell each other
+            time.sleep(NAP_S)
+        return True
+
+    def close(self) -> None:
+        """Expect no failure any more."""
+        self._request.Cancel()
+        self._request.Wait()
+        self._comm.Free()
+
+
+def _wait(request: MPI.Request, failures: Failures | None = None) -> None:
     """Wait without keeping the core from ranks that still work, where ranks exceed cores.
 
     MPI's own wait spins; so does this one at first, for the sake of short waits.
@@ -112,6 +164,8 @@ def _wait(request: MPI.Request) -> None:
         if request.Test():
             return
     while not request.Test():
+        if failures and (code := failures.heard()):
+            end_process(code)
         time.sleep(NAP_S)
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from hpcfl.comm.base import Comm
-from hpcfl.errors import Elsewhere, HpcflError, print_traceback
+from hpcfl.errors import DiskError, Elsewhere, HpcflError, as_disk_error, print_traceback
 from hpcfl.interrupt import exit_code
 
 
@@ -39,8 +39,8 @@ def together(comm: Comm) -> Iterator[None]:
 def group(comm: Comm) -> Iterator[Comm]:
     """Leave ``comm`` in good order, or end every rank: no failure leaves others waiting.
 
-    A failure of this rank alone is told on standard error, and every rank ends with exit code 1;
-    Ctrl-C is not, see ``hpcfl.interrupt.exit_code``.
+    A failure of this rank alone is told on standard error, and every rank ends with exit code 1,
+    or 74 where the disk failed; Ctrl-C is not, see ``hpcfl.interrupt.exit_code``.
     On a single rank errors pass unchanged.
     """
     try:
@@ -52,7 +52,7 @@ def group(comm: Comm) -> Iterator[Comm]:
         raise
     except BaseException as e:
         if comm.size > 1:
-            _end_all(comm, e)
+            _end_all(comm, as_disk_error(e) or e)
         comm.close()
         raise
     comm.close()
@@ -69,4 +69,4 @@ def _end_all(comm: Comm, error: BaseException) -> None:
         else:
             traceback.print_exception(error.__cause__ or error)
     finally:  # where nobody can hear it, too
-        comm.abort(1)
+        comm.abort(error.exit_code if isinstance(error, DiskError) else 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, file_error
 from hpcfl.store.segment import NO_LOCKS
 
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -43,7 +43,7 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
     except BlockingIOError as error:
         raise DataError(busy or str(error)) from error
     except OSError as error:
-        raise DataError(f"{lock}: cannot be made: {error.strerror}") from error
+        raise file_error(error, f"{lock}: cannot be made: {error.strerror}", DataError) from error
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from errno import EDQUOT, ENOSPC, EROFS
 from http.client import HTTPException
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -10,7 +11,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from hpcfl.data.lock import locked
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, DiskError
 
 T = TypeVar("T")
 _BLOCK = 1 << 20  # bytes read at a time
@@ -75,6 +76,11 @@ def provide(root: Path, files: Sequence[OwnersFile], track: Track) -> None:
         except (OSError, HTTPException) as error:
             if isinstance(error, HTTPError):
                 error.close()
+            if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, EROFS):
+                # ETIMEDOUT and its kin are the network's here.
+                raise DiskError(
+                    f"{path}: cannot be written: {error.strerror}; make room"
+                ) from error
             wanted = "; ".join(f"{other.url} as {root / other.name}" for other in missing[k:])
             raise DataError(
                 f"{root}: {file.name} is missing and cannot be downloaded ({error}); put there by "

@@ -27,7 +27,7 @@ from hpcfl.data.hdf5 import attribute, encoded, opened, strings
 from hpcfl.data.origin import Stamp, digest, same, stamp
 from hpcfl.data.owners import Track
 from hpcfl.data.packed import FORMAT
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, file_error
 
 PIECE = 512  # images
 
@@ -201,7 +201,7 @@ def writable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path}: cannot be made: {error}") from error
+        raise file_error(error, f"{path}: cannot be made: {error}", DataError) from error
 
 
 def commit(part: Path, path: Path) -> None:

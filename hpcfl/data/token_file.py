@@ -31,7 +31,7 @@ from torch import Tensor
 from hpcfl.data.hdf5 import attribute, member, opened, strings
 from hpcfl.data.owners import Track
 from hpcfl.data.words import Vocabulary, last_tokens
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, DiskError, is_disk_failure
 from hpcfl.store.durable import PART, discard, sync_folder
 
 FORMAT = np.bytes_(b"hpcfl sentences 1")
@@ -103,7 +103,8 @@ def pack(
         sync_folder(path.parent)
     except (OSError, RuntimeError) as error:  # h5py's close raises the latter on a full disk
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
-        raise DataError(f"{part}: cannot be written: {reason}") from error
+        sound = isinstance(error, OSError) and error.errno and not is_disk_failure(error)
+        raise (DataError if sound else DiskError)(f"{part}: cannot be written: {reason}") from error
 
 
 def origin_of(path: Path) -> str:

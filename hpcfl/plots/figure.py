@@ -45,8 +45,8 @@ def save(figure: Figure, paths: Sequence[Path]) -> None:
     Missing folders are made.
 
     Raises:
+        DiskError: the disk is full or fails.
         JobError: one cannot be written, or is of another kind.
-        StoreError: the disk is full or fails.
     """
     from matplotlib import rc_context
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpcfl.errors import JobError, StoreError
+from hpcfl.errors import JobError, StoreError, file_error
 
 KINDS = {
     stat.S_IFDIR: "a directory",
@@ -44,7 +44,8 @@ def write_file(
         mode: the file's permissions; those of any new file when None.
 
     Raises:
-        StoreError: the disk is full or fails; nothing is left behind.
+        DiskError: the disk is full or fails; nothing is left behind.
+        StoreError: the file may not be written there; nothing is left behind.
     """
     part = path.with_name(path.name + PART)
     try:
@@ -58,9 +59,8 @@ def write_file(
         sync_folder(path.parent)
     except OSError as error:
         discard(part)
-        raise StoreError(
-            f"{path}: cannot write {len(content)} bytes: {error.strerror}; {advice}"
-        ) from error
+        message = f"{path}: cannot write {len(content)} bytes: {error.strerror}; {advice}"
+        raise file_error(error, message, StoreError) from error
     except BaseException:  # Ctrl-C
         discard(part)
         raise
@@ -71,12 +71,14 @@ def storing(path: Path) -> Iterator[None]:
     """Turn a failure of the disk under ``path``, in a run, into one line.
 
     Raises:
-        StoreError: the block raised OSError.
+        DiskError: the block raised OSError because the disk is full or fails.
+        StoreError: the block raised another OSError.
     """
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror}; {STANDS}") from error
+        message = f"{path}: cannot be written: {error.strerror}; {STANDS}"
+        raise file_error(error, message, StoreError) from error
 
 
 def discard(part: Path) -> None:

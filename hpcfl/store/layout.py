@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from rich.filesize import decimal
 
-from hpcfl.errors import StoreError
+from hpcfl.errors import DiskError, StoreError, is_disk_failure
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.durable import PART, discard, sync_folder
 
@@ -42,7 +42,8 @@ def create(path: Path, schema: StateSchema, rows: int) -> None:
     """Make a complete segment file of ``rows`` rows: allocated, fsynced, then renamed in.
 
     Raises:
-        StoreError: the disk is too small, or the file cannot be written.
+        DiskError: the disk is too small, or fails.
+        StoreError: the file cannot be written for another reason, or exists.
     """
     _check_dtypes(path, schema)
     if path.exists():
@@ -51,7 +52,7 @@ def create(path: Path, schema: StateSchema, rows: int) -> None:
     # A full disk inside HDF5 ends in a segmentation fault, so it is met before.
     free = shutil.disk_usage(path.parent).free
     if need + METADATA > free:
-        raise StoreError(_no_room(path, need + METADATA, free, "too little room"))
+        raise DiskError(_no_room(path, need + METADATA, free, "too little room"))
     part = path.with_name(path.name + PART)
     try:
         _write_datasets(part, schema, rows)
@@ -63,7 +64,9 @@ def create(path: Path, schema: StateSchema, rows: int) -> None:
     except (OSError, RuntimeError) as error:  # h5py's close raises the latter on a full disk
         discard(part)
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
-        raise StoreError(_no_room(path, need, free, reason)) from error
+        sound = isinstance(error, OSError) and error.errno and not is_disk_failure(error)
+        kind = StoreError if sound else DiskError
+        raise kind(_no_room(path, need, free, reason)) from error
 
 
 def inspect(path: Path, schema: StateSchema) -> Layout:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.errors import StoreError
+from hpcfl.errors import DiskError, StoreError
 from hpcfl.store import segment
 from hpcfl.store.base import StateSchema
 from hpcfl.store.behind import Place
@@ -72,13 +72,13 @@ class Pool:
         """Have so many rows in all, free or not.
 
         Raises:
-            StoreError: the disk is too small for them.
+            DiskError: the disk is too small for them.
         """
         before = len(self._segments)
         try:
             while (missing := rows - len(self._pinned)) > 0:
                 self._add(min(missing, most_rows(self._schema.bytes)))
-        except StoreError:  # a quota may be full of those that were made
+        except (DiskError, StoreError):  # a quota may be full of those that were made
             for part in self._segments[before:]:
                 discard(part.path)
             raise
@@ -87,7 +87,7 @@ class Pool:
         """Have so many free rows.
 
         Raises:
-            StoreError: the disk is too small for them.
+            DiskError: the disk is too small for them.
         """
         self.reserve(len(self._pinned) + rows - self.free)
 
@@ -95,7 +95,7 @@ class Pool:
         """The address of a free row, in a new segment if need be.
 
         Raises:
-            StoreError: the disk is too small for one.
+            DiskError: the disk is too small for one.
         """
         if not self._free:
             self._grow()

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.errors import StoreError
+from hpcfl.errors import DiskError, HpcflError, StoreError, file_error
 from hpcfl.store import layout
 from hpcfl.store.base import StateSchema
 from hpcfl.store.durable import PART
@@ -62,7 +62,8 @@ class Segment:
         """Make a new, complete file of ``rows`` rows of undefined content; open it for writing.
 
         Raises:
-            StoreError: the disk is too small, or the file exists.
+            DiskError: the disk is too small.
+            StoreError: the file exists.
         """
         layout.create(path, schema, rows)
         return cls.open(path, schema, "r+")
@@ -78,9 +79,8 @@ class Segment:
         try:
             fd = os.open(path, os.O_RDWR if mode == "r+" else os.O_RDONLY)
         except OSError as error:
-            raise StoreError(
-                f"{path}: cannot open with mode {mode}: {error.strerror}; repair its permissions"
-            ) from error
+            message = f"{path}: cannot open with mode {mode}: {error.strerror}"
+            raise file_error(error, f"{message}; repair its permissions", StoreError) from error
         if mode == "r+":
             _lock(path, fd)
         return cls(path, schema, place, fd)
@@ -89,7 +89,8 @@ class Segment:
         """The tensors of a row, in new memory.
 
         Raises:
-            StoreError: there is no such row, or the disk fails.
+            StoreError: there is no such row.
+            DiskError: the disk fails.
         """
         tensors = tuple(torch.empty(f.shape, dtype=f.dtype) for f in self._schema.fields)
         self.fill(row, tensors)
@@ -99,7 +100,8 @@ class Segment:
         """Read a row into these tensors, which are contiguous and of the schema.
 
         Raises:
-            StoreError: there is no such row, or the disk fails.
+            StoreError: there is no such row.
+            DiskError: the disk fails.
         """
         self._check(row)
         for start, tensor in zip(self._offsets, tensors, strict=True):
@@ -110,7 +112,8 @@ class Segment:
         """Replace a row in place; durable only after ``flush``.
 
         Raises:
-            StoreError: there is no such row, or the disk fails.
+            StoreError: there is no such row.
+            DiskError: the disk fails.
             ValueError: the tensors are not of the schema.
         """
         self._check(row)
@@ -123,12 +126,12 @@ class Segment:
         """Bring all written rows to the disk.
 
         Raises:
-            StoreError: the disk fails.
+            DiskError: the disk fails.
         """
         try:
             os.fsync(self._fd)
         except OSError as error:
-            raise StoreError(
+            raise DiskError(
                 f"{self.path}: cannot fsync: {error.strerror}; the last checkpoint stands: "
                 "repair the disk, then resume"
             ) from error
@@ -158,9 +161,9 @@ class Segment:
             try:
                 count = os.preadv(self._fd, [view[done:]], offset + done)
             except OSError as error:
-                raise self._failed("read", row, str(error.strerror)) from error
+                raise self._failed("read", row, error) from error
             if count == 0:
-                raise self._failed("read", row, "the file ends before it")
+                raise StoreError(self._message("read", row, "the file ends before it"))
             done += count
 
     def _write(self, row: int, view: memoryview, offset: int) -> None:
@@ -169,10 +172,13 @@ class Segment:
             try:
                 done += os.pwrite(self._fd, view[done:], offset + done)
             except OSError as error:
-                raise self._failed("write", row, str(error.strerror)) from error
+                raise self._failed("write", row, error) from error
 
-    def _failed(self, verb: str, row: int, reason: str) -> StoreError:
-        return StoreError(
+    def _failed(self, verb: str, row: int, error: OSError) -> HpcflError:
+        return file_error(error, self._message(verb, row, str(error.strerror)), StoreError)
+
+    def _message(self, verb: str, row: int, reason: str) -> str:
+        return (
             f"{self.path}: cannot {verb} row {row}: {reason}; the last checkpoint stands: "
             "repair the disk, then resume"
         )

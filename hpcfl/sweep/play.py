@@ -18,7 +18,7 @@ from pathlib import Path
 from hpcfl.comm.launch import detect
 from hpcfl.data.base import DataConfig
 from hpcfl.device import device_type
-from hpcfl.errors import JobError, Stopped, SweepError
+from hpcfl.errors import DiskError, JobError, Stopped, SweepError, file_error
 from hpcfl.homes import GIB
 from hpcfl.memory import free_memory
 from hpcfl.models.base import ModelConfig
@@ -50,7 +50,8 @@ class Outcome:
         """Raise where a run did not finish.
 
         Raises:
-            SweepError: its exit code is 3 where all of them diverged, 2 where nothing was trained.
+            SweepError: its exit code is 3 where all of them diverged, 2 where nothing was trained,
+                74 where the disk failed one of them, as it would the others.
             Stopped: they were stopped, but not by the sweep.
         """
         codes, names = set(self.failed.values()), ", ".join(self.failed)
@@ -58,6 +59,7 @@ class Outcome:
             raise Stopped(f"{names} stopped from outside; the same command goes on")
         if codes:
             code = 3 if codes == {3} else 2 if codes == {2} and not self.finished else 1
+            code = DiskError.exit_code if DiskError.exit_code in codes else code
             raise SweepError(
                 f"{len(self.failed)} of {len(self.failed) + len(self.finished)} runs failed: "
                 f"{names}; {self.root}/NAME.log says why; the same command tries them again",
@@ -100,7 +102,8 @@ def prepare(sweep: Sweep, folder: RunDir, *, partly: bool = False) -> list[Todo]
     try:
         folder.root.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise JobError(f"{folder.root}: cannot be made: {e.strerror}; say --out") from e
+        message = f"{folder.root}: cannot be made: {e.strerror}; say --out"
+        raise file_error(e, message, JobError) from e
     folder.lock("a sweep", shared=partly)
     todos = todo(sweep, folder.root)
     jobs = [run.point.loaded.job for run in todos if run.action != "skip"]

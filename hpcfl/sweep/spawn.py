@@ -15,6 +15,7 @@ from pathlib import Path
 from hpcfl.errors import JobError
 from hpcfl.records import read_run, with_history
 from hpcfl.rundir import RunDir
+from hpcfl.store.durable import storing
 from hpcfl.sweep.machine import family
 
 # Lines that say why a run ended: its own, and what MPICH's mpirun says of a rank that was killed.
@@ -62,7 +63,7 @@ class Spawned:
         self._asked: float | None = None  # when, while it was not told
         self._command = [sys.executable, "-m", "hpcfl", *command]
         launcher = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
-        with self.log.open("ab") as log:
+        with storing(self.log), self.log.open("ab") as log:
             self._said = log.tell()
             self._process = subprocess.Popen(  # noqa: S603
                 [*launcher, *self._command],

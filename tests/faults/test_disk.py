@@ -57,6 +57,7 @@ def test_calls_that_fail_from_some_moment_on(job, whole, tmp_path, kind, error, 
     said = live("run", job, "--out", folder.root, prepare=fault)
     assert said.code or kind not in NEEDED
     if said.code:
+        assert said.code == 74, said
         assert STRERROR[error] in said.line
     assert go_on(folder, job).differences(whole[0]) == []
 
@@ -89,6 +90,8 @@ def test_a_file_system_that_is_too_small(job, whole, mount, share):
     folder = RunDir(mount(f"size={size}") / "run")
     said = live("run", job, "--out", folder.root)
     assert "make room" in said.line
+    planned = "the disk is too small: the run needs" in said.line
+    assert said.code == (2 if planned else 74)
     mount("size=64m")
     assert go_on(folder, job).differences(whole[0]) == []
 
@@ -96,7 +99,9 @@ def test_a_file_system_that_is_too_small(job, whole, mount, share):
 @pytest.mark.parametrize("files", [3, 6, 9, 14])
 def test_a_file_system_with_too_few_files(job, whole, mount, files):
     folder = RunDir(mount(f"nr_inodes={files}") / "run")
-    assert STRERROR["ENOSPC"] in live("run", job, "--out", folder.root).line
+    said = live("run", job, "--out", folder.root)
+    assert STRERROR["ENOSPC"] in said.line
+    assert said.code == 74
     mount("nr_inodes=1000")
     assert go_on(folder, job).differences(whole[0]) == []
 
@@ -104,6 +109,8 @@ def test_a_file_system_with_too_few_files(job, whole, mount, files):
 def test_a_file_system_that_becomes_read_only(job, whole, mount):
     folder = killed(mount("size=64m") / "run", job, 7)
     mount("ro")
-    assert STRERROR["EROFS"] in live("resume", folder.root).line
+    said = live("resume", folder.root)
+    assert STRERROR["EROFS"] in said.line
+    assert said.code == 74
     mount("rw")
     assert go_on(folder, job).differences(whole[0]) == []

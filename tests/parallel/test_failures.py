@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcfl.checkpoint import committed
-from tests.parallel.background import Going, finish, held, rounds, write
+from tests.parallel.background import Going, changed, finish, held, rounds, write
 from tests.parallel.harness import ROOT
 from tests.parallel.outcome import outcome
 
@@ -166,3 +166,18 @@ def test_a_segment_of_one_rank_is_deleted(tmp_path):
     assert told.startswith(f"LostFileError: {segment}: was deleted while the run was alive")
     assert "Traceback" not in err
     assert committed(run / "checkpoints")[-1].round in (4, 8)  # as far as the disk was by then
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "backend"), [(3, 1, "mpi"), (2, 0, "mpi"), (2, 1, "gloo")]
+)
+def test_the_disk_is_full_for_one_rank(tmp_path, ranks, rank, backend):
+    """Every launcher is told the exit code of a disk, and the line says which file."""
+    env = {**changed("full"), "HPCFL_TEST_RANK": str(rank), "HPCFL_TEST_ROUND": "9"}
+    job = write(tmp_path, comm={"backend": backend, "timeout_s": 60.0})
+    done = finish(ranks, "run", job, "--out", tmp_path / "run", env=env)
+    assert done.returncode == 74, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "DiskError" in line]
+    assert line.startswith(f"[rank {rank} of {ranks}] DiskError: {tmp_path}/run/stores/")
+    assert "No space left on device" in line
+    assert outcome(tmp_path / "run").round == 8

@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from tests.parallel.background import Going, finish, held, rounds, write
+from tests.parallel.background import Going, changed, finish, held, rounds, write
 from tests.parallel.outcome import outcome
 
 NEVER = {"every": 100_000}
@@ -60,7 +60,7 @@ def test_stops_before_the_first_round(whole, tmp_path, number):
         going.signal(number)
         code, _, err = going.end()
     assert code == 75, err
-    assert outcome(run).round >= 1
+    assert (run / "checkpoints").is_dir()
     done = finish(2, "resume", run)
     assert done.returncode == 0, done.stderr
     assert outcome(run) == whole
@@ -82,3 +82,38 @@ def test_saves_and_goes_on(whole, tmp_path):
     assert outcome(run) == whole
     manifest = run / "checkpoints" / f"{saved[0]:08d}" / "manifest.json"
     assert json.loads(manifest.read_text())["ranks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "ranks", "module"),
+    [
+        (signal.SIGUSR1, 1, "hpcfl.cli"),
+        (signal.SIGUSR1, 2, "torch"),
+        (signal.SIGTERM, 2, "hpcfl.session"),
+        (signal.SIGUSR1, 2, "mpi4py.MPI"),
+    ],
+)
+def test_a_signal_during_the_start_up_is_latched(whole, tmp_path, number, ranks, module):
+    """It would kill the process: the ranks' exit code would be 138, and nothing be left."""
+    run = tmp_path / "run"
+    env = {**changed("early"), "HPCFL_TEST_SIGNAL": number.name, "HPCFL_TEST_MODULE": module}
+    job = write(tmp_path, checkpoint=NEVER)
+    done = finish(ranks, "run", job, "--out", run, env=env)
+    assert done.returncode == 75, done.stderr
+    told = f"Stopped: stopped by {number.name} after round 0 of 60, with a checkpoint"
+    assert told in done.stderr
+    assert outcome(run).round == 0
+    again = finish(ranks, "resume", run, env=env)  # in a start that goes on, too
+    assert (again.returncode, told in again.stderr) == (75, True), again.stderr
+    done = finish(2, "resume", run)
+    assert done.returncode == 0, done.stderr
+    assert outcome(run) == whole
+
+
+def test_a_signal_during_the_start_up_of_a_broken_job(tmp_path):
+    """The run cannot come to a checkpoint: the exit code says why, not that there is one."""
+    env = {**changed("early"), "HPCFL_TEST_SIGNAL": "SIGUSR1", "HPCFL_TEST_MODULE": "torch"}
+    job = write(tmp_path, rounds=-1)
+    done = finish(2, "run", job, "--out", tmp_path / "run", env=env)
+    assert done.returncode == 2, done.stderr
+    assert "JobError" in done.stderr

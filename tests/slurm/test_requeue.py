@@ -143,6 +143,42 @@ def test_a_node_is_lost(slurm, here, going, undisturbed):
     assert outcome(run) == undisturbed
 
 
+def test_a_node_is_lost_but_the_ranks_there_live_on(slurm, here, going, undisturbed):
+    """The next start waits for them; the script that lives on with them requeues nothing."""
+    job, run = going("--ntasks=2")
+    node = slurm.show(job)["BatchHost"]
+    daemon = int((slurm.directory / f"run/slurmd.{node}.pid").read_text())
+    os.kill(daemon, signal.SIGSTOP)  # Slurm reaches nothing on the node any more
+    ranks = processes(job)
+    try:
+        slurm.call("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        while "another start of this run is alive: it holds" not in said(here, job):
+            time.sleep(0.05)
+        for rank in ranks:  # as their watchdog does
+            os.kill(rank, signal.SIGKILL)
+        requeued_once(slurm, here, job)
+        while "but requeued already" not in said(here, job):
+            time.sleep(0.05)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+        slurm.call("scontrol", "update", f"nodename={node}", "state=resume", tries=5)
+    assert outcome(run) == undisturbed
+
+
+def test_the_disk_is_full_for_a_rank(slurm, here):
+    """Slurm calls a step that MPI aborts killed, and would be asked to start it again."""
+    full = str(ROOT / "tests/parallel/full")
+    words = ("--ntasks=2", str(RUN), "job.yaml")
+    job = slurm.sbatch(
+        *words, cwd=here, HPCFL_OUT="full", HPCFL_TEST_RANK="1", HPCFL_TEST_ROUND="30",
+        PYTHONPATH=f"{full}:{ROOT}",
+    )  # fmt: skip
+    ended = slurm.wait(job)
+    assert (ended["ExitCode"], ended["Restarts"]) == ("74:0", "0"), said(here, job)
+    assert "[rank 1 of 2] DiskError: " in said(here, job)
+    assert "exit code 74, not requeued: a disk is full" in said(here, job)
+
+
 def test_an_array_of_seeds(slurm, here):
     words = ("--array=0-3", str(ROOT / "slurm/array.sh"), "job.yaml", "rounds=3")
     job = slurm.sbatch(*words, cwd=here, HPCFL_OUT="seeds")

@@ -1,5 +1,6 @@
 """slurm/run.sh starts and requeues as hpcfl's exit codes say, on a real Slurm."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -51,6 +52,15 @@ def put(path, script):
     path.chmod(0o755)
 
 
+def counters(here):
+    """The files in which starts are counted."""
+    return [path.name for path in here.rglob("*.starts")]
+
+
+def said(here, job, name="hpcfl"):
+    return (here / f"{name}-{job}.out").read_text()
+
+
 def signal_before_checkpoint(here):
     return (here / "runs/quick/checkpoints/00000007/manifest.json").read_text()
 
@@ -63,11 +73,11 @@ def test_a_run_that_ends_is_done(slurm, here):
 
 
 def test_it_is_requeued_as_long_as_it_gets_on(slurm, here):
-    """Stopped, then killed after a checkpoint, then killed after none."""
-    job = submit(slurm, here, "75 7", "1 9", "1", "0")
+    """Stopped, then killed after a checkpoint, then killed after none, twice."""
+    job = submit(slurm, here, "75 7", "1 9", "1", "1", "0", HPCFL_MAX_STARTS="2")
     ended = slurm.wait(job)
-    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "1:0", "2")
-    assert starts(here) == [COMMAND] * 3
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "1:0", "3")
+    assert starts(here) == [COMMAND] * 4
     output = (here / f"hpcfl-{job}.out").read_text()  # one file for all starts
     for line in (
         "start 1: hpcfl run",
@@ -75,19 +85,105 @@ def test_it_is_requeued_as_long_as_it_gets_on(slurm, here):
         "start 2: hpcfl run",
         "exit code 1 after new checkpoints, requeued",
         "start 3: hpcfl run",
-        "exit code 1 and no checkpoint since the start, not requeued",
+        "exit code 1 and no checkpoint since the start, requeued",
+        "start 4: hpcfl run",
+        "exit code 1 and no checkpoint since the start, not requeued: 2 starts in a row",
     ):
         assert output.count(line) == 1
+    assert counters(here) == []
 
 
-@pytest.mark.parametrize("plan", ["1 0", "2 9", "3 9", "apart 2", "apart 3 9"])
+@pytest.mark.parametrize("plan", ["1 0", "2 9", "3 9", "74 9", "apart 2", "apart 3 9"])
 def test_a_run_that_is_broken_is_not_tried_again(slurm, here, plan):
-    """Round 0 is no progress, and what is wrong or diverged will be so again."""
+    """Round 0 is no progress; what is wrong or diverged, or a disk that is full, stays so."""
     ended = slurm.wait(submit(slurm, here, plan))
-    code = plan.removeprefix("apart ")[0]
+    code = plan.removeprefix("apart ").split()[0]
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", f"{code}:0")
     assert ended["Restarts"] == "0"
     assert len(starts(here)) == 1
+
+
+def test_starts_without_a_checkpoint_are_bounded_by_every_script(slurm, tmp_path):
+    """A stop before the first round, for ever, as where the limit is not above the lead."""
+    places = {}
+    for name in ("run", "array", "landmarks", "chain"):
+        places[name] = tmp_path / name
+        (places[name] / ".venv/bin").mkdir(parents=True)
+        shutil.copy(HERE / "fake_hpcfl", places[name] / ".venv/bin/hpcfl")
+        (places[name] / "plan").write_text("75 0\n" * 4)
+    (places["landmarks"] / "data").mkdir()
+    (places["landmarks"] / "data/landmarks-256.h5").write_text("images")
+    one = submit(slurm, places["run"], *["75 0"] * 4)  # thrice, when nothing else is said
+    words = ("--array=3", "--ntasks=2", str(SLURM / "array.sh"), "a/quick.yaml")
+    task = slurm.sbatch(*words, cwd=places["array"], HPCFL_MAX_STARTS="2")
+    words = ("--ntasks-per-node=2", "--cpus-per-task=1", "--mem=0", "--gpus-per-node=1")
+    large = slurm.sbatch(
+        *words, str(SLURM / "landmarks.sh"), cwd=places["landmarks"], HPCFL_MAX_STARTS="2",
+        HPCFL_SCRATCH=str(tmp_path / "scratch"), SLURM_TMPDIR="",
+    )  # fmt: skip
+    words = ("3", "--ntasks=2", str(RUN), "a/quick.yaml", "seed=3")
+    made = slurm.call(
+        str(SLURM / "chain.sh"), *words, cwd=places["chain"], HPCFL_MAX_STARTS="2"
+    )  # fmt: skip
+    links = made.partition(": ")[2].split()
+    for name, job, restarts in (
+        ("run", one, "2"), ("array", f"{task}_3", "1"), ("landmarks", large, "1"),
+    ):  # fmt: skip
+        ended = slurm.wait(job)
+        output = said(places[name], job, "landmarks" if name == "landmarks" else "hpcfl")
+        found = (ended["JobState"], ended["ExitCode"], ended["Restarts"])
+        assert found == ("FAILED", "75:0", restarts), output
+        assert "starts in a row came to no new checkpoint (HPCFL_MAX_STARTS)" in output
+        assert counters(places[name]) == []
+    ended = [slurm.wait(job)["JobState"] for job in links]
+    assert ended == ["FAILED", "FAILED", "CANCELLED"]
+    assert counters(places["chain"]) == []
+
+
+def test_starts_that_slurm_itself_requeues_are_counted(slurm, here):
+    job = submit(slurm, here, "signal 1", "0", HPCFL_MAX_STARTS="1")
+    wait_for_starts(here, 1)
+    slurm.call("scontrol", "requeue", job)
+    ended = slurm.wait(job)
+    assert (ended["ExitCode"], ended["Restarts"]) == ("1:0", "1")
+    assert "start 2: not begun, 1 starts in a row came to no new checkpoint" in said(here, job)
+    assert len(starts(here)) == 1
+
+
+def test_a_limit_that_is_not_above_the_lead_is_told(slurm, here):
+    """The signal may come at once, so the first start may be one of several."""
+    job = submit(slurm, here, "0", "0", "0", options=["--time=1"])
+    slurm.wait(job)
+    line = "the time limit of 60 s is not well above the lead of 120 s with which the signal to"
+    assert line in said(here, job)
+
+
+def test_a_launch_that_fails_is_tried_again(slurm, here):
+    """By a run that has hours behind it."""
+    manifest = here / "runs/quick/checkpoints/00000007/manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("")
+    real = shutil.which("srun", path=slurm.env["PATH"])
+    error = "srun: error: Application launch failed: Socket timed out on send/recv operation"
+    once = f'[ -e failed ] || {{ touch failed; echo "{error}" >&2; exit 140; }}'
+    put(here / ".venv/bin/srun", f'case "$*" in *--continue*) {once};; esac; exec {real} "$@"')
+    job = submit(slurm, here, "0")
+    ended = slurm.wait(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said(here, job)
+    assert "exit code 140 and no checkpoint since the start, requeued" in said(here, job)
+    assert len(starts(here)) == 1
+
+
+def test_a_run_that_is_alive_elsewhere_for_good_is_given_up(slurm, here):
+    """After a wait that is bounded, and with the bound of all starts."""
+    (here / "runs/quick").mkdir(parents=True)
+    with (here / "runs/quick/lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        job = submit(slurm, here, "0", HPCFL_WAIT_S="1", HPCFL_MAX_STARTS="1")
+        ended = slurm.wait(job)
+    assert (ended["ExitCode"], ended["Restarts"]) == ("1:0", "0")
+    assert "another start of this run is still alive, not requeued: 1 starts" in said(here, job)
+    assert starts(here) == []
 
 
 @pytest.mark.parametrize("gpus", ["--gpus=3", "--gpus-per-node=2", "--gpus-per-task=1"])
@@ -106,7 +202,7 @@ def test_a_sweep_is_requeued_as_long_as_it_gets_on(slurm, here, gpus):
     (here / "several.yaml").write_text("grid:\n")
     (here / "plan").write_text("1 7\n1")
     options = ("--nodes=2", "--ntasks=4", gpus)
-    job = slurm.sbatch(*options, str(RUN), "several.yaml", cwd=here)
+    job = slurm.sbatch(*options, str(RUN), "several.yaml", cwd=here, HPCFL_MAX_STARTS="1")
     ended = slurm.wait(job)
     output = (here / f"hpcfl-{job}.out").read_text()
     assert (ended["ExitCode"], ended["Restarts"]) == ("1:0", "1"), output
@@ -118,7 +214,7 @@ def test_a_slurm_that_is_busy_cancels_nothing(slurm, here, script):
     """Whatever squeue says then; scontrol is asked again."""
     put(here / ".venv/bin/squeue", script)
     real = shutil.which("scontrol", path=slurm.env["PATH"])
-    once = "[ -e asked ] || { touch asked; exit 1; }"
+    once = 'case "$1" in requeue) [ -e asked ] || { touch asked; exit 1; } ;; esac'
     put(here / ".venv/bin/scontrol", f'{once}; exec {real} "$@"')
     ended = slurm.wait(submit(slurm, here, "75 7", "0"))
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
@@ -286,6 +382,86 @@ def test_data_are_staged_once_a_node(slurm, here):
     assert [path.name for path in scratch.iterdir()] == ["landmarks-256.h5"]
     words = f"jobs/papers/base/landmarks.yaml data.root={scratch} store.dir={scratch} seed=3"
     assert f"3/4 run {words} --out runs/quick --continue" in (here / "starts").read_text()
+
+
+SMALL = ("--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0", "--gpus-per-node=1")
+
+
+@pytest.fixture
+def photos(here):
+    """Data to be staged, and where to."""
+    (here / "plan").write_text("0")
+    (here / "data").mkdir()
+    (here / "data/landmarks-256.h5").write_text("images")
+    return {"HPCFL_SCRATCH": str(here / "scratch"), "SLURM_TMPDIR": ""}
+
+
+def staged(here):
+    """What lies in the scratch folder."""
+    return sorted(path.name for path in (here / "scratch").iterdir())
+
+
+def test_two_jobs_of_a_node_stage_one_file(slurm, here, photos):
+    """One copies, and the other one waits for it."""
+    copy = 'echo >>copies; while [ ! -e go ]; do sleep 0.02; done; exec /bin/cp "$@"'
+    put(here / ".venv/bin/cp", copy)
+    (here / "plan").write_text("0\n0")
+    words = (*SMALL, "--nodelist=node1", str(SLURM / "landmarks.sh"))
+    jobs = [slurm.sbatch(*words, cwd=here, HPCFL_OUT=f"runs/{i}", **photos) for i in (1, 2)]
+    for job in jobs:
+        slurm.wait(job, ("RUNNING", "FAILED"))
+    while not (here / "copies").exists():
+        time.sleep(0.02)
+    (here / "go").touch()
+    ended = [slurm.wait(job)["JobState"] for job in jobs]
+    assert ended == ["COMPLETED"] * 2, said(here, jobs[0], "landmarks")
+    assert (here / "copies").read_text().count("\n") == 1
+    assert staged(here) == ["landmarks-256.h5"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "failures", "code", "line"),
+    [
+        ("Stale file handle", 1, "0:0", "staging: exit code 1, try 1 of 3"),
+        ("No space left on device", 9, "74:0", "exit code 74, not requeued"),
+        ("Stale file handle", 9, "1:0", "staging failed with exit code 1, not requeued: 1 starts"),
+    ],
+)
+def test_staging_that_fails_is_told(slurm, here, photos, fault, failures, code, line):
+    """Twice it is tried again at once; what another start made and left is removed."""
+    put(
+        here / ".venv/bin/cp",
+        f'echo >>tries; for part; do :; done; touch "$part"\n'
+        f'[ "$(wc -l <tries)" -gt {failures} ] || {{ echo "cp: {fault}" >&2; exit 1; }}\n'
+        'exec /bin/cp "$@"',
+    )
+    (here / "scratch").mkdir()
+    (here / "scratch/landmarks-256.h5.part.12.0").touch()
+    words = (*SMALL, str(SLURM / "landmarks.sh"))
+    job = slurm.sbatch(*words, cwd=here, HPCFL_MAX_STARTS="1", **photos)
+    output = f"{slurm.wait(job)['ExitCode']} {said(here, job, 'landmarks')}"
+    assert output.startswith(code), output
+    assert f": cp: {fault}" in output
+    assert line in output
+    assert staged(here) == ["landmarks-256.h5"] * (code == "0:0")
+
+
+def test_data_that_are_missing_are_named(slurm, here, photos):
+    (here / "data/landmarks-256.h5").unlink()
+    job = slurm.sbatch(*SMALL, str(SLURM / "landmarks.sh"), cwd=here, **photos)
+    assert slurm.wait(job)["ExitCode"] == "2:0"
+    line = f"staging: {here}/data/landmarks-256.h5 is missing; make it by hpcfl data prepare"
+    assert line in said(here, job, "landmarks")
+
+
+def test_several_files_are_staged(slurm, here, photos):
+    (here / "data/words.txt").write_text("words")
+    command = f"{SLURM / 'staged.sh'} landmarks-256.h5 words.txt a/quick.yaml seed=3"
+    job = slurm.sbatch("--job-name=large", "--output=%x-%j.out", f"--wrap={command}", cwd=here,
+                       **photos)  # fmt: skip
+    assert slurm.wait(job)["JobState"] == "COMPLETED", said(here, job, "large")
+    assert staged(here) == ["landmarks-256.h5", "words.txt"]
+    assert (here / "scratch/words.txt").read_text() == "words"
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,10 @@ def texts():
             if isinstance(node, ast.Constant | ast.JoinedStr):
                 yield from said(node, names).split(VALUE)
     for path in sorted((ROOT / "slurm").glob("*.sh")):
-        yield path.read_text()
+        joined = re.sub(r'" \\\n *"', " ", path.read_text())  # one message over several lines
+        yield joined
+        for text in re.findall(r'"([^"\n]*)"', joined):
+            yield re.sub(r"\$\(\(.*?\)\)|\$\{[^}]*\}|\$[\w*]+", "\n", text)
 
 
 SAID = "\n".join(["", *{text for text in texts() if text.strip()}, ""])

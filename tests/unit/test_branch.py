@@ -134,11 +134,13 @@ def test_two_copies_to_one_place_at_once(run, tmp_path, refused):
         assert left.job.read_text() == "half"
 
 
-def test_a_copy_that_finds_no_room(run, tmp_path, monkeypatch, refused):
+def test_a_copy_that_finds_no_room(run, tmp_path, monkeypatch, hpcfl):
     def full(source, target):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
 
     monkeypatch.setattr(branch.shutil, "copyfile", full)
-    line = refused("resume", run, "--out", tmp_path / "copy")
+    done = hpcfl("resume", run, "--out", tmp_path / "copy")
+    assert done.code == 74
+    (line,) = [line for line in done.err if "Error" in line]
     assert ".h5: cannot be copied: No space left on device; make room, or choose another" in line
     assert not list(tmp_path.glob("copy*"))

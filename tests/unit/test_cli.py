@@ -1,5 +1,6 @@
 """The command line itself, and status."""
 
+import errno
 import fcntl
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -127,6 +129,28 @@ def test_a_plot_that_nobody_asked_for_may_fail(run, tmp_path, monkeypatch, hpcfl
     assert done.code == 0
     assert done.err[0].startswith("no plot: runs/report.png: cannot be written: ")
     assert hpcfl("report", run, "--plot", "runs/x.png").code == 2
+
+
+def test_a_disk_that_is_full_has_an_exit_code_of_its_own(run, tmp_path, monkeypatch, hpcfl):
+    """Of a plot, asked for or not, after the table; and of what is printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("matplotlib.figure.Figure.savefig", full)
+        for words, file in (((), "runs/report.png"), (("--plot", "x.pdf"), "x.pdf")):
+            done = hpcfl("report", run, *words)
+            assert (done.code, bool(done.out)) == (74, True)
+            message = f"DiskError: {file}: the plot cannot be written: No space left on device"
+            assert done.err == [message]
+    with Path("/dev/full").open("w") as output:
+        done = subprocess.run(
+            [sys.executable, "-m", "hpcfl", "list"],
+            stdout=output, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (74, "DiskError: No space left on device\n")
 
 
 def test_a_report_laid_out_as_papers_do(run, tmp_path, monkeypatch, hpcfl):

@@ -7,6 +7,7 @@ import pytest
 
 from hpcfl import events
 from hpcfl.events import Events
+from hpcfl.runlog import RunLog
 
 pytest.importorskip("tensorboard", reason="events need the package tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -22,6 +23,13 @@ def read(run):
 def from_log(run, key):
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     return [(line["round"], pytest.approx(line[key], rel=1e-6)) for line in lines if key in line]
+
+
+def fill(descriptor):
+    """From now on the disk is full for an open file."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, descriptor)
+    os.close(full)
 
 
 def pairs(scalars):
@@ -87,6 +95,27 @@ def test_a_line_cut_short_hides_nothing_before_it(tmp_path):
     assert pairs(read(tmp_path)["score/train_loss"]) == [(0, 0.5), (1, 0.5)]
 
 
+def test_the_first_failure_is_told_where_the_events_fail_too(job, hpcfl, tmp_path, monkeypatch):
+    """The disk is full for both files; what ended the rounds is the log's line."""
+    write, init = RunLog.write, Events.__init__
+
+    def full_log(log, record):
+        if record["round"] == 2:
+            fill(log._file.fileno())
+        write(log, record)
+
+    def full_events(self, folder, done):
+        init(self, folder, done)
+        fill(self._file.fileno())
+
+    monkeypatch.setattr(RunLog, "write", full_log)
+    monkeypatch.setattr(Events, "__init__", full_events)
+    done = hpcfl("run", job, "checkpoint.every=100", "--out", tmp_path / "run")
+    assert done.code == 74
+    (line,) = [line for line in done.err if "Error" in line]
+    assert f"{tmp_path}/run/log.jsonl: cannot be written: No space left on device" in line
+
+
 def test_a_disk_that_is_full(job, hpcfl, tmp_path, monkeypatch):
     """One line, as where log.jsonl cannot be written."""
     init = Events.__init__
@@ -98,7 +127,7 @@ def test_a_disk_that_is_full(job, hpcfl, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Events, "__init__", full)
     done = hpcfl("run", job, "--out", tmp_path / "run")
-    assert done.code == 1
+    assert done.code == 74
     (line,) = [line for line in done.err if "Error" in line]
     assert f"{tmp_path}/run/events/events.out.tfevents." in line
     assert "cannot be written: No space left on device" in line

@@ -151,13 +151,15 @@ def test_a_checkpoint_that_goes_away_while_they_are_listed(run, tmp_path, pruned
 
 
 def test_an_export_that_cannot_be_written_speaks_of_no_checkpoint(
-    run, tmp_path, monkeypatch, refused
+    run, tmp_path, monkeypatch, hpcfl
 ):
     def full(fd):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    line = refused("export", run, "-o", tmp_path / "x.npz")
+    done = hpcfl("export", run, "-o", tmp_path / "x.npz")
+    assert done.code == 74
+    (line,) = done.err
     assert line.endswith("No space left on device; make room or repair the disk")
     assert not (tmp_path / "x.npz.part").exists()
 

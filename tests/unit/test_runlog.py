@@ -7,7 +7,7 @@ import pytest
 
 from hpcfl import checkpoint, runlog
 from hpcfl.checkpoint import Checkpoint, prune
-from hpcfl.errors import StoreError
+from hpcfl.errors import DiskError, StoreError
 from hpcfl.runlog import NOTHING, RunLog, cut, require
 from tests.unit.rundirs import log_of
 
@@ -25,7 +25,7 @@ def test_a_disk_that_is_full_from_some_line_on(job, tmp_path, hpcfl, monkeypatch
 
     monkeypatch.setattr(RunLog, "write", full_from_the_third)
     done = hpcfl("run", job, "checkpoint.every=100", "--out", tmp_path / "run")
-    assert done.code == 1
+    assert done.code == 74
     (line,) = [line for line in done.err if "Error" in line]
     assert f"{tmp_path}/run/log.jsonl: cannot be written: No space left on device; the " in line
     assert len((tmp_path / "run/log.jsonl").read_text().splitlines()) == 3
@@ -67,14 +67,14 @@ def test_a_log_that_cannot_be_opened_read_or_cut(tmp_path, monkeypatch):
     path.rmdir()
     path.write_text("{}\n")
     monkeypatch.setattr(runlog.os, "truncate", fail)
-    with pytest.raises(StoreError, match=r"log\.jsonl: cannot be written: Read-only file system"):
+    with pytest.raises(DiskError, match=r"log\.jsonl: cannot be written: Read-only file system"):
         cut(path, NOTHING)
 
 
 def test_a_checkpoint_that_cannot_be_removed_or_read(tmp_path, monkeypatch):
     (tmp_path / "00000004").mkdir()
     monkeypatch.setattr(checkpoint.shutil, "rmtree", fail)
-    with pytest.raises(StoreError, match=r"cannot be written: Read-only file system; the last"):
+    with pytest.raises(DiskError, match=r"cannot be written: Read-only file system; the last"):
         prune(tmp_path)
     found = Checkpoint(tmp_path / "00000004", 4, 1, "", NOTHING, {checkpoint.BEST: 0}, {})
     with pytest.raises(StoreError, match=r"best\.safetensors: cannot be read: No such .*older"):

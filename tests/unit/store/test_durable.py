@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from hpcfl.errors import StoreError
+from hpcfl.errors import DiskError, StoreError
 from hpcfl.store.durable import STANDS, write_file
 
 
@@ -25,7 +25,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch, fails):
     path = tmp_path / "a"
     write_file(path, b"old")
     monkeypatch.setattr(*(os, "fsync") if fails == "fsync" else (type(path), "replace"), fail)
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(DiskError) as caught:
         write_file(path, b"newer", advice="pray")
     assert str(caught.value) == f"{path}: cannot write 5 bytes: No space left on device; pray"
     assert path.read_bytes() == b"old"

@@ -5,7 +5,7 @@ from threading import Event, Timer
 import pytest
 import torch
 
-from hpcfl.errors import StoreError
+from hpcfl.errors import DiskError, StoreError
 from hpcfl.store import pool
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.footprint import footprint
@@ -240,7 +240,7 @@ def test_a_full_disk_is_met_at_growth_and_the_checkpoint_stands(
     monkeypatch.setattr(
         "hpcfl.store.layout.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})
     )
-    with pytest.raises(StoreError, match=r"needs 1.0 MB, 10 bytes free; make room"):
+    with pytest.raises(DiskError, match=r"needs 1.0 MB, 10 bytes free; make room"):
         store.stage(0, make(0, 2))
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(2))

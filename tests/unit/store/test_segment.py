@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.errors import StoreError
+from hpcfl.errors import DiskError, StoreError
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.segment import Segment
 
@@ -223,7 +223,7 @@ def test_any_flipped_byte_of_the_metadata_is_found_or_harmless(path, schema, mak
 
 def test_too_little_room_is_met_at_allocation(root, schema):
     rows = 2**50 // schema.bytes
-    with pytest.raises(StoreError, match=r"needs 1\.1 PB, \d+\.\d [GT]B free"):
+    with pytest.raises(DiskError, match=r"needs 1\.1 PB, \d+\.\d [GT]B free"):
         Segment.create(root / "b.h5", schema, rows)
     assert not list(root.iterdir())
 
@@ -234,7 +234,7 @@ def test_a_failed_allocation_leaves_nothing(root, schema, monkeypatch, code):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "posix_fallocate", fail)
-    with pytest.raises(StoreError, match=rf"cannot allocate client states \({os.strerror(code)}\)"):
+    with pytest.raises(DiskError, match=rf"cannot allocate client states \({os.strerror(code)}\)"):
         Segment.create(root / "b.h5", schema, ROWS)
     assert not list(root.iterdir())
 
@@ -259,7 +259,7 @@ FILL = """
 import resource, sys
 from pathlib import Path
 import torch
-from hpcfl.errors import StoreError
+from hpcfl.errors import DiskError
 from hpcfl.store import layout
 from hpcfl.store.base import Field, StateSchema
 
@@ -267,7 +267,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFIN
 schema = StateSchema(tuple, (Field("x", (10,), torch.float32),))
 try:
     layout.create(Path(sys.argv[1]), schema, 100)
-except StoreError as error:
+except DiskError as error:
     print(error)
 """
 
@@ -279,7 +279,7 @@ def test_a_failing_disk_names_file_and_row(path, schema, make, monkeypatch, call
 
     segment = Segment.open(path, schema, "r+")
     monkeypatch.setattr(os, call, fail)
-    with pytest.raises(StoreError, match=rf"{path}: cannot {verb} row 2: Input/output error"):
+    with pytest.raises(DiskError, match=rf"{path}: cannot {verb} row 2: Input/output error"):
         segment.read(2) if verb == "read" else segment.write(2, make(0, 0))
     segment.close()
 

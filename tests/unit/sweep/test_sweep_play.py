@@ -184,7 +184,7 @@ def test_a_failed_run_stops_no_other(job, tmp_path, hpcfl):
     ("codes", "finished", "code"),
     [
         ([3, 3], [], 3), ([3, 1], [], 1), ([2], [], 2), ([2], ["a"], 1), ([-9], ["a"], 1),
-        ([75, 3], [], 1),
+        ([75, 3], [], 1), ([74, 1], ["a"], 74),
     ],
 )  # fmt: skip
 def test_exit_codes(tmp_path, codes, finished, code):
