@@ -33,7 +33,8 @@ def play(run: Run, server: Any, start: int) -> Any:
     """
     run.account.start()
     if start == 0 and run.evaluation(0, run.rounds):
-        record: Record = {"round": 0, **run.desk.evaluate(0, server.x)}
+        with told(0):
+            record: Record = {"round": 0, **run.desk.evaluate(0, server.x)}
         run.account.lap("evaluate")
         run.desk.record(record, run.account.close(record))
     saved = monotonic()
@@ -41,7 +42,7 @@ def play(run: Run, server: Any, start: int) -> Any:
         run.account.lap("write")
         run.desk.begin(t + 1)
         try:
-            with told(t):
+            with told(t + 1):
                 server, record, asked = play_round(run, server, t, partial(_asked, run, saved))
             run.account.lap("update")
         except DivergedError:
@@ -49,7 +50,8 @@ def play(run: Run, server: Any, start: int) -> Any:
             raise
         done, stop = t + 1, int(asked[0])
         if run.evaluation(done, run.rounds):
-            record |= run.desk.evaluate(done, server.x)
+            with told(done):
+                record |= run.desk.evaluate(done, server.x)
             run.account.lap("evaluate")
         run.desk.record(record, run.account.close(record))
         if asked[3] or not asked[2]:

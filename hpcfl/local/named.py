@@ -24,7 +24,7 @@ class named:
 
 @contextmanager
 def told(round: int) -> Iterator[None]:
-    """Let an error of a class of the user's say which round, counted from zero, it is of.
+    """Let an error of a class of the user's say which round, counted as the log does, it is of.
 
     Raises:
         HookError: the block raised, in a line of the user's.
@@ -36,4 +36,4 @@ def told(round: int) -> Iterator[None]:
     except Exception as e:
         if not place(e):  # a fault of the program keeps its traceback
             raise
-        raise HookError(f"round {round + 1}{described(e)}{hint()}") from e
+        raise HookError(f"round {round}{described(e)}{hint()}") from e

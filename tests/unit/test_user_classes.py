@@ -172,7 +172,18 @@ def model(cls):
     return Config
 
 
+class TooLate(nn.Linear):
+    evaluated = 0
+
+    def forward(self, inputs):
+        self.evaluated += not self.training
+        if self.evaluated > 3:  # two in the trial, one after round 0
+            raise ValueError("too late")  # here: Evaluating
+        return super().forward(inputs)
+
+
 Raising, Drawing, Buffering, Counting = map(model, (Raises, Draws, CountsCalls, KeepsCount))
+Evaluating = model(TooLate)
 
 
 @own
@@ -357,6 +368,16 @@ def test_a_failure_in_a_later_round_is_one_line(name, kind, where, module, job, 
     assert f"{kind}: {where} {line_of(module, name)}: ValueError: too late" in done.err
     assert any(line.startswith("Traceback") for line in done.err)
     assert done.err[-1] == "ValueError: too late"
+
+
+def test_a_failure_in_a_later_evaluation_is_one_line(module, job, hpcfl):
+    done = hpcfl(
+        "run", job, override(module, "model", "Evaluating"), "--out", module.parent / "run"
+    )
+    assert done.code == 1
+    where = f"HookError: round 2 in forward {line_of(module, 'Evaluating')}: ValueError: too late"
+    assert done.err[-1].startswith(where)
+    assert "Traceback" not in "\n".join(done.err)
 
 
 def test_what_load_draws_follows_from_the_seed(module, job, hpcfl):
