@@ -14,7 +14,8 @@ from hpcfl.schema import nbytes
 from hpcfl.store.size import ENTRY, INDEX
 
 HEADER, TENSOR_HEADER = 16, 60  # bytes of a safetensors file before its numbers, of each tensor
-MANIFEST, MANIFEST_FILE = 140, 35  # bytes of manifest.json, of each file but one that it names
+CHECKSUM = 36  # bytes of the checksum that a safetensors file may hold
+MANIFEST, MANIFEST_FILE = 206, 35  # bytes of manifest.json, of each file but one that it names
 
 
 class Room(NamedTuple):
@@ -85,7 +86,7 @@ def best_bytes(parts: Parts) -> int:
     if not parts.job.evaluate.best:
         return 0
     number = torch.empty((), dtype=torch.float64)
-    return _file([parts.schema.message.x, number, number])
+    return _file([parts.schema.message.x, number, number]) + CHECKSUM
 
 
 def _file(fields: Any) -> int:
