@@ -1,5 +1,6 @@
 """``python -m hpcfl`` and the ``hpcfl`` command."""
 
+import os
 import signal
 import sys
 
@@ -11,6 +12,9 @@ LONG = ("run", "resume", "sweep")
 
 def main() -> int:
     """Run one command; the exit code, see :func:`hpcfl.cli.main`."""
+    # Read when torch is loaded: the warnings of its C++ part repeat, with a stack of frames, what
+    # the one line of an error says.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if sys.argv[1:2] and sys.argv[1] in LONG:
         latch_early()
     from hpcfl import cli  # slow, so only once signals are latched
