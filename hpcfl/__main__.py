@@ -4,6 +4,7 @@ from hpcfl import interrupt
 
 interrupt.begin()  # before any import that takes its time
 
+import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 
@@ -15,6 +16,9 @@ LONG = ("run", "resume", "sweep")
 
 def main() -> int:
     """Run one command; the exit code, see :func:`hpcfl.cli.main`."""
+    # Read when torch is loaded: the warnings of its C++ part repeat, with a stack of frames, what
+    # the one line of an error says.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if sys.argv[1:2] and sys.argv[1] in LONG:
         latch_early()
     from hpcfl import cli  # slow, so only once signals are latched

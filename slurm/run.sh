@@ -326,9 +326,6 @@ else
   fi
   judge
 fi
-if [ -z "$again" ]; then
-  rm -f "$counter" # the next job is somebody's decision
-fi
 if [ -n "${HPCFL_CHAIN:-}" ]; then
   # The next job of the chain goes on, also when this one was cancelled.  Where there is nothing to
   # go on with, none is to wait for its nodes.
@@ -336,21 +333,25 @@ if [ -n "${HPCFL_CHAIN:-}" ]; then
     say "$again, left to the next job of the chain"
   else
     scancel --quiet --name="$HPCFL_CHAIN" --state=PENDING --user="$(id -un)"
-  fi
-elif [ -n "$again" ]; then
-  # A job that was cancelled is no longer RUNNING, and stays cancelled.  One that Slurm has requeued
-  # already, on other nodes, is no longer this script's.  No answer says nothing.
-  answer=$(insist squeue -h -j "$id" -O State:20,RestartCnt:20 || true)
-  read -r state restarts <<<"$answer" || true
-  if [ "${restarts:-${SLURM_RESTART_COUNT:-0}}" != "${SLURM_RESTART_COUNT:-0}" ]; then
-    say "$again, but requeued already"
-  elif [ "${state:-RUNNING}" = RUNNING ]; then
-    # Slurm does not requeue a job that ends by itself, even in its grace time.
-    say "$again, requeued"
-    insist scontrol requeue "$id"
-  else
-    say "$again, but cancelled"
     rm -f "$counter"
   fi
+  exit "$status"
+fi
+# A job that was cancelled is no longer RUNNING, and stays cancelled.  One that Slurm has requeued
+# already, perhaps on other nodes, is no longer this script's.  No answer says nothing.
+answer=$(insist squeue -h -j "$id" -O State:20,RestartCnt:20 || true)
+read -r state restarts <<<"$answer" || true
+if [ "${restarts:-${SLURM_RESTART_COUNT:-0}}" != "${SLURM_RESTART_COUNT:-0}" ]; then
+  say "${again:-exit code $status}, but requeued already"
+elif [ -z "$again" ]; then
+  if [ "$state" = RUNNING ]; then # else Slurm may be about to requeue it, and the count goes on
+    rm -f "$counter"
+  fi
+elif [ "${state:-RUNNING}" = RUNNING ]; then
+  # Slurm does not requeue a job that ends by itself, even in its grace time.
+  say "$again, requeued"
+  insist scontrol requeue "$id"
+else
+  say "$again, but cancelled"
 fi
 exit "$status"

@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -17,6 +18,9 @@ from hpcfl.comm.solo import end_process
 from hpcfl.errors import RankError
 
 LOOPBACK = "127.0.0.1"
+INTERFACE = "GLOO_SOCKET_IFNAME"
+ADDRESS = "set MASTER_ADDR to an address of rank 0's host that all hosts reach"
+LOOK_S = 0.05  # between two tries to reach the store, and between two looks at who is there
 
 _KEPT: dict[tuple[str, int], TCPStore] = {}
 """Stores at a port that the launcher chose, for the next run of this process.
@@ -42,8 +46,20 @@ def meet(launch: Launch, backend: str, timeout_s: float) -> Meeting:
     """Collective: reach rank 0's store; the way there is MPI's if an MPI launched us.
 
     Raises:
-        RankError: the store cannot be opened or reached within ``timeout_s``.
+        RankError: a host's name cannot be resolved, or the store cannot be opened, or not all ranks
+            reach it within ``timeout_s``.
     """
+    deadline = time.monotonic() + timeout_s
+    meeting = _meet(launch, backend, timeout_s)
+    if backend == "gloo" and not meeting.alone and INTERFACE not in os.environ:
+        # Gloo listens at the address that the host's own name has; without one it would take the
+        # loopback address, and the others would try it until their time is up.
+        resolve(socket.gethostname(), launch, f"set {INTERFACE} to the host's network interface")
+    _wait_for_all(meeting.store, launch, deadline, timeout_s)
+    return meeting
+
+
+def _meet(launch: Launch, backend: str, timeout_s: float) -> Meeting:
     if launch.launcher in ("mpich", "openmpi"):
         return _meet_by_mpi(launch, backend, timeout_s)
     host, port = address(launch, os.environ)
@@ -140,8 +156,54 @@ def listen(host: str, port: int, *, alone: bool) -> socket.socket:
     return socket.create_server(where, family=family)
 
 
+def resolve(host: str, launch: Launch, advice: str) -> None:
+    """Find out whether the system knows the name of a host.
+
+    Raises:
+        RankError: it does not.
+    """
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        failed = RankError(
+            f"rank {launch.rank} of {launch.size}: the name of host {host} cannot be resolved "
+            f"({error.strerror}); {advice}"
+        )
+        failed.speaker = not launch.local_rank  # once a host
+        raise failed from error
+
+
+def _wait_for_all(store: TCPStore, launch: Launch, deadline: float, timeout_s: float) -> None:
+    """Collective: wait until every rank is there.
+
+    Raises:
+        RankError: one does not come in time, or rank 0 is gone.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store
+    here = [f"hpcfl/{attempt}/here/{rank}" for rank in range(launch.size)]
+    try:
+        store.set(here[launch.rank], "")
+        while not store.check(here):
+            if time.monotonic() > deadline:
+                absent = [rank for rank, key in enumerate(here) if not store.check([key])]
+                raise RankError(
+                    f"rank {launch.rank} of {launch.size}: rank {absent[0]} did not come within "
+                    f"{timeout_s:g} s{f' (and {len(absent) - 1} more)' * (len(absent) > 1)}; it "
+                    "has ended or hangs (comm.timeout_s)"
+                )
+            time.sleep(LOOK_S)
+    except DistError as error:
+        failed = RankError(
+            f"rank {launch.rank} of {launch.size}: rank 0 is gone before all ranks have met; its "
+            "own message, if it could say one, is above"
+        )
+        failed.speaker = True  # rank 0 cannot
+        raise failed from error
+
+
 def _open(host: str, port: int, launch: Launch, timeout_s: float, *, alone: bool) -> TCPStore:
     """Rank 0's end of the store; left to itself, TCPStore listens on all interfaces."""
+    resolve(host, launch, ADDRESS)
     timeout = timedelta(seconds=timeout_s)
     try:
         with listen(host, port, alone=alone) as server:
@@ -160,16 +222,38 @@ def _open(host: str, port: int, launch: Launch, timeout_s: float, *, alone: bool
 
 def _reach(host: str, port: int, launch: Launch, timeout_s: float) -> TCPStore:
     """Another rank's end of the store."""
+    resolve(host, launch, ADDRESS)
     timeout = timedelta(seconds=timeout_s)
+    deadline = time.monotonic() + timeout_s
     try:
+        _wait_until_it_listens(host, port, deadline)
         return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
-    except DistError as error:
+    except (DistError, OSError) as error:
         raise _unmet(f"reach, within {timeout_s:g} s,", host, port, launch) from error
+
+
+def _wait_until_it_listens(host: str, port: int, deadline: float) -> None:
+    """Wait for the store of rank 0; TCPStore, left to try, writes the stack of each failure.
+
+    Raises:
+        OSError: nobody listens there in time.
+    """
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=1.0).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(LOOK_S)
+        else:
+            return
 
 
 def _unmet(what: str, host: str, port: int, launch: Launch) -> RankError:
     message = f"rank {launch.rank} of {launch.size} cannot {what} the store at {host}:{port}"
-    return RankError(f"{message}; is rank 0 alive, the port free and open?")
+    failed = RankError(f"{message}; is rank 0 alive, the port free and open?")
+    failed.speaker = True  # rank 0 may not be there
+    return failed
 
 
 def _nothing() -> None:

@@ -19,11 +19,10 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from hpcfl.comm.base import Parcel
 from hpcfl.comm.freight import Freight
 from hpcfl.comm.launch import Launch
-from hpcfl.comm.rendezvous import meet
+from hpcfl.comm.rendezvous import INTERFACE, meet
 from hpcfl.errors import JobError, RankError
 
 LATER = 1.25  # times the time-out: torch's own comes after the watchdog's, which says more
-INTERFACE = "GLOO_SOCKET_IFNAME"
 
 _GROUPS = count()  # of this process; every rank starts the same ones
 
@@ -44,13 +43,20 @@ class _ProcessGroup:
         self.library = self.backend
         self._summed, self._gathered = False, 0
         with _loopback(self._meeting.alone):
-            dist.init_process_group(
-                self.backend,
-                store=self._store,
-                rank=launch.rank,
-                world_size=launch.size,
-                timeout=timedelta(seconds=LATER * timeout_s),
-            )
+            try:
+                dist.init_process_group(
+                    self.backend,
+                    store=self._store,
+                    rank=launch.rank,
+                    world_size=launch.size,
+                    timeout=timedelta(seconds=LATER * timeout_s),
+                )
+            except RuntimeError as error:  # DistError, too, is one
+                raise RankError(
+                    f"rank {self.rank} of {self.size}: {self.backend}: the ranks do not meet "
+                    f"({str(error).splitlines()[0]}); another rank has ended or hangs "
+                    "(comm.timeout_s)"
+                ) from error
 
     def _device(self) -> torch.device:
         return torch.device("cpu")

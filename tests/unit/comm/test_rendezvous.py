@@ -86,6 +86,7 @@ def test_the_store_of_torchrun_itself_is_joined_and_not_made(monkeypatch):
     """Every rank, 0 too, is a client of the launcher's."""
     agent = meet(Launch(0, 1, 0, "none"), "gloo", 60.0).store
     agent.set("from", "torchrun")
+    agent.set("hpcfl/0/here/1", "")  # the other rank
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(agent.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
