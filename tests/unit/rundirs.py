@@ -9,7 +9,6 @@ from hpcfl import checksum
 from hpcfl.assemble import assemble
 from hpcfl.checkpoint import committed, committed_folders
 from hpcfl.diary import log_line
-from hpcfl.files import parse_json
 from hpcfl.job import load
 from hpcfl.jobfile import add_checksum
 from hpcfl.store.layout import inspect
@@ -69,9 +68,3 @@ def cut_log(run, rounds):
     for folder in committed_folders(run / "checkpoints"):
         if int(folder.name) > rounds:
             shutil.rmtree(folder)
-
-
-def change_manifest(path, change):
-    """Rewrite a manifest with other values, and the right checksum of its own."""
-    content = parse_json(checksum.remove_from_json(path.read_bytes()))
-    path.write_bytes(checksum.add_to_json(json.dumps({**content, **change}, indent=1)))
