@@ -149,7 +149,7 @@ def test_a_node_is_lost_but_the_ranks_there_live_on(slurm, here, going, undistur
     node = slurm.show(job)["BatchHost"]
     daemon = int((slurm.directory / f"run/slurmd.{node}.pid").read_text())
     os.kill(daemon, signal.SIGSTOP)  # Slurm reaches nothing on the node any more
-    ranks = processes(job)
+    ranks = [*processes(job, "PMI_RANK=0"), *processes(job, "PMI_RANK=1")]
     try:
         slurm.call("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
         while "another start of this run is alive: it holds" not in said(here, job):
