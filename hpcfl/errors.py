@@ -243,8 +243,8 @@ class Elsewhere(HpcflError):
 
     collective = True
 
-    def __init__(self, exit_code: int) -> None:
-        super().__init__("another rank failed")
+    def __init__(self, exit_code: int, said: str = "another rank failed") -> None:
+        super().__init__(said)
         self.exit_code = exit_code
 
 

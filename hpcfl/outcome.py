@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, cast
 
-from hpcfl.errors import DivergedError, Stopped, one_line
+from hpcfl.errors import DivergedError, Elsewhere, Stopped, one_line
 from hpcfl.rundir import RunDir
 
 Ending = Literal["finished", "stopped", "diverged", "failed"]
@@ -30,11 +30,13 @@ def outcome_of(error: BaseException, round: int) -> Outcome:
         return Outcome("stopped", round, str(error))
     if code == DivergedError.exit_code:
         return Outcome("diverged", round, str(error))
+    if isinstance(error, Elsewhere):  # whose text is the other rank's line
+        return Outcome("failed", round, str(error))
     return Outcome("failed", round, one_line(f"{type(error).__name__}: {error}"))
 
 
-def record_outcome(folder: RunDir, life: str, outcome: Outcome) -> None:
-    """Add its outcome to a start in the history; one that is not there yet has trained nothing.
+def record_outcome(folder: RunDir, life: str, outcome: Outcome) -> bool:
+    """Add its outcome to a start in the history; whether the history tells of the start.
 
     Raises:
         StoreError: the history is damaged, or cannot be written.
@@ -45,7 +47,8 @@ def record_outcome(folder: RunDir, life: str, outcome: Outcome) -> None:
             entry["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
             entry["outcome"] = outcome._asdict()
             folder.write_history(entries)
-            return
+            return True
+    return False
 
 
 def last_outcome(history: Sequence[Mapping[str, Any]]) -> Outcome | None:

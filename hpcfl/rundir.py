@@ -177,7 +177,7 @@ class RunDir:
         """Refuse to commit where something that ``hold`` holds, or the lock, is gone.
 
         Raises:
-            LostFileError: it was deleted or replaced.
+            LostFileError: it was deleted or replaced, or a file that stays as it is was changed.
         """
         for held in self._paths:
             held.check()

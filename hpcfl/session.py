@@ -20,7 +20,7 @@ from hpcfl.comm.watched import Watched
 from hpcfl.compare import flat
 from hpcfl.data.fingerprints import Fingerprints, require_alike
 from hpcfl.device import bfloat16_warning, device_type
-from hpcfl.divergence import guess_loss
+from hpcfl.divergence import find_divergence, guess_loss
 from hpcfl.engine import play
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.evaluation import Clients, Evaluation
@@ -32,7 +32,6 @@ from hpcfl.life import Desk, Life
 from hpcfl.outcome import Outcome, outcome_of, record_outcome
 from hpcfl.progress import Progress, open_progress
 from hpcfl.rankmap import Ranks, find
-from hpcfl.records import read_run
 from hpcfl.request import Request
 from hpcfl.rundir import RunDir
 from hpcfl.runlog import LogReader
@@ -120,9 +119,8 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
     comm = Watched(connected, config.timeout_s)
     with (
         group(comm),
-        Signals(
-            latch_interrupt=False
-        ) as signals,  # after MPI's start, which takes SIGUSR1 for itself
+        # After MPI's start, which takes SIGUSR1 for itself.
+        Signals(latch_interrupt=False) as signals,
         folder,
     ):
         ranks = find(loaded, folder.root, comm)
@@ -171,6 +169,7 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
     )
     with (
         open_progress(folder.root.name, parts.job.rounds, done, comm.rank) as progress,
+        _recorded(life),
         Desk(life, evaluation, progress, done) as desk,
     ):
         finished = done == parts.job.rounds
@@ -180,20 +179,19 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
         if comm.rank == 0:
             with storing(folder.history):
                 _note(life, ranks, done, progress)
-        with _recorded(life):
-            run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
-            run.observer.restore(beginning.kept)
-            if not finished:  # a signal came during the start-up: the checkpoint of it stands
-                stop = int(comm.max(np.array([signals.stop], dtype=np.float64))[0])
-                if stop:
-                    raise stopped(stop, done, parts.job.rounds)
-            try:
-                server = play(run, beginning.server, done)
-            except StoreError as e:
-                life.require_in_place()  # where that is the reason, it says what is gone
-                e.exit_code = 1  # 2 says that nothing was trained
-                raise
-        if comm.rank == 0:
+        run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
+        run.observer.restore(beginning.kept)
+        if not finished:  # a signal came during the start-up: the checkpoint of it stands
+            stop = int(comm.max(np.array([signals.stop], dtype=np.float64))[0])
+            if stop:
+                raise stopped(stop, done, parts.job.rounds)
+        try:
+            server = play(run, beginning.server, done)
+        except StoreError as e:
+            life.require_in_place()  # where that is the reason, it says what is gone
+            e.exit_code = 1  # 2 says that nothing was trained
+            raise
+        if comm.rank == 0 and not finished:
             _warn_of_divergence(life, progress)
     final: Vector = server.x.cpu()
     return final
@@ -211,7 +209,14 @@ def _recorded(life: Life) -> Iterator[None]:
     finally:
         if life.comm.rank == 0:
             try:
-                record_outcome(life.folder, life.name, outcome)
+                recorded = record_outcome(life.folder, life.name, outcome)
+                if (
+                    not recorded and outcome.ending != "failed"
+                ):  # else it failed before it was noted
+                    sys.stderr.write(
+                        f"{life.folder.history}: says nothing of this start any more: the file was "
+                        "deleted or replaced while the run was alive\n"
+                    )
             except (StoreError, DiskError) as e:  # the end itself, and its exit code, matter more
                 sys.stderr.write(f"the history does not say how this start ended: {e}\n")
 
@@ -219,11 +224,16 @@ def _recorded(life: Life) -> Iterator[None]:
 def _warn_of_divergence(life: Life, progress: Progress) -> None:
     """Say it if the run diverged though all its numbers are finite."""
     root = life.folder.root
-    run = replace(read_run(root), guess_loss=guess_loss(life.parts.dataset))
-    if run.divergence is not None:
+    try:
+        log = LogReader(life.folder.log).read()
+    except (StoreError, DiskError) as e:  # all rounds are done and kept: the run did not fail
+        progress.note(f"warning: whether the run diverged is not known: {e}")
+        return
+    found = find_divergence(log, guess_loss(life.parts.dataset))
+    if found is not None:
         progress.note(
-            f"warning: {root}: diverged: {run.divergence}. Lower local.lr or algorithm.server_lr, "
-            "or set local.clip"
+            f"warning: {root}: diverged: {found}. Lower local.lr or algorithm.server_lr, or set "
+            "local.clip"
         )
 
 

@@ -108,7 +108,11 @@ def _standing(run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
     now = state(run, alive=alive)
     yield "run", f"{run.path}: {run.algorithm}, {now}"
     if now == "not running":
-        yield "ended", "without a word: it was killed, or its node was lost"
+        yield (
+            "ended",
+            "without a word: it was killed, its node was lost, or another rank than 0 failed; see "
+            "what the run printed",
+        )
     elif run.outcome and now == run.outcome.ending and run.outcome.message:
         yield "ended", run.outcome.message
     if run.divergence:

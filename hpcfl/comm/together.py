@@ -18,7 +18,7 @@ def together(comm: Comm) -> Iterator[None]:
 
     Raises:
         HpcflError: the block's own, on the lowest rank whose block failed.
-        Elsewhere: on every other rank.
+        Elsewhere: on every other rank, with the text of the one that says why.
     """
     failed: HpcflError | None = None
     try:
@@ -29,10 +29,11 @@ def together(comm: Comm) -> Iterator[None]:
     first, code = comm.max(np.array(mine, dtype=np.float64))
     if not first:
         return
+    said = comm.gather(f"{type(failed).__name__}: {failed}" if failed else "")
     if failed and comm.size - comm.rank == first:
         failed.collective = failed.speaker = True
         raise failed
-    raise Elsewhere(int(code))
+    raise Elsewhere(int(code), said[comm.size - int(first)])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Files and folders of a live run: notice that one was deleted or replaced.
+"""Files and folders of a live run: notice that one was deleted, replaced or changed.
 
 An open file outlives its name.  A run that writes on into files without names ends without an
 error, and its checkpoints point at nothing.  So whoever holds a file open compares it with what its
@@ -6,6 +6,7 @@ name leads to before a checkpoint is committed.
 """
 
 import os
+import stat
 from pathlib import Path
 from typing import Self
 
@@ -13,10 +14,14 @@ from hpcfl.errors import LostFileError
 
 
 class HeldPath:
-    """A file or folder that is kept open: its inode's number cannot be given to another."""
+    """A file that no longer changes, or a folder, that is kept open.
+
+    Open, so that its inode's number cannot be given to another.
+    """
 
     def __init__(self, path: Path, fd: int) -> None:
         self._path, self._fd = path, fd
+        self._version = _version(os.fstat(fd))
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -34,13 +39,20 @@ class HeldPath:
         """Compare the name with what is held.
 
         Raises:
-            LostFileError: it was deleted or replaced.
+            LostFileError: it was deleted, replaced or written to.
         """
         check_in_place(self._path, self._fd)
+        if _version(os.fstat(self._fd)) != self._version:
+            raise lost(self._path, "was changed")
 
     def close(self) -> None:
         """Let go of it."""
         os.close(self._fd)
+
+
+def _version(found: os.stat_result) -> tuple[int, int] | None:
+    """What changes when a file is written to; None of a folder, in which files come and go."""
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def check_in_place(path: Path, fd: int, size: int | None = None) -> None:

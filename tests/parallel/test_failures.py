@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hpcfl.checkpoint import committed
+from hpcfl.rundir import RunDir
 from tests.parallel.background import Going, changed, finish, held, rounds, write
 from tests.parallel.harness import ROOT
 from tests.parallel.outcome import outcome
@@ -164,6 +165,8 @@ def test_a_segment_of_one_rank_is_deleted(tmp_path):
     assert code == 1, err
     (told,) = [line for line in err.splitlines() if "Error" in line]
     assert told.startswith(f"LostFileError: {segment}: was deleted while the run was alive")
+    start = [entry for entry in RunDir(run).entries() if "life" in entry][-1]
+    assert start["outcome"]["message"] == told  # of rank 1, written by rank 0
     assert "Traceback" not in err
     assert committed(run / "checkpoints")[-1].round in (4, 8)  # as far as the disk was by then
 

@@ -107,6 +107,30 @@ def test_a_segment_of_shared_states_goes(disturbed):
     assert f"{out / 'stores' / 'shared'}{os.sep}" in told(done)
 
 
+@pytest.mark.parametrize("name", ["job.yaml", "initial.npy"])
+def test_a_file_is_written_to_in_place(disturbed, name):
+    """By an editor that keeps the inode: a resume would refuse the file."""
+
+    def append(out):
+        with (out / name).open("ab") as file:
+            file.write(b"#")
+
+    out, done = disturbed(append)
+    assert f"{out / name}: was changed while the run was alive" in told(done)
+    assert [found.round for found in committed(out / "checkpoints")] == [2]
+
+
+def test_the_end_of_a_run_does_not_hang_on_its_warnings(disturbed):
+    """After the last commit nothing that is read makes a run fail that has done all its rounds."""
+
+    def spoil(out):
+        (out / "history.jsonl").unlink()
+
+    out, done = disturbed(spoil)
+    assert done.code == 0
+    assert f"{out / 'history.jsonl'}: says nothing of this start any more" in done.err[-1]
+
+
 @pytest.mark.parametrize("pattern", ["log.jsonl", "stores/*.h5"])
 def test_a_file_is_cut(disturbed, pattern):
     def cut(out):
