@@ -180,8 +180,8 @@ def _form(algorithm: Algorithm, hook: str, tree: Any) -> str:
     if isinstance(tree, tuple):
         names = getattr(tree, "_fields", None)
         inner = [_form(algorithm, hook, leaf) for leaf in tree]
-        if names is None:
-            return f"({', '.join(inner)})"
+        if names is None:  # past models, say, whose number may grow
+            return "(...)"
         fields = (f"{name}: {leaf}" for name, leaf in zip(names, inner, strict=True))
         return f"{type(tree).__name__}({', '.join(fields)})"
     raise broken(

@@ -16,6 +16,7 @@ from hpcfl.store.size import ENTRY, INDEX
 HEADER, TENSOR_HEADER = 16, 60  # bytes of a safetensors file before its numbers, of each tensor
 CHECKSUM = 36  # bytes of the checksum that a safetensors file may hold
 MANIFEST, MANIFEST_FILE = 206, 35  # bytes of manifest.json, of each file but one that it names
+MANIFEST_INPUTS, MANIFEST_INPUT = 17, 80  # of its inputs, and of each but for its name
 
 
 class Room(NamedTuple):
@@ -78,7 +79,9 @@ def _checkpoint(parts: Parts, best: int, tables: int) -> int:
         files.append(_file([parts.schema.message.x]))
     if best:
         files.append(best)
-    return sum(files) + MANIFEST + (len(files) - 1 + tables) * MANIFEST_FILE
+    own = parts.job.data.input_files() or ()  # None is one input, of which only its bytes are known
+    inputs = MANIFEST_INPUTS + sum(MANIFEST_INPUT + len(file.name) for file in own)
+    return sum(files) + MANIFEST + inputs + (len(files) - 1 + tables) * MANIFEST_FILE
 
 
 def best_bytes(parts: Parts) -> int:

@@ -182,12 +182,15 @@ def test_a_kill_after_the_job_was_rewritten(run, long, monkeypatch, hpcfl):
     """The next start goes on with the new job, and records the change."""
     args = ("rounds=9", "evaluate.every=1", "checkpoint.every=3")
 
+    class Kill(BaseException):
+        """Nothing handles it."""
+
     def killed(*_):
-        raise KeyboardInterrupt
+        raise Kill
 
     with monkeypatch.context() as patch:
         patch.setattr(beginning, "cut", killed)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Kill):
             hpcfl("resume", run, *args)
     assert len(starts(run)) == 1
     assert hpcfl("resume", run).code == 0

@@ -14,7 +14,7 @@ from hpcfl.data.leaf import Leaf
 from hpcfl.data.owners import quiet
 from hpcfl.data.partition import Iid
 from hpcfl.data.shakespeare import ALPHABET, encode
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, DiskError
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (7, 28, 28), np.uint8)
@@ -162,7 +162,7 @@ def test_there_is_no_room_for_it(femnist, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(DataError, match=r"images\.npz: cannot be made: .* No space left"):
+    with pytest.raises(DiskError, match=r"images\.npz: cannot be made: .* No space left"):
         Leaf(root=str(femnist)).prepare(quiet)
     assert not (femnist / "leaf_images.npz").exists()
 

@@ -18,7 +18,7 @@ from hpcfl.data import stackoverflow, token_file
 from hpcfl.data.deal import deal
 from hpcfl.data.owners import quiet
 from hpcfl.data.stackoverflow import StackOverflow
-from hpcfl.errors import DataError, JobError
+from hpcfl.errors import DataError, DiskError, JobError
 
 COUNTS = "the 9\ncat 7\nsat 3\n. 2\nunused 1\n"
 TRAIN = {
@@ -204,7 +204,7 @@ def test_no_room(root, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(token_file.os, "fsync", full)
-    with pytest.raises(DataError, match=r"part: cannot be written: No space left on device"):
+    with pytest.raises(DiskError, match=r"part: cannot be written: No space left on device"):
         config(root).prepare(quiet)
     assert not list(root.glob("*.part*"))
 

@@ -147,6 +147,7 @@ def test_a_finished_run_with_a_damaged_log_is_told(sleeper, job, hpcfl):
 
 def test_a_run_that_diverged_to_finite_numbers_is_told(sleeper, job, arrays, hpcfl):
     folder, run = sleeper
+    folder.history.unlink()
     arrays(x=1e5 * np.random.default_rng(0).standard_normal((40, 3)), x_test=None, y_test=None)
     assert hpcfl("run", job, "local.lr=1000", "--out", folder.root).code == 0
     assert run.came_to().startswith("4 rounds, diverged, ")
