@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcfl import checksum
-from hpcfl.errors import StoreError, one_line
+from hpcfl.errors import StoreError, file_error, one_line
 from hpcfl.files import READABLE
 from hpcfl.rundir import SWEEP_LOG
 
@@ -28,6 +28,7 @@ def read_diary(root: Path) -> Diary | None:
 
     Raises:
         StoreError: it cannot be read, or a line is damaged.
+        DiskError: the disk fails.
     """
     path = root / SWEEP_LOG
     try:
@@ -35,7 +36,8 @@ def read_diary(root: Path) -> Diary | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}; {READABLE}") from e
+        message = f"{path}: cannot be read: {e.strerror}; {READABLE}"
+        raise file_error(e, message, StoreError) from e
     points, failed = 0, dict[str, str]()
     for line in _lines(path, content):
         found = _EVENT.fullmatch(line)

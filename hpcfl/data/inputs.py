@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Event
 
 from hpcfl.data.hdf5 import extents
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, file_error
 
 LARGE = 2 << 30
 """Bytes up to which also a prepared file is read as a whole."""
@@ -43,6 +43,7 @@ class InputFile:
 
         Raises:
             DataError: it cannot be read.
+            DiskError: the disk fails.
         """
         try:
             size = self.path.stat().st_size
@@ -61,7 +62,8 @@ class InputFile:
                         found.update(buffer[:count])
                         begin += count
         except OSError as error:
-            raise DataError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+            message = f"{self.path}: cannot be read: {error.strerror or error}"
+            raise file_error(error, message, DataError) from error
         return f"{'index-sha256' if skipped else 'sha256'}:{found.hexdigest()}"
 
 
