@@ -106,7 +106,8 @@ def extents(path: Path, names: Iterable[str]) -> list[tuple[int, int]]:
 
     Args:
         path: of the file.
-        names: GROUP/DATASET each; those of a group that the file does not have are left out.
+        names: GROUP/DATASET each; those of a group that the file does not have are left out, and
+            those that are empty.
 
     Raises:
         DataError: the file is damaged, or one does not lie in it as a whole.
@@ -118,6 +119,8 @@ def extents(path: Path, names: Iterable[str]) -> list[tuple[int, int]]:
             if file.get(group, getlink=True) is None:
                 continue
             dataset = member(path, member(path, file, group, h5py.Group), last, h5py.Dataset)
+            if not dataset.size:  # it has no place in the file, and no byte to be changed
+                continue
             begin = dataset.id.get_offset()
             if begin is None:
                 raise DataError(f"{path}: {name} does not lie in the file as a whole")
