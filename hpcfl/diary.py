@@ -1,7 +1,7 @@
 """What a sweep wrote down of its runs: sweep.log, a line an event, each with a checksum."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,9 +63,10 @@ def completion(path: Path, content: bytes) -> bytes:
     Nothing is taken away: another part of the sweep may be appending.
 
     Raises:
-        StoreError: the end is damaged.
+        StoreError: the end is damaged, or another version of hpcfl wrote the file.
     """
     *lines, tail = content.split(b"\n")
+    _require_version(path, lines)
     if not tail:
         return b""
     _require_prefix(f"{path}:{len(lines) + 1}", tail)
@@ -75,6 +76,7 @@ def completion(path: Path, content: bytes) -> bytes:
 def _lines(path: Path, content: bytes) -> Iterator[str]:
     """The whole lines; a last one without its end is not written yet."""
     *lines, tail = content.split(b"\n")
+    _require_version(path, lines)
     for number, line in enumerate(lines, 1):
         try:
             text = checksum.remove_from_line(line)
@@ -84,6 +86,17 @@ def _lines(path: Path, content: bytes) -> Iterator[str]:
             ) from e
         yield text.decode(errors="replace")
     _require_prefix(f"{path}:{len(lines) + 1}", tail)
+
+
+def _require_version(path: Path, lines: Sequence[bytes]) -> None:
+    """Refuse a file of events none of which has a checksum, as earlier versions wrote them."""
+    if any(checksum.is_checked_line(line) for line in lines):
+        return
+    if any(_EVENT.fullmatch(line.decode(errors="replace")) for line in lines):
+        raise StoreError(
+            f"{path}: none of its lines ends with a checksum, expected one in each: another "
+            "version of hpcfl wrote it; remove the file, the runs themselves stay"
+        )
 
 
 def _require_prefix(where: str, tail: bytes) -> None:

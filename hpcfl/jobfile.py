@@ -91,6 +91,12 @@ def read_resolved(path: Path) -> JobFile:
     found = f"{crc32(content):08x}\n".encode()
     if not content:
         raise StoreError(f"{path}: its last line is not the checksum of a job.yaml; {_PUT_BACK}")
+    if last[:8] == found[:8] and last != found:
+        behind = last[8:].decode(errors="replace")
+        raise StoreError(
+            f"{path}: found {behind!r:.60} behind the checksum in its last line, expected a line "
+            f"break and nothing else; {_PUT_BACK}"
+        )
     if found != last:
         said = last.decode(errors="replace").rstrip("\n")
         raise StoreError(f"{path}: checksum {found[:-1].decode()}, expected {said}; {_PUT_BACK}")

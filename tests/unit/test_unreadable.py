@@ -253,6 +253,26 @@ def test_the_log_of_a_sweep_that_was_killed_in_a_line(run, tmp_path, hpcfl, refu
         assert "sweep.log:2: its end is damaged" in refused("status", runs)
 
 
+def test_the_log_of_a_sweep_of_an_earlier_version(run, tmp_path, refused):
+    """It is told once, not line by line, and a sweep does not append to it."""
+    runs = tmp_path / "runs"
+    shutil.copytree(run, runs / "a")
+    log = runs / "sweep.log"
+    log.write_text(
+        "2026-11-20 12:00:00 started  a: log a.log\n"
+        "2026-11-20 12:00:01 failed   a: exit code 1: why\n"
+    )
+    before = log.read_bytes()
+    told = f"{log}: none of its lines ends with a checksum, expected one in each: another version"
+    for command in ("status", "watch", "report"):
+        line = refused(command, runs)
+        assert told in line
+        assert line.endswith("remove the file, the runs themselves stay")
+    with pytest.raises(JobError, match="another version of hpcfl wrote it"):
+        Board("sweep", log, 2, io.StringIO())
+    assert log.read_bytes() == before
+
+
 LONG = "x" * 5000
 
 
