@@ -76,6 +76,6 @@ def test_a_checkpoint_that_cannot_be_removed_or_read(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.shutil, "rmtree", fail)
     with pytest.raises(DiskError, match=r"cannot be written: Read-only file system; the last"):
         prune(tmp_path)
-    found = Checkpoint(tmp_path / "00000004", 4, 1, "", NOTHING, {checkpoint.BEST: 0}, {})
+    found = Checkpoint(tmp_path / "00000004", 4, 1, "", NOTHING, {checkpoint.BEST: 0}, {}, {})
     with pytest.raises(StoreError, match=r"best\.safetensors: cannot be read: No such .*older"):
         _ = found.best
