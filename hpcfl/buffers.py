@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.checked_tensors import pack, unpack
-from hpcfl.errors import StoreError
+from hpcfl.errors import StoreError, file_error
 from hpcfl.store.durable import write_file
 
 
@@ -30,13 +30,15 @@ def read(path: Path, into: Mapping[str, Tensor]) -> None:
 
     Raises:
         StoreError: the file is missing, damaged or of another model.
+        DiskError: the disk fails.
     """
     if not into:
         return
     try:
         found = unpack(path.read_bytes())
     except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror or e}; {_LOST}") from e
+        message = f"{path}: cannot be read: {e.strerror or e}; {_LOST}"
+        raise file_error(e, message, StoreError) from e
     except ValueError as e:
         raise StoreError(f"{path}: {e}; {_LOST}") from e
     if _shapes(found) != _shapes(into):

@@ -27,8 +27,8 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from hpcfl import checksum
-from hpcfl.errors import DiskError, JobError, StoreError, file_error, is_disk_failure
-from hpcfl.files import folders_with, parse_json, present
+from hpcfl.errors import DiskError, JobError, StoreError
+from hpcfl.files import folders_with, parse_json, present, read_bytes
 from hpcfl.runlog import Extent
 from hpcfl.store.durable import storing, sync_folder
 
@@ -92,7 +92,7 @@ def newest(root: Path) -> Checkpoint | None:
             return None
         try:
             return read(folders[-1])
-        except StoreError:
+        except (StoreError, DiskError):  # the latter of what is removed meanwhile, on NFS
             if present(folders[-1] / MANIFEST):
                 raise
 
@@ -222,9 +222,9 @@ _OTHER = "resume from an older checkpoint"
 
 def _content(path: Path, advice: str = _OTHER) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as e:
-        raise file_error(e, f"{path}: cannot be read: {e.strerror}; {advice}", StoreError) from e
+        return read_bytes(path, advice)
+    except FileNotFoundError as e:
+        raise StoreError(f"{path}: cannot be read: {e.strerror}; {advice}") from e
 
 
 def _load(path: Path, device: torch.device) -> dict[str, Tensor]:
@@ -277,11 +277,10 @@ def read(folder: Path) -> Checkpoint:
 
     Raises:
         StoreError: its manifest is missing or not one.
+        DiskError: the disk fails.
     """
-    path = folder / MANIFEST
-    require_format(folder)
+    manifest = require_format(folder)
     try:
-        manifest = parse_json(checksum.remove_from_json(path.read_bytes()))
         return Checkpoint(
             folder,
             _round(folder, manifest["round"]),
@@ -292,10 +291,8 @@ def read(folder: Path) -> Checkpoint:
             _digests(manifest["inputs"]),
             _sums(manifest["run_files"], INITIAL),
         )
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
-        if isinstance(e, OSError) and is_disk_failure(e):
-            raise DiskError(f"{path}: cannot be read: {e.strerror}; repair the disk") from e
-        raise StoreError(f"{path}: is not a manifest: {e!r}; {_OTHER}") from e
+    except (ValueError, KeyError, TypeError, OverflowError) as e:
+        raise _no_manifest(folder, e) from e
 
 
 def write_manifest(checkpoint: Checkpoint) -> bytes:
@@ -314,28 +311,38 @@ def write_manifest(checkpoint: Checkpoint) -> bytes:
     return checksum.add_to_json(json.dumps(manifest, indent=1))
 
 
-def require_format(folder: Path) -> None:
+def require_format(folder: Path) -> Mapping[str, Any]:
     """Refuse the checkpoint in ``folder`` where another version of hpcfl wrote its manifest.
+
+    Returns:
+        What the manifest says; only its format and its checksum were looked at.
 
     Raises:
         StoreError: it did, or the manifest cannot be read or is damaged.
+        DiskError: the disk fails.
     """
     path = folder / MANIFEST
+    content = _content(path)
     try:
-        content = path.read_bytes()
         # Up to format 4 a manifest had no checksum; what keys a later one has, nobody knows.
         checked = checksum.is_checked_json(content)
         text = checksum.remove_from_json(content) if checked else content
-        found = int(parse_json(text)["format"])
+        manifest: Mapping[str, Any] = parse_json(text)
+        found = int(manifest["format"])
         if found == FORMAT:  # which has one
             checksum.remove_from_json(content)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
-        raise StoreError(f"{path}: is not a manifest: {e!r}; {_OTHER}") from e
+    except (ValueError, KeyError, TypeError, OverflowError) as e:
+        raise _no_manifest(folder, e) from e
     if found != FORMAT:
         raise StoreError(
             f"{path}: found format {found}, expected {FORMAT}: another version of hpcfl wrote "
             "it; resume with that version, or run the job again into another directory"
         )
+    return manifest
+
+
+def _no_manifest(folder: Path, error: Exception) -> StoreError:
+    return StoreError(f"{folder / MANIFEST}: is not a manifest: {error!r}; {_OTHER}")
 
 
 def _round(folder: Path, found: Any) -> int:

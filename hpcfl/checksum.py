@@ -51,6 +51,11 @@ def add_to_line(text: bytes) -> bytes:
     return text + b" #%08x" % crc32(text)
 
 
+def is_checked_line(line: bytes) -> bool:
+    """Whether a line ends with a checksum, right or wrong."""
+    return _LINE.fullmatch(line) is not None
+
+
 def is_line_prefix(tail: bytes) -> bool:
     """Whether the bytes behind the last line break may be the beginning of a line of text."""
     return _OVERLONG_LINE.search(tail) is None

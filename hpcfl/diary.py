@@ -1,12 +1,12 @@
 """What a sweep wrote down of its runs: sweep.log, a line an event, each with a checksum."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcfl import checksum
-from hpcfl.errors import StoreError, one_line
+from hpcfl.errors import StoreError, file_error, one_line
 from hpcfl.files import READABLE
 from hpcfl.rundir import SWEEP_LOG
 
@@ -28,6 +28,7 @@ def read_diary(root: Path) -> Diary | None:
 
     Raises:
         StoreError: it cannot be read, or a line is damaged.
+        DiskError: the disk fails.
     """
     path = root / SWEEP_LOG
     try:
@@ -35,7 +36,8 @@ def read_diary(root: Path) -> Diary | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:
-        raise StoreError(f"{path}: cannot be read: {e.strerror}; {READABLE}") from e
+        message = f"{path}: cannot be read: {e.strerror}; {READABLE}"
+        raise file_error(e, message, StoreError) from e
     points, failed = 0, dict[str, str]()
     for line in _lines(path, content):
         found = _EVENT.fullmatch(line)
@@ -61,9 +63,10 @@ def completion(path: Path, content: bytes) -> bytes:
     Nothing is taken away: another part of the sweep may be appending.
 
     Raises:
-        StoreError: the end is damaged.
+        StoreError: the end is damaged, or another version of hpcfl wrote the file.
     """
     *lines, tail = content.split(b"\n")
+    _require_version(path, lines)
     if not tail:
         return b""
     _require_prefix(f"{path}:{len(lines) + 1}", tail)
@@ -73,6 +76,7 @@ def completion(path: Path, content: bytes) -> bytes:
 def _lines(path: Path, content: bytes) -> Iterator[str]:
     """The whole lines; a last one without its end is not written yet."""
     *lines, tail = content.split(b"\n")
+    _require_version(path, lines)
     for number, line in enumerate(lines, 1):
         try:
             text = checksum.remove_from_line(line)
@@ -82,6 +86,17 @@ def _lines(path: Path, content: bytes) -> Iterator[str]:
             ) from e
         yield text.decode(errors="replace")
     _require_prefix(f"{path}:{len(lines) + 1}", tail)
+
+
+def _require_version(path: Path, lines: Sequence[bytes]) -> None:
+    """Refuse a file of events none of which has a checksum, as earlier versions wrote them."""
+    if any(checksum.is_checked_line(line) for line in lines):
+        return
+    if any(_EVENT.fullmatch(line.decode(errors="replace")) for line in lines):
+        raise StoreError(
+            f"{path}: none of its lines ends with a checksum, expected one in each: another "
+            "version of hpcfl wrote it; remove the file, the runs themselves stay"
+        )
 
 
 def _require_prefix(where: str, tail: bytes) -> None:

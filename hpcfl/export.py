@@ -20,7 +20,7 @@ from hpcfl.checkpoint import (
     read_server,
     rounds,
 )
-from hpcfl.errors import JobError, StoreError
+from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.files import present, read_bytes, readable
 from hpcfl.initial import initial, load_data
 from hpcfl.job import Job, Loaded, load_run
@@ -113,7 +113,7 @@ def _read(folder: RunDir, round: int | None, job: Job, *, clients: bool) -> dict
             newest = rounds(folder.checkpoints, round)[-1]
             found = find(folder.checkpoints, newest)
             return _arrays(found, folder, job, clients=clients)
-        except StoreError:
+        except (StoreError, DiskError):  # the latter of what is removed meanwhile, on NFS
             if before <= _manifests(folder):  # nothing went away: it is damaged
                 raise
 

@@ -21,7 +21,7 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
-from hpcfl.errors import DataError, DiskError, StoreError, file_error
+from hpcfl.errors import DataError, DiskError, HpcflError, StoreError, file_error
 from hpcfl.memory import free_memory
 
 # What numpy and zipfile raise when they parse a damaged file, found by flipping every byte of one.
@@ -191,9 +191,27 @@ def readable(root: Path) -> Iterator[None]:
 READABLE = "repair its permissions or the disk"
 
 
+def read_error(error: Exception, message: str, otherwise: type[HpcflError]) -> HpcflError:
+    """The error to raise for a file that cannot be read, or is found damaged while it is read.
+
+    Args:
+        error: what the reader raised: the system's, or a parser's.
+        message: says which file, what failed and what to do.
+        otherwise: the class where the file system itself is sound.
+    """
+    return (
+        file_error(error, message, otherwise) if isinstance(error, OSError) else otherwise(message)
+    )
+
+
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """What ``np.load`` makes of the file; damage found inside the block becomes a DataError."""
+    """What ``np.load`` makes of the file; damage found inside the block becomes a DataError.
+
+    Raises:
+        DataError: the file is missing or damaged.
+        DiskError: the disk fails.
+    """
     try:
         # Opened here, because numpy does not close a file in which it finds a broken archive.
         with path.open("rb") as file:
@@ -205,7 +223,8 @@ def _open(path: Path) -> Iterator[Any]:
         if "allow_pickle" in reason:  # numpy's own text, of any file that is none of its own
             reason = "it is of another kind, or holds Python objects"
         reason = reason or type(error).__name__
-        raise DataError(f"{path}: not a readable file of numpy arrays: {reason}") from error
+        message = f"{path}: not a readable file of numpy arrays: {reason}"
+        raise read_error(error, message, DataError) from error
 
 
 def _native(array: Any) -> NDArray[Any]:

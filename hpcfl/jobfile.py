@@ -13,7 +13,7 @@ from zlib import crc32
 
 import yaml
 
-from hpcfl.errors import JobError, StoreError
+from hpcfl.errors import JobError, StoreError, file_error
 
 Key = tuple[str | int, ...]
 Tree = dict[str, Any]
@@ -68,7 +68,7 @@ def read(path: str | Path) -> JobFile:
             raise JobError(f"{path}: is the directory of a run; use `hpcfl resume {path}`")
         raw = Path(path).read_bytes()
     except OSError as e:
-        raise JobError(f"{path}: cannot be read: {e.strerror or e}") from e
+        raise file_error(e, f"{path}: cannot be read: {e.strerror or e}", JobError) from e
     return _parse(path, raw)
 
 
@@ -77,18 +77,26 @@ def read_resolved(path: Path) -> JobFile:
 
     Raises:
         StoreError: it cannot be read, or is not as hpcfl wrote it.
+        DiskError: the disk fails.
         JobError: it is no YAML mapping.
     """
     try:
         raw = path.read_bytes()
     except OSError as e:
-        raise StoreError(
+        message = (
             f"{path}: cannot be read: {e.strerror or e}; put it back, it is the job of the run"
-        ) from e
+        )
+        raise file_error(e, message, StoreError) from e
     content, _, last = raw.rpartition(_CHECKSUM)
     found = f"{crc32(content):08x}\n".encode()
     if not content:
         raise StoreError(f"{path}: its last line is not the checksum of a job.yaml; {_PUT_BACK}")
+    if last[:8] == found[:8] and last != found:
+        behind = last[8:].decode(errors="replace")
+        raise StoreError(
+            f"{path}: found {behind!r:.60} behind the checksum in its last line, expected a line "
+            f"break and nothing else; {_PUT_BACK}"
+        )
     if found != last:
         said = last.decode(errors="replace").rstrip("\n")
         raise StoreError(f"{path}: checksum {found[:-1].decode()}, expected {said}; {_PUT_BACK}")

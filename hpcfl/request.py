@@ -10,7 +10,7 @@ from hpcfl.changes import differences, is_free, require_free
 from hpcfl.checkpoint import find, rounds
 from hpcfl.compare import changed, flat
 from hpcfl.data.fingerprints import Digests, require_same
-from hpcfl.errors import JobError, StoreError
+from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.files import READABLE, read_bytes
 from hpcfl.job import Loaded, load_run, require_coherent, typed
 from hpcfl.rundir import RunDir
@@ -99,7 +99,7 @@ class Request:
         """Add, to what is wrong with the last of ``kept``, how to begin at the one before."""
         try:
             yield
-        except StoreError as e:
+        except (StoreError, DiskError) as e:
             if len(kept) > 1:
                 offer = f"the one before: `hpcfl resume {self.source.root} --round {kept[-2]}`"
             else:

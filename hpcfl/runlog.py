@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from hpcfl import checksum
-from hpcfl.errors import StoreError
+from hpcfl.errors import StoreError, file_error
 from hpcfl.files import parse_json, read_bytes, readable
 from hpcfl.store.durable import storing
 from hpcfl.store.held import check_in_place
@@ -159,7 +159,8 @@ class LogReader:
         except FileNotFoundError:  # before the first round
             return ()
         except OSError as e:
-            raise StoreError(f"{self._path}: cannot be read: {e.strerror}; {_RESTORE}") from e
+            message = f"{self._path}: cannot be read: {e.strerror}; {_RESTORE}"
+            raise file_error(e, message, StoreError) from e
         with file, readable(self._path):
             file.seek(self._end - len(self._last))
             if file.read(len(self._last)) != self._last:  # a resume has cut it

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Discriminator
 
 from hpcfl.errors import JobError
-from hpcfl.files import parse_json
+from hpcfl.files import parse_json, read_error
 from hpcfl.seeds import stream
 from hpcfl.types import Count, Fraction, PathText, Section
 
@@ -107,7 +107,8 @@ class Replay(Section):
         try:
             lists: Any = parse_json(Path(self.path).read_bytes())
         except (OSError, ValueError) as e:
-            raise JobError(f"cohort.path: {self.path}: cannot be read as JSON: {e}") from e
+            message = f"cohort.path: {self.path}: cannot be read as JSON: {e}"
+            raise read_error(e, message, JobError) from e
         if not isinstance(lists, list) or not all(
             isinstance(ids, list) and all(type(i) is int for i in ids) for ids in lists
         ):

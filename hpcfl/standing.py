@@ -2,13 +2,14 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcfl.diary import Diary, read_diary
-from hpcfl.errors import DiskError, StoreError
+from hpcfl.errors import DiskError, StoreError, file_error
 from hpcfl.files import READABLE, has, present, readable
 from hpcfl.records import RunRecord, read_run, with_history
 from hpcfl.rundir import SWEEP_LOG, RunDir
@@ -33,7 +34,7 @@ class Found(NamedTuple):
     """Directories, and whether the sweep that made them saw them fail last.  Runs of a sweep that
     have not begun are among them, without a directory."""
     unreadable: Sequence[str]
-    """A line for each folder that may not be listed, and why."""
+    """A line for each entry of a folder that cannot be looked at or listed, and why."""
 
 
 def find_runs(root: Path) -> Found:
@@ -43,8 +44,12 @@ def find_runs(root: Path) -> Found:
     left out, and symbolic links are followed to runs and sweeps only, each once: so a search ends
     wherever it begins.
 
+    An entry below ``root`` that cannot be read, such as another user's private folder or a link to
+    itself, is told in a line: the runs beside it are found all the same.
+
     Raises:
         StoreError: ``root``, or the log of a sweep, cannot be read.
+        DiskError: the disk fails there.
     """
     if present(root / JOB):
         return Found({root: False}, ())
@@ -57,24 +62,23 @@ def find_runs(root: Path) -> Found:
         try:
             if not _first_time(folder, seen):
                 continue
-            below = [path for path in _subfolders(folder) if _counts(path.name)]
-            inside = [path for path in below if has(path, JOB)]
+            below = list(_subfolders(folder, unreadable))
         except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or never there
             continue
         except OSError as e:
-            why = f"{folder}: cannot be listed: {e.strerror}; {READABLE}"
+            why = f"{folder}: cannot be listed: {e.strerror or e}; {READABLE}"
             if folder == root:
-                raise StoreError(why) from e
+                raise file_error(e, why, StoreError) from e
             unreadable.append(why)
             continue
         diary = read_diary(folder)
         failed = diary.failed if diary else {}
         # Beside a sweep's runs lie their jobs, from before they begin.
         names = {job.stem for job in folder.glob("*.yaml")} if diary else set()
-        names |= {path.name for path in inside if _first_time(path, seen)}
+        inside, others = _told_apart(below, names, seen, unreadable)
+        names |= inside
         runs |= {folder / name: name in failed for name in sorted(names)}
-        others = (path for path in below if path.name not in names and path not in inside)
-        waiting += sorted((path for path in others if _followed(path)), reverse=True)
+        waiting += sorted(others, reverse=True)
     return Found(runs, unreadable)
 
 
@@ -125,9 +129,44 @@ def _first_time(folder: Path, seen: set[tuple[int, int]]) -> bool:
     return len(seen) > known
 
 
-def _subfolders(folder: Path) -> Iterator[Path]:
+def _told_apart(
+    below: Sequence[Path], known: Set[str], seen: set[tuple[int, int]], unreadable: list[str]
+) -> tuple[set[str], list[Path]]:
+    """The names of the run directories among folders, and the others that may hold some.
+
+    Args:
+        below: folders.
+        known: the names of a sweep's runs, of which the one who reads them tells what is wrong.
+        seen: the folders met before.
+        unreadable: gets a line for each other folder that cannot be looked at.
+    """
+    inside, others = set(), []
+    for path in below:
+        try:
+            # A folder that is removed meanwhile is no folder.
+            with readable(path), suppress(FileNotFoundError, NotADirectoryError):
+                if present(path / JOB):
+                    if _first_time(path, seen):
+                        inside.add(path.name)
+                elif path.name not in known and _followed(path):
+                    others.append(path)
+        except (StoreError, DiskError) as e:
+            if path.name not in known:
+                unreadable.append(str(e))
+    return inside, others
+
+
+def _subfolders(folder: Path, unreadable: list[str]) -> Iterator[Path]:
+    """The folders in one that may hold runs; a line for each entry that cannot be looked at."""
     with os.scandir(folder) as entries:
-        yield from (Path(entry.path) for entry in entries if entry.is_dir())
+        for entry in entries:
+            try:
+                found = _counts(entry.name) and entry.is_dir()
+            except OSError as e:
+                unreadable.append(f"{entry.path}: cannot be read: {e.strerror or e}; {READABLE}")
+                continue
+            if found:
+                yield Path(entry.path)
 
 
 def _counts(name: str) -> bool:

@@ -183,7 +183,8 @@ def _baselines(
 ) -> tuple[list[Baseline | None], list[str]]:
     """The baseline of each run, and captions that say which were taken."""
     names = labels([run.path for run in runs])
-    jobs = _jobs(runs)
+    identities = [_identity(run) for run in runs]
+    jobs = _jobs(runs, rounds, identities)
     references = [job for job in jobs if runs[_any(job)].algorithm == BASELINE]
     found: list[Baseline | None] = [None] * len(runs)
     told: dict[str, list[str]] = {}  # captions' ends, with the jobs that have them in common
@@ -201,7 +202,7 @@ def _baselines(
         )
         for index, run in enumerate(runs):
             seed = run.settings.get(SEED)
-            if seed in baseline and _same_job(run, runs[_any(job)]):
+            if seed in baseline and identities[index] == identities[_any(job)]:
                 other = baseline[seed]
                 label = names[other] + (f" ({differing})" if differing else "")
                 found[index] = Baseline(other, label)
@@ -272,21 +273,29 @@ def _compared(job: Settings, key: str) -> bool:
     return key not in _ELSEWHERE and (counts(key) or key in _STATED)
 
 
-def _jobs(runs: Sequence[RunRecord]) -> list[_Job]:
-    """Runs of jobs that differ in the seed alone; of runs with the same seed, the first."""
+def _jobs(
+    runs: Sequence[RunRecord], rounds: Sequence[int | None], identities: Sequence[str]
+) -> list[_Job]:
+    """Runs of jobs that differ in the seed alone.
+
+    Runs of one job and seed may still differ in how many rounds were asked for or made: the first
+    to arrive stands for them, else the longest.
+    """
+
+    def rank(index: int) -> tuple[float, int]:
+        found = rounds[index]
+        return (math.inf if found is None else found), -runs[index].done
+
     jobs: dict[str, dict[Any, int]] = {}
     for index, run in enumerate(runs):
-        jobs.setdefault(_identity(run), {}).setdefault(run.settings.get(SEED), index)
+        job, seed = jobs.setdefault(identities[index], {}), run.settings.get(SEED)
+        job[seed] = min(job.get(seed, index), index, key=rank)
     return list(jobs.values())
 
 
 def _identity(run: RunRecord) -> str:
     job = run.settings
     return repr(sorted((key, repr(value)) for key, value in job.items() if _compared(job, key)))
-
-
-def _same_job(run: RunRecord, other: RunRecord) -> bool:
-    return _identity(run) == _identity(other)
 
 
 def _any(job: _Job) -> int:

@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from hpcfl import checksum
-from hpcfl.errors import StoreError
+from hpcfl.errors import StoreError, file_error
 from hpcfl.files import READABLE
 from hpcfl.store.durable import storing
 from hpcfl.types import Natural
@@ -125,7 +125,8 @@ def _read_again(path: Path) -> Heartbeat | None:
         except FileNotFoundError:
             return None
         except OSError as e:
-            raise StoreError(f"{path}: cannot be read: {e.strerror}; {READABLE}") from e
+            message = f"{path}: cannot be read: {e.strerror}; {READABLE}"
+            raise file_error(e, message, StoreError) from e
         except ValueError as e:
             if not tries_left:
                 raise StoreError(

@@ -12,14 +12,19 @@ from numpy.typing import NDArray
 
 from hpcfl.data.heaps import check_heaps
 from hpcfl.errors import DataError
-from hpcfl.files import require_memory
+from hpcfl.files import read_error, require_memory
 
 _DEFLATE = 1032  # the most that HDF5's usual compression can save
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """The file, for reading; damage found inside the block becomes a DataError."""
+    """The file, for reading; damage found inside the block becomes a DataError.
+
+    Raises:
+        DataError: the file is missing or damaged.
+        DiskError: the disk fails.
+    """
     if not path.exists():
         raise DataError(f"{path}: there is no such file; `hpcfl data prepare` says where to get it")
     try:
@@ -27,7 +32,8 @@ def opened(path: Path) -> Iterator[Any]:
             yield file
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, MemoryError) as error:
         reason = " ".join(str(error).split())
-        raise DataError(f"{path}: not a readable HDF5 file: {reason}") from error
+        message = f"{path}: not a readable HDF5 file: {reason}"
+        raise read_error(error, message, DataError) from error
 
 
 @contextmanager
@@ -100,7 +106,8 @@ def extents(path: Path, names: Iterable[str]) -> list[tuple[int, int]]:
 
     Args:
         path: of the file.
-        names: GROUP/DATASET each; those of a group that the file does not have are left out.
+        names: GROUP/DATASET each; those of a group that the file does not have are left out, and
+            those that are empty.
 
     Raises:
         DataError: the file is damaged, or one does not lie in it as a whole.
@@ -112,6 +119,8 @@ def extents(path: Path, names: Iterable[str]) -> list[tuple[int, int]]:
             if file.get(group, getlink=True) is None:
                 continue
             dataset = member(path, member(path, file, group, h5py.Group), last, h5py.Dataset)
+            if not dataset.size:  # it has no place in the file, and no byte to be changed
+                continue
             begin = dataset.id.get_offset()
             if begin is None:
                 raise DataError(f"{path}: {name} does not lie in the file as a whole")

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
+from hpcfl.files import read_error
 
 _BYTES = 0x08  # IDX's name of unsigned bytes
 _MOST = 1 << 30  # bytes; the largest published file has two thirds of it
@@ -29,7 +30,8 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         with place.open("rb") if place is path else gzip.open(place) as file:
             content = file.read(_MOST)
     except (OSError, EOFError, ZlibError) as error:
-        raise DataError(f"{place}: not a readable IDX file: {error}") from error
+        message = f"{place}: not a readable IDX file: {error}"
+        raise read_error(error, message, DataError) from error
     dimensions = 1 + len(shape)
     begin = 4 + 4 * dimensions
     if len(content) < begin or content[:4] != bytes([0, 0, _BYTES, dimensions]):

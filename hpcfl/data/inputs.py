@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Event
 
 from hpcfl.data.hdf5 import extents
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, file_error
 
 LARGE = 2 << 30
 """Bytes up to which also a prepared file is read as a whole."""
@@ -26,8 +26,10 @@ class InputFile:
     """Of an HDF5 file that ``hpcfl data prepare`` made: the datasets that hold the examples.
 
     They are not read where the file is large.  What is left tells its content all the same: labels,
-    owners, the length of each image, and ``origin``, the digest that the preparation wrote of the
-    files that it read.  Only bytes that were changed in place, within these datasets, escape.
+    owners, the length of each image, and ``origin``, a digest of the names, sizes and times of the
+    files that the preparation read (``origin.py``).  Only bytes that were changed in place, within
+    these datasets, escape; a file that was prepared again from sources with other times is another
+    one, though its examples be the same.
     """
 
     @property
@@ -43,6 +45,7 @@ class InputFile:
 
         Raises:
             DataError: it cannot be read.
+            DiskError: the disk fails.
         """
         try:
             size = self.path.stat().st_size
@@ -61,7 +64,8 @@ class InputFile:
                         found.update(buffer[:count])
                         begin += count
         except OSError as error:
-            raise DataError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+            message = f"{self.path}: cannot be read: {error.strerror or error}"
+            raise file_error(error, message, DataError) from error
         return f"{'index-sha256' if skipped else 'sha256'}:{found.hexdigest()}"
 
 

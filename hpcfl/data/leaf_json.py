@@ -13,6 +13,7 @@ from hpcfl.data import compact
 from hpcfl.data.owners import Track
 from hpcfl.data.shakespeare import ALPHABET
 from hpcfl.errors import DataError
+from hpcfl.files import read_error
 
 _KEYS = {"users": list, "num_samples": list, "user_data": dict}
 
@@ -109,7 +110,8 @@ def _parse(path: Path, kind: Kind) -> Any:
     try:
         return json.loads(path.read_text("utf-8"), object_pairs_hook=shrink)
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not a readable JSON file: {error}") from error
+        message = f"{path}: not a readable JSON file: {error}"
+        raise read_error(error, message, DataError) from error
 
 
 def _own(x: list[Any], y: list[Any], kind: Kind, double: str | None) -> Own:

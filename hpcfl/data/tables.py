@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcfl.errors import DataError
+from hpcfl.files import read_error
 
 
 class Row(NamedTuple):
@@ -41,7 +42,8 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
                     raise DataError(f"{where}: {len(cells)} values, the header has {len(header)}")
                 yield Row(where, tuple(cells[place] for place in places))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a readable csv file: {error}") from error
+        message = f"{path}: not a readable csv file: {error}"
+        raise read_error(error, message, DataError) from error
 
 
 def class_of(row: Row, text: str, classes: int) -> int:

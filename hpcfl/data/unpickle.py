@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
-from hpcfl.files import require_memory
+from hpcfl.files import read_error, require_memory
 
 _MOST = 1 << 28, 1 << 20  # bytes and instructions; CIFAR-100's largest file has half of the former
 _DAMAGED = (pickle.UnpicklingError, ArithmeticError, LookupError, OSError, TypeError, ValueError)
@@ -112,7 +112,8 @@ def unpickle(path: Path) -> dict[str, Any]:
         content = _Reader(path).read(path.read_bytes())
     except _DAMAGED as error:
         reason = str(error) or type(error).__name__
-        raise DataError(f"{path}: not a readable data file: {reason}") from error
+        message = f"{path}: not a readable data file: {reason}"
+        raise read_error(error, message, DataError) from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: holds a {type(content).__name__}, expected a dictionary")
     return {

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.errors import DataError
+from hpcfl.files import read_error
 
 _DIGITS = 18  # of a count
 PAD = 0
@@ -57,7 +58,8 @@ class Vocabulary:
                         )
                     words[word], before = count, word
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: not a readable file of word counts: {error}") from error
+            message = f"{path}: not a readable file of word counts: {error}"
+            raise read_error(error, message, DataError) from error
         if len(words) < size:
             raise DataError(
                 f"{path}: {len(words)} words, but data.vocabulary asks for {size}; ask for fewer"

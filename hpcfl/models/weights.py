@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hpcfl.errors import DataError, JobError
+from hpcfl.errors import DataError, JobError, file_error
 from hpcfl.files import read_array
 
 _WRAPPERS = ("state_dict", "model")  # what training programs put a state dict into
@@ -52,9 +52,8 @@ def _read(path: Path, load: Callable[[], Any]) -> Any:
         return load()
     except OSError as error:
         reason = error.strerror or error
-        raise JobError(
-            f"model.init: {path}: not a readable {path.suffix} file: {reason}"
-        ) from error
+        message = f"model.init: {path}: not a readable {path.suffix} file: {reason}"
+        raise file_error(error, message, JobError) from error
     except Exception as error:  # what a damaged file raises depends on where the damage is
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         if "weights_only" in str(error):  # torch's own text advises to run the code in the file

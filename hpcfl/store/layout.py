@@ -15,6 +15,7 @@ import torch
 from rich.filesize import decimal
 
 from hpcfl.errors import DiskError, StoreError, is_disk_failure
+from hpcfl.files import read_error
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.durable import PART, discard, sync_folder
 
@@ -87,10 +88,11 @@ def inspect(path: Path, schema: StateSchema) -> Layout:
             "put it back or resume from an older checkpoint"
         ) from error
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise StoreError(
+        message = (
             f"{path}: damaged or not HDF5 ({' '.join(str(error).split())}), expected a segment "
             "of client states; resume from an older checkpoint"
-        ) from error
+        )
+        raise read_error(error, message, StoreError) from error
 
 
 def _check_dtypes(path: Path, schema: StateSchema) -> None:

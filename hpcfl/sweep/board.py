@@ -32,7 +32,11 @@ class Board:
         with storing(log):
             # Not through a buffer: a line is one write, as other parts of the sweep append too.
             self._log = log.open("ab", buffering=0)
-            self._log.write(completion(log, log.read_bytes()))
+            try:
+                self._log.write(completion(log, log.read_bytes()))
+            except BaseException:
+                self._log.close()
+                raise
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),

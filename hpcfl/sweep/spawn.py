@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpcfl.errors import JobError
+from hpcfl.errors import DiskError, JobError
 from hpcfl.records import read_run, with_history
 from hpcfl.rundir import RunDir
 from hpcfl.store.durable import storing
@@ -112,7 +112,7 @@ class Spawned:
         """What the finished run came to."""
         try:
             run = with_history(read_run(self._folder.root), self._folder.entries())
-        except JobError as e:
+        except (JobError, DiskError) as e:  # its files cannot be told from: the sweep goes on
             return f"but {e}"
         accuracy, loss = run.last("test_accuracy"), run.last("test_loss")
         score = "" if loss is None else f", test loss {loss:.4g}"

@@ -270,6 +270,17 @@ def test_job_changed_after_its_checkpoint(half, refused):
     contains(refused("resume", half), "job.yaml: was changed after the checkpoint", "put it back")
 
 
+@pytest.mark.parametrize("behind", [" # my note\n", "\nseed: 1\n", ""])
+def test_job_with_something_behind_its_checksum(half, refused, behind):
+    job = half / "job.yaml"
+    job.write_text(job.read_text().rstrip("\n") + behind)
+    contains(
+        refused("resume", half),
+        f"job.yaml: found {behind!r} behind the checksum in its last line, expected a line break",
+        "it was edited or damaged: put it back",
+    )
+
+
 def test_log_shorter_than_its_checkpoint(half, refused):
     log = half / "log.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:1]))

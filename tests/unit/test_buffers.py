@@ -59,8 +59,8 @@ def test_a_run_keeps_the_statistics_of_its_file(run, weights):
 def test_check_says_what_was_left_out(frozen, hpcfl):
     done = hpcfl("check", "--data", frozen)
     assert done.code == 0, done.err
-    left_out = "model.init left out classifier.1.weight, classifier.1.bias"
-    assert [line for line in done.out if line.endswith(left_out)]
+    (line,) = [line for line in done.out if "model.init left out" in line]
+    assert line.endswith("model.init left out classifier.1.weight, classifier.1.bias")
 
 
 def test_a_resume_needs_no_file_of_initial_weights(run, frozen, weights, tmp_path, hpcfl):

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from hpcfl import checkpoint, export
 from hpcfl.checkpoint import SERVER, committed
+from hpcfl.errors import StoreError, file_error
 
 
 @pytest.fixture
@@ -136,6 +137,23 @@ def test_the_newest_that_is_kept_when_one_goes_away_meanwhile(run, tmp_path, pru
     done = hpcfl("export", run, "-o", target, "--clients")
     assert (done.code, done.err) == (0, [])
     assert np.load(target)["round"] == 2
+
+
+def test_a_file_that_goes_away_while_it_is_read_on_nfs(run, tmp_path, monkeypatch, hpcfl):
+    """NFS reports a stale handle, which elsewhere is a failure of the disk."""
+    folder = run / "checkpoints/00000004"
+    whole = export.read_server
+
+    def read_server(checkpoint, *arguments):
+        if checkpoint.folder == folder:
+            shutil.rmtree(folder)
+            raise file_error(OSError(errno.ESTALE, "Stale file handle"), f"{folder}: x", StoreError)
+        return whole(checkpoint, *arguments)
+
+    monkeypatch.setattr(export, "read_server", read_server)
+    done = hpcfl("export", run, "-o", tmp_path / "x.npz")
+    assert (done.code, done.err) == (0, [])
+    assert np.load(tmp_path / "x.npz")["round"] == 2
 
 
 def test_a_named_round_that_goes_away_meanwhile(run, tmp_path, pruned, refused):

@@ -1,9 +1,12 @@
+import errno
 import fcntl
+import os
+from pathlib import Path
 
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.standing import read_standing
+from hpcfl.standing import find_runs, read_standing
 from tests.unit.rundirs import events_of, log_of, resolved
 
 JOB = "rounds: 2\nalgorithm: {name: fedavg}\nevaluate: {last: 0}\n"
@@ -81,3 +84,51 @@ def test_folders_of_sweeps_stand_for_their_runs(sweep):
 def test_a_folder_without_runs(tmp_path):
     with pytest.raises(JobError, match=r"no job\.yaml here"):
         read_standing([tmp_path])
+
+
+@pytest.mark.parametrize("command", ["status", "report", "watch"])
+def test_a_link_to_itself_beside_runs_is_told(sweep, hpcfl, command):
+    (sweep / "loop").symlink_to("loop")
+    (sweep / ".loop").symlink_to(".loop")  # hidden: nobody asks
+    done = hpcfl(command, sweep)
+    assert done.code == 0, done.err
+    told = [line for line in [*done.out, *done.err] if "/loop" in line or "/.loop" in line]
+    assert len(told) == 1
+    assert told[0].startswith(f"{sweep}/loop: cannot be read: Too")  # watch breaks the line there
+    assert any("a" in line.split() for line in done.out)
+
+
+@pytest.fixture
+def private(tmp_path, monkeypatch):
+    """Another user's folder; made here, as root may search every one."""
+    whole = Path.lstat
+    folder = tmp_path / "sweep" / "private"
+
+    def lstat(path):
+        if path.parent == folder:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return whole(path)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    return folder
+
+
+@pytest.mark.parametrize("command", ["status", "report", "watch"])
+def test_a_private_folder_is_no_run(sweep, private, hpcfl, command):
+    private.mkdir()
+    done = hpcfl(command, sweep)
+    assert done.code == 0, done.err
+    told = [line for line in [*done.out, *done.err] if str(private) in line]
+    assert len(told) == 1
+    assert told[0].startswith(f"{private}/job.yaml: cannot be")  # watch breaks the line there
+    assert list(find_runs(sweep).runs) == [sweep / name for name in "abcd"]
+
+
+def test_a_run_of_a_sweep_that_cannot_be_searched_stays_a_run(sweep, private, hpcfl):
+    private.mkdir()
+    (sweep / "sweep.log").write_bytes(events_of(PLAN))
+    (sweep / "private.yaml").write_text(JOB)
+    found = find_runs(sweep)
+    assert private in found.runs
+    assert not found.unreadable
+    assert any(line.startswith("damaged") for line in hpcfl("status", sweep).out)

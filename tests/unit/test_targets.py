@@ -167,6 +167,22 @@ def test_where_files_lie_and_how_long_a_run_is_do_not_count():
     assert "which has rounds 20 instead of 90" in speed_ups(late).captions[-1]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_runs_of_one_seed_and_other_lengths_the_one_that_arrived_is_the_baseline(order):
+    """The shorter run is the start of the longer one: it has not arrived yet."""
+    averages = [
+        record("short", [0.1] * 2),
+        record("long", [0.1] * 3 + [0.7]),
+        record("middle", [0.1] * 3),
+    ]
+    runs = [*averages[::order], record("hbm", [0.1, 0.7], HBM)]
+    beside = speed_ups(runs)
+    assert cells(beside)["speed-up\nx"][-1] == "2.00"
+    assert beside.columns[1].values["speedup_0.6_baseline"] == ["long"] * 4
+    beside = speed_ups(runs, target=0.9)  # nobody arrives: the one that can say most
+    assert beside.columns[1].values["speedup_0.9_baseline"] == ["long"] * 4
+
+
 def csv_rows(report):
     return list(csv.DictReader(io.StringIO(to_csv(report))))
 

@@ -12,12 +12,24 @@ import io
 import os
 import pathlib
 import shutil
+from threading import Event
 
 import h5py
 import pytest
+import torch
 
+from hpcfl import buffers, jobfile
+from hpcfl.comm import heartbeat
+from hpcfl.data import hdf5
+from hpcfl.data.idx import read_idx
+from hpcfl.data.inputs import InputFile
+from hpcfl.data.unpickle import unpickle
 from hpcfl.diary import read_diary
+from hpcfl.errors import DiskError, JobError
+from hpcfl.files import read_array
 from hpcfl.rundir import RunDir
+from hpcfl.sampling import Replay
+from hpcfl.standing import find_runs
 from hpcfl.sweep.board import Board
 
 COMMANDS = {
@@ -112,17 +124,21 @@ FAULTS = {
 }
 
 
+NOT_LISTED_BY = {"stores": {"export"}}  # it opens the files of the folder by their names
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", READ_BY)
 def test_one_line(run, hpcfl, monkeypatch, name, fault):
     (path,) = run.glob(name)
-    if path.is_dir() == (fault == "folder") or path.is_file() == (fault == "file"):
-        return  # it is one already
+    if (fault == "folder" and path.is_dir()) or (fault == "file" and path.is_file()):
+        pytest.skip("it is one already")
     with monkeypatch.context() as patch:
         FAULTS[fault](path, patch)
         ends = {key: hpcfl(words[0], run, *words[1:]) for key, words in COMMANDS.items()}
     code = 74 if fault == "disk" else 2
-    for command in READ_BY[name]:
+    listing = NOT_LISTED_BY.get(name, set()) if fault in ("permission", "disk") else set()
+    for command in READ_BY[name] - listing:
         done = ends[command]
         assert done.code == code, (command, done)
         assert len(done.err) == 1, (command, done.err)
@@ -133,6 +149,52 @@ def test_one_line(run, hpcfl, monkeypatch, name, fault):
         assert done.code in (0, code), (command, done)
         assert done.code == 0 or str(path) in done.err[-1], (command, done.err)
         assert not any("Traceback" in line for line in done.err)
+
+
+def test_an_older_checkpoint_is_offered_where_the_disk_fails(run, hpcfl, monkeypatch):
+    failing(errno.EIO)(run / NEWEST / "server.safetensors", monkeypatch)
+    done = hpcfl("resume", run, "rounds=5")
+    assert done.code == 74
+    assert done.err[0].endswith(f"; the one before: `hpcfl resume {run} --round 2`")
+
+
+def open_hdf5(path):
+    with hdf5.opened(path):
+        pass
+
+
+READERS = {
+    "arrays": read_array,
+    "buffers": lambda path: buffers.read(path, {"mean": torch.zeros(1)}),
+    "cohorts": lambda path: Replay(path=str(path)).cohorts,
+    "hdf5": open_hdf5,
+    "heartbeats": lambda path: heartbeat.read_all(path.parent),
+    "idx": lambda path: read_idx(path, ()),
+    "input": lambda path: InputFile(path).digest(Event()),
+    "job": jobfile.read,
+    "pickle": unpickle,
+    "sweep": lambda path: read_diary(path.parent),
+}
+NAMES = {"heartbeats": "0000.json", "sweep": "sweep.log"}
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EIO, DiskError), (errno.EACCES, JobError)])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_disk_that_fails_is_told_from_a_file_that_is_wrong(
+    tmp_path, monkeypatch, reader, number, kind
+):
+    path = tmp_path / NAMES.get(reader, "file")
+    path.write_bytes(b"anything")
+    failing(number)(path, monkeypatch)
+    with pytest.raises(kind, match=path.name):
+        READERS[reader](path)
+
+
+def test_a_folder_of_runs_on_a_disk_that_fails(tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    failing(errno.EIO)(tmp_path / "runs", monkeypatch)
+    with pytest.raises(DiskError, match="runs: cannot be listed: Input/output error"):
+        find_runs(tmp_path / "runs")
 
 
 def test_a_folder_of_runs_tells_which_cannot_be_read(run, tmp_path, hpcfl, refused):
@@ -161,12 +223,14 @@ def test_a_folder_that_cannot_be_listed(run, tmp_path, refused, monkeypatch, com
 
 @pytest.mark.parametrize("fault", ["folder", "loop", "permission", "disk"])
 @pytest.mark.parametrize("command", ["status", "watch", "report"])
-def test_the_log_of_a_sweep(run, tmp_path, refused, monkeypatch, fault, command):
+def test_the_log_of_a_sweep(run, tmp_path, hpcfl, monkeypatch, fault, command):
     runs = tmp_path / "runs"
     shutil.copytree(run, runs / "a")
     (runs / "sweep.log").write_text("")
     FAULTS[fault](runs / "sweep.log", monkeypatch)
-    assert f"{runs}/sweep.log: cannot be read: " in refused(command, runs)
+    done = hpcfl(command, runs)
+    assert (done.code, len(done.err)) == (74 if fault == "disk" else 2, 1)
+    assert f"{runs}/sweep.log: cannot be read: " in done.err[0]
 
 
 def test_the_log_of_a_sweep_that_was_killed_in_a_line(run, tmp_path, hpcfl, refused):
@@ -187,6 +251,26 @@ def test_the_log_of_a_sweep_that_was_killed_in_a_line(run, tmp_path, hpcfl, refu
     for bit in range(8):
         log.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))
         assert "sweep.log:2: its end is damaged" in refused("status", runs)
+
+
+def test_the_log_of_a_sweep_of_an_earlier_version(run, tmp_path, refused):
+    """It is told once, not line by line, and a sweep does not append to it."""
+    runs = tmp_path / "runs"
+    shutil.copytree(run, runs / "a")
+    log = runs / "sweep.log"
+    log.write_text(
+        "2026-11-20 12:00:00 started  a: log a.log\n"
+        "2026-11-20 12:00:01 failed   a: exit code 1: why\n"
+    )
+    before = log.read_bytes()
+    told = f"{log}: none of its lines ends with a checksum, expected one in each: another version"
+    for command in ("status", "watch", "report"):
+        line = refused(command, runs)
+        assert told in line
+        assert line.endswith("remove the file, the runs themselves stay")
+    with pytest.raises(JobError, match="another version of hpcfl wrote it"):
+        Board("sweep", log, 2, io.StringIO())
+    assert log.read_bytes() == before
 
 
 LONG = "x" * 5000

@@ -289,6 +289,16 @@ def test_a_prepared_file_of_another_layout_is_refused(tmp_path):
     assert inputs.extents(path, ["test/bytes"]) == []
 
 
+def test_an_empty_part_of_a_large_prepared_file_lies_nowhere(tmp_path, monkeypatch):
+    path = tmp_path / "packed.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("train/bytes", data=np.arange(100))
+        file.create_dataset("test/bytes", shape=(0,), dtype=np.uint8)
+    monkeypatch.setattr(inputs, "LARGE", 0)
+    assert len(inputs.extents(path, ["train/bytes", "test/bytes"])) == 1
+    assert digest(InputFile(path, bulk=("train/bytes", "test/bytes"))).startswith("index-sha256:")
+
+
 def test_the_split_and_the_cohorts_have_files_too(tmp_path):
     config = arrays(tmp_path)
     split, cohorts = tmp_path / "split.npy", tmp_path / "cohorts.json"

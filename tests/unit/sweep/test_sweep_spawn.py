@@ -1,10 +1,12 @@
 """A run as a process of its own: its rounds, its memory, what it says, how it is stopped."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,6 +145,22 @@ def test_a_finished_run_with_a_damaged_log_is_told(sleeper, job, hpcfl):
     assert run.came_to().startswith("4 rounds, accuracy ")
     folder.log.write_text("{broken\n")
     assert run.came_to().startswith(f"but {folder.log}:1: ")
+
+
+def test_a_finished_run_on_a_disk_that_fails_is_told(sleeper, job, hpcfl, monkeypatch):
+    """The other runs of the sweep go on."""
+    folder, run = sleeper
+    folder.history.unlink()
+    assert hpcfl("run", job, "--out", folder.root).code == 0
+    whole = Path.open
+
+    def fail(path, *arguments, **options):
+        if path == folder.log:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), os.fspath(path))
+        return whole(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", fail)
+    assert run.came_to().startswith(f"but {folder.log}: cannot be read: Input/output error")
 
 
 def test_a_run_that_diverged_to_finite_numbers_is_told(sleeper, job, arrays, hpcfl):
