@@ -78,7 +78,7 @@ def anew(life: Life) -> Beginning:
 
     Raises:
         JobError: the directory cannot be written, or holds a run.
-        StoreError: the disk is full or fails.
+        DiskError: the disk is full or fails.
     """
     parts, folder = life.parts, life.folder
     with together(life.comm):

@@ -19,7 +19,7 @@ def write(path: Path, buffers: Mapping[str, Tensor]) -> None:
     """Keep the buffers; no file where there are none.
 
     Raises:
-        StoreError: the disk is full or fails.
+        DiskError: the disk is full or fails.
     """
     if buffers:
         write_file(path, pack(buffers))

@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _interrupted(options.command)
     except BrokenPipeError:  # `hpcfl list | head`: nobody reads on, at exit neither
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(1)
         return 1
     except Elsewhere as e:
         return e.exit_code
@@ -72,8 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _tell_error(error: HpcflError) -> int:
     """Print an error, if this rank is the one to do so; its exit code."""
     if error.speaker or _speaks():
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        print_traceback(error)
+        _print_error(f"{type(error).__name__}: {error}", error)
     return error.exit_code
 
 
@@ -86,11 +85,11 @@ def _tell_disk_error(error: OSError) -> int:
     failure = as_disk_error(error)
     if failure is None:
         raise error
-    print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
+    _print_error(f"{type(failure).__name__}: {failure}")
     try:
         sys.stdout.flush()
     except OSError:  # it is the one that is full, and would be flushed once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(1)
     return failure.exit_code
 
 
@@ -99,8 +98,31 @@ def _interrupted(command: str) -> int:
     code = interrupt.exit_code()
     stands = "; the last checkpoint stands: resume to go on" * (code == Stopped.exit_code)
     if _speaks():
-        print(f"hpcfl {command}: interrupted{stands}", file=sys.stderr)
+        _print_error(f"hpcfl {command}: interrupted{stands}")
     return code
+
+
+def _print_error(line: str, error: HpcflError | None = None) -> None:
+    """Print the last words of a command; where they cannot be written, its exit code tells.
+
+    Args:
+        line: what is said.
+        error: whose traceback follows, if the user asked for it.
+    """
+    try:
+        print(line, file=sys.stderr)
+        if error is not None:
+            print_traceback(error)
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except OSError:  # it lies on the full disk, or nobody reads it, and is flushed again at exit
+        _discard(2)
+
+
+def _discard(output: int) -> None:
+    """Write nothing more to standard output (1) or standard error (2)."""
+    with suppress(OSError):  # no file descriptor is left: the exit code tells all the same
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
 
 
 def _speaks() -> bool:

@@ -27,6 +27,8 @@ _DISK_FAILURES = frozenset(
     )
     if (number := getattr(errno, name, None)) is not None  # systems differ in what they know
 )
+# Sockets raise these, too: they are of a file system where the error names a file.
+_OF_SOCKETS = (errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
 
 
 def one_line(text: str) -> str:
@@ -179,6 +181,8 @@ def as_disk_error(error: BaseException) -> DiskError | None:
     if not (isinstance(error, OSError) and is_disk_failure(error)):
         return None
     where = error.filename2 or error.filename
+    if error.errno in _OF_SOCKETS and not where:
+        return None
     made = DiskError(f"{where}: {error.strerror}" if where else f"{error.strerror}")
     made.__cause__ = error
     return made
@@ -262,12 +266,15 @@ def as_job_error(
 
     Raises:
         JobError: the block raised, and its class is the user's own or ran out of memory.
+        DiskError: a file could not be written or read because the disk is full or fails.
     """
     try:
         yield
     except HpcflError:
         raise
     except Exception as e:
+        if disk := as_disk_error(e):
+            raise disk from e
         # A fault of a class of hpcfl is a fault of the program: it keeps its traceback.
         if not (place(e) or defined(function) or lacks_memory(e)):
             raise

@@ -80,7 +80,7 @@ class Life:
         """Allocate the rows of all clients that this rank will see.
 
         Raises:
-            StoreError: the disk, or a quota, is too small.
+            DiskError: the disk, or a quota, is too small.
         """
         self.store.reserve([int(part.rows[self.comm.rank]) for part in self._played.states])
 
@@ -165,7 +165,8 @@ class Life:
 
         Raises:
             LostFileError: a file or folder of the run is gone; the last checkpoint is kept.
-            StoreError: on this rank alone: a file cannot be written.
+            DiskError: on this rank alone: the disk is full or fails.
+            StoreError: on this rank alone: a file cannot be written for another reason.
         """
         if self._saving is None:
             return

@@ -71,7 +71,8 @@ class Saving:
 
         Raises:
             LostFileError: nothing was committed, and nothing removed.
-            StoreError: on this rank alone: a file cannot be written.
+            DiskError: on this rank alone: the disk is full or fails.
+            StoreError: on this rank alone: a file cannot be written for another reason.
         """
         for part in self.written:
             part.result()
@@ -135,7 +136,8 @@ def begin(
         best: the file of the best model so far, if there is one; rank 0's counts.
 
     Raises:
-        StoreError: on this rank alone: the folder cannot be made.
+        DiskError: on this rank alone: the disk is full or fails.
+        StoreError: on this rank alone: the folder cannot be made for another reason.
     """
     folder = folder_of(root, round)
     written = []

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm, Cohort
 from hpcfl.assemble import Parts
-from hpcfl.errors import BrokenRuleError, HpcflError, JobError, defined, described, hint
+from hpcfl.errors import (
+    BrokenRuleError,
+    HpcflError,
+    JobError,
+    as_disk_error,
+    defined,
+    described,
+    hint,
+)
 from hpcfl.hooks import Member, call, require_repeatable, require_repeatable_without_data
 from hpcfl.job import Loaded
 from hpcfl.local.testset import TestSet
@@ -242,12 +250,14 @@ class _Trial:
 
 @contextmanager
 def _as_one_line(name: str, does: str, otherwise: str, advice: str = "") -> Iterator[None]:
-    """Turn whatever the block raises into a JobError."""
+    """Turn whatever the block raises into a JobError, or a DiskError where the disk failed."""
     try:
         yield
     except HpcflError:
         raise
     except Exception as e:
+        if disk := as_disk_error(e):
+            raise disk from e
         more = "" if isinstance(e, BrokenRuleError) else hint()
         said = described(e, otherwise=otherwise)
         raise JobError(f"{name}: {does}{said}{advice}{more}") from e

@@ -65,7 +65,8 @@ def connect(backend: Backend, device_type: str, timeout_s: float) -> Comm:
     Args:
         backend: the job's choice.
         device_type: "cpu" or "cuda", where the tensors to be summed live.
-        timeout_s: how long Gloo and NCCL wait for the others, at the start; later a little more.
+        timeout_s: how long Gloo and NCCL wait for the others, at the start; later a little more;
+            and how long a rank of MPI that fails waits, under Slurm, until the others know it.
 
     Raises:
         JobError: the backend cannot work here.
@@ -80,7 +81,7 @@ def connect(backend: Backend, device_type: str, timeout_s: float) -> Comm:
         if device_type != "cpu":
             message = f"comm.backend: mpi sums CPU tensors, the device is {device_type}"
             raise JobError(f"{message}; say nccl (or gloo)")
-        group: Comm = load_mpi("comm.backend: mpi").Mpi(launch)
+        group: Comm = load_mpi("comm.backend: mpi").Mpi(launch, timeout_s)
         return group
     from hpcfl.comm.torch_distributed import Gloo, Nccl
 

@@ -36,7 +36,6 @@ _REMEDY = (
 
 LEFT = 1  # the tag of the message of a rank that ends
 SPINS, NAP_S = 200, 1e-4  # about 0.05 ms of trying, then 0.1 ms between two tries
-TELL_S = 60.0  # for the others to come to their next collective and hear that a rank failed
 
 
 class _Process:
@@ -53,10 +52,11 @@ class _Process:
 class Mpi:
     """All ranks of MPI_COMM_WORLD; buffers only, nothing is pickled."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, timeout_s: float) -> None:
         self._world = start(launch, "mpi")
         # Slurm reports an aborted step as killed (137), whatever code MPI's Abort was given.
-        self._failures = Failures(self._world) if launch.launcher == "slurm" else None
+        slurm = launch.launcher == "slurm"
+        self._failures = Failures(self._world, timeout_s) if slurm else None
         self.rank, self.size = self._world.rank, self._world.size
         self.local_rank = local_rank(launch, self._world)[0]
         self.library = library()
@@ -104,15 +104,14 @@ class Mpi:
 
     def close(self) -> None:
         """Collective: leave the group in good order; another may be started afterwards."""
-        finish()
+        finish(self._failures)
         if self._failures:
             self._failures.close()
 
     def abort(self, code: int) -> NoReturn:
         """End every rank with exit code ``code``."""
-        if self._failures and code != 1 and self._failures.tell(code):
-            wait_until_read()
-            end_process(code)
+        if self._failures:
+            self._failures.end(code)
         abort(self._world, code)
 
     def _wait(self, request: MPI.Request) -> None:
@@ -121,38 +120,68 @@ class Mpi:
 
 
 class Failures:
-    """How a rank that must end tells the others, so that all end by themselves, with one code.
+    """How a rank that must end tells the others, so that all end by themselves, with its code.
 
+    Whoever learns of a failure tells all others, and ends once each of them knows.  So ranks may
+    fail at once, and they leave together: srun kills those that stay long behind the first.
     Collective: of all ranks of ``world``.
+
+    Args:
+        world: the ranks.
+        timeout_s: how long a rank that ends waits for the others, each of which hears of it only
+            when it next waits for others.
     """
 
-    def __init__(self, world: MPI.Intracomm) -> None:
-        self._comm = world.Dup()
-        self._code = np.zeros(1, dtype=np.int64)
-        self._request = self._comm.Irecv(self._code, MPI.ANY_SOURCE)
+    def __init__(self, world: MPI.Intracomm, timeout_s: float) -> None:
+        self._comm, self._timeout_s = world.Dup(), timeout_s
+        self._received, self._told = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        self._status = MPI.Status()
+        self._heard: dict[int, int] = {}  # the exit code of each rank that said it, first first
+        self._expect()
 
     def heard(self) -> int:
-        """The exit code with which another rank ends; 0 while none does."""
-        return int(self._code[0]) if self._request.Test() else 0
+        """The exit code with which another rank ends, the first that said so; 0: none does."""
+        while self._request.Test(self._status):
+            self._heard[self._status.source] = int(self._received[0])
+            self._expect()
+        return next(iter(self._heard.values()), 0)
 
-    def tell(self, code: int) -> bool:
-        """Send the code to all others; whether all have taken it in, each when it next waits."""
-        told = np.array([code], dtype=np.int64)
-        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
-        sent = [self._comm.Issend(told, rank) for rank in others]
-        deadline = time.monotonic() + TELL_S
-        while not MPI.Request.Testall(sent):
-            if time.monotonic() > deadline:
-                return False
-            self._request.Test()  # two may fail at once, and tell each other
-            time.sleep(NAP_S)
-        return True
+    def end(self, code: int) -> NoReturn:
+        """End this process with ``code`` once all others know that it does, or the time is up."""
+        deadline = time.monotonic() + self._timeout_s
+        self._told[0] = code
+        try:
+            self.heard()
+            others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
+            # Issend: an Isend may be complete before the other has received anything.
+            waiting = {
+                rank: self._comm.Issend(self._told, rank)
+                for rank in others
+                if rank not in self._heard
+            }
+            while waiting and time.monotonic() < deadline:
+                self.heard()  # a rank that ends, too, may be gone before it has received
+                waiting = {
+                    rank: request
+                    for rank, request in waiting.items()
+                    if not request.Test() and rank not in self._heard
+                }
+                time.sleep(NAP_S)
+        except MPI.Exception as error:  # the way to a rank that has ended already is cut
+            sys.stderr.write(f"rank {self._comm.rank} cannot tell the others: {error}\n")
+        finally:  # after a Ctrl-C, too
+            wait_until_read()
+            end_process(code)
 
     def close(self) -> None:
         """Expect no failure any more."""
         self._request.Cancel()
         self._request.Wait()
         self._comm.Free()
+
+    def _expect(self) -> None:
+        """Receive the next code, of whatever rank."""
+        self._request = self._comm.Irecv(self._received, MPI.ANY_SOURCE)
 
 
 def _wait(request: MPI.Request, failures: Failures | None = None) -> None:
@@ -165,7 +194,7 @@ def _wait(request: MPI.Request, failures: Failures | None = None) -> None:
             return
     while not request.Test():
         if failures and (code := failures.heard()):
-            end_process(code)
+            failures.end(code)
         time.sleep(NAP_S)
 
 
@@ -216,9 +245,13 @@ def library() -> str:
     return " ".join(first.split())
 
 
-def finish() -> None:
-    """Collective: let this process go on without the others, until it starts again or ends."""
-    _wait(MPI.COMM_WORLD.Ibarrier())
+def finish(failures: Failures | None = None) -> None:
+    """Collective: let this process go on without the others, until it starts again or ends.
+
+    Args:
+        failures: how to hear meanwhile that another rank failed.
+    """
+    _wait(MPI.COMM_WORLD.Ibarrier(), failures)
     _Process.in_use = False
 
 

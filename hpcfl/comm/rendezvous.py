@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from ipaddress import ip_address
+from itertools import count
 from typing import NamedTuple, NoReturn
 
 # torch exports TCPStore, but its stubs do not say so.
@@ -22,6 +23,7 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 ADDRESS = "set MASTER_ADDR to an address of rank 0's host that all hosts reach"
 LOOK_S = 0.05  # between two tries to reach the store, and between two looks at who is there
 
+_MEETINGS = count()  # of this process; every rank comes to the same ones
 _KEPT: dict[tuple[str, int], TCPStore] = {}
 """Stores at a port that the launcher chose, for the next run of this process.
 
@@ -180,7 +182,8 @@ def _wait_for_all(store: TCPStore, launch: Launch, deadline: float, timeout_s: f
         RankError: one does not come in time, or rank 0 is gone.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store
-    here = [f"hpcfl/{attempt}/here/{rank}" for rank in range(launch.size)]
+    run = next(_MEETINGS)  # a process may play several runs, through one store
+    here = [f"hpcfl/{attempt}/here/{run}/{rank}" for rank in range(launch.size)]
     try:
         store.set(here[launch.rank], "")
         while not store.check(here):

@@ -3,7 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hpcfl.errors import ClientError, HookError, HpcflError, described, hint, place
+from hpcfl.errors import (
+    ClientError,
+    HookError,
+    HpcflError,
+    as_disk_error,
+    described,
+    hint,
+    place,
+)
 from hpcfl.local.step import Visit
 
 
@@ -18,6 +26,8 @@ class named:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, HpcflError):
+            if disk := as_disk_error(error):
+                raise disk from error
             visit = self._visit
             raise ClientError(visit.client, visit.round + 1, None, self._stage) from error
 
@@ -28,12 +38,15 @@ def told(round: int) -> Iterator[None]:
 
     Raises:
         HookError: the block raised, in a line of the user's.
+        DiskError: the disk is full or fails.
     """
     try:
         yield
     except HpcflError:
         raise
     except Exception as e:
+        if disk := as_disk_error(e):
+            raise disk from e
         if not place(e):  # a fault of the program keeps its traceback
             raise
         raise HookError(f"round {round}{described(e)}{hint()}") from e

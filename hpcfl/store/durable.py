@@ -162,7 +162,7 @@ def write_output(path: Path, content: bytes, *, make_folder: bool = False) -> No
 
     Raises:
         JobError: see ``check_output``.
-        StoreError: the disk is full or fails; nothing is left behind.
+        DiskError: the disk is full or fails; nothing is left behind.
     """
     target = check_output(path, make_folder=make_folder)
     if make_folder:

@@ -112,7 +112,7 @@ class Hdf5Store:
         """Take over the client's new state; the caller does not change the tensors afterwards.
 
         Raises:
-            StoreError: a state had to be written and the disk is full or fails.
+            DiskError: a state had to be written and the disk is full or fails.
         """
         position = self._position(client)
         old, (address, marks) = int(self._address[position]), self._last
@@ -135,7 +135,7 @@ class Hdf5Store:
     def commit(self, folder: Path) -> list["Future[None]"]:
         """Begin to make the states of now durable and to write ``folder/rows-RANK.npz``.
 
-        The future raises StoreError if the disk is full or fails.
+        The future raises DiskError if the disk is full or fails.
         """
         dirty = [self._write(at, self._behind.write_of_commit) for at in sorted(self._dirty)]
         written = [writing.future for writing in (*self._outside, *dirty)]
@@ -164,7 +164,7 @@ class Hdf5Store:
         """Have so many rows on the disk, before they are needed.
 
         Raises:
-            StoreError: the disk is too small for them.
+            DiskError: the disk is too small for them.
         """
         self._pool.reserve(sum(rows))
 
@@ -172,7 +172,7 @@ class Hdf5Store:
         """Have so many free rows on the disk.
 
         Raises:
-            StoreError: the disk is too small for them.
+            DiskError: the disk is too small for them.
         """
         self._pool.provide(sum(rows))
 
@@ -231,7 +231,8 @@ class Hdf5Store:
         """Copy the states of this rank's clients from wherever a checkpoint has them.
 
         Raises:
-            StoreError: a state is missing or damaged, or the disk is full.
+            StoreError: a state is missing or damaged.
+            DiskError: the disk is full or fails.
         """
         with Reader(table.for_clients(self._clients), self._schema) as reader:
             for client, state in reader.all():

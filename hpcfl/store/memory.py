@@ -73,7 +73,7 @@ class MemoryStore:
     def commit(self, folder: Path) -> "list[Future[None]]":
         """Begin to write the states of now and ``folder/rows-RANK.npz``, durably.
 
-        The future raises StoreError if the disk is full or fails.
+        The future raises DiskError if the disk is full or fails.
         """
         states = dict(sorted(self._states.items()))
         name = segment.name(self._life, self._rank, self._commits)

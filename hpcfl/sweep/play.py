@@ -20,6 +20,8 @@ from hpcfl.data.base import DataConfig
 from hpcfl.device import device_type
 from hpcfl.errors import DiskError, JobError, Stopped, SweepError, file_error
 from hpcfl.homes import GIB
+from hpcfl.initial import fetch_data, fetch_model
+from hpcfl.job import Loaded
 from hpcfl.memory import free_memory
 from hpcfl.models.base import ModelConfig
 from hpcfl.rundir import SWEEP_LOG, RunDir
@@ -85,19 +87,30 @@ def play(sweep: Sweep, root: Path, parallel: int | None = None, *, partly: bool 
         raise JobError("start a sweep without mpirun or torchrun; `ranks` of the sweep file counts")
     if sweep.ranks > 1:
         mpirun()
-    with RunDir(root) as folder:
-        todos = prepare(sweep, folder, partly=partly)
-        with Board(sweep.name, root / SWEEP_LOG, len(todos)) as board, Signals() as signals:
+    # A batch system's signal waits for the file that is fetched just now; Ctrl-C does not.
+    with RunDir(root) as folder, Signals(latch_interrupt=False) as signals:
+        todos = prepare(sweep, folder, signals, partly=partly)
+        signals.latch_interrupt = True
+        with Board(sweep.name, root / SWEEP_LOG, len(todos)) as board:
             failed = _Play(sweep, todos, parallel, board, signals).to_the_end()
     finished = [run.folder.root for run in todos if run.point.name not in failed]
     return Outcome(root, finished, failed)
 
 
-def prepare(sweep: Sweep, folder: RunDir, *, partly: bool = False) -> list[Todo]:
+def prepare(
+    sweep: Sweep, folder: RunDir, signals: Signals | None = None, *, partly: bool = False
+) -> list[Todo]:
     """Lock the sweep's directory, write the jobs that are to be started, fetch the data.
+
+    Args:
+        sweep: the checked sweep.
+        folder: its directory.
+        signals: what is asked of this process, where it listens.
+        partly: see ``play``.
 
     Raises:
         JobError: another sweep is alive there, a run is, or the data cannot be had.
+        Stopped: by a signal, before everything was fetched; nothing was started.
     """
     try:
         folder.root.mkdir(parents=True, exist_ok=True)
@@ -106,19 +119,26 @@ def prepare(sweep: Sweep, folder: RunDir, *, partly: bool = False) -> list[Todo]
         raise file_error(e, message, JobError) from e
     folder.lock("a sweep", shared=partly)
     todos = todo(sweep, folder.root)
-    jobs = [run.point.loaded.job for run in todos if run.action != "skip"]
-    _fetch([section for job in jobs for section in (job.data, job.model)])
+    _fetch([run.point.loaded for run in todos if run.action != "skip"], signals)
     write_jobs(todos)
     return todos
 
 
-def _fetch(sections: Sequence[DataConfig | ModelConfig]) -> None:
+def _fetch(points: Sequence[Loaded], signals: Signals | None) -> None:
     """Bring files into place before several runs would do so at once, into one folder."""
     fetched: list[DataConfig | ModelConfig] = []
-    for section in sections:
-        if section not in fetched:
-            section.fetch()
-            fetched.append(section)
+    for loaded in points:
+        for section, fetch in ((loaded.job.data, fetch_data), (loaded.job.model, fetch_model)):
+            if signals and signals.stop:
+                raise _stopped(signals.stop)
+            if section not in fetched:
+                fetch(loaded)
+                fetched.append(section)
+
+
+def _stopped(number: int) -> Stopped:
+    """The end of a sweep that the signal ``number`` stopped."""
+    return Stopped(f"stopped by {signal.Signals(number).name}; the same command goes on")
 
 
 class _Play:
@@ -173,8 +193,7 @@ class _Play:
             for _, run in self._live.values():
                 run.kill()
         if asked:
-            name = signal.Signals(self._signals.stop).name
-            raise Stopped(f"stopped by {name}; the same command goes on")
+            raise _stopped(self._signals.stop)
         return self._failed
 
     def _open(self) -> None:

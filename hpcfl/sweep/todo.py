@@ -46,7 +46,7 @@ def write_jobs(todos: Sequence[Todo]) -> None:
     """Write the jobs of the runs that are to be started: not the base job, which may be edited.
 
     Raises:
-        StoreError: the disk is full or fails.
+        DiskError: the disk is full or fails.
     """
     for point, folder, action, _ in todos:
         if action == "start":

@@ -9,7 +9,7 @@ import pytest
 from hpcfl.checkpoint import committed
 from hpcfl.rundir import RunDir
 from tests.parallel.background import Going, changed, finish, held, rounds, write
-from tests.parallel.harness import ROOT
+from tests.parallel.harness import ROOT, mpirun
 from tests.parallel.outcome import outcome
 
 MODULE = '''
@@ -184,3 +184,22 @@ def test_the_disk_is_full_for_one_rank(tmp_path, ranks, rank, backend):
     assert line.startswith(f"[rank {rank} of {ranks}] DiskError: {tmp_path}/run/stores/")
     assert "No space left on device" in line
     assert outcome(tmp_path / "run").round == 8
+
+
+@pytest.mark.parametrize(
+    ("way", "codes"),
+    [
+        ("one", [1, 1, 1]),
+        ("two", [74, 74, 74]),
+        ("three", [74, 74, 74]),
+        ("last", [74, 74, 74]),
+        ("hangs", [74, 74, 9]),
+    ],
+)
+def test_all_ranks_end_by_themselves_with_the_code(tmp_path, way, codes):
+    """As under Slurm, which calls ranks that MPI aborts killed, and would start them again.
+
+    With "last", rank 0 fails while the others leave the group; with "hangs", rank 2 never hears.
+    """
+    mpirun(3, ROOT / "tests/parallel/failing.py", tmp_path, way)
+    assert [int((tmp_path / f"code-{rank}").read_text()) for rank in range(3)] == codes

@@ -165,17 +165,21 @@ def test_a_node_is_lost_but_the_ranks_there_live_on(slurm, here, going, undistur
     assert outcome(run) == undisturbed
 
 
-def test_the_disk_is_full_for_a_rank(slurm, here):
-    """Slurm calls a step that MPI aborts killed, and would be asked to start it again."""
+@pytest.mark.parametrize("ranks", [[1], [0, 1, 2]])
+def test_the_disk_is_full(slurm, here, ranks):
+    """For one rank or, as a shared disk is, for all at once.
+
+    Slurm calls a step that MPI aborts killed, and would be asked to start it again."""
     full = str(ROOT / "tests/parallel/full")
-    words = ("--ntasks=2", str(RUN), "job.yaml")
+    words = ("--ntasks=3", str(RUN), "job.yaml")
     job = slurm.sbatch(
-        *words, cwd=here, HPCFL_OUT="full", HPCFL_TEST_RANK="1", HPCFL_TEST_ROUND="30",
-        PYTHONPATH=f"{full}:{ROOT}",
+        *words, cwd=here, HPCFL_OUT=f"full{len(ranks)}", HPCFL_TEST_ROUND="30",
+        HPCFL_TEST_RANK=",".join(map(str, ranks)), PYTHONPATH=f"{full}:{ROOT}",
     )  # fmt: skip
     ended = slurm.wait(job)
     assert (ended["ExitCode"], ended["Restarts"]) == ("74:0", "0"), said(here, job)
-    assert "[rank 1 of 2] DiskError: " in said(here, job)
+    told = [rank for rank in range(3) if f"[rank {rank} of 3] DiskError: " in said(here, job)]
+    assert told == ranks
     assert "exit code 74, not requeued: a disk is full" in said(here, job)
 
 

@@ -346,3 +346,25 @@ def test_a_checkpoint_of_a_clock_that_was_ahead(hpcfl, job, tmp_path):
         os.utime(manifest, (4e9, 4e9))
     assert lines(hpcfl("status", run))["checkpoint"] == "round 4, 0:00:00 ago"
     assert hpcfl("resume", run).code == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    ("words", "code", "interrupted"),
+    [(["status", "nowhere"], 2, False), (["list"], 74, False), (["list"], 130, True)],
+)
+def test_the_exit_code_stands_where_standard_error_is_full(tmp_path, words, code, interrupted):
+    """Of a wrong argument, of a full standard output and of Ctrl-C."""
+    program = "import sys; from hpcfl import cli, interrupt; interrupt.begin()\n"
+    if interrupted:
+        program += (
+            "import os, signal\n"
+            "def stop(_): os.kill(os.getpid(), signal.SIGINT)\n"
+            "cli.COMMANDS['list'] = stop\n"
+        )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", f"{program}sys.exit(cli.main())", *words],
+            cwd=tmp_path, stdout=full, stderr=full, check=False,
+        )  # fmt: skip
+    assert done.returncode == code

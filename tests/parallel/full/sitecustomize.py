@@ -1,6 +1,6 @@
-"""A disk that is full for one rank alone: from a round on it can write no client state.
+"""A disk that is full for some ranks: from a round on they can write no client state.
 
-HPCFL_TEST_RANK says which rank, HPCFL_TEST_ROUND from which round on.
+HPCFL_TEST_RANK says which ranks ("0,2"), HPCFL_TEST_ROUND from which round on.
 """
 
 import errno
@@ -8,7 +8,8 @@ import os
 
 from hpcfl import engine
 
-RANK, ROUND = int(os.environ["HPCFL_TEST_RANK"]), int(os.environ["HPCFL_TEST_ROUND"])
+RANKS = [int(rank) for rank in os.environ["HPCFL_TEST_RANK"].split(",")]
+ROUND = int(os.environ["HPCFL_TEST_ROUND"])
 play_round = engine.play_round
 
 
@@ -17,7 +18,7 @@ def full(*_):
 
 
 def played(run, server, t, ask):
-    if (run.comm.rank, t) == (RANK, ROUND):
+    if run.comm.rank in RANKS and t == ROUND:
         os.pwrite = full
     return play_round(run, server, t, ask)
 

@@ -2,11 +2,14 @@
 
 import socket
 import warnings
+from itertools import count
 
 import pytest
 
+from hpcfl.comm import rendezvous
 from hpcfl.comm.launch import Launch
 from hpcfl.comm.rendezvous import listen, meet, on_one_host
+from hpcfl.errors import RankError
 
 TORCHRUN = Launch(0, 4, 0, "torchrun")
 SLURM = Launch(0, 4, 0, "slurm")
@@ -83,12 +86,15 @@ def test_whether_all_ranks_are_on_one_host(launch, environ, expected):
 
 
 def test_the_store_of_torchrun_itself_is_joined_and_not_made(monkeypatch):
-    """Every rank, 0 too, is a client of the launcher's."""
+    """Every rank, 0 too, is a client of the launcher's; each run of a process waits for all."""
     agent = meet(Launch(0, 1, 0, "none"), "gloo", 60.0).store
+    monkeypatch.setattr(rendezvous, "_MEETINGS", count())
     agent.set("from", "torchrun")
-    agent.set("hpcfl/0/here/1", "")  # the other rank
+    agent.set("hpcfl/0/here/0/1", "")  # the other rank, in the first run
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(agent.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     met = meet(Launch(0, 2, 0, "torchrun"), "gloo", 60.0)
     assert met.store.get("from") == b"torchrun"
+    with pytest.raises(RankError, match=r"rank 1 did not come within 0\.01 s"):
+        meet(Launch(0, 2, 0, "torchrun"), "gloo", 0.01)

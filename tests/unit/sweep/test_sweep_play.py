@@ -12,6 +12,7 @@ from hpcfl.job import load
 from hpcfl.jobfile import add_checksum
 from hpcfl.models.base import ModelConfig
 from hpcfl.rundir import RunDir
+from hpcfl.signals import latch_early
 from hpcfl.sweep import play
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.machine import room
@@ -285,6 +286,36 @@ def test_weights_are_fetched_once_before_the_first_run(file, tmp_path, scripted,
     file.write_text(SWEEP + "  model.bias: [true, false]\n")
     play.play(read_sweep(file), tmp_path / "out")
     assert fetched == [(True, 0), (False, 0)]
+
+
+def test_a_class_that_cannot_fetch_is_one_line(file, tmp_path, scripted, monkeypatch, refused):
+    def fetch(_):
+        raise RuntimeError("the mirror is gone")
+
+    monkeypatch.setattr(DataConfig, "fetch", fetch)
+    line = refused("sweep", file, "--out", tmp_path / "out")
+    assert line.startswith("JobError: data.kind: ")
+    assert ": cannot fetch its files in fetch (" in line
+    assert "RuntimeError: the mirror is gone" in line
+    assert scripted.begun == 0
+
+
+def test_a_stop_while_files_are_fetched_is_heard_before_the_next(
+    file, tmp_path, scripted, monkeypatch
+):
+    fetched = []
+
+    def fetch(data):
+        fetched.append(data.clients)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    latch_early()
+    monkeypatch.setattr(DataConfig, "fetch", fetch)
+    file.write_text(SWEEP + "  data.clients: [4, 5]\n")
+    with pytest.raises(Stopped, match="stopped by SIGTERM; the same command goes on"):
+        play.play(read_sweep(file), tmp_path / "out")
+    assert (fetched, scripted.begun) == ([4], 0)
+    assert not list((tmp_path / "out").glob("*.yaml"))
 
 
 def test_a_silent_run_is_told(file, tmp_path, scripted, monkeypatch):
