@@ -29,7 +29,7 @@ from hpcfl.errors import HpcflError, StoreError
 from hpcfl.rundir import RunDir
 from tests.parallel.harness import environment, find_mpirun
 
-KILLS, STOPS = 6, 3
+KILLS, STOPS = 6, 2
 
 
 def test_killed_over_and_over_again(tmp_path):

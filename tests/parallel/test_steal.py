@@ -99,7 +99,9 @@ from tests.parallel import runs
 
 counted, visit = Counter(), Population.visit
 
-def counting(self, client, round):
+def counting(self, client, round, steps=None):
+    if steps is not None:  # of the trial before round 1
+        return visit(self, client, round, steps)
     def batches():
         for batch in made.batches:
             counted[f"{len(self)} steps {round}"] += 1
