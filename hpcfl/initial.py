@@ -79,6 +79,10 @@ def _require_sound(dataset: Dataset, own: str) -> None:
                 f"{own}: an example of {part} has the shape {shape[1:]}, which holds no number; "
                 "expected one feature at least"
             )
+    if dataset.classes is not None and dataset.classes < 1:
+        raise JobError(
+            f"{own}: its classes are {dataset.classes}, expected 1 at least, or None for targets"
+        )
     if dataset.loss not in LOSSES:
         raise JobError(
             f"{own}: its loss is {dataset.loss!r}, expected one of {', '.join(sorted(LOSSES))}"

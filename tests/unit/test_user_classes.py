@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 CLASSES = '''\
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -233,6 +233,12 @@ class Unread(Arrays):
 
 
 @own
+class NoClasses(Arrays):
+    def load(self, seed):
+        return replace(super().load(seed), classes=0)
+
+
+@own
 class NoData(Arrays):
     def load(self, seed):
         return 1
@@ -334,6 +340,7 @@ BEFORE = [
     ("data", "Raw", "cannot be trained on a batch of data.kind mine.Raw (inputs float64[4, 3]"),
     ("data", "Noisy", "draws from torch's generator"),
     ("data", "Unread", "cannot load the data in load ("),
+    ("data", "NoClasses", "its classes are 0, expected 1 at least, or None for targets"),
     ("data", "NoData", "returns int, expected a hpcfl.data.base.Dataset"),
 ]
 
