@@ -174,6 +174,9 @@ def _add_sweep(commands: Any) -> None:
         "--parallel", type=_count, metavar="N", help="runs at once (default: as many as fit)"
     )
     sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
+    sweep.add_argument(
+        "--where", action="store_true", help="print the run directories, and start nothing"
+    )
     what = sweep.add_mutually_exclusive_group()
     what.add_argument(
         "--points", type=_points, metavar="A-B", help="these runs alone, counted from 0"

@@ -200,14 +200,22 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _sweep(options: argparse.Namespace) -> None:
-    from hpcfl.standing import read_standing
     from hpcfl.sweep.grid import read_sweep
+
+    sweep = read_sweep(options.sweep, options.overrides)
+    root = options.out or Path("runs") / sweep.name
+    partly = options.points is not None
+    if partly:
+        sweep = sweep.part(*options.points)
+    if options.where:  # slurm/run.sh asks before every start
+        for point in sweep.points:
+            print(root / point.name)
+        return
+    from hpcfl.standing import read_standing
     from hpcfl.sweep.play import play
     from hpcfl.sweep.submit import Array
     from hpcfl.sweep.todo import listed, todo
 
-    sweep = read_sweep(options.sweep, options.overrides)
-    root = options.out or Path("runs") / sweep.name
     if options.submit:
         if options.parallel:
             raise JobError("--parallel is for a sweep that is played here; with --submit: --pack K")
@@ -216,9 +224,6 @@ def _sweep(options: argparse.Namespace) -> None:
         return
     if options.pack or options.sbatch:
         raise JobError("--pack and --sbatch are for --submit")
-    partly = options.points is not None
-    if partly:
-        sweep = sweep.part(*options.points)
     if options.dry_run:
         print(listed(todo(sweep, root)))
         return

@@ -108,19 +108,25 @@ sweep=
 if grep -qs '^grid:' "$1"; then
   sweep=1
   out=${HPCFL_OUT:-runs/$(basename "${1%.*}")}
+  listed=$(hpcfl sweep "$@" --out "$out" --where)
+  mapfile -t runs <<<"$listed"
   command=(hpcfl sweep "$@" --out "$out")
 else
   out=${HPCFL_OUT:-$(hpcfl check "$@" --where)}
+  runs=("$out")
   command=(hpcfl run "$@" --out "$out" --continue)
 fi
 
-# The committed checkpoints, of all runs of a sweep.  Those of round 0 are no progress.
+# The committed checkpoints of this job's runs: other tasks of an array may play other points of the
+# same sweep.  Those of round 0 are no progress.
 committed() {
-  if [ -d "$out" ]; then
-    # find fails if a checkpoint is pruned meanwhile.
-    { find -H "$out" -path '*/checkpoints/*/manifest.json' \
-      ! -path '*/checkpoints/00000000/*' || true; } | sort
-  fi
+  local run
+  for run in "${runs[@]}"; do
+    if [ -d "$run/checkpoints" ]; then
+      # find fails if a checkpoint is pruned meanwhile.
+      find -H "$run/checkpoints" -name manifest.json ! -path '*/00000000/*' || true
+    fi
+  done | sort
 }
 
 # How many starts in a row, this one included, began at the same checkpoints.  All jobs of a chain
@@ -201,12 +207,9 @@ held() {
 # On a node that Slurm has given up, the ranks of an earlier start may live on, until their watchdog
 # finds that others are gone.  They hold the run directory's lock.
 wait_for_earlier() {
-  local lock locks=("$out/lock")
+  local lock
   status=0
-  if [ -n "$sweep" ] && [[ " ${command[*]} " != *" --points "* ]]; then
-    locks+=("$out"/*/lock)
-  fi
-  for lock in "${locks[@]}"; do
+  for lock in "$out/lock" ${sweep:+"${runs[@]/%//lock}"}; do
     if held "$lock"; then
       say "another start of this run is alive: it holds $lock; wait up to $patience s for its end"
       follow flock --shared --timeout "$patience" -E 99 "$lock" true

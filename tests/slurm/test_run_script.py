@@ -209,6 +209,23 @@ def test_a_sweep_is_requeued_as_long_as_it_gets_on(slurm, here, gpus):
     assert (here / "starts").read_text() == "0/1 sweep several.yaml --out runs/several\n" * 2
 
 
+def test_checkpoints_of_other_points_are_no_progress(slurm, here):
+    """Another task of the array may play them meanwhile."""
+    (here / "several.yaml").write_text("grid:\n")
+    (here / "plan").write_text("signal 1")
+    words = ("--ntasks=1", str(RUN), "several.yaml", "--points", "0-0")
+    job = slurm.sbatch(*words, cwd=here, HPCFL_MAX_STARTS="1")
+    while not (here / "starts").exists():
+        time.sleep(0.05)
+    other = here / "runs/several/point1/checkpoints/00000007/manifest.json"
+    other.parent.mkdir(parents=True)
+    other.write_text("")
+    slurm.call("scancel", "--batch", "--signal=USR1", job)
+    ended = slurm.wait(job)
+    assert (ended["ExitCode"], ended["Restarts"]) == ("1:0", "0"), said(here, job)
+    assert "no checkpoint since the start, not requeued" in said(here, job)
+
+
 @pytest.mark.parametrize("script", ["exit 1", "exit 0"])
 def test_a_slurm_that_is_busy_cancels_nothing(slurm, here, script):
     """Whatever squeue says then; scontrol is asked again."""

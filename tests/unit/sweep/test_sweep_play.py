@@ -74,6 +74,15 @@ def test_a_run_of_its_own_has_no_place_among_the_runs(file, job, tmp_path, refus
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["sweep.log"]
 
 
+def test_where_the_runs_of_a_sweep_lie(file, tmp_path, hpcfl):
+    """slurm/run.sh looks there for new checkpoints, and at nothing else of the sweep."""
+    listed = hpcfl("sweep", file, "--where").out
+    assert listed == [f"runs/{file.stem}/{name}" for name in NAMES]
+    part = hpcfl("sweep", file, "--out", tmp_path / "out", "--points", "1-2", "--where").out
+    assert part == [str(tmp_path / "out" / name) for name in NAMES[1:3]]
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_dry_run_starts_nothing(file, tmp_path, hpcfl):
     done = hpcfl("sweep", file, "--out", tmp_path / "out", "--dry-run", "rounds=3")
     assert done.code == 0
