@@ -15,13 +15,13 @@ LONG = ("run", "resume", "sweep")
 
 
 def main() -> int:
-    """Run one command; the exit code, see :func:`hpcfl.cli.main`."""
+    """Run one command; the exit code, see :func:`hpcfl.cli.main.main`."""
     # Read when torch is loaded: the warnings of its C++ part repeat, with a stack of frames, what
     # the one line of an error says.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if sys.argv[1:2] and sys.argv[1] in LONG:
         latch_early()
-    from hpcfl import cli  # slow, so only once signals are latched
+    from hpcfl.cli import main as cli  # slow, so only once signals are latched
 
     code = cli.main()
     # When the first rank has left, srun --kill-on-bad-exit sends SIGTERM to those still leaving.

@@ -13,14 +13,14 @@ from time import perf_counter
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from hpcfl.assemble import Parts, assemble
-from hpcfl.bench.alternate import take_turns
+from hpcfl.runner.components import Parts, assemble
+from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import Figure, Result, column
 from hpcfl.bench.round import built_in
-from hpcfl.calibrate import WARM, one_step, with_executor
-from hpcfl.device import device_of
+from hpcfl.runner.choose_executor import WARM, one_step, with_executor
+from hpcfl.runner.device import device_of
 from hpcfl.errors import JobError
-from hpcfl.job import Loaded, load
+from hpcfl.job.schema import Loaded, load
 
 SIZES = (10, 32)  # clients in a block
 TURNS = 7

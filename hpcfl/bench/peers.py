@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcfl.bench.alternate import take_turns
+from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.round import Bare
-from hpcfl.bench.turn import Engine, alone
+from hpcfl.bench.single_rank import Engine, alone
 from hpcfl.errors import JobError
-from hpcfl.job import load
+from hpcfl.job.schema import load
 
 TURNS = 5
 PRECISIONS = ("float32", "bf16")

@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.bench.alternate import take_turns
+from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import WIDTH, Figure, Result
 from hpcfl.bench.round import built_in
-from hpcfl.bench.turn import Engine, alone
+from hpcfl.bench.single_rank import Engine, alone
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import Exact
 from hpcfl.comm.fast import Fast
-from hpcfl.comm.launch import connect
+from hpcfl.comm.launcher import connect
 from hpcfl.comm.reduction import Reduction
-from hpcfl.comm.together import group
+from hpcfl.comm.failure import group
 from hpcfl.errors import JobError
-from hpcfl.prepare import keep_freed_memory
+from hpcfl.runner.configure_torch import keep_freed_memory
 
 SIZES = (800_000, 4_000_000, 25_000_000)
 TURNS = 21

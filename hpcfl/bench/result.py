@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hpcfl.plots.figure import COLOURS, new_figure, save
-from hpcfl.store.durable import write_output
-from hpcfl.versions import versions
+from hpcfl.report.plots.figure import COLOURS, new_figure, save
+from hpcfl.io.atomic import write_output
+from hpcfl.runner.environment import versions
 
 WIDTH = 100  # columns of a table
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from hpcfl.bench.alternate import take_turns
+from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.round import LENET, images
 from hpcfl.errors import JobError
-from hpcfl.sweep.spawn import environment, mpirun
+from hpcfl.sweep.process import environment, mpirun
 
 RANKS, TURNS, CLIENTS = (1, 2, 4), 7, 20
 PAUSE_S = 0.01  # between two looks at the folder: who waits hardly works
@@ -81,7 +81,7 @@ class _Side:
         self._folder.mkdir()
         self._size, self._turn = size, 0
         self._log = self._folder / "said"
-        own = [sys.executable, "-m", "hpcfl.bench.side", str(root / "job.yaml"), str(self._folder)]
+        own = [sys.executable, "-m", "hpcfl.bench.worker", str(root / "job.yaml"), str(self._folder)]
         if what == "ranks" and size > 1:
             self._commands = [[mpirun(), "-n", str(size), *own, "0", "1"]]
         else:

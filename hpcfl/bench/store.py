@@ -18,14 +18,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcfl.bench.alternate import take_turns
+from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.round import LENET, images
-from hpcfl.bench.turn import Engine, alone
-from hpcfl.job import load
+from hpcfl.bench.single_rank import Engine, alone
+from hpcfl.job.schema import load
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.hdf5 import Hdf5Store
-from hpcfl.store.size import ROUNDS
+from hpcfl.store.disk_usage import ROUNDS
 
 TURNS = 9
 COHORT = 10  # states that are read ahead at a time

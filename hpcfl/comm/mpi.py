@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.comm.base import Parcel
-from hpcfl.comm.freight import Freight
-from hpcfl.comm.launch import Launch
-from hpcfl.comm.said import wait_until_read
+from hpcfl.comm.staging import Freight
+from hpcfl.comm.launcher import Launch
+from hpcfl.comm.drain_output import wait_until_read
 from hpcfl.comm.solo import end_process
 from hpcfl.errors import INTERRUPTED, RankError
 

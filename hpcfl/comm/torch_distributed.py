@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from hpcfl.comm.base import Parcel
-from hpcfl.comm.freight import Freight
-from hpcfl.comm.launch import Launch
+from hpcfl.comm.staging import Freight
+from hpcfl.comm.launcher import Launch
 from hpcfl.comm.rendezvous import INTERFACE, meet
 from hpcfl.errors import JobError, RankError
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hpcfl.comm.base import Comm, Parcel
 from hpcfl.comm.heartbeat import Heartbeats
-from hpcfl.comm.together import together
+from hpcfl.comm.failure import together
 from hpcfl.comm.watchdog import Watchdog
 from hpcfl.errors import RankError
 

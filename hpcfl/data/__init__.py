@@ -2,24 +2,24 @@
 
 from collections.abc import Mapping
 
-from hpcfl.data.arrays import Arrays
+from hpcfl.data.sources.arrays import Arrays
 from hpcfl.data.base import DataConfig
-from hpcfl.data.cifar10 import Cifar10
-from hpcfl.data.cifar100 import Cifar100
-from hpcfl.data.concrete import Concrete
-from hpcfl.data.digits import Digits
-from hpcfl.data.emnist import Emnist
-from hpcfl.data.huggingface import Huggingface
-from hpcfl.data.image_folder import ImageFolder
-from hpcfl.data.inaturalist import INaturalist
-from hpcfl.data.landmarks import Landmarks
-from hpcfl.data.leaf import Leaf
-from hpcfl.data.quadratics import Quadratics
-from hpcfl.data.shakespeare import Shakespeare
-from hpcfl.data.stackexchange import StackExchange
-from hpcfl.data.stackoverflow import StackOverflow
-from hpcfl.data.tff import Tff
-from hpcfl.data.tiny_imagenet import TinyImageNet
+from hpcfl.data.sources.cifar10 import Cifar10
+from hpcfl.data.sources.cifar100 import Cifar100
+from hpcfl.data.sources.concrete import Concrete
+from hpcfl.data.sources.digits import Digits
+from hpcfl.data.sources.emnist import Emnist
+from hpcfl.data.sources.huggingface import Huggingface
+from hpcfl.data.sources.image_folder import ImageFolder
+from hpcfl.data.sources.inaturalist import INaturalist
+from hpcfl.data.sources.landmarks import Landmarks
+from hpcfl.data.sources.leaf import Leaf
+from hpcfl.data.sources.quadratics import Quadratics
+from hpcfl.data.sources.shakespeare import Shakespeare
+from hpcfl.data.sources.stackexchange import StackExchange
+from hpcfl.data.sources.stackoverflow import StackOverflow
+from hpcfl.data.sources.tff import Tff
+from hpcfl.data.sources.tiny_imagenet import TinyImageNet
 
 SOURCES: Mapping[str, type[DataConfig]] = {
     "arrays": Arrays,

@@ -14,8 +14,8 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
 from zlib import error as ZlibError
 
-from hpcfl.data.lock import locked
-from hpcfl.data.owners import OwnersFile, Track, provide
+from hpcfl.io.lock import locked
+from hpcfl.data.download import OwnersFile, Track, provide
 from hpcfl.errors import DataError
 
 _DAMAGED = (

@@ -13,7 +13,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.owners import Track
+from hpcfl.data.download import Track
 from hpcfl.data.partition import Partition, Pooled, Rows
 from hpcfl.errors import JobError
 from hpcfl.types import Count, Examples, Section

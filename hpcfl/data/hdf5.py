@@ -10,9 +10,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.data.heaps import check_heaps
+from hpcfl.data.check_heaps import check_heaps
 from hpcfl.errors import DataError
-from hpcfl.files import read_error, require_memory
+from hpcfl.io.files import read_error, require_memory
 
 _DEFLATE = 1032  # the most that HDF5's usual compression can save
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
-from hpcfl.files import read_error
+from hpcfl.io.files import read_error
 
 _BYTES = 0x08  # IDX's name of unsigned bytes
 _MOST = 1 << 30  # bytes; the largest published file has two thirds of it

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.data.encoded import DAMAGED, pixels, reason
+from hpcfl.data.encoded_images import DAMAGED, pixels, reason
 from hpcfl.data.hdf5 import attribute, opened, strings
 from hpcfl.data.partition import Rows
 from hpcfl.errors import DataError

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcfl.errors import DataError
-from hpcfl.files import read_error
+from hpcfl.io.files import read_error
 
 
 class Row(NamedTuple):

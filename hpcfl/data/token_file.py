@@ -29,10 +29,10 @@ from rich.filesize import decimal
 from torch import Tensor
 
 from hpcfl.data.hdf5 import attribute, member, opened, strings
-from hpcfl.data.owners import Track
-from hpcfl.data.words import Vocabulary, last_tokens
+from hpcfl.data.download import Track
+from hpcfl.data.vocabulary import Vocabulary, last_tokens
 from hpcfl.errors import DataError, DiskError, is_disk_failure
-from hpcfl.store.durable import PART, discard, sync_folder
+from hpcfl.io.atomic import PART, discard, sync_folder
 
 FORMAT = np.bytes_(b"hpcfl sentences 1")
 SPLITS = ("train", "test")

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfl.comm.base import Comm
-from hpcfl.comm.sums import exact_sums
-from hpcfl.evaluation.meter import Meter
-from hpcfl.local.population import Population
+from hpcfl.comm.exact_sum import exact_sums
+from hpcfl.evaluation.measure import Meter
+from hpcfl.local.client_pool import Population
 from hpcfl.types import Vector
 
 Found = Mapping[int, Mapping[str, float]]  # client -> sums over its examples

@@ -1,7 +1,7 @@
 """Many clients at once: K local rounds side by side, through the hooks that are written for one.
 
 The hooks run under ``torch.func.vmap``; a gradient that they ask for is that of K models in one
-pass (see ``hpcfl.local.many``).  K and the width of a batch are fixed for a run, and places without
+pass (see ``hpcfl.local.block_gradients``).  K and the width of a batch are fixed for a run, and places without
 a client are filled, so that a client's bits do not depend on who is beside it.  A client that has
 taken its steps stands still until all have.  Equal to ``Sequential`` up to rounding.
 """
@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_map
 
 from hpcfl.algorithms.base import Algorithm, Client
 from hpcfl.errors import ClientError, HpcflError
-from hpcfl.local.filling import Filling, Step
+from hpcfl.local.padded_batches import Filling, Step
 from hpcfl.local.layers import stacked
-from hpcfl.local.many import Gradients
+from hpcfl.local.block_gradients import Gradients
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Trained, Visit
 from hpcfl.types import Vector
@@ -38,7 +38,7 @@ class Block:
         weight_decay: added to every direction.
         shared: for each field of a state, whether it is the model that the client received.
         surveys: takes the gradients over whole clients, in large batches anyway.
-        wrap: makes a step faster to play, see ``hpcfl.local.replay``.
+        wrap: makes a step faster to play, see ``hpcfl.local.cuda_graph``.
     """
 
     def __init__(

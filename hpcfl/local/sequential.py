@@ -7,7 +7,7 @@ import torch
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.errors import ClientError, HpcflError
-from hpcfl.local.named import named
+from hpcfl.local.error_context import named
 from hpcfl.local.step import Gradient, Oracle, Trained, Visit
 from hpcfl.types import Vector
 

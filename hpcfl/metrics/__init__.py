@@ -1,5 +1,5 @@
 """What is measured of a model."""
 
-from hpcfl.metrics.totals import totals
+from hpcfl.evaluation.metrics import totals
 
 __all__ = ["totals"]

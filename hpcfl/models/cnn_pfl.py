@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from hpcfl.models.base import ModelConfig, require_images
-from hpcfl.models.flat import flat
+from hpcfl.models.flatten import flat
 
 
 @dataclass(frozen=True, kw_only=True)

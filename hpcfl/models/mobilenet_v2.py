@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from hpcfl.models.base import require_images
-from hpcfl.models.norm import Normed
+from hpcfl.models.normalization import Normed
 from hpcfl.types import Decay
 
 _STEM, _TOP = 32, 1280

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from hpcfl.models.base import require_images
-from hpcfl.models.norm import Normed
+from hpcfl.models.normalization import Normed
 
 Norm = Callable[[int], nn.Module]
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hpcfl.errors import DataError, JobError, file_error
-from hpcfl.files import read_array
+from hpcfl.io.files import read_array
 
 _WRAPPERS = ("state_dict", "model")  # what training programs put a state dict into
 

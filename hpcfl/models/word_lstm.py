@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfl.data.base import DataConfig
-from hpcfl.data.words import PAD
+from hpcfl.data.vocabulary import PAD
 from hpcfl.errors import JobError
 from hpcfl.models.base import ModelConfig
 from hpcfl.types import Count

@@ -3,7 +3,7 @@
 The file says, for each job: how many clients there are and how unequal (sizes drawn from a
 lognormal by the seed, scaled to the number of examples), the batch and the epochs, the numbers of
 an upload, a client's state, the cohorts to draw for, who trains whom, and pieces as in
-`hpcfl.plan.pieces`.
+`hpcfl.plan.cost_model`.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hpcfl.job import section
-from hpcfl.jobfile import read
-from hpcfl.plan.pieces import Pieces
+from hpcfl.job.schema import section
+from hpcfl.job.yaml_file import read
+from hpcfl.plan.cost_model import Pieces
 from hpcfl.plan.time import Foretold, Work, foretell
-from hpcfl.plots.figure import COLOURS, check_plot, new_figure, save
-from hpcfl.progress import track
-from hpcfl.sampling import Uniform
+from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
+from hpcfl.io.progress import track
+from hpcfl.cohort.sampling import Uniform
 from hpcfl.seeds import stream
 from hpcfl.types import Count, Natural, Section
 

@@ -11,14 +11,14 @@ from rich.box import ASCII2
 from rich.filesize import decimal
 from rich.table import Table
 
-from hpcfl.assemble import assemble
-from hpcfl.catalogue import drawn
+from hpcfl.runner.components import assemble
+from hpcfl.cli.listing import drawn
 from hpcfl.errors import JobError
-from hpcfl.initial import fetch_data, fetch_model
-from hpcfl.job import Loaded
-from hpcfl.plan.figures import Plan, plan
+from hpcfl.runner.initial import fetch_data, fetch_model
+from hpcfl.job.schema import Loaded
+from hpcfl.plan.resources import Plan, plan
 from hpcfl.plan.measured import probe, this_process
-from hpcfl.plan.pieces import Pieces
+from hpcfl.plan.cost_model import Pieces
 from hpcfl.plan.time import Foretold, foretell, kind, work
 
 WIDTH = 100  # columns

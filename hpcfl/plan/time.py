@@ -12,7 +12,7 @@ and a round, on R ranks,
                           +  2 (R - 1) / R x 8 P / bandwidth
                           +  [ceil(log2 R) 2 latency_s + M (2 latency_s + (S + B) / bandwidth)]
 
-With ``balance: owner`` C_r is O_r.  With ``steal`` C_r is what `hpcfl.balance` says, as in a run,
+With ``balance: owner`` C_r is O_r.  With ``steal`` C_r is what `hpcfl.cohort.assignment` says, as in a run,
 and the states of clients that are moved travel, as the last line has it: M is the most that a rank
 hands over or takes in, S the bytes there (what clients share goes along), B those back.  Every
 client is taken to have a state by then, and an exchange to last as long as its busiest rank's
@@ -34,12 +34,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.assemble import Parts
-from hpcfl.balance import trainers
+from hpcfl.runner.components import Parts
+from hpcfl.cohort.assignment import trainers
 from hpcfl.errors import JobError
-from hpcfl.placement import owners
-from hpcfl.plan.pieces import Pieces
-from hpcfl.plan.surveys import surveys
+from hpcfl.cohort.placement import owners
+from hpcfl.plan.cost_model import Pieces
+from hpcfl.plan.full_gradient_rounds import surveys
 
 SAMPLED = 1000  # rounds, at most, whose cohorts are drawn
 MEMBERS, FEWEST = 100_000, 50  # of all those rounds; and rounds, all the same

@@ -9,7 +9,7 @@ from hpcfl.report.formats import plain, tables, to_csv, to_latex, to_markdown
 from hpcfl.report.papers import as_papers
 from hpcfl.report.runs import by_run
 from hpcfl.report.seeds import by_seed
-from hpcfl.report.sheet import Report, Sheet
+from hpcfl.report.table import Report, Sheet
 
 __all__ = [
     "Report",

@@ -5,8 +5,8 @@ from functools import partial
 
 from rich.filesize import decimal
 
-from hpcfl.records import SCORES, RunRecord
-from hpcfl.report.sheet import Value
+from hpcfl.run_dir.record import SCORES, RunRecord
+from hpcfl.report.table import Value
 
 
 def percent(share: float | None) -> float | None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from hpcfl.report.sheet import Report, Sheet
+from hpcfl.report.table import Report, Sheet
 
 _WIDE = 48  # of the settings, which are wrapped
 _UNLIMITED = 1000

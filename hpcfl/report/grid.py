@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpcfl.compare import SEED, Settings, apart, over_seeds
-from hpcfl.published import set_up
-from hpcfl.records import RunRecord
-from hpcfl.report.sheet import Value
+from hpcfl.job.settings import SEED, Settings, apart, over_seeds
+from hpcfl.report.published import set_up
+from hpcfl.run_dir.record import RunRecord
+from hpcfl.report.table import Value
 
 
 class SetUp(NamedTuple):

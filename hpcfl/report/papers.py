@@ -7,23 +7,14 @@ from collections.abc import Sequence
 from math import isnan
 from typing import NamedTuple
 
-from hpcfl.beside import (
-    ACCURACIES,
-    beside_published,
-    counted,
-    fraction,
-    mean_and_std,
-    places,
-    printed,
-    spread,
-)
+from hpcfl.report.comparison import (ACCURACIES, beside_published, counted, fraction, mean_and_std, places, printed, spread)
 from hpcfl.errors import JobError
-from hpcfl.published import Published, find
-from hpcfl.records import RunRecord
+from hpcfl.report.published import Published, find
+from hpcfl.run_dir.record import RunRecord
 from hpcfl.report.columns import DIVERGED, count_diverged
 from hpcfl.report.grid import Grid, Row, SetUp, read_grid
-from hpcfl.report.sheet import Report, Sheet, Value, with_settings
-from hpcfl.targets import BASELINE, Arrivals, Target, arrivals, beside_target
+from hpcfl.report.table import Report, Sheet, Value, with_settings
+from hpcfl.report.rounds_to_target import BASELINE, Arrivals, Target, arrivals, beside_target
 
 # What the signs in our cells mean.
 _SIGNS = {

@@ -5,7 +5,7 @@ clients that rank owns.  Nothing staged is visible to a later life of the run un
 Clients whose states are staged one after the other and are the same tensors share one copy.
 
 A commit leaves, in the checkpoint's folder, one file per rank that says where every state lies
-(``rows-RANK.npz``, see ``hpcfl.store.rows``); the files it points to are never changed while any
+(``rows-RANK.npz``, see ``hpcfl.store.row_table``); the files it points to are never changed while any
 kept checkpoint names them.  It is written while rounds go on: what they stage is not part of it.
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from hpcfl.store.rows import Table
+    from hpcfl.store.row_table import Table
 
 
 class Field(NamedTuple):

@@ -2,7 +2,7 @@
 
 A client's new state goes to a free row, or over its old one if nobody else needs that: no kept
 checkpoint, no other client.  Rows are read ahead for clients that are expected and written behind
-(see ``hpcfl.store.behind``); a state on its way to the disk is still at hand.
+(see ``hpcfl.store.background_io``); a state on its way to the disk is still at hand.
 
 A row may be read while it is replaced: then its client got a new state, which is what counts for
 it, and nobody looks at what was read.
@@ -19,16 +19,16 @@ import numpy as np
 from torch import Tensor
 
 from hpcfl.errors import StoreError
-from hpcfl.store import rows
+from hpcfl.store import row_table
 from hpcfl.store.base import StateSchema
-from hpcfl.store.behind import Behind, Place
+from hpcfl.store.background_io import Behind, Place
 from hpcfl.store.footprint import footprint
-from hpcfl.store.marks import Marks
-from hpcfl.store.pool import Pool
+from hpcfl.store.same_tensors import Marks
+from hpcfl.store.row_allocator import Pool
 from hpcfl.store.reader import Reader
 from hpcfl.store.segment import Segment
-from hpcfl.store.shelf import Shelf
-from hpcfl.store.size import ROUNDS
+from hpcfl.store.arena import Shelf
+from hpcfl.store.disk_usage import ROUNDS
 
 NOWHERE = -1  # the address of a client that has no row yet
 OUTSIDE = 2  # cohorts of states on their way to the disk, at most, besides those in the cache
@@ -40,7 +40,7 @@ Write = Callable[[Place, Iterable[Tensor]], "Future[None]"]
 class Hdf5Store:
     """The states of one rank's clients in segment files below ``root``; not thread-safe.
 
-    The cache has copies (see ``hpcfl.store.shelf``); what is read from it are views of them.
+    The cache has copies (see ``hpcfl.store.arena``); what is read from it are views of them.
 
     Args:
         root: the folder of the segments, which exists.
@@ -149,8 +149,8 @@ class Hdf5Store:
             crcs = np.zeros(len(taken), np.int64)
             for index, part in enumerate(parts):
                 crcs[segments == index] = part.crcs[places[segments == index]]
-            table = rows.Rows(self._clients[known], segments, places, crcs, names)
-            rows.write(folder, self._rank, table)
+            table = row_table.Rows(self._clients[known], segments, places, crcs, names)
+            row_table.write(folder, self._rank, table)
 
         flushed, self._unflushed = self._unflushed, set()
         return [self._behind.flush(written, flushed, tabulate)]
@@ -166,7 +166,7 @@ class Hdf5Store:
         Raises:
             DiskError: the disk is too small for them.
         """
-        self._pool.reserve(sum(rows))
+        self._pool.reserve(sum(row_table))
 
     def provide(self, rows: Sequence[int]) -> None:
         """Have so many free rows on the disk.
@@ -174,7 +174,7 @@ class Hdf5Store:
         Raises:
             DiskError: the disk is too small for them.
         """
-        self._pool.provide(sum(rows))
+        self._pool.provide(sum(row_table))
 
     def keep(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; rows that only others name may be reused.
@@ -186,8 +186,8 @@ class Hdf5Store:
         pinned = [np.zeros(0, np.int64)]
         for folder in folders:
             # A checkpoint of fewer ranks than now has no part of this rank.
-            if self._rank < rows.ranks(folder):
-                part = rows.read(folder, self._rank)
+            if self._rank < row_table.ranks(folder):
+                part = row_table.read(folder, self._rank)
                 pinned.append(self._pool.addresses(part.names, part.segments, part.rows))
         every = np.concatenate(pinned)
         self._pool.keep(every[every != NOWHERE])
@@ -201,7 +201,7 @@ class Hdf5Store:
         for part in self._pool.segments:
             part.require_in_place()
 
-    def adopt(self, table: rows.Table) -> None:
+    def adopt(self, table: row_table.Table) -> None:
         """Go on with the segments of a checkpoint that the same ranks with the same clients made.
 
         No old row is reused before ``keep`` says which checkpoints are kept.
@@ -227,7 +227,7 @@ class Hdf5Store:
         self._address[positions] = addresses
         self._pool.restore(addresses, table.crcs[mine])
 
-    def rehome(self, table: rows.Table) -> None:
+    def rehome(self, table: row_table.Table) -> None:
         """Copy the states of this rank's clients from wherever a checkpoint has them.
 
         Raises:

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hpcfl.store import rows, segment
+from hpcfl.store import row_table, segment
 from hpcfl.store.base import StateSchema
-from hpcfl.store.held import HeldPath
-from hpcfl.store.marks import Marks
+from hpcfl.io.live_files import HeldPath
+from hpcfl.store.same_tensors import Marks
 from hpcfl.store.reader import Reader
 from hpcfl.store.segment import Segment
-from hpcfl.store.shelf import Shelf
+from hpcfl.store.arena import Shelf
 
 
 class MemoryStore:
-    """The states of one rank's clients in memory (see ``hpcfl.store.shelf``); views are read.
+    """The states of one rank's clients in memory (see ``hpcfl.store.arena``); views are read.
 
     Args:
         root: the folder of the segments, which exists.
@@ -99,7 +99,7 @@ class MemoryStore:
             crcs = file.crcs.astype(np.int64)[places]
         ids, first = np.array(list(states), np.int64), np.zeros(len(states), np.int64)
         names = (name,) if states else ()
-        rows.write(folder, self._rank, rows.Rows(ids, first, places, crcs, names))
+        row_table.write(folder, self._rank, row_table.Rows(ids, first, places, crcs, names))
 
     def keep(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; this life's files of all others are deleted.
@@ -107,7 +107,7 @@ class MemoryStore:
         Raises:
             StoreError: a row table is missing or damaged.
         """
-        kept = rows.named(folders)
+        kept = row_table.named(folders)
         for name in sorted(self._files - kept):
             (self._root / name).unlink(missing_ok=True)
             self._held.pop(name).close()
@@ -122,7 +122,7 @@ class MemoryStore:
         for held in list(self._held.values()):
             held.check()
 
-    def adopt(self, table: rows.Table) -> None:
+    def adopt(self, table: row_table.Table) -> None:
         """Read the states of this rank's clients from wherever a checkpoint has them.
 
         Raises:
@@ -130,7 +130,7 @@ class MemoryStore:
         """
         self.rehome(table)
 
-    def rehome(self, table: rows.Table) -> None:
+    def rehome(self, table: row_table.Table) -> None:
         """Read the states of this rank's clients from wherever a checkpoint has them.
 
         Raises:

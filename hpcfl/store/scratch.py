@@ -12,9 +12,9 @@ from threading import Lock
 from typing import Any
 from zlib import crc32
 
-from hpcfl.store.durable import storing
+from hpcfl.io.atomic import storing
 from hpcfl.store.hdf5 import Frozen, Hdf5Store
-from hpcfl.store.rows import Table
+from hpcfl.store.row_table import Table
 
 
 class ScratchStore:

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from hpcfl.errors import DiskError, HpcflError, StoreError, file_error
-from hpcfl.store import layout
+from hpcfl.store import segment_file
 from hpcfl.store.base import StateSchema
-from hpcfl.store.durable import PART
-from hpcfl.store.held import check_in_place
+from hpcfl.io.atomic import PART
+from hpcfl.io.live_files import check_in_place
 
 NAME = re.compile(rf"(?P<life>[0-9A-Za-z]+)-r\d{{4,}}-s\d{{4,}}\.h5({re.escape(PART)})?")
 NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
@@ -50,7 +50,7 @@ def same_bits(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
 class Segment:
     """An open segment file; use ``create`` or ``open``."""
 
-    def __init__(self, path: Path, schema: StateSchema, place: layout.Layout, fd: int) -> None:
+    def __init__(self, path: Path, schema: StateSchema, place: segment_file.Layout, fd: int) -> None:
         self.path, self.rows = path, place.rows
         self.crcs = np.zeros(place.rows, np.uint32)
         """The checksums of the rows, as far as they are known; who writes one sets it."""
@@ -65,7 +65,7 @@ class Segment:
             DiskError: the disk is too small.
             StoreError: the file exists.
         """
-        layout.create(path, schema, rows)
+        segment_file.create(path, schema, rows)
         return cls.open(path, schema, "r+")
 
     @classmethod
@@ -75,7 +75,7 @@ class Segment:
         Raises:
             StoreError: it is missing, damaged, not of this schema, or another process writes it.
         """
-        place = layout.inspect(path, schema)
+        place = segment_file.inspect(path, schema)
         try:
             fd = os.open(path, os.O_RDWR if mode == "r+" else os.O_RDONLY)
         except OSError as error:

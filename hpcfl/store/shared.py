@@ -11,8 +11,8 @@ from typing import Any
 
 from hpcfl.errors import StoreError
 from hpcfl.store.base import ClientStore, StateSchema
-from hpcfl.store.durable import storing
-from hpcfl.store.rows import SHARED, Table
+from hpcfl.io.atomic import storing
+from hpcfl.store.row_table import SHARED, Table
 
 
 class SharedStore:

@@ -1,6 +1,6 @@
 """Tasks: a data set, a model and a loss under one name."""
 
-from hpcfl.tasks.losses import LOSSES
-from hpcfl.tasks.presets import TASKS
+from hpcfl.models.losses import LOSSES
+from hpcfl.job.tasks import TASKS
 
 __all__ = ["LOSSES", "TASKS"]

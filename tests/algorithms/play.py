@@ -10,12 +10,12 @@ import yaml
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from hpcfl.assemble import Parts, assemble
-from hpcfl.checkpoint import committed
-from hpcfl.job import Loaded, load
-from hpcfl.session import Result, start
+from hpcfl.runner.components import Parts, assemble
+from hpcfl.checkpoint.format import committed
+from hpcfl.job.schema import Loaded, load
+from hpcfl.runner.session import Result, start
 from hpcfl.store.reader import Reader
-from hpcfl.store.rows import Table
+from hpcfl.store.row_table import Table
 
 Array = NDArray[np.float64]
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfl import calibrate
+from hpcfl.runner import choose_executor
 from hpcfl.algorithms.base import Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.errors import JobError
-from hpcfl.job import load
+from hpcfl.job.schema import load
 from hpcfl.models.base import ModelConfig
-from hpcfl.rundir import RunDir
-from hpcfl.session import start
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.runner.session import start
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
 from tests.algorithms.trace import trace
 from tests.algorithms.zoo import ALL
@@ -135,12 +135,12 @@ def test_auto_takes_the_faster_one_and_keeps_it(tmp_path, name):
 def test_auto_takes_what_took_less(tmp_path, monkeypatch, faster):
     seconds = {"sequential": 1.0, "block": 1.0, faster: 0.5}
     monkeypatch.setattr(
-        calibrate, "_seconds", lambda parts, executor, clients: seconds[parts.job.executor]
+        choose_executor, "_seconds", lambda parts, executor, clients: seconds[parts.job.executor]
     )
     cohort = {"kind": "uniform", "size": 5}
     job = tree(tmp_path, softmax_problem(), {"name": "fedavg"}, cohort=cohort, executor="auto")
     for ranks, size in ((1, 5), (2, 3)):
-        found = calibrate._measure(parts(tmp_path, job), ranks)
+        found = choose_executor._measure(parts(tmp_path, job), ranks)
         assert (found.executor, found.block_size) == (faster, size)
 
 

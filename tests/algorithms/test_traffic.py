@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor
 
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.schema import traffic
+from hpcfl.engine.schema import traffic
 from tests.algorithms.play import parts, play, softmax_problem, tree
 from tests.algorithms.zoo import ALL
 

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.assemble import Parts, assemble, wire
+from hpcfl.runner.components import Parts, assemble, wire
 from hpcfl.comm.solo import Solo
-from hpcfl.engine import play
-from hpcfl.job import load
+from hpcfl.engine.loop import play
+from hpcfl.job.schema import load
 from hpcfl.local.step import Gradient
-from hpcfl.placement import owners
+from hpcfl.cohort.placement import owners
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
-from hpcfl.tasks.losses import LOSSES
+from hpcfl.models.losses import LOSSES
 from hpcfl.types import Batch, Record, Vector
 from tests.algorithms.play import Array
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import yaml
 
-from hpcfl import cli
-from hpcfl.bench.chaos.left import Outcome, committed, outcome
+from hpcfl.cli import main
+from hpcfl.bench.chaos.run_outcome import Outcome, committed, outcome
 from hpcfl.bench.chaos.settings import JOB
-from hpcfl.rundir import RunDir
-from hpcfl.runlog import Line, RunLog
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.log import Line, RunLog
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["pytest", "deny", "forked", "warm"])
@@ -74,7 +74,7 @@ def _live(
     sys.stdout = sys.stderr = connection.makefile("w", buffering=1)
     if prepare:
         prepare()
-    sys.exit(cli.main(arguments))
+    sys.exit(main.main(arguments))
 
 
 def go_on(folder: RunDir, job: Path) -> Outcome:

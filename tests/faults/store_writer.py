@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcfl.store import rows
+from hpcfl.store import row_table
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
-from hpcfl.store.rows import SHARED, Table
+from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.shared import SharedStore
 
 CLIENTS = 24
@@ -74,7 +74,7 @@ def write(folder: Path, life: str, tell: Callable[[int], None]) -> None:
     for round in itertools.count(done[-1] + 1 if done else 0):
         kept = [folder / str(past) for past in committed(folder)[-KEEP:]]
         store.keep(kept)
-        rows.prune(root, rows.named(kept), life)
+        row_table.prune(root, row_table.named(kept), life)
         x = model(round)
         for client in range(CLIENTS):
             if (client + round) % 3:

@@ -16,17 +16,17 @@ import torch
 from forked import live, write
 from safetensors.torch import load_file, save_file
 
-from hpcfl import checksum
+from hpcfl.io import checksum
 from hpcfl.bench import chaos
-from hpcfl.bench.chaos import ALGORITHMS, Chaos, ending
-from hpcfl.bench.chaos.ending import Ending
-from hpcfl.bench.chaos.left import Outcome, committed, outcome
+from hpcfl.bench.chaos import ALGORITHMS, Chaos, outcome as ending
+from hpcfl.bench.chaos.outcome import Ending
+from hpcfl.bench.chaos.run_outcome import Outcome, committed, outcome
 from hpcfl.bench.chaos.settings import ROUNDS
-from hpcfl.bench.chaos.tally import Tally
+from hpcfl.bench.chaos.summary import Tally
 from hpcfl.bench.chaos.watch import Pace, Seen, Watch
-from hpcfl.checkpoint import MANIFEST, SERVER
+from hpcfl.checkpoint.format import MANIFEST, SERVER
 from hpcfl.errors import HpcflError, StoreError
-from hpcfl.rundir import RunDir
+from hpcfl.run_dir.layout import RunDir
 from tests.parallel.harness import environment, find_mpirun
 
 KILLS, STOPS = 6, 2

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from forked import go_on, killed, live, write
 
-from hpcfl.bench.chaos.left import outcome
+from hpcfl.bench.chaos.run_outcome import outcome
 from hpcfl.errors import StoreError
-from hpcfl.rundir import RunDir
+from hpcfl.run_dir.layout import RunDir
 
 
 @pytest.fixture(scope="module")

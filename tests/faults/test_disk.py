@@ -8,8 +8,8 @@ import pytest
 from deny import deny_from
 from forked import go_on, killed, live, write
 
-from hpcfl.bench.chaos.left import outcome
-from hpcfl.rundir import RunDir
+from hpcfl.bench.chaos.run_outcome import outcome
+from hpcfl.run_dir.layout import RunDir
 
 STRERROR = {
     "ENOSPC": "No space left on device",

@@ -12,7 +12,7 @@ import torch
 from forked import CONTEXT
 
 from hpcfl.store.reader import Reader
-from hpcfl.store.rows import Table
+from hpcfl.store.row_table import Table
 
 KILLS = 12
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import yaml
 
 from hpcfl.bench.chaos.settings import JOB
-from hpcfl.job import load
-from hpcfl.session import start
+from hpcfl.job.schema import load
+from hpcfl.runner.session import start
 
 with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
     job = Path(name) / "job.yaml"

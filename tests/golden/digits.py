@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcfl.cli import main
-from hpcfl.versions import processor
+from hpcfl.cli.main import main
+from hpcfl.runner.environment import processor
 from tests.algorithms.zoo import ALL
 from tests.parallel.harness import play_all
 

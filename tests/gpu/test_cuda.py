@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import save_file
 
 import hpcfl
-from hpcfl.assemble import assemble
-from hpcfl.job import load
-from hpcfl.local.filling import Filling
+from hpcfl.runner.components import assemble
+from hpcfl.job.schema import load
+from hpcfl.local.padded_batches import Filling
 from hpcfl.models import MODELS
 from tests.parallel.harness import mpirun
 

@@ -14,26 +14,26 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from hpcfl.data import encoded
+from hpcfl.data import encoded_images
 from hpcfl.data.archives import Archive, provide_members
-from hpcfl.data.arrays import Arrays
-from hpcfl.data.cifar10 import Cifar10
-from hpcfl.data.concrete import Concrete
-from hpcfl.data.deal import deal
-from hpcfl.data.emnist import Emnist
-from hpcfl.data.image_folder import ImageFolder
-from hpcfl.data.leaf import Leaf
-from hpcfl.data.owners import quiet
+from hpcfl.data.sources.arrays import Arrays
+from hpcfl.data.sources.cifar10 import Cifar10
+from hpcfl.data.sources.concrete import Concrete
+from hpcfl.data.split import deal
+from hpcfl.data.sources.emnist import Emnist
+from hpcfl.data.sources.image_folder import ImageFolder
+from hpcfl.data.sources.leaf import Leaf
+from hpcfl.data.download import quiet
 from hpcfl.data.partition import File
-from hpcfl.data.photos import grouped
-from hpcfl.data.shakespeare import Shakespeare
+from hpcfl.data.photographs import grouped
+from hpcfl.data.sources.shakespeare import Shakespeare
 from hpcfl.data.tables import class_of, read_table
-from hpcfl.data.tff import Tff
-from hpcfl.data.words import Vocabulary
+from hpcfl.data.sources.tff import Tff
+from hpcfl.data.vocabulary import Vocabulary
 from hpcfl.errors import DataError
 from hpcfl.models.init import load_initial
-from hpcfl.sampling import Replay
-from hpcfl.store.layout import create
+from hpcfl.cohort.sampling import Replay
+from hpcfl.store.segment_file import create
 from hpcfl.store.segment import Segment
 from tests import image_layouts
 from tests.unit.data import (
@@ -154,10 +154,10 @@ def _picture(root, form):
 
     def read(seed):
         try:
-            encoded.pixels(path.read_bytes(), 16)
-            encoded.shrunk(path.read_bytes(), 8)
-        except encoded.DAMAGED as error:
-            raise DataError(encoded.reason(error)) from error
+            encoded_images.pixels(path.read_bytes(), 16)
+            encoded_images.shrunk(path.read_bytes(), 8)
+        except encoded_images.DAMAGED as error:
+            raise DataError(encoded_images.reason(error)) from error
 
     return path, read
 

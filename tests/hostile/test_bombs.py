@@ -13,18 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl import checkpoint, checksum, files
-from hpcfl.data import encoded
-from hpcfl.data.arrays import Arrays
-from hpcfl.data.deal import deal
+from hpcfl.checkpoint import format
+from hpcfl.io import checksum, files
+from hpcfl.data import encoded_images
+from hpcfl.data.sources.arrays import Arrays
+from hpcfl.data.split import deal
 from hpcfl.data.hdf5 import attribute
-from hpcfl.data.heaps import check_heaps
+from hpcfl.data.check_heaps import check_heaps
 from hpcfl.data.partition import File
-from hpcfl.data.photos import grouped
+from hpcfl.data.photographs import grouped
 from hpcfl.data.tables import Row, class_of
 from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError, HpcflError, JobError, StoreError, one_line
-from hpcfl.files import read_array, read_arrays
+from hpcfl.io.files import read_array, read_arrays
 from hpcfl.models.weights import read_weights
 
 
@@ -254,10 +255,10 @@ def test_attributes_in_a_heap_are_not_read(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"text", b"\x89PNG\r\n\x1a\n" + bytes(40)])
 def test_a_reason_names_nothing_in_memory(content):
-    with pytest.raises(encoded.DAMAGED) as caught:
-        encoded.pixels(content)
-    assert encoded.reason(caught.value)
-    assert "0x" not in encoded.reason(caught.value)
+    with pytest.raises(encoded_images.DAMAGED) as caught:
+        encoded_images.pixels(content)
+    assert encoded_images.reason(caught.value)
+    assert "0x" not in encoded_images.reason(caught.value)
 
 
 def png(width, height):
@@ -271,8 +272,8 @@ def png(width, height):
 
 
 def test_an_image_of_more_pixels_than_anyone_means():
-    with pytest.raises(encoded.DAMAGED, match="decompression bomb"):
-        encoded.pixels(png(2**20, 2**20))
+    with pytest.raises(encoded_images.DAMAGED, match="decompression bomb"):
+        encoded_images.pixels(png(2**20, 2**20))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +302,7 @@ def test_weights_whose_numbers_are_not_there(tmp_path, tensor):
 )
 def test_a_manifest_that_points_elsewhere(tmp_path, change):
     good = {
-        "format": checkpoint.FORMAT,
+        "format": format.FORMAT,
         "round": 3,
         "ranks": 1,
         "job": "a",
@@ -314,7 +315,7 @@ def test_a_manifest_that_points_elsewhere(tmp_path, change):
     path = tmp_path / "00000003" / "manifest.json"
     path.parent.mkdir()
     path.write_bytes(checksum.add_to_json(json.dumps(good)))
-    assert checkpoint.read(path.parent).round == 3
+    assert format.read(path.parent).round == 3
     for content in (
         checksum.add_to_json(json.dumps({**good, **change})),
         b"[" * 100_000,
@@ -322,7 +323,7 @@ def test_a_manifest_that_points_elsewhere(tmp_path, change):
     ):
         path.write_bytes(content)
         with pytest.raises(StoreError, match="is not a manifest"):
-            checkpoint.read(path.parent)
+            format.read(path.parent)
 
 
 def test_a_message_is_one_line_without_commands_for_a_terminal():

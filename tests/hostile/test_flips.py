@@ -21,19 +21,21 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import hpcfl
-from hpcfl import engine, report, status, watch
-from hpcfl.bench.chaos.left import outcome
+from hpcfl.engine import loop
+from hpcfl import report
+from hpcfl.monitor import status, watch
+from hpcfl.bench.chaos.run_outcome import outcome
 from hpcfl.comm.heartbeat import Heartbeats, Pulse
 from hpcfl.errors import HpcflError
-from hpcfl.export import export
+from hpcfl.runner.export import export
 from hpcfl.models import MODELS
-from hpcfl.rundir import SWEEP_LOG, RunDir
-from hpcfl.session import start
-from hpcfl.standing import read_standing
-from hpcfl.sweep.board import Board
+from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
+from hpcfl.runner.session import start
+from hpcfl.report.collect import read_standing
+from hpcfl.sweep.progress import Board
 from hpcfl.sweep.grid import read_sweep
-from hpcfl.sweep.play import prepare
-from hpcfl.sweep.todo import todo
+from hpcfl.sweep.run_sweep import prepare
+from hpcfl.sweep.pending import todo
 from tests.hostile.damage import TIMES
 
 FIGURES = logging.getLogger("flips")  # pytest --log-cli-level=info shows them
@@ -68,19 +70,19 @@ def finished(root):
 def stopped(root):
     """Killed in the middle of a round and of a line of its log; its states share a part."""
     tree = job(root, algorithm={"name": "localghb"}, checkpoint={"every": 1, "keep": 9})
-    play_round = engine.play_round
+    play_round = loop.play_round
 
     def killed(run, server, round, *more):
         if round == ROUNDS - 1:
             raise KeyboardInterrupt
         return play_round(run, server, round, *more)
 
-    engine.play_round = killed
+    loop.play_round = killed
     try:
         with pytest.raises(KeyboardInterrupt):
             hpcfl.run(tree, out=root / "run")
     finally:
-        engine.play_round = play_round
+        loop.play_round = play_round
     folder = RunDir(root / "run")
     # As where the kill came before it was committed.
     shutil.rmtree(folder.checkpoints / f"{ROUNDS - 1:08d}", ignore_errors=True)

@@ -8,7 +8,7 @@ import pickle
 import h5py
 import numpy as np
 
-from hpcfl.cli import main
+from hpcfl.cli.main import main
 from tests import image_layouts
 
 CLIENTS = 3

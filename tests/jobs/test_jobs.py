@@ -5,8 +5,8 @@ import subprocess
 import pytest
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.describe import describe
-from hpcfl.job import load
+from hpcfl.cli.check import describe
+from hpcfl.job.schema import load
 from tests.jobs.every import JOBS, ROOT, SWEEPS, name, sweep
 
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sh"))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcfl.compare import flat
-from hpcfl.published import published
+from hpcfl.job.settings import flat
+from hpcfl.report.published import published
 from tests.jobs.every import ROOT, sweep
 
 # (paper, table): the sweeps whose runs it prints, and the sweeps made for it alone.

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hpcfl.comm.base import Comm, Parcel
 from hpcfl.comm.exact import Exact
-from hpcfl.comm.launch import connect
-from hpcfl.comm.sums import exact_sums
+from hpcfl.comm.launcher import connect
+from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.errors import DivergedError
 
 CLIENTS, PARAMETERS = 7, 20_001

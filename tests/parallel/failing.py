@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpcfl.comm.launch import detect
+from hpcfl.comm.launcher import detect
 
 TIMEOUT_S = {"hangs": 0.5}  # else only against a hang
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from hpcfl.errors import JobError
-from hpcfl.sweep import spawn
+from hpcfl.sweep import process
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def find_mpirun() -> str:
     """This environment's mpirun, else the system's; skips the test if there is none at all."""
     try:
-        return spawn.mpirun()
+        return process.mpirun()
     except JobError as e:
         if os.environ.get("HPCFL_REQUIRE_MPI") == "1":
             pytest.fail(str(e))

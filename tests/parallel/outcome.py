@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file
 
-from hpcfl.account import measured
-from hpcfl.assemble import assemble
-from hpcfl.checkpoint import committed
-from hpcfl.job import load
+from hpcfl.engine.timing import measured
+from hpcfl.runner.components import assemble
+from hpcfl.checkpoint.format import committed
+from hpcfl.job.schema import load
 from hpcfl.store.reader import Reader
-from hpcfl.store.rows import Table
+from hpcfl.store.row_table import Table
 
 
 class Outcome(NamedTuple):

@@ -11,27 +11,28 @@ import sys
 from pathlib import Path
 
 import hpcfl
-from hpcfl import engine, session
+from hpcfl.engine import loop
+from hpcfl.runner import session
 from hpcfl.errors import Stopped
-from hpcfl.job import load
+from hpcfl.job.schema import load
 
 
 def stop_after(done):
     """Let the last rank alone get SIGUSR1 in the round that makes ``done`` complete."""
-    play_round = engine.play_round
+    play_round = loop.play_round
 
     def patched(run, server, t, asked):
         if t == done - 1 and run.comm.rank == run.comm.size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         return play_round(run, server, t, asked)
 
-    engine.play_round = patched
+    loop.play_round = patched
 
 
 def main(plan):
     for entry in plan:
         out = Path(entry["out"])
-        whole = engine.play_round
+        whole = loop.play_round
         if entry["stop"]:
             stop_after(entry["stop"])
         try:
@@ -43,7 +44,7 @@ def main(plan):
             assert f"after round {entry['stop']} of" in str(stopped), stopped
         else:
             assert not entry["stop"], "was not stopped"
-        engine.play_round = whole
+        loop.play_round = whole
 
 
 if __name__ == "__main__":

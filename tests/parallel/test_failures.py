@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from hpcfl.checkpoint import committed
-from hpcfl.rundir import RunDir
+from hpcfl.checkpoint.format import committed
+from hpcfl.run_dir.layout import RunDir
 from tests.parallel.background import Going, changed, finish, held, rounds, write
 from tests.parallel.harness import ROOT, mpirun
 from tests.parallel.outcome import outcome
@@ -107,7 +107,7 @@ def test_a_data_error_on_one_rank(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '1':\n"
-        "    from hpcfl.data.digits import Digits\n"
+        "    from hpcfl.data.sources.digits import Digits\n"
         "    from hpcfl.errors import DataError\n"
         "    def load(self, seed):\n"
         "        raise DataError('digits.npz: damaged, expected an archive')\n"

@@ -6,13 +6,13 @@ import sys
 import pytest
 import yaml
 
-from hpcfl.checkpoint import committed
+from hpcfl.checkpoint.format import committed
 from tests.parallel.background import changed, finish, write
 from tests.parallel.harness import environment
 
-LOAD = "hpcfl.data.digits:Digits.load"
-COMMIT = "hpcfl.saving:Saving.commit"
-ROUND = "hpcfl.engine:play_round"
+LOAD = "hpcfl.data.sources.digits:Digits.load"
+COMMIT = "hpcfl.checkpoint.writer:Saving.commit"
+ROUND = "hpcfl.engine.loop:play_round"
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def interrupted(at, send, *words, cwd=None):
     return done.returncode, done.stderr.splitlines()
 
 
-@pytest.mark.parametrize("at", ["hpcfl.cli", "yaml", "torch", "hpcfl.engine", "h5py"])
+@pytest.mark.parametrize("at", ["hpcfl.cli.main", "yaml", "torch", "hpcfl.engine.loop", "h5py"])
 def test_while_the_program_starts(job, tmp_path, at):
     run = tmp_path / "run"
     assert interrupted(at, "SIGINT", "run", job, "--out", run) == (130, [])
@@ -111,12 +111,12 @@ def test_on_two_ranks(job, tmp_path, at, send, codes):
 @pytest.mark.parametrize(
     ("command", "at"),
     [
-        ("sweep", "hpcfl.sweep.play:prepare"),
-        ("watch", "hpcfl.watch:_looker"),
-        ("report", "hpcfl.standing:read_standing"),
+        ("sweep", "hpcfl.sweep.run_sweep:prepare"),
+        ("watch", "hpcfl.monitor.watch:_looker"),
+        ("report", "hpcfl.report.collect:read_standing"),
         ("plan", "hpcfl.plan.show:show_plan"),
         ("bench round", "hpcfl.bench.round:bench_round"),
-        ("data prepare", "hpcfl.job:data_section"),
+        ("data prepare", "hpcfl.job.schema:data_section"),
         ("report", "matplotlib.figure"),
     ],
 )

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hpcfl.data.owners import quiet
-from hpcfl.data.stackexchange import StackExchange
+from hpcfl.data.download import quiet
+from hpcfl.data.sources.stackexchange import StackExchange
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import outcome
 

@@ -5,7 +5,7 @@ from math import isfinite
 
 import pytest
 
-from hpcfl.data.image_folder import ImageFolder
+from hpcfl.data.sources.image_folder import ImageFolder
 from tests.image_layouts import image
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import outcome

@@ -5,7 +5,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from hpcfl.account import PARTS
+from hpcfl.engine.timing import PARTS
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import log, model, outcome
 

@@ -87,9 +87,9 @@ def test_saves_and_goes_on(whole, tmp_path):
 @pytest.mark.parametrize(
     ("number", "ranks", "module"),
     [
-        (signal.SIGUSR1, 1, "hpcfl.cli"),
+        (signal.SIGUSR1, 1, "hpcfl.cli.main"),
         (signal.SIGUSR1, 2, "torch"),
-        (signal.SIGTERM, 2, "hpcfl.session"),
+        (signal.SIGTERM, 2, "hpcfl.runner.session"),
         (signal.SIGUSR1, 2, "mpi4py.MPI"),
     ],
 )

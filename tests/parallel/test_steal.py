@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import yaml
 
-from hpcfl.balance import Balance
-from hpcfl.placement import owners
-from hpcfl.sampling import Bernoulli, Uniform
+from hpcfl.cohort.assignment import Balance
+from hpcfl.cohort.placement import owners
+from hpcfl.cohort.sampling import Bernoulli, Uniform
 from tests.parallel.harness import mpirun, play_all
 from tests.parallel.outcome import outcome
 
@@ -94,7 +94,7 @@ COUNTING = """
 import json, os, sys
 from collections import Counter
 from pathlib import Path
-from hpcfl.local.population import Population
+from hpcfl.local.client_pool import Population
 from tests.parallel import runs
 
 counted, visit = Counter(), Population.visit

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from hpcfl.cli import main
+from hpcfl.cli.main import main
 from hpcfl.signals import SAVE, STOP
 
 torch.set_num_threads(1)

@@ -5,14 +5,14 @@ import shutil
 
 import torch
 
-from hpcfl import checksum
-from hpcfl.assemble import assemble
-from hpcfl.checkpoint import committed, committed_folders
-from hpcfl.diary import log_line
-from hpcfl.job import load
-from hpcfl.jobfile import add_checksum
-from hpcfl.store.layout import inspect
-from hpcfl.store.rows import Table
+from hpcfl.io import checksum
+from hpcfl.runner.components import assemble
+from hpcfl.checkpoint.format import committed, committed_folders
+from hpcfl.run_dir.sweep_log import log_line
+from hpcfl.job.schema import load
+from hpcfl.job.yaml_file import add_checksum
+from hpcfl.store.segment_file import inspect
+from hpcfl.store.row_table import Table
 
 
 def starts(run):

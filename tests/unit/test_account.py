@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl import account
-from hpcfl.account import PARTS, Account, measured
+from hpcfl.engine import timing
+from hpcfl.engine.timing import PARTS, Account, measured
 
 NS = 10**9
 
@@ -27,7 +27,7 @@ def clock():
 @pytest.fixture
 def made(clock, monkeypatch):
     """Rank 1 of 3, of a program that takes 5 bytes."""
-    monkeypatch.setattr(account, "resident_memory", lambda: 5)
+    monkeypatch.setattr(timing, "resident_memory", lambda: 5)
     return Account(1, 3, torch.device("cpu"), clock)
 
 

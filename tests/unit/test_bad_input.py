@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from hpcfl.checkpoint import committed
+from hpcfl.checkpoint.format import committed
 from hpcfl.errors import JobError
-from hpcfl.placement import owners
+from hpcfl.cohort.placement import owners
 from tests.unit.rundirs import resolved
 
 

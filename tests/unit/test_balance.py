@@ -6,9 +6,9 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from hpcfl.balance import Balance, Move, trainers
-from hpcfl.placement import owners
-from hpcfl.sampling import Uniform
+from hpcfl.cohort.assignment import Balance, Move, trainers
+from hpcfl.cohort.placement import owners
+from hpcfl.cohort.sampling import Uniform
 
 RANKS = 4
 

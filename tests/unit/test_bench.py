@@ -6,7 +6,7 @@ import pytest
 from hpcfl.bench import round as bench
 from hpcfl.bench.round import measure, report
 from hpcfl.errors import HpcflError, JobError
-from hpcfl.job import load
+from hpcfl.job.schema import load
 
 PAIRS = 2
 

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from hpcfl.arguments import parser
+from hpcfl.cli.parser import parser
 from hpcfl.bench import reduce, round
 from hpcfl.bench.peers import WORKS, bench_peers
 from hpcfl.bench.pieces import report as told_pieces
 from hpcfl.bench.reduce import FLOAT, measure
 from hpcfl.bench.result import Figure, Result, column
 from hpcfl.bench.scaling import bench_scaling
-from hpcfl.cli import main
+from hpcfl.cli.main import main
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import JobError
 from hpcfl.plan import Pieces
@@ -124,7 +124,7 @@ rounds: 100
 def test_two_ranks_against_two_bare_loops(monkeypatch, refused, capsys):
     """All four sides play; who waits hears how far they are."""
     find_mpirun()
-    monkeypatch.setattr("hpcfl.progress.TRACK_S", 0.0)
+    monkeypatch.setattr("hpcfl.io.progress.TRACK_S", 0.0)
     monkeypatch.setattr("hpcfl.bench.scaling.LENET", TINY)
     found = bench_scaling([1, 2], turns=1)
     assert [(f.subject, f.side) for f in found.figures] == [

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from hpcfl import progress
-from hpcfl.bench.alternate import take_turns
+from hpcfl.io import progress
+from hpcfl.bench.interleave import take_turns
 
 
 class Terminal(io.StringIO):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from hpcfl import engine
-from hpcfl.best import Best, BestModel
-from hpcfl.checkpoint import BEST, SERVER, committed
+from hpcfl.engine import loop
+from hpcfl.checkpoint.best import Best, BestModel
+from hpcfl.checkpoint.format import BEST, SERVER, committed
 from hpcfl.errors import StoreError
-from hpcfl.job import load
-from hpcfl.session import resume, start
+from hpcfl.job.schema import load
+from hpcfl.runner.session import resume, start
 from tests.algorithms.play import play, softmax_problem, tree
 
 
@@ -86,7 +86,7 @@ def test_the_best_of_a_later_round_does_not_outlive_a_resume(tmp_path, job, monk
     run = play(tmp_path, job)
     whole = (run.path / BEST).read_bytes()
     accuracies = [record["test_accuracy"] for record in run.log]
-    play_round = engine.play_round
+    play_round = loop.play_round
 
     def killed(*arguments):
         raise KeyboardInterrupt
@@ -96,13 +96,13 @@ def test_the_best_of_a_later_round_does_not_outlive_a_resume(tmp_path, job, monk
             if checkpoint.round > since:
                 (checkpoint.folder / "manifest.json").unlink()
         (run.path / BEST).write_bytes(whole)
-        monkeypatch.setattr(engine, "play_round", killed)
+        monkeypatch.setattr(loop, "play_round", killed)
         with pytest.raises(KeyboardInterrupt):
             resume(run.path)
         if since:  # round 0 is evaluated after its checkpoint, and found again
             until = int(np.argmax(accuracies[: since + 1]))
             assert load_file(run.path / BEST)["round"] == until
-        monkeypatch.setattr(engine, "play_round", play_round)
+        monkeypatch.setattr(loop, "play_round", play_round)
         resume(run.path)
         assert (run.path / BEST).read_bytes() == whole
 

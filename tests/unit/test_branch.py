@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from hpcfl import branch
-from hpcfl.checkpoint import rounds
-from hpcfl.rundir import RunDir
+from hpcfl.runner import copy_run
+from hpcfl.checkpoint.format import rounds
+from hpcfl.run_dir.layout import RunDir
 from tests.parallel.outcome import outcome
 from tests.unit.rundirs import damage_a_row, flip, segment, starts, text
 
@@ -75,14 +75,14 @@ def test_a_branch_of_a_live_run(run, tmp_path, hpcfl):
 
 def test_a_run_that_goes_on_while_it_is_copied(run, tmp_path, monkeypatch, refused):
     """It lets go of the checkpoint, and writes over its rows."""
-    copy_segment = branch._copy
+    copy_segment = copy_run._copy
 
     def overtaken(source, target):
         shutil.rmtree(run / "checkpoints" / "00000004")
         flip(source, -1)
         copy_segment(source, target)
 
-    monkeypatch.setattr(branch, "_copy", overtaken)
+    monkeypatch.setattr(copy_run, "_copy", overtaken)
     line = refused("resume", run, "--out", tmp_path / "copy")
     assert "the run went on and gave up the checkpoint of round 4 while it was copied" in line
     assert not list(tmp_path.glob("copy*"))
@@ -138,7 +138,7 @@ def test_a_copy_that_finds_no_room(run, tmp_path, monkeypatch, hpcfl):
     def full(source, target):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
 
-    monkeypatch.setattr(branch.shutil, "copyfile", full)
+    monkeypatch.setattr(copy_run.shutil, "copyfile", full)
     done = hpcfl("resume", run, "--out", tmp_path / "copy")
     assert done.code == 74
     (line,) = [line for line in done.err if "Error" in line]

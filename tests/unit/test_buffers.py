@@ -5,10 +5,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hpcfl.assemble import assemble
-from hpcfl.buffers import read, write
+from hpcfl.runner.components import assemble
+from hpcfl.checkpoint.buffers import read, write
 from hpcfl.errors import StoreError
-from hpcfl.job import load
+from hpcfl.job.schema import load
 from hpcfl.models import MODELS
 
 FIRST = "features.0.1.running_mean"

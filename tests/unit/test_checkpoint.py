@@ -9,25 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfl import checksum
-from hpcfl.checkpoint import (
-    FORMAT,
-    INITIAL,
-    committed,
-    fingerprint,
-    flat,
-    prune,
-    read,
-    read_server,
-)
+from hpcfl.io import checksum
+from hpcfl.checkpoint.format import (FORMAT, INITIAL, committed, fingerprint, flat, prune, read, read_server)
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
-from hpcfl.runlog import Extent
-from hpcfl.saving import begin
+from hpcfl.run_dir.log import Extent
+from hpcfl.checkpoint.writer import begin
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.reader import Reader
-from hpcfl.store.rows import Table
+from hpcfl.store.row_table import Table
 
 CPU = torch.device("cpu")
 

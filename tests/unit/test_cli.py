@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from hpcfl import __version__
-from hpcfl.cli import main
+from hpcfl.cli.main import main
 from hpcfl.comm.heartbeat import Heartbeats, Pulse
-from hpcfl.rundir import RunDir
-from hpcfl.store import durable
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.io import atomic
 from tests.unit.rundirs import cut_log, log_of
 
 
@@ -140,7 +140,7 @@ def test_a_disk_that_is_full_has_an_exit_code_of_its_own(run, tmp_path, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable.os, "fsync", full)
+        patch.setattr(atomic.os, "fsync", full)
         for words, file in (((), "runs/report.png"), (("--plot", "x.pdf"), "x.pdf")):
             done = hpcfl("report", run, *words)
             assert (done.code, bool(done.out)) == (74, True)
@@ -331,7 +331,7 @@ def test_a_look_at_the_lock_does_not_stop_a_start(run, monkeypatch):
         naps.append(seconds)
         os.close(looker)
 
-    monkeypatch.setattr("hpcfl.rundir.time.sleep", nap)
+    monkeypatch.setattr("hpcfl.run_dir.layout.time.sleep", nap)
     with RunDir(run) as folder:
         folder.lock()
         assert len(naps) == 1

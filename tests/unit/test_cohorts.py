@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hpcfl.cohorts import coming
-from hpcfl.job import load
-from hpcfl.session import start
+from hpcfl.runner.schedule import coming
+from hpcfl.job.schema import load
+from hpcfl.runner.session import start
 from tests.algorithms.play import parts, softmax_problem, states, tree
 
 pytestmark = pytest.mark.usefixtures("own_process")

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import hpcfl
-from hpcfl.rundir import RunDir
+from hpcfl.run_dir.layout import RunDir
 from tests.parallel.outcome import outcome
 from tests.unit.rundirs import starts, text
 

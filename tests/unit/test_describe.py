@@ -10,12 +10,12 @@ import pytest
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.algorithms.scaffold import Scaffold
-from hpcfl.catalogue import catalogue, multiples
+from hpcfl.cli.listing import catalogue, multiples
 from hpcfl.data import SOURCES
-from hpcfl.describe import count_classes, describe
-from hpcfl.job import load
+from hpcfl.cli.check import count_classes, describe
+from hpcfl.job.schema import load
 from hpcfl.models import MODELS
-from hpcfl.tasks.presets import TASKS
+from hpcfl.job.tasks import TASKS
 
 ONE_CLASS_EACH = "data.partition={kind: dirichlet, alpha: 0.0}"
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hpcfl import device
-from hpcfl.device import bfloat16_warning
+from hpcfl.runner import device
+from hpcfl.runner.device import bfloat16_warning
 from tests.unit.local.test_autocast import AVX2, x86
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def test_a_processor_with_avx2_alone_is_slow():
     """Measured there: some 50 times; the limit is 1.5."""
     program = (
         "from types import SimpleNamespace; import torch; "
-        "from hpcfl.device import bfloat16_warning; torch.set_num_threads(1); "
+        "from hpcfl.runner.device import bfloat16_warning; torch.set_num_threads(1); "
         "print(bfloat16_warning(SimpleNamespace(precision='bf16'), torch.device('cpu')))"
     )
     done = subprocess.run(

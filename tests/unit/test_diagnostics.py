@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl import account, diagnostics
-from hpcfl.checkpoint import committed
+from hpcfl.engine import timing, diagnostics
+from hpcfl.checkpoint.format import committed
 from hpcfl.errors import DivergedError, JobError
 from hpcfl.local.sequential import Sequential
-from hpcfl.session import resume
+from hpcfl.runner.session import resume
 from tests.algorithms.by_hand.quadratic import TWO
 from tests.algorithms.play import kept, parts, play, softmax_problem, states, tree, xs
 
@@ -161,7 +161,7 @@ def test_to_measure_changes_nothing_else(tmp_path, algorithm):
         a is b is None or all(map(torch.equal, a, b)) for a, b in zip(one, other, strict=True)
     )
     for a, b in zip(off.log, on.log, strict=True):
-        assert all(b[key] == a[key] for key in a if not account.measured(key))
+        assert all(b[key] == a[key] for key in a if not timing.measured(key))
 
 
 def test_nothing_is_done_unless_asked_for(tmp_path, monkeypatch):

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcfl import trial
+from hpcfl.runner import preflight
 from hpcfl.errors import DiskError, as_disk_error, as_job_error
-from hpcfl.local.named import named, told
+from hpcfl.local.error_context import named, told
 
 VISIT = SimpleNamespace(client=7, round=3)
 AROUND = {
     "a class before round 1": lambda: as_job_error("data.kind: x", "cannot", nullcontext),
-    "the trial": lambda: trial._as_one_line("data.kind: x", "cannot", ""),
+    "the trial": lambda: preflight._as_one_line("data.kind: x", "cannot", ""),
     "a client": lambda: named(VISIT, "begin"),
     "a round": lambda: told(4),
 }

@@ -8,18 +8,20 @@ from threading import Event
 import pytest
 import torch
 
-from hpcfl import engine, saving, session
+from hpcfl.engine import loop
+from hpcfl.checkpoint import writer
+from hpcfl.runner import session
 from hpcfl.algorithms.scaffold import Scaffold
-from hpcfl.checkpoint import committed
+from hpcfl.checkpoint.format import committed
 from hpcfl.errors import ClientError, DivergedError, Stopped
-from hpcfl.job import load
-from hpcfl.local import population
+from hpcfl.job.schema import load
+from hpcfl.local import client_pool
 from hpcfl.local.sequential import Sequential
-from hpcfl.runlog import RunLog
-from hpcfl.session import resume, start
+from hpcfl.run_dir.log import RunLog
+from hpcfl.runner.session import resume, start
 from hpcfl.signals import STOP
-from hpcfl.store.rows import Table
-from hpcfl.store.shelf import Shelf
+from hpcfl.store.row_table import Table
+from hpcfl.store.arena import Shelf
 from tests.algorithms.play import parts, play, read, servers, softmax_problem, states, tree
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -45,14 +47,14 @@ def test_the_log_has_every_round_once(tmp_path):
 
 def test_examples_are_those_that_the_local_steps_took(tmp_path, monkeypatch):
     """Counted where the batches come from, of a job with partial batches and several passes."""
-    counted, order = [0], population.order
+    counted, order = [0], client_pool.order
 
     def counting(*args, **how):
         for positions in order(*args, **how):
             counted[0] += len(positions)
             yield positions
 
-    monkeypatch.setattr(population, "order", counting)
+    monkeypatch.setattr(client_pool, "order", counting)
     monkeypatch.setattr(session, "try_classes", lambda parts: None)  # takes examples too
     local = {"steps": 7, "batch_size": 4, "lr": 0.01}
     cohort = {"kind": "replay", "rounds": [[0, 1], [], [2, 3, 4]]}
@@ -146,28 +148,28 @@ def test_each_kept_checkpoint_resumes_to_the_same_end(tmp_path):
 
 @pytest.mark.parametrize("number", STOP)
 def test_a_signal_stops_after_the_round_and_counts_once(tmp_path, monkeypatch, number):
-    play_round = engine.play_round
+    play_round = loop.play_round
 
     def signalled(run, server, t, asked):
         if t == 2:
             os.kill(os.getpid(), number)
         return play_round(run, server, t, asked)
 
-    monkeypatch.setattr(engine, "play_round", signalled)
+    monkeypatch.setattr(loop, "play_round", signalled)
     with pytest.raises(Stopped, match=rf"{number.name} after round 3 of 6, with a checkpoint"):
         play(tmp_path, job(tmp_path, checkpoint={"every": 100}))
     assert [c.round for c in committed(tmp_path / "run0" / "checkpoints")] == [0, 3]
 
 
 def test_a_signal_in_the_last_round_changes_nothing(tmp_path, monkeypatch):
-    play_round = engine.play_round
+    play_round = loop.play_round
 
     def signalled(run, server, t, asked):
         if t == 5:
             os.kill(os.getpid(), signal.SIGTERM)
         return play_round(run, server, t, asked)
 
-    monkeypatch.setattr(engine, "play_round", signalled)
+    monkeypatch.setattr(loop, "play_round", signalled)
     assert len(play(tmp_path, job(tmp_path)).log) == 6
 
 
@@ -240,20 +242,20 @@ def test_a_start_that_died_before_its_first_checkpoint_is_made_again(tmp_path):
 @pytest.fixture
 def held(monkeypatch):
     """Writing the checkpoint of round 2 waits until this is set."""
-    gate, write = Event(), saving._write
+    gate, write = Event(), writer._write
 
     def wait(folder, *rest):
         if folder.name == "00000002":
             assert gate.wait(60)
         write(folder, *rest)
 
-    monkeypatch.setattr(saving, "_write", wait)
+    monkeypatch.setattr(writer, "_write", wait)
     return gate
 
 
 def test_rounds_go_on_while_a_checkpoint_is_written(tmp_path, held, monkeypatch):
     """Round 2's is held back until round 4 has begun, and waited for when another is due."""
-    found, play_round = [], engine.play_round
+    found, play_round = [], loop.play_round
 
     def watched(run, server, t, ask):
         found.append([c.round for c in committed(tmp_path / "run" / "checkpoints")])
@@ -261,7 +263,7 @@ def test_rounds_go_on_while_a_checkpoint_is_written(tmp_path, held, monkeypatch)
             held.set()
         return play_round(run, server, t, ask)
 
-    monkeypatch.setattr(engine, "play_round", watched)
+    monkeypatch.setattr(loop, "play_round", watched)
     loaded = load(job(tmp_path, rounds=5, checkpoint={"every": 2, "keep": 9}))
     start(loaded, tmp_path / "run")
     assert found[:4] == [[0]] * 4
@@ -312,7 +314,7 @@ def test_states_that_were_read_are_let_go_before_the_new_ones_come(tmp_path, mon
             shelves.append(self)
 
     monkeypatch.setattr("hpcfl.store.memory.Shelf", Noted)
-    monkeypatch.setattr("hpcfl.store.shelf.BLOCK", 1)  # a block a state
+    monkeypatch.setattr("hpcfl.store.arena.BLOCK", 1)  # a block a state
     cohort, store = {"kind": "replay", "rounds": [[0, 1, 2, 3, 4]] * 3}, {"kind": "memory"}
     play(tmp_path, job(tmp_path, cohort=cohort, rounds=3, store=store, executor=executor))
     (shelf,) = shelves

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from hpcfl import checkpoint, export
-from hpcfl.checkpoint import SERVER, committed
+from hpcfl.checkpoint import format
+from hpcfl.runner import export
+from hpcfl.checkpoint.format import SERVER, committed
 from hpcfl.errors import StoreError, file_error
 
 
@@ -145,10 +146,10 @@ def test_a_file_that_goes_away_while_it_is_read_on_nfs(run, tmp_path, monkeypatc
     whole = export.read_server
 
     def read_server(checkpoint, *arguments):
-        if checkpoint.folder == folder:
+        if format.folder == folder:
             shutil.rmtree(folder)
             raise file_error(OSError(errno.ESTALE, "Stale file handle"), f"{folder}: x", StoreError)
-        return whole(checkpoint, *arguments)
+        return whole(format, *arguments)
 
     monkeypatch.setattr(export, "read_server", read_server)
     done = hpcfl("export", run, "-o", tmp_path / "x.npz")
@@ -164,7 +165,7 @@ def test_a_named_round_that_goes_away_meanwhile(run, tmp_path, pruned, refused):
 
 
 def test_a_checkpoint_that_goes_away_while_they_are_listed(run, tmp_path, pruned, hpcfl):
-    pruned(checkpoint, "read", 2)
+    pruned(format, "read", 2)
     assert hpcfl("export", run, "-o", tmp_path / "x.npz").code == 0
 
 
@@ -216,7 +217,7 @@ def test_no_run(tmp_path, refused):
 
 
 def test_half_precision_states_become_float32():
-    from hpcfl.export import _array
+    from hpcfl.runner.export import _array
 
     found = _array(torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
     assert found.dtype == np.float32

@@ -32,7 +32,7 @@ rounds: 2
 PLAYER = """
 import json, resource, signal, sys, traceback
 from pathlib import Path
-from hpcfl.cli import main
+from hpcfl.cli.main import main
 
 resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
 out = Path(sys.argv[1])

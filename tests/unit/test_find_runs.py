@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcfl.files import READABLE
-from hpcfl.standing import find_runs, read_standing
+from hpcfl.io.files import READABLE
+from hpcfl.report.collect import find_runs, read_standing
 from tests.unit.rundirs import events_of, log_of, resolved
 
 JOB = "rounds: 2\nalgorithm: {name: fedavg}\nevaluate: {last: 0}\n"
@@ -55,10 +55,10 @@ def test_the_three_commands_agree(folder, hpcfl, tmp_path, monkeypatch):
     assert "runs: 4 finished, 1 not begun" in " ".join(" ".join(page).split())
     shown = [line.split()[0] for line in page if line.split()]
     assert [name for name in shown if name in NAMES] == NAMES
-    standing = read_standing([folder])
-    found = [str(run.path.relative_to(folder)) for run in standing.runs]
+    collect = read_standing([folder])
+    found = [str(run.path.relative_to(folder)) for run in collect.runs]
     assert found == [name for name in NAMES if name != "x/sweep/s1"]
-    (note,) = standing.notes
+    (note,) = collect.notes
     assert note == f"{folder}/x/sweep: 3 runs: 1 finished, 2 not begun"
 
 
@@ -83,16 +83,16 @@ def test_links_are_no_traps(folder, tmp_path):
 
 def test_a_folder_that_may_not_be_listed_is_told(folder, hpcfl, monkeypatch):
     """The others are shown all the same."""
-    from hpcfl import standing
+    from hpcfl.report import collect
 
-    listed = standing._subfolders
+    listed = collect._subfolders
 
     def subfolders(path, unreadable):
         if path.name == "y":
             raise PermissionError(13, "Permission denied", str(path))
         return listed(path, unreadable)
 
-    monkeypatch.setattr(standing, "_subfolders", subfolders)
+    monkeypatch.setattr(collect, "_subfolders", subfolders)
     said = f"{folder}/x/y: cannot be listed: Permission denied; {READABLE}"
     assert hpcfl("status", folder).out[-2:] == [said, "4 runs: 3 finished, 1 not begun"]
     assert said in read_standing([folder]).notes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hpcfl as package
-from hpcfl.checkpoint import committed
+from hpcfl.checkpoint.format import committed
 from hpcfl.errors import DataError
 from tests.parallel.outcome import outcome
 from tests.unit.rundirs import text
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from dataclasses import dataclass
 
-from hpcfl.data.arrays import cast
+from hpcfl.data.sources.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.types import Examples, PathText
 

@@ -10,14 +10,14 @@ import yaml
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
-from hpcfl.assemble import assemble
-from hpcfl.data.digits import Digits
+from hpcfl.runner.components import assemble
+from hpcfl.data.sources.digits import Digits
 from hpcfl.data.partition import Dirichlet, Iid
 from hpcfl.errors import JobError
-from hpcfl.job import load, settled
+from hpcfl.job.schema import load, settled
 from hpcfl.models.linear import Linear
-from hpcfl.sampling import Cyclic, Uniform
-from hpcfl.tasks.presets import TASKS
+from hpcfl.cohort.sampling import Cyclic, Uniform
+from hpcfl.job.tasks import TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def test_a_module_of_ones_own_that_does_not_import(job, tmp_path, monkeypatch, t
             "cannot be imported: ModuleNotFoundError: No module named",
         ),
         ("algorithm.name=hpcfl.types.Count", "not a subclass of Algorithm"),
-        ("algorithm.name=hpcfl.data.digits.Digits", "not a subclass of Algorithm"),
+        ("algorithm.name=hpcfl.data.sources.digits.Digits", "not a subclass of Algorithm"),
         ("algorithm.name=hpcfl.algorithms.base.Algorithm", "does not define init_server, update"),
         ("algorithm.name=..x", "found '..x', expected one of "),
         ("algorithm.name=3", "algorithm.name: found 3, expected a name"),

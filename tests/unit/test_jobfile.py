@@ -5,8 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcfl.errors import JobError
-from hpcfl.job import load
-from hpcfl.jobfile import override, read
+from hpcfl.job.schema import load
+from hpcfl.job.yaml_file import override, read
 
 KEYS = ("data", "kind", "cohort", "size", "algorithm", "name", "local", "lr", "rounds", "task")
 VALUES = ("uniform", "fedhbm", "digits", "1e-3", "on", "~", ".nan", "-1", "0.1", "2024-01-01", "'")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl.checkpoint import committed
-from hpcfl.life import Desk
+from hpcfl.checkpoint.format import committed
+from hpcfl.runner.life import Desk
 
 JOB = ["rounds=8", "checkpoint={every: 2, keep: 1}"]
 SHARED = "algorithm={name: localghb}"

@@ -12,7 +12,7 @@ import pytest
 from hpcfl.bench.commands import BENCHES
 from hpcfl.bench.result import Figure, Result
 from hpcfl.errors import JobError
-from hpcfl.store.durable import check_output, write_output
+from hpcfl.io.atomic import check_output, write_output
 
 LONG = "n" * 300
 
@@ -76,7 +76,7 @@ NAMES = ("export", "state", "split", "show", "report", "scale", "json", "plot")
 @pytest.mark.parametrize("at", range(len(NAMES)), ids=NAMES)
 @pytest.mark.parametrize("kind", ["FIFO", "device", "directory"])
 def test_what_is_no_file_stays(run, job, tmp_path, refused, measured, monkeypatch, kind, at):
-    monkeypatch.setattr("hpcfl.data.arrays.Arrays.load", _no_work, raising=True)
+    monkeypatch.setattr("hpcfl.data.sources.arrays.Arrays.load", _no_work, raising=True)
     path = made(kind, tmp_path / "out.png")
     before = os.lstat(path)
     line = refused(*commands(run, job, path)[at])

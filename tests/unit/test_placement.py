@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.placement import owners
+from hpcfl.cohort.placement import owners
 
 
 def loads(examples, ranks):

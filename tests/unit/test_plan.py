@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.assemble import assemble
-from hpcfl.job import load
+from hpcfl.runner.components import assemble
+from hpcfl.job.schema import load
 from hpcfl.plan import Activations, Process, plan, probe, this_process
-from hpcfl.schema import dry_round, traffic
+from hpcfl.engine.schema import dry_round, traffic
 
 # COMM. OVERHEAD of the FedHBM paper, table 2.
 TABLE_2 = {
@@ -217,7 +217,7 @@ def test_lists_that_are_never_played(job, hpcfl):
 MEASURE = """
 import sys
 from pathlib import Path
-from hpcfl.cli import main
+from hpcfl.cli.main import main
 code = main(["run", *sys.argv[1:]])
 kb = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]
 print("peak", 1024 * int(kb))
@@ -226,9 +226,9 @@ sys.exit(code)
 PLAN = """
 import sys
 import torch
-import hpcfl.session
-from hpcfl.assemble import assemble
-from hpcfl.job import load
+import hpcfl.runner.session
+from hpcfl.runner.components import assemble
+from hpcfl.job.schema import load
 from hpcfl.plan import plan, probe, this_process
 parts = assemble(load(sys.argv[1], sys.argv[2:]), torch.device("cpu"))
 activations = probe(parts)

@@ -8,11 +8,11 @@ import pytest
 import torch
 import yaml
 
-from hpcfl.assemble import assemble
-from hpcfl.balance import Balance
+from hpcfl.runner.components import assemble
+from hpcfl.cohort.assignment import Balance
 from hpcfl.errors import JobError
-from hpcfl.job import load
-from hpcfl.placement import owners
+from hpcfl.job.schema import load
+from hpcfl.cohort.placement import owners
 from hpcfl.plan import Pieces, Work, foretell, read_pieces, scale, work
 
 PIECES = Pieces(

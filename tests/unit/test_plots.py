@@ -7,8 +7,8 @@ import pytest
 from matplotlib.image import imread
 
 from hpcfl.errors import JobError
-from hpcfl.plots import Plot, curves, plot_partition
-from hpcfl.records import RunRecord
+from hpcfl.report.plots import Plot, curves, plot_partition
+from hpcfl.run_dir.record import RunRecord
 
 
 def run(name, *, accuracy=True, evaluated=range(0, 101, 10)):
@@ -93,7 +93,7 @@ def test_partitions(tmp_path, clients):
 
 
 def test_matplotlib_is_loaded_on_use_only():
-    code = "import sys, hpcfl.plots; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, hpcfl.report.plots; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from hpcfl.progress import open_progress
+from hpcfl.io.progress import open_progress
 
 
 class Clock:

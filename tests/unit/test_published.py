@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.compare import flat
-from hpcfl.job import load
-from hpcfl.published import centralised, find, published, set_up
+from hpcfl.job.settings import flat
+from hpcfl.job.schema import load
+from hpcfl.report.published import centralised, find, published, set_up
 
 ROOT = Path(__file__).parents[2]
 SAYING = re.compile(r"FedHBM paper, table (\d+): ([\d.]+) %")

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl import rankmap
+from hpcfl.runner import rank_layout
 from hpcfl.comm.solo import Solo
 from hpcfl.comm.watched import Watched
 from hpcfl.errors import JobError
-from hpcfl.job import load
-from hpcfl.rankmap import Seat, check, describe, find
+from hpcfl.job.schema import load
+from hpcfl.runner.rank_layout import Seat, check, describe, find
 
 JOB = Path(__file__).parents[2] / "jobs/quickstart.yaml"
 VERSIONS = {"hpcfl": "1", "torch": "2"}
@@ -118,7 +118,7 @@ def test_this_process_sits_here(tmp_path, monkeypatch):
     for name, cores in nodes.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "cpulist").write_text(cores + "\n")
-    monkeypatch.setattr(rankmap, "_NUMA", tmp_path)
+    monkeypatch.setattr(rank_layout, "_NUMA", tmp_path)
     ranks = find(load(JOB, ["threads=2", "device=cpu"]), tmp_path, Watched(Solo(), 10.0))
     (own,) = ranks.seats
     assert (own.cores, own.numa, own.threads, own.device) == ([2, 5], [1], 2, "cpu")

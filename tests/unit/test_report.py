@@ -6,11 +6,11 @@ from zlib import crc32
 import pytest
 from rich.console import Console
 
-from hpcfl import records
+from hpcfl.run_dir import record
 from hpcfl.errors import JobError, StoreError
-from hpcfl.records import read_run
+from hpcfl.run_dir.record import read_run
 from hpcfl.report import by_run, by_seed, plain, tables, to_csv, to_markdown
-from hpcfl.standing import read_standing
+from hpcfl.report.collect import read_standing
 from tests.unit.rundirs import cut_log, log_of, resolved
 
 JOB = "rounds: 4\nalgorithm: {name: fedhbm, beta: 1.0}\nevaluate: {every: 2, last: 2}\n"
@@ -127,14 +127,14 @@ def test_a_resume_that_cuts_the_log_while_it_is_read(job, tmp_path, hpcfl, monke
     """The checkpoint that knew of more rounds is given up before."""
     run = tmp_path / "run"
     assert hpcfl("run", job, "--out", run).code == 0
-    require = records.require
+    require = record.require
 
     def overtaken(path, extent):
         cut_log(run, 2)
-        monkeypatch.setattr(records, "require", require)
+        monkeypatch.setattr(record, "require", require)
         return require(path, extent)
 
-    monkeypatch.setattr(records, "require", overtaken)
+    monkeypatch.setattr(record, "require", overtaken)
     assert read_run(run).done == 4
     assert read_run(run).done == 2
 

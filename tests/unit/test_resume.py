@@ -9,9 +9,9 @@ import torch
 import yaml
 
 import hpcfl
-from hpcfl import beginning, versions
-from hpcfl.checkpoint import rounds
-from hpcfl.rundir import RunDir
+from hpcfl.runner import start as beginning, environment
+from hpcfl.checkpoint.format import rounds
+from hpcfl.run_dir.layout import RunDir
 from tests.parallel.outcome import outcome
 from tests.unit.rundirs import damage_a_row, flip, log_of, segment, starts, text
 
@@ -315,8 +315,8 @@ def test_another_machine_is_told(run, hpcfl, key):
 
 def test_ranks_matter_to_the_fast_sum_alone():
     before, now = {"ranks": 2, "summed_by": "gloo"}, {"ranks": 3, "summed_by": "MPICH 4"}
-    assert not versions.warnings(before, now, versions.BITS)
-    assert versions.warnings(before, now, versions.FAST) == [
+    assert not environment.warnings(before, now, environment.BITS)
+    assert environment.warnings(before, now, environment.FAST) == [
         "ranks was 2, is 3: the bits may differ from those of an uninterrupted run",
         "summed_by was gloo, is MPICH 4: the bits may differ from those of an uninterrupted run",
     ]
@@ -324,8 +324,8 @@ def test_ranks_matter_to_the_fast_sum_alone():
 
 def test_a_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
-    assert versions.versions(torch.device("cuda"))["gpu"] == "H200"
-    assert "gpu" not in versions.versions(torch.device("cpu"))
+    assert environment.versions(torch.device("cuda"))["gpu"] == "H200"
+    assert "gpu" not in environment.versions(torch.device("cpu"))
 
 
 def test_from_python(run, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from hpcfl.errors import JobError
-from hpcfl.sampling import Bernoulli, CohortConfig, Cyclic, Replay, Uniform
+from hpcfl.cohort.sampling import Bernoulli, CohortConfig, Cyclic, Replay, Uniform
 
 
 def test_cyclic_by_hand():

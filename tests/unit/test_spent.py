@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from hpcfl import spent
-from hpcfl.account import PARTS
+from hpcfl.report import timing
+from hpcfl.engine.timing import PARTS
 from tests.unit.rundirs import log_of
 
 OLD = {"round": 1, "clients": 2, "wall_s": 1.5, "data_s": 0.5}
@@ -21,24 +21,24 @@ LOG = [line(1, compute=3, reduce=1), line(2, compute=2, wait=2) | {"imbalance": 
 
 
 def test_shares_are_of_the_whole_time():
-    found = spent.shares(LOG)
+    found = timing.shares(LOG)
     assert {part: share for part, share in found.items() if share} == {
         "compute": 5 / 8, "reduce": 1 / 8, "wait": 2 / 8
     }  # fmt: skip
-    assert spent.rate(LOG, "examples") == 60 / 8
-    assert spent.pace(LOG) == 2 / 8
-    assert spent.imbalance(LOG) == 1.5
+    assert timing.rate(LOG, "examples") == 60 / 8
+    assert timing.pace(LOG) == 2 / 8
+    assert timing.imbalance(LOG) == 1.5
 
 
 def test_lines_that_do_not_tell_do_not_count():
-    assert spent.shares([OLD, *LOG]) == spent.shares(LOG)
+    assert timing.shares([OLD, *LOG]) == timing.shares(LOG)
 
 
 @pytest.mark.parametrize("lines", [[], [OLD], [{"round": 1, "wall_s": None}]])
 def test_what_nothing_tells(lines):
-    assert spent.shares(lines) == {}
-    assert spent.rate(lines, "examples") is None
-    assert spent.imbalance(lines) is None
+    assert timing.shares(lines) == {}
+    assert timing.rate(lines, "examples") is None
+    assert timing.imbalance(lines) is None
 
 
 def test_a_report_says_where_the_time_went(job, hpcfl, tmp_path):

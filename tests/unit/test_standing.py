@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.standing import find_runs, read_standing
+from hpcfl.report.collect import find_runs, read_standing
 from tests.unit.rundirs import events_of, log_of, resolved
 
 JOB = "rounds: 2\nalgorithm: {name: fedavg}\nevaluate: {last: 0}\n"

@@ -18,19 +18,20 @@ import h5py
 import pytest
 import torch
 
-from hpcfl import buffers, jobfile
+from hpcfl.checkpoint import buffers
+from hpcfl.job import yaml_file
 from hpcfl.comm import heartbeat
 from hpcfl.data import hdf5
 from hpcfl.data.idx import read_idx
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.unpickle import unpickle
-from hpcfl.diary import read_diary
+from hpcfl.run_dir.sweep_log import read_diary
 from hpcfl.errors import DiskError, JobError
-from hpcfl.files import read_array
-from hpcfl.rundir import RunDir
-from hpcfl.sampling import Replay
-from hpcfl.standing import find_runs
-from hpcfl.sweep.board import Board
+from hpcfl.io.files import read_array
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.cohort.sampling import Replay
+from hpcfl.report.collect import find_runs
+from hpcfl.sweep.progress import Board
 
 COMMANDS = {
     "status": ["status"],
@@ -171,7 +172,7 @@ READERS = {
     "heartbeats": lambda path: heartbeat.read_all(path.parent),
     "idx": lambda path: read_idx(path, ()),
     "input": lambda path: InputFile(path).digest(Event()),
-    "job": jobfile.read,
+    "job": yaml_file.read,
     "pickle": unpickle,
     "sweep": lambda path: read_diary(path.parent),
 }

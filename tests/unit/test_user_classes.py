@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfl.assemble import assemble
-from hpcfl.job import load
+from hpcfl.runner.components import assemble
+from hpcfl.job.schema import load
 from hpcfl.randomness import generators
-from hpcfl.trial import try_classes
+from hpcfl.runner.preflight import try_classes
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Nothing, Upload
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.data.arrays import Arrays
+from hpcfl.data.sources.arrays import Arrays
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.linear import Linear
 

@@ -16,16 +16,16 @@ from random import Random
 
 import yaml
 
-from hpcfl.bench.chaos.ending import Ending, Start, play
+from hpcfl.bench.chaos.outcome import Ending, Start, play
 from hpcfl.bench.chaos.kill import Kill, draw_kill, draw_stop, no_tracer
-from hpcfl.bench.chaos.left import Outcome, outcome
+from hpcfl.bench.chaos.run_outcome import Outcome, outcome
 from hpcfl.bench.chaos.settings import JOB, KEEP, ROUNDS, draw_setting
-from hpcfl.bench.chaos.tally import Tally
+from hpcfl.bench.chaos.summary import Tally
 from hpcfl.bench.chaos.watch import Pace
 from hpcfl.errors import JobError, StoreError
-from hpcfl.progress import track
-from hpcfl.rundir import RunDir
-from hpcfl.sweep.spawn import mpirun
+from hpcfl.io.progress import track
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.sweep.process import mpirun
 
 ALGORITHMS = ("fedhbm", "scaffold", "adabest", "localghb")
 RANKS = (1, 2, 3)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
-from hpcfl.sweep.spawn import mpirun
+from hpcfl.sweep.process import mpirun
 
 PATIENCE_S = 300.0
 """A life that shows nothing new for so long hangs."""

@@ -6,11 +6,11 @@ HPCFL_TEST_RANK says which ranks ("0,2"), HPCFL_TEST_ROUND from which round on.
 import errno
 import os
 
-from hpcfl import engine
+from hpcfl.engine import loop
 
 RANKS = [int(rank) for rank in os.environ["HPCFL_TEST_RANK"].split(",")]
 ROUND = int(os.environ["HPCFL_TEST_ROUND"])
-play_round = engine.play_round
+play_round = loop.play_round
 
 
 def full(*_):
@@ -23,4 +23,4 @@ def played(run, server, t, ask):
     return play_round(run, server, t, ask)
 
 
-engine.play_round = played
+loop.play_round = played

@@ -7,10 +7,10 @@ import os
 import time
 from pathlib import Path
 
-from hpcfl import engine
+from hpcfl.engine import loop
 
 ROUND, GO = int(os.environ["HPCFL_TEST_HOLD"]), Path(os.environ["HPCFL_TEST_GO"])
-play_round = engine.play_round
+play_round = loop.play_round
 
 
 def played(run, server, t, ask):
@@ -20,4 +20,4 @@ def played(run, server, t, ask):
     return play_round(run, server, t, ask)
 
 
-engine.play_round = played
+loop.play_round = played

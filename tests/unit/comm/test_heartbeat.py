@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from hpcfl import checksum
+from hpcfl.io import checksum
 from hpcfl.comm import heartbeat
 from hpcfl.comm.heartbeat import SIZE, Heartbeats, Pulse, place, read, read_all, read_newest
 from hpcfl.errors import StoreError

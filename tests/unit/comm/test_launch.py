@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from hpcfl.comm import launch
-from hpcfl.comm.launch import Launch, connect, detect
+from hpcfl.comm import launcher
+from hpcfl.comm.launcher import Launch, connect, detect
 from hpcfl.comm.rendezvous import address, first_host
 from hpcfl.errors import JobError, RankError
 
@@ -104,7 +104,7 @@ def test_a_slurm_step_without_nodes_is_an_error():
 
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_a_named_backend_without_its_library_is_an_error(backend, monkeypatch):
-    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    monkeypatch.setattr(launcher, "find_spec", lambda name: None)
     monkeypatch.setattr("os.environ", MPICH)
     with pytest.raises(JobError, match="mpi4py is not installed"):
         connect(backend, "cpu", 1.0)
@@ -114,7 +114,7 @@ def test_a_named_backend_without_its_library_is_an_error(backend, monkeypatch):
 def test_an_mpi_that_cannot_be_loaded_is_an_error(backend):
     """As on a cluster before the site's module is loaded."""
     program = (
-        "from hpcfl.comm.launch import connect; from hpcfl.errors import JobError\n"
+        "from hpcfl.comm.launcher import connect; from hpcfl.errors import JobError\n"
         f"try: connect('{backend}', 'cpu', 1.0)\n"
         "except JobError as e: print(e)"
     )
@@ -164,13 +164,13 @@ def test_a_port_that_is_taken_is_an_error(monkeypatch):
 def test_auto_chooses_by_device_and_launcher(
     environ, device_type, has_mpi4py, backend, monkeypatch
 ):
-    monkeypatch.setattr(launch, "find_spec", lambda name: object() if has_mpi4py else None)
-    assert launch.choose(detect(environ), device_type)[0] == backend
+    monkeypatch.setattr(launcher, "find_spec", lambda name: object() if has_mpi4py else None)
+    assert launcher.choose(detect(environ), device_type)[0] == backend
 
 
 def test_one_process_imports_neither_mpi_nor_torch_distributed_of_ours():
     program = (
-        "import sys; from hpcfl.comm.launch import connect; comm = connect('auto', 'cpu', 1.0);"
+        "import sys; from hpcfl.comm.launcher import connect; comm = connect('auto', 'cpu', 1.0);"
         "assert type(comm).__name__ == 'Solo', comm;"
         "assert 'mpi4py' not in sys.modules;"
         "assert 'hpcfl.comm.torch_distributed' not in sys.modules"

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from hpcfl.comm import rendezvous
-from hpcfl.comm.launch import Launch
+from hpcfl.comm.launcher import Launch
 from hpcfl.comm.rendezvous import listen, meet, on_one_host
 from hpcfl.errors import RankError
 

@@ -38,5 +38,5 @@ def waiting(monkeypatch):
             event.set()
         flock(fd, how)
 
-    monkeypatch.setattr("hpcfl.data.lock.fcntl.flock", told)
+    monkeypatch.setattr("hpcfl.io.lock.fcntl.flock", told)
     return event

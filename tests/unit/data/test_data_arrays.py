@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.data.arrays import Arrays
+from hpcfl.data.sources.arrays import Arrays
 from hpcfl.errors import DataError, JobError
 
 X = np.arange(12).reshape(6, 2)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.data.cifar10 import Cifar10
-from hpcfl.data.cifar100 import Cifar100
+from hpcfl.data.sources.cifar10 import Cifar10
+from hpcfl.data.sources.cifar100 import Cifar100
 from hpcfl.errors import DataError
 from tests.real_data import cifar10
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.data.huggingface import Huggingface
+from hpcfl.data.sources.huggingface import Huggingface
 from hpcfl.errors import DataError, JobError
 
 datasets = pytest.importorskip("datasets", reason="datasets is absent")

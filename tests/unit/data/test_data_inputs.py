@@ -13,25 +13,25 @@ import pytest
 import torch
 
 from hpcfl.data import SOURCES, inputs
-from hpcfl.data.arrays import Arrays, cast
+from hpcfl.data.sources.arrays import Arrays, cast
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.cifar10 import Cifar10
-from hpcfl.data.concrete import Concrete
-from hpcfl.data.digits import Digits
-from hpcfl.data.emnist import Emnist
+from hpcfl.data.sources.cifar10 import Cifar10
+from hpcfl.data.sources.concrete import Concrete
+from hpcfl.data.sources.digits import Digits
+from hpcfl.data.sources.emnist import Emnist
 from hpcfl.data.fingerprints import Fingerprints
-from hpcfl.data.huggingface import Huggingface
-from hpcfl.data.image_folder import ImageFolder
+from hpcfl.data.sources.huggingface import Huggingface
+from hpcfl.data.sources.image_folder import ImageFolder
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.leaf import Leaf
-from hpcfl.data.owners import quiet
+from hpcfl.data.sources.leaf import Leaf
+from hpcfl.data.download import quiet
 from hpcfl.data.partition import File
-from hpcfl.data.quadratics import Quadratics
-from hpcfl.data.shakespeare import Shakespeare
-from hpcfl.data.tff import Tff
-from hpcfl.data.tiny_imagenet import TinyImageNet
+from hpcfl.data.sources.quadratics import Quadratics
+from hpcfl.data.sources.shakespeare import Shakespeare
+from hpcfl.data.sources.tff import Tff
+from hpcfl.data.sources.tiny_imagenet import TinyImageNet
 from hpcfl.errors import DataError
-from hpcfl.sampling import Cyclic, Replay
+from hpcfl.cohort.sampling import Cyclic, Replay
 from hpcfl.types import Examples
 from tests import image_layouts
 from tests.unit.data import (

@@ -18,13 +18,13 @@ import pytest
 import torch
 from PIL import Image
 
-from hpcfl.data import inaturalist, landmarks
+from hpcfl.data.sources import inaturalist, landmarks
 from hpcfl.data.base import Dataset
-from hpcfl.data.encoded import pixels
-from hpcfl.data.image_folder import ImageFolder
-from hpcfl.data.inaturalist import INaturalist
-from hpcfl.data.landmarks import Landmarks
-from hpcfl.data.owners import quiet
+from hpcfl.data.encoded_images import pixels
+from hpcfl.data.sources.image_folder import ImageFolder
+from hpcfl.data.sources.inaturalist import INaturalist
+from hpcfl.data.sources.landmarks import Landmarks
+from hpcfl.data.download import quiet
 from hpcfl.data.packed import Packed
 from hpcfl.errors import DataError
 from tests import image_layouts
@@ -115,7 +115,7 @@ def test_training_sees_crops_and_evaluation_the_middle(made):
 
 
 def test_the_same_bytes_by_one_process_and_by_three(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcfl.data.packing.PIECE", 2)
+    monkeypatch.setattr("hpcfl.data.pack_images.PIECE", 2)
     packed = []
     for workers in (1, 3):
         root = image_layouts.landmarks(tmp_path / str(workers))
@@ -424,7 +424,7 @@ def test_without_internet_it_says_which_lists_belong_where(tmp_path, monkeypatch
     def offline(*arguments):
         raise OSError("no route to host")
 
-    monkeypatch.setattr("hpcfl.data.owners._download", offline)
+    monkeypatch.setattr("hpcfl.data.download._download", offline)
     with pytest.raises(DataError, match="no route to host") as caught:
         source(kind, tmp_path).prepare(quiet)
     for name in names:
@@ -546,8 +546,8 @@ def test_a_file_cut_off_or_of_another_kind_is_refused(made):
 
 KILLED = """
 import os, signal, sys
-from hpcfl.data import packing
-from hpcfl.data.landmarks import Landmarks
+from hpcfl.data import pack_images as packing
+from hpcfl.data.sources.landmarks import Landmarks
 
 def track(items, what, total=None):
     for done, item in enumerate(items):
@@ -576,7 +576,7 @@ def test_a_killed_call_leaves_nothing_that_looks_finished(tmp_path, monkeypatch)
     pieces = {path: path.stat().st_mtime_ns for path in part.glob("*.npz")}
     assert len(pieces) >= 3
     # The next call goes on with the pieces that are there, and gets what one call would.
-    monkeypatch.setattr("hpcfl.data.packing.PIECE", 2)
+    monkeypatch.setattr("hpcfl.data.pack_images.PIECE", 2)
     kept = {}
 
     def track(items, what, total=None):
@@ -632,7 +632,7 @@ def test_a_packed_file_does_without_its_sources(made, tmp_path, kind):
 
 
 def test_an_image_replaced_between_two_calls_is_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcfl.data.packing.PIECE", 2)
+    monkeypatch.setattr("hpcfl.data.pack_images.PIECE", 2)
     root = image_layouts.landmarks(tmp_path)
     landmark(root, 7).unlink()
     with pytest.raises(DataError, match="1 of 11"):
@@ -654,7 +654,7 @@ def test_a_locked_file_is_read(made):
 
 
 def test_a_killed_process_is_told_and_the_next_call_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcfl.data.packing.PIECE", 2)
+    monkeypatch.setattr("hpcfl.data.pack_images.PIECE", 2)
     root = image_layouts.landmarks(tmp_path)
     landmark(root, 3).unlink()
     os.mkfifo(landmark(root, 3))  # nobody writes to it: they cannot have done everything

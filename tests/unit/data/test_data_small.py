@@ -6,10 +6,10 @@ import torch
 from sklearn import datasets
 
 from hpcfl.data import SOURCES
-from hpcfl.data.concrete import Concrete
-from hpcfl.data.deal import deal
-from hpcfl.data.digits import Digits
-from hpcfl.data.quadratics import Quadratics
+from hpcfl.data.sources.concrete import Concrete
+from hpcfl.data.split import deal
+from hpcfl.data.sources.digits import Digits
+from hpcfl.data.sources.quadratics import Quadratics
 from hpcfl.errors import DataError, JobError
 from tests.real_data import real
 
@@ -140,7 +140,7 @@ def test_digits_are_those_of_scikit_learn(monkeypatch):
     monkeypatch.setattr(datasets, "load_digits", lambda **how: calls.append(1) or load(**how))
     ours = Digits().load(0)
     assert not calls
-    monkeypatch.setattr("hpcfl.data.digits.Path.is_file", lambda path: False)
+    monkeypatch.setattr("hpcfl.data.sources.digits.Path.is_file", lambda path: False)
     theirs = Digits().load(0)
     assert calls
     for mine, other in zip((ours.train, ours.test), (theirs.train, theirs.test), strict=True):

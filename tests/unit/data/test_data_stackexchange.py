@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfl.data.owners import quiet
-from hpcfl.data.stackexchange import StackExchange, sentences
+from hpcfl.data.download import quiet
+from hpcfl.data.sources.stackexchange import StackExchange, sentences
 from hpcfl.errors import DataError
 from tests.real_data import real
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.data import stackoverflow, token_file
-from hpcfl.data.deal import deal
-from hpcfl.data.owners import quiet
-from hpcfl.data.stackoverflow import StackOverflow
+from hpcfl.data.sources import stackoverflow
+from hpcfl.data import token_file
+from hpcfl.data.split import deal
+from hpcfl.data.download import quiet
+from hpcfl.data.sources.stackoverflow import StackOverflow
 from hpcfl.errors import DataError, DiskError, JobError
 
 COUNTS = "the 9\ncat 7\nsat 3\n. 2\nunused 1\n"
@@ -133,7 +134,7 @@ def test_prepared_once(ready, monkeypatch):
 KILLED = """
 import os, signal, sys
 from hpcfl.data import token_file
-from hpcfl.data.stackoverflow import StackOverflow
+from hpcfl.data.sources.stackoverflow import StackOverflow
 
 token_file.BLOCK = 1
 done = 0

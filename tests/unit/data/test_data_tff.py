@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfl.data import tff
-from hpcfl.data.owners import quiet
-from hpcfl.data.tff import DATASETS, Tff
+from hpcfl.data.sources import tff
+from hpcfl.data.download import quiet
+from hpcfl.data.sources.tff import DATASETS, Tff
 from hpcfl.errors import DataError
 
 RANDOM = np.random.default_rng(0)

@@ -11,9 +11,9 @@ import h5py
 import pytest
 import torch
 
-from hpcfl.data import tiny_imagenet
-from hpcfl.data.owners import OwnersFile, quiet
-from hpcfl.data.tiny_imagenet import TinyImageNet
+from hpcfl.data.sources import tiny_imagenet
+from hpcfl.data.download import OwnersFile, quiet
+from hpcfl.data.sources.tiny_imagenet import TinyImageNet
 from hpcfl.errors import DataError
 from tests import image_layouts
 from tests.image_layouts import WNIDS, colour

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from hpcfl.data.lock import locked, preparing
+from hpcfl.io.lock import locked, preparing
 from hpcfl.errors import DataError
 from tests.unit.data.test_prepare import write_concrete
 
@@ -54,7 +54,7 @@ def test_where_nobody_may_write(tmp_path, monkeypatch):
     def refuse(*arguments):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("hpcfl.data.lock.os.open", refuse)
+    monkeypatch.setattr("hpcfl.io.lock.os.open", refuse)
     with preparing(tmp_path, "leaf"):
         pass
 
@@ -63,7 +63,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     def refuse(*arguments):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr("hpcfl.data.lock.fcntl.flock", refuse)
+    monkeypatch.setattr("hpcfl.io.lock.fcntl.flock", refuse)
     with preparing(tmp_path, "leaf"):
         pass
     assert list(tmp_path.iterdir()) == []

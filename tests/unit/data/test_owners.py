@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hpcfl.data.owners import OwnersFile, provide, quiet
+from hpcfl.data.download import OwnersFile, provide, quiet
 from hpcfl.errors import DataError
 
 CONTENT = bytes(range(256)) * 5000  # 1.28 MB: two blocks

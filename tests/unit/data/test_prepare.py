@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcfl.data import concrete, shakespeare
+from hpcfl.data.sources import concrete, shakespeare
 from hpcfl.data.archives import Archive, provide_folder, provide_members
-from hpcfl.data.cifar10 import Cifar10
-from hpcfl.data.concrete import Concrete
-from hpcfl.data.lock import locked
-from hpcfl.data.owners import OwnersFile, quiet
-from hpcfl.data.shakespeare import Shakespeare
+from hpcfl.data.sources.cifar10 import Cifar10
+from hpcfl.data.sources.concrete import Concrete
+from hpcfl.io.lock import locked
+from hpcfl.data.download import OwnersFile, quiet
+from hpcfl.data.sources.shakespeare import Shakespeare
 from hpcfl.errors import DataError
 from tests.real_data import real
 from tests.unit.data import test_data_cifar, test_data_shakespeare
@@ -185,7 +185,7 @@ def no_internet(monkeypatch):
     def refuse(*arguments, **more):
         raise OSError("no route to host")
 
-    monkeypatch.setattr("hpcfl.data.owners.urlopen", refuse)
+    monkeypatch.setattr("hpcfl.data.download.urlopen", refuse)
 
 
 @pytest.mark.parametrize(

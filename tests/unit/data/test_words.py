@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.data.words import Vocabulary, are_words, last_tokens
+from hpcfl.data.vocabulary import Vocabulary, are_words, last_tokens
 from hpcfl.errors import DataError
 
 THREE = Vocabulary(["the", "cat", "."])  # 1, 2, 3; oov 4, begin 5, end 6

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from hpcfl.local.step import Gradient, Oracle
 from hpcfl.models.dropout import Dropout, own_dropout
 from hpcfl.types import Batch
-from hpcfl.vectors import flatten, load, parameters
+from hpcfl.models.flat_vector import flatten, load, parameters
 
 torch.set_num_threads(1)
 

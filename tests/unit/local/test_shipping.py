@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfl.balance import Balance
-from hpcfl.local.memories import Memories
-from hpcfl.local.shipping import Shipping
+from hpcfl.cohort.assignment import Balance
+from hpcfl.local.client_states import Memories
+from hpcfl.local.remote_states import Shipping
 from hpcfl.store.base import Field, StateSchema
 
 RANKS, CLIENTS, ROUNDS, P = 3, 7, 12, 5

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfl.errors import DataError
-from hpcfl.local.supply import AHEAD, PIECE, FromFile, InMemory, supply
+from hpcfl.local.examples import AHEAD, PIECE, FromFile, InMemory, supply
 from hpcfl.types import Examples
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def test_a_tensor_is_served_from_memory():
 @pytest.mark.parametrize("expected", [[], [0, 1, 2, 3, 4], [3, 0], [0, 1, 2, 0, 1, 2, 4]])
 def test_file_and_memory_give_the_same(expected, whole, monkeypatch):
     """Whatever is expected, in whatever order the clients then come; 80 bytes are a client's."""
-    monkeypatch.setattr("hpcfl.local.supply.WHOLE", whole)
+    monkeypatch.setattr("hpcfl.local.examples.WHOLE", whole)
     read, held = from_file(), InMemory(TABLE, LABELS, ROWS, CPU)
     read.expect(expected)
     asked = batches([39, 0, 7], range(40), [1], [2], [3, 4], [5])
@@ -91,7 +91,7 @@ def test_reads_the_next_clients_while_one_trains():
 
 def test_a_large_client_is_read_batch_by_batch(monkeypatch):
     """No more of it than the batches that were asked for and those ahead."""
-    monkeypatch.setattr("hpcfl.local.supply.WHOLE", 79)
+    monkeypatch.setattr("hpcfl.local.examples.WHOLE", 79)
     shelf = Shelf()
     ahead = from_file(shelf)
     ahead.expect([3, 1])

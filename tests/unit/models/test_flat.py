@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hpcfl.models.flat import flat
+from hpcfl.models.flatten import flat
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.store.base import Field, StateSchema
-from hpcfl.store.rows import Table
+from hpcfl.store.row_table import Table
 
 torch.set_num_threads(1)
 

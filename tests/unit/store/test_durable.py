@@ -6,7 +6,7 @@ import os
 import pytest
 
 from hpcfl.errors import DiskError, StoreError
-from hpcfl.store.durable import STANDS, write_file
+from hpcfl.io.atomic import STANDS, write_file
 
 
 def test_a_file_is_replaced_whole(tmp_path):

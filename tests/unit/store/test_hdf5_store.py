@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from hpcfl.errors import DiskError, StoreError
-from hpcfl.store import pool
+from hpcfl.store import row_allocator
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.reader import Reader
-from hpcfl.store.rows import Table
+from hpcfl.store.row_table import Table
 from hpcfl.store.segment import Segment
 
 CLIENTS = 30
@@ -172,9 +172,9 @@ def test_a_checkpoint_that_was_never_kept_frees_its_rows(root, schema, make, com
 
 
 def test_growth_doubles_and_small_files_bound_it(root, schema, make, bits, commit, monkeypatch):
-    monkeypatch.setattr(pool, "FIRST_ROWS", 4)
-    monkeypatch.setattr(pool, "FIRST_BYTES", 0)
-    monkeypatch.setattr(pool, "FILE_BYTES", 8 * schema.bytes)
+    monkeypatch.setattr(row_allocator, "FIRST_ROWS", 4)
+    monkeypatch.setattr(row_allocator, "FIRST_BYTES", 0)
+    monkeypatch.setattr(row_allocator, "FILE_BYTES", 8 * schema.bytes)
     store = build(root, schema, 2)
     for client in range(CLIENTS):
         store.stage(client, make(client, 0))
@@ -238,7 +238,7 @@ def test_a_full_disk_is_met_at_growth_and_the_checkpoint_stands(
     b, _ = commit("b", store)
     store.keep([a, b])
     monkeypatch.setattr(
-        "hpcfl.store.layout.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})
+        "hpcfl.store.segment_file.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})
     )
     with pytest.raises(DiskError, match=r"needs 1.0 MB, 10 bytes free; make room"):
         store.stage(0, make(0, 2))
@@ -399,7 +399,7 @@ def test_a_write_that_fails_behind_fails_the_commit(
 
 
 def test_rows_that_a_quota_refuses_leave_nothing_behind(root, schema, monkeypatch):
-    monkeypatch.setattr(pool, "FILE_BYTES", 25 * schema.bytes)
+    monkeypatch.setattr(row_allocator, "FILE_BYTES", 25 * schema.bytes)
     create, made = Segment.create.__func__, []
 
     def refuse(cls, path, *rest):
@@ -430,7 +430,7 @@ def test_free_rows_are_provided(root, schema, make, commit):
 
 
 def test_reserved_rows_are_all_there_is(root, schema, make, commit, monkeypatch):
-    monkeypatch.setattr(pool, "FILE_BYTES", 25 * schema.bytes)
+    monkeypatch.setattr(row_allocator, "FILE_BYTES", 25 * schema.bytes)
     store = build(root, schema, 0)
     store.expect(range(10))
     store.reserve([60])

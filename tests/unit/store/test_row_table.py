@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hpcfl.errors import StoreError
-from hpcfl.store import rows
-from hpcfl.store.rows import Rows, Table
+from hpcfl.store import row_table
+from hpcfl.store.row_table import Rows, Table
 
 NAMES = ("a-r0000-s0000.h5", "a-r0000-s0001.h5")
 
@@ -22,9 +22,9 @@ def part(clients, segments=None, places=None, names=NAMES) -> Rows:
 
 
 def test_every_rank_is_merged(tmp_path):
-    rows.write(tmp_path, 0, part([8, 2], [1, 0], [5, 6]))
-    rows.write(tmp_path, 1, part([], names=()))
-    rows.write(tmp_path, 2, part([5], [0], [7], ("a-r0002-s0000.h5",)))
+    row_table.write(tmp_path, 0, part([8, 2], [1, 0], [5, 6]))
+    row_table.write(tmp_path, 1, part([], names=()))
+    row_table.write(tmp_path, 2, part([5], [0], [7], ("a-r0002-s0000.h5",)))
     root = tmp_path / "stores"
     table = Table.load(tmp_path, root)
     assert table.ranks == 3
@@ -38,35 +38,35 @@ def test_every_rank_is_merged(tmp_path):
     assert some.clients.tolist() == [5, 8]
     assert some.find(8) == table.find(8)
     assert some.find(2) is None
-    assert rows.named([tmp_path]) == {*NAMES, "a-r0002-s0000.h5"}
+    assert row_table.named([tmp_path]) == {*NAMES, "a-r0002-s0000.h5"}
 
 
 def test_a_missing_part(tmp_path):
     with pytest.raises(StoreError, match=r"rows-0000\.npz: the file is missing"):
         Table.load(tmp_path, tmp_path)
     for rank in (0, 2):
-        rows.write(tmp_path, rank, part([rank]))
+        row_table.write(tmp_path, rank, part([rank]))
     with pytest.raises(StoreError, match=r"rows-0001\.npz: the file is missing, found row tables"):
         Table.load(tmp_path, tmp_path)
 
 
 def test_a_client_on_two_ranks(tmp_path):
-    rows.write(tmp_path, 0, part([3, 4]))
-    rows.write(tmp_path, 1, part([4]))
+    row_table.write(tmp_path, 0, part([3, 4]))
+    row_table.write(tmp_path, 1, part([4]))
     with pytest.raises(StoreError, match="client 4 has two rows"):
         Table.load(tmp_path, tmp_path)
 
 
 def test_any_flipped_byte_is_found_or_harmless(tmp_path):
     good = part([3, 4])
-    rows.write(tmp_path, 0, good)
+    row_table.write(tmp_path, 0, good)
     path = tmp_path / "rows-0000.npz"
     whole = path.read_bytes()
     found = 0
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         try:
-            again = rows.read(tmp_path, 0)
+            again = row_table.read(tmp_path, 0)
         except StoreError as error:
             assert str(path) in str(error)
             found += 1
@@ -77,11 +77,11 @@ def test_any_flipped_byte_is_found_or_harmless(tmp_path):
 
 @pytest.mark.parametrize("kept", [0, 100, -1])
 def test_a_truncated_part(tmp_path, kept):
-    rows.write(tmp_path, 0, part([3, 4]))
+    row_table.write(tmp_path, 0, part([3, 4]))
     path = tmp_path / "rows-0000.npz"
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(StoreError, match="damaged"):
-        rows.read(tmp_path, 0)
+        row_table.read(tmp_path, 0)
 
 
 @pytest.mark.parametrize(
@@ -97,17 +97,17 @@ def test_a_truncated_part(tmp_path, kept):
     ],
 )
 def test_a_part_that_points_outside_its_segments(tmp_path, odd):
-    rows.write(tmp_path, 0, odd)
+    row_table.write(tmp_path, 0, odd)
     with pytest.raises(StoreError, match="do not fit together"):
-        rows.read(tmp_path, 0)
+        row_table.read(tmp_path, 0)
 
 
 def test_objects_are_never_unpickled(tmp_path):
     np.savez(tmp_path / "rows-0000.npz", clients=np.array([{}], object), allow_pickle=True)
     with pytest.raises(StoreError, match="damaged"):
-        rows.read(tmp_path, 0)
+        row_table.read(tmp_path, 0)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     with pytest.raises(StoreError, match=r"rows-0000\.npz: cannot write \d+ bytes: No such file"):
-        rows.write(tmp_path / "absent", 0, part([]))
+        row_table.write(tmp_path / "absent", 0, part([]))

@@ -260,7 +260,7 @@ import resource, sys
 from pathlib import Path
 import torch
 from hpcfl.errors import DiskError
-from hpcfl.store import layout
+from hpcfl.store import segment_file as layout
 from hpcfl.store.base import Field, StateSchema
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from hpcfl.errors import StoreError
-from hpcfl.store import pool, rows
+from hpcfl.store import row_allocator, row_table
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.reader import Reader
-from hpcfl.store.rows import SHARED, Table
+from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.shared import SharedStore
 
 CLIENTS = 100
@@ -106,7 +106,7 @@ def test_the_clients_of_a_round_have_one_row(build, commit):
     )
     with Reader(table, SCHEMA) as reader:
         assert holds(reader.read, 8)
-    assert rows.files(folder, 1) == ["rows-0000.npz", "shared/rows-0000.npz"]
+    assert row_table.files(folder, 1) == ["rows-0000.npz", "shared/rows-0000.npz"]
     store.close()
 
 
@@ -126,8 +126,8 @@ def test_files_stay_small_and_kept_checkpoints_whole_over_hundreds_of_rounds(
     build, commit, root, monkeypatch
 ):
     """Some 30 models live at a time; two kept checkpoints pin as many each."""
-    monkeypatch.setattr(pool, "FIRST_ROWS", 8)
-    monkeypatch.setattr(pool, "FIRST_BYTES", 0)
+    monkeypatch.setattr(row_allocator, "FIRST_ROWS", 8)
+    monkeypatch.setattr(row_allocator, "FIRST_BYTES", 0)
     store = build()
     kept = []
     for round in range(300):
@@ -161,8 +161,8 @@ def test_a_model_that_only_an_older_checkpoint_names_stays(build, commit, root):
 
 def test_rows_are_used_again_within_a_round_s_reach(root, monkeypatch):
     """Without any checkpoint: one client leaves its model's row to the next one's."""
-    monkeypatch.setattr(pool, "FIRST_ROWS", 4)
-    monkeypatch.setattr(pool, "FIRST_BYTES", 0)
+    monkeypatch.setattr(row_allocator, "FIRST_ROWS", 4)
+    monkeypatch.setattr(row_allocator, "FIRST_BYTES", 0)
     store = Hdf5Store(root, 0, "a", range(CLIENTS), SCHEMA.shared, 0)
     for round in range(50):
         x = model(round)
@@ -223,7 +223,7 @@ def test_a_rank_copies_each_model_once(build, commit, root, path):
         for store in stores:
             store.keep([folder])
             store.close()
-        rows.prune(root, rows.named([folder]), life)
+        row_table.prune(root, row_table.named([folder]), life)
         with Reader(table, SCHEMA) as reader:
             assert holds(reader.read, until)
 

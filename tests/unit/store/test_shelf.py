@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
-from hpcfl.store import shelf
+from hpcfl.store import arena
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.footprint import offsets
-from hpcfl.store.shelf import Shelf
+from hpcfl.store.arena import Shelf
 
 PAIR = StateSchema(
     tuple, (Field("a", (3,), torch.float32), Field("b", (2, 2), torch.float64))
@@ -27,15 +27,15 @@ def same(kept, number):
 
 
 def test_every_dtype_comes_back_with_its_bits(schema, make, bits):
-    shelf = Shelf(schema)
-    kept = [shelf.keep(make(client, 0)) for client in range(100)]
+    arena = Shelf(schema)
+    kept = [arena.keep(make(client, 0)) for client in range(100)]
     for client, state in enumerate(kept):
         assert bits(schema.type(*state)) == bits(make(client, 0))
 
 
 def test_it_is_a_copy_and_what_is_read_are_views():
-    shelf, given = Shelf(PAIR), pair(1)
-    kept = shelf.keep(given)
+    arena, given = Shelf(PAIR), pair(1)
+    kept = arena.keep(given)
     given[0].zero_()
     assert same(kept, 1)
     first, second = list(kept), list(kept)
@@ -52,22 +52,22 @@ def test_offsets_by_hand(schema):
 
 def test_a_place_is_taken_as_long_as_a_view_of_it_lives():
     """The next state takes the place of one that is gone, never of one that somebody looks at."""
-    shelf = Shelf(PAIR)
-    kept = shelf.keep(pair(1))
+    arena = Shelf(PAIR)
+    kept = arena.keep(pair(1))
     place = next(iter(kept)).data_ptr()
     view = next(iter(kept))[1:].reshape(1, 2)
     del kept
     gc.collect()
-    others = [shelf.keep(pair(number)) for number in range(2, 50)]
+    others = [arena.keep(pair(number)) for number in range(2, 50)]
     assert view.tolist() == [[1, 1]]
     del view
-    assert next(iter(shelf.keep(pair(50)))).data_ptr() == place
+    assert next(iter(arena.keep(pair(50)))).data_ptr() == place
     assert all(same(other, number) for number, other in enumerate(others, 2))
 
 
 def test_blocks_are_added_and_used_again(monkeypatch):
-    monkeypatch.setattr(shelf, "FIRST", 2)
-    monkeypatch.setattr(shelf, "BLOCK", 5 * 128 + 1)
+    monkeypatch.setattr(arena, "FIRST", 2)
+    monkeypatch.setattr(arena, "BLOCK", 5 * 128 + 1)
     home = Shelf(PAIR)
     for _ in range(3):
         kept = [home.keep(pair(number)) for number in range(12)]
@@ -77,7 +77,7 @@ def test_blocks_are_added_and_used_again(monkeypatch):
 
 
 def test_a_state_larger_than_a_block(monkeypatch):
-    monkeypatch.setattr(shelf, "BLOCK", 100)
+    monkeypatch.setattr(arena, "BLOCK", 100)
     home = Shelf(PAIR)
     assert same(home.keep(pair(1)), 1)
     assert [block.nbytes for block in home._blocks] == [128]
@@ -108,9 +108,9 @@ import os, threading
 from collections import deque
 from pathlib import Path
 import torch
-from hpcfl.prepare import keep_freed_memory
+from hpcfl.runner.configure_torch import keep_freed_memory
 from hpcfl.store.base import Field, StateSchema
-from hpcfl.store.shelf import Shelf
+from hpcfl.store.arena import Shelf
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

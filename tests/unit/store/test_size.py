@@ -9,7 +9,7 @@ import torch
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
-from hpcfl.store.size import HEADER, Occupancy
+from hpcfl.store.disk_usage import HEADER, Occupancy
 
 CLIENTS = 90
 
@@ -71,7 +71,7 @@ def test_a_shared_row_stands_for_a_round():
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_a_store_takes_as_much(tmp_path, monkeypatch, kind, keep):
     """Random visits, two rounds of which go on during every commit; the bytes of the files."""
-    monkeypatch.setattr("hpcfl.store.pool.FILE_BYTES", 32 * 400)
+    monkeypatch.setattr("hpcfl.store.row_allocator.FILE_BYTES", 32 * 400)
     in_memory = kind is MemoryStore
     random = np.random.default_rng(keep)
     visits = {t: random.choice(CLIENTS, 5, replace=False).tolist() for t in range(1, 41)}

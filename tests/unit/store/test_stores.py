@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from hpcfl.errors import StoreError
-from hpcfl.store import rows
+from hpcfl.store import row_table
 from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
-from hpcfl.store.nothing import NoStore
+from hpcfl.store.null import NoStore
 from hpcfl.store.reader import Reader
-from hpcfl.store.rows import SHARED, Table
+from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.scratch import ScratchStore, folder_of_life
 from hpcfl.store.shared import SharedStore
 
@@ -97,7 +97,7 @@ def test_a_state_of_another_shape_changes_nothing(build, make, bits, commit, sch
 
 def test_places_in_memory_are_as_many_as_states(one_part, root, make, schema, monkeypatch):
     """Read, let go and staged, round after round, no state has two."""
-    monkeypatch.setattr("hpcfl.store.shelf.BLOCK", 1)  # a block a state
+    monkeypatch.setattr("hpcfl.store.arena.BLOCK", 1)  # a block a state
     store = one_part(root, 0, "a", range(CLIENTS), schema)
     home = getattr(store, "_near", store)._shelf
     for version in range(5):
@@ -216,7 +216,7 @@ def test_rehome_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
             assert found is None if at >= 25 else bits(found) == bits(make(at, 0))
         for store in stores:
             store.close()
-        rows.prune(root, rows.named([folder]), life)  # the earlier lives are no longer needed
+        row_table.prune(root, row_table.named([folder]), life)  # the earlier lives are no longer needed
 
 
 def test_more_ranks_than_the_kept_checkpoint_had(build, make, bits, commit, schema):
@@ -299,7 +299,7 @@ def test_sweep_deletes_what_nobody_names(build, make, commit, root):
     (root / "now-r0001-s0000.h5.part").touch()
     (root / "notes.h5").touch()
     before = set(root.rglob("*"))
-    deleted = rows.prune(root, rows.named([a]), "now")
+    deleted = row_table.prune(root, row_table.named([a]), "now")
     assert {p.name for p in deleted} == {"lost-r0000-s0000.h5", "lost-r0001-s0000.h5.part"}
     assert before - set(root.rglob("*")) == set(deleted)
     assert {path.name for path in before - set(deleted) if path.is_file()} == {

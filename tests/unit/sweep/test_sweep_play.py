@@ -5,19 +5,19 @@ import signal
 
 import pytest
 
-from hpcfl import checksum
+from hpcfl.io import checksum
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import Stopped, SweepError
-from hpcfl.job import load
-from hpcfl.jobfile import add_checksum
+from hpcfl.job.schema import load
+from hpcfl.job.yaml_file import add_checksum
 from hpcfl.models.base import ModelConfig
-from hpcfl.rundir import RunDir
+from hpcfl.run_dir.layout import RunDir
 from hpcfl.signals import latch_early
-from hpcfl.sweep import play
+from hpcfl.sweep import run_sweep
 from hpcfl.sweep.grid import read_sweep
-from hpcfl.sweep.machine import room
-from hpcfl.sweep.play import Outcome
-from hpcfl.sweep.todo import todo
+from hpcfl.sweep.resources import room
+from hpcfl.sweep.run_sweep import Outcome
+from hpcfl.sweep.pending import todo
 from tests.unit.rundirs import cut_log, resolved
 
 SWEEP = """\
@@ -247,8 +247,8 @@ class Scripted:
 @pytest.fixture
 def scripted(monkeypatch):
     """Runs that are played, not started."""
-    monkeypatch.setattr(play, "Spawned", Scripted)
-    monkeypatch.setattr(play, "LOOK_S", 0)
+    monkeypatch.setattr(run_sweep, "Spawned", Scripted)
+    monkeypatch.setattr(run_sweep, "LOOK_S", 0)
     for name in ("alive", "begun"):
         monkeypatch.setattr(Scripted, name, 0)
     monkeypatch.setattr(Scripted, "commands", [])
@@ -257,20 +257,20 @@ def scripted(monkeypatch):
 
 def test_a_run_that_ends_early_opens_no_gate(file, tmp_path, scripted, monkeypatch):
     alive = []
-    start = play._Play._start
-    monkeypatch.setattr(play, "free_memory", lambda: 1 << 40)
-    monkeypatch.setattr(play, "cores", lambda: 4)
+    start = run_sweep._Play._start
+    monkeypatch.setattr(run_sweep, "free_memory", lambda: 1 << 40)
+    monkeypatch.setattr(run_sweep, "cores", lambda: 4)
     monkeypatch.setattr(
-        play._Play, "_start", lambda self, run: (alive.append(scripted.alive), start(self, run))
+        run_sweep._Play, "_start", lambda self, run: (alive.append(scripted.alive), start(self, run))
     )
-    play.play(read_sweep(file), tmp_path / "out")
+    run_sweep.play(read_sweep(file), tmp_path / "out")
     assert alive == [0, 0, 0, 1]  # alone, until one has shown what it needs
 
 
 def test_what_is_started_is_what_was_checked(file, job, tmp_path, scripted):
     sweep, root = read_sweep(file), tmp_path / "out"
     job.write_text(job.read_text().replace("rounds: 4", "rounds: 5"))
-    play.play(sweep, root)
+    run_sweep.play(sweep, root)
     assert scripted.commands[2] == ["run", f"{root}/hbm-seed0.yaml", "--out", f"{root}/hbm-seed0"]
     for point in sweep.points:
         assert load(root / f"{point.name}.yaml").tree == point.loaded.tree
@@ -282,7 +282,7 @@ def test_data_are_fetched_once_before_the_first_run(file, tmp_path, scripted, mo
         DataConfig, "fetch", lambda data: fetched.append((data.clients, scripted.begun))
     )
     file.write_text(SWEEP + "  data.clients: [4, 5]\n")
-    play.play(read_sweep(file), tmp_path / "out")
+    run_sweep.play(read_sweep(file), tmp_path / "out")
     assert fetched == [(4, 0), (5, 0)]
     assert scripted.begun == 8
 
@@ -293,7 +293,7 @@ def test_weights_are_fetched_once_before_the_first_run(file, tmp_path, scripted,
         ModelConfig, "fetch", lambda model: fetched.append((model.bias, scripted.begun))
     )
     file.write_text(SWEEP + "  model.bias: [true, false]\n")
-    play.play(read_sweep(file), tmp_path / "out")
+    run_sweep.play(read_sweep(file), tmp_path / "out")
     assert fetched == [(True, 0), (False, 0)]
 
 
@@ -322,14 +322,14 @@ def test_a_stop_while_files_are_fetched_is_heard_before_the_next(
     monkeypatch.setattr(DataConfig, "fetch", fetch)
     file.write_text(SWEEP + "  data.clients: [4, 5]\n")
     with pytest.raises(Stopped, match="stopped by SIGTERM; the same command goes on"):
-        play.play(read_sweep(file), tmp_path / "out")
+        run_sweep.play(read_sweep(file), tmp_path / "out")
     assert (fetched, scripted.begun) == ([4], 0)
     assert not list((tmp_path / "out").glob("*.yaml"))
 
 
 def test_a_silent_run_is_told(file, tmp_path, scripted, monkeypatch):
     monkeypatch.setattr(scripted, "words", "")
-    play.play(read_sweep(file), tmp_path / "out")
+    run_sweep.play(read_sweep(file), tmp_path / "out")
     assert (
         "failed   avg-seed0: exit code 2: it said nothing"
         in (tmp_path / "out/sweep.log").read_text()
@@ -349,7 +349,7 @@ def stopped(file, tmp_path, scripted, monkeypatch):
         monkeypatch.setattr(scripted, "words", words)
         monkeypatch.setattr(scripted, "look", look)
         with pytest.raises(Stopped):
-            play.play(read_sweep(file), tmp_path / "out")
+            run_sweep.play(read_sweep(file), tmp_path / "out")
         last = (tmp_path / "out/sweep.log").read_bytes().splitlines()[-1]
         return checksum.remove_from_line(last).decode()
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfl.rundir import RunDir
-from hpcfl.sweep import spawn
-from hpcfl.sweep.machine import Process, family
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.sweep import process as spawn
+from hpcfl.sweep.resources import Process, family
 
 
 def test_open_mpi_binds_no_run_to_the_first_core(monkeypatch):

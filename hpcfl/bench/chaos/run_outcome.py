@@ -1,0 +1,94 @@
+"""What a run directory says from outside: how far the run is, and what it came to, bit for bit."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.engine.timing import measured
+from hpcfl.checkpoint.format import MANIFEST
+from hpcfl.runner.export import export
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.log import LogReader
+
+
+class Marks(NamedTuple):
+    """How far a run shows itself to be; anything new shows that it lives."""
+
+    starts: int
+    """Bytes of the history."""
+    rounds: int
+    """Whole lines of the log."""
+    checkpoints: int
+    """When the folder of the checkpoints last changed, nanoseconds."""
+    committed: int
+    """The round of the newest committed checkpoint; -1 if there is none."""
+
+
+def marks(folder: RunDir) -> Marks:
+    """How far a run is now."""
+    log, starts = folder.log, folder.history
+    return Marks(
+        starts.stat().st_size if starts.exists() else 0,
+        log.read_bytes().count(b"\n") if log.exists() else 0,
+        folder.checkpoints.stat().st_mtime_ns if folder.checkpoints.exists() else 0,
+        committed(folder),
+    )
+
+
+def committed(folder: RunDir) -> int:
+    """The round of the newest committed checkpoint; -1 if there is none."""
+    manifests = folder.checkpoints.glob(f"*/{MANIFEST}")
+    return max((int(path.parent.name) for path in manifests), default=-1)
+
+
+def interrupted(folder: RunDir, keep: int) -> str:
+    """What a killed run was at after it noted its start, as its checkpoints say."""
+    folders = sorted(path for path in folder.checkpoints.glob("[0-9]*") if path.is_dir())
+    whole = [(path / MANIFEST).exists() for path in folders]
+    if not any(whole[-1:]):
+        return "checkpoint"
+    return "pruning" if not all(whole) or len(whole) > keep else "round"
+
+
+class Outcome(NamedTuple):
+    """What a finished run left."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    """The model ``x``, the ids of the clients with a state, and every field of their states."""
+    log: list[dict[str, Any]]
+    """Without what is measured in seconds."""
+
+    def differences(self, other: "Outcome") -> list[str]:
+        """What is not the same bits in both."""
+        found = [name for name in ("x", "client") if not _same(self.arrays, other.arrays, name)]
+        names = [name for name in {**self.arrays, **other.arrays} if name.startswith("state_")]
+        found += [name for name in names if not _same(self.arrays, other.arrays, name)]
+        return found + ["log.jsonl"] * (self.log != other.log)
+
+
+def outcome(folder: RunDir) -> Outcome:
+    """What a run left: its newest checkpoint, and its log.
+
+    Raises:
+        StoreError: a file is damaged.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        (path,) = export(
+            folder.root, round=None, npz=Path(name, "F.npz"), state_dict=None, clients=True
+        )
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    log = LogReader(folder.log).read()
+    return Outcome(arrays, [{k: v for k, v in entry.items() if not measured(k)} for entry in log])
+
+
+def _same(ours: Mapping[str, NDArray[Any]], others: Mapping[str, NDArray[Any]], name: str) -> bool:
+    """Whether both have the array with the same bits: NaN is NaN, and 0 is not -0."""
+    if name not in ours or name not in others:
+        return False
+    a, b = ours[name], others[name]
+    return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())

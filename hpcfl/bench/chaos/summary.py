@@ -1,0 +1,100 @@
+"""What was counted, as tables for people."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rich.box import ASCII2
+from rich.table import Table
+
+from hpcfl.bench.chaos.outcome import Ending
+from hpcfl.cli.listing import drawn
+from hpcfl.errors import HpcflError
+
+WIDTH = 110  # columns
+PHASES = ("import", "resume", "checkpoint", "pruning", "round")
+
+
+@dataclass
+class Tally:
+    """The counts of all lives so far."""
+
+    notes: list[str]
+    """What could not be done here."""
+    kills: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By name and by what the life was at."""
+    ends: Counter[str] = field(default_factory=Counter)
+    resumes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """By the number of ranks before and after."""
+    stores: Counter[str] = field(default_factory=Counter)
+    """Of lives that resumed, by name."""
+    rounds: int = 0
+    """Played in all lives."""
+    runs: int = 0
+    """Played to the end and compared."""
+    wrong: list[str] = field(default_factory=list)
+    """What must not be, a line each."""
+
+    def count(self, ending: Ending) -> None:
+        """Take in a life."""
+        self.ends[ending.kind] += 1
+        self.rounds += ending.seen.rounds
+        if ending.kind in ("killed", "stopped"):
+            self.kills[ending.name, ending.fell] += 1
+
+    def __str__(self) -> str:
+        tables = drawn(self._by_kind(), self._by_ranks(), width=WIDTH)
+        return "\n".join([tables, *self._lines()])
+
+    def check(self) -> None:
+        """Refuse a tally with anything wrong in it.
+
+        Raises:
+            HpcflError: there is.
+        """
+        if self.wrong:
+            raise HpcflError(f"{len(self.wrong)} wrong, see above; the directories are kept")
+
+    def _by_kind(self) -> Table:
+        made = _table("signal", "times", *PHASES)
+        for name in sorted({name for name, _ in self.kills}):
+            _add(made, name, [self.kills[name, phase] for phase in PHASES])
+        made.add_section()
+        _add(
+            made, "all", [sum(self.kills[key] for key in self.kills if key[1] == p) for p in PHASES]
+        )
+        return made
+
+    def _by_ranks(self) -> Table:
+        sizes = sorted({size for pair in self.resumes for size in pair})
+        made = _table("resumed after a life on", "times", *(f"on {_ranks(n)}" for n in sizes))
+        for before in sizes:
+            _add(made, _ranks(before), [self.resumes[before, now] for now in sizes])
+        return made
+
+    def _lines(self) -> Iterable[str]:
+        ends = ", ".join(f"{count} {kind}" for kind, count in sorted(self.ends.items()))
+        yield f"lives          {self.ends.total()}: {ends}"
+        stores = ", ".join(f"{count} {name}" for name, count in sorted(self.stores.items()))
+        yield f"stores         {stores or 'none'} (of lives that resumed)"
+        yield f"rounds         {self.rounds} played"
+        yield f"runs           {self.runs} compared with uninterrupted ones"
+        yield f"disagreements  {len(self.wrong)}"
+        for text in (*self.notes, *self.wrong):
+            yield f"  {text}"
+
+
+def _table(first: str, *columns: str) -> Table:
+    made = Table(box=ASCII2)
+    made.add_column(first, no_wrap=True)
+    for column in columns:
+        made.add_column(column, justify="right")
+    return made
+
+
+def _add(table: Table, name: str, counts: list[int]) -> None:
+    table.add_row(name, str(sum(counts)), *(str(count or "-") for count in counts))
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" + "s" * (count != 1)

@@ -1,0 +1,108 @@
+"""A run whose rounds are played in turns, to be timed against something else."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from hpcfl.runner.components import Parts, assemble, wire
+from hpcfl.comm.base import Comm
+from hpcfl.comm.solo import Solo
+from hpcfl.runner.device import device_of
+from hpcfl.engine.loop import play
+from hpcfl.job.schema import Loaded
+from hpcfl.cohort.placement import owners
+from hpcfl.run_dir.log import RunLog
+from hpcfl.engine.run import Run
+from hpcfl.signals import Signals
+from hpcfl.types import Record, Vector
+
+Clock = Callable[[], float]
+
+
+class Desk:
+    """Takes the log down, as a run does; evaluates and commits nothing."""
+
+    pending = False, False
+
+    def __init__(self, log: RunLog) -> None:
+        self._log = log
+        self.waited = 0.0
+        """Seconds that the rounds waited for client states."""
+
+    def begin(self, round: int) -> None:
+        """Nobody watches."""
+
+    def evaluate(self, round: int, x: Vector) -> Record:
+        """No scores."""
+        return {}
+
+    def record(self, record: Record, busy: Sequence[float]) -> None:
+        """Write the line of a round."""
+        self.waited += record.get("store_s", 0.0)
+        self._log.write(record)
+
+    def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
+        """Commit nothing."""
+
+    def settle(self, round: int) -> None:
+        """Nothing is on its way."""
+
+
+class Engine:
+    """Plays so many rounds of a run a turn.
+
+    Args:
+        run: whose rounds.
+        rounds: of a turn.
+        clock: in seconds.
+    """
+
+    def __init__(self, run: Run, rounds: int, clock: Clock = perf_counter) -> None:
+        self._run, self._turn, self._done, self._clock = run, rounds, 0, clock
+        self._server = run.algorithm.init_server(run.x0)
+
+    @property
+    def x(self) -> Vector:
+        """The model so far."""
+        return self._server.x  # type: ignore[no-any-return]
+
+    def __call__(self) -> float:
+        """Play the next rounds; the seconds that they took."""
+        end = self._done + self._turn
+        began = self._clock()
+        self._server = play(replace(self._run, rounds=end), self._server, self._done)
+        self._done = end
+        return self._clock() - began
+
+
+class Alone(NamedTuple):
+    """A job that is ready to be played."""
+
+    parts: Parts
+    run: Run
+    desk: Desk
+    """Hears what the rounds waited."""
+
+
+def alone(loaded: Loaded, folder: Path, stack: ExitStack, comm: Comm | None = None) -> Alone:
+    """A job, ready to be played on this rank alone, or on one of a group.
+
+    Args:
+        loaded: the job.
+        folder: an empty one for its log and states.
+        stack: closes what is open.
+        comm: the group; none is needed for one rank.
+    """
+    comm = comm or Solo()
+    parts = assemble(loaded, device_of(loaded.job, comm.local_rank))
+    owner = owners([len(own) for own in parts.rows], comm.size)
+    desk = Desk(stack.enter_context(closing(RunLog(folder / "log.jsonl"))))
+    mine = [client for client, rank in enumerate(owner) if rank == comm.rank]
+    store = stack.enter_context(closing(parts.store(folder, comm.rank, "bench", mine)))
+    run = wire(parts, comm, owner, store, parts.gradient(), desk, Signals())
+    return Alone(parts, run, desk)

@@ -1,0 +1,89 @@
+"""The best model so far: best.safetensors in the run directory, and in every checkpoint.
+
+A checkpoint holds the best model as of its round, so a resume puts back what was true then: a
+better one of a later round, which the resumed run has not played yet, does not count before it is
+found again.  The file tells its round and its score itself, and holds a checksum of all of it.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from hpcfl.io.checked_tensors import pack, unpack
+from hpcfl.errors import StoreError
+from hpcfl.io.atomic import STANDS, storing, write_file
+from hpcfl.types import Vector
+
+SCORES = {"test_accuracy": 1, "test_loss": -1}  # the first that a run has decides; -1: the lower
+
+
+class BestModel(NamedTuple):
+    """A model with the round it is of and the score that made it the best."""
+
+    x: Vector
+    round: int
+    name: str
+    score: float
+
+    @property
+    def rank(self) -> float:
+        """The higher the better."""
+        return SCORES[self.name] * self.score
+
+    def pack(self) -> bytes:
+        """As safetensors: x [P], round, and the score under its name."""
+        score = torch.tensor(self.score, dtype=torch.float64)
+        return pack({"x": self.x, "round": torch.tensor(self.round), self.name: score})
+
+    @classmethod
+    def unpack(cls, content: bytes, path: Path) -> "BestModel":
+        """What ``pack`` made.
+
+        Raises:
+            StoreError: it is damaged; ``path`` says where it is from.
+        """
+        try:
+            tensors = unpack(content)
+            (name,) = set(tensors) & set(SCORES)
+            return cls(tensors["x"], int(tensors["round"]), name, float(tensors[name]))
+        except (LookupError, ValueError, RuntimeError, OverflowError) as e:
+            raise StoreError(f"{path}: is not a best model: {e!r}; resume to restore it") from e
+
+
+class Best:
+    """Keeps the best model of a run; on rank 0 alone."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rank = -math.inf
+        self.content: bytes | None = None
+        """The file, or None before the first evaluation."""
+
+    def offer(self, round: int, scores: Mapping[str, float], x: Vector) -> None:
+        """Keep ``x``, the model after ``round`` rounds, if it is better than all before.
+
+        Raises:
+            DiskError: the disk is full or fails.
+        """
+        name = next(name for name in SCORES if name in scores)
+        found = BestModel(x.detach().cpu(), round, name, scores[name])
+        if found.rank > self._rank:  # of equals the earlier stays; a NaN never comes
+            self._rank, self.content = found.rank, found.pack()
+            write_file(self._path, self.content, advice=STANDS)
+
+    def restore(self, content: bytes | None) -> None:
+        """Go on from the best model of a checkpoint; None where there is none yet.
+
+        Raises:
+            StoreError: it is damaged, or cannot be written.
+        """
+        self.content, self._rank = content, -math.inf
+        if content is None:
+            with storing(self._path):
+                self._path.unlink(missing_ok=True)
+            return
+        self._rank = BestModel.unpack(content, self._path).rank
+        write_file(self._path, content, advice=STANDS)

@@ -1,0 +1,57 @@
+"""buffers.safetensors: what a model computes with besides its parameters: frozen statistics.
+
+No round changes it, so it is written once, at the start, and no checkpoint holds it.  A resume
+takes it from nowhere else: the file of ``model.init`` may be gone, or on another host.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hpcfl.io.checked_tensors import pack, unpack
+from hpcfl.errors import StoreError, file_error
+from hpcfl.io.atomic import write_file
+
+
+def write(path: Path, buffers: Mapping[str, Tensor]) -> None:
+    """Keep the buffers; no file where there are none.
+
+    Raises:
+        DiskError: the disk is full or fails.
+    """
+    if buffers:
+        write_file(path, pack(buffers))
+
+
+def read(path: Path, into: Mapping[str, Tensor]) -> None:
+    """Overwrite a model's buffers with those of the file; nothing is read where it has none.
+
+    Raises:
+        StoreError: the file is missing, damaged or of another model.
+        DiskError: the disk fails.
+    """
+    if not into:
+        return
+    try:
+        found = unpack(path.read_bytes())
+    except OSError as e:
+        message = f"{path}: cannot be read: {e.strerror or e}; {_LOST}"
+        raise file_error(e, message, StoreError) from e
+    except ValueError as e:
+        raise StoreError(f"{path}: {e}; {_LOST}") from e
+    if _shapes(found) != _shapes(into):
+        raise StoreError(f"{path}: is of another model; put back the run's data and code")
+    for name, tensor in into.items():
+        tensor.copy_(found[name])
+
+
+_LOST = (
+    "it holds what the model computes with besides its parameters: put it back, or run the job "
+    "again into another directory"
+)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}

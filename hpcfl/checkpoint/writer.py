@@ -1,0 +1,166 @@
+"""Writing checkpoints (see ``hpcfl.checkpoint.format``): begun after a round, committed after another."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from hpcfl.checkpoint.format import (BEST, KEPT, MANIFEST, SERVER, Checkpoint, committed, copied, flat, folder_of, write_manifest)
+from hpcfl.comm.base import Comm
+from hpcfl.comm.failure import together
+from hpcfl.run_dir.log import Extent
+from hpcfl.store.base import ClientStore
+from hpcfl.io.atomic import STANDS, storing, sync_folder, write_file
+from hpcfl.store.row_table import files as row_tables
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A checkpoint on its way: begun on every rank, not yet committed."""
+
+    folder: Path
+    round: int
+    """Rounds completed."""
+    job: str
+    """The job's mark; a resume refuses another."""
+    log: Extent
+    """What stands in the log."""
+    inputs: Mapping[str, str]
+    """The digests of the job's inputs; a resume refuses others."""
+    run_files: Mapping[str, int]
+    """The crc32 of the files of the run directory that no round changes; rank 0's count."""
+    written: "list[Future[None]]"
+    """What this rank is still writing."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether this rank has written its part."""
+        return all(part.done() for part in self.written)
+
+    def commit(
+        self, store: ClientStore, comm: Comm, keep: int, require_in_place: Callable[[], None]
+    ) -> list[Path]:
+        """Collective: wait until all is written, commit it and let go of the oldest.
+
+        Args:
+            store: this rank's client states.
+            comm: the ranks.
+            keep: how many checkpoints.
+            require_in_place: refuses where a file that the checkpoint needs is gone; called on
+                every rank before anything is committed or removed.
+
+        Returns:
+            The folders of the ``keep`` checkpoints that are kept, oldest first.
+
+        Raises:
+            LostFileError: nothing was committed, and nothing removed.
+            DiskError: on this rank alone: the disk is full or fails.
+            StoreError: on this rank alone: a file cannot be written for another reason.
+        """
+        for part in self.written:
+            part.result()
+        with together(comm):  # and all ranks have written
+            require_in_place()
+        root, names = self.folder.parent, ""
+        if comm.rank == 0:
+            with storing(self.folder):
+                self._commit(comm.size)
+            with storing(root):
+                names = " ".join(found.folder.name for found in _prune(root, keep))
+        # Only what rank 0 knows to be kept: another host's view of the folder may be seconds old.
+        folders = [root / name for name in comm.share(names).split()]
+        store.keep(folders)
+        return folders
+
+    def _commit(self, ranks: int) -> None:
+        names = [SERVER, *row_tables(self.folder, ranks)]
+        names += [name for name in (KEPT, BEST) if (self.folder / name).exists()]
+        files = {name: crc32((self.folder / name).read_bytes()) for name in names}
+        checkpoint = Checkpoint(
+            self.folder, self.round, ranks, self.job, self.log, files, self.inputs, self.run_files
+        )
+        content = write_manifest(checkpoint)
+        sync_folder(self.folder)
+        write_file(self.folder / MANIFEST, content, advice=STANDS)
+        sync_folder(self.folder.parent)
+
+
+def begin(
+    root: Path,
+    round: int,
+    server: Any,
+    kept: Mapping[str, Tensor],
+    store: ClientStore,
+    comm: Comm,
+    behind: Executor,
+    *,
+    job: str,
+    inputs: Mapping[str, str],
+    log: Extent,
+    run_files: Mapping[str, int],
+    sync: Callable[[], None],
+    best: bytes | None = None,
+) -> Saving:
+    """Collective: begin to write the server and every rank's states after ``round`` rounds.
+
+    Args:
+        root: the folder of the checkpoints.
+        round: rounds completed.
+        server: the algorithm's server, the same on every rank.
+        kept: what else the coming rounds need, by name, the same on every rank.
+        store: this rank's client states.
+        comm: the ranks.
+        behind: where rank 0 writes its files.
+        job: the job's mark.
+        inputs: the digests of the job's inputs.
+        log: what stands in the log.
+        run_files: the crc32 of the files of the run directory that no round changes.
+        sync: brings the log to the disk; called by ``behind`` on rank 0.
+        best: the file of the best model so far, if there is one; rank 0's counts.
+
+    Raises:
+        DiskError: on this rank alone: the disk is full or fails.
+        StoreError: on this rank alone: the folder cannot be made for another reason.
+    """
+    folder = folder_of(root, round)
+    written = []
+    if comm.rank == 0:
+        with storing(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        files = {SERVER: flat(server)}
+        if kept:
+            files[KEPT] = {name: copied(tensor) for name, tensor in kept.items()}
+        written.append(behind.submit(_write, folder, files, best, sync))
+    comm.barrier()
+    written += store.commit(folder)
+    return Saving(folder, round, job, log, inputs, run_files, written)
+
+
+def _write(
+    folder: Path,
+    files: Mapping[str, dict[str, Tensor]],
+    best: bytes | None,
+    sync: Callable[[], None],
+) -> None:
+    sync()
+    for name, tensors in files.items():
+        write_file(folder / name, save_tensors(tensors), advice=STANDS)
+    if best is not None:
+        write_file(folder / BEST, best, advice=STANDS)
+
+
+def _prune(root: Path, keep: int) -> list[Checkpoint]:
+    """Remove all but the newest ``keep`` checkpoints, which are returned."""
+    found = committed(root)
+    for old in found[:-keep]:
+        (old.folder / MANIFEST).unlink()
+        sync_folder(old.folder)  # before any row that it names is written again
+        shutil.rmtree(old.folder, ignore_errors=True)  # `prune` removes what is left of it
+    return found[-keep:]

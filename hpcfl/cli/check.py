@@ -1,0 +1,204 @@
+"""What a job would do, in a few lines, and who would hold which data."""
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.box import ASCII2
+from rich.filesize import decimal
+from rich.table import Table
+
+from hpcfl.runner.components import Parts, assemble
+from hpcfl.runner.choose_executor import check
+from hpcfl.cli.listing import drawn, multiples, written
+from hpcfl.data.base import Dataset
+from hpcfl.data.split import deal, in_force
+from hpcfl.data.fingerprints import Digests, Fingerprints
+from hpcfl.data.inputs import shown
+from hpcfl.data.partition import Rows
+from hpcfl.runner.device import bfloat16_warning, device_type
+from hpcfl.errors import JobError
+from hpcfl.runner.initial import fetch_data, fetch_model, load_data
+from hpcfl.job.schema import Job, Loaded, fitted
+from hpcfl.models.base import TORCHVISION
+from hpcfl.report.plots import plot_partition
+from hpcfl.report.plots.figure import check_plot
+from hpcfl.engine.schema import traffic
+from hpcfl.runner.preflight import try_algorithm, try_classes
+
+FEW = 20  # clients whose classes are counted one by one, and inputs that are listed
+UNLIMITED = 1000  # columns
+
+
+def describe(loaded: Loaded, *, data: bool) -> str:
+    """A summary of a checked job; all that can be checked without its data is checked.
+
+    Args:
+        loaded: the job.
+        data: load the data and build the model too.
+
+    Raises:
+        JobError, DataError: something in the job does not fit.
+    """
+    if data:
+        fetch_data(loaded)
+        fetch_model(loaded)
+    parts, inputs = _assembled(loaded) if data else (None, {})
+    if parts:
+        try_classes(parts)
+        check(parts)
+    population = len(parts.rows) if parts else loaded.job.data.population
+    if not parts:
+        loaded = fitted(loaded, population)
+        _check_files(loaded.job)
+        try_algorithm(loaded)
+    lines = [*_job_lines(_in_force(parts.loaded if parts else loaded, parts), population)]
+    if parts:
+        lines += [*_data_lines(parts), *_input_lines(inputs)]
+    return "\n".join(f"{title:<11} {text}" for title, text in lines)
+
+
+def _assembled(loaded: Loaded) -> tuple[Parts, Digests]:
+    """The loaded job, and the fingerprints of its inputs."""
+    with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
+        parts = assemble(loaded, torch.device("cpu"))
+        return parts, fingerprints.of(parts.dataset)
+
+
+def show_partition(loaded: Loaded, plot: Path) -> str:
+    """Who holds what, as tables and as a picture.
+
+    Raises:
+        JobError, DataError: the data cannot be loaded or dealt, or the plot not be written.
+    """
+    check_plot(plot)
+    job = loaded.job
+    fetch_data(loaded)
+    dataset = load_data(loaded)
+    rows = deal(job.data, dataset, job.seed)
+    counts = count_classes(dataset, rows)
+    plot_partition(counts, plot)
+    sizes = counts if counts.ndim == 1 else counts.sum(axis=1)
+    table = Table(f"{len(rows)} clients", "min", "median", "max", box=ASCII2)
+    table.add_row("examples", *_spread(sizes))
+    if counts.ndim == 1:
+        return drawn(table, width=UNLIMITED)
+    table.add_row("classes", *_spread((counts > 0).sum(axis=1)))
+    if len(rows) > FEW:
+        return drawn(table, width=UNLIMITED)
+    every = Table("class | client", *(f"{client}" for client in range(len(rows))), box=ASCII2)
+    for label, held in enumerate(counts.T):
+        every.add_row(f"{label}", *(f"{n}" if n else "." for n in held))
+    return drawn(table, every, width=UNLIMITED)
+
+
+def count_classes(dataset: Dataset, rows: Iterable[Rows]) -> NDArray[np.int64]:
+    """[N, classes] examples of each client and class; [N] where examples have no one class."""
+    if dataset.classes is None or dataset.loss == "tokens":
+        return np.array([len(own) for own in rows])
+    labels = dataset.train.labels.numpy()
+    return np.array([np.bincount(labels[own], minlength=dataset.classes) for own in rows])
+
+
+def _check_files(job: Job) -> None:
+    init = job.model.init_file
+    if init is not None and job.model.init != TORCHVISION and not init.is_file():
+        raise JobError(f"model.init: {init}: there is no such file")
+
+
+def _in_force(loaded: Loaded, parts: Parts | None) -> Loaded:
+    """The job with the defaults that depend on other keys, or on its data, filled in."""
+    data, local = loaded.job.data, loaded.job.local
+    if parts:
+        data = replace(data, partition=in_force(data, parts.dataset))
+    if local.epochs is None and local.steps is None:
+        local = replace(local, epochs=1)
+    return replace(loaded, job=replace(loaded.job, data=data, local=local))
+
+
+def _job_lines(loaded: Loaded, population: int | None) -> Iterable[tuple[str, str]]:
+    job, tree = loaded.job, loaded.tree
+    yield "job", loaded.name + (f" (task {job.task})" if job.task else "")
+    count = "as many clients as the data has" if population is None else f"{population} clients"
+    yield "data", f"{tree['data']['kind']}, {count}{_settings(job.data, 'clients')}"
+    if job.data.partition is None:
+        yield "", "partition: natural where the data has owners, else iid"
+    share = f", C = {job.cohort.participation(population):.4g}" if population else ""
+    yield "cohort", f"{job.cohort.kind}{_settings(job.cohort, 'kind')}{share}"
+    down, up, kept, _ = multiples(job.algorithm)
+    yield "algorithm", f"{tree['algorithm']['name']}{_settings(job.algorithm)}"
+    yield "", f"vectors per client: {down} down, {up} up, {kept} kept"
+    yield "local", f"sgd{_settings(job.local)}"
+    yield "weights", job.weights
+    unused = () if job.model.init else ("init_layers",)
+    yield "model", f"{tree['model']['name']}{_settings(job.model, *unused)}"
+    yield "run", f"{job.rounds} rounds, {job.precision}, seed {job.seed}"
+    slow = bfloat16_warning(job, torch.device(device_type(job)))
+    if slow:
+        yield "warning", slow
+    yield "evaluate", _settings(job.evaluate).removeprefix(": ")
+    if measured := [
+        f.name for f in fields(job.diagnostics) if getattr(job.diagnostics, f.name) is True
+    ]:
+        yield "diagnostics", f"{', '.join(measured)}, every {job.diagnostics.every} rounds"
+    yield "checkpoint", _settings(job.checkpoint).removeprefix(": ")
+
+
+def _data_lines(parts: Parts) -> Iterable[tuple[str, str]]:
+    sizes = np.array([len(own) for own in parts.rows])
+    tests = len(parts.tests())
+    low, median, high = _spread(sizes)
+    spread = f"{_between(low, high)} a client, median {median}"
+    held = f", {sum(map(len, parts.held))} held out" if parts.held else ""
+    yield "examples", f"{spread}; {sizes.sum()} in all{held}, {tests} for testing"
+    population = parts.population
+    steps = [int(population.visit(client, 0).about.steps) for client in range(len(population))]
+    yield "steps", f"K = {_between(min(steps), max(steps))}"
+    yield "parameters", f"{parts.x0.numel()}"
+    bytes_ = traffic(parts.algorithm, parts.schema)
+    yield "traffic", f"{decimal(bytes_.down)} down, {decimal(bytes_.up)} up per client and round"
+    kept = parts.stored
+    own, shared = kept.own.bytes, kept.shared.bytes
+    once = f"; {decimal(shared)} a round and rank, once for all its clients" if shared else ""
+    yield "states", f"{decimal(own)} a client, {decimal(own * len(sizes))} in all{once}"
+    for number, note in enumerate(parts.dataset.notes):
+        yield "" if number else "note", note
+    if parts.skipped:
+        yield "skipped", f"model.init left out {', '.join(parts.skipped)}"
+
+
+def _input_lines(inputs: Digests) -> Iterable[tuple[str, str]]:
+    """The files that a run records, to compare with another machine's."""
+    for number, (name, digest) in enumerate(inputs.items()):
+        if number == FEW:
+            yield "", f"and {len(inputs) - FEW} more"
+            return
+        yield "" if number else "inputs", f"{name}: {shown(digest)}..."
+
+
+def _settings(section: Any, *but: str) -> str:
+    """The fields of a section that are set: ": lr 0.1, steps 3"."""
+    named = {f.name: getattr(section, f.name) for f in fields(section) if f.name not in but}
+    set_ = [f"{name} {_setting(v)}" for name, v in named.items() if v is not None]
+    return ": " + ", ".join(set_) if set_ else ""
+
+
+def _setting(value: Any) -> str:
+    if hasattr(value, "kind"):
+        return f"{value.kind}{_settings(value, 'kind').replace(':', ' of', 1)}"
+    if isinstance(value, tuple) and any(isinstance(part, tuple) for part in value):
+        return f"of {len(value)} lists"
+    return written(value)
+
+
+def _between(low: Any, high: Any) -> str:
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _spread(numbers: NDArray[np.int64]) -> tuple[str, str, str]:
+    """The least, the median and the most."""
+    return f"{numbers.min()}", f"{np.median(numbers):g}", f"{numbers.max()}"

@@ -1,0 +1,415 @@
+"""The command line: every command of ``hpcfl``, and the only place that prints."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcfl import interrupt
+from hpcfl.cli.parser import parser
+from hpcfl.errors import (Elsewhere, HpcflError, JobError, RankError, Stopped, as_disk_error, print_traceback)
+
+if TYPE_CHECKING:
+    from hpcfl.report.plots import Plot
+    from hpcfl.run_dir.record import RunRecord
+    from hpcfl.report.rounds_to_target import Target
+
+REPORT = Path("runs/report.png")
+
+# Rooms that need torch are imported by the command that uses them: `hpcfl --help` is instant.
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        The exit code: 0 done, 2 the job, the arguments or the files are wrong, 3 diverged,
+        74 a file cannot be written or read because a disk is full, over its quota, read-only or
+        fails, 75 stopped by a signal with a checkpoint, 130 by Ctrl-C without one, 1 anything else.
+    """
+    reader = parser()
+    options, rest = reader.parse_known_args(arguments)
+    if rest and ("overrides" not in options or any(r.startswith("-") for r in rest)):
+        reader.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # overrides that stand after an option
+        options.overrides += rest
+    try:
+        if options.command not in ("run", "resume"):  # a run listens by itself, once it is made
+            interrupt.raise_once()
+        COMMANDS[options.command](options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _interrupted(options.command)
+    except BrokenPipeError:  # `hpcfl list | head`: nobody reads on, at exit neither
+        _discard(1)
+        return 1
+    except Elsewhere as e:
+        return e.exit_code
+    except HpcflError as e:
+        return _tell_error(e)
+    except OSError as e:
+        if e.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+            return _tell_disk_error(e)  # of a file that no caller names: standard output, too
+        where = "an argument" if e.filename is None else os.fsdecode(e.filename)
+        return _tell_error(JobError(f"{where}: {e.strerror}; choose another name"))
+    return 0
+
+
+def _tell_error(error: HpcflError) -> int:
+    """Print an error, if this rank is the one to do so; its exit code."""
+    if error.speaker or _speaks():
+        _print_error(f"{type(error).__name__}: {error}", error)
+    return error.exit_code
+
+
+def _tell_disk_error(error: OSError) -> int:
+    """Print in one line that the disk failed; the exit code.
+
+    Raises:
+        OSError: something else failed.
+    """
+    failure = as_disk_error(error)
+    if failure is None:
+        raise error
+    _print_error(f"{type(failure).__name__}: {failure}")
+    try:
+        sys.stdout.flush()
+    except OSError:  # it is the one that is full, and would be flushed once more at exit
+        _discard(1)
+    return failure.exit_code
+
+
+def _interrupted(command: str) -> int:
+    """Say in a line that Ctrl-C ended the command; the exit code."""
+    code = interrupt.exit_code()
+    stands = "; the last checkpoint stands: resume to go on" * (code == Stopped.exit_code)
+    if _speaks():
+        _print_error(f"hpcfl {command}: interrupted{stands}")
+    return code
+
+
+def _print_error(line: str, error: HpcflError | None = None) -> None:
+    """Print the last words of a command; where they cannot be written, its exit code tells.
+
+    Args:
+        line: what is said.
+        error: whose traceback follows, if the user asked for it.
+    """
+    try:
+        print(line, file=sys.stderr)
+        if error is not None:
+            print_traceback(error)
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except OSError:  # it lies on the full disk, or nobody reads it, and is flushed again at exit
+        _discard(2)
+
+
+def _discard(output: int) -> None:
+    """Write nothing more to standard output (1) or standard error (2)."""
+    with suppress(OSError):  # no file descriptor is left: the exit code tells all the same
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+
+
+def _speaks() -> bool:
+    """Whether this process is rank 0, or may be: its launcher does not say clearly."""
+    from hpcfl.comm.launcher import detect
+
+    try:
+        return detect(os.environ).rank == 0
+    except RankError:
+        return True
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.continued:
+        from hpcfl.job.yaml_file import run_name
+
+        where = options.out or Path("runs") / run_name(options.job, options.overrides)
+        interrupt.may_resume(where)
+    from hpcfl.job.schema import load
+    from hpcfl.runner.session import start
+
+    start(load(options.job, options.overrides), options.out, continued=options.continued)
+
+
+def _resume(options: argparse.Namespace) -> None:
+    interrupt.may_resume(options.out or options.dir)
+    from hpcfl.runner.session import resume
+
+    resume(
+        options.dir,
+        options.overrides,
+        out=options.out,
+        round=options.round,
+        verify=not options.no_verify,
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.where:  # without torch: scripts ask before every start
+        from hpcfl.job.yaml_file import run_name
+
+        print(Path("runs") / run_name(options.job, options.overrides))
+        return
+    from hpcfl.cli.check import describe
+    from hpcfl.job.schema import load
+
+    print(describe(load(options.job, options.overrides), data=options.data))
+
+
+def _plan(options: argparse.Namespace) -> None:
+    if options.scale:
+        from hpcfl.plan.scale import show_scale
+
+        if options.overrides:
+            raise JobError(
+                f"plan --scale: found {options.overrides[0]}; change the file, it has no overrides"
+            )
+        print(show_scale(options.job, options.ranks, options.plot))
+        return
+    from hpcfl.job.schema import load
+    from hpcfl.plan import read_pieces
+    from hpcfl.plan.show import show_plan
+
+    if options.plot:
+        raise JobError("plan: --plot is for --scale; leave it out")
+    pieces = read_pieces(options.pieces) if options.pieces else None
+    loaded = load(options.job, options.overrides)
+    print(show_plan(loaded, options.ranks or 1, options.out, pieces))
+
+
+def _status(options: argparse.Namespace) -> None:
+    from hpcfl.monitor.status import status
+
+    print(status(options.dir))
+
+
+def _sweep(options: argparse.Namespace) -> None:
+    from hpcfl.sweep.grid import read_sweep
+
+    sweep = read_sweep(options.sweep, options.overrides)
+    root = options.out or Path("runs") / sweep.name
+    partly = options.points is not None
+    if partly:
+        sweep = sweep.part(*options.points)
+    if options.where:  # slurm/run.sh asks before every start
+        for point in sweep.points:
+            print(root / point.name)
+        return
+    from hpcfl.report.collect import read_standing
+    from hpcfl.sweep.run_sweep import play
+    from hpcfl.sweep.slurm import Array
+    from hpcfl.sweep.pending import listed, todo
+
+    if options.submit:
+        if options.parallel:
+            raise JobError("--parallel is for a sweep that is played here; with --submit: --pack K")
+        array = Array(sweep, options.overrides, root, options.pack or 1, options.sbatch or "")
+        print(array.command_line() if options.dry_run else array.submit())
+        return
+    if options.pack or options.sbatch:
+        raise JobError("--pack and --sbatch are for --submit")
+    if options.dry_run:
+        print(listed(todo(sweep, root)))
+        return
+    outcome = play(sweep, root, options.parallel, partly=partly)
+    if outcome.finished and not partly:
+        runs = read_standing(outcome.finished).runs
+        _tell(runs, _tabled(runs, "runs", "table"), [root / REPORT.name])
+    outcome.check()
+
+
+def _export(options: argparse.Namespace) -> None:
+    from hpcfl.runner.export import export
+
+    for path in export(
+        options.dir,
+        round=options.round,
+        npz=options.output,
+        state_dict=options.state_dict,
+        clients=options.clients,
+        best=options.best,
+    ):
+        print(path)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from hpcfl.report.collect import read_standing
+    from hpcfl.report.rounds_to_target import Target
+
+    targets = Target.asked(options.target, options.target_accuracy)
+    standing = read_standing(options.dirs)
+    (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)
+    default = REPORT if (folder / "job.yaml").exists() else folder / REPORT.name
+    asked = bool(options.plot or options.y or options.x != "rounds")
+    files = options.plot or ([default] if asked or options.format == "table" else [])
+    told = _tabled(standing.runs, options.layout, options.format, targets)
+    _tell(standing.runs, told, files, y=options.y, x=options.x, asked=asked)
+    for line in standing.notes:
+        print(line, file=sys.stderr)
+
+
+def _tabled(
+    runs: Sequence[RunRecord], layout: str, form: str, targets: Sequence[Target] = ()
+) -> str:
+    """Runs as a table."""
+    from hpcfl import report
+    from hpcfl.report import timing
+    from hpcfl.report.comparison import beside_published
+    from hpcfl.report.rounds_to_target import beside_target
+
+    if layout == "paper":
+        made = report.as_papers(runs, targets)
+    else:
+        beside = beside_published(runs)
+        for target in targets:
+            beside = beside.joined(beside_target(runs, target))
+        made = {"runs": report.by_run, "seeds": report.by_seed}[layout](runs, beside)
+    if form == "table":
+        return report.plain(made) + timing.table(runs)
+    return {"csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}[form](
+        made
+    )
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from hpcfl.monitor.watch import watch
+
+    page = watch(options.dir)
+    if page:
+        print(page, end="")
+
+
+def _tell(
+    runs: Sequence[RunRecord],
+    told: str,
+    files: Sequence[Path],
+    *,
+    y: str | None = None,
+    x: str = "rounds",
+    asked: bool = False,
+) -> None:
+    """Print a table of runs and plot them; a plot that was asked for is checked first."""
+    from hpcfl.report.plots import Plot
+
+    if asked:
+        plot = Plot(runs, files, y, x)
+        print(told, end="")
+        _draw(plot, files)
+        return
+    print(told, end="")
+    folder = next((path.parent for path in files if path.parent.exists()), None)
+    if folder and not os.access(folder, os.W_OK):  # others' runs, an archive: nobody asked for it
+        print(f"no plot: {folder} cannot be written", file=sys.stderr)
+        return
+    try:
+        if files:
+            _draw(Plot(runs, files), files)
+    except JobError as e:
+        print(f"no plot: {e}", file=sys.stderr)
+
+
+def _draw(plot: Plot, files: Sequence[Path]) -> None:
+    plot.draw()
+    if plot.without:
+        names = ", ".join(str(run.path) for run in plot.without)
+        print(f"plot: without {names}, which have no such number yet", file=sys.stderr)
+    for path in files:
+        print(f"plot: {path}", file=sys.stderr)
+
+
+def _data_show(options: argparse.Namespace) -> None:
+    from hpcfl.cli.check import show_partition
+    from hpcfl.job.schema import load
+
+    print(show_partition(load(options.job, options.overrides), options.plot))
+    print(f"plot: {options.plot}")
+
+
+def _data_export_split(options: argparse.Namespace) -> None:
+    from hpcfl.job.schema import load
+    from hpcfl.runner.export_split import export_split
+
+    print(export_split(load(options.job, options.overrides), options.output))
+
+
+def _data_prepare(options: argparse.Namespace) -> None:
+    from hpcfl.data.base import counted
+    from hpcfl.io.lock import preparing
+    from hpcfl.job.schema import data_section
+    from hpcfl.io.progress import track
+
+    config = data_section(options.kind, options.root, options.overrides)
+    root = getattr(config, "root", None)  # data without one is not prepared
+    with nullcontext() if root is None else preparing(Path(root), options.kind):
+        print(f"ready: {config.prepare(track)}: {counted(config.load(0))}")
+
+
+def _list(options: argparse.Namespace) -> None:
+    from hpcfl.cli.listing import catalogue
+
+    print(catalogue(options.what))
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from hpcfl.bench.commands import BENCHES
+    from hpcfl.report.plots.figure import check_plot
+    from hpcfl.io.atomic import check_output
+
+    # A fault is told now, not after minutes.
+    if options.json:
+        check_output(options.json, make_folder=True)
+    if options.plot:
+        check_plot(options.plot)
+        if options.plot == options.json:
+            raise JobError(f"bench: --json and --plot both name {options.plot}; give two files")
+    result = BENCHES[options.command](options)
+    if not result:  # rank 0 has it
+        return
+    print(result)
+    if options.json:
+        result.write(options.json)
+    if options.plot:
+        result.plot(options.plot)
+
+
+def _bench_chaos(options: argparse.Namespace) -> None:
+    from hpcfl.bench.chaos import bench_chaos
+
+    tally = bench_chaos(
+        options.kills, options.ranks, options.seed, options.dir, stops=options.stops
+    )
+    print(tally)
+    tally.check()
+
+
+COMMANDS = {
+    "bench chaos": _bench_chaos,
+    "bench executor": _bench,
+    "bench peers": _bench,
+    "bench pieces": _bench,
+    "bench reduce": _bench,
+    "bench round": _bench,
+    "bench scaling": _bench,
+    "bench store": _bench,
+    "check": _check,
+    "data export-split": _data_export_split,
+    "data prepare": _data_prepare,
+    "data show": _data_show,
+    "export": _export,
+    "list": _list,
+    "plan": _plan,
+    "report": _report,
+    "resume": _resume,
+    "run": _run,
+    "status": _status,
+    "sweep": _sweep,
+    "watch": _watch,
+}

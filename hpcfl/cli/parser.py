@@ -1,0 +1,336 @@
+"""The words of the command line."""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+from hpcfl import __version__
+from hpcfl.job.resume_rules import FREE
+
+
+def parser() -> argparse.ArgumentParser:
+    """Reads a command line; ``command`` is then the name of one of `hpcfl.cli.main.COMMANDS`."""
+    made = argparse.ArgumentParser(
+        prog="hpcfl",
+        description="Federated learning at scale on HPC machines.  Several ranks: mpirun -n 4 "
+        "hpcfl run JOB.yaml, or srun.",
+    )
+    made.add_argument("--version", action="version", version=f"hpcfl {__version__}")
+    commands = made.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="start a run of a job")
+    _add_job(run)
+    run.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
+    run.add_argument(
+        "--continue",
+        dest="continued",
+        action="store_true",
+        help="go on where the run directory holds a checkpoint of this job",
+    )
+    run.set_defaults(command="run")
+
+    _add_resume(commands)
+
+    check = commands.add_parser("check", help="check a job without training")
+    _add_job(check)
+    depth = check.add_mutually_exclusive_group()
+    depth.add_argument("--data", action="store_true", help="load the data and build the model too")
+    depth.add_argument(
+        "--where", action="store_true", help="print the default run directory, and check nothing"
+    )
+    check.set_defaults(command="check")
+
+    _add_looks(commands)
+
+    _add_sweep(commands)
+
+    export = commands.add_parser("export", help="write a checkpoint's model to a file")
+    export.add_argument("dir", type=Path, help="run directory")
+    export.add_argument("--round", type=int, help="round (default: the newest checkpoint's)")
+    export.add_argument("--best", action="store_true", help="the best evaluated round's model")
+    export.add_argument("-o", "--output", type=Path, help="F.npz with the flat model as x")
+    export.add_argument("--state-dict", type=Path, help="F.safetensors with named parameters")
+    export.add_argument("--clients", action="store_true", help="add the client states to F.npz")
+    export.set_defaults(command="export")
+
+    _add_report(commands)
+
+    _add_data(commands)
+    _add_forecasts(commands)
+
+    _add_bench(commands)
+    return made
+
+
+def _add_bench(commands: Any) -> None:
+    """The commands that measure."""
+    bench = commands.add_parser("bench", help="measure, as ratios within one run").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    rounds = bench.add_parser("round", help="a round against a bare loop of the same SGD steps")
+    rounds.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
+    _add_overrides(rounds)
+    rounds.set_defaults(command="bench round")
+    sums = bench.add_parser(
+        "reduce", help="the exact mean against a float all-reduce, on all ranks"
+    )
+    sums.add_argument(
+        "--sizes", type=_count, nargs="+", help="parameters (default 800000 4000000 25000000)"
+    )
+    sums.add_argument("--backend", choices=["auto", "mpi", "gloo"], default="auto")
+    sums.set_defaults(command="bench reduce")
+    executors = bench.add_parser("executor", help="a local step alone and in blocks of clients")
+    executors.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
+    _add_overrides(executors)
+    executors.add_argument("--sizes", type=_count, nargs="+", help="of blocks (default 10 32)")
+    executors.set_defaults(command="bench executor")
+    states = bench.add_parser("store", help="client states against the bare disk, and in a round")
+    states.add_argument(
+        "--dir", type=_folder, help="folder to write in (default: the temporary one)"
+    )
+    states.add_argument("--gib", type=_size, default=1.0, help="GiB of states (default: 1)")
+    states.set_defaults(command="bench store")
+    peers = bench.add_parser("peers", help="pfl-research's own benchmark, beside pfl itself")
+    peers.add_argument(
+        "--model", choices=("cnn", "lenet", "resnet20"), default="cnn", help="(default: pfl's cnn)"
+    )
+    peers.add_argument(
+        "--python", type=Path, help="that of an environment with pfl (default: ours)"
+    )
+    peers.set_defaults(command="bench peers")
+    pieces = bench.add_parser("pieces", help="what a round's time is made of, for plan --pieces")
+    _add_job(pieces)
+    pieces.set_defaults(command="bench pieces")
+    scaling = bench.add_parser("scaling", help="ranks against as many bare loops side by side")
+    scaling.add_argument("--ranks", type=_count, nargs="+", help="(default 1 2 4)")
+    scaling.set_defaults(command="bench scaling")
+    for measuring in (rounds, sums, executors, states, peers, pieces, scaling):
+        measuring.add_argument("--json", type=Path, metavar="F", help="write every turn's figures")
+        measuring.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg to draw")
+    chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")
+    chaos.add_argument("--kills", type=_count, default=100, metavar="N", help="(default 100)")
+    chaos.add_argument(
+        "--stops",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="signals to stop among them (default 0)",
+    )
+    chaos.add_argument("--ranks", type=_count, nargs="+", help="of lives in turn (default 1 2 3)")
+    chaos.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    chaos.add_argument("--dir", type=Path, default=Path("runs/chaos"), help="(default runs/chaos)")
+    chaos.set_defaults(command="bench chaos")
+
+
+def _add_resume(commands: Any) -> None:
+    """The command that takes up a run again."""
+    resume = commands.add_parser(
+        "resume",
+        help="take up a run again from a checkpoint",
+        description="Take up a run again from its last checkpoint, on any number of ranks.  Keys "
+        f"of its job that no past round depended on may be changed: {', '.join(FREE)}.",
+    )
+    resume.add_argument("dir", type=Path, help="run directory")
+    _add_overrides(resume)
+    resume.add_argument(
+        "--round", type=int, metavar="T", help="from this kept checkpoint; later ones are given up"
+    )
+    resume.add_argument(
+        "--out", type=Path, metavar="COPY", help="go on in a copy; the run in DIR stays as it is"
+    )
+    resume.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="read client states when they are first used, not all before the run goes on",
+    )
+    resume.set_defaults(command="resume")
+
+
+def _add_looks(commands: Any) -> None:
+    """The commands that look at a run without disturbing it."""
+    status = commands.add_parser("status", help="how far a run or a sweep is, alive or not")
+    status.add_argument("dir", type=Path, help="of a run or a sweep")
+    status.set_defaults(command="status")
+
+    watch = commands.add_parser(
+        "watch",
+        help="a live run or sweep as a page on the terminal",
+        description="Show a run, or a folder of runs, as a page that follows it: q or Ctrl-C "
+        "leaves.  Only files are read; the run is not disturbed.  Where standard output is no "
+        "terminal, one page is printed.",
+    )
+    watch.add_argument("dir", type=Path, help="of a run or a sweep")
+    watch.set_defaults(command="watch")
+
+
+def _add_sweep(commands: Any) -> None:
+    """The command that makes many runs."""
+    sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
+    sweep.add_argument("sweep", type=Path, help="SWEEP.yaml")
+    _add_overrides(sweep, "settings of every run")
+    sweep.add_argument("--out", type=Path, help="directory of the runs (default runs/SWEEPNAME)")
+    sweep.add_argument(
+        "--parallel", type=_count, metavar="N", help="runs at once (default: as many as fit)"
+    )
+    sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
+    sweep.add_argument(
+        "--where", action="store_true", help="print the run directories, and start nothing"
+    )
+    what = sweep.add_mutually_exclusive_group()
+    what.add_argument(
+        "--points", type=_points, metavar="A-B", help="these runs alone, counted from 0"
+    )
+    what.add_argument(
+        "--submit", action="store_true", help="hand what is not finished to Slurm, as an array"
+    )
+    sweep.add_argument(
+        "--pack", type=_count, metavar="K", help="runs of a task of the array (default: 1)"
+    )
+    sweep.add_argument("--sbatch", metavar="OPTIONS", help="of sbatch: --sbatch='-p gpu -t 60'")
+    sweep.set_defaults(command="sweep")
+
+
+def _add_data(commands: Any) -> None:
+    """The commands about data sets."""
+    data = commands.add_parser("data", help="prepare data sets and look at them").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    prepare = data.add_parser("prepare", help="fetch, check and pack a data set's files")
+    prepare.add_argument("kind", help="as data.kind in a job")
+    _add_overrides(prepare, "as data.key in a job", metavar="key=value")
+    prepare.add_argument("--root", default="data", help="folder of the files (default data)")
+    prepare.set_defaults(command="data prepare")
+
+    show = data.add_parser("show", help="who holds what: clients x classes, sizes")
+    _add_job(show)
+    show.add_argument("--plot", type=Path, default=Path("partition.png"), help=".png, .pdf or .svg")
+    show.set_defaults(command="data show")
+
+    split = data.add_parser("export-split", help="the client of each training example, as a file")
+    _add_job(split)
+    split.add_argument("-o", "--output", type=Path, required=True, help="F.npz, gets client [n]")
+    split.set_defaults(command="data export-split")
+
+
+def _add_forecasts(commands: Any) -> None:
+    """The commands that tell what could be run, and what it would need."""
+    plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic")
+    _add_job(plan)
+    plan.add_argument("--ranks", type=_count, help="how many (default 1; at most, with --scale)")
+    plan.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
+    plan.add_argument(
+        "--pieces", type=Path, metavar="F.json", help="tell hours too, from what was measured"
+    )
+    plan.add_argument(
+        "--scale", action="store_true", help="JOB is a file as docs/scale.yaml: rounds on paper"
+    )
+    plan.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg, with --scale")
+    plan.set_defaults(command="plan")
+
+    listing = commands.add_parser("list", help="algorithms, data, models, tasks")
+    listing.add_argument("what", nargs="?", help="algorithms, data, ..., or a name (default: all)")
+    listing.set_defaults(command="list")
+
+
+def _add_report(commands: Any) -> None:
+    """The command that sets runs side by side."""
+    report = commands.add_parser("report", help="a table and a plot of runs")
+    report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
+    report.add_argument("--format", choices=["table", "csv", "markdown", "latex"], default="table")
+    report.add_argument(
+        "--layout",
+        choices=["runs", "seeds", "paper"],
+        default="runs",
+        help="a row a run, and means over seeds (default); the means alone; algorithms by set-ups, "
+        "as papers do, published numbers beside ours",
+    )
+    report.add_argument(
+        "--plot",
+        type=Path,
+        action="append",
+        default=[],
+        help="F.png, .pdf or .svg to write, also several times (with a table: report.png in a "
+        "sweep, else in runs)",
+    )
+    report.add_argument(
+        "--y", metavar="KEY", help="what to plot: a key of log.jsonl (default: the score)"
+    )
+    report.add_argument(
+        "--x",
+        choices=["rounds", "bytes", "time"],
+        default="rounds",
+        help="what to plot against: bytes sent up and down so far, or the wall time of the rounds",
+    )
+    report.add_argument(
+        "--target",
+        type=float,
+        action="append",
+        default=[],
+        metavar="PERCENT",
+        help="when runs reached so much of the centralised accuracy that a paper prints; also "
+        "several times",
+    )
+    report.add_argument(
+        "--target-accuracy",
+        type=float,
+        action="append",
+        default=[],
+        metavar="SHARE",
+        help="when they reached this accuracy",
+    )
+    report.set_defaults(command="report")
+
+
+def _points(text: str) -> tuple[int, int]:
+    first, dash, last = text.partition("-")
+    found = first, last if dash else first
+    if not all(number.isdecimal() for number in found):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected A-B or A, counted from 0")
+    return int(found[0]), int(found[1])
+
+
+def _count(text: str) -> int:
+    return _whole(text, 1)
+
+
+def _natural(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from {least}")
+    return int(text)
+
+
+def _size(text: str) -> float:
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not 0 < size < math.inf:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number above 0")
+    return size
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text}; make it first")
+    return path
+
+
+def _add_overrides(
+    command: argparse.ArgumentParser,
+    told: str = "settings over those of the job",
+    *,
+    metavar: str = "key.path=value",
+) -> None:
+    # Without a default argparse says that they are required where a job is missing.
+    command.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=told)
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=Path, help="JOB.yaml")
+    _add_overrides(parser)

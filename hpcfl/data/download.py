@@ -1,0 +1,162 @@
+"""Files that a data set's owners publish: fetched where there is internet, checked everywhere."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from errno import EDQUOT, ENOSPC, EROFS
+from http.client import HTTPException
+from pathlib import Path
+from typing import Protocol, TypeVar
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from hpcfl.io.lock import locked
+from hpcfl.errors import DataError, DiskError
+
+T = TypeVar("T")
+_BLOCK = 1 << 20  # bytes read at a time
+_TIMEOUT = 30.0  # seconds without a byte
+_DIGITS = 18  # of a size
+
+
+class Track(Protocol):
+    """What shows that something long goes on."""
+
+    def __call__(self, items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+        """The items themselves, shown as progress on ``what``, out of ``total``."""
+        ...
+
+
+@dataclass(frozen=True)
+class OwnersFile:
+    """One file as its owners publish it."""
+
+    name: str
+    """Its path below the data set's root."""
+    url: str
+    md5: str | None = None
+    """Of the file, in hexadecimal; None where the owners give none."""
+    sha256: str | None = None
+    """Likewise."""
+
+    def check(self, path: Path, track: Track) -> None:
+        """Compare a file with the checksums that the owners give.
+
+        Raises:
+            DataError: it is another one.
+        """
+        for algorithm, expected in (("md5", self.md5), ("sha256", self.sha256)):
+            if expected is not None:
+                _check(path, algorithm, expected, track)
+
+
+def provide(root: Path, files: Sequence[OwnersFile], track: Track) -> None:
+    """Make sure that these files lie in ``root`` and are the owners': download what is missing.
+
+    A download that was cut off goes on where it ended; one that another process is at is waited
+    for.
+
+    Raises:
+        DataError: a file cannot be had, which says where each missing one belongs; or it is not
+            the owners'.
+    """
+    missing = []
+    for file in files:
+        path = root / file.name
+        if path.exists():
+            file.check(path, track)
+        else:
+            missing.append(file)
+    for k, file in enumerate(missing):
+        path = root / file.name
+        try:
+            with locked(path):
+                if not path.exists():
+                    _download(path, file, track)
+        except (OSError, HTTPException) as error:
+            if isinstance(error, HTTPError):
+                error.close()
+            if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, EROFS):
+                # ETIMEDOUT and its kin are the network's here.
+                raise DiskError(
+                    f"{path}: cannot be written: {error.strerror}; make room"
+                ) from error
+            wanted = "; ".join(f"{other.url} as {root / other.name}" for other in missing[k:])
+            raise DataError(
+                f"{root}: {file.name} is missing and cannot be downloaded ({error}); put there by "
+                f"hand: {wanted}"
+            ) from error
+
+
+def check_count(path: Path, what: str, found: int, expected: int) -> None:
+    """Compare how many there are with what the owners tell.
+
+    Raises:
+        DataError: there are more or fewer.
+    """
+    if found != expected:
+        raise DataError(f"{path}: found {found} {what}, the owners' data has {expected}")
+
+
+def quiet(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+    """The track that shows nothing."""
+    return items
+
+
+def _check(path: Path, algorithm: str, expected: str, track: Track) -> None:
+    """Read a file and compare its checksum by this algorithm of ``hashlib``."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    with path.open("rb") as file:
+        blocks = iter(lambda: file.read(_BLOCK), b"")
+        for block in track(blocks, f"checking {path.name}", -(-path.stat().st_size // _BLOCK)):
+            digest.update(block)
+    if digest.hexdigest() != expected:
+        raise DataError(
+            f"{path}: its {algorithm} is {digest.hexdigest()}, the owners' is {expected}; it is "
+            "damaged or another file: remove it and fetch it again"
+        )
+
+
+def _download(path: Path, file: OwnersFile, track: Track) -> None:
+    """Fetch into PATH.part, which becomes PATH when it is whole."""
+    part = path.with_name(path.name + ".part")
+    total = _append(part, file, track)
+    found = part.stat().st_size
+    if total is not None and found < total:
+        raise OSError(f"the connection ended after {found} of {total} bytes; say it again")
+    if total is not None and found > total:
+        part.unlink()
+        raise DataError(f"{part}: {found} bytes, the owners' has {total}; fetch it again")
+    try:
+        file.check(part, track)
+    except DataError:
+        part.unlink()
+        raise
+    part.replace(path)
+
+
+def _append(part: Path, file: OwnersFile, track: Track) -> int | None:
+    """Fetch what ``part`` lacks; how many bytes the whole file has, where the server tells."""
+    begun = part.stat().st_size if part.exists() else 0
+    request = Request(file.url, headers={"Range": f"bytes={begun}-"} if begun else {})  # noqa: S310
+    try:
+        answer = urlopen(request, timeout=_TIMEOUT)  # noqa: S310
+    except HTTPError as error:
+        if error.code != 416 or not begun:
+            raise
+        with error:  # there is nothing behind these bytes: "bytes */TOTAL"
+            return _number(error.headers.get("Content-Range", "").rpartition("/")[2])
+    with answer:
+        if answer.status != 206:  # the server sends the file from its start
+            begun = 0
+        left = _number(answer.headers.get("Content-Length", ""))
+        with part.open("ab" if begun else "wb") as out:
+            blocks = iter(lambda: answer.read(_BLOCK), b"")
+            steps = None if left is None else -(-left // _BLOCK)
+            for block in track(blocks, f"fetching {file.name}", steps):
+                out.write(block)
+    return None if left is None else begun + left
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS else None

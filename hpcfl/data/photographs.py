@@ -1,0 +1,205 @@
+"""What the data sets of photographs have in common: packed once, decoded ahead of the training."""
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
+from hpcfl.data.inputs import InputFile
+from hpcfl.data.download import Track
+from hpcfl.data.packed import Contents, read_packed
+from hpcfl.data.pack_images import Listing, Photo, check_origin, pack, sources_remain
+from hpcfl.data.tables import Row
+from hpcfl.errors import DataError
+from hpcfl.types import Count, Natural, PathText
+
+_NAME = re.compile(r"[0-9A-Za-z_-]{3,}")
+
+
+class Counts(NamedTuple):
+    """How much there is of a published data set."""
+
+    clients: int
+    train: int
+    classes: int
+    test: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.clients} clients, {self.train} training images of {self.classes} classes, "
+            f"{self.test} test images"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Photos(DataConfig):
+    """Images uint8 [n, S, S, 3], S = size + margin, that stay in their file until they are needed.
+
+    Training sees a random crop of size x size and its mirror image, evaluation the middle.
+    """
+
+    kind: ClassVar[str]
+    """As a job names it; the packed file's name begins with it."""
+
+    root: PathText = "data"
+    """The folder of the owners' files, and of the packed one."""
+    size: Count = 224
+    """Pixels of the sides of what a model sees."""
+    margin: Natural = 32
+    """Pixels by which stored images are larger, for crops to move in."""
+    augment: bool = True
+    """Crop training images at random and flip them, per image; else their middle is used."""
+    workers: Count = 4
+    """Threads, per rank, that decode ahead of the training; processes of ``data prepare``."""
+    allow_missing: Natural = 0
+    """How many images may be missing or damaged when the others are packed."""
+
+    @property
+    def packed(self) -> Path:
+        """The packed file."""
+        return Path(self.root) / f"{self.kind}-{self.size + self.margin}.h5"
+
+    def prepare(self, track: Track) -> Path:
+        """Pack the images in colour, each the middle square of its image, of side size + margin.
+
+        Smaller ones are packed as they are and enlarged when they are decoded.
+
+        Raises:
+            DataError: images are missing; or the packed file is there, but made from others.
+        """
+        fresh = not self.packed.exists()
+        if fresh:
+            pack(
+                self.packed,
+                self.listing(track),
+                side=self.size + self.margin,
+                workers=self.workers,
+                allowed=self.allow_missing,
+                track=track,
+            )
+        contents = self.read()
+        if not fresh and sources_remain(self.packed):
+            check_origin(self.packed, self.listing(track))
+        self.check(contents)
+        return self.packed
+
+    @abstractmethod
+    def listing(self, track: Track) -> Listing:
+        """All images; files of the owners that are small are fetched.
+
+        Raises:
+            DataError: the owners' lists are missing or wrong.
+        """
+
+    def check(self, contents: Contents) -> None:
+        """See whether a packed file holds what it should.
+
+        Raises:
+            DataError: it does not.
+        """
+
+    def read(self) -> Contents:
+        """Map the packed file."""
+        if not self.packed.is_file():
+            changed = {"size": self.size, "margin": self.margin}
+            keys = [f"{k}={v}" for k, v in changed.items() if v != getattr(Photos, k)]
+            command = " ".join(["hpcfl data prepare", self.kind, f"--root {self.root}", *keys])
+            raise DataError(f"{self.packed}: not found; make it once by: {command}")
+        return read_packed(self.packed, self.size + self.margin, self.workers)
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The packed file."""
+        return (InputFile(self.packed, bulk=("train/bytes", "test/bytes")),)
+
+    def load(self, seed: int) -> Dataset:
+        """Map the packed file; nothing is decoded yet."""
+        contents = self.read()
+        self.check(contents)
+        return Dataset(
+            train=contents.train.examples,
+            test=None if contents.test is None else contents.test.examples,
+            natural=contents.natural,
+            classes=contents.classes,
+            loss="cross_entropy",
+            transform=CropFlipNormalize(
+                mean=IMAGENET_MEAN,
+                std=IMAGENET_STD,
+                padding=0,
+                size=self.size,
+                augment=self.augment,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedPhotos(Photos):
+    """Photographs whose number is known."""
+
+    counts: ClassVar[Counts]
+
+    subset: bool = False
+    """Whether the lists may hold another number of images than the published ones."""
+
+    def check(self, contents: Contents) -> None:
+        """Compare the number of images with the published one; lost ones count too."""
+        test = contents.test
+        found = len(contents.train.examples.labels) + contents.train.missing
+        tested = 0 if test is None else len(test.examples.labels) + test.missing
+        if not self.subset and (found, tested) != (self.counts.train, self.counts.test):
+            raise DataError(
+                f"{self.packed}: {found} training and {tested} test images, expected "
+                f"{self.counts}; say subset: true if it is meant to be one"
+            )
+
+    @property
+    @abstractmethod
+    def to_fetch(self) -> str:
+        """Which of the owners' archives hold the images, and where they are to be unpacked."""
+
+    def counted(self, listing: Listing) -> Listing:
+        """The listing itself.
+
+        Raises:
+            DataError: it is not the published one, or none of its images is there.
+        """
+        train = [photo.label for _, photos in listing.clients for photo in photos]
+        found = Counts(len(listing.clients), len(train), len(set(train)), len(listing.test))
+        if not self.subset and found != self.counts:
+            raise DataError(
+                f"{self.root}: the lists hold {found}; expected {self.counts}; say subset=true if "
+                "it is meant to be one"
+            )
+        photos = chain(listing.test, *(photos for _, photos in listing.clients))
+        if not any((Path(self.root) / photo.path).exists() for photo in photos):
+            raise DataError(f"{self.root}: none of the images is there; {self.to_fetch}")
+        return listing
+
+
+def image_name(row: Row, text: str) -> str:
+    """The name of an image, without .jpg, that the row holds.
+
+    Raises:
+        DataError: it is none, and might lead out of the folder of images.
+    """
+    if not _NAME.fullmatch(text):
+        raise DataError(f"{row.where}: image_id is {text!r}, expected letters and digits")
+    return text
+
+
+def grouped(photos: Iterable[tuple[str, Photo]]) -> list[tuple[str, list[Photo]]]:
+    """The photographs of each client, in their order; clients by number, or by name."""
+    groups: dict[str, list[Photo]] = {}
+    for client, photo in photos:
+        groups.setdefault(client, []).append(photo)
+    return sorted(groups.items(), key=lambda group: (not group[0].isdecimal(), _ordinal(group[0])))
+
+
+def _ordinal(name: str) -> tuple[int, str, str]:
+    """Numbers, however long, by their size; what else there is, by name."""
+    digits = name.lstrip("0")
+    return (len(digits), digits, name) if name.isdecimal() else (0, "", name)

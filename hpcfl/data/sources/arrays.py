@@ -1,0 +1,165 @@
+"""Any data of the user's own, as one file of numpy arrays."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.labels import count_of, missing_classes
+from hpcfl.data.partition import Rows
+from hpcfl.errors import DataError, JobError
+from hpcfl.io.files import read_arrays
+from hpcfl.types import Count, Examples, PathText
+
+_OPTIONAL = ("client", "x_test", "y_test")
+_MANY = 1 << 20  # classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrays(DataConfig):
+    """An .npz of x [n, ...] and y [n], and perhaps client [n], x_test and y_test.
+
+    Integers in y are classes (cross-entropy), floats are targets (mean of r^2 / 2).
+    """
+
+    path: PathText
+    """The .npz file."""
+    classes: Count | None = None
+    """How many classes there are, where the largest label does not tell."""
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The .npz."""
+        return input_files(Path(self.path))
+
+    def load(self, seed: int) -> Dataset:
+        """Read and check the arrays; inputs are kept as they are and never rescaled."""
+        path = Path(self.path)
+        arrays = read_arrays(path, ("x", "y"), _OPTIONAL)
+        if ("x_test" in arrays) != ("y_test" in arrays):
+            raise DataError(f"{path}: x_test and y_test go together, found only one of them")
+        for name, array in arrays.items():
+            _check(path, name, array)
+        if not len(arrays["x"]):
+            raise DataError(f"{path}: x has no example")
+        classes = self._classes(path, arrays)
+        train = _examples(path, arrays["x"], arrays["y"], classes, "x", "y")
+        test = None
+        if "x_test" in arrays:
+            test = _examples(path, arrays["x_test"], arrays["y_test"], classes, "x_test", "y_test")
+            if test.inputs.shape[1:] != train.inputs.shape[1:]:
+                raise DataError(
+                    f"{path}: x_test holds examples of shape {tuple(test.inputs.shape[1:])}, "
+                    f"x of shape {tuple(train.inputs.shape[1:])}"
+                )
+        natural = None
+        if "client" in arrays:
+            natural = self._natural(path, arrays["client"], len(train.labels))
+        return Dataset(
+            train=train,
+            test=test,
+            natural=natural,
+            classes=classes,
+            loss="squared" if classes is None else "cross_entropy",
+            transform=cast,
+            notes=() if classes is None else missing_classes(arrays["y"], classes),
+        )
+
+    def _classes(self, path: Path, arrays: dict[str, NDArray[Any]]) -> int | None:
+        y = arrays["y"]
+        if y.dtype.kind == "f":
+            if self.classes is not None:
+                raise JobError(f"data.classes: {path} has float targets, which are no classes")
+            return None
+        y_test = arrays.get("y_test")
+
+        def subtract(lowest: int) -> str:
+            return f"in numpy y - {lowest}" + ("" if y_test is None else f", y_test - {lowest}")
+
+        classes = self.classes or count_of(f"{path}: y", y, y_test, subtract)
+        if self.classes is None and classes > _MANY:
+            raise DataError(
+                f"{path}: y holds {y.max()}: so many classes must be meant; say data.classes"
+            )
+        for name in ("y", "y_test"):
+            labels = arrays.get(name)
+            if labels is None or not labels.size:
+                continue
+            if labels.dtype.kind == "f" or labels.min() < 0 or labels.max() >= classes:
+                more = "" if self.classes else ", as y has them; for more say data.classes"
+                raise DataError(
+                    f"{path}: {name} runs from {labels.min()} to {labels.max()} ({labels.dtype}), "
+                    f"expected integers from 0 to {classes - 1}{more}"
+                )
+        return classes
+
+    def _natural(self, path: Path, client: NDArray[Any], examples: int) -> list[Rows]:
+        if self.clients is not None:
+            raise JobError(f"data.clients: not allowed, {path} says who owns each example (client)")
+        if client.shape != (examples,) or client.dtype.kind not in "iu":
+            raise DataError(
+                f"{path}: client is {client.dtype} of shape {client.shape}, expected integers of "
+                f"shape ({examples},)"
+            )
+        if client.min() < 0:
+            raise DataError(f"{path}: client holds {client.min()}, expected ids from 0")
+        if client.max() >= examples:
+            raise DataError(
+                f"{path}: client holds {client.max()}, but {examples} examples cannot fill so many "
+                "clients; ids run from 0 without a gap"
+            )
+        counts = np.bincount(client.astype(np.int64))
+        if not counts.all():
+            raise DataError(
+                f"{path}: client {int(np.argmin(counts))} has no example; ids run from 0 to "
+                f"{len(counts) - 1} without a gap"
+            )
+        rows = np.argsort(client, kind="stable")
+        return list(np.split(rows, np.cumsum(counts)[:-1]))
+
+
+def cast(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
+    """The transform that only changes the type."""
+    return inputs.to(dtype)
+
+
+def to_indices(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
+    """The transform of classes, which stay integers, whatever the compute dtype is."""
+    return inputs.to(torch.int64)
+
+
+def _check(path: Path, name: str, array: NDArray[Any]) -> None:
+    """Numbers, at least one dimension, all finite."""
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or array.ndim == 0:
+        raise DataError(
+            f"{path}: {name} is {array.dtype} of shape {array.shape}, expected an array of "
+            "integers or floats of at most 64 bits"
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        row = int(np.argwhere(~np.isfinite(array))[0][0])
+        raise DataError(f"{path}: {name} is not finite in row {row}; expected finite numbers")
+
+
+def _examples(
+    path: Path, x: NDArray[Any], y: NDArray[Any], classes: int | None, x_name: str, y_name: str
+) -> Examples:
+    """Tensors of stored inputs [n, ...] and labels: int64 [n], or float targets [n, 1]."""
+    if y.shape != (len(x),):
+        raise DataError(
+            f"{path}: {x_name} has {len(x)} rows but {y_name} has shape {y.shape}, expected "
+            f"({len(x)},)"
+        )
+    inputs = torch.from_numpy(_plain(x))
+    if classes is None:
+        return Examples(inputs, torch.from_numpy(_plain(y))[:, None])
+    return Examples(inputs, torch.from_numpy(y.astype(np.int64)))
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """In a type that torch computes with: unsigned integers wider than a byte become int64."""
+    return array.astype(np.int64) if array.dtype.kind == "u" and array.itemsize > 1 else array

@@ -1,0 +1,176 @@
+"""What CIFAR-10 and CIFAR-100 have in common: 32x32 colour images in pickles or an .npz."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpcfl.data.archives import Archive, provide_members
+from hpcfl.data.base import Dataset
+from hpcfl.data.colour import Coloured
+from hpcfl.data.images import CropFlipNormalize
+from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.download import Track, check_count, quiet
+from hpcfl.data.unpickle import unpickle
+from hpcfl.errors import DataError
+from hpcfl.io.files import read_arrays
+from hpcfl.types import Examples, PathText
+
+_KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+class Layout(NamedTuple):
+    """One of the two data sets, as its owners publish it."""
+
+    name: str
+    """Of the .npz, and in messages."""
+    url: str
+    """Of the official archive."""
+    md5: str
+    folder: str
+    """The official folder, as the archive holds it."""
+    train: tuple[str, ...]
+    """Its files of training examples, in order."""
+    test: str
+    """Its file of test examples."""
+    labels: str
+    """Which entry of a file holds the labels."""
+    classes: int
+    mean: tuple[float, float, float]
+    """Of red, green and blue in [0, 1], over the training images."""
+    std: tuple[float, float, float]
+    counts: tuple[int, int] = (50_000, 10_000)
+    """Of training and test examples."""
+
+    @property
+    def archive(self) -> Archive:
+        """The official archive."""
+        files = [f"{self.folder}/{part}" for part in (*self.train, self.test)]
+        return Archive(
+            name=self.url.rpartition("/")[2],
+            url=self.url,
+            md5=self.md5,
+            members={file: file for file in files},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar(Coloured):
+    """Images uint8 [n, 32, 32, 3] and labels; training images are cropped and flipped."""
+
+    layout: ClassVar[Layout]
+
+    root: PathText = "data"
+    """The folder that holds the official folder or an .npz: see README.md."""
+    download: bool = False
+    """Fetch the official files into root if they are missing, as `hpcfl data prepare` does."""
+    augment: bool = True
+    """Crop training images from a padding of 4 and flip them, per image."""
+
+    def fetch(self) -> None:
+        """Download the official files if the job says so and they are missing."""
+        if self.download:
+            provide_members(Path(self.root), self.layout.archive, quiet)
+
+    def prepare(self, track: Track) -> Path:
+        """Fetch and unpack the official files, unless they or the .npz are there; count all."""
+        root, layout = Path(self.root), self.layout
+        place = root / f"{layout.name}.npz"
+        if not place.is_file() or (root / layout.folder).exists():
+            provide_members(root, layout.archive, track)
+            place = root / layout.folder
+        for part, what, count in zip(
+            read(root, layout), ("training", "test"), layout.counts, strict=True
+        ):
+            check_count(place, f"{what} examples", len(part.labels), count)
+        return place
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The official pickles, or the .npz."""
+        root, layout = Path(self.root), self.layout
+        official = root / layout.folder
+        if official.is_dir():
+            return input_files(*(official / part for part in (*layout.train, layout.test)))
+        return input_files(root / f"{layout.name}.npz")
+
+    def load(self, seed: int) -> Dataset:
+        """Read the official pickles, or the .npz."""
+        layout = self.layout
+        train, test = read(Path(self.root), layout)
+        transform = CropFlipNormalize(mean=layout.mean, std=layout.std, augment=self.augment)
+        return Dataset(
+            train=train,
+            test=test,
+            natural=None,
+            classes=layout.classes,
+            loss="cross_entropy",
+            transform=transform,
+            personal=self.personal(transform, seed),
+        )
+
+
+def read(root: Path, layout: Layout) -> tuple[Examples, Examples]:
+    """The training and test examples: uint8 [n, 32, 32, 3] and int64 [n].
+
+    Raises:
+        DataError: neither the folder nor the .npz is in ``root``, or it is not what it should be.
+    """
+    official = root / layout.folder
+    if official.is_dir():
+        parts = [_pickled(official / part, layout) for part in layout.train]
+        inputs, targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return Examples(inputs, targets), _pickled(official / layout.test, layout)
+    path = root / f"{layout.name}.npz"
+    if not path.is_file():
+        raise DataError(
+            f"{root}: found neither {layout.folder}/ nor {path.name}; put one there, set data.root "
+            f"to where it is, or say hpcfl data prepare {layout.name} --root {root}"
+        )
+    arrays = read_arrays(path, _KEYS)
+    x_train, y_train, x_test, y_test = (arrays[key] for key in _KEYS)
+    return (
+        _examples(f"{path}: x_train, y_train", x_train, y_train, layout.classes),
+        _examples(f"{path}: x_test, y_test", x_test, y_test, layout.classes),
+    )
+
+
+def _pickled(path: Path, layout: Layout) -> Examples:
+    """One official file: rows of 3072 bytes, channel by channel."""
+    content = unpickle(path)
+    for key in ("data", layout.labels):
+        if key not in content:
+            raise DataError(f"{path}: no {key!r}; found {', '.join(content) or 'nothing'}")
+    pixels = content["data"]
+    if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:
+        raise DataError(f"{path}: 'data' is not an array of rows of 3072 bytes")
+    labels = content[layout.labels]
+    if not isinstance(labels, np.ndarray) and not (
+        isinstance(labels, list | tuple)
+        and all(isinstance(label, int | np.integer) for label in labels)
+    ):
+        raise DataError(f"{path}: {layout.labels!r} is not a list of integers")
+    return _examples(str(path), pixels.reshape(-1, 3, 32, 32), np.asarray(labels), layout.classes)
+
+
+def _examples(where: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> Examples:
+    """Checked tensors; images are turned to [n, 32, 32, 3]."""
+    if x.dtype != np.uint8 or x.shape[1:] not in ((3, 32, 32), (32, 32, 3)):
+        raise DataError(
+            f"{where}: images are {x.dtype} of shape {x.shape}, expected uint8 [n, 3, 32, 32] or "
+            "[n, 32, 32, 3]"
+        )
+    if y.shape != (len(x),) or y.dtype.kind not in "iu" or not len(y):
+        raise DataError(
+            f"{where}: labels are {y.dtype} of shape {y.shape}, expected {len(x)} integers"
+        )
+    if y.min() < 0 or y.max() >= classes:
+        raise DataError(
+            f"{where}: labels run from {y.min()} to {y.max()}, expected 0 to {classes - 1}"
+        )
+    last = x if x.shape[3] == 3 else x.transpose(0, 2, 3, 1)
+    return Examples(
+        torch.from_numpy(np.ascontiguousarray(last)), torch.from_numpy(y.astype(np.int64))
+    )

@@ -1,0 +1,24 @@
+"""CIFAR-100: 60 000 images of 100 (fine) classes, 32x32 (Krizhevsky, 2009)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hpcfl.data.sources.cifar import Cifar, Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar100(Cifar):
+    """CIFAR-100: cifar-100-python/ or cifar100.npz; training images are cropped and flipped."""
+
+    layout: ClassVar[Layout] = Layout(
+        name="cifar100",
+        url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        md5="eb9058c3a382ffc7106e4002c42a8d85",
+        folder="cifar-100-python",
+        train=("train",),
+        test="test",
+        labels="fine_labels",
+        classes=100,
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+    )

@@ -1,0 +1,232 @@
+"""Hugging Face data sets on disk: a folder of ``save_to_disk``, or parquet files."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import UnidentifiedImageError
+from torch import Tensor
+
+from hpcfl.data.sources.arrays import cast
+from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.labels import count_of, missing_classes
+from hpcfl.data.partition import Rows
+from hpcfl.errors import DataError, JobError
+from hpcfl.types import Count, Examples, PathText
+
+_ROWS = 1000  # decoded at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Huggingface(DataConfig):
+    """Columns of inputs, labels and perhaps clients; images become [C, H, W] in [0, 1].
+
+    Numbers are read as int64 or float32 and never rescaled.  Nothing is fetched from the hub.
+    """
+
+    path: PathText
+    """A folder of save_to_disk, a folder of SPLIT.parquet or SPLIT-*.parquet, or one .parquet."""
+    inputs: str = "image"
+    """The column of inputs: images of one size, or numbers, as many in each row."""
+    labels: str = "label"
+    """The column of labels: class labels or integers from 0."""
+    client: str | None = None
+    """The column that says who owns an example; if absent nobody does."""
+    train: str = "train"
+    """The split to train on; a folder or file without splits is one."""
+    test: str | None = None
+    """The split to test on; if absent the split called test, where there is one."""
+    classes: Count | None = None
+    """How many classes there are, where neither the column nor the largest label tells."""
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The parquet files of both splits, or all files of a folder of save_to_disk."""
+        path = Path(self.path)
+        if not path.is_dir():
+            return input_files(path)
+        tables = _tables(path, {self.train, self.test or "test"})
+        files = sorted({file for parts in tables.values() for file in parts})
+        return input_files(*(files or _saved(path)))
+
+    def load(self, seed: int) -> Dataset:
+        """Decode both splits into memory: images as bytes.
+
+        Raises:
+            JobError: the package ``datasets`` is not installed.
+            DataError: the files are not what they should be.
+        """
+        splits = _splits(Path(self.path), {self.train, self.test or "test"})
+        for name in (self.train, self.test):
+            if name is not None and name not in splits:
+                found = ", ".join(splits) or "none"
+                raise DataError(f"{self.path}: has no split {name!r}; found {found}")
+        train, test = splits[self.train], splits.get(self.test or "test")
+        classes = self.classes or _classes(train, test, self.labels)
+        examples = _examples(train, self.inputs, self.labels, classes)
+        tests = None if test is None else _examples(test, self.inputs, self.labels, classes)
+        if tests is not None and tests.inputs.shape[1:] != examples.inputs.shape[1:]:
+            raise DataError(
+                f"{self.path}: {self.inputs!r} is of shape {tuple(examples.inputs.shape[1:])} for "
+                f"training, of {tuple(tests.inputs.shape[1:])} for testing"
+            )
+        return Dataset(
+            train=examples,
+            test=tests,
+            natural=None if self.client is None else _owned(train, self.client),
+            classes=classes,
+            loss="cross_entropy",
+            transform=_unit if train.is_image(self.inputs) else cast,
+            notes=missing_classes(examples.labels.numpy(), classes),
+        )
+
+
+class Split(NamedTuple):
+    """A part of a data set."""
+
+    where: str
+    """Its file or folder, and its name."""
+    table: Any
+    """A ``datasets.Dataset``."""
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column as an array, decoded some rows at a time.
+
+        Raises:
+            DataError: there is none, or it cannot be decoded, or its rows differ in shape.
+        """
+        if name not in self.table.column_names:
+            found = ", ".join(self.table.column_names)
+            raise DataError(f"{self.where}: no column {name!r}; found {found}")
+        with _told(f"{self.where}: column {name!r}"):
+            batches = self.table.select_columns(name).with_format("numpy").iter(_ROWS)
+            return np.concatenate([np.asarray(batch[name]) for batch in batches])
+
+    def is_image(self, name: str) -> bool:
+        """Whether the column holds encoded images."""
+        return type(self.table.features.get(name)).__name__ == "Image"
+
+
+def _splits(path: Path, wanted: set[str]) -> Mapping[str, Split]:
+    """The splits found at ``path``; what has no names for them is called train."""
+    with _told(str(path)):
+        datasets = import_module("datasets")  # takes seconds, so only where it is used
+        if path.is_dir() and not list(path.glob("**/*.parquet")):
+            loaded = datasets.load_from_disk(str(path))
+            tables = loaded if isinstance(loaded, dict) else {"train": loaded}
+        else:
+            files = _tables(path, wanted) if path.is_dir() else {"train": [path]}
+            # Not by Dataset.from_parquet, which writes a copy into the user's cache.
+            read = import_module("pyarrow.parquet").read_table
+            tables = {
+                name: datasets.Dataset(datasets.table.InMemoryTable(read(parts)))
+                for name, parts in files.items()
+                if parts
+            }
+    return {name: Split(f"{path}: {name}", table) for name, table in tables.items()}
+
+
+def _tables(folder: Path, wanted: set[str]) -> dict[str, list[Path]]:
+    """The parquet files of each of these splits."""
+    return {name: sorted(folder.glob(f"**/{name}[-.]*parquet")) for name in wanted}
+
+
+def _saved(folder: Path) -> list[Path]:
+    """The files of a folder of save_to_disk, without those that ``datasets`` puts there to cache.
+
+    Raises:
+        DataError: the folder cannot be listed.
+    """
+    with _told(str(folder)):
+        return sorted(
+            path
+            for path in folder.rglob("*")
+            if path.is_file() and not path.name.startswith((".", "cache-"))
+        )
+
+
+@contextmanager
+def _told(where: str) -> Iterator[None]:
+    """What the packages raise inside the block, as one line."""
+    try:
+        yield
+    except ImportError as error:
+        raise JobError(
+            f"data.kind: huggingface: {error}; pip install 'hpcfl[huggingface]'"
+        ) from error
+    except (OSError, ValueError, TypeError, LookupError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
+            reason = "an image of no known kind"
+        raise DataError(f"{where}: not readable: {reason}") from error
+
+
+def _classes(train: Split, test: Split | None, name: str) -> int:
+    """As many as the column of labels declares, or its largest label tells."""
+    declared: int | None = getattr(train.table.features.get(name), "num_classes", None)
+    if declared is not None:
+        return declared
+    labels = train.column(name)
+    if labels.dtype.kind not in "iu":  # is refused where they are checked
+        return 1
+    tests = None if test is None else test.column(name)
+    if tests is not None and tests.dtype.kind not in "iu":
+        tests = None
+
+    def subtract(lowest: int) -> str:
+        return f"of each split: data.map(lambda row: {{{name!r}: row[{name!r}] - {lowest}}})"
+
+    return count_of(f"{train.where}: {name!r}", labels, tests, subtract)
+
+
+def _examples(split: Split, inputs: str, labels: str, classes: int) -> Examples:
+    """Checked tensors: images uint8 [n, H, W, C] or numbers [n, ...], and int64 [n]."""
+    x, y = split.column(inputs), split.column(labels)
+    image = split.is_image(inputs)
+    if not (x.dtype == np.uint8 and x.ndim in (3, 4) if image else x.dtype.kind in "iuf"):
+        wanted = "images of 8 bits" if image else "images or numbers"
+        raise DataError(
+            f"{split.where}: column {inputs!r} holds {x.dtype} of shape {x.shape}; expected "
+            f"{wanted}, of one size in all rows"
+        )
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        row = int(np.argwhere(~np.isfinite(x))[0][0])
+        raise DataError(f"{split.where}: {inputs!r} is not finite in row {row}")
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(
+            f"{split.where}: column {labels!r} holds {y.dtype} of shape {y.shape}; expected "
+            "integers"
+        )
+    wrong = (y < 0) | (y >= classes)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"{split.where}: {labels!r} of row {row} is {y[row]}, expected 0 to {classes - 1}"
+        )
+    if image and x.ndim == 3:
+        x = x[..., None]
+    return Examples(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)))
+
+
+def _owned(train: Split, name: str) -> list[Rows]:
+    """The rows of each client, in the order of the column's values."""
+    owner = train.column(name)
+    if owner.ndim != 1 or owner.dtype.kind not in "iuU":
+        raise DataError(
+            f"{train.where}: column {name!r} holds {owner.dtype} of shape {owner.shape}; expected "
+            "a text or an integer a row"
+        )
+    _, number, counts = np.unique(owner, return_inverse=True, return_counts=True)
+    order = np.argsort(number, kind="stable")
+    return list(np.split(order, np.cumsum(counts)[:-1]))
+
+
+def _unit(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
+    """Images uint8 [B, H, W, C] to [B, C, H, W] in [0, 1]."""
+    return inputs.to(dtype).permute(0, 3, 1, 2) / 255

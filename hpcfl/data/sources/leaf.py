@@ -1,0 +1,167 @@
+"""LEAF's JSON: users and their examples (Caldas et al., arXiv:1812.01097)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpcfl.data.sources.arrays import cast, to_indices
+from hpcfl.data.base import DataConfig, Dataset, Transform
+from hpcfl.data.grayscale import Grey
+from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.labels import count_of, missing_classes
+from hpcfl.data.sources.leaf_json import KINDS, User, check, users
+from hpcfl.data.source_fingerprint import digest, same, stamps
+from hpcfl.data.download import Track, quiet
+from hpcfl.data.pack_images import commit, writable
+from hpcfl.data.sources.shakespeare import ALPHABET
+from hpcfl.errors import DataError
+from hpcfl.io.files import read_arrays
+from hpcfl.types import Count, Examples, PathText
+
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test", "sizes")
+_TRANSFORMS: Mapping[str, Transform] = {"text": to_indices, "vectors": cast}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf(DataConfig):
+    """LEAF's train/*.json and test/*.json; users are clients, in the order of files and users."""
+
+    root: PathText = "data"
+    """The folder with the folders train and test, as LEAF's preprocess.sh leaves it."""
+    examples: Literal["images", "text", "vectors"] = "images"
+    """images: 784 grey values (FEMNIST); text: 80 characters, then the next; vectors: numbers."""
+    classes: Count | None = None
+    """How many classes; if absent 62 of images, and of vectors the largest label + 1."""
+    flat: bool = False
+    """Images become vectors [784] instead of [1, 28, 28]."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.examples == "text" and self.classes is not None:
+            raise ValueError(f"classes is {self.classes}, but text has {len(ALPHABET)} characters")
+        if self.examples != "images" and self.flat:
+            raise ValueError(f"flat is for images, but examples is {self.examples}")
+
+    @property
+    def _packed(self) -> Path:
+        """What ``prepare`` writes."""
+        return Path(self.root) / f"leaf_{self.examples}.npz"
+
+    def prepare(self, track: Track) -> Path:
+        """Parse the JSON once and write all examples to one file of arrays, unless it is there.
+
+        Raises:
+            DataError: the JSON is damaged, or not what the file of arrays was made from.
+        """
+        path, sources = self._packed, stamps(Path(self.root), self._sources())
+        origin = digest(sources)
+        if not path.exists():
+            arrays = self._parse(track)
+            part = path.with_name(path.name + ".part")
+            with writable(path):
+                with part.open("wb") as file:
+                    np.savez(file, allow_pickle=False, origin=np.array(origin), **arrays)
+                commit(part, path)
+        elif sources:
+            same(path, read_arrays(path, (), ("origin",)).get("origin"), origin)
+        self.load(0)
+        return path
+
+    def _sources(self) -> list[str]:
+        """The JSON files below root."""
+        root = Path(self.root)
+        return [
+            path.relative_to(root).as_posix()
+            for part in ("train", "test")
+            for path in sorted((root / part).glob("*.json"))
+        ]
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The file that ``prepare`` wrote, or else the JSON."""
+        if self._packed.exists():
+            return input_files(self._packed)
+        return input_files(*(Path(self.root) / file for file in self._sources()))
+
+    def load(self, seed: int) -> Dataset:
+        """Read what ``prepare`` wrote, or else parse the JSON."""
+        if self._packed.exists():
+            arrays = read_arrays(self._packed, _ARRAYS)
+            self._check(arrays)
+        else:
+            arrays = self._parse(quiet)
+        ends, y_train = np.cumsum(arrays["sizes"]), arrays["y_train"]
+        if self.examples == "vectors" and self.classes is None:
+            where, tests = f"{self.root}: y", arrays["y_test"]
+            count_of(where, y_train, tests, lambda low: f"subtract {low} from every y in the JSON")
+        classes = self._classes(y_train)
+        return Dataset(
+            train=_examples(arrays["x_train"], arrays["y_train"]),
+            test=_examples(arrays["x_test"], arrays["y_test"]),
+            natural=np.split(np.arange(ends[-1]), ends[:-1]),
+            classes=classes,
+            loss="cross_entropy",
+            transform=_TRANSFORMS.get(self.examples, Grey(self.flat)),
+            # A character that nobody says is nothing to tell.
+            notes=() if self.examples == "text" else missing_classes(y_train, classes),
+        )
+
+    def _classes(self, labels: NDArray[Any]) -> int:
+        return self.classes or KINDS[self.examples].classes or max(int(labels.max()) + 1, 1)
+
+    def _parse(self, track: Track) -> dict[str, NDArray[Any]]:
+        """All users' examples; a file's text is in memory as a whole, its numbers user by user."""
+        kind = KINDS[self.examples]
+        train, test = (users(Path(self.root) / part, kind, track) for part in ("train", "test"))
+        for user in train:
+            if not len(user.y):
+                raise DataError(f"{user} has no example")
+        test = [user for user in test if len(user.y)]
+        if not test:
+            raise DataError(f"{self.root}/test: no user has an example")
+        classes = self._classes(np.concatenate([user.y for user in train]))
+        for user in (*train, *test):
+            check(user, classes, train[0].x.shape[1:])
+        return {
+            **_joined("train", train),
+            **_joined("test", test),
+            "sizes": np.array([len(user.y) for user in train]),
+            "users": np.array([user.name for user in train]),
+        }
+
+    def _check(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """What was packed is still whole, and fits the job."""
+        sizes, x_train, x_test = arrays["sizes"], arrays["x_train"], arrays["x_test"]
+        form = np.dtype(np.float32 if self.examples == "vectors" else np.uint8)
+        whole = (
+            sizes.dtype == np.int64
+            and sizes.ndim == 1
+            and bool(np.all((sizes > 0) & (sizes <= x_train.size)))
+            and x_train.shape == (sizes.sum(), *x_test.shape[1:])
+        )
+        for part in ("train", "test"):
+            x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+            labelled = y.size and y.dtype == np.int64 and y.shape == x.shape[:1]
+            if not (whole and labelled and x.dtype == form):
+                raise DataError(f"{self._packed}: damaged; remove it and prepare it again")
+            classes = self._classes(arrays["y_train"])
+            if y.min() < 0 or y.max() >= classes:
+                raise DataError(
+                    f"{self._packed}: y_{part} runs from {y.min()} to {y.max()}, expected 0 to "
+                    f"{classes - 1}"
+                )
+
+
+def _joined(part: str, own: Sequence[User]) -> dict[str, NDArray[Any]]:
+    return {
+        f"x_{part}": np.concatenate([user.x for user in own]),
+        f"y_{part}": np.concatenate([user.y for user in own]).astype(np.int64),
+    }
+
+
+def _examples(x: NDArray[Any], y: NDArray[Any]) -> Examples:
+    return Examples(torch.from_numpy(x), torch.from_numpy(y))

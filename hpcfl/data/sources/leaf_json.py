@@ -1,0 +1,142 @@
+"""Parsing LEAF's JSON: users and their examples, a file for some hundred users."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.data import leaf_arrays
+from hpcfl.data.download import Track
+from hpcfl.data.sources.shakespeare import ALPHABET
+from hpcfl.errors import DataError
+from hpcfl.io.files import read_error
+
+_KEYS = {"users": list, "num_samples": list, "user_data": dict}
+
+
+class Kind(NamedTuple):
+    """How one kind of examples is read."""
+
+    inputs: Callable[[list[Any]], NDArray[Any]]
+    labels: Callable[[list[Any]], NDArray[Any]]
+    classes: int | None
+
+
+KINDS = {
+    "images": Kind(leaf_arrays.images, leaf_arrays.integers, 62),
+    "text": Kind(leaf_arrays.text, leaf_arrays.characters, len(ALPHABET)),
+    "vectors": Kind(leaf_arrays.vectors, leaf_arrays.integers, None),
+}
+
+
+class User(NamedTuple):
+    """A user's examples, compact."""
+
+    path: Path
+    name: str
+    x: NDArray[Any]
+    y: NDArray[Any]
+
+    def __str__(self) -> str:
+        return f"{self.path}: user {self.name!r}"
+
+
+class Own(NamedTuple):
+    """What stands for a user's ``{"x": [...], "y": [...]}`` as soon as it is read."""
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    fault: str = ""
+    """What is wrong with it, to be told together with whose it is."""
+
+
+def users(folder: Path, kind: Kind, track: Track) -> list[User]:
+    """The users of a folder's files, none twice; some may have no example.
+
+    Raises:
+        DataError: where it is not LEAF's format: file, user and row.
+    """
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise DataError(f"{folder}: holds no .json file; expected LEAF's train/ and test/ there")
+    found: dict[str, User] = {}
+    for path in track(paths, f"reading {folder}", len(paths)):
+        for user in _read(path, kind):
+            if user.name in found:
+                raise DataError(f"{user} is in another file too")
+            found[user.name] = user
+    if not found:
+        raise DataError(f"{folder}: no user in its {len(paths)} files")
+    return list(found.values())
+
+
+def _read(path: Path, kind: Kind) -> Iterator[User]:
+    """The users of one file."""
+    content = _parse(path, kind)
+    for key, form in _KEYS.items():
+        if not isinstance(content, dict) or not isinstance(content.get(key), form):
+            raise DataError(f"{path}: no {form.__name__} {key!r}; expected {', '.join(_KEYS)}")
+    names, counts, data = (content[key] for key in _KEYS)
+    if not len(names) == len(counts) == len(data):
+        raise DataError(
+            f"{path}: {len(names)} users, {len(counts)} num_samples, {len(data)} in user_data"
+        )
+    for name, count in zip(names, counts, strict=True):
+        own = data.get(name) if isinstance(name, str) else None
+        if not isinstance(own, Own):
+            raise DataError(f"{path}: user {name!r}: user_data has no lists x and y of that user")
+        if own.fault or len(own.y) != count:
+            fault = own.fault or f"num_samples is {count!r}, but y holds {len(own.y)} labels"
+            raise DataError(f"{path}: user {name!r}: {fault}")
+        yield User(path, name, own.x, own.y)
+
+
+def _parse(path: Path, kind: Kind) -> Any:
+    """The file's content, in which every user's lists have become arrays while it was read."""
+
+    def shrink(pairs: list[tuple[str, Any]]) -> Any:
+        made, counts = dict(pairs), Counter(key for key, _ in pairs)
+        double = next((key for key, count in counts.items() if count > 1), None)
+        if isinstance(made.get("x"), list) and isinstance(made.get("y"), list):
+            return _own(made["x"], made["y"], kind, double)
+        if double is not None:  # in user_data, a user
+            raise ValueError(f"the key {double!r} stands twice")
+        return made
+
+    try:
+        return json.loads(path.read_text("utf-8"), object_pairs_hook=shrink)
+    except (OSError, ValueError, RecursionError) as error:
+        message = f"{path}: not a readable JSON file: {error}"
+        raise read_error(error, message, DataError) from error
+
+
+def _own(x: list[Any], y: list[Any], kind: Kind, double: str | None) -> Own:
+    nothing = np.empty(0, dtype=np.int64)
+    if double is not None:
+        return Own(nothing, nothing, f"the key {double!r} stands twice")
+    if len(x) != len(y):
+        return Own(nothing, nothing, f"{len(x)} examples in x, but {len(y)} labels in y")
+    try:
+        return Own(kind.inputs(x), kind.labels(y)) if x else Own(nothing, nothing)
+    except ValueError as error:
+        return Own(nothing, nothing, str(error))
+
+
+def check(user: User, classes: int, shape: tuple[int, ...]) -> None:
+    """Labels in range, and inputs as everyone else's.
+
+    Raises:
+        DataError: otherwise.
+    """
+    if user.x.shape[1:] != shape:
+        raise DataError(f"{user}: x holds {user.x.shape[1]} numbers a row, others {shape[0]}")
+    wrong = (user.y < 0) | (user.y >= classes)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"{user}: the label of row {row} is {user.y[row]}, expected 0 to {classes - 1}"
+        )

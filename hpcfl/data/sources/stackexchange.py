@@ -1,0 +1,219 @@
+"""StackExchange: the next word of the posts of a site's users; every user of a site is a client.
+
+A post is a line of JSON with a ``site``, a ``user`` and a ``text``; anything else in it is not
+used, and no post whose user is null (deleted) or whose text holds no word.
+
+A text is put in lower case and cut into sentences after each of . ? ! that white space follows,
+and at line breaks.  Its words are runs of letters and digits, with the apostrophes between them
+("isn't"); every other visible character is a word by itself.
+
+The file of posts is read twice, and once more where words must be counted: where each user's posts
+begin is all that is kept of it in memory.
+"""
+
+import gzip
+import json
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfileobj
+from tempfile import TemporaryFile
+from typing import IO, ClassVar, NamedTuple
+from zlib import error as ZlibError
+
+from hpcfl.data.source_fingerprint import digest, stamps
+from hpcfl.data.download import Track
+from hpcfl.data.text import Sentences
+from hpcfl.data.token_file import Source
+from hpcfl.data.vocabulary import Vocabulary
+from hpcfl.errors import DataError
+from hpcfl.io.files import parse_json
+from hpcfl.seeds import stream
+from hpcfl.types import Share
+
+FILES = ("stackexchange_posts.jsonl", "stackexchange_posts.jsonl.gz")
+_SENTENCE = re.compile(r"(?<=[.?!])\s+|[\r\n]+")
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*|\S")
+
+_USER = str | int | None
+_LONGEST = 1 << 26  # bytes of a post
+
+Post = list[list[str]]  # its sentences, each as its words
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackExchange(Sentences):
+    """The posts of any of Stack Exchange's sites, a small stand-in for StackOverflow.
+
+    A share of each user's posts, drawn when the data is prepared, the same for every job, is for
+    testing; whoever has posts has one at least to train on.  Where there is no file of word counts
+    the words of all posts to train on are counted.
+    """
+
+    test_share: Share = 0.1
+    """The share of a user's posts that is for testing, on average."""
+
+    kind: ClassVar[str] = "stackexchange"
+    word_count: ClassVar[str] = "stackexchange_word_count.txt"
+    prepared_by: ClassVar[tuple[str, ...]] = ("vocabulary", "length", "test_share")
+
+    @property
+    def about(self) -> str:
+        """The test share decides who trains on what."""
+        return f"{self.kind}, test_share {self.test_share}"
+
+    def origin(self) -> str:
+        """The file of posts, if it is there."""
+        root = Path(self.root)
+        found = stamps(root, [name for name in FILES if (root / name).exists()][:1])
+        return digest(found) if found else ""
+
+    def sources(self, track: Track) -> dict[str, Source]:
+        """The posts of each user, dealt to train and test."""
+        if self.listed.exists():  # what is wrong with it is told before all posts are read
+            Vocabulary.read(self.listed, self.vocabulary)
+        path = _find(Path(self.root))
+        users: dict[str, Found] = {}
+        for user, place, count in track(_posts(path), f"reading {path.name}", None):
+            found = users.setdefault(user, Found(array("q"), array("l")))
+            found.places.append(place)
+            found.sentences.append(count)
+        train, test = Posts(path), Posts(path)
+        for client, user in enumerate(sorted(users)):
+            kept, tested = _deal(len(users[user].places), self.test_share, client)
+            train.take(user, users[user], kept)
+            if tested:
+                test.take(user, users[user], tested)
+        if not test.users:
+            raise DataError(f"{path}: too few posts to test on {self.test_share} of each user's")
+        return {"train": train, "test": test}
+
+    def words(self, sources: Mapping[str, Source], track: Track) -> Vocabulary:
+        """The vocabulary: of the file of word counts, or of the posts to train on."""
+        if self.listed.exists():
+            return super().words(sources, track)
+        train, counts = sources["train"], Counter[str]()
+        for posts in track(train.read([*train.users]), "counting words", len(train.users)):
+            for words in posts:
+                counts.update(words)
+        return Vocabulary.counted(_find(Path(self.root)), counts, self.vocabulary)
+
+
+class Found(NamedTuple):
+    """A user's posts, in the order of the file."""
+
+    places: "array[int]"
+    """Where each one's line begins, in bytes."""
+    sentences: "array[int]"
+    """How many it has."""
+
+
+class Posts:
+    """The sentences of some of the posts of a file, read when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._places: dict[str, array[int]] = {}
+        self._users: dict[str, int] = {}
+
+    def take(self, user: str, found: Found, posts: Sequence[int]) -> None:
+        """Add these posts, out of 0..n-1, of a user."""
+        self._places[user] = array("q", [found.places[k] for k in posts])
+        self._users[user] = sum(found.sentences[k] for k in posts)
+
+    @property
+    def users(self) -> dict[str, int]:
+        """How many sentences each user has."""
+        return self._users
+
+    def read(self, users: Sequence[str]) -> Iterator[Sequence[Sequence[str]]]:
+        """The sentences of each of these users."""
+        with _plain(self._path) as file:
+            for user in users:
+                yield [words for at in self._places[user] for words in _sentences_at(file, at)]
+
+
+def sentences(text: str) -> Post:
+    """The words of each sentence of a text; of sentences without a word nothing is left."""
+    found = (_WORD.findall(sentence) for sentence in _SENTENCE.split(text.lower()))
+    return [words for words in found if words]
+
+
+def _deal(posts: int, share: float, client: int) -> tuple[list[int], list[int]]:
+    """Which of a user's posts are to train on and which to test on, both in order.
+
+    Of n posts share * n are for testing, rounded up or down at random, and n - 1 at most.
+    """
+    draw = stream(0, "test posts", client=client)
+    count = min(int(share * posts + draw.random()), posts - 1)
+    tested = {*draw.permutation(posts)[:count].tolist()}
+    return [k for k in range(posts) if k not in tested], sorted(tested)
+
+
+def _find(root: Path) -> Path:
+    """The file of posts."""
+    for name in FILES:
+        if (root / name).exists():
+            return root / name
+    raise DataError(f"{root}: holds neither {' nor '.join(FILES)}; put one of them there")
+
+
+def _posts(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Site and user, place and number of sentences, of each post that has them.
+
+    Raises:
+        DataError: the file is damaged, or a line of it is no post.
+    """
+    number = place = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            while line := file.readline(_LONGEST):
+                number += 1
+                if len(line) == _LONGEST:
+                    raise DataError(f"{path}: line {number} has {_LONGEST} bytes, or more")
+                site, user, text = _post(path, number, line.decode())
+                count = 0 if user is None else len(sentences(text))
+                if count:
+                    yield f"{site}/{user}", place, count
+                place += len(line)
+    except (OSError, EOFError, ZlibError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: damaged after line {number}: {error}") from error
+
+
+@contextmanager
+def _plain(path: Path) -> Iterator[IO[bytes]]:
+    """The file, or what a compressed one holds, to be read at any place."""
+    if path.suffix != ".gz":
+        with path.open("rb") as file:
+            yield file
+        return
+    with TemporaryFile(dir=path.parent) as copy:
+        with gzip.open(path) as file:
+            copyfileobj(file, copy, 1 << 20)
+        yield copy
+
+
+def _sentences_at(file: IO[bytes], place: int) -> Post:
+    """The sentences of the post whose line begins there; it has been checked before."""
+    file.seek(place)
+    return sentences(json.loads(file.readline())["text"])
+
+
+def _post(path: Path, number: int, line: str) -> tuple[str, str | int | None, str]:
+    """What is used of a line."""
+    try:
+        found = parse_json(line)
+        site, user, text = (found[key] for key in ("site", "user", "text"))
+        f"{site}{user}".encode()  # as the prepared file keeps it
+    except (ValueError, TypeError, KeyError):
+        site, user, text = None, None, None
+    if not isinstance(site, str) or not isinstance(user, _USER) or not isinstance(text, str):
+        raise DataError(
+            f"{path}: line {number} is {line.strip()[:60]!r}, expected a JSON object with a site "
+            "and a text, both strings, and a user: a string, a number or null"
+        )
+    return site, user, text

@@ -1,0 +1,238 @@
+"""Tiny ImageNet: 110 000 images of 200 classes, 64x64 (Le and Yang, 2015).
+
+Its official test labels are secret, so its validation images are the test set, as in every paper.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpcfl.data.archives import provide_folder
+from hpcfl.data.base import Dataset
+from hpcfl.data.colour import Coloured
+from hpcfl.data.encoded_images import DAMAGED, pixels, reason
+from hpcfl.data.hdf5 import attribute, encoded, opened
+from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
+from hpcfl.data.inputs import InputFile
+from hpcfl.data.source_fingerprint import same
+from hpcfl.data.download import OwnersFile, Track
+from hpcfl.data.packed import checked_labels, mapped
+from hpcfl.data.pack_images import Fault, Listing, Origin, Photo, commit, report, writable
+from hpcfl.errors import DataError
+from hpcfl.types import Count, Examples, PathText
+
+FOLDER = "tiny-imagenet-200"
+ARCHIVE = OwnersFile(
+    f"{FOLDER}.zip",
+    f"http://cs231n.stanford.edu/{FOLDER}.zip",
+    "90528d7ca1a48142e341f4ef8d21d0de",
+)
+_MEMBERS = re.compile(
+    r"train/n\d+/images/n\d+_\d+\.JPEG|val/images/val_\d+\.JPEG|val/val_annotations\.txt"
+)
+TRAIN, TEST, CLASSES = 100_000, 10_000, 200
+FORMAT = 3  # 2 kept texts where HDF5 has no checksum
+_BLOCK = 1024  # images that are decoded before they are written
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyImageNet(Coloured):
+    """Tiny ImageNet, packed as uint8 [n, 64, 64, 3] and mapped into memory; 64 may be any size."""
+
+    root: PathText = "data"
+    """The folder that holds tiny-imagenet-200/, or its train/ and val/, and the packed file."""
+    augment: bool = True
+    """Crop training images from a padding of 4 and flip them, per image."""
+    subset: bool = False
+    """Whether there may be other numbers of images than the published ones."""
+    workers: Count = 4
+    """Threads of ``data prepare`` that decode."""
+
+    @property
+    def packed(self) -> Path:
+        """The packed file."""
+        return Path(self.root) / "tiny_imagenet.h5"
+
+    def prepare(self, track: Track) -> Path:
+        """Decode all images into one file; fetch and unpack the archive where there is none."""
+        root, path = Path(self.root), self.packed
+        fresh = not path.exists()
+        if fresh or any((folder / "train").is_dir() for folder in (root / FOLDER, root)):
+            folder = _official(root, track)
+            names, train, test = _listed(folder)
+            self._check(len(names), len(train), len(test))
+            splits = {"train": train, "test": test}
+            origin = Origin.of(Listing([("", train)], test, len(names)), folder).digest
+            if fresh:
+                _pack(path, folder, names, splits, origin, self.workers, track)
+            else:
+                with opened(path) as file:
+                    same(path, attribute(file, "origin"), origin.encode())
+        self.load(0)
+        return path
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The packed file."""
+        return (InputFile(self.packed, bulk=("train/images", "test/images")),)
+
+    def load(self, seed: int) -> Dataset:
+        """Map the packed file."""
+        path = self.packed
+        if not path.is_file():
+            raise DataError(
+                f"{path}: not found; make it once by: hpcfl data prepare tiny_imagenet "
+                f"--root {self.root}{' subset=true' if self.subset else ''}"
+            )
+        with opened(path) as file:
+            if attribute(file, "format") != FORMAT:
+                raise DataError(f"{path}: of another format: remove it and prepare it again")
+            classes = int(attribute(file, "classes"))
+            train, test = (_examples(path, file, name, classes) for name in ("train", "test"))
+        self._check(classes, len(train.labels), len(test.labels))
+        transform = CropFlipNormalize(mean=IMAGENET_MEAN, std=IMAGENET_STD, augment=self.augment)
+        return Dataset(
+            train=train,
+            test=test,
+            natural=None,
+            classes=classes,
+            loss="cross_entropy",
+            transform=transform,
+            personal=self.personal(transform, seed),
+            mapped=True,
+        )
+
+    def _check(self, classes: int, train: int, test: int) -> None:
+        if not self.subset and (classes, train, test) != (CLASSES, TRAIN, TEST):
+            raise DataError(
+                f"{self.root}: {classes} classes, {train} training and {test} validation images, "
+                f"expected {CLASSES}, {TRAIN} and {TEST}; say subset: true if it is meant to be so"
+            )
+
+
+def _official(root: Path, track: Track) -> Path:
+    """The folder with train/ and val/."""
+    for folder in (root / FOLDER, root):
+        if (folder / "train").is_dir():
+            return folder
+    provide_folder(root, ARCHIVE, FOLDER, _MEMBERS, track)
+    return root / FOLDER
+
+
+def _listed(folder: Path) -> tuple[list[str], list[Photo], list[Photo]]:
+    """Classes in the order of their WordNet ids, training and validation images."""
+    names = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
+    classes = {name: label for label, name in enumerate(names)}
+    train: list[Photo] = []
+    for name, label in classes.items():
+        own = folder / "train" / name
+        train += _photos(folder, own / "images" if (own / "images").is_dir() else own, label)
+    annotations = folder / "val" / "val_annotations.txt"
+    if annotations.is_file():
+        test = list(_annotated(annotations, classes))
+    else:  # sorted into folders of classes, as many do after unpacking
+        test = [p for n, c in classes.items() for p in _photos(folder, folder / "val" / n, c)]
+    return names, train, test
+
+
+def _photos(root: Path, folder: Path, label: int) -> Iterator[Photo]:
+    """The images of a folder, by name."""
+    for path in sorted(folder.glob("*.JPEG")):
+        yield Photo(path.relative_to(root).as_posix(), label)
+
+
+def _annotated(path: Path, classes: dict[str, int]) -> Iterator[Photo]:
+    """The validation images: a line holds name, class and a box, between tabs."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a readable list of images: {error}") from error
+    for number, line in enumerate(lines, 1):
+        name, _, rest = line.partition("\t")
+        wnid = rest.partition("\t")[0]
+        if "/" in name:
+            raise DataError(f"{path}:{number}: {name!r} is no name of an image")
+        if wnid not in classes:
+            raise DataError(f"{path}:{number}: class {wnid!r} has no folder in train")
+        yield Photo(f"val/images/{name}", classes[wnid], f"{path.name}:{number}")
+
+
+def _pack(
+    path: Path,
+    folder: Path,
+    names: Sequence[str],
+    splits: dict[str, list[Photo]],
+    origin: str,
+    workers: int,
+    track: Track,
+) -> None:
+    """Decode every image into ``path``, or list those that cannot be and write nothing."""
+    part = path.with_name(path.name + ".part")
+    faults: list[Fault] = []
+    shape: tuple[int, ...] | None = None
+    with writable(path), ThreadPoolExecutor(workers) as threads:
+        with h5py.File(part, "w", libver=("v108", "v108"), locking=False) as file:
+            mark = np.bytes_(origin.encode())
+            file.attrs.update(format=FORMAT, classes=len(names), origin=mark)
+            file["wnids"] = encoded(names)
+            for split, photos in splits.items():
+                if not photos:
+                    raise DataError(f"{folder}: found no image to {split} on")
+                found, shape = _decode(file, folder, split, photos, threads.map, track, shape)
+                faults += found
+        report(path, faults, sum(map(len, splits.values())))
+        commit(part, path)
+
+
+def _decode(
+    file: Any,
+    folder: Path,
+    split: str,
+    photos: Sequence[Photo],
+    map_: Callable[..., Iterable[NDArray[np.uint8] | Fault]],
+    track: Track,
+    shape: tuple[int, ...] | None,
+) -> tuple[list[Fault], tuple[int, ...] | None]:
+    """Write one split of images of ``shape``, or of that of the first; what cannot be, and it."""
+    faults = []
+    starts = range(0, len(photos), _BLOCK)
+    for start in track(starts, f"packing {split}", len(starts)):
+        block = photos[start : start + _BLOCK]
+        for row, found in enumerate(map_(partial(_decoded, folder), block), start):
+            if isinstance(found, Fault):
+                faults.append(found)
+                continue
+            shape = shape or found.shape
+            if found.shape != shape:
+                why = f"its size is {found.shape[:2]}, that of others {shape[:2]}"
+                faults.append(Fault(photos[row], why))
+                continue
+            images = file.require_dataset(f"{split}/images", (len(photos), *shape), np.uint8)
+            images[row] = found
+    file[f"{split}/labels"] = np.array([photo.label for photo in photos], dtype=np.int64)
+    return faults, shape
+
+
+def _decoded(folder: Path, photo: Photo) -> NDArray[np.uint8] | Fault:
+    try:
+        return pixels((folder / photo.path).read_bytes())
+    except DAMAGED as error:
+        return Fault(photo, reason(error))
+
+
+def _examples(path: Path, file: Any, split: str, classes: int) -> Examples:
+    images = mapped(path, file, f"{split}/images", np.uint8, dimensions=4)
+    labels = mapped(path, file, f"{split}/labels", np.int64)
+    if len(images) != len(labels):
+        raise DataError(f"{path}: {split}: images of shape {images.shape}, {len(labels)} labels")
+    return Examples(
+        torch.from_numpy(images), checked_labels(path, f"{split}/labels", labels, classes)
+    )

@@ -1,0 +1,209 @@
+"""Dealing the training examples of a data set to clients."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.partition import (Dirichlet, File, Iid, Natural, Partition, Pooled, Rows, Similarity, Spans, sizes_of)
+from hpcfl.errors import DataError, JobError
+from hpcfl.io.files import read_array
+from hpcfl.seeds import stream
+
+
+def deal(config: DataConfig, dataset: Dataset, seed: int) -> Sequence[Rows]:
+    """The rows of each client, none empty, no row twice.
+
+    A split that is not natural pools the natural clients' rows first.  Client k gets the k-th
+    share: where examples were sorted by label, neighbours hold neighbouring labels.
+
+    Args:
+        config: which split, and for how many clients.
+        dataset: what ``config.load`` returned.
+        seed: the job's; ``partition.seed`` overrides it.
+
+    Raises:
+        JobError: the data set cannot be dealt in this way, or not to so many clients.
+        DataError: the file of a split is missing or wrong.
+    """
+    natural, partition = dataset.natural, in_force(config, dataset)
+    clients: Sequence[Rows]
+    generator = stream(seed if partition.seed is None else partition.seed, "partition")
+    if isinstance(partition, Natural):
+        clients = _natural(natural, config.clients, generator)
+    elif isinstance(partition, File):
+        clients = _file(partition, config.clients, len(dataset.train.labels))
+    else:
+        pool = np.arange(len(dataset.train.labels)) if natural is None else _pooled(natural)
+        default = None if natural is None else len(natural)
+        population = config.population or default
+        if population is None:
+            raise JobError("data.clients: missing; say to how many clients the data is dealt")
+        if population > len(pool):
+            raise JobError(
+                f"data.clients: {population} clients, but only {len(pool)} training examples: "
+                f"client {len(pool)} would have none; ask for fewer"
+            )
+        clients = _shares(partition, dataset, pool, population, generator)
+    empty = np.flatnonzero(sizes_of(clients) == 0)
+    if len(empty):
+        raise DataError(f"data.partition: client {empty[0]} of {len(clients)} has no example")
+    return clients
+
+
+def in_force(config: DataConfig, dataset: Dataset) -> Partition:
+    """The job's partition, or the default: natural where the data has owners, else iid."""
+    return config.partition or (Iid() if dataset.natural is None else Natural())
+
+
+def _pooled(clients: Sequence[Rows]) -> Rows:
+    """The rows of one client after those of the other; there may be too many to hold them twice."""
+    ends = np.cumsum(sizes_of(clients))
+    pool = np.empty(ends[-1], dtype=np.int64)
+    for rows, end in zip(clients, ends.tolist(), strict=True):
+        pool[end - len(rows) : end] = rows
+    return pool
+
+
+def _shares(
+    partition: Iid | Dirichlet | Similarity | Pooled,
+    dataset: Dataset,
+    pool: Rows,
+    population: int,
+    generator: np.random.Generator,
+) -> tuple[Rows, ...]:
+    """Shares of the pool, made by ``partition``."""
+    if isinstance(partition, Pooled):
+        pool.sort()
+        return (pool,)
+    shuffled = generator.permutation(pool)
+    sizes = _even(len(pool), population)
+    if isinstance(partition, Iid):
+        if partition.examples is not None:
+            needed = population * partition.examples
+            if needed > len(pool):
+                raise JobError(
+                    f"data.partition.examples: {population} clients of {partition.examples} need "
+                    f"{needed} training examples, the data has {len(pool)}"
+                )
+            sizes = np.full(population, partition.examples)
+        return _cut(shuffled, sizes)
+    labels = _labels(dataset, partition)
+    if isinstance(partition, Dirichlet):
+        if partition.alpha > 0:
+            return _dirichlet(shuffled, labels[shuffled], partition.alpha, sizes, generator)
+        return _cut(_sorted(shuffled, labels), sizes)
+    shared = round(len(pool) * partition.percent / 100)
+    dealt = _even(shared, population)
+    mixed = _cut(shuffled[:shared], dealt)
+    shards = _cut(_sorted(shuffled[shared:], labels), sizes - dealt)
+    return tuple(np.sort(np.concatenate(both)) for both in zip(mixed, shards, strict=True))
+
+
+def _even(total: int, parts: int) -> NDArray[np.int64]:
+    """``total`` in ``parts`` that differ by one at most, the larger first."""
+    return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
+
+
+def _cut(rows: Rows, sizes: NDArray[np.int64]) -> tuple[Rows, ...]:
+    """Consecutive pieces of these sizes, each in ascending order; what is left over is unused."""
+    ends = np.cumsum(sizes)
+    return tuple(np.sort(piece) for piece in np.split(rows[: ends[-1]], ends[:-1]))
+
+
+def _labels(dataset: Dataset, partition: Partition) -> NDArray[Any]:
+    """The label of every training example, to sort or to stratify by."""
+    labels = dataset.train.labels.numpy()
+    if labels.size != len(labels) or (
+        isinstance(partition, Dirichlet) and partition.alpha > 0 and dataset.classes is None
+    ):
+        raise JobError(
+            f"data.partition.kind: {partition.kind} needs one label per example, "
+            "this data set has none; use iid"
+        )
+    return labels.reshape(-1)
+
+
+def _sorted(shuffled: Rows, labels: NDArray[Any]) -> Rows:
+    """Ordered by label; examples of one label stay in random order."""
+    return shuffled[np.argsort(labels[shuffled], kind="stable")]
+
+
+def _dirichlet(
+    rows: Rows,
+    labels: NDArray[Any],
+    alpha: float,
+    sizes: NDArray[np.int64],
+    generator: np.random.Generator,
+) -> tuple[Rows, ...]:
+    """Clients of these sizes whose classes follow q ~ Dir(alpha p), p the classes' frequencies.
+
+    As Hsu et al. draw: one example after the other from the client's q, without replacement, q
+    renormalised when a class runs out.  Drawing many at once and redrawing what a class could
+    not give is the same in distribution.  A client whose q has no mass left on any remaining
+    class (a tiny alpha) draws in proportion to what remains.
+    """
+    classes, label, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    by_class = rows[np.argsort(label, kind="stable")]
+    first = np.cumsum(counts) - counts
+    left = counts.copy()
+    proportions = generator.dirichlet(alpha * counts / counts.sum(), size=len(sizes))
+    clients = []
+    for size, q in zip(sizes, proportions, strict=True):
+        taken = np.zeros(len(classes), dtype=np.int64)
+        while (missing := size - taken.sum()) > 0:
+            mass = np.where(left > taken, q, 0.0)
+            if mass.sum() <= 0:
+                mass = (left - taken).astype(np.float64)
+            draw = generator.multinomial(missing, mass / mass.sum())
+            taken = np.minimum(taken + draw, left)
+        chosen = np.flatnonzero(taken)
+        begin = (first + counts - left)[chosen]
+        end = begin + taken[chosen]
+        pieces = [by_class[b:e] for b, e in zip(begin, end, strict=True)]
+        clients.append(np.sort(np.concatenate(pieces)))
+        left -= taken
+    return tuple(clients)
+
+
+def _natural(
+    natural: Sequence[Rows] | None, wanted: int | None, generator: np.random.Generator
+) -> Sequence[Rows]:
+    """All natural clients, or ``wanted`` of them, drawn without replacement, in their own order."""
+    if natural is None:
+        raise JobError("data.partition.kind: this data set has no natural clients; use iid")
+    if wanted is None:
+        return natural
+    if wanted > len(natural):
+        raise JobError(f"data.clients: {wanted} clients, but the data set has {len(natural)}")
+    drawn = np.sort(generator.choice(len(natural), size=wanted, replace=False))
+    return natural[drawn] if isinstance(natural, Spans) else tuple(natural[k] for k in drawn)
+
+
+def _file(partition: File, wanted: int | None, examples: int) -> tuple[Rows, ...]:
+    """The split that a file holds."""
+    path = Path(partition.path)
+    client = read_array(path, partition.key)
+    if client.shape != (examples,) or client.dtype.kind not in "iu":
+        raise DataError(
+            f"{path}: {client.dtype} of shape {client.shape}, expected the client of each of the "
+            f"{examples} training examples, as integers of shape ({examples},)"
+        )
+    # Only one-byte files mark "none" by 255: elsewhere 255 is a client like any other.
+    dealt = np.flatnonzero(client != 255 if client.dtype == np.uint8 else client != -1)
+    owner = client[dealt].astype(np.int64)
+    if not len(owner) or owner.min() < 0:
+        raise DataError(f"{path}: expected clients counted from 0, -1 for none; found no such id")
+    population = int(owner.max()) + 1
+    if population > len(owner):
+        raise DataError(
+            f"{path}: holds client {owner.max()}, but {len(owner)} examples cannot fill so many "
+            "clients; they are counted from 0 without a gap"
+        )
+    if wanted is not None and wanted != population:
+        raise DataError(f"{path}: a split over {population} clients, but data.clients is {wanted}")
+    order = np.argsort(owner, kind="stable")
+    return _cut(dealt[order], np.bincount(owner))

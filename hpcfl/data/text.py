@@ -1,0 +1,213 @@
+"""Next-word prediction on sentences, every user a client: what its data sets share."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from json import dumps
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfl.data.base import DataConfig, Dataset, Transform
+from hpcfl.data.inputs import InputFile
+from hpcfl.data.source_fingerprint import same
+from hpcfl.data.download import Track
+from hpcfl.data.partition import Spans
+from hpcfl.data.token_file import SPLITS, Source, Split, check_tokens, origin_of, pack, read
+from hpcfl.data.vocabulary import PAD, Vocabulary, Words
+from hpcfl.errors import DataError, JobError
+from hpcfl.seeds import stream
+from hpcfl.types import Count, Examples, PathText
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sentences(DataConfig):
+    """Sentences as rows of word classes (``hpcfl.data.vocabulary``), in a prepared file.
+
+    ``predict: every`` asks for each word after the ones before it: inputs are a row's tokens but
+    the last, labels those but the first, and padding among the labels does not count.  It is the
+    task of Reddi et al. (2021).  ``predict: last`` asks once a sentence, for its last token before
+    the padding, given those before it: the word number ``length`` of a sentence that has so many,
+    and the end of the sentence of any other.
+    """
+
+    root: PathText = "data"
+    """The folder of the owners' files and of the prepared one."""
+    predict: Literal["every", "last"] = "every"
+    """The word after each word, or only the last one."""
+    vocabulary: Words = 10_000
+    """V, how many of the most frequent words have classes of their own."""
+    length: Count = 20
+    """Words of a sentence; the rest is cut off."""
+    min_examples: Count | None = None
+    """Leave out users with fewer training sentences."""
+    max_examples: Count | None = None
+    """Keep the first so many training sentences of each user."""
+    test_examples: Count | None = None
+    """How many test sentences are drawn at random, by the job's seed; all when absent."""
+
+    kind: ClassVar[str]
+    """The data set's name."""
+    word_count: ClassVar[str]
+    """The file of its word counts."""
+    prepared_by: ClassVar[tuple[str, ...]] = ("vocabulary", "length")
+    """The keys that the prepared file depends on."""
+
+    @property
+    def about(self) -> str:
+        """What the prepared file depends on beside vocabulary and length."""
+        return self.kind
+
+    @property
+    def prepared(self) -> Path:
+        """The prepared file."""
+        return Path(self.root) / f"{self.kind}_{self.vocabulary}_words_{self.length}.h5"
+
+    @property
+    def listed(self) -> Path:
+        """The file of word counts."""
+        return Path(self.root) / self.word_count
+
+    @abstractmethod
+    def sources(self, track: Track) -> dict[str, Source]:
+        """The owners' train and test sentences.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+
+    def words(self, sources: Mapping[str, Source], track: Track) -> Vocabulary:
+        """The vocabulary: of the file of word counts.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        return Vocabulary.read(self.listed, self.vocabulary)
+
+    @abstractmethod
+    def origin(self) -> str:
+        """What tells the owners' files from others; nothing where they are not there any more."""
+
+    def check(self, splits: dict[str, Split]) -> None:
+        """Raise DataError where the sentences are not all that there should be."""
+
+    def prepare(self, track: Track) -> Path:
+        """Make the prepared file, if it is not there yet.
+
+        Raises:
+            DataError: it is there, but made from other files.
+        """
+        if not self.prepared.exists():
+            sources = self.sources(track)
+            vocabulary, origin = self.words(sources, track), self.origin()
+            pack(self.prepared, self.about, origin, vocabulary, self.length, sources, track)
+        elif origin := self.origin():
+            same(self.prepared, origin_of(self.prepared), origin)
+        self._read()
+        return self.prepared
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The prepared file: it holds the words too, which every start compares with the counts."""
+        bulk = tuple(f"{split}/{part}" for split in SPLITS for part in ("tokens", "last"))
+        return (InputFile(self.prepared, bulk=bulk),)
+
+    def load(self, seed: int) -> Dataset:
+        """Map the prepared file; what it takes of memory is what is used of it."""
+        vocabulary, splits = self._read()
+        return Dataset(
+            train=self._examples(splits["train"], vocabulary.classes),
+            test=self._examples(self._tests(splits["test"], seed), vocabulary.classes),
+            natural=self._users(splits["train"]),
+            classes=vocabulary.classes,
+            loss="tokens",
+            transform=self._transform(vocabulary),
+            mapped=True,
+        )
+
+    def _read(self) -> tuple[Vocabulary, dict[str, Split]]:
+        path, listed = self.prepared, self.listed
+        if not path.exists():
+            command = f"hpcfl data prepare {self.kind} --root {self.root}"
+            raise DataError(f"{path}: not there; make it by: {command}{self._keys()}")
+        vocabulary, splits = read(path, self.about, self.vocabulary, self.length)
+        if listed.exists() and Vocabulary.read(listed, self.vocabulary).words != vocabulary.words:
+            raise DataError(
+                f"{path}: its words are not the first {self.vocabulary} of {listed}; put that "
+                "file back, or remove this one and prepare the data again"
+            )
+        self.check(splits)
+        return vocabulary, splits
+
+    def _keys(self) -> str:
+        """What else to say where keys that matter differ from their defaults."""
+        defaults = {field.name: field.default for field in fields(self)}
+        own = {key: getattr(self, key) for key in self.prepared_by}
+        return "".join(f" {k}={dumps(v)}" for k, v in own.items() if v != defaults[k])
+
+    def _examples(self, split: Split, classes: int) -> Examples:
+        """Whole rows, so that the transform sees, and checks, all that may be labels."""
+        if self.predict == "every":
+            return Examples(split.tokens, split.tokens[:, 1:])
+        check_tokens(self.prepared, split.last, classes)
+        return Examples(split.tokens, split.last)
+
+    def _transform(self, vocabulary: Vocabulary) -> Transform:
+        tokens = but_the_last(self.prepared, vocabulary.classes)
+        return tokens if self.predict == "every" else without(vocabulary.eos, tokens)
+
+    def _tests(self, split: Split, seed: int) -> Split:
+        """All test sentences, or those drawn, in the order they have in the file."""
+        wanted = self.test_examples
+        if wanted is None:
+            return split
+        count = len(split.last)
+        if wanted > count:
+            raise JobError(
+                f"data.test_examples: {wanted}, but there are {count} test sentences; ask for "
+                "fewer, or null for all"
+            )
+        drawn = stream(seed, "test").choice(count, size=wanted, replace=False, shuffle=False)
+        rows = torch.from_numpy(np.sort(drawn))
+        return replace(split, tokens=split.tokens[rows], last=split.last[rows])
+
+    def _users(self, split: Split) -> Spans:
+        """The training rows of each user who has enough."""
+        sizes = np.diff(split.offsets)
+        enough = sizes >= (self.min_examples or 1)
+        if not enough.any():
+            raise JobError(
+                f"data.min_examples: no user of {self.prepared} has {self.min_examples} training "
+                f"sentences; the one with most has {sizes.max()}"
+            )
+        most = self.max_examples or sizes.max()
+        return Spans(split.offsets[:-1][enough], np.minimum(sizes, most)[enough])
+
+
+def but_the_last(path: Path, classes: int) -> Transform:
+    """The transform of rows of tokens to all of each but its last, as indices.
+
+    It looks at every token on the way, but on a GPU, where looking means waiting.
+
+    Raises:
+        DataError: one is no class.
+    """
+
+    def transform(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
+        if inputs.device.type == "cpu":
+            check_tokens(path, inputs, classes)
+        return inputs[:, :-1].to(torch.int64)
+
+    return transform
+
+
+def without(token: int, tokens: Transform) -> Transform:
+    """The transform that also makes padding of a token: the end, where it is the label."""
+
+    def transform(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
+        found = tokens(inputs, dtype, draws)
+        return found.masked_fill(found == token, PAD)
+
+    return transform

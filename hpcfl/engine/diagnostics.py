@@ -1,0 +1,171 @@
+"""What the papers plot beside the scores: measured within the round, off unless asked for.
+
+S is the round's cohort, x the model it starts from, x+ the model after it, y_i the last local
+model of client i, g_i the gradient at x of its mean loss over all its examples (no augmentation,
+dropout, weight decay or clipping), g = 1/|S| sum_S g_i.  All clients count alike, whatever the
+job's weights are.
+
+    consistency       1/|S| sum_S norm(y_i - x+)^2
+    drift             1/|S| sum_S norm(y_i - x)^2
+    gradient_norm2    norm(g)^2
+    dissimilarity_g2  1/|S| sum_S norm(g_i - g)^2
+    dissimilarity_b2  1/|S| sum_S norm(g_i)^2 / norm(g)^2
+    cosine            of x+ - x and x - x-, the updates of this round and of the one before
+
+consistency: FedMIM (Liu et al., 2023, figure 2b), whose x+ is the plain mean of the y_i.  Where
+the server does more than average, it also holds the distance of x+ from that mean.
+
+drift: SCAFFOLD (Karimireddy et al., 2020, appendix) and FedCM (Xu et al., 2021, appendix B) bound
+the mean of norm(y_i - x)^2 over all local steps; this is its last step.
+
+dissimilarity: (G, B)-BGD of SCAFFOLD, 1/N sum_i norm(grad f_i)^2 <= G^2 + B^2 norm(grad f)^2.  At x
+and over the cohort, dissimilarity_g2 is the least G^2 with B = 1 (Mime's G^2-BGD), and
+dissimilarity_b2 the least B^2 with G = 0.  Over all clients they are the population's; over a
+uniform cohort the mean of dissimilarity_g2 is N (|S| - 1) / ((N - 1) |S|) of the population's, and
+gradient_norm2 is on average too large by what is missing.  b2 is not logged where g is zero.
+
+cosine: the update before is what every momentum accumulates, so this needs no word from the
+algorithm: near 1 the server goes straight on, below 0 it swings.  Rounds without clients do not
+count.  Not logged in the first round, nor where one of the two updates is zero.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from hpcfl.algorithms.base import Cohort
+from hpcfl.comm.base import Comm
+from hpcfl.comm.reduction import Reduction
+from hpcfl.comm.exact_sum import exact_sums
+from hpcfl.local.executor import Executor
+from hpcfl.local.step import Trained, Visit
+from hpcfl.engine.schema import Survey
+from hpcfl.types import Count, Record, Section, Vector
+
+_PREVIOUS = "previous"  # the name under which a checkpoint keeps it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostics(Section):
+    """What is measured of a round beside its training loss."""
+
+    consistency: bool = False
+    """How far the local models end from the next global one."""
+    drift: bool = False
+    """How far the local models end from the global one they started from."""
+    dissimilarity: bool = False
+    """How much the clients' full gradients differ: a pass over the cohort's data, unless the
+    algorithm asks for these gradients anyway."""
+    cosine: bool = False
+    """Of this round's update and the last one's; keeps one more model."""
+    every: Count = 1
+    """At every multiple of so many rounds."""
+
+    def due(self, round: int) -> bool:
+        """Whether the round that completes ``round`` rounds is measured."""
+        return round % self.every == 0
+
+
+class Observer:
+    """Measures the rounds of a run; the same numbers on any number of ranks."""
+
+    def __init__(
+        self, wanted: Diagnostics, executor: Executor, surveys: Reduction, comm: Comm
+    ) -> None:
+        self._wanted, self._executor, self._surveys, self._comm = wanted, executor, surveys, comm
+        self._previous: Vector | None = None  # the model before the last round
+
+    @property
+    def kept(self) -> dict[str, Tensor]:
+        """What the coming rounds need and a checkpoint must keep, the same on every rank."""
+        return {} if self._previous is None else {_PREVIOUS: self._previous}
+
+    def restore(self, kept: Mapping[str, Tensor]) -> None:
+        """Go on from what a checkpoint kept."""
+        # Whoever does not want it now does not keep it up to date for one who may want it later.
+        self._previous = kept.get(_PREVIOUS) if self._wanted.cosine else None
+
+    def ends(self, round: int) -> bool:
+        """Whether ``observe`` will want the last local models of the round ``round`` (from 0)."""
+        wanted = self._wanted
+        return wanted.due(round + 1) and (wanted.consistency or wanted.drift)
+
+    def observe(
+        self,
+        cohort: Cohort,
+        x: Vector,
+        after: Vector,
+        visits: Sequence[Visit],
+        trained: Sequence[Trained],
+    ) -> Record:
+        """Collective: what the round's line of the log is to hold.
+
+        Args:
+            cohort: the round's, not empty.
+            x: the model that was broadcast.
+            after: the next one.
+            visits: this rank's clients, with their gradients where the algorithm asked for them.
+            trained: what the visits left, with their last models where ``ends`` asks for them.
+
+        Raises:
+            ClientError: on this rank alone, from the pass over the data.
+            DivergedError: on every rank: a full gradient is not finite.
+        """
+        wanted, record = self._wanted, Record()
+        previous = self._previous
+        if wanted.cosine:
+            self._previous = x
+        if not wanted.due(cohort.round + 1):
+            return record
+        terms: dict[str, list[float]] = {}
+        if wanted.consistency:
+            terms["consistency"] = _squares(client.end - after for client in trained)
+        if wanted.drift:
+            terms["drift"] = _squares(client.end - x for client in trained)
+        if wanted.dissimilarity:
+            gradients, mean = self._gradients(cohort, x, visits)
+            (record["gradient_norm2"],) = _squares([mean])
+            terms["dissimilarity_g2"] = _squares(gradient - mean for gradient in gradients)
+        if terms:
+            sums = exact_sums(self._comm, list(terms.values()), x.device)
+            record |= {name: total / cohort.size for name, total in zip(terms, sums, strict=True)}
+        if record.get("gradient_norm2"):
+            # The mean of norm(g_i)^2 is that of norm(g_i - g)^2 and norm(g)^2.
+            record["dissimilarity_b2"] = 1 + record["dissimilarity_g2"] / record["gradient_norm2"]
+        if wanted.cosine and previous is not None:
+            record |= _cosine(after - x, x - previous)
+        return record
+
+    def _gradients(
+        self, cohort: Cohort, x: Vector, visits: Sequence[Visit]
+    ) -> tuple[list[Vector], Vector]:
+        """Collective: this rank's clients' full gradients at ``x``, and the cohort's plain mean.
+
+        What the algorithm asked for is not computed again; what it did not is no traffic either.
+        """
+        gradients = [visit.about.full_grad for visit in visits]
+        if not all(gradient.numel() for gradient in gradients):
+            gradients = self._executor.survey(x, visits)
+        if cohort.grad.numel():
+            return gradients, cohort.grad
+        own = [Survey(gradient) for gradient in gradients]
+        clients, ones = [visit.client for visit in visits], [1.0] * len(visits)
+        size, done = cohort.size, cohort.round + 1
+        (mean,), *_ = self._surveys.mean(own, clients, ones, size, size, np.zeros(0), round=done)
+        return gradients, mean
+
+
+def _squares(vectors: Iterable[Vector]) -> list[float]:
+    """Each vector's squared norm, in float64, with one transfer from the device for all."""
+    norms = [vector_norm(vector, dtype=torch.float64) for vector in vectors]
+    return torch.stack(norms).square().tolist() if norms else []
+
+
+def _cosine(update: Vector, before: Vector) -> Record:
+    a, b = update.double(), before.double()
+    lengths = float(vector_norm(a)) * float(vector_norm(b))
+    return {"cosine": float((a * b).sum()) / lengths} if lengths else {}

@@ -1,0 +1,66 @@
+"""What a batch adds to an evaluation: sums, so that batches and ranks can be added up."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hpcfl.data.base import LossName
+from hpcfl.data.vocabulary import PAD, are_words
+from hpcfl.models.losses import residuals, widen
+
+TOP = 5
+
+
+def names(loss: LossName, classes: int | None) -> tuple[str, ...]:
+    """What ``totals`` holds, of a model with an output per class."""
+    if loss not in ("cross_entropy", "tokens"):
+        return ("loss", "examples")
+    top = ("correct_top5",) if classes is not None and classes > TOP else ()
+    return ("loss", "examples", "scored", "correct", *top)
+
+
+def totals(loss: LossName, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+    """Sums over the batch: ``loss``, over so many ``examples``; more of a classification.
+
+    There also ``correct``, out of so many ``scored``.  Of more than 5 classes ``correct_top5``
+    too: the label is among the five largest outputs, the lower class first where two are equal.
+    Of ``tokens`` the examples are the labels that are no padding, and those scored the labels that
+    are words of the vocabulary.  Losses are computed per example in float32 or wider and added in
+    float64.
+
+    Args:
+        loss: which loss.
+        outputs: of the model, [B, ...].
+        labels: [B] or [B, T] classes, [B, targets], or unused.
+    """
+    correct: dict[str, float] = {}
+    if loss == "tokens":
+        present = labels != PAD
+        outputs, labels = outputs[present], labels[present].long()
+        correct = _correct(outputs, labels, are_words(labels, outputs.shape[1]))
+    elif loss == "cross_entropy":
+        correct = _correct(outputs, labels, torch.ones_like(labels, dtype=torch.bool))
+    if loss == "squared":
+        losses = 0.5 * residuals(outputs, labels).square().flatten(1).sum(1)
+    elif loss == "quadratic":
+        losses = widen(outputs)
+    else:
+        losses = functional.cross_entropy(widen(outputs), labels, reduction="none")
+    total = float(losses.sum(dtype=torch.float64))
+    return {"loss": total, "examples": float(len(outputs)), **correct}
+
+
+def _correct(outputs: Tensor, labels: Tensor, scored: Tensor) -> dict[str, float]:
+    """How many labels count, and how many of those are right; [B, n], [B] and [B]."""
+    right = {"correct": outputs.argmax(1) == labels}
+    if outputs.shape[1] > TOP:
+        right["correct_top5"] = _ahead(outputs, labels) < TOP
+    found = {name: float((hit & scored).sum()) for name, hit in right.items()}
+    return {"scored": float(scored.sum()), **found}
+
+
+def _ahead(outputs: Tensor, labels: Tensor) -> Tensor:
+    """[B]: how many classes are ranked before the label; all of them where its output is NaN."""
+    own = outputs.gather(1, labels[:, None])
+    lower = torch.arange(outputs.shape[1], device=outputs.device) < labels[:, None]
+    return (~(outputs <= own) | ((outputs == own) & lower)).sum(1)

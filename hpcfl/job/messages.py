@@ -1,0 +1,131 @@
+"""What pydantic finds wrong in a section of a file, as one line for the person who wrote it."""
+
+from dataclasses import fields, is_dataclass
+from functools import reduce
+from typing import Any, get_args, get_type_hints
+
+from pydantic_core import ErrorDetails
+
+from hpcfl.job.yaml_file import JobFile, Key, Tree
+from hpcfl.job.registry import KINDS, SECTION, shown, suggestion
+
+_MANY = 3  # names in a hint
+_LARGE = 1e15  # whole numbers beyond are written with an exponent
+_WORDS = {  # where pydantic's own are not a user's
+    "bool_type": "true or false",
+    "dataclass_type": SECTION,
+    "dict_type": SECTION,
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "string_type": "text",
+    "tuple_type": "a list",
+}
+
+
+def describe_fault(
+    faults: list[ErrorDetails], cls: type[Any], raw: Tree, file: JobFile, at: Key
+) -> str:
+    """The first fault of a section in one line: where, found, expected, what to do."""
+    fault = min(faults, key=lambda fault: fault["type"] != "unexpected_keyword_argument")
+    path = _path(fault, raw)
+    if fault["type"].startswith("union_tag"):
+        path = (*path, "kind")
+    key, found = (*at, *path), fault["input"]
+    where = f"{file.where(key)}: {'.'.join(map(str, key))}"
+    match fault["type"]:
+        case "unexpected_keyword_argument":
+            return f"{where}: {_unknown(str(path[-1]), cls, path[:-1], raw, file, at)}"
+        case "missing":
+            return f"{where}: missing; it has no default, so it must be given"
+        case "union_tag_not_found" | "union_tag_invalid":
+            kinds = [option.kind for option in _options(cls, path[:-1], raw)]
+            tag = fault.get("ctx", {}).get("tag")
+            state = "missing" if tag is None else f"found {shown(tag)}"
+            return (
+                f"{where}: {state}, expected one of {', '.join(kinds)}{suggestion(str(tag), kinds)}"
+            )
+        case "value_error":
+            return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
+        case _:
+            expected = " or ".join(
+                _expected(other) for other in faults if _path(other, raw) == path
+            )
+            return f"{where}: found {shown(found)}, expected {expected}{_trap(found)}"
+
+
+def _path(fault: ErrorDetails, raw: Any) -> Key:
+    """Pydantic's location without the tags of unions, which are no keys of the file."""
+    path: list[int | str] = []
+    for depth, part in enumerate(fault["loc"], 1):
+        if part in raw if isinstance(raw, dict) else isinstance(part, int):
+            raw = raw[part]
+        elif depth < len(fault["loc"]) or fault["type"] != "missing":
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _expected(fault: ErrorDetails) -> str:
+    expected = fault["msg"].removeprefix("Input should be ")
+    if expected.startswith(("greater", "less")):
+        return f"a number {expected}"
+    if fault["type"] == "too_short":
+        return f"a list of {fault['ctx']['min_length']} or more"
+    return _WORDS.get(fault["type"], expected)
+
+
+def _unknown(name: str, cls: type[Any], path: Key, raw: Any, file: JobFile, at: Key) -> str:
+    """What to say of an unknown key of the section at ``path`` below ``cls``."""
+    kind = KINDS.get(str(at[0])) if at and not path else None
+    if kind and not issubclass(cls, kind.base):  # of a file that is no job
+        kind = None
+    below = reduce(lambda tree, part: tree[part], path, raw)
+    chosen = file.tree[kind.section][kind.key] if kind else below.get("kind")
+    owner = chosen or ".".join(map(str, (*at, *path))) or "a job"
+    options = _options(cls, path, raw)
+    section = next((o for o in options if getattr(o, "kind", None) == chosen), options[0])
+    known = sorted(_names(section) | (set() if at or path else set(KINDS)))
+    others = [other for other, c in kind.known.items() if name in _names(c)] if kind else []
+    if len(others) > _MANY:
+        hint = f"; {len(others)} others have it, such as {', '.join(others[:_MANY])}: hpcfl list"
+    else:
+        hint = f"; did you mean {' or '.join(others)}?" if others else suggestion(name, known)
+    return f'{owner} has no "{name}" (it has {", ".join(known)}){hint}'
+
+
+def _options(cls: type[Any], path: Key, raw: Any) -> list[type[Any]]:
+    """The dataclasses that the section at ``path`` below ``cls`` may be."""
+    options = [cls]
+    for part in path:
+        tag = raw.get("kind")
+        cls = next((o for o in options if getattr(o, "kind", None) == tag), options[0])
+        hint = get_type_hints(cls)[str(part)]
+        options = [c for c in (hint, *get_args(hint)) if isinstance(c, type) and is_dataclass(c)]
+        raw = raw[part]
+    return options
+
+
+def _names(section: type[Any]) -> set[str]:
+    return {f.name for f in fields(section)}
+
+
+def _trap(found: Any) -> str:
+    """What to do about values that YAML reads otherwise than people do."""
+    if isinstance(found, bool):
+        return "; YAML reads on, off, yes and no as true and false: use quotes for text"
+    if not isinstance(found, str):
+        return ""
+    try:
+        number = float(found)
+    except ValueError:
+        return ""
+    whole = number.is_integer() and abs(number) < _LARGE
+    written = repr(int(number)) if whole else _yaml_float(number)
+    return f"; YAML reads it as text: write {written}"
+
+
+def _yaml_float(number: float) -> str:
+    """A number as YAML wants it: a point before the exponent."""
+    mantissa, e, exponent = f"{number:g}".partition("e")
+    return mantissa + ("" if "." in mantissa or not e else ".0") + e + exponent

@@ -1,0 +1,118 @@
+"""Sections whose class is chosen by name: from a registry, an entry point or a dotted path."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import entry_points
+from inspect import get_annotations, isabstract
+from reprlib import Repr
+from typing import Any
+
+from hpcfl.algorithms import ALGORITHMS
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.data import SOURCES
+from hpcfl.data.base import DataConfig
+from hpcfl.errors import JobError
+from hpcfl.job.yaml_file import JobFile, plain
+from hpcfl.models import MODELS
+from hpcfl.models.base import ModelConfig
+
+SECTION = "a section (a mapping of keys to values)"
+_MAIN = "__main__"
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
+class Kind:
+    """A section whose class is chosen by name: a registry, an entry point or a dotted path."""
+
+    def __init__(self, section: str, key: str, base: type[Any], known: Mapping[str, Any]) -> None:
+        self.section, self.key, self.base, self.known = section, key, base, known
+
+    def find(self, file: JobFile, name: Any) -> type[Any]:
+        """The class called ``name``.
+
+        Raises:
+            JobError: there is none.
+        """
+        at = f"{file.where((self.section, self.key))}: {self.section}.{self.key}"
+        if name is None:
+            raise JobError(f"{at}: missing; expected one of {', '.join(sorted(self.known))}")
+        if not isinstance(name, str):
+            raise JobError(f"{at}: found {shown(name)}, expected a name")
+        if name in self.known:
+            return self._checked(at, name, self.known[name])
+        plugins = entry_points(group=f"hpcfl.{self.section}")
+        module, _, attribute = name.rpartition(".")
+        if name in plugins.names:
+            return self._checked(at, name, _imported(at, name, plugins[name].load))
+        if not module or not all(part.isidentifier() for part in name.split(".")):
+            raise JobError(
+                f"{at}: found {shown(name)}, expected one of {', '.join(sorted(self.known))}, "
+                f"or a dotted path to a class of your own{suggestion(name, self.known)}"
+            )
+        found = _imported(at, name, lambda: getattr(import_module(module), attribute))
+        return self._checked(at, name, found)
+
+    def _checked(self, at: str, name: str, found: Any) -> type[Any]:
+        if not (isinstance(found, type) and issubclass(found, self.base)):
+            raise JobError(f"{at}: {name!r} is {found!r}, not a subclass of {self.base.__name__}")
+        if isabstract(found):
+            lacks = ", ".join(sorted(found.__abstractmethods__))  # type: ignore[attr-defined]
+            raise JobError(f"{at}: {name!r} cannot be used, it does not define {lacks}")
+        own = {key for key, hint in get_annotations(found).items() if "ClassVar" not in str(hint)}
+        if unknown := own - {field.name for field in fields(found)}:
+            raise JobError(
+                f"{at}: {name!r} has no {', '.join(sorted(unknown))} as a setting; is it decorated "
+                "with @dataclass(frozen=True, kw_only=True)?"
+            )
+        return found
+
+
+def _imported(at: str, name: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except Exception as e:  # a user's module may raise anything
+        reason = " ".join(str(e).split())
+        absent = isinstance(e, ModuleNotFoundError) and e.name == name.partition(".")[0]
+        advice = "; say PYTHONPATH=. if it is in the current directory" if absent else ""
+        if name.startswith(f"{_MAIN}."):
+            advice = (
+                "; it is a class of the script or notebook that began the run: define it there "
+                'and call hpcfl.resume("DIR") in the same process, or hpcfl.cli.main.main(["export", '
+                '"DIR", ...]); put it into a module for the next run'
+            )
+        raise JobError(
+            f"{at}: {name!r} cannot be imported: {type(e).__name__}: {reason}{advice}"
+        ) from e
+
+
+def of_main(tree: Mapping[str, Any]) -> list[str]:
+    """A warning for each class of a job that another process cannot import, on one line each."""
+    named = ((kind, tree[section][kind.key]) for section, kind in KINDS.items())
+    return [
+        f"{kind.section}.{kind.key}: {name} is a class of this script or notebook, which `hpcfl "
+        "resume` and `hpcfl export` cannot import; put it into a module and name it by that "
+        f"(mymodule.{name.rpartition('.')[2]}) to use them"
+        for kind, name in named
+        if name.startswith(f"{_MAIN}.")
+    ]
+
+
+KINDS = {
+    "data": Kind("data", "kind", DataConfig, SOURCES),
+    "model": Kind("model", "name", ModelConfig, MODELS),
+    "algorithm": Kind("algorithm", "name", Algorithm, ALGORITHMS),
+}
+
+
+def suggestion(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    """The end of a message about an unknown name: a near one that is known, if there is one."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: on one line, cut where it is long."""
+    return _SHORT.repr(plain(value))

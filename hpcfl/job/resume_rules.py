@@ -1,0 +1,77 @@
+"""Which keys of a job may change when its run is taken up again: no past round depended on them.
+
+A job is given by its values under their dotted keys: {"local.lr": 0.1, ...}.
+"""
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from hpcfl.job.settings import Settings, changed
+from hpcfl.errors import JobError
+
+# Keys, and sections with all of their keys.
+FREE = (
+    "rounds",
+    "balance",
+    "evaluate",
+    "diagnostics",
+    "checkpoint",
+    "comm",
+    "log",
+    "store.cache_gib",
+    "store.dir",
+    "store.kind",
+)
+# What is not free all the same, and why.
+BOUND = {"evaluate.batch_size": "full-batch gradients are summed in batches of this size"}
+
+
+def mark(job: Settings) -> str:
+    """What identifies the job that the rounds of a run belong to: all that must not change."""
+    bound = {key: value for key, value in job.items() if not is_free(key, job)}
+    content = json.dumps(bound, sort_keys=True, default=str)
+    return blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+def is_free(key: str, job: Settings) -> bool:
+    """Whether no past round of this job depended on the key."""
+    return not _why(key, job) and any(f"{key}.".startswith(f"{free}.") for free in FREE)
+
+
+def free(job: Settings) -> dict[str, Any]:
+    """The part of a job that may change."""
+    return {key: value for key, value in job.items() if is_free(key, job)}
+
+
+def differences(before: Settings, after: Settings) -> dict[str, Any]:
+    """The new values of the keys that both have and that changed."""
+    return {key: value for key, value in after.items() if key in before and before[key] != value}
+
+
+def require_free(before: Settings, after: Settings, run: Path) -> None:
+    """Refuse changes of a job that would make the past rounds of its run others.
+
+    Raises:
+        JobError: the first such key.
+    """
+    for key, found, asked in changed(before, after):
+        if not (is_free(key, before) and is_free(key, after)):
+            why = _why(key, before) or _why(key, after)
+            alone = (key, asked) == ("executor", "sequential") and before["block_size"]
+            change = f"{key}={asked}{' block_size=null' if alone else ''}"
+            raise JobError(
+                f"command line: {key}: is {found} in {run}, asked for is {asked}, which would "
+                f"change past rounds{f' ({why})' if why else ''}; begin a run of its own: `hpcfl "
+                f"run {run}/job.yaml {change} --out NEW`, with model.init=F.safetensors of `hpcfl "
+                f"export {run} --state-dict F.safetensors` if it is to go on from here"
+            )
+
+
+def _why(key: str, job: Mapping[str, Any]) -> str | None:
+    """Why a key that looks free is not."""
+    if key == "rounds" and job.get("local.schedule") == "cosine":
+        return "local.schedule cosine spans all rounds"
+    return BOUND.get(key)

@@ -1,0 +1,360 @@
+"""The typed job: what a run is to do, checked before anything is loaded or trained."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict as as_tree
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from functools import cache
+from json import dumps
+from pathlib import Path
+from sys import maxsize
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.data.base import DataConfig
+from hpcfl.engine.diagnostics import Diagnostics
+from hpcfl.errors import JobError, as_job_error, described, hint
+from hpcfl.evaluation import Evaluate
+from hpcfl.run_dir.tensorboard import Log
+from hpcfl.job.messages import describe_fault
+from hpcfl.job.yaml_file import JobFile, Key, Tree, override, plain, read, run_name, tuples
+from hpcfl.job.registry import KINDS, SECTION, shown, suggestion
+from hpcfl.local.step import Local
+from hpcfl.models.base import ModelConfig
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.cohort.sampling import CohortConfig
+from hpcfl.job.tasks import TASKS
+from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
+
+Precision = Literal["float32", "float64", "bf16", "tf32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Section):
+    """When a run can be taken up again; the last round always can."""
+
+    every: Count = 500
+    """At every multiple of so many rounds."""
+    minutes: Positive | None = None
+    """And when so many minutes have passed since the last."""
+    keep: Count = 2
+    """How many checkpoints are kept, each complete."""
+
+    def due(self, round: int, rounds: int) -> bool:
+        """Whether a checkpoint is committed after ``round`` rounds, whatever the clock says."""
+        return round % self.every == 0 or round == rounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store(Section):
+    """Where client states live."""
+
+    kind: Literal["hdf5", "memory"] = "hdf5"
+    cache_gib: NonNegative = 1.0
+    """Host memory per rank for states and the objects that hold them, in GiB."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the states between rounds, where the model's is wider; the model's when absent."""
+    dir: PathText | None = None
+    """A folder on a disk of the node's own, for the rounds; checkpoints copy what changed."""
+
+    def __post_init__(self) -> None:
+        if self.dir is not None and self.kind == "memory":
+            raise ValueError("dir: found with kind memory, which needs no disk; leave one out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommConfig(Section):
+    """How ranks speak to each other."""
+
+    backend: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
+    timeout_s: Positive = 600.0
+    """Seconds that a rank waits for the others before the run ends, and says for whom."""
+
+
+ExecutorName = Literal["sequential", "block", "auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Section):
+    """Everything that determines a run."""
+
+    task: str | None = None
+    data: DataConfig
+    model: ModelConfig
+    cohort: CohortConfig
+    algorithm: Algorithm
+    local: Local
+    weights: Literal["examples", "uniform"] = "examples"
+    """Aggregation weights: p_i = n_i / sum n, or 1 / |S|."""
+    precision: Precision = "float32"
+    rounds: Count
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    seed: Seed = 0
+    executor: ExecutorName = "sequential"
+    """One client after the other, many at once, or whichever is found faster before round 1."""
+    block_size: Count | None = None
+    """Clients at once; a cohort's, at most 32, when absent.  Part of what the bits depend on."""
+    threads: Count = 1
+    """Threads of one rank on the CPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    reduction: Literal["exact", "fast"] = "exact"
+    balance: Literal["owner", "steal"] = "owner"
+    """Who trains a client: the rank that keeps its state; or, of a rank with too many, another."""
+    store: Store = field(default_factory=Store)
+    comm: CommConfig = field(default_factory=CommConfig)
+    log: Log = field(default_factory=Log)
+
+    def rate(self, round: int) -> float:
+        """Eta of a round, counted from zero."""
+        return self.local.rate(round, self.rounds)
+
+
+# The job less the sections whose class is chosen by name.
+_REST = make_dataclass(
+    "Rest",
+    [(f.name, f.type, f) for f in fields(Job) if f.name not in ("data", "model", "algorithm")],
+    bases=(Section,),
+    frozen=True,
+    kw_only=True,
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checked job, and the tree it is written as."""
+
+    job: Job
+    tree: Tree
+    name: str
+    """The file's name without its ending, and a short hash of the overrides if there are any."""
+
+
+def load(job: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Loaded:
+    """Read and check a job, a file or a mapping; ``key.path=value`` overrides come last.
+
+    Raises:
+        JobError: where, what was found, what was expected.
+    """
+    file = JobFile("job", tuples(job)) if isinstance(job, Mapping) else read(job)
+    override(file, overrides)
+    return check(file, run_name(file.name, overrides))
+
+
+def load_run(folder: RunDir) -> Loaded:
+    """Read and check the job of a run directory.
+
+    Raises:
+        StoreError: its job.yaml is not as hpcfl wrote it.
+        JobError: where, what was found, what was expected.
+    """
+    file = folder.read_job()
+    return check(file, run_name(file.name, ()))
+
+
+def check(file: JobFile, name: str) -> Loaded:
+    """Check a job that was read.
+
+    Raises:
+        JobError: where, what was found, what was expected.
+    """
+    loaded = typed(file, name)
+    _require_sizes(loaded.tree, file)
+    require_coherent(loaded.job, file)
+    return loaded
+
+
+def typed(file: JobFile, name: str) -> Loaded:
+    """A job that was read, every key checked by itself.
+
+    Raises:
+        JobError: one is unknown, missing or of another type.
+    """
+    if "grid" in file.tree:
+        raise JobError(f"{file.name}: this is a sweep, not a job; use `hpcfl sweep {file.name}`")
+    _lay_under(file)
+    rest: Tree = dict(file.tree)
+    sections: dict[str, Any] = {}
+    for section, kind in KINDS.items():
+        raw = rest.pop(section, {})
+        if not isinstance(raw, dict):
+            at = file.where((section,))
+            said = f"{section}: found {shown(raw)}, expected {SECTION}"
+            cure = f"; a name goes into {section}.{kind.key}" if isinstance(raw, str) else ""
+            raise JobError(f"{at}: {said}{cure}")
+        cls = kind.find(file, raw.get(kind.key))
+        own = {key: value for key, value in raw.items() if key != kind.key}
+        sections[section] = _build(cls, own, file, (section,))
+    job = Job(**sections, **vars(_build(_REST, rest, file, ())))
+    tree: Tree = plain(as_tree(job))
+    for section, kind in KINDS.items():
+        tree[section] = {kind.key: file.tree[section][kind.key], **tree[section]}
+    return Loaded(job, tree, name)
+
+
+# The largest values of keys whose larger ones would never end, or take all memory.
+_MOST: Mapping[Key, float] = {
+    ("rounds",): 1_000_000,  # all cohorts are drawn before round 1
+    ("local", "epochs"): 1_000_000,
+    ("local", "steps"): 1_000_000_000,
+    ("local", "lr"): 1e300,  # a step beyond is no number that torch takes
+    ("local", "weight_decay"): 1e300,
+    ("algorithm", "tau"): 100_000,
+    ("checkpoint", "keep"): 1_000_000,
+    ("comm", "timeout_s"): 10_000_000.0,
+    ("data", "classes"): 1 << 24,
+    ("data", "partition", "alpha"): 1e30,
+}
+_LEAST: Mapping[Key, float] = {("comm", "timeout_s"): 0.001}
+_LARGEST_WHOLE = 2**63 - 1
+
+
+def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
+    """Refuse numbers that no run can take, wherever they are.
+
+    Raises:
+        JobError: the first such one, and where it was said.
+    """
+    for key, value in tree.items():
+        path = (*at, key)
+        if isinstance(value, list):
+            value = dict(enumerate(value))
+        if isinstance(value, dict):
+            _require_sizes(value, file, path)
+            continue
+        if not isinstance(value, int | float):
+            continue
+        where = f"{file.where(path)}: {'.'.join(map(str, path))}"
+        most = _MOST.get(path, _LARGEST_WHOLE if isinstance(value, int) else value)
+        if value > most:
+            raise JobError(f"{where}: found {shown(value)}, expected a number of at most {most}")
+        if value < (least := _LEAST.get(path, value)):
+            raise JobError(f"{where}: found {shown(value)}, expected a number of at least {least}")
+
+
+def require_coherent(job: Job, file: JobFile) -> None:
+    """Refuse keys that do not go together.
+
+    Raises:
+        JobError: the first such ones, and where they were said.
+    """
+    try:
+        job.model.check(job.data)
+    except ValueError as e:
+        raise JobError(f"{file.where(('model',))}: model.{e}") from e
+    if job.block_size is not None and job.executor == "sequential":
+        said = file.where(("executor",)) if "executor" in file.tree else "its default"
+        raise JobError(
+            f"{file.where(('block_size',))}: block_size: found with executor sequential ({said}), "
+            "which takes one client at a time; say executor: block, or block_size: null"
+        )
+
+
+def require_filled(job: Job, population: int) -> None:
+    """Refuse blocks of clients that so many can never fill.
+
+    Raises:
+        JobError: they are larger.
+    """
+    if job.block_size is not None and job.block_size > population:
+        raise JobError(
+            f"block_size: found {job.block_size}, but there are {population} clients; the "
+            "places of a block that have no client take time and memory too"
+        )
+
+
+def data_section(kind: str, root: str, keys: Sequence[str]) -> DataConfig:
+    """A ``data`` section by itself, of ``key=value`` texts; ``root`` where the data has one.
+
+    Raises:
+        JobError: there is no such data set, or no such key.
+    """
+    file = JobFile("data", {})
+    override(file, [f"data.kind={kind}", *(f"data.{key}" for key in keys)])
+    cls = KINDS["data"].find(file, file.tree["data"]["kind"])
+    own = {"root": root} if "root" in {field.name for field in fields(cls)} else {}
+    own |= {key: value for key, value in file.tree["data"].items() if key != "kind"}
+    config: DataConfig = _build(cls, own, file, ("data",))
+    return config
+
+
+def settled(loaded: Loaded, algorithm: Algorithm) -> Loaded:
+    """The job with the algorithm's defaults that depend on the population filled in."""
+    tree = {**loaded.tree, "algorithm": {"name": loaded.tree["algorithm"]["name"]}}
+    tree["algorithm"] |= plain(as_tree(algorithm))
+    return replace(loaded, job=replace(loaded.job, algorithm=algorithm), tree=tree)
+
+
+def fitted(loaded: Loaded, population: int | None) -> Loaded:
+    """The job, settled for N clients; checked as far as it goes where nobody knows N yet.
+
+    Raises:
+        JobError: the cohorts, the blocks or the algorithm do not fit them.
+    """
+    job = loaded.job
+    # A population that only the data knows refuses no cohort yet.
+    job.cohort.check(population or maxsize, job.rounds)
+    if population is None:
+        return loaded
+    require_filled(job, population)
+    name = loaded.tree["algorithm"]["name"]
+    try:
+        algorithm = job.algorithm.settle(job.cohort.participation(population), population)
+    except ValueError as e:
+        raise JobError(f"algorithm.name: {name} {e}") from e
+    except Exception:
+        own = type(job.algorithm).settle
+        with as_job_error(f"algorithm.name: {name}", "cannot settle its defaults", own):
+            raise
+    return settled(loaded, algorithm)
+
+
+def _lay_under(file: JobFile) -> None:
+    """Put the task's sections under the user's, whose keys win."""
+    task = file.tree.get("task")
+    if task is None:
+        return
+    at = f"{file.where(('task',))}: task"
+    if not isinstance(task, str) or task not in TASKS:
+        hint = suggestion(str(task), TASKS)
+        raise JobError(
+            f"{at}: found {shown(task)}, expected one of {', '.join(sorted(TASKS))}{hint}"
+        )
+    for section, defaults in TASKS[task].items():
+        own = file.tree.get(section, {})
+        key = KINDS[section].key
+        if isinstance(own, dict) and own.get(key, defaults[key]) == defaults[key]:
+            file.tree[section] = {**defaults, **own}
+
+
+def section(cls: type[Any], file: JobFile, name: str) -> Any:
+    """A section of a file that is no job.
+
+    Raises:
+        JobError: it is no mapping, or a key is unknown, missing or of another type.
+    """
+    raw = file.tree[name]
+    if not isinstance(raw, dict):
+        raise JobError(f"{file.where((name,))}: {name}: found {shown(raw)}, expected {SECTION}")
+    return _build(cls, raw, file, (name,))
+
+
+def _build(cls: type[Any], raw: Tree, file: JobFile, at: Key) -> Any:
+    try:
+        # As JSON, where strict types still let a mapping be a section and a list be a tuple.
+        adapter = _adapter(cls)  # type: ignore[arg-type]  # mypy takes no class as a cache's key
+        return adapter.validate_json(dumps(raw, default=str))
+    except ValidationError as e:
+        raise JobError(describe_fault(e.errors(), cls, raw, file, at)) from e
+    except Exception as e:  # of a class of the user's: its __post_init__, or a field's type
+        said = described(e, otherwise=f" in {cls.__module__}.{cls.__qualname__}")
+        key = ".".join(map(str, at))
+        raise JobError(f"{file.where(at)}: {key}: cannot be read{said}{hint()}") from e
+
+
+@cache
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    """What reads a section; made once, as a sweep reads it for every run."""
+    return TypeAdapter(cls)

@@ -1,0 +1,118 @@
+"""The gradients of many clients at once: K models of one kind, K batches, one backward pass."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from hpcfl.local.autocast import autocast_bfloat16
+from hpcfl.local.layers import Convolutions, Layers
+from hpcfl.models.dropout import dropouts
+from hpcfl.types import Batch, Loss
+from hpcfl.models.flat_vector import Layout
+
+
+class Batches(NamedTuple):
+    """One batch of each of K clients, all B wide; what is too wide does not count."""
+
+    inputs: Tensor  # [K, B, ...]
+    labels: Tensor  # [K, B, ...]
+    counts: Tensor  # [K, B], 1 for an example and 0 for filling
+    seeds: Tensor  # [K] int64, of the masks of dropout
+
+
+class Gradients:
+    """The gradients of K clients' mean losses at their own flat vectors [K, P].
+
+    Args:
+        model: of one client.
+        loss: the mean over the examples that count.
+        convolutions: how they are played, see ``Layers``.
+        bf16: autocast.
+        clip: the largest norm of each client's gradient.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        convolutions: Convolutions,
+        *,
+        bf16: bool = False,
+        clip: float | None = None,
+    ) -> None:
+        self._model, self._loss, self._convolutions = model, loss, convolutions
+        self._layout, self._drops = Layout.of(model), dropouts(model)
+        device = next(model.parameters()).device.type
+        self._alike = device == "cpu"
+        self._precision = partial(autocast_bfloat16, device) if bf16 else nullcontext
+        self._clip = clip
+
+    def __call__(self, points: Tensor, batches: Batches) -> tuple[Tensor, Tensor]:
+        """Losses [K] and gradients [K, P]; clipped if asked for."""
+        layers = Layers(self._convolutions, alike=self._alike)
+        with torch.enable_grad():
+            views = self._views(points)
+            losses = self._losses(layers, views, batches)
+            grads = torch.autograd.grad(losses.sum(), views)
+        whole = torch.cat([grad.reshape(len(points), -1) for grad in grads], 1)
+        if self._clip is not None:
+            whole = whole * (self._clip / whole.norm(dim=1, keepdim=True)).clamp(max=1.0)
+        return losses.detach(), whole
+
+    def probe(self, x: Tensor, example: Batch) -> None:
+        """Play batches of one example and of two, of two clients.
+
+        Args:
+            x: [P], any point.
+            example: a batch of one.
+
+        Raises:
+            NotImplementedError: the model drops of something else than the examples of a batch.
+            Exception: whatever else the model does that cannot be done for many clients at once.
+        """
+        layers = Layers(self._convolutions, alike=self._alike)
+        seeds = torch.zeros(2, dtype=torch.int64, device=x.device)
+        for width in (1, 2):
+            inputs, labels = (part.expand(2, width, *part.shape[1:]) for part in example)
+            batches = Batches(inputs, labels, torch.ones(2, width, device=x.device), seeds)
+            with torch.no_grad():
+                self._losses(layers, self._views(x.expand(2, -1)), batches)
+
+    def _views(self, points: Tensor) -> list[Tensor]:
+        """Every parameter of every client, [K, ...] each."""
+        parts = points.split_with_sizes(self._layout.sizes, 1)
+        clients = len(points)
+        return [
+            part.view(clients, *shape).detach().requires_grad_()
+            for part, shape in zip(parts, self._layout.shapes, strict=True)
+        ]
+
+    def _losses(self, layers: Layers, views: Sequence[Tensor], batches: Batches) -> Tensor:
+        names = self._layout.names
+
+        def one(
+            parameters: Sequence[Tensor],
+            inputs: Tensor,
+            labels: Tensor,
+            counts: Tensor,
+            seed: Tensor,
+        ) -> Tensor:
+            for drop in self._drops:
+                drop.begin(seed, len(inputs))
+            named = dict(zip(names, parameters, strict=True))
+            with self._precision():
+                outputs = functional_call(self._model, named, (inputs,))
+            return self._loss(outputs, labels, counts)
+
+        try:
+            with layers:
+                found: Tensor = vmap(one)(views, *batches)
+        finally:
+            for drop in self._drops:
+                drop.rest()
+        return found

@@ -1,0 +1,44 @@
+"""Errors that say where they came from."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hpcfl.errors import (ClientError, HookError, HpcflError, as_disk_error, described, hint, place)
+from hpcfl.local.step import Visit
+
+
+class named:
+    """Lets an error say which client, round and stage it came from."""
+
+    def __init__(self, visit: Visit, stage: str) -> None:
+        self._visit, self._stage = visit, stage
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, HpcflError):
+            if disk := as_disk_error(error):
+                raise disk from error
+            visit = self._visit
+            raise ClientError(visit.client, visit.round + 1, None, self._stage) from error
+
+
+@contextmanager
+def told(round: int) -> Iterator[None]:
+    """Let an error of a class of the user's say which round, counted as the log does, it is of.
+
+    Raises:
+        HookError: the block raised, in a line of the user's.
+        DiskError: the disk is full or fails.
+    """
+    try:
+        yield
+    except HpcflError:
+        raise
+    except Exception as e:
+        if disk := as_disk_error(e):
+            raise disk from e
+        if not place(e):  # a fault of the program keeps its traceback
+            raise
+        raise HookError(f"round {round}{described(e)}{hint()}") from e

@@ -1,0 +1,15 @@
+"""The rounds in which more is measured than the algorithm's own steps."""
+
+from hpcfl.runner.components import Parts
+
+
+def measured(parts: Parts) -> int:
+    """Rounds that the diagnostics measure."""
+    return parts.job.rounds // parts.job.diagnostics.every
+
+
+def surveys(parts: Parts) -> int:
+    """Rounds in which full gradients are taken, for the algorithm or for the diagnostics."""
+    if parts.algorithm.full_gradient != "none":
+        return parts.job.rounds
+    return measured(parts) if parts.job.diagnostics.dissimilarity else 0

@@ -1,6 +1,0 @@
-"""Pictures: the log as curves, and who holds which classes.  matplotlib is loaded on use."""
-
-from hpcfl.plots.curves import Plot
-from hpcfl.plots.partition import plot_partition
-
-__all__ = ["Plot", "plot_partition"]

@@ -1,0 +1,208 @@
+"""The runs below directories, and where they and the sweeps that they belong to stand."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcfl.run_dir.sweep_log import Diary, read_diary
+from hpcfl.errors import DiskError, StoreError, file_error
+from hpcfl.io.files import READABLE, has, present, readable
+from hpcfl.run_dir.record import RunRecord, read_run, with_history
+from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
+from hpcfl.io.atomic import PART
+
+JOB = "job.yaml"
+
+
+class Standing(NamedTuple):
+    """Runs, and what a table of them does not show."""
+
+    runs: Sequence[RunRecord]
+    notes: Sequence[str]
+    """A line for each sweep: how many of its points are finished, failed, not begun; and for each
+    folder or history that cannot be read."""
+
+
+class Found(NamedTuple):
+    """The runs in a directory and in the folders below it."""
+
+    runs: Mapping[Path, bool]
+    """Directories, and whether the sweep that made them saw them fail last.  Runs of a sweep that
+    have not begun are among them, without a directory."""
+    unreadable: Sequence[str]
+    """A line for each entry of a folder that cannot be looked at or listed, and why."""
+
+
+def find_runs(root: Path) -> Found:
+    """Find the run directories below ``root``, however deep; of a run directory, itself.
+
+    What lies in a run directory belongs to it.  Hidden folders and copies that are not complete are
+    left out, and symbolic links are followed to runs and sweeps only, each once: so a search ends
+    wherever it begins.
+
+    An entry below ``root`` that cannot be read, such as another user's private folder or a link to
+    itself, is told in a line: the runs beside it are found all the same.
+
+    Raises:
+        StoreError: ``root``, or the log of a sweep, cannot be read.
+        DiskError: the disk fails there.
+    """
+    if present(root / JOB):
+        return Found({root: False}, ())
+    runs: dict[Path, bool] = {}
+    unreadable: list[str] = []
+    seen: set[tuple[int, int]] = set()
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            if not _first_time(folder, seen):
+                continue
+            below = list(_subfolders(folder, unreadable))
+        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or never there
+            continue
+        except OSError as e:
+            why = f"{folder}: cannot be listed: {e.strerror or e}; {READABLE}"
+            if folder == root:
+                raise file_error(e, why, StoreError) from e
+            unreadable.append(why)
+            continue
+        diary = read_diary(folder)
+        failed = diary.failed if diary else {}
+        # Beside a sweep's runs lie their jobs, from before they begin.
+        names = {job.stem for job in folder.glob("*.yaml")} if diary else set()
+        inside, others = _told_apart(below, names, seen, unreadable)
+        names |= inside
+        runs |= {folder / name: name in failed for name in sorted(names)}
+        waiting += sorted(others, reverse=True)
+    return Found(runs, unreadable)
+
+
+def read_standing(paths: Sequence[Path]) -> Standing:
+    """Read run directories, sweeps, and folders of them.
+
+    Raises:
+        JobError: there is no run in one of them.
+        StoreError: a file of a run is damaged.
+    """
+    runs: list[RunRecord] = []
+    notes: list[str] = []
+    for path in paths:
+        found = find_runs(path)
+        notes += found.unreadable
+        begun = {folder: failed for folder, failed in found.runs.items() if has(folder, JOB)}
+        for root in dict.fromkeys(folder.parent for folder in begun or [path]):
+            inside = [folder for folder in begun or [path] if folder.parent == root]
+            read = [_read(folder, notes, failed=begun.get(folder, False)) for folder in inside]
+            runs += read
+            diary = read_diary(root) if root != path.parent else None  # asked for as a whole
+            if diary:
+                notes += _told(root, read, diary)
+    return Standing(runs, notes)
+
+
+def state(run: RunRecord, *, alive: bool, failed: bool = False) -> str:
+    """Whether it is alive, finished, diverged, failed, stopped by a signal or not running."""
+    if alive or run.finished:
+        return "alive" if alive else "finished"
+    ending = run.outcome.ending if run.outcome else "finished"
+    if failed and ending != "diverged":
+        return "failed"
+    # A finished run whose log is shorter: it was cut, or its job asks for more rounds by now.
+    return "not running" if ending == "finished" else ending
+
+
+def unbegun(*, failed: bool) -> str:
+    """The state of a run that has no directory yet."""
+    return "failed" if failed else "not begun"
+
+
+def _first_time(folder: Path, seen: set[tuple[int, int]]) -> bool:
+    """Whether the folder was not met before, by another name."""
+    found = folder.stat()
+    known = len(seen)
+    seen.add((found.st_dev, found.st_ino))
+    return len(seen) > known
+
+
+def _told_apart(
+    below: Sequence[Path], known: Set[str], seen: set[tuple[int, int]], unreadable: list[str]
+) -> tuple[set[str], list[Path]]:
+    """The names of the run directories among folders, and the others that may hold some.
+
+    Args:
+        below: folders.
+        known: the names of a sweep's runs, of which the one who reads them tells what is wrong.
+        seen: the folders met before.
+        unreadable: gets a line for each other folder that cannot be looked at.
+    """
+    inside, others = set(), []
+    for path in below:
+        try:
+            # A folder that is removed meanwhile is no folder.
+            with readable(path), suppress(FileNotFoundError, NotADirectoryError):
+                if present(path / JOB):
+                    if _first_time(path, seen):
+                        inside.add(path.name)
+                elif path.name not in known and _followed(path):
+                    others.append(path)
+        except (StoreError, DiskError) as e:
+            if path.name not in known:
+                unreadable.append(str(e))
+    return inside, others
+
+
+def _subfolders(folder: Path, unreadable: list[str]) -> Iterator[Path]:
+    """The folders in one that may hold runs; a line for each entry that cannot be looked at."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                found = _counts(entry.name) and entry.is_dir()
+            except OSError as e:
+                unreadable.append(f"{entry.path}: cannot be read: {e.strerror or e}; {READABLE}")
+                continue
+            if found:
+                yield Path(entry.path)
+
+
+def _counts(name: str) -> bool:
+    """Whether a folder of this name is neither hidden nor a copy that is being made."""
+    return not name.startswith(".") and not name.endswith(PART)
+
+
+def _followed(folder: Path) -> bool:
+    """Whether to look for runs in a folder that is none itself."""
+    return not folder.is_symlink() or (folder / SWEEP_LOG).is_file()
+
+
+def _read(folder: Path, notes: list[str], *, failed: bool) -> RunRecord:
+    with readable(folder):
+        run = read_run(folder)
+        try:
+            run = with_history(run, RunDir(folder).entries())
+        except (StoreError, DiskError) as e:  # its numbers are told all the same
+            notes.append(str(e))
+        if run.finished:
+            return run
+        alive = RunDir(folder).held()
+    return replace(run, fate=state(run, alive=alive, failed=failed))
+
+
+def _told(root: Path, runs: Sequence[RunRecord], diary: Diary) -> list[str]:
+    states = Counter(run.state for run in runs)
+    begun = {run.name for run in runs}
+    early = diary.failed.keys() - begun  # they have no run directory yet
+    states["failed"] += len(early)
+    jobs = {job.stem for job in root.glob("*.yaml")}  # a sweep may write them before the runs
+    points = max(diary.points, len(begun | early | jobs))
+    states["not begun"] = points - len(begun | early)
+    counts = ", ".join(f"{count} {word}" for word, count in states.items() if count)
+    shown = early | {run.name for run in runs if run.state in ("failed", "diverged")}
+    return [
+        f"{root}: {points} runs: {counts}",
+        *(f"{root / name}: failed: {why}" for name, why in diary.failed.items() if name in shown),
+    ]

@@ -1,0 +1,6 @@
+"""Pictures: the log as curves, and who holds which classes.  matplotlib is loaded on use."""
+
+from hpcfl.report.plots.curves import Plot
+from hpcfl.report.plots.partition import plot_partition
+
+__all__ = ["Plot", "plot_partition"]

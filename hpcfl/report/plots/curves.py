@@ -1,0 +1,246 @@
+"""The log against rounds, bytes or time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from hpcfl.report.comparison import mean_and_std
+from hpcfl.job.settings import SEED, Settings, apart, labels, over_seeds
+from hpcfl.errors import JobError
+from hpcfl.job.registry import suggestion
+from hpcfl.report.plots.drawing import FEW, Curve, add_legend, choose_looks, draw_curve
+from hpcfl.report.plots.figure import check_plot, new_figure, save
+from hpcfl.report.published import set_up
+from hpcfl.run_dir.record import RunRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+JUDGED = ("test_accuracy", "test_loss", "objective")  # what runs are judged by, the first they have
+POINTS = 400  # of a curve, evenly spread; more cannot be told apart
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
+_TIME = ((3600, "h"), (60, "min"), (1, "s"))
+SPENT = {
+    "bytes": (("down_bytes", "up_bytes"), "sent up and down", _BYTES),
+    "time": (("wall_s",), "wall time of the rounds", _TIME),
+}
+"""What else than rounds is an axis: keys of the log, a label, units."""
+
+
+class Plot:
+    """A number of the log against rounds, bytes or time.
+
+    Runs that differ in the seed alone are one curve, their mean, in a band of +- their sample
+    standard deviation; those that are not as far as the others are thin lines beside it.  Each data
+    set and model has a panel; with many curves, each split, number of clients and cohort too.  An
+    algorithm has the same colour in every plot, as far as two in one plot do not claim the same.
+    Of thousands of evaluations every so many-th is drawn.
+
+    Losses are drawn on a log scale where all are positive, other numbers but accuracies where
+    they also span a factor of ten.
+
+    Args:
+        runs: any; those without the number are left out.
+        paths: the .png, .pdf or .svg files to write.
+        y: the number's key in log.jsonl; when absent, test accuracy, test loss where nothing is
+            classified, or the objective where nothing is tested.
+        x: rounds, bytes (sent up and down so far) or time (of the rounds so far).
+
+    Raises:
+        JobError: no run has such a number yet, or a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[RunRecord],
+        paths: Sequence[Path],
+        y: str | None = None,
+        x: str = "rounds",
+    ) -> None:
+        self._paths = paths
+        for path in paths:
+            check_plot(path)
+        self._key, self._x = y or _score(runs), x
+        self._runs = [run for run in runs if run.curve(self._key) and _along(run, x)]
+        self.without = [run for run in runs if run not in self._runs]
+        """The runs that are left out."""
+        if not self._runs:
+            names = ", ".join(str(run.path) for run in runs[:3]) + (", ..." if runs[3:] else "")
+            if any(run.curve(self._key) for run in runs):
+                raise JobError(f"{names}: log.jsonl counts no {x}, so nothing to plot against")
+            found = sorted({name for run in runs for entry in run.log for name in entry})
+            raise JobError(
+                f"{names}: no round in log.jsonl has {self._key!r}, so nothing to plot; found "
+                f"{', '.join(found) or 'no round yet'}{suggestion(self._key, found)}"
+            )
+
+    def draw(self) -> None:
+        """Write the files.
+
+        Raises:
+            JobError: one cannot be written.
+        """
+        panels = {title: self._curves(runs) for title, runs in _panels(self._runs).items()}
+        looks = choose_looks([curve for curves in panels.values() for curve in curves])
+        many = any(len(curves) > FEW for curves in panels.values())
+        across = 1 if many else min(2, len(panels))
+        width = 8.5 if many else 7.0 if across == 1 else 11.0
+        lines = max(sum(c.label.count("\n") + 1 for c in curves) for curves in panels.values())
+        height = max(4.2, 0.2 * lines + 0.4) if many else 4.2
+        down = -(-len(panels) // across)
+        figure, axes = new_figure(width, height * down, down, across)
+        for place, (title, curves) in zip(axes, panels.items(), strict=False):
+            place.set_title(title if len(panels) > 1 else "", fontsize="medium")
+            self._draw(place, curves, looks)
+        for place in axes[len(panels) :]:
+            place.remove()
+        save(figure, self._paths)
+
+    def _draw(
+        self, axes: Axes, curves: Sequence[Curve], looks: Mapping[tuple[str, str], tuple[str, str]]
+    ) -> None:
+        """Fill a panel."""
+        key, percent, few = self._key, "accuracy" in self._key, len(curves) <= FEW
+        size, along = self._unit(curves)
+        for curve in curves:
+            draw_curve(axes, curve, size, 100 if percent else 1, looks[curve[:2]], few=few)
+        values = [value for curve in curves for value in curve.y]
+        least, most = min(values), max(values)
+        wide = key.endswith(("loss", "objective")) or most >= 10 * least
+        if least > 0 and not percent and wide:
+            axes.set_yscale("log")
+        axes.set_xlabel(along)
+        axes.set_ylabel(key.replace("_", " ") + (", %" if percent else ""))
+        axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
+        axes.set_xlim(0, max(max(curve.x) for curve in curves) / size or 1)
+        add_legend(axes, curves, few=few)
+
+    def _unit(self, curves: Sequence[Curve]) -> tuple[float, str]:
+        """What x is divided by, and the axis's label."""
+        if self._x not in SPENT:
+            return 1, "round"
+        _, label, units = SPENT[self._x]
+        most = max(max(curve.x) for curve in curves)
+        size, name = next((unit for unit in units if most >= unit[0]), units[-1])
+        return size, f"{label}, {name}"
+
+    def _curves(self, runs: Sequence[RunRecord]) -> list[Curve]:
+        groups = [[runs[index] for index in group] for group in _seeds([r.settings for r in runs])]
+        return [
+            self._curve(name, group) for name, group in zip(_names(groups), groups, strict=True)
+        ]
+
+    def _curve(self, name: str, runs: Sequence[RunRecord]) -> Curve:
+        found = [(dict(run.curve(self._key)), _along(run, self._x)) for run in runs]
+        furthest = max(max(y) for y, _ in found)
+        leading = [pair for pair in found if max(pair[0]) == furthest]
+        common = _thinned(sorted(set.intersection(*(set(y) for y, _ in leading))))
+        means = [mean_and_std([y[t] for y, _ in leading]) for t in common]
+        return Curve(
+            runs[0].algorithm,
+            name,
+            _standing(runs),
+            [fmean(x[t] for _, x in leading) for t in common],
+            [mean for mean, _ in means],
+            [std for _, std in means if std is not None],
+            [([x[t] for t in y], list(y.values())) for y, x in found if max(y) < furthest],
+        )
+
+
+def _thinned(rounds: Sequence[int]) -> list[int]:
+    """At most POINTS of them, and the last: many evaluations at the end would be a blot."""
+    step = (rounds[-1] - rounds[0]) / POINTS
+    kept: list[int] = []
+    for t in rounds:
+        if not kept or t - kept[-1] >= step:
+            kept.append(t)
+    return kept if kept[-1] == rounds[-1] else [*kept, rounds[-1]]
+
+
+def _panels(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """Runs by titles, in order of appearance."""
+    curves = len(_seeds([run.settings for run in runs]))
+    panels = _parted(runs, ("data", "model", "split", "clients", "cohort"))
+    if curves > FEW and 2 * len(panels) <= curves:
+        return panels
+    return _parted(runs, ("data", "model"))  # few curves, or there would be one in each
+
+
+def _parted(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list[RunRecord]]:
+    set_ups = [set_up(run.settings) for run in runs]
+    differing = [name for name in by if len({own[name] for own in set_ups}) > 1]
+    unit = {"clients": " clients"}
+    panels: dict[str, list[RunRecord]] = {}
+    for run, own in zip(runs, set_ups, strict=True):
+        title = ", ".join(own[name] + unit.get(name, "") for name in differing)
+        panels.setdefault(title, []).append(run)
+    return panels
+
+
+def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
+    """As little of each group of seeds as tells it from the others."""
+    jobs = [group[0].settings for group in groups]
+    names = [group[0].algorithm for group in groups]
+    for algorithm in _repeated(names):
+        alike = [index for index, name in enumerate(names) if name == algorithm]
+        for index, text in zip(alike, apart([jobs[i] for i in alike], but=[SEED]), strict=True):
+            names[index] = ", ".join(filter(None, [algorithm, text]))
+    again = _repeated(names)
+    folders = labels([group[0].path for group in groups])
+    return [
+        f"{name}, {folder}" if name in again and not group[1:] else name
+        for name, folder, group in zip(names, folders, groups, strict=True)
+    ]
+
+
+def _repeated(names: Sequence[str]) -> set[str]:
+    return {name for name, count in Counter(names).items() if count > 1}
+
+
+def _standing(runs: Sequence[RunRecord]) -> str:
+    """How many seeds, and how far they are if none is finished."""
+    parts = [f"{len(runs)} seeds"] if runs[1:] else []
+    if not any(run.finished for run in runs):
+        parts.append(f"{max(run.done for run in runs)} of {runs[0].rounds} rounds")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _along(run: RunRecord, x: str) -> Mapping[int, float]:
+    """Where the rounds of a run stand on an axis; empty if it counts no such thing."""
+    if x in SPENT:
+        return run.spent(*SPENT[x][0])
+    return {entry["round"]: entry["round"] for entry in run.log}
+
+
+def _seeds(jobs: Sequence[Settings]) -> list[list[int]]:
+    """Groups that differ in the seed alone; a job that is there twice has a group of its own."""
+    groups = over_seeds(jobs)
+    placed = {index for group in groups for index in group}
+    return sorted([*groups, *([index] for index in range(len(jobs)) if index not in placed)])
+
+
+def _score(runs: Sequence[RunRecord]) -> str:
+    """The key of what the runs are judged by.
+
+    Raises:
+        JobError: no run has an evaluation yet, or only some of those that have, an accuracy.
+    """
+    judged = [run for run in runs if any(run.scores[key] for key in JUDGED)]
+    if not judged:
+        raise JobError(f"{runs[0].path}: no evaluated round in log.jsonl yet, so nothing to plot")
+    without = [run for run in judged if not run.scores["test_accuracy"]]
+    if without and len(without) < len(judged):
+        raise JobError(
+            f"{without[0].path}: has no test accuracy, as other runs of this plot have; "
+            "plot regression and classification apart"
+        )
+    key = next((key for key in JUDGED if all(run.scores[key] for run in judged)), None)
+    if key is None:
+        raise JobError(
+            "some of these runs have only a test loss, others only an objective; plot them apart"
+        )
+    return key

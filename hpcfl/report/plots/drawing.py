@@ -1,0 +1,101 @@
+"""A curve in a panel: its look, its band, its line of the legend."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hpcfl.algorithms import ALGORITHMS
+from hpcfl.report.plots.figure import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DASHES = ("-", "--", ":", "-.")
+LABEL = 44  # letters of a line of the legend
+FEW = 6  # curves, for which there is room inside of the axes
+
+
+class Curve(NamedTuple):
+    """A run, or the mean of several that differ in the seed alone."""
+
+    algorithm: str
+    name: str
+    """What tells it from the others of its panel."""
+    standing: str
+    x: Sequence[float]
+    y: Sequence[float]
+    deviation: Sequence[float]
+    """Sample standard deviations, or nothing of a single run."""
+    behind: Sequence[tuple[Sequence[float], Sequence[float]]]
+    """Seeds that are not as far yet, each on its own."""
+
+    @property
+    def label(self) -> str:
+        """The line of the legend."""
+        return fill(self.name + self.standing, LABEL)
+
+
+def choose_looks(curves: Sequence[Curve]) -> dict[tuple[str, str], tuple[str, str]]:
+    """By algorithm and name, colours and dashes.
+
+    An algorithm has its own where no other of the plot has claimed them, whatever the order;
+    FedAvg's is the first.
+    """
+    known, count = list(ALGORITHMS), len(COLOURS)
+    taken: Counter[int] = Counter()
+    looks = {}
+    for algorithm, name in sorted({curve[:2] for curve in curves}):
+        place = known.index(algorithm) if algorithm in known else len(known)
+        own = place - known.index("fedavg")
+        colour = min(range(count), key=lambda c: (taken[c], (c - own) % count))
+        looks[algorithm, name] = COLOURS[colour], DASHES[taken[colour] % len(DASHES)]
+        taken[colour] += 1
+    return looks
+
+
+def draw_curve(
+    axes: Axes, curve: Curve, size: float, scale: float, look: tuple[str, str], *, few: bool
+) -> None:
+    """Draw the line, its band, and thin ones of seeds that lag; x is divided, y multiplied."""
+    colour, dash = look
+    x, y = np.array(curve.x) / size, scale * np.array(curve.y)
+    if curve.deviation:
+        band = scale * np.array(curve.deviation)
+        alpha = 0.2 if few else 0.1
+        axes.fill_between(x, y - band, y + band, color=colour, alpha=alpha, linewidth=0)
+    for behind in curve.behind:
+        axes.plot(
+            np.array(behind[0]) / size,
+            scale * np.array(behind[1]),
+            color=colour,
+            linestyle=dash,
+            linewidth=0.6,
+        )
+    axes.plot(
+        x,
+        y,
+        color=colour,
+        linestyle=dash,
+        linewidth=1.6 if few else 1.2,
+        marker="o" if few and len(x) <= 30 else None,
+        markersize=3.5,
+        label=curve.label,
+    )
+
+
+def add_legend(axes: Axes, curves: Sequence[Curve], *, few: bool) -> None:
+    """The legend, in the order in which the curves end, the highest first."""
+    ends = {curve.label: curve.y[-1] for curve in curves}
+    lines = [line for line in axes.lines if line.get_label() in ends]
+    lines.sort(key=lambda line: -ends[str(line.get_label())])
+    if few:
+        axes.legend(handles=lines, loc="best", framealpha=0.8, edgecolor="none")
+        return
+    axes.legend(
+        handles=lines, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small"
+    )

@@ -1,0 +1,67 @@
+"""Figures, which need no display, and the files that they become."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcfl.errors import JobError
+from hpcfl.io.atomic import check_output, write_output
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart by colour-blind readers too, on white; yellow left out.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+FORMATS = (".png", ".pdf", ".svg")
+
+
+def new_figure(
+    width: float, height: float, down: int = 1, across: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """A figure that needs no display and no global state (Figure's own canvas is Agg's)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    panels = list(figure.subplots(down, across, squeeze=False).flat)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, panels
+
+
+def file_format(path: Path) -> str:
+    """The kind of picture that a file's name asks for."""
+    if path.suffix.lower() not in FORMATS:
+        raise JobError(f"{path}: a plot is written as {', '.join(FORMATS)}; choose one of them")
+    return path.suffix.lower().removeprefix(".")
+
+
+def save(figure: Figure, paths: Sequence[Path]) -> None:
+    """Write the figure to every file.
+
+    Missing folders are made.
+
+    Raises:
+        DiskError: the disk is full or fails.
+        JobError: one cannot be written, or is of another kind.
+    """
+    from matplotlib import rc_context
+
+    for path in paths:
+        form, content = file_format(path), io.BytesIO()
+        with rc_context({"pdf.fonttype": 42}):  # journals refuse the default, Type 3
+            figure.savefig(content, format=form)
+        write_output(path, content.getvalue(), make_folder=True)
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a file for a plot before the work that leads to it is done.
+
+    Raises:
+        JobError: it cannot be written, or is of another kind.
+    """
+    file_format(path)
+    check_output(path, make_folder=True)

@@ -1,0 +1,52 @@
+"""Who holds which classes."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.report.plots.figure import COLOURS, new_figure, save
+
+
+def plot_partition(counts: NDArray[np.int64], path: Path) -> None:
+    """Draw how many examples each client holds and, of a classification, of which classes.
+
+    A class is a row and a client a column, coloured by the class's share of the client: this
+    stays readable with a hundred classes or thousands of clients, where stacked bars do not.
+
+    Args:
+        counts: examples by client and class [N, classes], or by client alone [N].
+        path: the .png, .pdf or .svg file to write.
+
+    Raises:
+        JobError: the file cannot be written, or is of another kind.
+    """
+    from matplotlib.colors import PowerNorm
+
+    if counts.ndim == 1:
+        sizes = np.sort(counts)[::-1]
+        figure, (axes,) = new_figure(7.0, 3.0)
+        axes.set_xlabel("clients, the largest first")
+    else:
+        sizes = counts.sum(axis=1)
+        figure, (axes,) = new_figure(7.0, 2.2 + min(4.0, 0.9 + 0.18 * counts.shape[1]))
+        axes.remove()
+        axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
+        shares = counts / np.maximum(sizes, 1)[:, None]
+        # The square root keeps a share of a few percent apart from none.
+        image = below.imshow(
+            shares.T, aspect="auto", origin="lower", cmap="Blues", norm=PowerNorm(0.5, 0, 1)
+        )
+        below.set_xlabel("client")
+        below.set_ylabel("class")
+        below.yaxis.get_major_locator().set_params(integer=True)
+        figure.colorbar(image, ax=[axes, below], label="share of the client's examples")
+    axes.stairs(sizes, np.arange(len(sizes) + 1) - 0.5, fill=True, color=COLOURS[0])
+    axes.set_ylim(0, None)
+    axes.set_xlim(-0.5, len(sizes) - 0.5)
+    axes.set_ylabel("examples")
+    axes.set_title(
+        f"{len(sizes)} clients, {sizes.sum()} examples: {sizes.min()} to {sizes.max()} a client",
+        fontsize="medium",
+    )
+    save(figure, [path])

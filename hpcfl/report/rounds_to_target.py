@@ -1,0 +1,322 @@
+"""When runs reach a target, and how much sooner than FedAvg: FedHBM's tables 2 and 9."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from hpcfl.report.comparison import Beside, Column, spread
+from hpcfl.job.settings import SEED, Settings, changed, counts, labels
+from hpcfl.errors import JobError
+from hpcfl.report.published import Published, centralised, find, set_up
+from hpcfl.run_dir.record import RunRecord
+
+BASELINE = "fedavg"
+"""The algorithm that speed-ups are over."""
+_RATES = ("lr", "lr_decay", "schedule", "weight_decay", "clip")
+# Settings in which a baseline may differ from a run, if a caption says so: rates, which papers tune
+# for each method, and what changes when a run is evaluated or how its sums are rounded.  Data,
+# model, cohorts and the work of a round must agree: else rounds are not of the same kind.
+_TUNED = frozenset(f"local.{key}" for key in _RATES)
+_STATED = _TUNED | {
+    "rounds",
+    "evaluate.every",
+    "evaluate.last",
+    "precision",
+    "executor",
+    "block_size",
+    "reduction",
+}
+_ELSEWHERE = (SEED, "task", "data.root")  # the seed is matched by itself; the others decide nothing
+
+
+@dataclass(frozen=True)
+class Target:
+    """A test accuracy to be reached."""
+
+    number: float
+    """A percentage of the centralised accuracy, or the accuracy itself, a fraction."""
+    absolute: bool = False
+
+    def __post_init__(self) -> None:
+        most = 1 if self.absolute else 100
+        if not 0 < self.number <= most:
+            option = "--target-accuracy" if self.absolute else "--target"
+            raise JobError(f"{option}: found {self.number:g}, expected above 0, at most {most}")
+
+    @classmethod
+    def asked(cls, percents: Sequence[float], accuracies: Sequence[float]) -> list[Self]:
+        """What the command line asks for.
+
+        Raises:
+            JobError: one is no percentage, or no share.
+        """
+        found = [cls(percent) for percent in percents]
+        return found + [cls(accuracy, absolute=True) for accuracy in accuracies]
+
+    @property
+    def title(self) -> str:
+        """What to write over a column."""
+        return f"{self.number:g}" + ("" if self.absolute else " %")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What papers call the rounds to it and the speed-up; none of an accuracy of one's own."""
+        return () if self.absolute else (f"rounds_to_{self.number:g}", f"speedup_{self.number:g}")
+
+    def level(self, run: RunRecord) -> float:
+        """The test accuracy that the run must reach, a fraction.
+
+        Raises:
+            JobError: it is relative, and no paper prints a centralised accuracy for the run.
+        """
+        if self.absolute:
+            return self.number
+        return self.number / 100 * _reference(run)[1] / 100
+
+
+class Baseline(NamedTuple):
+    """The FedAvg run that a run's speed-up is over."""
+
+    run: int
+    """Its index among those of the report."""
+    label: str
+    """The run's name and, in brackets, each setting in which it differs."""
+
+
+class Arrivals(NamedTuple):
+    """When runs reached a target."""
+
+    rounds: Sequence[int | None]
+    """The first evaluated round of each run that reached it; None: not yet."""
+    speedups: Sequence[float | None]
+    """FedAvg's rounds over each run's; None where one of the two has not arrived."""
+    baselines: Sequence[Baseline | None]
+    """Of each run; None where no FedAvg run can be compared with it."""
+    captions: Sequence[str]
+    """Which baselines were taken, as far as there is a choice or a difference."""
+
+
+def arrivals(runs: Sequence[RunRecord], target: Target) -> Arrivals:
+    """When runs reached the target, and how much sooner than FedAvg.
+
+    The baseline of a run is the FedAvg run of the same seed that agrees in every setting but the
+    algorithm's own.  Where no FedAvg job agrees, one that differs in stated settings alone (the
+    rates, above all) is taken, and a caption says so; of several, the one that arrives first.
+    All seeds of a job have the same FedAvg job as their baseline.
+
+    Raises:
+        JobError: as `Target.level`.
+    """
+    rounds = [_first(run, target.level(run)) for run in runs]
+    baselines, captions = _baselines(runs, rounds)
+    speedups = [
+        _over(rounds[baseline.run], own) if baseline else None
+        for baseline, own in zip(baselines, rounds, strict=True)
+    ]
+    return Arrivals(rounds, speedups, baselines, captions)
+
+
+def beside_target(runs: Sequence[RunRecord], target: Target) -> Beside:
+    """The arrivals as columns, with what papers print of them.
+
+    Raises:
+        JobError: as `Target.level`.
+    """
+    rounds, speedups, baselines, told = arrivals(runs, target)
+    number = f"{target.number:g}"
+    columns = [_column(f"rounds\nto {target.title}", f"target_round_{number}", rounds, "{:.0f}")]
+    captions = [f"rounds to {target.title}: the first evaluated round at {_meaning(runs, target)}"]
+    if any(run.algorithm == BASELINE for run in runs):
+        key = f"speedup_{number}"
+        column = _column("speed-up\nx", key, speedups, "{:.2f}")
+        names = [baseline.label if baseline else None for baseline in baselines]
+        columns.append(column._replace(values={**column.values, f"{key}_baseline": names}))
+    known = [find(run.settings, *target.metrics[:1]) for run in runs]
+    if any(known):
+        key = f"published_target_round_{number}"
+        columns.append(_published([rows[0] if rows else None for rows in known], key))
+        places = dict.fromkeys(f"{row.paper}, table {row.table}" for rows in known for row in rows)
+        captions.append(f"published rounds: {'; '.join(places)}")
+    if any(run.algorithm == BASELINE for run in runs):
+        captions += told
+    return Beside(tuple(columns), tuple(captions))
+
+
+def _reference(run: RunRecord) -> tuple[Published, float]:
+    row = centralised(run.settings)
+    if row is None or row.value is None:
+        own = set_up(run.settings)
+        raise JobError(
+            f"--target: {run.path}: no paper prints a centralised accuracy of {own['model']} on "
+            f"{own['data']}; give the accuracy to be reached as --target-accuracy"
+        )
+    return row, row.value
+
+
+def _meaning(runs: Sequence[RunRecord], target: Target) -> str:
+    if target.absolute:
+        return f"a test accuracy of {target.title}"
+    references = dict.fromkeys(
+        f"{value:.2f} % ({row.set_up['data']} with {row.set_up['model']}: {row.paper}, "
+        f"table {row.table})"
+        for row, value in map(_reference, runs)
+    )
+    return f"{target.title} of the centralised {', '.join(references)}"
+
+
+def _first(run: RunRecord, level: float) -> int | None:
+    """The first evaluated round that reached the level, or None."""
+    return next((t for t, value in run.scores["test_accuracy"] if value >= level), None)
+
+
+def _over(baseline: int | None, own: int | None) -> float | None:
+    """The speed-up; None where one of the two never arrived, or was there before round 1."""
+    return baseline / own if baseline and own else None
+
+
+_Job = Mapping[Any, int]  # runs (by index) of one job, by their seeds
+
+
+def _baselines(
+    runs: Sequence[RunRecord], rounds: Sequence[int | None]
+) -> tuple[list[Baseline | None], list[str]]:
+    """The baseline of each run, and captions that say which were taken."""
+    names = labels([run.path for run in runs])
+    identities = [_identity(run) for run in runs]
+    jobs = _jobs(runs, rounds, identities)
+    references = [job for job in jobs if runs[_any(job)].algorithm == BASELINE]
+    found: list[Baseline | None] = [None] * len(runs)
+    told: dict[str, list[str]] = {}  # captions' ends, with the jobs that have them in common
+    for job in jobs:
+        chosen = _choose(runs, rounds, job, references)
+        arrived = {seed for seed, index in job.items() if rounds[index] is not None}
+        if chosen is None:
+            if arrived:
+                told.setdefault(_why_none(runs, job, references), []).append(_name(names, job))
+            continue
+        baseline, rivals = chosen
+        differing = ", ".join(
+            f"{key} {theirs} instead of {ours}"
+            for key, theirs, ours in _differences(runs[_any(baseline)], runs[_any(job)])
+        )
+        for index, run in enumerate(runs):
+            seed = run.settings.get(SEED)
+            if seed in baseline and identities[index] == identities[_any(job)]:
+                other = baseline[seed]
+                label = names[other] + (f" ({differing})" if differing else "")
+                found[index] = Baseline(other, label)
+        both = any(rounds[baseline[seed]] is not None for seed in arrived & baseline.keys())
+        if both and (differing or rivals > 1):
+            text = f"over {_name(names, baseline)}"
+            text += f", the first to arrive of {rivals} {BASELINE} jobs" if rivals > 1 else ""
+            text += f", which has {differing}" if differing else ""
+            told.setdefault(text, []).append(_name(names, job))
+    captions = [
+        f"speed-up: rounds of the {BASELINE} run of the same seed and settings (but the "
+        "algorithm's own) over the run's; mean of the seeds in which both arrived"
+    ]
+    captions += [f"speed-up of {', '.join(jobs)}: {text}" for text, jobs in told.items()]
+    return found, captions
+
+
+def _choose(
+    runs: Sequence[RunRecord],
+    rounds: Sequence[int | None],
+    job: _Job,
+    references: Sequence[_Job],
+) -> tuple[_Job, int] | None:
+    """The reference that a job is compared with, and how many were as near to it."""
+    ranked: list[tuple[tuple[int, int], tuple[float, float], int, _Job]] = []
+    for place, reference in enumerate(references):
+        keys = {key for key, _, _ in _differences(runs[_any(reference)], runs[_any(job)])}
+        if keys <= _STATED and reference.keys() & job.keys():
+            distance = len(keys & _TUNED), len(keys - _TUNED)
+            ranked.append((distance, _arrival(rounds, job, reference), place, reference))
+    if not ranked:
+        return None
+    distance, _, _, nearest = min(ranked, key=lambda entry: entry[:3])
+    return nearest, sum(entry[0] == distance for entry in ranked)
+
+
+def _arrival(rounds: Sequence[int | None], job: _Job, reference: _Job) -> tuple[float, float]:
+    """For how many seeds of a job there is no arrival of the reference, and the mean of others."""
+    seeds = [seed for seed in job if seed in reference]
+    known = [found for seed in seeds if (found := rounds[reference[seed]]) is not None]
+    return len(job) - len(known), math.fsum(known) / len(known) if known else math.inf
+
+
+def _why_none(runs: Sequence[RunRecord], job: _Job, references: Sequence[_Job]) -> str:
+    """Why a job has no baseline: what sets it apart from the FedAvg job nearest to it."""
+    apart = [
+        [f"{key} {ours}" for key, _, ours in found if key not in _STATED]
+        for found in (_differences(runs[_any(other)], runs[_any(job)]) for other in references)
+    ]
+    if not apart:
+        return f"none, there is no {BASELINE} run"
+    nearest = min(apart, key=len)
+    return f"none, no {BASELINE} run has its {', '.join(nearest) if nearest else 'seeds'}"
+
+
+def _differences(reference: RunRecord, run: RunRecord) -> Iterator[tuple[str, str, str]]:
+    """The settings in which two runs differ, with the value of each; the algorithm's own aside."""
+    for key, theirs, ours in changed(reference.settings, run.settings):
+        compared = _compared(reference.settings, key) or _compared(run.settings, key)
+        if compared and not key.startswith("algorithm."):
+            yield key, theirs, ours
+
+
+def _compared(job: Settings, key: str) -> bool:
+    """Whether the setting can change when a run arrives."""
+    if key == "rounds":  # a longer run passes through the same models, unless its rates look ahead
+        return job.get("local.schedule") == "cosine"
+    return key not in _ELSEWHERE and (counts(key) or key in _STATED)
+
+
+def _jobs(
+    runs: Sequence[RunRecord], rounds: Sequence[int | None], identities: Sequence[str]
+) -> list[_Job]:
+    """Runs of jobs that differ in the seed alone.
+
+    Runs of one job and seed may still differ in how many rounds were asked for or made: the first
+    to arrive stands for them, else the longest.
+    """
+
+    def rank(index: int) -> tuple[float, int]:
+        found = rounds[index]
+        return (math.inf if found is None else found), -runs[index].done
+
+    jobs: dict[str, dict[Any, int]] = {}
+    for index, run in enumerate(runs):
+        job, seed = jobs.setdefault(identities[index], {}), run.settings.get(SEED)
+        job[seed] = min(job.get(seed, index), index, key=rank)
+    return list(jobs.values())
+
+
+def _identity(run: RunRecord) -> str:
+    job = run.settings
+    return repr(sorted((key, repr(value)) for key, value in job.items() if _compared(job, key)))
+
+
+def _any(job: _Job) -> int:
+    """A run of a job."""
+    return next(iter(job.values()))
+
+
+def _name(names: Sequence[str], job: _Job) -> str:
+    """The first run of a job, and how many seeds more it has."""
+    more = len(job) - 1
+    return names[_any(job)] + (f" (and {more} more seed{'s' * (more > 1)})" if more else "")
+
+
+def _column(title: str, key: str, values: Sequence[float | None], show: str) -> Column:
+    return Column(title, [spread([value], show) for value in values], {key: values}, values, show)
+
+
+def _published(rows: Sequence[Published | None], key: str) -> Column:
+    """The rounds that a paper prints."""
+    cells = [
+        "-" if row is None else "never" if row.value is None else f"{row.value:.0f}" for row in rows
+    ]
+    values = [row.value if row else None for row in rows]
+    return Column("published\nrounds", cells, {key: values})

@@ -1,0 +1,88 @@
+"""Where the wall time of a run went, from its log."""
+
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hpcfl.engine.timing import PARTS
+from hpcfl.job.settings import labels
+from hpcfl.run_dir.record import RunRecord
+
+Lines = Iterable[Mapping[str, Any]]  # of a log
+_WIDE = 1000  # columns, so that no row is wrapped
+
+
+def seconds(lines: Lines) -> dict[str, float]:
+    """The seconds of each part, over the lines that tell; empty where none does."""
+    telling = [line for line in lines if all(_number(line, f"{part}_s") for part in PARTS)]
+    return {p: math.fsum(line[f"{p}_s"] for line in telling) for p in PARTS} if telling else {}
+
+
+def shares(lines: Lines) -> dict[str, float]:
+    """The share of each part, of 1; empty where none is told, or no time passed."""
+    parts = seconds(lines)
+    wall = math.fsum(parts.values())
+    return {part: spent / wall for part, spent in parts.items()} if wall else {}
+
+
+def pace(lines: Lines) -> float | None:
+    """Rounds a second of wall time; None where no line tells."""
+    found = [line["wall_s"] for line in lines if _number(line, "wall_s")]
+    wall = math.fsum(found)
+    return len(found) / wall if wall else None
+
+
+def rate(lines: Lines, key: str) -> float | None:
+    """Of what the key counts, so many a second of wall time; None where no line tells."""
+    telling = [line for line in lines if _number(line, key) and _number(line, "wall_s")]
+    wall = math.fsum(line["wall_s"] for line in telling)
+    return math.fsum(line[key] for line in telling) / wall if wall else None
+
+
+def imbalance(lines: Lines) -> float | None:
+    """The slowest rank's load over the mean one, on average over the rounds that tell."""
+    found = [line["imbalance"] for line in lines if _number(line, "imbalance")]
+    return math.fsum(found) / len(found) if found else None
+
+
+def table(runs: Sequence[RunRecord]) -> str:
+    """A row a run, in plain ASCII: where the time went in percent, and how fast it was.
+
+    What a log does not tell is "-"; where none tells of the parts, there is no table.
+    """
+    if not any(seconds(run.log) for run in runs):
+        return ""
+    made = Table(box=box.ASCII2)
+    made.add_column("where the\ntime went")
+    for title in ("wall\ntime", *(f"{part}\n%" for part in PARTS)):
+        made.add_column(title, justify="right")
+    for title in ("imba-\nlance", "clients\n/s", "examples\n/s"):
+        made.add_column(title, justify="right")
+    for label, run in zip(labels([run.path for run in runs]), runs, strict=True):
+        made.add_row(label, *_cells(run.log))
+    out = io.StringIO()
+    Console(file=out, width=_WIDE, color_system=None).print(made, markup=False)
+    return out.getvalue()
+
+
+def _cells(log: Sequence[Mapping[str, Any]]) -> list[str]:
+    parts, found = seconds(log), shares(log)
+    wall = str(timedelta(seconds=round(math.fsum(parts.values())))) if parts else "-"
+    slowest, clients, examples = imbalance(log), rate(log, "clients"), rate(log, "examples")
+    return [
+        wall,
+        *(f"{100 * found[part]:.1f}" if found else "-" for part in PARTS),
+        "-" if slowest is None else f"{slowest:.2f}",
+        *("-" if speed is None else f"{speed:.1f}" for speed in (clients, examples)),
+    ]
+
+
+def _number(line: Mapping[str, Any], key: str) -> bool:
+    """Whether the line has a number there: a log may be anybody's."""
+    return isinstance(line.get(key), int | float)

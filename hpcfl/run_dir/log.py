@@ -1,0 +1,193 @@
+"""log.jsonl: one JSON object a round, appended by rank 0, each with a checksum of its line."""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from types import NoneType
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from hpcfl.io import checksum
+from hpcfl.errors import StoreError, file_error
+from hpcfl.io.files import parse_json, read_bytes, readable
+from hpcfl.io.atomic import storing
+from hpcfl.io.live_files import check_in_place
+
+
+class Extent(NamedTuple):
+    """How much there was of the log, and its checksum."""
+
+    length: int
+    crc: int
+
+    def after(self, more: bytes) -> "Extent":
+        """With these bytes behind it."""
+        return Extent(self.length + len(more), crc32(more, self.crc))
+
+
+NOTHING = Extent(0, 0)
+Line = Mapping[str, float | int | Sequence[float]]
+OF_RANKS = "busy_s"  # the only key with a list: a number a rank
+
+
+class RunLog:
+    """The log of a run; on ranks other than 0, a log that keeps nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file: FileIO | None = None
+        self.extent = NOTHING
+        """What stands in it."""
+        if path:
+            with storing(path):
+                # Nothing waits in a buffer for another try, and another error, at the end.
+                self._file = path.open("ab", buffering=0)
+                self.extent = NOTHING.after(path.read_bytes())
+
+    def write(self, record: Line) -> None:
+        """Append one round; a number that is not finite, which JSON lacks, as null.
+
+        Raises:
+            DiskError: the disk is full or fails.
+        """
+        if self._file:
+            line = _line(record)
+            with storing(Path(self._file.name)):
+                left = memoryview(line)
+                while left:
+                    left = left[self._file.write(left) :]
+            self.extent = self.extent.after(line)
+
+    def sync(self) -> None:
+        """Make what was written durable.
+
+        Raises:
+            DiskError: the disk fails.
+        """
+        if self._file:
+            with storing(Path(self._file.name)):
+                os.fsync(self._file.fileno())
+
+    def require_in_place(self) -> None:
+        """Refuse to commit where the log is not what this run wrote; between two writes.
+
+        Raises:
+            LostFileError: it was deleted, replaced or changed.
+        """
+        if self._file:
+            check_in_place(Path(self._file.name), self._file.fileno(), self.extent.length)
+
+    def close(self) -> None:
+        """Close the file.
+
+        Raises:
+            DiskError: the disk fails, as NFS tells now.
+        """
+        if self._file:
+            with storing(Path(self._file.name)):
+                self._file.close()
+
+
+def _line(record: Line) -> bytes:
+    known = {
+        key: value if isinstance(value, Sequence) or math.isfinite(value) else None
+        for key, value in record.items()
+    }
+    return checksum.add_to_json(json.dumps(known, allow_nan=False)) + b"\n"
+
+
+def cut(path: Path, extent: Extent) -> None:
+    """Take away what lies beyond ``extent``: the rounds after a checkpoint.
+
+    Raises:
+        StoreError: rounds are missing or damaged, or the disk fails.
+    """
+    require(path, extent)
+    with storing(path), suppress(FileNotFoundError):  # before the first round
+        os.truncate(path, extent.length)
+
+
+def require(path: Path, extent: Extent) -> bytes:
+    """The log as it was at a checkpoint.
+
+    Raises:
+        StoreError: rounds are missing or damaged, or the disk fails.
+    """
+    try:
+        found = read_bytes(path, "put the log back")
+    except FileNotFoundError:  # before the first round
+        found = b""
+    if len(found) < extent.length:
+        raise StoreError(
+            f"{path}: {len(found)} bytes, expected at least the {extent.length} of the checkpoint; "
+            "put the log back"
+        )
+    log = found[: extent.length]
+    if NOTHING.after(log) != extent:
+        raise StoreError(
+            f"{path}: checksum {crc32(log)} of its first {extent.length} bytes, expected "
+            f"{extent.crc}: a line was changed; put the log back"
+        )
+    return log
+
+
+_RESTORE = (
+    "the log is damaged: a resume removes the rounds after its checkpoint; put the log back where "
+    "an earlier one is damaged"
+)
+
+
+class LogReader:
+    """Reads a log that may be growing: every line is parsed once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rounds: list[Mapping[str, Any]] = []
+        self._end, self._last = 0, b""  # of what was read, and its last line
+
+    def read(self) -> tuple[Mapping[str, Any], ...]:
+        """One object per round, in order; a last line without its end is not written yet.
+
+        Raises:
+            StoreError: a line is damaged.
+        """
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:  # before the first round
+            return ()
+        except OSError as e:
+            message = f"{self._path}: cannot be read: {e.strerror}; {_RESTORE}"
+            raise file_error(e, message, StoreError) from e
+        with file, readable(self._path):
+            file.seek(self._end - len(self._last))
+            if file.read(len(self._last)) != self._last:  # a resume has cut it
+                self._rounds, self._end, self._last = [], 0, b""
+                file.seek(0)
+            more = file.read()
+        *lines, tail = more.split(b"\n")
+        for line in lines:
+            self._rounds.append(self._parsed(line))
+            self._end, self._last = self._end + len(line) + 1, line + b"\n"
+        if not checksum.is_json_prefix(tail):
+            where = f"{self._path}:{len(self._rounds) + 1}"
+            raise StoreError(f"{where}: its end is damaged, expected a line break; {_RESTORE}")
+        return tuple(self._rounds)
+
+    def _parsed(self, line: bytes) -> Mapping[str, Any]:
+        where = f"{self._path}:{len(self._rounds) + 1}"
+        try:
+            entry = parse_json(checksum.remove_from_json(line))
+        except ValueError as error:
+            raise StoreError(
+                f"{where}: {error} where a round's JSON object was expected; {_RESTORE}"
+            ) from error
+        if not isinstance(entry, dict) or type(entry.get("round")) is not int:
+            raise StoreError(f'{where}: found no object with a whole number "round"')
+        for key, value in entry.items():
+            values = value if key == OF_RANKS and isinstance(value, list) else [value]
+            if not {type(value) for value in values} <= {int, float, NoneType}:
+                raise StoreError(f"{where}: {key} is {value!r:.60}, expected a number")
+        return entry

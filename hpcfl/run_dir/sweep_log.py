@@ -1,0 +1,105 @@
+"""What a sweep wrote down of its runs: sweep.log, a line an event, each with a checksum."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcfl.io import checksum
+from hpcfl.errors import StoreError, file_error, one_line
+from hpcfl.io.files import READABLE
+from hpcfl.run_dir.layout import SWEEP_LOG
+
+_EVENT = re.compile(r"[\d-]{10} [\d:]{8} (\w+) +([^ :]+): (.*)")
+_PLAN = re.compile(r"(\d+) runs to do, (\d+) finished before")
+
+
+class Diary(NamedTuple):
+    """What there is to do, and what failed."""
+
+    points: int
+    """How many runs the sweep plans, or the largest part of it that was played on its own."""
+    failed: Mapping[str, str]
+    """Why, by the names of the runs whose last event it is."""
+
+
+def read_diary(root: Path) -> Diary | None:
+    """The diary of the sweep in a directory; None where no sweep wrote one.
+
+    Raises:
+        StoreError: it cannot be read, or a line is damaged.
+        DiskError: the disk fails.
+    """
+    path = root / SWEEP_LOG
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as e:
+        message = f"{path}: cannot be read: {e.strerror}; {READABLE}"
+        raise file_error(e, message, StoreError) from e
+    points, failed = 0, dict[str, str]()
+    for line in _lines(path, content):
+        found = _EVENT.fullmatch(line)
+        if not found:
+            continue
+        event, name, text = found.groups()
+        failed.pop(name, None)
+        if event == "failed":
+            failed[name] = text
+        elif event == "plan" and (plan := _PLAN.match(text)):
+            points = max(points, int(plan[1]) + int(plan[2]))
+    return Diary(points, failed)
+
+
+def log_line(text: str) -> bytes:
+    """A line of sweep.log that tells an event."""
+    return checksum.add_to_line(one_line(text).encode()) + b"\n"
+
+
+def completion(path: Path, content: bytes) -> bytes:
+    """What is to be appended to a sweep.log whose last line a killed sweep left half; else nothing.
+
+    Nothing is taken away: another part of the sweep may be appending.
+
+    Raises:
+        StoreError: the end is damaged, or another version of hpcfl wrote the file.
+    """
+    *lines, tail = content.split(b"\n")
+    _require_version(path, lines)
+    if not tail:
+        return b""
+    _require_prefix(f"{path}:{len(lines) + 1}", tail)
+    return checksum.add_to_line(tail + b" (cut off)")[len(tail) :] + b"\n"
+
+
+def _lines(path: Path, content: bytes) -> Iterator[str]:
+    """The whole lines; a last one without its end is not written yet."""
+    *lines, tail = content.split(b"\n")
+    _require_version(path, lines)
+    for number, line in enumerate(lines, 1):
+        try:
+            text = checksum.remove_from_line(line)
+        except ValueError as e:
+            raise StoreError(
+                f"{path}:{number}: {e} where an event of the sweep was expected; remove the line"
+            ) from e
+        yield text.decode(errors="replace")
+    _require_prefix(f"{path}:{len(lines) + 1}", tail)
+
+
+def _require_version(path: Path, lines: Sequence[bytes]) -> None:
+    """Refuse a file of events none of which has a checksum, as earlier versions wrote them."""
+    if any(checksum.is_checked_line(line) for line in lines):
+        return
+    if any(_EVENT.fullmatch(line.decode(errors="replace")) for line in lines):
+        raise StoreError(
+            f"{path}: none of its lines ends with a checksum, expected one in each: another "
+            "version of hpcfl wrote it; remove the file, the runs themselves stay"
+        )
+
+
+def _require_prefix(where: str, tail: bytes) -> None:
+    """Refuse what cannot be the beginning of a line."""
+    if not checksum.is_line_prefix(tail):
+        raise StoreError(f"{where}: its end is damaged, expected a line break; remove the line")

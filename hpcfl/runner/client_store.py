@@ -1,0 +1,53 @@
+"""Which store the client states of one rank live in, as a job says."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcfl.job.schema import Store
+from hpcfl.store.base import ClientStore, StateSchema
+from hpcfl.store.footprint import footprint
+from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.memory import MemoryStore
+from hpcfl.store.null import NoStore
+from hpcfl.store.scratch import ScratchStore, folder_of_life
+from hpcfl.store.shared import SharedStore, folder_of_shared
+
+GIB = 1 << 30
+
+
+def home(
+    config: Store, kept: StateSchema, root: Path, rank: int, life: str, clients: Sequence[int]
+) -> ClientStore:
+    """The home of the states of ``clients``.
+
+    Args:
+        config: the job's section.
+        kept: the shape of a state.
+        root: the folder of the run's stores.
+        rank: whose clients they are.
+        life: the name of this start of the run.
+        clients: those of the rank.
+    """
+    if not kept.fields:
+        return NoStore(rank)
+    cache = int(config.cache_gib * GIB)
+
+    def build(folder: Path, schema: StateSchema, cache: int, name: str) -> ClientStore:
+        if config.kind == "memory":
+            return MemoryStore(folder, rank, life, clients, schema)
+        common, disk = not schema.own.fields, config.dir
+        first = cache if disk is None else 0
+        far = Hdf5Store(folder, rank, life, clients, schema, first, common=common)
+        if disk is None:
+            return far
+        own = folder_of_life(Path(disk), root.parent, rank, life) / name
+        own.mkdir()
+        near = Hdf5Store(own, rank, life, clients, schema, cache, common=common)
+        return ScratchStore(near, far, own)
+
+    if kept.own.fields and kept.shared.fields:
+        # The own parts, small as a rule, first; but never more than half.
+        own = min(cache // 2, len(clients) * footprint(kept.own))
+        apart = build(folder_of_shared(root), kept.shared, cache - own, "shared")
+        return SharedStore(kept, build(root, kept.own, own, "own"), apart)
+    return build(root, kept, cache, "own")

@@ -1,0 +1,327 @@
+"""A checked job becomes live objects; the only place that picks things by name."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hpcfl.engine.timing import Account
+from hpcfl.algorithms.base import Algorithm, Fresh
+from hpcfl.cohort.assignment import Balance
+from hpcfl.comm.base import Comm
+from hpcfl.comm.exact import Exact
+from hpcfl.comm.fast import Fast
+from hpcfl.comm.reduction import Reduction
+from hpcfl.data.base import Dataset
+from hpcfl.data.split import deal
+from hpcfl.data.holdout import hold_out
+from hpcfl.data.partition import Rows
+from hpcfl.engine.diagnostics import Observer
+from hpcfl.errors import JobError, as_job_error, described, one_line
+from hpcfl.runner.client_store import home
+from hpcfl.runner.initial import initial, initial_model, load_data
+from hpcfl.job.schema import Job, Loaded, fitted, require_filled
+from hpcfl.local.executor import MOST, Executor, block
+from hpcfl.local.client_states import Memories
+from hpcfl.local.client_pool import Population
+from hpcfl.local.sequential import Sequential
+from hpcfl.local.remote_states import Shipping
+from hpcfl.local.step import Gradient
+from hpcfl.local.test_set import TestSet
+from hpcfl.io.memory import require_memory
+from hpcfl.runner.configure_torch import prepare_torch
+from hpcfl.engine.run import Desk, Run
+from hpcfl.engine.schema import LOSS, Schema, Survey, dry_round, nbytes
+from hpcfl.seeds import key
+from hpcfl.signals import Signals
+from hpcfl.store.base import ClientStore, StateSchema
+from hpcfl.models.losses import LOSSES
+from hpcfl.types import Vector
+from hpcfl.models.flat_vector import buffers
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a job describes, loaded: the same on every rank."""
+
+    loaded: Loaded
+    """The job, settled for this population."""
+    dataset: Dataset
+    rows: Sequence[Rows]
+    """Each client's training examples."""
+    held: tuple[Rows, ...] | None
+    """The examples that each client holds out, if the job says so."""
+    model: nn.Module
+    x0: Vector
+    skipped: tuple[str, ...]
+    """What ``model.init`` did not provide."""
+    schema: Schema
+    device: torch.device
+
+    @property
+    def job(self) -> Job:
+        """The settled job."""
+        return self.loaded.job
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """What the model computes with besides its parameters, on the device; its own tensors."""
+        return buffers(self.model)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The settled algorithm."""
+        return self.loaded.job.algorithm
+
+    def fresh(self, client: int) -> Fresh:
+        """The client's source of random initialisations: always the same one."""
+        return lambda: initial(
+            self.loaded, self.dataset, key(self.job.seed, "fresh", client=client)
+        )[0].to(self.device)
+
+    def first(self, client: int) -> Any:
+        """The state of a client that never had one, on the device."""
+        return self.algorithm.init_client(self.x0, self.fresh(client))
+
+    @property
+    def stored(self) -> StateSchema:
+        """The shape of a client's state in its store."""
+        return stored(self.job, self.schema)
+
+    @cached_property
+    def population(self) -> Population:
+        """The clients, over one copy of the data on the device."""
+        return Population(
+            self.dataset,
+            self.rows,
+            self.held,
+            self.job.local,
+            rate=self.job.rate,
+            seed=self.job.seed,
+            dtype=self.x0.dtype,
+            device=self.device,
+            full_batch=self.job.evaluate.batch_size,
+        )
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """[N], the weight of every client."""
+        sizes = np.array(self.population.examples, dtype=np.float64)
+        return sizes if self.job.weights == "examples" else np.ones_like(sizes)
+
+    @property
+    def work(self) -> NDArray[np.int64]:
+        """[N], the examples that a round with every client takes."""
+        surveyed = self.algorithm.full_gradient != "none"
+        sizes = np.array(self.population.examples, dtype=np.int64)
+        return self.population.taken + sizes if surveyed else self.population.taken
+
+    def own_model(self, store: ClientStore, client: int) -> Vector | None:
+        """The client's own last local model, on the device; None while it has none."""
+        state, name = store.read(client), self.schema.own
+        if state is None or name is None:
+            return None
+        model: Vector = getattr(state, name)
+        return model.to(self.device, self.x0.dtype)
+
+    def tests(self) -> TestSet:
+        """The test set."""
+        return TestSet(
+            self.dataset,
+            batch_size=self.job.evaluate.batch_size,
+            dtype=self.x0.dtype,
+            device=self.device,
+        )
+
+    def gradient(self) -> Gradient:
+        """The gradient of the model's loss."""
+        return Gradient(
+            self.model,
+            LOSSES[self.dataset.loss],
+            bf16=self.job.precision == "bf16",
+            clip=self.job.local.clip,
+        )
+
+    def executor(self, gradient: Gradient) -> Executor:
+        """What trains clients, as the job says.
+
+        Raises:
+            JobError: many clients at once are asked for, and the model cannot; or nobody chose yet.
+        """
+        job, one = self.job, Sequential(self.algorithm, gradient, self.job.local.weight_decay)
+        if job.executor == "sequential":
+            return one
+        if job.executor == "auto":
+            raise JobError("executor: auto is chosen when a run begins; say sequential or block")
+        require_filled(job, len(self.rows))
+        try:
+            return block(
+                self.algorithm,
+                self.model,
+                LOSSES[self.dataset.loss],
+                self.population,
+                self.x0,
+                one,
+                shared=[field.shared for field in self.schema.kept.fields],
+                size=self.beside,
+                weight_decay=job.local.weight_decay,
+                bf16=job.precision == "bf16",
+                clip=job.local.clip,
+            )
+        except (RuntimeError, NotImplementedError, ValueError, IndexError, TypeError) as e:
+            raise self.unfit(e) from e
+
+    def unfit(self, error: Exception) -> JobError:
+        """What to say where many clients cannot be played at once."""
+        names = (self.loaded.tree[section]["name"] for section in ("algorithm", "model"))
+        return JobError(
+            f"executor: block cannot play {' with '.join(names)} for many clients at once "
+            f"({one_line(str(error))}); say executor=sequential"
+        )
+
+    @property
+    def beside(self) -> int:
+        """Clients that train at once, or that may, where the executor is still to be chosen."""
+        job = self.job
+        return 1 if job.executor == "sequential" else job.block_size or min(MOST, self.cohort)
+
+    @property
+    def cohort(self) -> int:
+        """Clients in a round, as many as can be expected."""
+        clients = len(self.rows)
+        return max(1, round(self.job.cohort.participation(clients) * clients))
+
+    def reduction(self, comm: Comm) -> Reduction:
+        """The mean of the uploads."""
+        uncounted = self.algorithm.derived | {LOSS}
+        return self._reduction(comm, self.schema.sent, self.algorithm.plain, uncounted)
+
+    def surveys(self, comm: Comm) -> Reduction:
+        """The plain mean of full gradients."""
+        return self._reduction(comm, Survey(self.x0.to("meta")), frozenset({"grad"}), frozenset())
+
+    def _reduction(
+        self, comm: Comm, template: Any, plain: frozenset[str], uncounted: frozenset[str]
+    ) -> Reduction:
+        kind = Exact if self.job.reduction == "exact" else Fast
+        return kind(comm, template, plain, self.x0.dtype, self.device, uncounted)
+
+    def store(self, root: Path, rank: int, life: str, clients: Sequence[int]) -> ClientStore:
+        """The home of the states of ``clients``."""
+        return home(self.job.store, self.stored, root, rank, life, clients)
+
+
+def stored(job: Job, schema: Schema) -> StateSchema:
+    """The shape of a client's state in its store."""
+    dtype = job.store.dtype
+    return schema.kept if dtype is None else schema.kept.narrowed(getattr(torch, dtype))
+
+
+def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> Parts:
+    """Load the data, deal it, build the model, and play the dry round.
+
+    Args:
+        loaded: the checked job.
+        device: this rank's.
+        resumed: the initial model is in the run directory: the file of ``model.init`` is not read.
+
+    Raises:
+        JobError, DataError: something in the job does not fit.
+    """
+    job = loaded.job
+    prepare_torch(job, device)
+    dataset = load_data(loaded)
+    with as_job_error(
+        f"data.kind: {loaded.tree['data']['kind']}",
+        "its examples cannot be dealt to clients",
+        type(job.data).load,
+    ):
+        rows, held = deal(job.data, dataset, job.seed), None
+    if job.data.holdout is not None:
+        rows, held = hold_out(rows, job.data.holdout, job.seed)
+    loaded = fitted(loaded, len(rows))
+    x0, model, skipped = initial_model(loaded, dataset, resumed)
+    schema = _played_dry(loaded, x0)
+    _require_room_for_server(loaded, schema, device)
+    job.evaluate.check(loaded.tree["algorithm"]["name"], dataset, schema.own)
+    model, x0 = model.to(device), x0.to(device)
+    return Parts(loaded, dataset, rows, held, model, x0, skipped, schema, device)
+
+
+def _played_dry(loaded: Loaded, x0: Vector) -> Schema:
+    """The dry round of the job's algorithm, its faults told as the user's."""
+    try:
+        return dry_round(loaded.job.algorithm, x0.numel(), x0.dtype)
+    except Exception as e:
+        raise JobError(
+            f"algorithm.name: {loaded.tree['algorithm']['name']}: its dry round failed"
+            f"{described(e)}; hooks take and return what "
+            "hpcfl/algorithms/base.py says, and branch on no tensor's value"
+        ) from e
+
+
+def _require_room_for_server(loaded: Loaded, schema: Schema, device: torch.device) -> None:
+    """Refuse a server whose past models do not fit into memory; others are as large as the model.
+
+    Raises:
+        JobError: they do not.
+    """
+    if device.type != "cpu":
+        return
+    # Where the server keeps models of more rounds than there are, many are the initial one.
+    kept = [
+        leaf for field in schema.server for leaf in (field if isinstance(field, tuple) else [field])
+    ][: loaded.job.rounds + len(schema.server)]
+    name = loaded.tree["algorithm"]["name"]
+    key = "algorithm.tau" if "tau" in loaded.tree["algorithm"] else "algorithm.name"
+    require_memory(key, f"the server of {name} ({len(kept)} vectors)", nbytes(kept))
+
+
+def wire(
+    parts: Parts,
+    comm: Comm,
+    owner: NDArray[np.int64],
+    store: ClientStore,
+    gradient: Gradient,
+    desk: Desk,
+    signals: Signals,
+) -> Run:
+    """The engine's live objects on one rank."""
+    job, population = parts.job, parts.population
+    executor = parts.executor(gradient)
+    surveys = parts.surveys(comm)
+    # Two rounds are kept: the coming one is looked at while this one is played.
+    draw = lru_cache(2)(lambda t: job.cohort.draw(t, len(population), job.seed))
+    work = parts.work if job.balance == "steal" else None
+    balance = Balance(draw, job.rounds, owner, work, comm.rank, comm.size)
+    memories = Memories(store, parts.schema.kept, parts.stored, parts.first, parts.device)
+    shipped = work is not None and bool(parts.stored.fields)
+    return Run(
+        algorithm=parts.algorithm,
+        rounds=job.rounds,
+        draw=draw,
+        rate=job.rate,
+        weights=parts.weights,
+        duty=balance.duty,
+        population=population,
+        executor=executor,
+        memories=Shipping(memories, parts.stored, comm, parts.device) if shipped else memories,
+        comm=comm,
+        reduction=parts.reduction(comm),
+        surveys=surveys,
+        observer=Observer(job.diagnostics, executor, surveys, comm),
+        schema=parts.schema,
+        x0=parts.x0,
+        evaluation=job.evaluate.due,
+        checkpoint=job.checkpoint.due,
+        minutes=job.checkpoint.minutes,
+        signals=signals,
+        desk=desk,
+        account=Account(comm.rank, comm.size, parts.device),
+    )

@@ -1,0 +1,177 @@
+"""A run copied as of one of its checkpoints: a directory that is complete, or not there at all."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from hpcfl.checkpoint.format import MANIFEST, Checkpoint, check_files
+from hpcfl.comm.base import Comm
+from hpcfl.comm.failure import together
+from hpcfl.errors import DiskError, HpcflError, JobError, StoreError, file_error
+from hpcfl.io.files import present
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.log import require
+from hpcfl.store.base import StateSchema
+from hpcfl.io.atomic import PART, sync_folder
+from hpcfl.store.row_table import Table
+from hpcfl.checkpoint.verify import verify
+
+
+def require_absent(copy: Path) -> None:
+    """Refuse a place for a copy where something is.
+
+    Raises:
+        JobError: there is.
+    """
+    if present(copy):
+        raise JobError(f"{copy}: exists already; choose another place for the copy with --out")
+
+
+def branch(
+    source: RunDir, at: Checkpoint, copy: Path, schema: StateSchema, comm: Comm, job: bytes
+) -> None:
+    """Collective: copy a run, alive or not, as of a checkpoint, and compare every checksum.
+
+    Segments are copied by all ranks.  Nothing is linked: rows are written in place.
+
+    Args:
+        source: the run, which is only read.
+        at: the checkpoint that the copy will hold.
+        copy: the new directory.
+        schema: the shape of a client's state.
+        comm: the ranks.
+        job: the copy's job.yaml.
+
+    Raises:
+        StoreError: the checkpoint is damaged.
+        JobError: it was given up meanwhile, or the copy exists, is being made or cannot be.
+    """
+    part = RunDir(copy.with_name(copy.name + PART))
+    with part:
+        with together(comm), _while_kept(source, at):
+            if comm.rank == 0:
+                _clear(part)
+        try:
+            with together(comm), _while_kept(source, at):
+                if comm.rank == 0:
+                    _copy_files(source, at, part, job)
+            with together(comm), _while_kept(source, at):
+                for path in _segments(Table.load(at.folder, source.stores))[comm.rank :: comm.size]:
+                    _copy(path, part.stores / path.relative_to(source.stores))
+            with together(comm), _while_kept(source, at):
+                _compare(source, at, part, schema, comm)
+            with together(comm), _while_kept(source, at):
+                if comm.rank == 0:
+                    _finish(at, part, copy)
+        except HpcflError:  # on all ranks
+            if comm.rank == 0:
+                shutil.rmtree(part.root, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _while_kept(source: RunDir, at: Checkpoint) -> Iterator[None]:
+    """Tell failures; where the run gave the checkpoint up meanwhile, that is the reason."""
+    try:
+        yield
+    except (OSError, DiskError, StoreError) as e:
+        if not present(at.folder / MANIFEST):
+            raise JobError(
+                f"{source.root}: the run went on and gave up the checkpoint of round {at.round} "
+                "while it was copied; try again, or raise its checkpoint.keep"
+            ) from e
+        if isinstance(e, FileNotFoundError):
+            raise StoreError(
+                f"{e.filename}: the file is missing, expected a part of the checkpoint of round "
+                f"{at.round}; resume from an older checkpoint"
+            ) from e
+        if isinstance(e, OSError):
+            message = (
+                f"{e.filename2 or e.filename}: cannot be copied: {e.strerror}; make room, or "
+                "choose another place with --out"
+            )
+            raise file_error(e, message, JobError) from e
+        raise
+
+
+def _clear(part: RunDir) -> None:
+    """Make the folder that becomes the copy, or empty what a killed start left of it."""
+    part.root.mkdir(parents=True, exist_ok=True)
+    part.lock("another start that copies")
+    for path in part.root.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path != part.lock_file:
+            path.unlink()
+    part.checkpoints.mkdir()
+    part.stores.mkdir()
+
+
+def _copy_files(source: RunDir, at: Checkpoint, part: RunDir, job: bytes) -> None:
+    """All but the segments."""
+    _put(part.job, job)
+    _put(part.initial, source.initial.read_bytes())
+    if present(source.buffers):
+        _put(part.buffers, source.buffers.read_bytes())
+    _put(part.log, require(source.log, at.log))
+    part.write_history(e for e in source.entries() if e.get("round", 0) <= at.round)
+    part.note({"branch_of": str(source.root.absolute()), "round": at.round})
+    for name in (*at.files, MANIFEST):
+        _put(part.checkpoints / at.folder.name / name, (at.folder / name).read_bytes())
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file that counts only when the whole folder is renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _segments(table: Table) -> list[Path]:
+    return [*table.paths, *(_segments(table.shared) if table.shared else [])]
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
+    shutil.copyfile(source, target)
+    with target.open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+def _compare(source: RunDir, at: Checkpoint, part: RunDir, schema: StateSchema, comm: Comm) -> None:
+    """Compare the copy with its checksums, the states shared out among the ranks.
+
+    Raises:
+        StoreError: one is wrong; the original is named where it is damaged itself.
+    """
+    copied = at._replace(folder=part.checkpoints / at.folder.name)
+    try:
+        _check(copied, part, schema, comm)
+    except StoreError:
+        _check(at, source, schema, comm)
+        raise
+
+
+def _check(at: Checkpoint, run: RunDir, schema: StateSchema, comm: Comm) -> None:
+    if comm.rank == 0:
+        check_files(at)
+    table = Table.load(at.folder, run.stores)
+    share = np.array_split(table.clients, comm.size)[comm.rank]
+    verify(table, schema, share, rows=True, speak=comm.rank == 0)
+
+
+def _finish(at: Checkpoint, part: RunDir, copy: Path) -> None:
+    """Let the copy appear, if all of it was read while the checkpoint was kept."""
+    (at.folder / MANIFEST).stat()
+    require_absent(copy)
+    for folder in (path for path in part.root.rglob("*") if path.is_dir()):
+        sync_folder(folder)
+    sync_folder(part.root)
+    part.root.rename(copy)
+    sync_folder(copy.parent)

@@ -1,0 +1,163 @@
+"""What a checkpoint holds, as files for other programs."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save as save_tensors
+
+from hpcfl.runner.components import stored
+from hpcfl.checkpoint.best import BestModel
+from hpcfl.checkpoint.buffers import read as read_buffers
+from hpcfl.checkpoint.format import (Checkpoint, check_run_files, committed_folders, find, read_server, rounds)
+from hpcfl.errors import DiskError, JobError, StoreError
+from hpcfl.io.files import present, read_bytes, readable
+from hpcfl.runner.initial import initial, load_data
+from hpcfl.job.schema import Job, Loaded, load_run
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.engine.schema import dry_round
+from hpcfl.store.base import StateSchema
+from hpcfl.io.atomic import check_output, write_output
+from hpcfl.store.reader import Reader
+from hpcfl.store.row_table import Table
+from hpcfl.types import Vector
+from hpcfl.models.flat_vector import Layout, buffers
+from hpcfl.models.flat_vector import load as load_vector
+
+
+def export(
+    root: Path,
+    *,
+    round: int | None,
+    npz: Path | None,
+    state_dict: Path | None,
+    clients: bool,
+    best: bool = False,
+) -> list[Path]:
+    """Write a checkpoint's global model, and its client states, to files; a live run goes on.
+
+    Args:
+        root: the run directory.
+        round: which checkpoint; the newest when None.
+        npz: gets ``x``, the flat model, and ``round``.
+        state_dict: gets the model's parameters and buffers by name, as safetensors.
+        clients: add ``client`` [n], the ids of those that ever took part, to ``npz``, and their
+            states: ``state_FIELD`` [n, ...].
+        best: the model of the best evaluated round instead of a checkpoint's; its score goes into
+            ``npz`` under its name.
+
+    Returns:
+        The files written.
+
+    Raises:
+        JobError: the directory holds no run or not that round, or a file cannot be written.
+        StoreError: the checkpoint or a store is damaged, or a file cannot be written.
+    """
+    files = [path for path in (npz, state_dict) if path is not None]
+    if not files:
+        raise JobError("export: nothing to write; give -o F.npz or --state-dict F.safetensors")
+    if clients and npz is None:
+        raise JobError("export: --clients adds to an .npz; give -o F.npz")
+    if best and (round is not None or clients):
+        raise JobError(
+            "export: --best is a model of its own round without client states; leave out --round "
+            "and --clients"
+        )
+    if len({check_output(path) for path in files}) < len(files):
+        raise JobError(f"export: -o and --state-dict both name {npz}; give two files")
+    folder = RunDir(root)
+    with readable(root):
+        folder.require()
+        loaded = load_run(folder)
+        arrays = _best(folder) if best else _read(folder, round, loaded.job, clients=clients)
+    if npz is not None:
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays)
+        write_output(npz, buffer.getvalue())
+    if state_dict is not None:
+        write_output(state_dict, _state_dict(folder, loaded, torch.from_numpy(arrays["x"])))
+    return files
+
+
+def _best(folder: RunDir) -> dict[str, NDArray[Any]]:
+    """What the .npz holds of the best model."""
+    if not present(folder.best):
+        raise JobError(
+            f"{folder.root}: keeps no best model; its job needs evaluate.best: true, and an "
+            "evaluation"
+        )
+    content = read_bytes(folder.best, "resume to restore it")
+    found = BestModel.unpack(content, folder.best)
+    return {
+        "x": _array(found.x),
+        "round": np.array(found.round),
+        found.name: np.array(found.score),
+    }
+
+
+def _read(folder: RunDir, round: int | None, job: Job, *, clients: bool) -> dict[str, NDArray[Any]]:
+    """What the .npz holds; where a live run lets go of a checkpoint meanwhile, look again."""
+    while True:
+        before = _manifests(folder)
+        try:
+            newest = rounds(folder.checkpoints, round)[-1]
+            found = find(folder.checkpoints, newest)
+            return _arrays(found, folder, job, clients=clients)
+        except (StoreError, DiskError):  # the latter of what is removed meanwhile, on NFS
+            if before <= _manifests(folder):  # nothing went away: it is damaged
+                raise
+
+
+def _manifests(folder: RunDir) -> set[Path]:
+    return set(committed_folders(folder.checkpoints))
+
+
+def _arrays(
+    checkpoint: Checkpoint, folder: RunDir, job: Job, *, clients: bool
+) -> dict[str, NDArray[Any]]:
+    """The initial model tells the sizes, so that no data is needed."""
+    check_run_files(checkpoint, folder.root)
+    x0 = folder.read_initial()
+    schema = dry_round(job.algorithm, x0.numel(), x0.dtype)
+    server = read_server(checkpoint, schema.server, torch.device("cpu"))
+    states = _states(checkpoint, folder, stored(job, schema)) if clients else {}
+    return {"x": _array(server.x), "round": np.array(checkpoint.round), **states}
+
+
+def _states(checkpoint: Checkpoint, folder: RunDir, kept: StateSchema) -> dict[str, NDArray[Any]]:
+    """The ids and states of the clients that have one, ascending."""
+    table = Table.load(checkpoint.folder, folder.stores)
+    arrays = {
+        f"state_{field.name}": np.empty(
+            (len(table.clients), *field.shape), _array(torch.empty(0, dtype=field.dtype)).dtype
+        )
+        for field in kept.fields
+    }
+    with Reader(table, kept) as reader:
+        for row, client in enumerate(table.clients):
+            state = reader.read(int(client))
+            for field in kept.fields:
+                arrays[f"state_{field.name}"][row] = _array(getattr(state, field.name))
+    return {"client": table.clients, **arrays}
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    """As numpy, which has no bfloat16: that becomes float32."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _state_dict(folder: RunDir, loaded: Loaded, x: Vector) -> bytes:
+    """The run's model with the parameters ``x``; its data tell the shape of its inputs."""
+    _, model = initial(loaded, load_data(loaded), seed=0)
+    size = Layout.of(model).total
+    if size != x.numel():
+        raise StoreError(
+            f"--state-dict: the model has {size} parameters with the data as they are now, "
+            f"{x.numel()} in the checkpoint; put back the run's data"
+        )
+    load_vector(model, x)
+    read_buffers(folder.buffers, buffers(model))
+    return save_tensors(model.state_dict())

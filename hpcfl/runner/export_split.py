@@ -1,0 +1,44 @@
+"""Who trains on which example, as a file that other jobs and other programs read."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+
+from hpcfl.data.split import deal
+from hpcfl.data.holdout import hold_out
+from hpcfl.runner.initial import fetch_data, load_data
+from hpcfl.job.schema import Loaded
+from hpcfl.io.atomic import check_output, write_output
+
+
+def export_split(loaded: Loaded, path: Path) -> str:
+    """Write ``client`` int32 [n], the client of each training example, -1 for none, to an .npz.
+
+    With ``partition: {kind: file, path: F.npz}`` the same data set gives the same clients.
+    Examples that clients hold out belong to none: the job that reads the file holds out nothing.
+
+    Returns:
+        What was written, in a line.
+
+    Raises:
+        JobError, DataError: the data cannot be loaded or dealt, or the file cannot be written.
+        StoreError: the disk is full or fails.
+    """
+    check_output(path)
+    job = loaded.job
+    fetch_data(loaded)
+    dataset = load_data(loaded)
+    rows = deal(job.data, dataset, job.seed)
+    without = ""
+    if job.data.holdout is not None:
+        rows, held = hold_out(rows, job.data.holdout, job.seed)
+        without = f"; without {sum(map(len, held))} that are held out, so say data.holdout=null"
+    client = np.full(len(dataset.train.labels), -1, dtype=np.int32)
+    for owner, own in enumerate(rows):
+        client[own] = owner
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, client=client)
+    write_output(path, buffer.getvalue())
+    dealt = np.count_nonzero(client >= 0)
+    return f"{path}: {dealt} of {len(client)} training examples to {len(rows)} clients{without}"

@@ -1,0 +1,131 @@
+"""The initial model of a job: drawn at random, or read from the file that it names."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpcfl.data.base import Dataset
+from hpcfl.errors import JobError, as_job_error, defined
+from hpcfl.job.schema import Loaded
+from hpcfl.models.dropout import own_dropout
+from hpcfl.models.init import load_initial
+from hpcfl.models.normalization import UNFIT
+from hpcfl.randomness import seeded
+from hpcfl.seeds import key
+from hpcfl.models.losses import LOSSES
+from hpcfl.types import Vector
+from hpcfl.models.flat_vector import parameters
+
+
+def fetch_data(loaded: Loaded) -> None:
+    """Bring the files of the job's data into place; on one rank alone.
+
+    Raises:
+        JobError, DataError: they cannot be had.
+    """
+    own, data = f"data.kind: {loaded.tree['data']['kind']}", loaded.job.data
+    with as_job_error(own, "cannot fetch its files", type(data).fetch):
+        data.fetch()
+
+
+def fetch_model(loaded: Loaded) -> None:
+    """Bring the model's initial weights into place; on one rank alone.
+
+    Raises:
+        JobError: they cannot be had.
+    """
+    own, model = f"model.name: {loaded.tree['model']['name']}", loaded.job.model
+    with as_job_error(own, "cannot fetch its weights", type(model).fetch):
+        model.fetch()
+
+
+def load_data(loaded: Loaded) -> Dataset:
+    """The job's data set, checked as far as any data set can be.
+
+    Raises:
+        JobError, DataError: it cannot be loaded, or it is not what a data set is.
+    """
+    job, own = loaded.job, f"data.kind: {loaded.tree['data']['kind']}"
+    load = type(job.data).load
+    # A class of the user's may draw from the global generators, which must not differ by rank.
+    with as_job_error(own, "cannot load the data", load), seeded(key(job.seed, "load")):
+        dataset: Any = job.data.load(job.seed)
+    if not isinstance(dataset, Dataset):
+        raise JobError(
+            f"{own}: load{defined(load)} returns {type(dataset).__name__}, expected a "
+            "hpcfl.data.base.Dataset"
+        )
+    with as_job_error(own, "its load returns a data set that cannot be used", load):
+        _require_sound(dataset, own)
+    return dataset
+
+
+def _require_sound(dataset: Dataset, own: str) -> None:
+    """Refuse data on which nothing can be trained."""
+    for part, examples in (("train", dataset.train), ("test", dataset.test)):
+        if examples is None:
+            continue
+        shape, labels = tuple(examples.inputs.shape), len(examples.labels)
+        if shape[:1] != (labels,):
+            raise JobError(
+                f"{own}: {part} has inputs of shape {shape} and {labels} labels; expected as many "
+                "of the one as of the other"
+            )
+        if part == "train" and not labels:
+            raise JobError(f"{own}: found no training example, expected one at least")
+        if 0 in shape[1:]:
+            raise JobError(
+                f"{own}: an example of {part} has the shape {shape[1:]}, which holds no number; "
+                "expected one feature at least"
+            )
+    if dataset.classes is not None and dataset.classes < 1:
+        raise JobError(
+            f"{own}: its classes are {dataset.classes}, expected 1 at least, or None for targets"
+        )
+    if dataset.loss not in LOSSES:
+        raise JobError(
+            f"{own}: its loss is {dataset.loss!r}, expected one of {', '.join(sorted(LOSSES))}"
+        )
+
+
+def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Module]:
+    """A random initialisation, flat, and the model it was drawn for."""
+    job = loaded.job
+    kind, name = (f"{s}.{k}: {loaded.tree[s][k]}" for s, k in (("data", "kind"), ("model", "name")))
+    with as_job_error(kind, "its transform failed on one example", type(job.data).load):
+        sample = dataset.transform(dataset.sample(1), torch.float32, None)
+        shape = tuple(sample.shape[1:])
+    labels = dataset.train.labels
+    targets = labels.shape[1] if labels.ndim > 1 else 1
+    if job.model.classifies and dataset.classes is None:
+        raise JobError(f"{name} is for classes, this data has targets; use linear")
+    outputs = dataset.classes if dataset.classes is not None else targets
+    build = type(job.model).build
+    with as_job_error(name, f"cannot be built for inputs {shape}", build), seeded(seed):
+        model: Any = job.model.build(shape, outputs)
+    if not isinstance(model, nn.Module):
+        raise JobError(
+            f"{name}: build{defined(build)} returns {type(model).__name__}, expected a "
+            "torch.nn.Module"
+        )
+    if not any(parameter.numel() for parameter in model.parameters()):
+        raise JobError(f"{name}: has no parameter to train, expected one at least")
+    own_dropout(model)
+    model = model.double() if job.precision == "float64" else model
+    return parameters(model), model
+
+
+def initial_model(
+    loaded: Loaded, dataset: Dataset, resumed: bool
+) -> tuple[Vector, nn.Module, tuple[str, ...]]:
+    """The initial model, its parameters, and what its file left to chance."""
+    job = loaded.job
+    x0, model = initial(loaded, dataset, key(job.seed, "model"))
+    if any(getattr(m, "track_running_stats", False) for m in model.modules()):
+        raise JobError(f"model.name: {loaded.tree['model']['name']} {UNFIT}")
+    file = job.model.init_file
+    if file is None or resumed:
+        return x0, model, ()
+    skipped = load_initial(model, file, job.model.init_layers)
+    return parameters(model), model, skipped

@@ -1,0 +1,259 @@
+"""A trial of the job's own classes before round 1: real batches, a real gradient, every hook twice.
+
+What would fail in round 1, or give another model on two ranks than on one, is found here.  The
+trial leaves no trace: neither in a random stream, nor in the model's buffers.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import isfunction
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcfl.algorithms.base import Algorithm, Cohort
+from hpcfl.runner.components import Parts
+from hpcfl.errors import (BrokenRuleError, HpcflError, JobError, as_disk_error, defined, described, hint)
+from hpcfl.engine.hook_rules import (Member, call, require_repeatable, require_repeatable_without_data)
+from hpcfl.job.schema import Loaded
+from hpcfl.local.test_set import TestSet
+from hpcfl.randomness import Generators, generators, restored
+from hpcfl.models.losses import LOSSES
+from hpcfl.types import Batch, Vector
+
+CLIENTS = 2  # that are tried
+TESTED = 8  # test examples
+_RULES = "; hooks take and return what hpcfl/algorithms/base.py says"
+_KEYED = "; such draws depend on the number of ranks and on restarts: "
+
+
+def try_classes(parts: Parts) -> None:
+    """Play one step of two clients on their own examples, and the server's step.
+
+    Raises:
+        JobError: a class of the job raises, draws from a global generator, or keeps something
+            between calls.
+    """
+    buffers = {name: buffer.clone() for name, buffer in parts.buffers.items()}
+    try:
+        with restored():
+            _Trial(parts).play()
+        changed = [n for n, b in parts.buffers.items() if not torch.equal(b, buffers[n])]
+    finally:
+        with torch.no_grad():
+            for name, buffer in parts.buffers.items():
+                buffer.copy_(buffers[name])
+        parts.population.spent()
+    if changed:
+        raise JobError(
+            f"model.name: {parts.loaded.tree['model']['name']}: its forward pass changes the "
+            f"buffer {changed[0]!r}, so that a client's result depends on who was trained before "
+            "it; expected buffers that stay as they are: make what changes a local variable"
+        )
+
+
+def try_algorithm(loaded: Loaded) -> None:
+    """Play the hooks of the job's algorithm on made-up values, where no data are at hand.
+
+    Raises:
+        JobError: a hook raises, or breaks a rule of ``hpcfl/algorithms/base.py``.
+    """
+    name = f"algorithm.name: {loaded.tree['algorithm']['name']}"
+    with _as_one_line(name, "its dry round failed", "", _RULES), restored():
+        require_repeatable_without_data(loaded.job.algorithm)
+
+
+class _Trial:
+    """The trial of one job's parts."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts, self._gradient = parts, parts.gradient()
+        self._batches: dict[int, Batch] = {}
+        self._known: dict[int, list[tuple[Vector, Vector]]] = {}
+
+    def play(self) -> None:
+        parts, x0 = self._parts, self._parts.x0
+        clients = range(min(CLIENTS, len(parts.rows)))
+        for client in clients:
+            self._batches[client] = self._batch(client)
+            self._repeat_batch(client)
+        self._try_model(self._batches[0])
+        surveyed = [self._surveyed(client) for client in clients]
+        mean = torch.stack(surveyed).mean(0)
+        common = mean if parts.algorithm.full_gradient == "cohort" else x0[:0]
+        members = [
+            lambda client=client, full=full: self._member(client, full, common)
+            for client, full in zip(clients, surveyed, strict=True)
+        ]
+        cohort = Cohort(0, len(members), len(parts.rows), parts.job.rate(0), common)
+        with self._algorithm():
+            require_repeatable(parts.algorithm, x0, members, cohort)
+        self._try_tests()
+
+    def _member(self, client: int, full: Vector, common: Vector) -> Member:
+        """The client with its first state and the gradient of its batch."""
+        parts = self._parts
+        visit = parts.population.visit(client, 0, steps=1)
+        about = visit.about._replace(full_grad=full, cohort_grad=common)
+        state = call(parts.algorithm, "init_client", parts.x0, parts.fresh(client))
+        known, asked = self._known.setdefault(client, []), 0
+        batch = self._batches[client]
+
+        def grad(point: Vector) -> Vector:
+            nonlocal asked
+            asked += 1
+            if asked <= len(known) and torch.equal(known[asked - 1][0], point):
+                return known[asked - 1][1].clone()
+            found = self._gradient_at(point, batch, visit.dropout_seed)
+            if asked > len(known):
+                known.append((point.clone(), found.clone()))
+            return found
+
+        return Member(state, about, grad)
+
+    def _batch(self, client: int) -> Batch:
+        """The first batch of a client in round 1."""
+        with self._data():
+            before = generators()
+            batch = next(self._parts.population.visit(client, 0, steps=1).batches)
+            self._require_undrawn(before, "data.kind", "data", "its transform", "use the draws")
+        return batch
+
+    def _repeat_batch(self, client: int) -> None:
+        """Refuse data that are others when they are asked for again."""
+        pairs = zip(self._batches[client], self._batch(client), strict=True)
+        if not all(torch.equal(old, new) for old, new in pairs):
+            raise JobError(
+                f"{self._name('data', 'kind')}: its transform{self._transform} gave other inputs "
+                "when a batch was made again; expected what follows from the stored rows and the "
+                "draws alone"
+            )
+
+    def _try_model(self, batch: Batch) -> None:
+        """One forward and backward pass twice, and one forward pass as an evaluation plays it."""
+        x0, seed = self._parts.x0, 0
+        grads = [self._gradient_at(x0, batch, seed) for _ in range(2)]
+        if not torch.equal(grads[0], grads[1]) and bool(grads[0].isfinite().all()):
+            raise JobError(
+                f"{self._name('model', 'name')}: its gradient{self._forward} differs when the same "
+                "batch is played again; the model keeps something between calls: make it a local "
+                "variable"
+            )
+        with self._model(batch):
+            before = generators()
+            self._gradient.predict(x0, batch.inputs)
+            said = "its forward pass in an evaluation"
+            self._require_undrawn(before, "model.name", "model", said, "drop while training alone")
+
+    def _surveyed(self, client: int) -> Vector:
+        """A full gradient, if the algorithm asks for it; of one batch, to be quick."""
+        parts = self._parts
+        if parts.algorithm.full_gradient == "none":
+            return parts.x0[:0]
+        with self._model(self._batches[client]):
+            survey = parts.population.visit(client, 0, steps=1).survey
+            return self._gradient.full(parts.x0, islice(survey, 1))
+
+    def _gradient_at(self, point: Vector, batch: Batch, seed: int) -> Vector:
+        with self._model(batch):
+            before = generators()
+            with restored():  # torch's generator is seeded for every step
+                _, found = self._gradient.stochastic(point, batch, seed)
+                drawn = generators()._replace(torch=before.torch, cuda=before.cuda)
+            said, advice = "its forward pass", "use torch.nn.Dropout or torch's own generator"
+            self._require_undrawn(before, "model.name", "model", said, advice, drawn)
+        return found
+
+    def _try_tests(self) -> None:
+        """The loss of a few test examples."""
+        parts = self._parts
+        tests = TestSet(parts.dataset, batch_size=TESTED, dtype=parts.x0.dtype, device=parts.device)
+        with self._data():
+            batches = list(islice(tests.batches(0, 1), 1))
+        for batch in batches:
+            with self._model(batch):
+                outputs = self._gradient.predict(parts.x0, batch.inputs)
+                LOSSES[parts.dataset.loss](outputs, batch.labels)
+
+    def _name(self, section: str, key: str) -> str:
+        return f"{section}.{key}: {self._parts.loaded.tree[section][key]}"
+
+    @property
+    def _transform(self) -> str:
+        """Where the user's transform is, if it is the user's."""
+        transform: Any = self._parts.dataset.transform
+        return defined(transform if isfunction(transform) else type(transform).__call__)
+
+    @property
+    def _forward(self) -> str:
+        """Where the user's model is made, if it is the user's."""
+        model = self._parts.model
+        return defined(type(model).forward) or defined(type(self._parts.job.model).build)
+
+    @contextmanager
+    def _algorithm(self) -> Iterator[None]:
+        cls: type[Algorithm] = type(self._parts.algorithm)
+        with self._told(self._name("algorithm", "name"), "its trial before round 1 failed", cls):
+            yield
+
+    @contextmanager
+    def _data(self) -> Iterator[None]:
+        name, does = self._name("data", "kind"), "a batch of it cannot be made"
+        with _as_one_line(name, does, self._transform):
+            yield
+
+    @contextmanager
+    def _model(self, batch: Batch) -> Iterator[None]:
+        given = f"inputs {_said(batch.inputs)}, labels {_said(batch.labels)}"
+        does = f"cannot be trained on a batch of data.kind {self._kind} ({given})"
+        with _as_one_line(self._name("model", "name"), does, self._forward):
+            yield
+
+    @property
+    def _kind(self) -> str:
+        kind: str = self._parts.loaded.tree["data"]["kind"]
+        return kind
+
+    @contextmanager
+    def _told(self, name: str, does: str, cls: type[Any]) -> Iterator[None]:
+        with _as_one_line(name, does, defined(cls.update), _RULES):
+            yield
+
+    def _require_undrawn(
+        self,
+        before: Generators,
+        key: str,
+        section: str,
+        what: str,
+        advice: str,
+        after: Generators | None = None,
+    ) -> None:
+        """Refuse draws from the generators of the process."""
+        drew = (after or generators()).changed(before)
+        if drew:
+            where = self._forward if section == "model" else ""
+            raise JobError(
+                f"{key}: {self._parts.loaded.tree[section][key.split('.')[1]]}: {what}{where} "
+                f"draws from {' and '.join(drew)}{_KEYED}{advice}"
+            )
+
+
+@contextmanager
+def _as_one_line(name: str, does: str, otherwise: str, advice: str = "") -> Iterator[None]:
+    """Turn whatever the block raises into a JobError, or a DiskError where the disk failed."""
+    try:
+        yield
+    except HpcflError:
+        raise
+    except Exception as e:
+        if disk := as_disk_error(e):
+            raise disk from e
+        more = "" if isinstance(e, BrokenRuleError) else hint()
+        said = described(e, otherwise=otherwise)
+        raise JobError(f"{name}: {does}{said}{advice}{more}") from e
+
+
+def _said(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,0 +1,116 @@
+"""What is asked of a run that is to be taken up again, and whether its directory allows it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+from hpcfl.job import yaml_file
+from hpcfl.job.resume_rules import differences, is_free, require_free
+from hpcfl.checkpoint.format import find, rounds
+from hpcfl.job.settings import changed, flat
+from hpcfl.data.fingerprints import Digests, require_same
+from hpcfl.errors import DiskError, JobError, StoreError
+from hpcfl.io.files import READABLE, read_bytes
+from hpcfl.job.schema import Loaded, load_run, require_coherent, typed
+from hpcfl.run_dir.layout import RunDir
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a run that is to be taken up again."""
+
+    source: RunDir
+    loaded: Loaded
+    """The job as it is to go on."""
+    found: bytes
+    """job.yaml, as it was found."""
+    wanted: bytes
+    """And as it is to be."""
+    round: int | None
+    """The checkpoint to begin at; None is the newest."""
+    rows: bool
+    """Whether all client states are read first."""
+
+    @classmethod
+    def of(cls, source: RunDir, overrides: Sequence[str], *, round: int | None, rows: bool) -> Self:
+        """Check what can be told from the job alone.
+
+        Raises:
+            JobError: it is no run, or the overrides are wrong or would change past rounds.
+        """
+        source.require()
+        before = flat(load_run(source).tree)
+        file = source.read_job()
+        yaml_file.override(file, overrides)
+        loaded = typed(file, yaml_file.run_name(file.name, overrides))
+        after = flat(loaded.tree)
+        require_free(before, after, source.root)  # what was changed, before what it goes ill with
+        require_coherent(loaded.job, file)
+        return cls(source, loaded, *_texts(source, differences(before, after)), round, rows)
+
+    @classmethod
+    def to_continue(cls, source: RunDir, loaded: Loaded) -> Self:
+        """The job ``loaded``, as it was assembled, from the newest checkpoint on.
+
+        Raises:
+            JobError: the run in ``source`` is of another job.
+        """
+        before, after = flat(load_run(source).tree), flat(loaded.tree)
+        for key, found, asked in changed(before, after):
+            if not (is_free(key, before) and is_free(key, after)):
+                raise JobError(
+                    f"{source.root}: holds a run of another job: {key} is {found} there, {asked} "
+                    "here; choose another directory with --out"
+                )
+        return cls(source, loaded, *_texts(source, differences(before, after)), None, rows=True)
+
+    def chosen(self, folder: RunDir, inputs: Digests) -> list[int]:
+        """The rounds that are kept in ``folder``, up to the one to begin at.
+
+        Args:
+            folder: the run, or a copy of it.
+            inputs: the digests of the job's inputs as they are now.
+
+        Raises:
+            DataError: an input changed since the run began.
+            JobError: that round is not kept, the rounds asked for are done, or job.yaml changed.
+            StoreError: there is no checkpoint, or a damaged one.
+        """
+        kept = rounds(folder.checkpoints, self.round)
+        with self.offering(kept):
+            newest = find(folder.checkpoints, kept[-1])
+        if newest.job != folder.mark:
+            raise JobError(
+                f"{folder.job}: was changed after the checkpoint of round {newest.round}; put it "
+                "back, or run the changed job into another directory"
+            )
+        require_same(newest.inputs, inputs, folder.root)
+        if self.loaded.job.rounds < newest.round:
+            raise JobError(
+                f"rounds: {self.loaded.job.rounds} are asked for, but {newest.round} are done; ask "
+                "for as many, or begin at an older checkpoint with --round: kept are "
+                + ", ".join(map(str, kept))
+            )
+        return kept
+
+    @contextmanager
+    def offering(self, kept: Sequence[int]) -> Iterator[None]:
+        """Add, to what is wrong with the last of ``kept``, how to begin at the one before."""
+        try:
+            yield
+        except (StoreError, DiskError) as e:
+            if len(kept) > 1:
+                offer = f"the one before: `hpcfl resume {self.source.root} --round {kept[-2]}`"
+            else:
+                offer = "no older one is kept: run the job again into another directory"
+            e.args = (f"{e}; {offer}",)  # the same error: which ranks raise it stays known
+            raise
+
+
+def _texts(source: RunDir, changes: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """job.yaml as it is found, and with ``changes``."""
+    found, file = read_bytes(source.job, READABLE), source.read_job()
+    for key, value in changes.items():
+        file.put(tuple(key.split(".")), value, "command line")
+    return found, yaml_file.write_resolved(yaml_file.plain(file.tree)) if changes else found

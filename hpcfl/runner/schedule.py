@@ -1,0 +1,112 @@
+"""The rounds of a job, played without training: who takes part when, and what is done then."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.runner.components import Parts
+from hpcfl.cohort.assignment import trainers
+from hpcfl.cohort.placement import owners
+from hpcfl.store.disk_usage import Occupancy
+
+Counts = NDArray[np.int64]
+
+
+class Played(NamedTuple):
+    """What all rounds leave on so many ranks."""
+
+    owner: Counts
+    """[N], the rank of every client."""
+    visits: int
+    """Sizes of all cohorts together."""
+    last: Counts
+    """[N], the last round of every client, 0 for none."""
+    members: Counts
+    """[ranks], the largest part of a cohort that is its own."""
+    states: tuple[Occupancy, ...]
+    """The stores: of the clients' own parts of their states, of the shared; none where empty."""
+
+    @property
+    def seen(self) -> Counts:
+        """[ranks], clients that take part at least once."""
+        return np.bincount(self.owner[self.last > 0], minlength=len(self.members))
+
+    @property
+    def stores(self) -> Counts:
+        """[ranks], bytes on the disk."""
+        return sum((part.bytes for part in self.states), np.zeros_like(self.members))
+
+    @property
+    def held(self) -> Counts:
+        """[ranks], bytes of the states that the clients have at the end."""
+        return sum((part.states * part.each for part in self.states), np.zeros_like(self.members))
+
+
+def play_cohorts(parts: Parts, ranks: int) -> Played:
+    """Draw every cohort, and commit where a checkpoint is due.
+
+    Raises:
+        JobError: there are more ranks than clients.
+    """
+    job, population = parts.job, len(parts.rows)
+    owner = owners(parts.population.examples, ranks)
+    in_memory = job.store.kind == "memory"
+    states = tuple(
+        Occupancy(owner, ranks, part.bytes, job.checkpoint.keep, shared=common, memory=in_memory)
+        for part, common in ((parts.stored.own, False), (parts.stored.shared, True))
+        if part.fields
+    )
+    visits, last, most = 0, np.zeros(population, np.int64), np.zeros(ranks, np.int64)
+    for t in range(job.rounds):
+        members = job.cohort.draw(t, population, job.seed)
+        visits += len(members)
+        last[members] = t + 1
+        most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
+        if job.checkpoint.due(t + 1, job.rounds):
+            for part in states:
+                part.commit(last.copy())
+    for part in states:
+        part.spare(most)
+    return Played(owner, visits, last, most, states)
+
+
+def trained(parts: Parts, played: Played) -> Counts:
+    """[ranks], the largest part of a cohort that a rank trains."""
+    job, ranks, work = parts.job, len(played.members), parts.work
+    if job.balance == "owner":
+        return played.members
+    most = np.zeros(ranks, np.int64)
+    for t in range(job.rounds):
+        members = job.cohort.draw(t, len(parts.rows), job.seed)
+        trainer = trainers(played.owner[members], work[members], ranks)
+        most = np.maximum(most, np.bincount(trainer, minlength=ranks))
+    return most
+
+
+def coming(parts: Parts, mine: NDArray[np.bool_], done: int) -> list[int]:
+    """Rows that new states may take until the next checkpoint that is due.
+
+    Args:
+        parts: of the job.
+        mine: [N], whether the client is this rank's.
+        done: rounds completed.
+
+    Returns:
+        For every part of the states, as in ``Played.states``.
+    """
+    job, population = parts.job, len(parts.rows)
+    seen, rounds = np.zeros(population, np.bool_), 0
+    for t in range(done, job.rounds):
+        members = job.cohort.draw(t, population, job.seed)
+        seen[members] = True
+        rounds += bool(mine[members].any())
+        if job.checkpoint.due(t + 1, job.rounds):
+            break
+    found = ((parts.stored.own, int((seen & mine).sum())), (parts.stored.shared, rounds))
+    return [rows for part, rows in found if part.fields]
+
+
+def state_bytes(parts: Parts) -> tuple[int, int]:
+    """Bytes of a client's own part of its state, and of the part that clients share."""
+    return parts.stored.own.bytes, parts.stored.shared.bytes

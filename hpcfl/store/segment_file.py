@@ -1,0 +1,172 @@
+"""The HDF5 file behind a segment: one contiguous dataset [R, *shape] per field, allocated whole.
+
+HDF5 writes the file once, under a temporary name; after the rename nobody asks HDF5 to write to
+it again.  Its metadata (checksummed: format 1.8) never changes, so no kill can damage it.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import torch
+from rich.filesize import decimal
+
+from hpcfl.errors import DiskError, StoreError, is_disk_failure
+from hpcfl.io.files import read_error
+from hpcfl.store.base import Field, StateSchema
+from hpcfl.io.atomic import PART, discard, sync_folder
+
+# Texts have fixed length: they lie in the checksummed header.  HDF5 keeps others in a heap without
+# a checksum, and one flipped byte there makes it loop for ever.
+FORMAT = np.bytes_(b"hpcfl client states 1")
+METADATA = 2**20  # bytes, generous: HDF5 needs a few KiB per file
+
+STORED = {  # numpy has no bfloat16: its bits are kept as uint16, the attribute "dtype" says so
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.int64: np.dtype(np.int64),
+    torch.bfloat16: np.dtype(np.uint16),
+}
+
+
+class Layout(NamedTuple):
+    """Where the raw storage of each field begins."""
+
+    rows: int
+    offsets: tuple[int, ...]  # bytes from the start of the file, one per field
+
+
+def create(path: Path, schema: StateSchema, rows: int) -> None:
+    """Make a complete segment file of ``rows`` rows: allocated, fsynced, then renamed in.
+
+    Raises:
+        DiskError: the disk is too small, or fails.
+        StoreError: the file cannot be written for another reason, or exists.
+    """
+    _check_dtypes(path, schema)
+    if path.exists():
+        raise StoreError(f"{path}: exists already, expected a new name; is another run using it?")
+    need = rows * schema.bytes
+    # A full disk inside HDF5 ends in a segmentation fault, so it is met before.
+    free = shutil.disk_usage(path.parent).free
+    if need + METADATA > free:
+        raise DiskError(_no_room(path, need + METADATA, free, "too little room"))
+    part = path.with_name(path.name + PART)
+    try:
+        _write_datasets(part, schema, rows)
+        with part.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
+            os.fsync(file.fileno())
+        part.rename(path)
+        sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:  # h5py's close raises the latter on a full disk
+        discard(part)
+        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
+        sound = isinstance(error, OSError) and error.errno and not is_disk_failure(error)
+        kind = StoreError if sound else DiskError
+        raise kind(_no_room(path, need, free, reason)) from error
+
+
+def inspect(path: Path, schema: StateSchema) -> Layout:
+    """Check that a file is a whole segment of this schema and find its rows.
+
+    Raises:
+        StoreError: it is missing, truncated, damaged, or holds something else.
+    """
+    _check_dtypes(path, schema)
+    try:
+        size = path.stat().st_size
+        # No lock: the file's metadata never changes, and a writer holds its own (see Segment).
+        with h5py.File(path, "r", locking=False) as file:
+            return _layout(path, file, schema, size)
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"{path}: the file is missing, expected a segment of client states; "
+            "put it back or resume from an older checkpoint"
+        ) from error
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        message = (
+            f"{path}: damaged or not HDF5 ({' '.join(str(error).split())}), expected a segment "
+            "of client states; resume from an older checkpoint"
+        )
+        raise read_error(error, message, StoreError) from error
+
+
+def _check_dtypes(path: Path, schema: StateSchema) -> None:
+    for field in schema.fields:
+        if field.dtype not in STORED:
+            known = ", ".join(map(str, STORED))
+            raise StoreError(
+                f"{path}: field {field.name!r} is {field.dtype}, a state holds {known}; cast it"
+            )
+
+
+def _no_room(path: Path, need: int, free: int, reason: str) -> str:
+    return (
+        f"{path}: cannot allocate client states ({reason}): needs {decimal(need)}, "
+        f"{decimal(free)} free; make room, then resume"
+    )
+
+
+def _write_datasets(path: Path, schema: StateSchema, rows: int) -> None:
+    with h5py.File(path, "w", libver=("v108", "v108"), locking=False) as file:
+        file.attrs["format"] = FORMAT
+        for field in schema.fields:
+            plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plan.set_layout(h5py.h5d.CONTIGUOUS)
+            plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            dataset = file.create_dataset(
+                field.name, (rows, *field.shape), STORED[field.dtype], dcpl=plan
+            )
+            dataset.attrs["dtype"] = _name(field.dtype)
+
+
+def _layout(path: Path, file: Any, schema: StateSchema, size: int) -> Layout:
+    """The layout of an open file; ``size`` is the file's, in bytes."""
+    _expect(path, "format", file.attrs.get("format"), FORMAT)
+    _expect(path, "fields", sorted(file), sorted(field.name for field in schema.fields))
+    rows = {len(_dataset(path, file, field, size)) for field in schema.fields}
+    if len(rows) != 1:
+        _expect(path, "rows of the fields", sorted(rows), "one number")
+    offsets = tuple(file[field.name].id.get_offset() or 0 for field in schema.fields)
+    return Layout(rows.pop(), offsets)
+
+
+def _dataset(path: Path, file: Any, field: Field, size: int) -> Any:
+    """The dataset of ``field``, if its bytes are plain, of this file and all there."""
+    where = f"field {field.name!r}: "
+    link = file.get(field.name, getlink=True)
+    _expect(path, where + "link", type(link).__name__, "HardLink")
+    dataset = file[field.name]
+    _expect(path, where + "kind", type(dataset).__name__, "Dataset")
+    _expect(path, where + "shape", dataset.shape[1:], field.shape)
+    _expect(path, where + "dtype", dataset.attrs.get("dtype"), _name(field.dtype))
+    _expect(path, where + "stored type", dataset.dtype, STORED[field.dtype])
+    plan = dataset.id.get_create_plist()
+    _expect(path, where + "layout", plan.get_layout(), h5py.h5d.CONTIGUOUS)
+    _expect(path, where + "external files", plan.get_external_count(), 0)
+    offset = dataset.id.get_offset()
+    if dataset.nbytes and (offset is None or offset + dataset.nbytes > size):
+        end = None if offset is None else offset + dataset.nbytes
+        _expect(path, where + "end of its storage", end, f"within the file's {size} bytes")
+    return dataset
+
+
+def _expect(path: Path, what: str, found: Any, expected: Any) -> None:
+    if found != expected:
+        raise StoreError(
+            f"{path}: {what}: found {_plain(found)}, expected {_plain(expected)}; the file "
+            "is of another run or damaged: resume from an older checkpoint"
+        )
+
+
+def _plain(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _name(dtype: torch.dtype) -> np.bytes_:
+    return np.bytes_(str(dtype).removeprefix("torch.").encode())

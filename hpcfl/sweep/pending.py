@@ -1,0 +1,99 @@
+"""What is left to do of a sweep, from what its runs' directories hold."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import yaml
+from rich.box import ASCII2
+from rich.table import Table
+
+from hpcfl.cli.listing import drawn
+from hpcfl.checkpoint.format import committed
+from hpcfl.job.settings import changed, flat
+from hpcfl.errors import JobError
+from hpcfl.io.files import present
+from hpcfl.job.schema import load_run
+from hpcfl.run_dir.record import read_job
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.io.atomic import write_file
+from hpcfl.sweep.grid import Point, Sweep
+
+Action = Literal["start", "resume", "skip"]
+
+
+class Todo(NamedTuple):
+    """A point, and what is to be done for it."""
+
+    point: Point
+    folder: RunDir
+    action: Action
+    done: int
+    """Rounds in its newest checkpoint."""
+
+
+def todo(sweep: Sweep, root: Path) -> list[Todo]:
+    """What is to be done for every point, from what the directories hold.
+
+    Raises:
+        JobError: a directory holds a run of another job, or one that is alive.
+        StoreError: a file of a run is damaged.
+    """
+    return [_entry(point, RunDir(root / point.name)) for point in sweep.points]
+
+
+def write_jobs(todos: Sequence[Todo]) -> None:
+    """Write the jobs of the runs that are to be started: not the base job, which may be edited.
+
+    Raises:
+        DiskError: the disk is full or fails.
+    """
+    for point, folder, action, _ in todos:
+        if action == "start":
+            content = yaml.safe_dump(point.loaded.tree, sort_keys=False).encode()
+            write_file(job_of(folder), content)
+
+
+def job_of(folder: RunDir) -> Path:
+    """The job of a run, as it was checked: beside its directory."""
+    return folder.root.with_name(f"{folder.root.name}.yaml")
+
+
+def listed(todos: Sequence[Todo]) -> str:
+    """The runs, what is to be done for each, and what it sets over the base job."""
+    made = Table("run", "to do", "overrides", box=ASCII2)
+    for point, _, action, done in todos:
+        told = {"start": "start", "resume": f"resume from {done}", "skip": "nothing, finished"}
+        made.add_row(point.name, told[action], "  ".join(point.overrides))
+    finished = sum(todo.action == "skip" for todo in todos)
+    return f"{drawn(made, width=10_000)}\n{len(todos)} runs, {finished} of them finished"
+
+
+def _entry(point: Point, folder: RunDir) -> Todo:
+    if not present(folder.job):
+        return Todo(point, folder, "start", 0)
+    read_job(folder.root)  # it says what a damaged one is
+    before, now = flat(load_run(folder).tree), flat(point.loaded.tree)
+    if point.loaded.job.data.population is None:  # what was settled with the data is not known here
+        settled = [key for key in now if key.startswith("algorithm.") and now[key] is None]
+        now |= {key: before[key] for key in settled if key in before}
+    if point.loaded.job.executor == "auto":  # the run has chosen
+        now |= {key: before[key] for key in ("executor", "block_size")}
+    differing = list(changed(before, now))
+    if differing:
+        key, found, wanted = differing[0]
+        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+        raise JobError(
+            f"{point.file.where(tuple(key.split('.')))}: {folder.root} holds a run of another job: "
+            f"{key} is {found} there, "
+            f"{wanted} here{more}; remove that directory, or choose another root with --out"
+        )
+    if folder.held():
+        raise JobError(f"{folder.root}: a run is alive in this directory; wait for it or stop it")
+    kept = committed(folder.checkpoints)
+    if not kept:
+        return Todo(point, folder, "start", 0)
+    action: Literal["skip", "resume"] = (
+        "skip" if kept[-1].round == point.loaded.job.rounds else "resume"
+    )
+    return Todo(point, folder, action, kept[-1].round)

@@ -1,0 +1,91 @@
+"""What a sweep tells a person: bars on a terminal, and a line for every event."""
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from hpcfl.run_dir.sweep_log import completion, log_line
+from hpcfl.errors import DiskError, StoreError
+from hpcfl.io.atomic import storing
+
+
+class Board:
+    """Lines to a file and to a stream; on a terminal, a bar for the sweep and each of its runs.
+
+    A context manager.
+
+    Args:
+        name: of the sweep.
+        log: the file, appended to.
+        total: how many runs there are.
+        stream: standard error when absent.
+    """
+
+    def __init__(self, name: str, log: Path, total: int, stream: IO[str] | None = None) -> None:
+        self._console = Console(file=sys.stderr if stream is None else stream)
+        self._path = log
+        with storing(log):
+            # Not through a buffer: a line is one write, as other parts of the sweep append too.
+            self._log = log.open("ab", buffering=0)
+            try:
+                self._log.write(completion(log, log.read_bytes()))
+            except BaseException:
+                self._log.close()
+                raise
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            console=self._console,
+            auto_refresh=False,
+            redirect_stdout=False,
+            expand=True,
+            disable=not self._console.is_interactive,
+        )
+        self._whole = self._bars.add_task(name, total=total)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bars.stop()
+        try:
+            with storing(self._path):
+                self._log.close()
+        except (DiskError, StoreError):
+            if exception[1] is None:  # else the first failure is told
+                raise
+
+    def say(self, event: str, run: str, text: str) -> None:
+        """Tell an event: "12:30:01 finished fedcm-seed1: 60 rounds, ..."."""
+        line = f"{event:<8} {run}: {text}"
+        with storing(self._path):
+            self._log.write(log_line(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}"))
+        self._console.print(
+            f"{time.strftime('%H:%M:%S')} {line}", markup=False, highlight=False, soft_wrap=True
+        )
+
+    def draw(self, over: int, live: Mapping[str, tuple[int, int]]) -> None:
+        """Move the bars.
+
+        Args:
+            over: how many runs are over.
+            live: the present runs, each with its rounds done and to be done.
+        """
+        if self._bars.disable:
+            return
+        for run in self._tasks.keys() - live.keys():
+            self._bars.remove_task(self._tasks.pop(run))
+        for run, (done, rounds) in live.items():
+            if run not in self._tasks:
+                self._tasks[run] = self._bars.add_task(f"  {run}", total=rounds)
+            self._bars.update(self._tasks[run], completed=done)
+        self._bars.update(self._whole, completed=over)
+        self._bars.refresh()

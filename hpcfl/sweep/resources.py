@@ -1,0 +1,57 @@
+"""What this machine has room for, cores, GPUs and memory, and what its processes take."""
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from hpcfl.io.memory import PROC, number
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def gpus() -> list[str]:
+    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return named[:count] if named != [""] else [str(gpu) for gpu in range(count)]
+
+
+class Process(NamedTuple):
+    """What the system tells of one."""
+
+    command: Sequence[str]
+    memory: int
+    """Resident bytes."""
+
+
+def family(process: int) -> list[Process]:
+    """A process and all that it started, as far as the system tells."""
+    root = PROC / str(process)
+    try:
+        memory = number(root / "status", "VmRSS:") * 1024
+        command = os.fsdecode((root / "cmdline").read_bytes()).split("\0")[:-1]
+        children = (root / f"task/{process}/children").read_text().split()
+    except OSError:
+        return []
+    found = [Process(command, memory)]
+    for child in children:
+        found += family(int(child))
+    return found
+
+
+def room(free: int, need: int, taken: Iterable[int]) -> bool:
+    """Whether one more run fits.
+
+    Args:
+        free: bytes that may still be taken.
+        need: what a run takes at its largest.
+        taken: what each of the present runs takes so far; the rest of its need is kept for it.
+    """
+    return free - sum(max(0, need - own) for own in taken) >= need

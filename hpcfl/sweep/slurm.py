@@ -1,0 +1,111 @@
+"""A sweep handed to Slurm: an array whose tasks play some of its points each."""
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from hpcfl.errors import JobError
+from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
+from hpcfl.sweep.progress import Board
+from hpcfl.sweep.grid import Sweep
+from hpcfl.sweep.run_sweep import prepare
+from hpcfl.sweep.pending import Todo, todo
+
+SCRIPT = Path("slurm/array.sh")
+
+
+@dataclass(frozen=True)
+class Array:
+    """What is handed to sbatch."""
+
+    sweep: Sweep
+    overrides: Sequence[str]
+    """As they were read with the sweep."""
+    root: Path
+    """The directory of its runs."""
+    pack: int
+    """How many points a task plays at once: task i those from i * pack on."""
+    options: str
+    """Of sbatch, as a shell reads them."""
+
+    def command_line(self) -> str:
+        """What a shell would run."""
+        todos = todo(self.sweep, self.root)
+        tasks = self._tasks(todos)
+        if not tasks:
+            return self._nothing(todos)
+        words = [f"{key}={value}" for key, value in self._environment.items()]
+        return shlex.join([*words, *self._command(tasks)])
+
+    def submit(self) -> str:
+        """Hand it to Slurm; what to tell the user.
+
+        Raises:
+            JobError: nothing was submitted: a run is alive, the script is not here, or sbatch
+                refuses.
+        """
+        if not SCRIPT.is_file():
+            raise JobError(f"{SCRIPT}: is not here; submit from the directory of hpcfl's sources")
+        with RunDir(self.root) as folder:
+            todos = prepare(self.sweep, folder)
+            tasks = self._tasks(todos)
+            if not tasks:
+                return self._nothing(todos)
+            job = self._sbatch(tasks)
+            left = sum(run.action != "skip" for run in todos)
+            with Board(self.sweep.name, self.root / SWEEP_LOG, len(todos)) as board:
+                board.say(
+                    "submitted", "sweep", f"Slurm job {job}: {left} runs, {len(todos) - left} "
+                    f"finished before, {self.pack} a task",
+                )  # fmt: skip
+        return f"how far they are: hpcfl status {self.root}"
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {"HPCFL_OUT": str(self.root), "HPCFL_PACK": str(self.pack)}
+
+    def _nothing(self, todos: Sequence[Todo]) -> str:
+        return f"{self.root}: all {len(todos)} runs are finished, nothing to submit"
+
+    def _tasks(self, todos: Sequence[Todo]) -> list[int]:
+        """The tasks with something to do."""
+        left = {at // self.pack for at, run in enumerate(todos) if run.action != "skip"}
+        return sorted(left)
+
+    def _command(self, tasks: Sequence[int]) -> list[str]:
+        ours = [f"--array={ranges(tasks)}", f"--job-name={self.sweep.name}"]
+        script = [str(SCRIPT), str(self.sweep.path), *self.overrides]
+        try:
+            return ["sbatch", *ours, *shlex.split(self.options), *script]
+        except ValueError as e:
+            raise JobError(f"--sbatch: found {self.options!r}: {e}") from e
+
+    def _sbatch(self, tasks: Sequence[int]) -> str:
+        """The id of the job that was submitted."""
+        name, *words = self._command(tasks)
+        try:
+            made = subprocess.run(  # noqa: S603
+                [name, "--parsable", *words],
+                env={**os.environ, **self._environment},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        except OSError as e:
+            raise JobError(f"sbatch: {e.strerror}; submit where Slurm is installed") from e
+        if made.returncode:
+            raise JobError(made.stderr.strip())
+        return made.stdout.strip().partition(";")[0]  # the cluster's name may follow
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers as sbatch takes them: "0-2,5"."""
+    found = []
+    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        found.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ",".join(found)
