@@ -21,9 +21,9 @@ def main() -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if sys.argv[1:2] and sys.argv[1] in LONG:
         latch_early()
-    from hpcfl.cli import main as cli  # slow, so only once signals are latched
+    from hpcfl.cli.main import main as run_command  # slow, so only once signals are latched
 
-    code = cli.main()
+    code = run_command()
     # When the first rank has left, srun --kill-on-bad-exit sends SIGTERM to those still leaving.
     # Python's handlers end before the process does; an ignored signal stays ignored, so that every
     # rank ends with its own code (75: requeue) and not with 143.

@@ -13,14 +13,14 @@ from time import perf_counter
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from hpcfl.runner.components import Parts, assemble
 from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import Figure, Result, column
 from hpcfl.bench.round import built_in
-from hpcfl.runner.choose_executor import WARM, one_step, with_executor
-from hpcfl.runner.device import device_of
 from hpcfl.errors import JobError
 from hpcfl.job.schema import Loaded, load
+from hpcfl.runner.choose_executor import WARM, one_step, with_executor
+from hpcfl.runner.components import Parts, assemble
+from hpcfl.runner.device import device_of
 
 SIZES = (10, 32)  # clients in a block
 TURNS = 7

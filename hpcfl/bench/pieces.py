@@ -22,15 +22,15 @@ from hpcfl.bench.reduce import means
 from hpcfl.bench.result import WIDTH, Figure, Result
 from hpcfl.bench.single_rank import Alone, Engine, alone
 from hpcfl.comm.base import Comm
-from hpcfl.comm.launcher import connect
-from hpcfl.comm.solo import Solo
+from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group
-from hpcfl.runner.device import device_of, device_type
+from hpcfl.comm.solo import Solo
 from hpcfl.evaluation.measure import Meter
+from hpcfl.io.progress import track
 from hpcfl.job.schema import load
 from hpcfl.plan.cost_model import Pieces
 from hpcfl.plan.time import kind, work
-from hpcfl.io.progress import track
+from hpcfl.runner.device import device_of, device_type
 from hpcfl.runner.environment import processor
 
 ROUNDS, SECONDS = 5, 5.0  # at least; rounds are played until both are reached

@@ -23,11 +23,11 @@ from hpcfl.bench.result import WIDTH, Figure, Result
 from hpcfl.bench.round import built_in
 from hpcfl.bench.single_rank import Engine, alone
 from hpcfl.comm.base import Comm
+from hpcfl.comm.connect import connect
 from hpcfl.comm.exact import Exact
-from hpcfl.comm.fast import Fast
-from hpcfl.comm.launcher import connect
-from hpcfl.comm.reduction import Reduction
 from hpcfl.comm.failure import group
+from hpcfl.comm.fast import Fast
+from hpcfl.comm.reduction import Reduction
 from hpcfl.errors import JobError
 from hpcfl.runner.configure_torch import keep_freed_memory
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hpcfl.report.plots.figure import COLOURS, new_figure, save
 from hpcfl.io.atomic import write_output
+from hpcfl.report.plots.figure import COLOURS, new_figure, save
 from hpcfl.runner.environment import versions
 
 WIDTH = 100  # columns of a table

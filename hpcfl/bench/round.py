@@ -21,18 +21,18 @@ import numpy as np
 import torch
 
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.runner.components import Parts
 from hpcfl.bench.result import Figure, Result, column
 from hpcfl.bench.single_rank import Clock, Engine, alone
+from hpcfl.engine.run import Run
 from hpcfl.errors import HpcflError, JobError
+from hpcfl.io.progress import track
 from hpcfl.job.schema import Loaded, load
 from hpcfl.local.autocast import autocast_bfloat16
-from hpcfl.io.progress import track
-from hpcfl.engine.run import Run
-from hpcfl.models.losses import LOSSES
-from hpcfl.types import Batch, Vector
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.models.flat_vector import parameters
+from hpcfl.models.losses import LOSSES
+from hpcfl.runner.components import Parts
+from hpcfl.types import Batch, Vector
 
 SOFTMAX = """
 task: digits

@@ -81,7 +81,13 @@ class _Side:
         self._folder.mkdir()
         self._size, self._turn = size, 0
         self._log = self._folder / "said"
-        own = [sys.executable, "-m", "hpcfl.bench.worker", str(root / "job.yaml"), str(self._folder)]
+        own = [
+            sys.executable,
+            "-m",
+            "hpcfl.bench.worker",
+            str(root / "job.yaml"),
+            str(self._folder),
+        ]
         if what == "ranks" and size > 1:
             self._commands = [[mpirun(), "-n", str(size), *own, "0", "1"]]
         else:

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from hpcfl.runner.components import Parts, assemble, wire
+from hpcfl.cohort.placement import owners
 from hpcfl.comm.base import Comm
 from hpcfl.comm.solo import Solo
-from hpcfl.runner.device import device_of
 from hpcfl.engine.loop import play
-from hpcfl.job.schema import Loaded
-from hpcfl.cohort.placement import owners
-from hpcfl.run_dir.log import RunLog
 from hpcfl.engine.run import Run
+from hpcfl.job.schema import Loaded
+from hpcfl.run_dir.log import RunLog
+from hpcfl.runner.components import Parts, assemble, wire
+from hpcfl.runner.device import device_of
 from hpcfl.signals import Signals
 from hpcfl.types import Record, Vector
 

@@ -23,9 +23,9 @@ from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.round import LENET, images
 from hpcfl.bench.single_rank import Engine, alone
 from hpcfl.job.schema import load
-from hpcfl.store.base import Field, StateSchema
-from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.disk_usage import ROUNDS
+from hpcfl.store.hdf5 import Hdf5Store
+from hpcfl.store.schema import Field, StateSchema
 
 TURNS = 9
 COHORT = 10  # states that are read ahead at a time

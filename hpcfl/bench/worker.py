@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcfl.bench.round import Bare
 from hpcfl.bench.single_rank import Engine, alone
-from hpcfl.comm.launcher import connect
+from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group
 from hpcfl.job.schema import load
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from hpcfl.io.checked_tensors import pack, unpack
 from hpcfl.errors import StoreError
 from hpcfl.io.atomic import STANDS, storing, write_file
+from hpcfl.io.checked_tensors import pack, unpack
 from hpcfl.types import Vector
 
 SCORES = {"test_accuracy": 1, "test_loss": -1}  # the first that a run has decides; -1: the lower

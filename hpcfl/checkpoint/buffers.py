@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hpcfl.io.checked_tensors import pack, unpack
 from hpcfl.errors import StoreError, file_error
 from hpcfl.io.atomic import write_file
+from hpcfl.io.checked_tensors import pack, unpack
 
 
 def write(path: Path, buffers: Mapping[str, Tensor]) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from hpcfl.io.progress import track
-from hpcfl.store.base import StateSchema
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Ints, Table
+from hpcfl.store.schema import StateSchema
 from hpcfl.store.segment import Segment
 
 

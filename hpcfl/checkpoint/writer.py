@@ -1,4 +1,4 @@
-"""Writing checkpoints (see ``hpcfl.checkpoint.format``): begun after a round, committed after another."""
+"""Write checkpoints: begun after one round, committed after a later one."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -11,12 +11,22 @@ from zlib import crc32
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from hpcfl.checkpoint.format import (BEST, KEPT, MANIFEST, SERVER, Checkpoint, committed, copied, flat, folder_of, write_manifest)
+from hpcfl.checkpoint.format import copied, flat
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import together
-from hpcfl.run_dir.log import Extent
-from hpcfl.store.base import ClientStore
 from hpcfl.io.atomic import STANDS, storing, sync_folder, write_file
+from hpcfl.run_dir.log import Extent
+from hpcfl.run_dir.manifest import (
+    BEST,
+    KEPT,
+    MANIFEST,
+    SERVER,
+    Checkpoint,
+    committed,
+    folder_of,
+    write_manifest,
+)
+from hpcfl.store.base import ClientStore
 from hpcfl.store.row_table import files as row_tables
 
 

@@ -12,22 +12,23 @@ from rich.box import ASCII2
 from rich.filesize import decimal
 from rich.table import Table
 
-from hpcfl.runner.components import Parts, assemble
-from hpcfl.runner.choose_executor import check
-from hpcfl.cli.listing import drawn, multiples, written
+from hpcfl.cli.listing import multiples, written
 from hpcfl.data.base import Dataset
-from hpcfl.data.split import deal, in_force
 from hpcfl.data.fingerprints import Digests, Fingerprints
 from hpcfl.data.inputs import shown
 from hpcfl.data.partition import Rows
-from hpcfl.runner.device import bfloat16_warning, device_type
+from hpcfl.data.split import deal, in_force
+from hpcfl.engine.schema import traffic
 from hpcfl.errors import JobError
-from hpcfl.runner.initial import fetch_data, fetch_model, load_data
+from hpcfl.io.table import drawn
 from hpcfl.job.schema import Job, Loaded, fitted
 from hpcfl.models.base import TORCHVISION
 from hpcfl.report.plots import plot_partition
 from hpcfl.report.plots.figure import check_plot
-from hpcfl.engine.schema import traffic
+from hpcfl.runner.choose_executor import check
+from hpcfl.runner.components import Parts, assemble
+from hpcfl.runner.device import bfloat16_warning, device_type
+from hpcfl.runner.initial import fetch_data, fetch_model, load_data
 from hpcfl.runner.preflight import try_algorithm, try_classes
 
 FEW = 20  # clients whose classes are counted one by one, and inputs that are listed

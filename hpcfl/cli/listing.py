@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import partial
-from io import StringIO
 from itertools import pairwise
 from shutil import get_terminal_size
 from textwrap import dedent
@@ -15,21 +14,21 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import torch
 from annotated_types import Ge, Gt, Interval, Le, Lt
 from rich.box import ASCII2
-from rich.console import Console, RenderableType
 from rich.table import Table
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
+from hpcfl.engine.schema import dry_round, nbytes, traffic
 from hpcfl.errors import JobError
+from hpcfl.io.table import drawn
 from hpcfl.job.registry import suggestion
+from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
-from hpcfl.cohort.sampling import CohortConfig
-from hpcfl.engine.schema import dry_round, nbytes, traffic
-from hpcfl.job.tasks import TASKS
 from hpcfl.types import Section
 
 _OWN = object()  # no default of a field that a base has
@@ -97,15 +96,6 @@ def multiples(algorithm: Algorithm) -> tuple[str, str, str, str]:
     sizes = (sent.down, sent.up, nbytes(schema.state), nbytes(schema.server))
     down, up, kept, server = (f"{size / unit:.3g}" for size in sizes)
     return down, up, kept, server
-
-
-def drawn(*tables: RenderableType, width: int) -> str:
-    """Tables as text in ASCII, one below the other, of ``width`` columns at most."""
-    out = StringIO()
-    console = Console(file=out, width=width, color_system=None)
-    for table in tables:
-        console.print(table, markup=False, highlight=False)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def _titled(*columns: str) -> Table:

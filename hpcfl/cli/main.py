@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING
 
 from hpcfl import interrupt
 from hpcfl.cli.parser import parser
-from hpcfl.errors import (Elsewhere, HpcflError, JobError, RankError, Stopped, as_disk_error, print_traceback)
+from hpcfl.errors import (
+    Elsewhere,
+    HpcflError,
+    JobError,
+    RankError,
+    Stopped,
+    as_disk_error,
+    print_traceback,
+)
 
 if TYPE_CHECKING:
     from hpcfl.report.plots import Plot
-    from hpcfl.run_dir.record import RunRecord
     from hpcfl.report.rounds_to_target import Target
+    from hpcfl.run_dir.record import RunRecord
 
 REPORT = Path("runs/report.png")
 
@@ -204,9 +212,9 @@ def _sweep(options: argparse.Namespace) -> None:
             print(root / point.name)
         return
     from hpcfl.report.collect import read_standing
+    from hpcfl.sweep.pending import listed, todo
     from hpcfl.sweep.run_sweep import play
     from hpcfl.sweep.slurm import Array
-    from hpcfl.sweep.pending import listed, todo
 
     if options.submit:
         if options.parallel:
@@ -343,8 +351,8 @@ def _data_export_split(options: argparse.Namespace) -> None:
 def _data_prepare(options: argparse.Namespace) -> None:
     from hpcfl.data.base import counted
     from hpcfl.io.lock import preparing
-    from hpcfl.job.schema import data_section
     from hpcfl.io.progress import track
+    from hpcfl.job.schema import data_section
 
     config = data_section(options.kind, options.root, options.overrides)
     root = getattr(config, "root", None)  # data without one is not prepared
@@ -360,8 +368,8 @@ def _list(options: argparse.Namespace) -> None:
 
 def _bench(options: argparse.Namespace) -> None:
     from hpcfl.bench.commands import BENCHES
-    from hpcfl.report.plots.figure import check_plot
     from hpcfl.io.atomic import check_output
+    from hpcfl.report.plots.figure import check_plot
 
     # A fault is told now, not after minutes.
     if options.json:

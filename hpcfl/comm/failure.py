@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from hpcfl.comm.base import Comm
-from hpcfl.errors import (DiskError, Elsewhere, HpcflError, as_disk_error, print_traceback)
+from hpcfl.errors import DiskError, Elsewhere, HpcflError, as_disk_error, print_traceback
 from hpcfl.interrupt import exit_code
 
 

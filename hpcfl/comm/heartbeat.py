@@ -16,10 +16,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
-from hpcfl.io import checksum
 from hpcfl.errors import StoreError, file_error
-from hpcfl.io.files import READABLE
+from hpcfl.io import checksum
 from hpcfl.io.atomic import storing
+from hpcfl.io.files import READABLE
 from hpcfl.types import Natural
 
 SIZE = 512  # bytes of every file, so that a heartbeat replaces the last one in a single write

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.comm.base import Parcel
-from hpcfl.comm.staging import Freight
-from hpcfl.comm.launcher import Launch
 from hpcfl.comm.drain_output import wait_until_read
+from hpcfl.comm.launcher import Launch
 from hpcfl.comm.solo import end_process
+from hpcfl.comm.staging import Freight
 from hpcfl.errors import INTERRUPTED, RankError
 
 # MPI starts in the first ``start`` and ends with the interpreter, because it cannot start again:

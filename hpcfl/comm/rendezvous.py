@@ -14,7 +14,8 @@ from typing import NamedTuple, NoReturn
 # torch exports TCPStore, but its stubs do not say so.
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
-from hpcfl.comm.launcher import Launch, load_mpi
+from hpcfl.comm.launcher import Launch
+from hpcfl.comm.load_mpi import load_mpi
 from hpcfl.comm.solo import end_process
 from hpcfl.errors import RankError
 

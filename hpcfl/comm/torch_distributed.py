@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from hpcfl.comm.base import Parcel
-from hpcfl.comm.staging import Freight
 from hpcfl.comm.launcher import Launch
 from hpcfl.comm.rendezvous import INTERFACE, meet
+from hpcfl.comm.staging import Freight
 from hpcfl.errors import JobError, RankError
 
 LATER = 1.25  # times the time-out: torch's own comes after the watchdog's, which says more

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.comm.base import Comm, Parcel
-from hpcfl.comm.heartbeat import Heartbeats
 from hpcfl.comm.failure import together
+from hpcfl.comm.heartbeat import Heartbeats
 from hpcfl.comm.watchdog import Watchdog
 from hpcfl.errors import RankError
 

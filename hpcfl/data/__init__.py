@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from hpcfl.data.sources.arrays import Arrays
 from hpcfl.data.base import DataConfig
+from hpcfl.data.sources.arrays import Arrays
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.data.sources.cifar100 import Cifar100
 from hpcfl.data.sources.concrete import Concrete

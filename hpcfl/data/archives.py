@@ -14,9 +14,9 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
 from zlib import error as ZlibError
 
-from hpcfl.io.lock import locked
 from hpcfl.data.download import OwnersFile, Track, provide
 from hpcfl.errors import DataError
+from hpcfl.io.lock import locked
 
 _DAMAGED = (
     ArithmeticError,

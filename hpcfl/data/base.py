@@ -12,8 +12,8 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from hpcfl.data.inputs import InputFile
 from hpcfl.data.download import Track
+from hpcfl.data.inputs import InputFile
 from hpcfl.data.partition import Partition, Pooled, Rows
 from hpcfl.errors import JobError
 from hpcfl.types import Count, Examples, Section

@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from hpcfl.io.lock import locked
 from hpcfl.errors import DataError, DiskError
+from hpcfl.io.lock import locked
 
 T = TypeVar("T")
 _BLOCK = 1 << 20  # bytes read at a time

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfl.cohort.sampling import CohortConfig, Replay
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import together
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile, shown
-from hpcfl.data.source_fingerprint import stamp
 from hpcfl.data.partition import File
+from hpcfl.data.source_fingerprint import stamp
 from hpcfl.errors import DataError
 from hpcfl.io.files import parse_json
-from hpcfl.cohort.sampling import CohortConfig, Replay
 from hpcfl.types import Examples
 
 Digests = Mapping[str, str]

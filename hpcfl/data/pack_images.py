@@ -22,11 +22,11 @@ import numpy as np
 import PIL
 from numpy.typing import NDArray
 
+from hpcfl.data.download import Track
 from hpcfl.data.encoded_images import DAMAGED, QUALITY, reason, shrunk
 from hpcfl.data.hdf5 import attribute, encoded, opened, strings
-from hpcfl.data.source_fingerprint import Stamp, digest, same, stamp
-from hpcfl.data.download import Track
 from hpcfl.data.packed import FORMAT
+from hpcfl.data.source_fingerprint import Stamp, digest, same, stamp
 from hpcfl.errors import DataError, file_error
 
 PIECE = 512  # images

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.download import Track
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.download import Track
-from hpcfl.data.packed import Contents, read_packed
 from hpcfl.data.pack_images import Listing, Photo, check_origin, pack, sources_remain
+from hpcfl.data.packed import Contents, read_packed
 from hpcfl.data.tables import Row
 from hpcfl.errors import DataError
 from hpcfl.types import Count, Natural, PathText

@@ -8,7 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.partition import (Dirichlet, File, Iid, Natural, Partition, Pooled, Rows, Similarity, Spans, sizes_of)
+from hpcfl.data.partition import (
+    Dirichlet,
+    File,
+    Iid,
+    Natural,
+    Partition,
+    Pooled,
+    Rows,
+    Similarity,
+    Spans,
+    sizes_of,
+)
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_array
 from hpcfl.seeds import stream

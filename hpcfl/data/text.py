@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset, Transform
-from hpcfl.data.inputs import InputFile
-from hpcfl.data.source_fingerprint import same
 from hpcfl.data.download import Track
+from hpcfl.data.inputs import InputFile
 from hpcfl.data.partition import Spans
+from hpcfl.data.source_fingerprint import same
 from hpcfl.data.token_file import SPLITS, Source, Split, check_tokens, origin_of, pack, read
 from hpcfl.data.vocabulary import PAD, Vocabulary, Words
 from hpcfl.errors import DataError, JobError

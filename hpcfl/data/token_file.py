@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 from torch import Tensor
 
-from hpcfl.data.hdf5 import attribute, member, opened, strings
 from hpcfl.data.download import Track
+from hpcfl.data.hdf5 import attribute, member, opened, strings
 from hpcfl.data.vocabulary import Vocabulary, last_tokens
 from hpcfl.errors import DataError, DiskError, is_disk_failure
 from hpcfl.io.atomic import PART, discard, sync_folder

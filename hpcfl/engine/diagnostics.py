@@ -39,11 +39,11 @@ from torch.linalg import vector_norm
 
 from hpcfl.algorithms.base import Cohort
 from hpcfl.comm.base import Comm
-from hpcfl.comm.reduction import Reduction
 from hpcfl.comm.exact_sum import exact_sums
+from hpcfl.comm.reduction import Reduction
+from hpcfl.engine.schema import Survey
 from hpcfl.local.executor import Executor
 from hpcfl.local.step import Trained, Visit
-from hpcfl.engine.schema import Survey
 from hpcfl.types import Count, Record, Section, Vector
 
 _PREVIOUS = "previous"  # the name under which a checkpoint keeps it

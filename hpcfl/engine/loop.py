@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort
-from hpcfl.errors import DivergedError
-from hpcfl.local.error_context import told
 from hpcfl.engine.run import Run
 from hpcfl.engine.schema import Survey, nbytes
+from hpcfl.errors import DivergedError
+from hpcfl.local.error_context import told
 from hpcfl.signals import stopped
 from hpcfl.types import Record
 

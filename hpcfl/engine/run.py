@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.engine.timing import Account
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.cohort.assignment import Duty
 from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.diagnostics import Observer
-from hpcfl.local.executor import Executor
-from hpcfl.local.client_states import Memories
-from hpcfl.local.client_pool import Population
-from hpcfl.local.remote_states import Shipping
 from hpcfl.engine.schema import Schema
+from hpcfl.engine.timing import Account
+from hpcfl.local.client_pool import Population
+from hpcfl.local.client_states import Memories
+from hpcfl.local.executor import Executor
+from hpcfl.local.remote_states import Shipping
 from hpcfl.signals import Signals
 from hpcfl.types import Record, Vector
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort
 from hpcfl.engine.hook_rules import Member, call, play_client, play_update
-from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.schema import Field, StateSchema
 from hpcfl.types import Vector
 
 LOSS = "train_loss"  # the field of what is summed that is ours, no traffic of a real client

@@ -2,7 +2,8 @@
 
 ``test_loss``, ``test_accuracy``, ``test_top5_accuracy`` (of more than 5 classes): the test set.
 Of texts the loss is the mean over all labels that are no padding; accuracies, these and those
-below, leave out the special tokens too (``hpcfl.data.vocabulary``), and so whoever has nothing else.
+below, leave out the special tokens too (``hpcfl.data.vocabulary``), and so clients that have
+nothing else.
 
 ``objective`` (``evaluate.train``): sum_i p_i f_i, the global model's mean loss f_i over each
 client's training examples, p_i the job's weights over the whole population.
@@ -15,7 +16,7 @@ the ``own_clients`` clients that have one.  ``_mean`` is the plain mean over cli
 """
 
 from hpcfl.evaluation.clients import Clients
-from hpcfl.evaluation.scores import Evaluation
 from hpcfl.evaluation.config import Evaluate
+from hpcfl.evaluation.scores import Evaluation
 
 __all__ = ["Clients", "Evaluate", "Evaluation"]

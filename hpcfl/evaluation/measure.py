@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 
 from hpcfl.data.base import LossName
+from hpcfl.evaluation.metrics import totals
 from hpcfl.local.step import Gradient
-from hpcfl.evaluation import metrics
 from hpcfl.types import Batch, Vector
 
 
@@ -18,7 +18,7 @@ class Meter:
     def each(self, x: Vector, batches: Iterable[Batch]) -> list[dict[str, float]]:
         """Of every batch, by the model at ``x``."""
         return [
-            metrics(self._loss, self._gradient.predict(x, batch.inputs), batch.labels)
+            totals(self._loss, self._gradient.predict(x, batch.inputs), batch.labels)
             for batch in batches
         ]
 

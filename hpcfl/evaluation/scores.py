@@ -4,11 +4,11 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.data.base import Dataset
 from hpcfl.evaluation.clients import Clients
-from hpcfl.evaluation.measure import Meter
 from hpcfl.evaluation.config import Evaluate
+from hpcfl.evaluation.measure import Meter
+from hpcfl.evaluation.metrics import names
 from hpcfl.local.step import Gradient
 from hpcfl.local.test_set import TestSet
-from hpcfl.evaluation.metrics import names
 from hpcfl.types import Vector
 
 TESTED = {"correct": "test_accuracy", "correct_top5": "test_top5_accuracy"}

@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from hpcfl.errors import DataError, file_error
-from hpcfl.store.segment import NO_LOCKS
 
+NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
+"""What a file system without locks answers."""
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 

@@ -6,8 +6,8 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic_core import ErrorDetails
 
-from hpcfl.job.yaml_file import JobFile, Key, Tree
 from hpcfl.job.registry import KINDS, SECTION, shown, suggestion
+from hpcfl.job.yaml_file import JobFile, Key, Tree
 
 _MANY = 3  # names in a hint
 _LARGE = 1e15  # whole numbers beyond are written with an exponent

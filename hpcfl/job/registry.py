@@ -80,8 +80,8 @@ def _imported(at: str, name: str, load: Callable[[], Any]) -> Any:
         if name.startswith(f"{_MAIN}."):
             advice = (
                 "; it is a class of the script or notebook that began the run: define it there "
-                'and call hpcfl.resume("DIR") in the same process, or hpcfl.cli.main.main(["export", '
-                '"DIR", ...]); put it into a module for the next run'
+                'and call hpcfl.resume("DIR") in the same process, or '
+                'hpcfl.cli.main.main(["export", "DIR", ...]); put it into a module for the next run'
             )
         raise JobError(
             f"{at}: {name!r} cannot be imported: {type(e).__name__}: {reason}{advice}"

@@ -9,8 +9,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from hpcfl.job.settings import Settings, changed
 from hpcfl.errors import JobError
+from hpcfl.job.settings import Settings, changed
 
 # Keys, and sections with all of their keys.
 FREE = (

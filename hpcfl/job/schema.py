@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict as as_tree
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
 from sys import maxsize
@@ -12,19 +13,17 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
 from hpcfl.errors import JobError, as_job_error, described, hint
 from hpcfl.evaluation import Evaluate
-from hpcfl.run_dir.tensorboard import Log
 from hpcfl.job.messages import describe_fault
-from hpcfl.job.yaml_file import JobFile, Key, Tree, override, plain, read, run_name, tuples
 from hpcfl.job.registry import KINDS, SECTION, shown, suggestion
+from hpcfl.job.tasks import TASKS
+from hpcfl.job.yaml_file import JobFile, Key, Tree, override, plain, read, run_name, tuples
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.cohort.sampling import CohortConfig
-from hpcfl.job.tasks import TASKS
 from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
 
 Precision = Literal["float32", "float64", "bf16", "tf32"]
@@ -70,6 +69,31 @@ class CommConfig(Section):
     backend: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
     timeout_s: Positive = 600.0
     """Seconds that a rank waits for the others before the run ends, and says for whom."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log(Section):
+    """What is written beside log.jsonl."""
+
+    tensorboard: bool | Literal["auto"] = "auto"
+    """Whether events are written for TensorBoard; auto: where the package is installed."""
+
+    @property
+    def events(self) -> bool:
+        """Whether they are."""
+        return _installed() if self.tensorboard == "auto" else self.tensorboard
+
+    def check(self) -> None:
+        """Raise JobError where events are wanted and cannot be written."""
+        if self.tensorboard is True and not _installed():
+            raise JobError(
+                "log.tensorboard: found true, but no package tensorboard; say `pip install "
+                "tensorboard`, or auto or false"
+            )
+
+
+def _installed() -> bool:
+    return find_spec("tensorboard") is not None
 
 
 ExecutorName = Literal["sequential", "block", "auto"]
@@ -141,17 +165,6 @@ def load(job: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> 
     file = JobFile("job", tuples(job)) if isinstance(job, Mapping) else read(job)
     override(file, overrides)
     return check(file, run_name(file.name, overrides))
-
-
-def load_run(folder: RunDir) -> Loaded:
-    """Read and check the job of a run directory.
-
-    Raises:
-        StoreError: its job.yaml is not as hpcfl wrote it.
-        JobError: where, what was found, what was expected.
-    """
-    file = folder.read_job()
-    return check(file, run_name(file.name, ()))
 
 
 def check(file: JobFile, name: str) -> Loaded:

@@ -1,9 +1,10 @@
 """Many clients at once: K local rounds side by side, through the hooks that are written for one.
 
 The hooks run under ``torch.func.vmap``; a gradient that they ask for is that of K models in one
-pass (see ``hpcfl.local.block_gradients``).  K and the width of a batch are fixed for a run, and places without
-a client are filled, so that a client's bits do not depend on who is beside it.  A client that has
-taken its steps stands still until all have.  Equal to ``Sequential`` up to rounding.
+pass (see ``hpcfl.local.block_gradients``).  K and the width of a batch are fixed for a run, and
+places without a client are filled, so that a client's bits do not depend on the other clients of
+its block.  A client that has taken its steps does not change until all have.  Equal to
+``Sequential`` up to rounding.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,9 +17,9 @@ from torch.utils._pytree import tree_map
 
 from hpcfl.algorithms.base import Algorithm, Client
 from hpcfl.errors import ClientError, HpcflError
-from hpcfl.local.padded_batches import Filling, Step
-from hpcfl.local.layers import stacked
 from hpcfl.local.block_gradients import Gradients
+from hpcfl.local.layers import stacked
+from hpcfl.local.padded_batches import Filling, Step
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Trained, Visit
 from hpcfl.types import Vector

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hpcfl.data.base import Transform
 from hpcfl.data.partition import Rows
-from hpcfl.local.step import Pick, Visit
 from hpcfl.local.examples import InMemory, sent
+from hpcfl.local.step import Pick, Visit
 
 AT_ONCE = 1 << 22  # places of an index: 32 MiB of it, and as much of draws
 

@@ -12,8 +12,8 @@ from torch.func import functional_call, vmap
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.layers import Convolutions, Layers
 from hpcfl.models.dropout import dropouts
-from hpcfl.types import Batch, Loss
 from hpcfl.models.flat_vector import Layout
+from hpcfl.types import Batch, Loss
 
 
 class Batches(NamedTuple):

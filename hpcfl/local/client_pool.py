@@ -14,12 +14,12 @@ from hpcfl.algorithms.base import Client
 from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import order, steps, taken
 from hpcfl.data.partition import Rows
-from hpcfl.local.prefetch import Early
 from hpcfl.local.block_batches import Gather, Lay
-from hpcfl.local.step import Local, Pick, Visit
 from hpcfl.local.examples import InMemory, supply
-from hpcfl.seeds import key, stream
+from hpcfl.local.prefetch import Early
+from hpcfl.local.step import Local, Pick, Visit
 from hpcfl.models.losses import terms
+from hpcfl.seeds import key, stream
 from hpcfl.types import Batch
 
 Item = TypeVar("Item")

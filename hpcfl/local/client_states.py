@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from hpcfl.cohort.assignment import Duty
-from hpcfl.store.base import ClientStore, StateSchema
+from hpcfl.store.base import ClientStore
+from hpcfl.store.schema import StateSchema
 from hpcfl.types import Vector
 
 

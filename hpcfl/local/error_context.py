@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hpcfl.errors import (ClientError, HookError, HpcflError, as_disk_error, described, hint, place)
+from hpcfl.errors import ClientError, HookError, HpcflError, as_disk_error, described, hint, place
 from hpcfl.local.step import Visit
 
 

@@ -8,11 +8,11 @@ from torch import nn
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.local.block import Block, Play
-from hpcfl.local.padded_batches import Filling
-from hpcfl.local.layers import ALIKE
 from hpcfl.local.block_gradients import Gradients
 from hpcfl.local.client_pool import Population
 from hpcfl.local.cuda_graph import Replayed
+from hpcfl.local.layers import ALIKE
+from hpcfl.local.padded_batches import Filling
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Trained, Visit
 from hpcfl.types import Loss, Vector

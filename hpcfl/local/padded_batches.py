@@ -9,8 +9,8 @@ from torch import Tensor
 from hpcfl.local.block_batches import Laid, Lay
 from hpcfl.local.block_gradients import Batches
 from hpcfl.local.error_context import named
-from hpcfl.local.step import Visit
 from hpcfl.local.examples import sent
+from hpcfl.local.step import Visit
 from hpcfl.types import Batch
 
 

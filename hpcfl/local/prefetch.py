@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import Transform
-from hpcfl.local.step import Pick
 from hpcfl.local.examples import Supply, sent
+from hpcfl.local.step import Pick
 from hpcfl.types import Batch, Stored
 
 EAGER = 1 << 18  # bytes, as stored, of the batches that are made before they are asked for

@@ -22,7 +22,7 @@ from torch import Tensor
 from hpcfl.cohort.assignment import Duty, Move
 from hpcfl.comm.base import Comm, Parcel
 from hpcfl.local.client_states import Memories
-from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.schema import Field, StateSchema
 from hpcfl.types import Vector
 
 

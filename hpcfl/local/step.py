@@ -16,8 +16,8 @@ from hpcfl.algorithms.base import Client
 from hpcfl.data.partition import Rows
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.models.dropout import dropouts
-from hpcfl.types import (Batch, Count, Fraction, Loss, NonNegative, Positive, Section, Vector)
 from hpcfl.models.flat_vector import Layout
+from hpcfl.types import Batch, Count, Fraction, Loss, NonNegative, Positive, Section, Vector
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from hpcfl.errors import JobError
+from hpcfl.models.flat_vector import Layout, buffers
 from hpcfl.models.normalization import STATISTICS
 from hpcfl.models.weights import read_weights
-from hpcfl.models.flat_vector import Layout, buffers
 
 _COUNTER = "num_batches_tracked"  # beside a batch normalisation's statistics; nothing computes it
 

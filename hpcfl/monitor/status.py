@@ -11,14 +11,14 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from hpcfl.report import timing
-from hpcfl.checkpoint.format import MANIFEST, committed_folders
 from hpcfl.comm.heartbeat import Heartbeat, read_newest
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.files import present, readable
-from hpcfl.run_dir.record import RunRecord, read_run, with_history
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.report import timing
 from hpcfl.report.collect import Found, find_runs, state, unbegun
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.manifest import MANIFEST, committed_folders
+from hpcfl.run_dir.record import RunRecord, read_run, with_history
 
 TITLES = {
     "objective": "objective",

@@ -20,17 +20,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hpcfl.report import timing
-from hpcfl.report.text_plot import draw
-from hpcfl.checkpoint.format import committed_folders
 from hpcfl.comm.heartbeat import Heartbeat, read_newest
 from hpcfl.errors import DiskError, JobError
 from hpcfl.io.files import present, readable
-from hpcfl.run_dir.record import RunRecord, read_job, require_log, with_history
+from hpcfl.monitor.status import LATE_S, TITLES, newest, on_disk, recent, time_left
+from hpcfl.report import timing
+from hpcfl.report.collect import Found, find_runs, state, unbegun
+from hpcfl.report.text_plot import draw
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import OF_RANKS, LogReader
-from hpcfl.report.collect import Found, find_runs, state, unbegun
-from hpcfl.monitor.status import LATE_S, TITLES, newest, on_disk, recent, time_left
+from hpcfl.run_dir.manifest import committed_folders
+from hpcfl.run_dir.record import RunRecord, read_job, require_log, with_history
 
 EVERY_S = 1.0  # between two looks
 DISK_S = 10.0  # between two looks at what lies on the disk, which walks through folders

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hpcfl.models.flat_vector import Layout
 from hpcfl.runner.components import Parts
 from hpcfl.types import Batch
-from hpcfl.models.flat_vector import Layout
 
 STATUS = Path("/proc/self/status")
 

@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hpcfl.runner.components import Parts
 from hpcfl.data.partition import bytes_of
-from hpcfl.runner.client_store import GIB
-from hpcfl.local.executor import wide as filled
-from hpcfl.local.examples import AHEAD, WHOLE
-from hpcfl.plan.measured import Activations, Process
-from hpcfl.plan.full_gradient_rounds import measured, surveys
 from hpcfl.engine.schema import nbytes
+from hpcfl.local.examples import AHEAD, WHOLE
+from hpcfl.local.executor import wide as filled
+from hpcfl.plan.full_gradient_rounds import measured, surveys
+from hpcfl.plan.measured import Activations, Process
+from hpcfl.runner.client_store import GIB
+from hpcfl.runner.components import Parts
 from hpcfl.store.footprint import ALIGNMENT, STATE_OVERHEAD
 
 TRAINING = 6  # vectors: y, d, a gradient and its parts, what hooks make

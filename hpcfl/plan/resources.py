@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpcfl.runner.components import Parts
-from hpcfl.runner.schedule import Played, play_cohorts, state_bytes, trained
+from hpcfl.engine.schema import Traffic, nbytes, traffic
+from hpcfl.plan.full_gradient_rounds import surveys
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.memory import Holding, Memory, memory
-from hpcfl.plan.full_gradient_rounds import surveys
+from hpcfl.runner.components import Parts
 from hpcfl.runner.disk_budget import Room, room
-from hpcfl.engine.schema import Traffic, nbytes, traffic
+from hpcfl.runner.schedule import Played, play_cohorts, state_bytes, trained
 
 
 class RankShare(NamedTuple):

@@ -18,13 +18,13 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 from pydantic import Field
 
+from hpcfl.cohort.sampling import Uniform
+from hpcfl.io.progress import track
 from hpcfl.job.schema import section
 from hpcfl.job.yaml_file import read
 from hpcfl.plan.cost_model import Pieces
 from hpcfl.plan.time import Foretold, Work, foretell
 from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
-from hpcfl.io.progress import track
-from hpcfl.cohort.sampling import Uniform
 from hpcfl.seeds import stream
 from hpcfl.types import Count, Natural, Section
 

@@ -11,15 +11,15 @@ from rich.box import ASCII2
 from rich.filesize import decimal
 from rich.table import Table
 
-from hpcfl.runner.components import assemble
-from hpcfl.cli.listing import drawn
 from hpcfl.errors import JobError
-from hpcfl.runner.initial import fetch_data, fetch_model
+from hpcfl.io.table import drawn
 from hpcfl.job.schema import Loaded
-from hpcfl.plan.resources import Plan, plan
-from hpcfl.plan.measured import probe, this_process
 from hpcfl.plan.cost_model import Pieces
+from hpcfl.plan.measured import probe, this_process
+from hpcfl.plan.resources import Plan, plan
 from hpcfl.plan.time import Foretold, foretell, kind, work
+from hpcfl.runner.components import assemble
+from hpcfl.runner.initial import fetch_data, fetch_model
 
 WIDTH = 100  # columns
 FEW = 16  # ranks whose shares are listed one by one

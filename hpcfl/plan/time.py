@@ -12,11 +12,11 @@ and a round, on R ranks,
                           +  2 (R - 1) / R x 8 P / bandwidth
                           +  [ceil(log2 R) 2 latency_s + M (2 latency_s + (S + B) / bandwidth)]
 
-With ``balance: owner`` C_r is O_r.  With ``steal`` C_r is what `hpcfl.cohort.assignment` says, as in a run,
-and the states of clients that are moved travel, as the last line has it: M is the most that a rank
-hands over or takes in, S the bytes there (what clients share goes along), B those back.  Every
-client is taken to have a state by then, and an exchange to last as long as its busiest rank's
-messages.
+With ``balance: owner`` C_r is O_r.  With ``steal`` C_r is what `hpcfl.cohort.assignment` says, as
+in a run, and the states of clients that are moved travel, as the last line has it: M is the most
+that a rank hands over or takes in, S the bytes there (what clients share goes along), B those back.
+Every client is taken to have a state by then, and an exchange to last as long as the messages of
+its busiest rank.
 
 An all-reduce costs 2 ceil(log2 R) messages (up a tree and down) and sends the vector of int64 twice
 but for a rank's own part (reduce-scatter and all-gather), which no algorithm can do with less.  A
@@ -34,12 +34,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.runner.components import Parts
 from hpcfl.cohort.assignment import trainers
-from hpcfl.errors import JobError
 from hpcfl.cohort.placement import owners
+from hpcfl.errors import JobError
 from hpcfl.plan.cost_model import Pieces
 from hpcfl.plan.full_gradient_rounds import surveys
+from hpcfl.runner.components import Parts
 
 SAMPLED = 1000  # rounds, at most, whose cohorts are drawn
 MEMBERS, FEWEST = 100_000, 50  # of all those rounds; and rounds, all the same

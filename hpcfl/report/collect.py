@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcfl.run_dir.sweep_log import Diary, read_diary
 from hpcfl.errors import DiskError, StoreError, file_error
-from hpcfl.io.files import READABLE, has, present, readable
-from hpcfl.run_dir.record import RunRecord, read_run, with_history
-from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.io.atomic import PART
+from hpcfl.io.files import READABLE, has, present, readable
+from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
+from hpcfl.run_dir.record import RunRecord, read_run, with_history
+from hpcfl.run_dir.sweep_log import Diary, read_diary
 
 JOB = "job.yaml"
 

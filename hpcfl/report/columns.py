@@ -5,8 +5,8 @@ from functools import partial
 
 from rich.filesize import decimal
 
-from hpcfl.run_dir.record import SCORES, RunRecord
 from hpcfl.report.table import Value
+from hpcfl.run_dir.record import SCORES, RunRecord
 
 
 def percent(share: float | None) -> float | None:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from hpcfl.job.settings import SEED, Settings, apart, over_seeds
 from hpcfl.report.published import set_up
-from hpcfl.run_dir.record import RunRecord
 from hpcfl.report.table import Value
+from hpcfl.run_dir.record import RunRecord
 
 
 class SetUp(NamedTuple):

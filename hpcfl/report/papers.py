@@ -7,14 +7,23 @@ from collections.abc import Sequence
 from math import isnan
 from typing import NamedTuple
 
-from hpcfl.report.comparison import (ACCURACIES, beside_published, counted, fraction, mean_and_std, places, printed, spread)
 from hpcfl.errors import JobError
-from hpcfl.report.published import Published, find
-from hpcfl.run_dir.record import RunRecord
 from hpcfl.report.columns import DIVERGED, count_diverged
+from hpcfl.report.comparison import (
+    ACCURACIES,
+    beside_published,
+    counted,
+    fraction,
+    mean_and_std,
+    places,
+    printed,
+    spread,
+)
 from hpcfl.report.grid import Grid, Row, SetUp, read_grid
-from hpcfl.report.table import Report, Sheet, Value, with_settings
+from hpcfl.report.published import Published, find
 from hpcfl.report.rounds_to_target import BASELINE, Arrivals, Target, arrivals, beside_target
+from hpcfl.report.table import Report, Sheet, Value, with_settings
+from hpcfl.run_dir.record import RunRecord
 
 # What the signs in our cells mean.
 _SIGNS = {

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from hpcfl.report.comparison import Beside, Column, spread
-from hpcfl.job.settings import SEED, Settings, changed, counts, labels
 from hpcfl.errors import JobError
+from hpcfl.job.settings import SEED, Settings, changed, counts, labels
+from hpcfl.report.comparison import Beside, Column, spread
 from hpcfl.report.published import Published, centralised, find, set_up
 from hpcfl.run_dir.record import RunRecord
 

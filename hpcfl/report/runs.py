@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from hpcfl.report.comparison import Beside, spread
 from hpcfl.job.settings import apart, labels
-from hpcfl.run_dir.record import RunRecord
 from hpcfl.report.columns import DIVERGED, NAMES, NUMBERS, SHOWN, SPENT, asked
+from hpcfl.report.comparison import Beside, spread
 from hpcfl.report.seeds import seed_sheet
 from hpcfl.report.table import Report, Sheet, Value, with_settings, without_blanks
+from hpcfl.run_dir.record import RunRecord
 
 
 def by_run(runs: Sequence[RunRecord], beside: Beside | None = None) -> Report:

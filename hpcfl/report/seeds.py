@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcfl.report.comparison import Beside, Column, mean_and_std, spread
 from hpcfl.job.settings import SEED, apart, over_seeds
-from hpcfl.run_dir.record import RunRecord
 from hpcfl.report.columns import DIVERGED, NUMBERS, OVER_SEEDS, asked, count_diverged
+from hpcfl.report.comparison import Beside, Column, mean_and_std, spread
 from hpcfl.report.table import Report, Sheet, Value, with_settings, without_blanks
+from hpcfl.run_dir.record import RunRecord
 
 CAPTION = "+-: sample standard deviation over the finished runs of a job with several seeds"
 

@@ -66,7 +66,7 @@ def last_outcome(history: Sequence[Mapping[str, Any]]) -> Outcome | None:
 
 
 def recorded_guess(history: Sequence[Mapping[str, Any]]) -> float | None:
-    """The loss of guessing that the newest start wrote down, see ``hpcfl.evaluation.divergence``."""
+    """The loss of guessing in the newest start's line, see ``hpcfl.evaluation.divergence``."""
     starts = [entry for entry in history if "life" in entry]
     found = starts[-1].get("guess_loss") if starts else None
     return float(found) if isinstance(found, int | float) else None

@@ -2,14 +2,14 @@
 
 job.yaml        the resolved job; its last line is the checksum of the others
 history.jsonl   one object a start: when, from which round, ranks, versions, git commit, what of the
-                job may change and what did, how it ended (hpcfl.run_dir.history); and one where the run
-                branched off another
+                job may change and what did, how it ended (see hpcfl.run_dir.history); and one where
+                the run was copied from another
 log.jsonl       one object a round; in both files every line ends with its checksum
 events/         the same for TensorBoard, where that is installed, see hpcfl.run_dir.tensorboard
 initial.npy     the initial model, flat; every manifest of a checkpoint has its checksum
-buffers.safetensors  what the model computes with besides, if anything, see hpcfl.checkpoint.buffers
-best.safetensors  the model of the best evaluated round, if the job keeps it, see hpcfl.checkpoint.best
-checkpoints/    see hpcfl.checkpoint.format
+buffers.safetensors  the model's buffers, if it has any, see hpcfl.checkpoint.buffers
+best.safetensors  the best evaluated model, if the job keeps it, see hpcfl.checkpoint.best
+checkpoints/    see hpcfl.run_dir.manifest and hpcfl.checkpoint.format
 stores/         segments of client states, see hpcfl.store
 ranks/LIFE/     where every rank of a live run is, see hpcfl.comm.heartbeat
 lock            held while a run is alive
@@ -31,15 +31,15 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from hpcfl.io import checksum
-from hpcfl.job.resume_rules import mark
-from hpcfl.checkpoint.format import BEST, INITIAL, committed_folders, require_format
-from hpcfl.job.settings import flat
 from hpcfl.errors import DataError, JobError, StoreError, file_error
-from hpcfl.io.files import parse_json, present, read_array, read_bytes
-from hpcfl.job.yaml_file import LARGEST_FILE, JobFile, read_resolved, write_resolved
+from hpcfl.io import checksum
 from hpcfl.io.atomic import write_file
+from hpcfl.io.files import parse_json, present, read_array, read_bytes
 from hpcfl.io.live_files import HeldPath, check_in_place
+from hpcfl.job.resume_rules import mark
+from hpcfl.job.settings import flat
+from hpcfl.job.yaml_file import LARGEST_FILE, JobFile, read_resolved, write_resolved
+from hpcfl.run_dir.manifest import BEST, INITIAL, committed_folders, require_format
 from hpcfl.types import Vector
 
 SWEEP_LOG = "sweep.log"

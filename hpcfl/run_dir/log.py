@@ -11,10 +11,10 @@ from types import NoneType
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from hpcfl.io import checksum
 from hpcfl.errors import StoreError, file_error
-from hpcfl.io.files import parse_json, read_bytes, readable
+from hpcfl.io import checksum
 from hpcfl.io.atomic import storing
+from hpcfl.io.files import parse_json, read_bytes, readable
 from hpcfl.io.live_files import check_in_place
 
 

@@ -8,15 +8,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from hpcfl.checkpoint.format import MANIFEST, newest
-from hpcfl.job.settings import Settings, flat
-from hpcfl.evaluation.divergence import Divergence, find_divergence
 from hpcfl.errors import JobError, StoreError
+from hpcfl.evaluation.divergence import Divergence, find_divergence
 from hpcfl.io.files import present
+from hpcfl.job.settings import Settings, flat
 from hpcfl.job.yaml_file import plain
 from hpcfl.run_dir.history import Outcome, last_outcome, recorded_guess
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader, require
+from hpcfl.run_dir.manifest import MANIFEST, newest
 
 SCORES = (
     "test_loss",
@@ -46,7 +46,7 @@ class RunRecord:
     settings: Settings = field(default_factory=dict)
     """The job's values by their dotted keys."""
     fate: str = "unfinished"
-    """What it is while it is not finished, see ``hpcfl.report.collect.state``; unfinished: not known."""
+    """Its state while it is not finished, see ``hpcfl.report.collect.state``."""
     guess_loss: float | None = None
     """The training loss of guessing, as the history has it, see ``hpcfl.evaluation.divergence``."""
     outcome: Outcome | None = None

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcfl.io import checksum
 from hpcfl.errors import StoreError, file_error, one_line
+from hpcfl.io import checksum
 from hpcfl.io.files import READABLE
 from hpcfl.run_dir.layout import SWEEP_LOG
 

@@ -1,46 +1,18 @@
 """RUN/events: the numbers of log.jsonl once more, for TensorBoard, where that is installed."""
 
-from dataclasses import dataclass
-from importlib.util import find_spec
 from io import BytesIO
 from os import getpid
 from pathlib import Path
 from secrets import token_hex
 from socket import gethostname
 from time import monotonic, time_ns
-from typing import Any, Literal
+from typing import Any
 
-from hpcfl.errors import JobError
-from hpcfl.run_dir.record import SCORES
 from hpcfl.io.atomic import storing
-from hpcfl.types import Record, Section
+from hpcfl.run_dir.record import SCORES
+from hpcfl.types import Record
 
 FLUSH_S = 10  # between two times that a live TensorBoard sees more
-
-
-@dataclass(frozen=True, kw_only=True)
-class Log(Section):
-    """What is written beside log.jsonl."""
-
-    tensorboard: bool | Literal["auto"] = "auto"
-    """Whether events are written for TensorBoard; auto: where the package is installed."""
-
-    @property
-    def events(self) -> bool:
-        """Whether they are."""
-        return _installed() if self.tensorboard == "auto" else self.tensorboard
-
-    def check(self) -> None:
-        """Raise JobError where events are wanted and cannot be written."""
-        if self.tensorboard is True and not _installed():
-            raise JobError(
-                "log.tensorboard: found true, but no package tensorboard; say `pip install "
-                "tensorboard`, or auto or false"
-            )
-
-
-def _installed() -> bool:
-    return find_spec("tensorboard") is not None
 
 
 class Events:

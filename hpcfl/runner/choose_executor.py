@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 import torch
 
-from hpcfl.runner.components import Parts
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import together
 from hpcfl.errors import ClientError, JobError
-from hpcfl.job.schema import ExecutorName, Loaded, load_run
+from hpcfl.job.schema import ExecutorName, Loaded
 from hpcfl.local.executor import MOST, Executor
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.load_job import load_run
+from hpcfl.runner.components import Parts
 
 BUDGET_S = 0.7  # for each executor, unless a single step takes longer
 WARM = {"cpu": 1, "cuda": 5}  # plays that do not count: torch's own choices, a graph's recording

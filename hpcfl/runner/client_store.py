@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfl.job.schema import Store
-from hpcfl.store.base import ClientStore, StateSchema
+from hpcfl.store.base import ClientStore
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.null import NoStore
+from hpcfl.store.schema import StateSchema
 from hpcfl.store.scratch import ScratchStore, folder_of_life
 from hpcfl.store.shared import SharedStore, folder_of_shared
 

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hpcfl.engine.timing import Account
 from hpcfl.algorithms.base import Algorithm, Fresh
 from hpcfl.cohort.assignment import Balance
 from hpcfl.comm.base import Comm
@@ -19,31 +18,33 @@ from hpcfl.comm.exact import Exact
 from hpcfl.comm.fast import Fast
 from hpcfl.comm.reduction import Reduction
 from hpcfl.data.base import Dataset
-from hpcfl.data.split import deal
 from hpcfl.data.holdout import hold_out
 from hpcfl.data.partition import Rows
+from hpcfl.data.split import deal
 from hpcfl.engine.diagnostics import Observer
-from hpcfl.errors import JobError, as_job_error, described, one_line
-from hpcfl.runner.client_store import home
-from hpcfl.runner.initial import initial, initial_model, load_data
-from hpcfl.job.schema import Job, Loaded, fitted, require_filled
-from hpcfl.local.executor import MOST, Executor, block
-from hpcfl.local.client_states import Memories
-from hpcfl.local.client_pool import Population
-from hpcfl.local.sequential import Sequential
-from hpcfl.local.remote_states import Shipping
-from hpcfl.local.step import Gradient
-from hpcfl.local.test_set import TestSet
-from hpcfl.io.memory import require_memory
-from hpcfl.runner.configure_torch import prepare_torch
 from hpcfl.engine.run import Desk, Run
 from hpcfl.engine.schema import LOSS, Schema, Survey, dry_round, nbytes
+from hpcfl.engine.timing import Account
+from hpcfl.errors import JobError, as_job_error, described, one_line
+from hpcfl.io.memory import require_memory
+from hpcfl.job.schema import Job, Loaded, fitted, require_filled
+from hpcfl.local.client_pool import Population
+from hpcfl.local.client_states import Memories
+from hpcfl.local.executor import MOST, Executor, block
+from hpcfl.local.remote_states import Shipping
+from hpcfl.local.sequential import Sequential
+from hpcfl.local.step import Gradient
+from hpcfl.local.test_set import TestSet
+from hpcfl.models.flat_vector import buffers
+from hpcfl.models.losses import LOSSES
+from hpcfl.runner.client_store import home
+from hpcfl.runner.configure_torch import prepare_torch
+from hpcfl.runner.initial import initial, initial_model, load_data
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
-from hpcfl.store.base import ClientStore, StateSchema
-from hpcfl.models.losses import LOSSES
+from hpcfl.store.base import ClientStore
+from hpcfl.store.schema import StateSchema
 from hpcfl.types import Vector
-from hpcfl.models.flat_vector import buffers
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfl.checkpoint.format import MANIFEST, Checkpoint, check_files
+from hpcfl.checkpoint.verify import verify
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import together
 from hpcfl.errors import DiskError, HpcflError, JobError, StoreError, file_error
+from hpcfl.io.atomic import PART, sync_folder
 from hpcfl.io.files import present
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import require
-from hpcfl.store.base import StateSchema
-from hpcfl.io.atomic import PART, sync_folder
+from hpcfl.run_dir.manifest import MANIFEST, Checkpoint, check_files
 from hpcfl.store.row_table import Table
-from hpcfl.checkpoint.verify import verify
+from hpcfl.store.schema import StateSchema
 
 
 def require_absent(copy: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from rich.filesize import decimal
 
+from hpcfl.engine.schema import nbytes
+from hpcfl.errors import JobError
 from hpcfl.runner.components import Parts
 from hpcfl.runner.schedule import Played
-from hpcfl.errors import JobError
-from hpcfl.engine.schema import nbytes
 from hpcfl.store.disk_usage import ENTRY, INDEX
 
 HEADER, TENSOR_HEADER = 16, 60  # bytes of a safetensors file before its numbers, of each tensor

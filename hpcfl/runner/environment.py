@@ -51,7 +51,7 @@ def warnings(before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[s
 
 def _git_commit() -> str | None:
     """The commit of the checkout that hpcfl runs from, "-dirty" if changed; None without one."""
-    here = Path(__file__).parent.parent
+    here = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(here), *arguments]

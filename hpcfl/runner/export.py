@@ -9,23 +9,25 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 
-from hpcfl.runner.components import stored
 from hpcfl.checkpoint.best import BestModel
 from hpcfl.checkpoint.buffers import read as read_buffers
-from hpcfl.checkpoint.format import (Checkpoint, check_run_files, committed_folders, find, read_server, rounds)
-from hpcfl.errors import DiskError, JobError, StoreError
-from hpcfl.io.files import present, read_bytes, readable
-from hpcfl.runner.initial import initial, load_data
-from hpcfl.job.schema import Job, Loaded, load_run
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.checkpoint.format import read_server
 from hpcfl.engine.schema import dry_round
-from hpcfl.store.base import StateSchema
+from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import check_output, write_output
-from hpcfl.store.reader import Reader
-from hpcfl.store.row_table import Table
-from hpcfl.types import Vector
+from hpcfl.io.files import present, read_bytes, readable
+from hpcfl.job.schema import Job, Loaded
 from hpcfl.models.flat_vector import Layout, buffers
 from hpcfl.models.flat_vector import load as load_vector
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.load_job import load_run
+from hpcfl.run_dir.manifest import Checkpoint, check_run_files, committed_folders, find, rounds
+from hpcfl.runner.components import stored
+from hpcfl.runner.initial import initial, load_data
+from hpcfl.store.reader import Reader
+from hpcfl.store.row_table import Table
+from hpcfl.store.schema import StateSchema
+from hpcfl.types import Vector
 
 
 def export(

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfl.data.split import deal
 from hpcfl.data.holdout import hold_out
-from hpcfl.runner.initial import fetch_data, load_data
-from hpcfl.job.schema import Loaded
+from hpcfl.data.split import deal
 from hpcfl.io.atomic import check_output, write_output
+from hpcfl.job.schema import Loaded
+from hpcfl.runner.initial import fetch_data, load_data
 
 
 def export_split(loaded: Loaded, path: Path) -> str:

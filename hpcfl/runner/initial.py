@@ -9,13 +9,13 @@ from hpcfl.data.base import Dataset
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.job.schema import Loaded
 from hpcfl.models.dropout import own_dropout
+from hpcfl.models.flat_vector import parameters
 from hpcfl.models.init import load_initial
+from hpcfl.models.losses import LOSSES
 from hpcfl.models.normalization import UNFIT
 from hpcfl.randomness import seeded
 from hpcfl.seeds import key
-from hpcfl.models.losses import LOSSES
 from hpcfl.types import Vector
-from hpcfl.models.flat_vector import parameters
 
 
 def fetch_data(loaded: Loaded) -> None:

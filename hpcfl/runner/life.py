@@ -12,22 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.runner.components import Parts
 from hpcfl.checkpoint.best import Best
-from hpcfl.checkpoint.format import Checkpoint, fingerprint
-from hpcfl.runner.schedule import Played, coming, play_cohorts
+from hpcfl.checkpoint.format import fingerprint
+from hpcfl.checkpoint.writer import Saving, begin
+from hpcfl.cohort.placement import owners
 from hpcfl.comm.failure import together
 from hpcfl.comm.watched import Watched
 from hpcfl.data.fingerprints import Digests
 from hpcfl.errors import DiskError, RankError, StoreError
 from hpcfl.evaluation import Evaluation
-from hpcfl.run_dir.tensorboard import Events
-from hpcfl.cohort.placement import owners
 from hpcfl.io.progress import Progress
-from hpcfl.runner.disk_budget import require, room
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import OF_RANKS, Extent, RunLog
-from hpcfl.checkpoint.writer import Saving, begin
+from hpcfl.run_dir.manifest import Checkpoint
+from hpcfl.run_dir.tensorboard import Events
+from hpcfl.runner.components import Parts
+from hpcfl.runner.disk_budget import require, room
+from hpcfl.runner.schedule import Played, coming, play_cohorts
 from hpcfl.store import row_table as row_tables
 from hpcfl.store.base import ClientStore
 from hpcfl.types import Record, Vector

@@ -14,13 +14,26 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm, Cohort
-from hpcfl.runner.components import Parts
-from hpcfl.errors import (BrokenRuleError, HpcflError, JobError, as_disk_error, defined, described, hint)
-from hpcfl.engine.hook_rules import (Member, call, require_repeatable, require_repeatable_without_data)
+from hpcfl.engine.hook_rules import (
+    Member,
+    call,
+    require_repeatable,
+    require_repeatable_without_data,
+)
+from hpcfl.errors import (
+    BrokenRuleError,
+    HpcflError,
+    JobError,
+    as_disk_error,
+    defined,
+    described,
+    hint,
+)
 from hpcfl.job.schema import Loaded
 from hpcfl.local.test_set import TestSet
-from hpcfl.randomness import Generators, generators, restored
 from hpcfl.models.losses import LOSSES
+from hpcfl.randomness import Generators, generators, restored
+from hpcfl.runner.components import Parts
 from hpcfl.types import Batch, Vector
 
 CLIENTS = 2  # that are tried

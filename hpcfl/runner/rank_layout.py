@@ -14,11 +14,12 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from hpcfl import __version__
-from hpcfl.comm.launcher import choose, detect
+from hpcfl.comm.connect import choose
+from hpcfl.comm.launcher import detect
 from hpcfl.comm.watched import Watched
-from hpcfl.runner.device import device_of
 from hpcfl.errors import JobError
 from hpcfl.job.schema import Job, Loaded
+from hpcfl.runner.device import device_of
 from hpcfl.runner.environment import processor
 
 _NUMA = Path("/sys/devices/system/node")

@@ -5,15 +5,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from hpcfl.job import yaml_file
-from hpcfl.job.resume_rules import differences, is_free, require_free
-from hpcfl.checkpoint.format import find, rounds
-from hpcfl.job.settings import changed, flat
 from hpcfl.data.fingerprints import Digests, require_same
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.files import READABLE, read_bytes
-from hpcfl.job.schema import Loaded, load_run, require_coherent, typed
+from hpcfl.job import yaml_file
+from hpcfl.job.resume_rules import differences, is_free, require_free
+from hpcfl.job.schema import Loaded, require_coherent, typed
+from hpcfl.job.settings import changed, flat
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.load_job import load_run
+from hpcfl.run_dir.manifest import find, rounds
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.runner.components import Parts
 from hpcfl.cohort.assignment import trainers
 from hpcfl.cohort.placement import owners
+from hpcfl.runner.components import Parts
 from hpcfl.store.disk_usage import Occupancy
 
 Counts = NDArray[np.int64]

@@ -9,37 +9,37 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfl.runner.components import assemble, wire
-from hpcfl.runner.start import Beginning, Choice, Way, again, anew, as_found
-from hpcfl.runner.copy_run import require_absent
-from hpcfl.runner.choose_executor import check, chosen
-from hpcfl.job.resume_rules import differences, free
-from hpcfl.comm.launcher import connect
+from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group, together
 from hpcfl.comm.watched import Watched
-from hpcfl.job.settings import flat
 from hpcfl.data.fingerprints import Fingerprints, require_alike
-from hpcfl.runner.device import bfloat16_warning, device_type
-from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.engine.loop import play
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.evaluation import Clients, Evaluation
-from hpcfl.runner.initial import fetch_data, fetch_model
+from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.interrupt import may_resume
-from hpcfl.job.schema import Loaded
-from hpcfl.job.registry import of_main
-from hpcfl.runner.life import Desk, Life
-from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
+from hpcfl.io.atomic import storing
 from hpcfl.io.progress import Progress, open_progress
-from hpcfl.runner.rank_layout import Ranks, find
-from hpcfl.runner.resume_request import Request
+from hpcfl.job.registry import of_main
+from hpcfl.job.resume_rules import differences, free
+from hpcfl.job.schema import Loaded
+from hpcfl.job.settings import flat
+from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader
-from hpcfl.signals import Signals, stopped
-from hpcfl.io.atomic import storing
-from hpcfl.runner.preflight import try_classes
-from hpcfl.types import Record, Vector
+from hpcfl.runner.choose_executor import check, chosen
+from hpcfl.runner.components import assemble, wire
+from hpcfl.runner.copy_run import require_absent
+from hpcfl.runner.device import bfloat16_warning, device_type
 from hpcfl.runner.environment import BITS, FAST, versions, warnings
+from hpcfl.runner.initial import fetch_data, fetch_model
+from hpcfl.runner.life import Desk, Life
+from hpcfl.runner.preflight import try_classes
+from hpcfl.runner.rank_layout import Ranks, find
+from hpcfl.runner.resume_request import Request
+from hpcfl.runner.start import Beginning, Choice, Way, again, anew, as_found
+from hpcfl.signals import Signals, stopped
+from hpcfl.types import Record, Vector
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,31 @@ import numpy as np
 from torch import Tensor
 
 from hpcfl.checkpoint import buffers
-from hpcfl.runner.components import Parts
-from hpcfl.runner.copy_run import branch
-from hpcfl.checkpoint.format import (Checkpoint, check_files, check_run_files, find, folder_of, give_up, prune, read_kept, read_server, rounds)
+from hpcfl.checkpoint.format import read_kept, read_server
+from hpcfl.checkpoint.verify import verify
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import together
 from hpcfl.errors import JobError, StoreError
-from hpcfl.io.files import READABLE, read_bytes
 from hpcfl.interrupt import may_resume
-from hpcfl.runner.life import Life
-from hpcfl.runner.resume_request import Request
+from hpcfl.io.atomic import STANDS, write_file
+from hpcfl.io.files import READABLE, read_bytes
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import NOTHING, cut, require
-from hpcfl.io.atomic import STANDS, write_file
+from hpcfl.run_dir.manifest import (
+    Checkpoint,
+    check_files,
+    check_run_files,
+    find,
+    folder_of,
+    give_up,
+    prune,
+    rounds,
+)
+from hpcfl.runner.components import Parts
+from hpcfl.runner.copy_run import branch
+from hpcfl.runner.life import Life
+from hpcfl.runner.resume_request import Request
 from hpcfl.store.row_table import Table
-from hpcfl.checkpoint.verify import verify
 
 
 class Beginning(NamedTuple):

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.store.base import StateSchema
 from hpcfl.store.footprint import offsets
+from hpcfl.store.schema import StateSchema
 
 FIRST = 8  # states
 BLOCK = 1 << 26  # bytes, unless a state is larger

@@ -5,96 +5,18 @@ clients that rank owns.  Nothing staged is visible to a later life of the run un
 Clients whose states are staged one after the other and are the same tensors share one copy.
 
 A commit leaves, in the checkpoint's folder, one file per rank that says where every state lies
-(``rows-RANK.npz``, see ``hpcfl.store.row_table``); the files it points to are never changed while any
-kept checkpoint names them.  It is written while rounds go on: what they stage is not part of it.
+(``rows-RANK.npz``, see ``hpcfl.store.row_table``); the files it points to are never changed while
+any kept checkpoint names them.  It is written while rounds go on: what these write is not part of
+it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from hpcfl.store.row_table import Table
-
-
-class Field(NamedTuple):
-    """One tensor of a state."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    shared: bool = False
-    """Whether all clients of a round keep one and the same tensor, the model that they received."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of one tensor."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
-    def check(self, tensor: Tensor) -> None:
-        """Compare a tensor's dtype and shape.
-
-        Raises:
-            ValueError: they are others.
-        """
-        if tensor.dtype != self.dtype or tensor.shape != self.shape:
-            raise ValueError(
-                f"state field {self.name!r}: got {tensor.dtype} {tuple(tensor.shape)}, "
-                f"expected {self.dtype} {self.shape}"
-            )
-
-
-class StateSchema(NamedTuple):
-    """The shape of a state: its type and its fields, found by the dry round."""
-
-    type: Callable[..., Any]
-    fields: tuple[Field, ...]
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of one client's state."""
-        return sum(field.bytes for field in self.fields)
-
-    @property
-    def own(self) -> "StateSchema":
-        """The part of a state that is its client's alone."""
-        return StateSchema(part, tuple(f for f in self.fields if not f.shared))
-
-    @property
-    def shared(self) -> "StateSchema":
-        """The part of a state that the clients of a round have in common."""
-        return StateSchema(part, tuple(f for f in self.fields if f.shared))
-
-    def narrowed(self, dtype: torch.dtype) -> "StateSchema":
-        """With every field of wider floating-point numbers in ``dtype``."""
-        fields = (
-            f._replace(dtype=dtype)
-            if f.dtype.is_floating_point and f.dtype.itemsize > dtype.itemsize
-            else f
-            for f in self.fields
-        )
-        return StateSchema(self.type, tuple(fields))
-
-    def split(self, state: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The own and the shared part of a state."""
-        pairs = list(zip(self.fields, state, strict=True))
-        return part(*(t for f, t in pairs if not f.shared)), part(
-            *(t for f, t in pairs if f.shared)
-        )
-
-    def join(self, own: Any, shared: Any) -> Any:
-        """The state of two parts, as ``split`` makes them."""
-        left, right = iter(own), iter(shared)
-        return self.type(*(next(right if f.shared else left) for f in self.fields))
-
-
-def part(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The type of a part of a state: takes its tensors one by one, as a state's type does."""
-    return tensors
 
 
 class ClientStore(Protocol):

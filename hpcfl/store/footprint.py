@@ -1,6 +1,6 @@
 """What a client state costs in memory."""
 
-from hpcfl.store.base import StateSchema
+from hpcfl.store.schema import StateSchema
 
 ALIGNMENT = 64  # bytes, of a processor's cache line, as torch aligns its tensors
 STATE_OVERHEAD = 300  # bytes of a cached state's objects and entries; measured as resident memory

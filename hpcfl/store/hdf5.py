@@ -20,15 +20,15 @@ from torch import Tensor
 
 from hpcfl.errors import StoreError
 from hpcfl.store import row_table
-from hpcfl.store.base import StateSchema
-from hpcfl.store.background_io import Behind, Place
-from hpcfl.store.footprint import footprint
-from hpcfl.store.same_tensors import Marks
-from hpcfl.store.row_allocator import Pool
-from hpcfl.store.reader import Reader
-from hpcfl.store.segment import Segment
 from hpcfl.store.arena import Shelf
+from hpcfl.store.background_io import Behind, Place
 from hpcfl.store.disk_usage import ROUNDS
+from hpcfl.store.footprint import footprint
+from hpcfl.store.reader import Reader
+from hpcfl.store.row_allocator import Pool
+from hpcfl.store.same_tensors import Marks
+from hpcfl.store.schema import StateSchema
+from hpcfl.store.segment import Segment
 
 NOWHERE = -1  # the address of a client that has no row yet
 OUTSIDE = 2  # cohorts of states on their way to the disk, at most, besides those in the cache
@@ -166,7 +166,7 @@ class Hdf5Store:
         Raises:
             DiskError: the disk is too small for them.
         """
-        self._pool.reserve(sum(row_table))
+        self._pool.reserve(sum(rows))
 
     def provide(self, rows: Sequence[int]) -> None:
         """Have so many free rows on the disk.
@@ -174,7 +174,7 @@ class Hdf5Store:
         Raises:
             DiskError: the disk is too small for them.
         """
-        self._pool.provide(sum(row_table))
+        self._pool.provide(sum(rows))
 
     def keep(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; rows that only others name may be reused.

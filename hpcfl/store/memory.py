@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hpcfl.store import row_table, segment
-from hpcfl.store.base import StateSchema
 from hpcfl.io.live_files import HeldPath
-from hpcfl.store.same_tensors import Marks
-from hpcfl.store.reader import Reader
-from hpcfl.store.segment import Segment
+from hpcfl.store import row_table, segment
 from hpcfl.store.arena import Shelf
+from hpcfl.store.reader import Reader
+from hpcfl.store.same_tensors import Marks
+from hpcfl.store.schema import StateSchema
+from hpcfl.store.segment import Segment
 
 
 class MemoryStore:

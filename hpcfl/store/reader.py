@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hpcfl.errors import StoreError
 from hpcfl.store import segment
-from hpcfl.store.base import StateSchema
 from hpcfl.store.row_table import Place, Table
+from hpcfl.store.schema import StateSchema
 from hpcfl.store.segment import Segment
 
 OPEN_FILES = 64  # a machine may have more segments than a process has handles

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.errors import DiskError, StoreError
-from hpcfl.store import segment
-from hpcfl.store.base import StateSchema
-from hpcfl.store.background_io import Place
 from hpcfl.io.atomic import discard
+from hpcfl.store import segment
+from hpcfl.store.background_io import Place
+from hpcfl.store.schema import StateSchema
 from hpcfl.store.segment import Segment
 
 FIRST_ROWS, FIRST_BYTES = 64, 8 * 2**20  # the first segment has at least one of the two

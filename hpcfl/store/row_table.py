@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.errors import DataError, StoreError
+from hpcfl.io.atomic import STANDS, write_file
 from hpcfl.io.files import read_arrays
 from hpcfl.store import segment
-from hpcfl.io.atomic import STANDS, write_file
 
 SHARED = "shared"
 

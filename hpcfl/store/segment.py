@@ -6,7 +6,6 @@ error is a plain OSError (inside HDF5 it can crash the interpreter), and both ca
 interpreter lock.  The file stays a valid HDF5 file for any reader.
 """
 
-import errno
 import fcntl
 import os
 import re
@@ -20,13 +19,13 @@ import torch
 from torch import Tensor
 
 from hpcfl.errors import DiskError, HpcflError, StoreError, file_error
-from hpcfl.store import segment_file
-from hpcfl.store.base import StateSchema
 from hpcfl.io.atomic import PART
 from hpcfl.io.live_files import check_in_place
+from hpcfl.io.lock import NO_LOCKS
+from hpcfl.store import segment_file
+from hpcfl.store.schema import StateSchema
 
 NAME = re.compile(rf"(?P<life>[0-9A-Za-z]+)-r\d{{4,}}-s\d{{4,}}\.h5({re.escape(PART)})?")
-NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 def name(life: str, rank: int, index: int) -> str:
@@ -50,7 +49,9 @@ def same_bits(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
 class Segment:
     """An open segment file; use ``create`` or ``open``."""
 
-    def __init__(self, path: Path, schema: StateSchema, place: segment_file.Layout, fd: int) -> None:
+    def __init__(
+        self, path: Path, schema: StateSchema, place: segment_file.Layout, fd: int
+    ) -> None:
         self.path, self.rows = path, place.rows
         self.crcs = np.zeros(place.rows, np.uint32)
         """The checksums of the rows, as far as they are known; who writes one sets it."""

@@ -15,9 +15,9 @@ import torch
 from rich.filesize import decimal
 
 from hpcfl.errors import DiskError, StoreError, is_disk_failure
-from hpcfl.io.files import read_error
-from hpcfl.store.base import Field, StateSchema
 from hpcfl.io.atomic import PART, discard, sync_folder
+from hpcfl.io.files import read_error
+from hpcfl.store.schema import Field, StateSchema
 
 # Texts have fixed length: they lie in the checksummed header.  HDF5 keeps others in a heap without
 # a checksum, and one flipped byte there makes it loop for ever.

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.errors import StoreError
-from hpcfl.store.base import ClientStore, StateSchema
 from hpcfl.io.atomic import storing
+from hpcfl.store.base import ClientStore
 from hpcfl.store.row_table import SHARED, Table
+from hpcfl.store.schema import StateSchema
 
 
 class SharedStore:

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from hpcfl.errors import JobError
+from hpcfl.job.registry import SECTION, shown, suggestion
 from hpcfl.job.schema import Loaded, check, fitted
 from hpcfl.job.yaml_file import JobFile, Key, override, plain, read, tuples
-from hpcfl.job.registry import SECTION, shown, suggestion
 
 KEYS = ("job", "set", "grid", "ranks")
 MOST = 10_000  # runs

@@ -8,15 +8,15 @@ import yaml
 from rich.box import ASCII2
 from rich.table import Table
 
-from hpcfl.cli.listing import drawn
-from hpcfl.checkpoint.format import committed
-from hpcfl.job.settings import changed, flat
 from hpcfl.errors import JobError
-from hpcfl.io.files import present
-from hpcfl.job.schema import load_run
-from hpcfl.run_dir.record import read_job
-from hpcfl.run_dir.layout import RunDir
 from hpcfl.io.atomic import write_file
+from hpcfl.io.files import present
+from hpcfl.io.table import drawn
+from hpcfl.job.settings import changed, flat
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.load_job import load_run
+from hpcfl.run_dir.manifest import committed
+from hpcfl.run_dir.record import read_job
 from hpcfl.sweep.grid import Point, Sweep
 
 Action = Literal["start", "resume", "skip"]

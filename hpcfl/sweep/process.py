@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcfl.errors import DiskError, JobError
-from hpcfl.run_dir.record import read_run, with_history
-from hpcfl.run_dir.layout import RunDir
 from hpcfl.io.atomic import storing
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.record import read_run, with_history
 from hpcfl.sweep.resources import family
 
 # Lines that say why a run ended: its own, and what MPICH's mpirun says of a rank that was killed.

@@ -9,9 +9,9 @@ from typing import IO, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from hpcfl.run_dir.sweep_log import completion, log_line
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.io.atomic import storing
+from hpcfl.run_dir.sweep_log import completion, log_line
 
 
 class Board:

@@ -17,20 +17,20 @@ from pathlib import Path
 
 from hpcfl.comm.launcher import detect
 from hpcfl.data.base import DataConfig
-from hpcfl.runner.device import device_type
 from hpcfl.errors import DiskError, JobError, Stopped, SweepError, file_error
-from hpcfl.runner.client_store import GIB
-from hpcfl.runner.initial import fetch_data, fetch_model
-from hpcfl.job.schema import Loaded
 from hpcfl.io.memory import free_memory
+from hpcfl.job.schema import Loaded
 from hpcfl.models.base import ModelConfig
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
+from hpcfl.runner.client_store import GIB
+from hpcfl.runner.device import device_type
+from hpcfl.runner.initial import fetch_data, fetch_model
 from hpcfl.signals import STOP, Signals
-from hpcfl.sweep.progress import Board
 from hpcfl.sweep.grid import Sweep
-from hpcfl.sweep.resources import cores, gpus, room
-from hpcfl.sweep.process import Spawned, mpirun
 from hpcfl.sweep.pending import Todo, job_of, todo, write_jobs
+from hpcfl.sweep.process import Spawned, mpirun
+from hpcfl.sweep.progress import Board
+from hpcfl.sweep.resources import cores, gpus, room
 
 LOOK_S = 0.2  # between two looks at the runs
 # Exit codes of a run that a signal ended before it listened: its own, a shell's, MPICH's mpirun's.

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from hpcfl.errors import JobError
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
-from hpcfl.sweep.progress import Board
 from hpcfl.sweep.grid import Sweep
-from hpcfl.sweep.run_sweep import prepare
 from hpcfl.sweep.pending import Todo, todo
+from hpcfl.sweep.progress import Board
+from hpcfl.sweep.run_sweep import prepare
 
 SCRIPT = Path("slurm/array.sh")
 

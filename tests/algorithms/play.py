@@ -10,9 +10,9 @@ import yaml
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from hpcfl.runner.components import Parts, assemble
-from hpcfl.checkpoint.format import committed
 from hpcfl.job.schema import Loaded, load
+from hpcfl.run_dir.manifest import committed
+from hpcfl.runner.components import Parts, assemble
 from hpcfl.runner.session import Result, start
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfl.runner import choose_executor
 from hpcfl.algorithms.base import Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.models.base import ModelConfig
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.runner import choose_executor
 from hpcfl.runner.session import start
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
 from tests.algorithms.trace import trace

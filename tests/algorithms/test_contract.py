@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 import hpcfl.algorithms
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Client, Cohort
-from hpcfl.job.schema import KINDS
 from hpcfl.engine.schema import dry_round
+from hpcfl.job.schema import KINDS
 from tests.algorithms.play import parts, play, softmax_problem, states, tree
 from tests.algorithms.zoo import ALL
 

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.runner.components import Parts, assemble, wire
+from hpcfl.cohort.placement import owners
 from hpcfl.comm.solo import Solo
 from hpcfl.engine.loop import play
 from hpcfl.job.schema import load
 from hpcfl.local.step import Gradient
-from hpcfl.cohort.placement import owners
+from hpcfl.models.losses import LOSSES
+from hpcfl.runner.components import Parts, assemble, wire
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
-from hpcfl.models.losses import LOSSES
 from hpcfl.types import Batch, Record, Vector
 from tests.algorithms.play import Array
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import yaml
 
-from hpcfl.cli import main
 from hpcfl.bench.chaos.run_outcome import Outcome, committed, outcome
 from hpcfl.bench.chaos.settings import JOB
+from hpcfl.cli import main as cli
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import Line, RunLog
 
@@ -74,7 +74,7 @@ def _live(
     sys.stdout = sys.stderr = connection.makefile("w", buffering=1)
     if prepare:
         prepare()
-    sys.exit(main.main(arguments))
+    sys.exit(cli.main(arguments))
 
 
 def go_on(folder: RunDir, job: Path) -> Outcome:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from hpcfl.store import row_table
-from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.row_table import SHARED, Table
+from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.shared import SharedStore
 
 CLIENTS = 24

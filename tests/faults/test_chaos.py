@@ -16,17 +16,18 @@ import torch
 from forked import live, write
 from safetensors.torch import load_file, save_file
 
-from hpcfl.io import checksum
 from hpcfl.bench import chaos
-from hpcfl.bench.chaos import ALGORITHMS, Chaos, outcome as ending
+from hpcfl.bench.chaos import ALGORITHMS, Chaos
+from hpcfl.bench.chaos import outcome as ending
 from hpcfl.bench.chaos.outcome import Ending
 from hpcfl.bench.chaos.run_outcome import Outcome, committed, outcome
 from hpcfl.bench.chaos.settings import ROUNDS
 from hpcfl.bench.chaos.summary import Tally
 from hpcfl.bench.chaos.watch import Pace, Seen, Watch
-from hpcfl.checkpoint.format import MANIFEST, SERVER
 from hpcfl.errors import HpcflError, StoreError
+from hpcfl.io import checksum
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.manifest import MANIFEST, SERVER
 from tests.parallel.harness import environment, find_mpirun
 
 KILLS, STOPS = 6, 2

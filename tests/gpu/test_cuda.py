@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import save_file
 
 import hpcfl
-from hpcfl.runner.components import assemble
 from hpcfl.job.schema import load
 from hpcfl.local.padded_batches import Filling
 from hpcfl.models import MODELS
+from hpcfl.runner.components import assemble
 from tests.parallel.harness import mpirun
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

@@ -14,27 +14,27 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+from hpcfl.cohort.sampling import Replay
 from hpcfl.data import encoded_images
 from hpcfl.data.archives import Archive, provide_members
-from hpcfl.data.sources.arrays import Arrays
-from hpcfl.data.sources.cifar10 import Cifar10
-from hpcfl.data.sources.concrete import Concrete
-from hpcfl.data.split import deal
-from hpcfl.data.sources.emnist import Emnist
-from hpcfl.data.sources.image_folder import ImageFolder
-from hpcfl.data.sources.leaf import Leaf
 from hpcfl.data.download import quiet
 from hpcfl.data.partition import File
 from hpcfl.data.photographs import grouped
+from hpcfl.data.sources.arrays import Arrays
+from hpcfl.data.sources.cifar10 import Cifar10
+from hpcfl.data.sources.concrete import Concrete
+from hpcfl.data.sources.emnist import Emnist
+from hpcfl.data.sources.image_folder import ImageFolder
+from hpcfl.data.sources.leaf import Leaf
 from hpcfl.data.sources.shakespeare import Shakespeare
-from hpcfl.data.tables import class_of, read_table
 from hpcfl.data.sources.tff import Tff
+from hpcfl.data.split import deal
+from hpcfl.data.tables import class_of, read_table
 from hpcfl.data.vocabulary import Vocabulary
 from hpcfl.errors import DataError
 from hpcfl.models.init import load_initial
-from hpcfl.cohort.sampling import Replay
-from hpcfl.store.segment_file import create
 from hpcfl.store.segment import Segment
+from hpcfl.store.segment_file import create
 from tests import image_layouts
 from tests.unit.data import (
     test_data_cifar,

@@ -14,17 +14,17 @@ import pytest
 import torch
 
 from hpcfl.checkpoint import format
-from hpcfl.io import checksum, files
 from hpcfl.data import encoded_images
-from hpcfl.data.sources.arrays import Arrays
-from hpcfl.data.split import deal
-from hpcfl.data.hdf5 import attribute
 from hpcfl.data.check_heaps import check_heaps
+from hpcfl.data.hdf5 import attribute
 from hpcfl.data.partition import File
 from hpcfl.data.photographs import grouped
+from hpcfl.data.sources.arrays import Arrays
+from hpcfl.data.split import deal
 from hpcfl.data.tables import Row, class_of
 from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError, HpcflError, JobError, StoreError, one_line
+from hpcfl.io import checksum, files
 from hpcfl.io.files import read_array, read_arrays
 from hpcfl.models.weights import read_weights
 

@@ -21,21 +21,21 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import hpcfl
-from hpcfl.engine import loop
 from hpcfl import report
-from hpcfl.monitor import status, watch
 from hpcfl.bench.chaos.run_outcome import outcome
 from hpcfl.comm.heartbeat import Heartbeats, Pulse
+from hpcfl.engine import loop
 from hpcfl.errors import HpcflError
-from hpcfl.runner.export import export
 from hpcfl.models import MODELS
-from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
-from hpcfl.runner.session import start
+from hpcfl.monitor import status, watch
 from hpcfl.report.collect import read_standing
-from hpcfl.sweep.progress import Board
+from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
+from hpcfl.runner.export import export
+from hpcfl.runner.session import start
 from hpcfl.sweep.grid import read_sweep
-from hpcfl.sweep.run_sweep import prepare
 from hpcfl.sweep.pending import todo
+from hpcfl.sweep.progress import Board
+from hpcfl.sweep.run_sweep import prepare
 from tests.hostile.damage import TIMES
 
 FIGURES = logging.getLogger("flips")  # pytest --log-cli-level=info shows them

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcfl.cohort.sampling import Replay
 from hpcfl.errors import JobError
 from hpcfl.job.schema import fitted, load
-from hpcfl.cohort.sampling import Replay
 from hpcfl.sweep.grid import read_sweep
 from tests.hostile.damage import damaged, ends_well, many
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hpcfl.comm.base import Comm, Parcel
+from hpcfl.comm.connect import connect
 from hpcfl.comm.exact import Exact
-from hpcfl.comm.launcher import connect
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.errors import DivergedError
 

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from hpcfl.engine.timing import measured
-from hpcfl.runner.components import assemble
-from hpcfl.checkpoint.format import committed
 from hpcfl.job.schema import load
+from hpcfl.run_dir.manifest import committed
+from hpcfl.runner.components import assemble
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 

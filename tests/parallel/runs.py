@@ -12,9 +12,9 @@ from pathlib import Path
 
 import hpcfl
 from hpcfl.engine import loop
-from hpcfl.runner import session
 from hpcfl.errors import Stopped
 from hpcfl.job.schema import load
+from hpcfl.runner import session
 
 
 def stop_after(done):

@@ -129,7 +129,7 @@ def run(program, **changes):
     )
 
 
-CONNECT = "from hpcfl.comm.launcher import connect; connect('{}', 'cpu', {}).close()"
+CONNECT = "from hpcfl.comm.connect import connect; connect('{}', 'cpu', {}).close()"
 
 
 @pytest.mark.parametrize("backend", ["auto", "mpi", "gloo"])
@@ -163,7 +163,7 @@ def test_a_peer_that_hangs_is_an_error_after_the_timeout(meeting, tmp_path):
     program.write_text(
         "import time, torch\n"
         "from hpcfl.comm.base import Parcel\n"
-        "from hpcfl.comm.launcher import connect\n"
+        "from hpcfl.comm.connect import connect\n"
         "comm = connect('gloo', 'cpu', 15.0)\n"  # in which the ranks must meet, too
         "if comm.rank == 0:\n"
         "    time.sleep(600)\n"
@@ -186,7 +186,7 @@ def test_a_peer_that_hangs_is_an_error_after_the_timeout(meeting, tmp_path):
 def test_one_rank_that_fails_ends_all(backend, end, tmp_path):
     program = tmp_path / "fail.py"
     program.write_text(
-        "from hpcfl.comm.launcher import connect\n"
+        "from hpcfl.comm.connect import connect\n"
         f"comm = connect('{backend}', 'cpu', 600.0)\n"
         "print('met', flush=True)\n"
         "comm.barrier()\n"
@@ -222,7 +222,7 @@ def test_a_launcher_of_another_mpi_is_refused_before_anything_is_written(tmp_pat
 LISTENS = """
 import os, sys
 from pathlib import Path
-from hpcfl.comm.launcher import connect
+from hpcfl.comm.connect import connect
 comm = connect("gloo", "cpu", 60.0)
 comm.barrier()
 held = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from hpcfl.checkpoint.format import committed
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.manifest import committed
 from tests.parallel.background import Going, changed, finish, held, rounds, write
 from tests.parallel.harness import ROOT, mpirun
 from tests.parallel.outcome import outcome

@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from hpcfl.checkpoint.format import committed
+from hpcfl.run_dir.manifest import committed
 from tests.parallel.background import changed, finish, write
 from tests.parallel.harness import environment
 

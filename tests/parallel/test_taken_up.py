@@ -5,11 +5,11 @@ import shutil
 import pytest
 import torch
 
-from hpcfl.runner.components import assemble
-from hpcfl.checkpoint.format import committed, rounds
 from hpcfl.job.schema import load
-from hpcfl.store.segment_file import inspect
+from hpcfl.run_dir.manifest import committed, rounds
+from hpcfl.runner.components import assemble
 from hpcfl.store.row_table import Table
+from hpcfl.store.segment_file import inspect
 from tests.parallel import background
 from tests.parallel.background import DIGITS, Going, finish, write
 from tests.parallel.harness import launch, play_all

@@ -6,13 +6,13 @@ import shutil
 import torch
 
 from hpcfl.io import checksum
-from hpcfl.runner.components import assemble
-from hpcfl.checkpoint.format import committed, committed_folders
-from hpcfl.run_dir.sweep_log import log_line
 from hpcfl.job.schema import load
 from hpcfl.job.yaml_file import add_checksum
-from hpcfl.store.segment_file import inspect
+from hpcfl.run_dir.manifest import committed, committed_folders
+from hpcfl.run_dir.sweep_log import log_line
+from hpcfl.runner.components import assemble
 from hpcfl.store.row_table import Table
+from hpcfl.store.segment_file import inspect
 
 
 def starts(run):

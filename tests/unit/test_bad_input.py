@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from hpcfl.checkpoint.format import committed
-from hpcfl.errors import JobError
 from hpcfl.cohort.placement import owners
+from hpcfl.errors import JobError
+from hpcfl.run_dir.manifest import committed
 from tests.unit.rundirs import resolved
 
 

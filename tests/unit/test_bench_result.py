@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from hpcfl.cli.parser import parser
 from hpcfl.bench import reduce, round
 from hpcfl.bench.peers import WORKS, bench_peers
 from hpcfl.bench.pieces import report as told_pieces
@@ -13,6 +12,7 @@ from hpcfl.bench.reduce import FLOAT, measure
 from hpcfl.bench.result import Figure, Result, column
 from hpcfl.bench.scaling import bench_scaling
 from hpcfl.cli.main import main
+from hpcfl.cli.parser import parser
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import JobError
 from hpcfl.plan import Pieces

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from hpcfl.io import progress
 from hpcfl.bench.interleave import take_turns
+from hpcfl.io import progress
 
 
 class Terminal(io.StringIO):

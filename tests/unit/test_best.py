@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from hpcfl.engine import loop
 from hpcfl.checkpoint.best import Best, BestModel
-from hpcfl.checkpoint.format import BEST, SERVER, committed
+from hpcfl.engine import loop
 from hpcfl.errors import StoreError
 from hpcfl.job.schema import load
+from hpcfl.run_dir.manifest import BEST, SERVER, committed
 from hpcfl.runner.session import resume, start
 from tests.algorithms.play import play, softmax_problem, tree
 

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from hpcfl.runner import copy_run
-from hpcfl.checkpoint.format import rounds
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.manifest import rounds
+from hpcfl.runner import copy_run
 from tests.parallel.outcome import outcome
 from tests.unit.rundirs import damage_a_row, flip, segment, starts, text
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hpcfl.runner.components import assemble
 from hpcfl.checkpoint.buffers import read, write
 from hpcfl.errors import StoreError
 from hpcfl.job.schema import load
 from hpcfl.models import MODELS
+from hpcfl.runner.components import assemble
 
 FIRST = "features.0.1.running_mean"
 

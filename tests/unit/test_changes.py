@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl.job.resume_rules import BOUND, FREE, differences, free, is_free, mark, require_free
-from hpcfl.job.settings import flat, over_seeds
 from hpcfl.errors import JobError
+from hpcfl.job.resume_rules import BOUND, FREE, differences, free, is_free, mark, require_free
 from hpcfl.job.schema import load
+from hpcfl.job.settings import flat, over_seeds
 
 JOB = {
     "data": {"kind": "digits", "clients": 4},

@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfl.io import checksum
-from hpcfl.checkpoint.format import (FORMAT, INITIAL, committed, fingerprint, flat, prune, read, read_server)
+from hpcfl.checkpoint.format import fingerprint, flat, read_server
+from hpcfl.checkpoint.writer import begin
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
+from hpcfl.io import checksum
 from hpcfl.run_dir.log import Extent
-from hpcfl.checkpoint.writer import begin
-from hpcfl.store.base import Field, StateSchema
+from hpcfl.run_dir.manifest import FORMAT, INITIAL, committed, prune, read
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
+from hpcfl.store.schema import Field, StateSchema
 
 CPU = torch.device("cpu")
 

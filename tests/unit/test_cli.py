@@ -16,8 +16,8 @@ import pytest
 from hpcfl import __version__
 from hpcfl.cli.main import main
 from hpcfl.comm.heartbeat import Heartbeats, Pulse
-from hpcfl.run_dir.layout import RunDir
 from hpcfl.io import atomic
+from hpcfl.run_dir.layout import RunDir
 from tests.unit.rundirs import cut_log, log_of
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hpcfl.runner.schedule import coming
 from hpcfl.job.schema import load
+from hpcfl.runner.schedule import coming
 from hpcfl.runner.session import start
 from tests.algorithms.play import parts, softmax_problem, states, tree
 

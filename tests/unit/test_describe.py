@@ -10,12 +10,12 @@ import pytest
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.algorithms.scaffold import Scaffold
+from hpcfl.cli.check import count_classes, describe
 from hpcfl.cli.listing import catalogue, multiples
 from hpcfl.data import SOURCES
-from hpcfl.cli.check import count_classes, describe
 from hpcfl.job.schema import load
-from hpcfl.models import MODELS
 from hpcfl.job.tasks import TASKS
+from hpcfl.models import MODELS
 
 ONE_CLASS_EACH = "data.partition={kind: dirichlet, alpha: 0.0}"
 

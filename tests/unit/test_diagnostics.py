@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.engine import timing, diagnostics
-from hpcfl.checkpoint.format import committed
+from hpcfl.engine import diagnostics, timing
 from hpcfl.errors import DivergedError, JobError
 from hpcfl.local.sequential import Sequential
+from hpcfl.run_dir.manifest import committed
 from hpcfl.runner.session import resume
 from tests.algorithms.by_hand.quadratic import TWO
 from tests.algorithms.play import kept, parts, play, softmax_problem, states, tree, xs

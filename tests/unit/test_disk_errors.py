@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcfl.runner import preflight
 from hpcfl.errors import DiskError, as_disk_error, as_job_error
 from hpcfl.local.error_context import named, told
+from hpcfl.runner import preflight
 
 VISIT = SimpleNamespace(client=7, round=3)
 AROUND = {

@@ -8,20 +8,20 @@ from threading import Event
 import pytest
 import torch
 
-from hpcfl.engine import loop
-from hpcfl.checkpoint import writer
-from hpcfl.runner import session
 from hpcfl.algorithms.scaffold import Scaffold
-from hpcfl.checkpoint.format import committed
+from hpcfl.checkpoint import writer
+from hpcfl.engine import loop
 from hpcfl.errors import ClientError, DivergedError, Stopped
 from hpcfl.job.schema import load
 from hpcfl.local import client_pool
 from hpcfl.local.sequential import Sequential
 from hpcfl.run_dir.log import RunLog
+from hpcfl.run_dir.manifest import committed
+from hpcfl.runner import session
 from hpcfl.runner.session import resume, start
 from hpcfl.signals import STOP
-from hpcfl.store.row_table import Table
 from hpcfl.store.arena import Shelf
+from hpcfl.store.row_table import Table
 from tests.algorithms.play import parts, play, read, servers, softmax_problem, states, tree
 
 pytestmark = pytest.mark.usefixtures("own_process")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.engine.timing import measured
 from hpcfl.data.holdout import hold_out
+from hpcfl.engine.timing import measured
 from hpcfl.errors import DataError, JobError
 from hpcfl.evaluation.clients import _spread
-from hpcfl.evaluation import metrics
+from hpcfl.evaluation.metrics import totals
 from tests.algorithms.play import Problem, parts, play, states, tree
 
 X = np.array([[1.0], [1.0], [-1.0], [1.0], [-1.0], [1.0], [1.0]])
@@ -173,7 +173,7 @@ def test_what_cannot_be_had_is_refused(tmp_path, job, changes, message):
 
 
 def top5(rows, labels):
-    return metrics("cross_entropy", torch.tensor(rows), torch.tensor(labels)).get("correct_top5")
+    return totals("cross_entropy", torch.tensor(rows), torch.tensor(labels)).get("correct_top5")
 
 
 def test_top_5():

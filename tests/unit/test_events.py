@@ -6,8 +6,8 @@ import os
 import pytest
 
 from hpcfl.run_dir import tensorboard
-from hpcfl.run_dir.tensorboard import Events
 from hpcfl.run_dir.log import RunLog
+from hpcfl.run_dir.tensorboard import Events
 
 pytest.importorskip("tensorboard", reason="events need the package tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

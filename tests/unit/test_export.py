@@ -11,9 +11,9 @@ import torch
 from safetensors.numpy import load_file
 
 from hpcfl.checkpoint import format
-from hpcfl.runner import export
-from hpcfl.checkpoint.format import SERVER, committed
 from hpcfl.errors import StoreError, file_error
+from hpcfl.run_dir.manifest import SERVER, committed
+from hpcfl.runner import export
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import hpcfl as package
-from hpcfl.checkpoint.format import committed
 from hpcfl.errors import DataError
+from hpcfl.run_dir.manifest import committed
 from tests.parallel.outcome import outcome
 from tests.unit.rundirs import text
 

@@ -10,14 +10,14 @@ import yaml
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
-from hpcfl.runner.components import assemble
-from hpcfl.data.sources.digits import Digits
+from hpcfl.cohort.sampling import Cyclic, Uniform
 from hpcfl.data.partition import Dirichlet, Iid
+from hpcfl.data.sources.digits import Digits
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load, settled
-from hpcfl.models.linear import Linear
-from hpcfl.cohort.sampling import Cyclic, Uniform
 from hpcfl.job.tasks import TASKS
+from hpcfl.models.linear import Linear
+from hpcfl.runner.components import assemble
 
 
 @dataclass(frozen=True, kw_only=True)

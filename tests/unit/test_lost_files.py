@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl.checkpoint.format import committed
+from hpcfl.run_dir.manifest import committed
 from hpcfl.runner.life import Desk
 
 JOB = ["rounds=8", "checkpoint={every: 2, keep: 1}"]

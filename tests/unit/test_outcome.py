@@ -6,9 +6,9 @@ import signal
 import pytest
 
 import hpcfl as program
-from hpcfl.runner.life import Desk
 from hpcfl.run_dir.history import Outcome, last_outcome
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.runner.life import Desk
 from tests.unit.rundirs import starts
 
 pytestmark = pytest.mark.usefixtures("own_process")

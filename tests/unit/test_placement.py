@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hpcfl.errors import JobError
 from hpcfl.cohort.placement import owners
+from hpcfl.errors import JobError
 
 
 def loads(examples, ranks):

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.runner.components import assemble
+from hpcfl.engine.schema import dry_round, traffic
 from hpcfl.job.schema import load
 from hpcfl.plan import Activations, Process, plan, probe, this_process
-from hpcfl.engine.schema import dry_round, traffic
+from hpcfl.runner.components import assemble
 
 # COMM. OVERHEAD of the FedHBM paper, table 2.
 TABLE_2 = {

@@ -8,12 +8,12 @@ import pytest
 import torch
 import yaml
 
-from hpcfl.runner.components import assemble
 from hpcfl.cohort.assignment import Balance
+from hpcfl.cohort.placement import owners
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.cohort.placement import owners
 from hpcfl.plan import Pieces, Work, foretell, read_pieces, scale, work
+from hpcfl.runner.components import assemble
 
 PIECES = Pieces(
     origin="by hand", step_s=2.0, visit_s=0.5, round_s=0.25, convert_s=0.01, restore_s=0.02,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.job.settings import flat
 from hpcfl.job.schema import load
+from hpcfl.job.settings import flat
 from hpcfl.report.published import centralised, find, published, set_up
 
 ROOT = Path(__file__).parents[2]

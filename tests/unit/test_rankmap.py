@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl.runner import rank_layout
 from hpcfl.comm.solo import Solo
 from hpcfl.comm.watched import Watched
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
+from hpcfl.runner import rank_layout
 from hpcfl.runner.rank_layout import Seat, check, describe, find
 
 JOB = Path(__file__).parents[2] / "jobs/quickstart.yaml"

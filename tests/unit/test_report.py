@@ -6,11 +6,11 @@ from zlib import crc32
 import pytest
 from rich.console import Console
 
-from hpcfl.run_dir import record
 from hpcfl.errors import JobError, StoreError
-from hpcfl.run_dir.record import read_run
 from hpcfl.report import by_run, by_seed, plain, tables, to_csv, to_markdown
 from hpcfl.report.collect import read_standing
+from hpcfl.run_dir import record
+from hpcfl.run_dir.record import read_run
 from tests.unit.rundirs import cut_log, log_of, resolved
 
 JOB = "rounds: 4\nalgorithm: {name: fedhbm, beta: 1.0}\nevaluate: {every: 2, last: 2}\n"

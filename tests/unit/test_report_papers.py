@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl.job.settings import flat
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.job.settings import flat
 from hpcfl.report import as_papers, by_run, plain, to_csv, to_latex, to_markdown
 from hpcfl.report.formats import escaped
 from hpcfl.report.rounds_to_target import Target
+from hpcfl.run_dir.record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 HBM = "algorithm={name: fedhbm}"

@@ -9,9 +9,10 @@ import torch
 import yaml
 
 import hpcfl
-from hpcfl.runner import start as beginning, environment
-from hpcfl.checkpoint.format import rounds
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.manifest import rounds
+from hpcfl.runner import environment
+from hpcfl.runner import start as beginning
 from tests.parallel.outcome import outcome
 from tests.unit.rundirs import damage_a_row, flip, log_of, segment, starts, text
 

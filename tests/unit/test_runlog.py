@@ -6,10 +6,10 @@ import os
 import pytest
 
 from hpcfl.checkpoint import format
-from hpcfl.run_dir import log as runlog
-from hpcfl.checkpoint.format import Checkpoint, prune
 from hpcfl.errors import DiskError, StoreError
+from hpcfl.run_dir import log as runlog
 from hpcfl.run_dir.log import NOTHING, RunLog, cut, require
+from hpcfl.run_dir.manifest import Checkpoint, prune
 from tests.unit.rundirs import log_of
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from hpcfl.errors import JobError
 from hpcfl.cohort.sampling import Bernoulli, CohortConfig, Cyclic, Replay, Uniform
+from hpcfl.errors import JobError
 
 
 def test_cyclic_by_hand():

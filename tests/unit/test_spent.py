@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from hpcfl.report import timing
 from hpcfl.engine.timing import PARTS
+from hpcfl.report import timing
 from tests.unit.rundirs import log_of
 
 OLD = {"round": 1, "clients": 2, "wall_s": 1.5, "data_s": 0.5}

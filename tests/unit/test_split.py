@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.runner.components import assemble
 from hpcfl.data.split import deal
 from hpcfl.job.schema import load
+from hpcfl.runner.components import assemble
 from tests.real_data import cifar10, real
 
 PUBLISHED = Path(__file__).parents[2] / "jobs/cifar10/fedavg_published_split.yaml"

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl.report.comparison import beside_published
-from hpcfl.job.settings import flat
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.job.settings import flat
 from hpcfl.report import as_papers, by_run, by_seed, plain, to_csv, to_markdown
+from hpcfl.report.comparison import beside_published
 from hpcfl.report.rounds_to_target import Target, beside_target
+from hpcfl.run_dir.record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,18 +19,18 @@ import pytest
 import torch
 
 from hpcfl.checkpoint import buffers
-from hpcfl.job import yaml_file
+from hpcfl.cohort.sampling import Replay
 from hpcfl.comm import heartbeat
 from hpcfl.data import hdf5
 from hpcfl.data.idx import read_idx
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.unpickle import unpickle
-from hpcfl.run_dir.sweep_log import read_diary
 from hpcfl.errors import DiskError, JobError
 from hpcfl.io.files import read_array
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.cohort.sampling import Replay
+from hpcfl.job import yaml_file
 from hpcfl.report.collect import find_runs
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.sweep_log import read_diary
 from hpcfl.sweep.progress import Board
 
 COMMANDS = {

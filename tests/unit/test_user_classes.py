@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfl.runner.components import assemble
 from hpcfl.job.schema import load
 from hpcfl.randomness import generators
+from hpcfl.runner.components import assemble
 from hpcfl.runner.preflight import try_classes
 
 ROOT = Path(__file__).parents[2]

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hpcfl.run_dir import log as runlog
-from hpcfl.monitor import watch
-from hpcfl.engine.timing import PARTS
-from hpcfl.report.text_plot import draw
 from hpcfl.comm.heartbeat import Heartbeats, Pulse
+from hpcfl.engine.timing import PARTS
+from hpcfl.monitor import watch
+from hpcfl.report.text_plot import draw
+from hpcfl.run_dir import log as runlog
 from hpcfl.run_dir.log import LogReader
 from tests.unit.rundirs import cut_log, log_of, resolved
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.engine.timing import measured
-from hpcfl.checkpoint.format import MANIFEST
-from hpcfl.runner.export import export
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader
+from hpcfl.run_dir.manifest import MANIFEST
+from hpcfl.runner.export import export
 
 
 class Marks(NamedTuple):

@@ -8,8 +8,8 @@ from rich.box import ASCII2
 from rich.table import Table
 
 from hpcfl.bench.chaos.outcome import Ending
-from hpcfl.cli.listing import drawn
 from hpcfl.errors import HpcflError
+from hpcfl.io.table import drawn
 
 WIDTH = 110  # columns
 PHASES = ("import", "resume", "checkpoint", "pruning", "round")

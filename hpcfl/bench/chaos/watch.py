@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpcfl.bench.chaos.kill import Kill
-from hpcfl.bench.chaos.run_outcome import interrupted, marks
 from hpcfl.bench.chaos.life import PATIENCE_S, Life
+from hpcfl.bench.chaos.run_outcome import interrupted, marks
 from hpcfl.run_dir.layout import RunDir
 
 FAR = 12  # rounds that a life gets at most, if the system call does not come

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
+from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.inputs import InputFile, input_files
-from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays

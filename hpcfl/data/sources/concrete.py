@@ -10,10 +10,10 @@ import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from hpcfl.data.sources.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.download import OwnersFile, Track, check_count, provide
+from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import DataError
 from hpcfl.types import Examples, PathText
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpcfl.data.sources.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile
+from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import JobError
 from hpcfl.types import Examples
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.grayscale import SIDE, Grey
 from hpcfl.data.idx import idx_place, read_idx
 from hpcfl.data.inputs import InputFile, input_files
-from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays
 from hpcfl.types import Examples, PathText

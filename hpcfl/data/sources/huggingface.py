@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from PIL import UnidentifiedImageError
 from torch import Tensor
 
-from hpcfl.data.sources.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import count_of, missing_classes
 from hpcfl.data.partition import Rows
+from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Count, Examples, PathText
 

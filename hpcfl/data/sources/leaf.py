@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpcfl.data.sources.arrays import cast, to_indices
 from hpcfl.data.base import DataConfig, Dataset, Transform
+from hpcfl.data.download import Track, quiet
 from hpcfl.data.grayscale import Grey
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import count_of, missing_classes
-from hpcfl.data.sources.leaf_json import KINDS, User, check, users
-from hpcfl.data.source_fingerprint import digest, same, stamps
-from hpcfl.data.download import Track, quiet
 from hpcfl.data.pack_images import commit, writable
+from hpcfl.data.source_fingerprint import digest, same, stamps
+from hpcfl.data.sources.arrays import cast, to_indices
+from hpcfl.data.sources.leaf_json import KINDS, User, check, users
 from hpcfl.data.sources.shakespeare import ALPHABET
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays

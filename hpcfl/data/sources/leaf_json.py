@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.data import leaf_arrays
 from hpcfl.data.download import Track
+from hpcfl.data.sources import leaf_arrays
 from hpcfl.data.sources.shakespeare import ALPHABET
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error

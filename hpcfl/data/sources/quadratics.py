@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hpcfl.data.sources.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile
+from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import JobError
 from hpcfl.io.memory import require_memory
 from hpcfl.seeds import stream

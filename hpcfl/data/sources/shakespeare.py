@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.archives import Archive, provide_members
-from hpcfl.data.sources.arrays import to_indices
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.download import Track, check_count
 from hpcfl.data.hdf5 import member, open_examples, strings
 from hpcfl.data.inputs import InputFile, input_files
-from hpcfl.data.download import Track, check_count
 from hpcfl.data.partition import Rows
+from hpcfl.data.sources.arrays import to_indices
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Count, Examples, PathText
 

@@ -25,8 +25,8 @@ from tempfile import TemporaryFile
 from typing import IO, ClassVar, NamedTuple
 from zlib import error as ZlibError
 
-from hpcfl.data.source_fingerprint import digest, stamps
 from hpcfl.data.download import Track
+from hpcfl.data.source_fingerprint import digest, stamps
 from hpcfl.data.text import Sentences
 from hpcfl.data.token_file import Source
 from hpcfl.data.vocabulary import Vocabulary

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import h5py
 
 from hpcfl.data.archives import Archive, provide_members
+from hpcfl.data.download import Track
 from hpcfl.data.hdf5 import member, opened, strings
 from hpcfl.data.source_fingerprint import digest, stamps
-from hpcfl.data.download import Track
 from hpcfl.data.text import Sentences
 from hpcfl.data.token_file import Source, Split
 from hpcfl.errors import DataError

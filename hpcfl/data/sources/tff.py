@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.sources.cifar100 import Cifar100
+from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.grayscale import SIDE, Grey, levels
 from hpcfl.data.hdf5 import feature, open_examples
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.inputs import InputFile, input_files
-from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.partition import Rows
+from hpcfl.data.sources.cifar100 import Cifar100
 from hpcfl.errors import DataError
 from hpcfl.types import Examples, PathText
 

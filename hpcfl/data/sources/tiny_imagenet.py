@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from hpcfl.data.archives import provide_folder
 from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
+from hpcfl.data.download import OwnersFile, Track
 from hpcfl.data.encoded_images import DAMAGED, pixels, reason
 from hpcfl.data.hdf5 import attribute, encoded, opened
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.source_fingerprint import same
-from hpcfl.data.download import OwnersFile, Track
-from hpcfl.data.packed import checked_labels, mapped
 from hpcfl.data.pack_images import Fault, Listing, Origin, Photo, commit, report, writable
+from hpcfl.data.packed import checked_labels, mapped
+from hpcfl.data.source_fingerprint import same
 from hpcfl.errors import DataError
 from hpcfl.types import Count, Examples, PathText
 

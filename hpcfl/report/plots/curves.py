@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from hpcfl.report.comparison import mean_and_std
-from hpcfl.job.settings import SEED, Settings, apart, labels, over_seeds
 from hpcfl.errors import JobError
 from hpcfl.job.registry import suggestion
+from hpcfl.job.settings import SEED, Settings, apart, labels, over_seeds
+from hpcfl.report.comparison import mean_and_std
 from hpcfl.report.plots.drawing import FEW, Curve, add_legend, choose_looks, draw_curve
 from hpcfl.report.plots.figure import check_plot, new_figure, save
 from hpcfl.report.published import set_up

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from hpcfl.comm import exact, reduction
 from hpcfl.comm.exact import Exact
+from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.comm.fast import Fast
 from hpcfl.comm.solo import Solo
-from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.errors import DivergedError
 
 torch.set_num_threads(1)

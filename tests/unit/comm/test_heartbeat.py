@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from hpcfl.io import checksum
 from hpcfl.comm import heartbeat
 from hpcfl.comm.heartbeat import SIZE, Heartbeats, Pulse, place, read, read_all, read_newest
 from hpcfl.errors import StoreError
+from hpcfl.io import checksum
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from hpcfl.comm import launcher
-from hpcfl.comm.launcher import Launch, connect, detect
+from hpcfl.comm.connect import connect
+from hpcfl.comm.launcher import Launch, detect
 from hpcfl.comm.rendezvous import address, first_host
 from hpcfl.errors import JobError, RankError
 
@@ -114,7 +115,7 @@ def test_a_named_backend_without_its_library_is_an_error(backend, monkeypatch):
 def test_an_mpi_that_cannot_be_loaded_is_an_error(backend):
     """As on a cluster before the site's module is loaded."""
     program = (
-        "from hpcfl.comm.launcher import connect; from hpcfl.errors import JobError\n"
+        "from hpcfl.comm.connect import connect; from hpcfl.errors import JobError\n"
         f"try: connect('{backend}', 'cpu', 1.0)\n"
         "except JobError as e: print(e)"
     )
@@ -170,7 +171,7 @@ def test_auto_chooses_by_device_and_launcher(
 
 def test_one_process_imports_neither_mpi_nor_torch_distributed_of_ours():
     program = (
-        "import sys; from hpcfl.comm.launcher import connect; comm = connect('auto', 'cpu', 1.0);"
+        "import sys; from hpcfl.comm.connect import connect; comm = connect('auto', 'cpu', 1.0);"
         "assert type(comm).__name__ == 'Solo', comm;"
         "assert 'mpi4py' not in sys.modules;"
         "assert 'hpcfl.comm.torch_distributed' not in sys.modules"

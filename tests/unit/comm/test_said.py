@@ -8,8 +8,8 @@ import time
 import pytest
 
 from hpcfl.comm import drain_output
-from hpcfl.comm.solo import Solo
 from hpcfl.comm.failure import group
+from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
 
 

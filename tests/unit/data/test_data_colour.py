@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.runner.components import assemble
-from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.data.colour import Colour
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.partition import Pooled
+from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.job.schema import load
+from hpcfl.runner.components import assemble
 from tests.vision import torchvision
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "augment": False}

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.data.sources.arrays import cast
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.partition import Dirichlet, File, Iid, Natural, Pooled, Similarity, Spans, bytes_of
+from hpcfl.data.sources.arrays import cast
 from hpcfl.data.split import deal
-from hpcfl.data.partition import (Dirichlet, File, Iid, Natural, Pooled, Similarity, Spans, bytes_of)
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Examples
 from tests.real_data import real

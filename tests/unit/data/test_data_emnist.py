@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.data.sources import emnist
-from hpcfl.data.split import deal
-from hpcfl.data.sources.emnist import SPLITS, Emnist
 from hpcfl.data.download import quiet
 from hpcfl.data.partition import Similarity
+from hpcfl.data.sources import emnist
+from hpcfl.data.sources.emnist import SPLITS, Emnist
+from hpcfl.data.split import deal
 from hpcfl.errors import DataError
 from tests.real_data import emnist_letters
 

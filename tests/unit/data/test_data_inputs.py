@@ -12,26 +12,26 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfl.cohort.sampling import Cyclic, Replay
 from hpcfl.data import SOURCES, inputs
-from hpcfl.data.sources.arrays import Arrays, cast
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.download import quiet
+from hpcfl.data.fingerprints import Fingerprints
+from hpcfl.data.inputs import InputFile
+from hpcfl.data.partition import File
+from hpcfl.data.sources.arrays import Arrays, cast
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.data.sources.concrete import Concrete
 from hpcfl.data.sources.digits import Digits
 from hpcfl.data.sources.emnist import Emnist
-from hpcfl.data.fingerprints import Fingerprints
 from hpcfl.data.sources.huggingface import Huggingface
 from hpcfl.data.sources.image_folder import ImageFolder
-from hpcfl.data.inputs import InputFile
 from hpcfl.data.sources.leaf import Leaf
-from hpcfl.data.download import quiet
-from hpcfl.data.partition import File
 from hpcfl.data.sources.quadratics import Quadratics
 from hpcfl.data.sources.shakespeare import Shakespeare
 from hpcfl.data.sources.tff import Tff
 from hpcfl.data.sources.tiny_imagenet import TinyImageNet
 from hpcfl.errors import DataError
-from hpcfl.cohort.sampling import Cyclic, Replay
 from hpcfl.types import Examples
 from tests import image_layouts
 from tests.unit.data import (

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfl.data.split import deal
-from hpcfl.data.sources.leaf import Leaf
 from hpcfl.data.download import quiet
 from hpcfl.data.partition import Iid
+from hpcfl.data.sources.leaf import Leaf
 from hpcfl.data.sources.shakespeare import ALPHABET, encode
+from hpcfl.data.split import deal
 from hpcfl.errors import DataError, DiskError
 
 RANDOM = np.random.default_rng(0)

@@ -18,14 +18,14 @@ import pytest
 import torch
 from PIL import Image
 
-from hpcfl.data.sources import inaturalist, landmarks
 from hpcfl.data.base import Dataset
+from hpcfl.data.download import quiet
 from hpcfl.data.encoded_images import pixels
+from hpcfl.data.packed import Packed
+from hpcfl.data.sources import inaturalist, landmarks
 from hpcfl.data.sources.image_folder import ImageFolder
 from hpcfl.data.sources.inaturalist import INaturalist
 from hpcfl.data.sources.landmarks import Landmarks
-from hpcfl.data.download import quiet
-from hpcfl.data.packed import Packed
 from hpcfl.errors import DataError
 from tests import image_layouts
 from tests.image_layouts import BY_CLIENT, TEST, TRAIN, colour, image_id, landmark

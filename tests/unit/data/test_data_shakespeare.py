@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.data.split import deal
 from hpcfl.data.partition import Iid
 from hpcfl.data.sources.shakespeare import ALPHABET, Shakespeare, encode
+from hpcfl.data.split import deal
 from hpcfl.errors import DataError, JobError
 from tests.real_data import real
 

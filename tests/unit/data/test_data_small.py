@@ -7,9 +7,9 @@ from sklearn import datasets
 
 from hpcfl.data import SOURCES
 from hpcfl.data.sources.concrete import Concrete
-from hpcfl.data.split import deal
 from hpcfl.data.sources.digits import Digits
 from hpcfl.data.sources.quadratics import Quadratics
+from hpcfl.data.split import deal
 from hpcfl.errors import DataError, JobError
 from tests.real_data import real
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.data.sources import stackoverflow
 from hpcfl.data import token_file
-from hpcfl.data.split import deal
 from hpcfl.data.download import quiet
+from hpcfl.data.sources import stackoverflow
 from hpcfl.data.sources.stackoverflow import StackOverflow
+from hpcfl.data.split import deal
 from hpcfl.errors import DataError, DiskError, JobError
 
 COUNTS = "the 9\ncat 7\nsat 3\n. 2\nunused 1\n"

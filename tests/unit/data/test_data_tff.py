@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfl.data.sources import tff
 from hpcfl.data.download import quiet
+from hpcfl.data.sources import tff
 from hpcfl.data.sources.tff import DATASETS, Tff
 from hpcfl.errors import DataError
 

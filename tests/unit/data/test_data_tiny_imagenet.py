@@ -11,8 +11,8 @@ import h5py
 import pytest
 import torch
 
-from hpcfl.data.sources import tiny_imagenet
 from hpcfl.data.download import OwnersFile, quiet
+from hpcfl.data.sources import tiny_imagenet
 from hpcfl.data.sources.tiny_imagenet import TinyImageNet
 from hpcfl.errors import DataError
 from tests import image_layouts

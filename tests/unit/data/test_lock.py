@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from hpcfl.io.lock import locked, preparing
 from hpcfl.errors import DataError
+from hpcfl.io.lock import locked, preparing
 from tests.unit.data.test_prepare import write_concrete
 
 

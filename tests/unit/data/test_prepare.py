@@ -11,14 +11,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcfl.data.sources import concrete, shakespeare
 from hpcfl.data.archives import Archive, provide_folder, provide_members
+from hpcfl.data.download import OwnersFile, quiet
+from hpcfl.data.sources import concrete, shakespeare
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.data.sources.concrete import Concrete
-from hpcfl.io.lock import locked
-from hpcfl.data.download import OwnersFile, quiet
 from hpcfl.data.sources.shakespeare import Shakespeare
 from hpcfl.errors import DataError
+from hpcfl.io.lock import locked
 from tests.real_data import real
 from tests.unit.data import test_data_cifar, test_data_shakespeare
 

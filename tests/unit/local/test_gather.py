@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpcfl.data.sources.arrays import cast
 from hpcfl.data.base import Dataset
 from hpcfl.data.images import CropFlipNormalize
+from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import JobError
-from hpcfl.local.padded_batches import Filling
 from hpcfl.local.client_pool import Population
+from hpcfl.local.padded_batches import Filling
 from hpcfl.local.step import Local
 from hpcfl.types import Examples
 

@@ -7,8 +7,8 @@ from torch.nn.functional import cross_entropy
 
 from hpcfl.local.step import Gradient, Oracle
 from hpcfl.models.dropout import Dropout, own_dropout
-from hpcfl.types import Batch
 from hpcfl.models.flat_vector import flatten, load, parameters
+from hpcfl.types import Batch
 
 torch.set_num_threads(1)
 

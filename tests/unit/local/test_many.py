@@ -7,22 +7,22 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpcfl.local.padded_batches import Filling
-from hpcfl.local.layers import Layers, stacked
 from hpcfl.local.block_gradients import Gradients
+from hpcfl.local.layers import Layers, stacked
+from hpcfl.local.padded_batches import Filling
 from hpcfl.local.step import Gradient, Visit
 from hpcfl.models.char_lstm import CharLstm
 from hpcfl.models.cnn_pfl import CnnPfl
 from hpcfl.models.dropout import dropouts, own_dropout
+from hpcfl.models.flat_vector import parameters
 from hpcfl.models.lenet import LeNet
 from hpcfl.models.linear import Linear
+from hpcfl.models.losses import LOSSES
 from hpcfl.models.mobilenet_v2 import MobileNetV2
 from hpcfl.models.resnet18 import ResNet18
 from hpcfl.models.resnet20 import ResNet20
 from hpcfl.models.word_lstm import WordLstm
-from hpcfl.models.losses import LOSSES
 from hpcfl.types import Batch
-from hpcfl.models.flat_vector import parameters
 
 torch.set_num_threads(1)
 

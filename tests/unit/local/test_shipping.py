@@ -12,7 +12,7 @@ from torch import Tensor
 from hpcfl.cohort.assignment import Balance
 from hpcfl.local.client_states import Memories
 from hpcfl.local.remote_states import Shipping
-from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.schema import Field, StateSchema
 
 RANKS, CLIENTS, ROUNDS, P = 3, 7, 12, 5
 CPU = torch.device("cpu")

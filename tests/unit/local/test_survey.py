@@ -4,18 +4,18 @@ import pytest
 import torch
 
 from hpcfl.comm.solo import Solo
-from hpcfl.data.sources.arrays import to_indices
 from hpcfl.data.base import Dataset
 from hpcfl.data.partition import Spans
+from hpcfl.data.sources.arrays import to_indices
 from hpcfl.data.vocabulary import Vocabulary
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.measure import Meter
 from hpcfl.local.client_pool import Population
 from hpcfl.local.step import Gradient, Local
-from hpcfl.models.word_lstm import WordLstm
-from hpcfl.models.losses import tokens
-from hpcfl.types import Examples
 from hpcfl.models.flat_vector import flatten, parameters
+from hpcfl.models.losses import tokens
+from hpcfl.models.word_lstm import WordLstm
+from hpcfl.types import Examples
 
 torch.set_num_threads(1)
 

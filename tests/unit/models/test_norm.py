@@ -7,9 +7,9 @@ from safetensors.torch import save_file
 
 from hpcfl.errors import JobError
 from hpcfl.models import MODELS
+from hpcfl.models.flat_vector import buffers
 from hpcfl.models.init import load_initial
 from hpcfl.models.normalization import FrozenNorm
-from hpcfl.models.flat_vector import buffers
 
 NAMES = ["resnet18", "mobilenet_v2"]
 LAYERS = {"resnet18": 20, "mobilenet_v2": 52}

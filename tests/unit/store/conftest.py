@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.row_table import Table
+from hpcfl.store.schema import Field, StateSchema
 
 torch.set_num_threads(1)
 

@@ -7,11 +7,11 @@ import torch
 
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.store import row_allocator
-from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
+from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.segment import Segment
 
 CLIENTS = 30

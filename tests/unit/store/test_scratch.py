@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hpcfl.errors import StoreError
-from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
+from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.scratch import ScratchStore, folder_of_life
 from hpcfl.store.segment import Segment
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpcfl.errors import DiskError, StoreError
-from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.segment import Segment
 
 ROWS = 7
@@ -261,7 +261,7 @@ from pathlib import Path
 import torch
 from hpcfl.errors import DiskError
 from hpcfl.store import segment_file as layout
-from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.schema import Field, StateSchema
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 schema = StateSchema(tuple, (Field("x", (10,), torch.float32),))

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from hpcfl.errors import StoreError
 from hpcfl.store import row_allocator, row_table
-from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import SHARED, Table
+from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.shared import SharedStore
 
 CLIENTS = 100

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hpcfl.store import arena
-from hpcfl.store.base import Field, StateSchema
-from hpcfl.store.footprint import offsets
 from hpcfl.store.arena import Shelf
+from hpcfl.store.footprint import offsets
+from hpcfl.store.schema import Field, StateSchema
 
 PAIR = StateSchema(
     tuple, (Field("a", (3,), torch.float32), Field("b", (2, 2), torch.float64))
@@ -109,7 +109,7 @@ from collections import deque
 from pathlib import Path
 import torch
 from hpcfl.runner.configure_torch import keep_freed_memory
-from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.arena import Shelf
 
 def resident():

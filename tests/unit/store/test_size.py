@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.store.base import Field, StateSchema
+from hpcfl.store.disk_usage import HEADER, Occupancy
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
-from hpcfl.store.disk_usage import HEADER, Occupancy
+from hpcfl.store.schema import Field, StateSchema
 
 CLIENTS = 90
 

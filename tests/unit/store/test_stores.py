@@ -8,13 +8,13 @@ import torch
 
 from hpcfl.errors import StoreError
 from hpcfl.store import row_table
-from hpcfl.store.base import Field, StateSchema
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.null import NoStore
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import SHARED, Table
+from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.scratch import ScratchStore, folder_of_life
 from hpcfl.store.shared import SharedStore
 
@@ -216,7 +216,9 @@ def test_rehome_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
             assert found is None if at >= 25 else bits(found) == bits(make(at, 0))
         for store in stores:
             store.close()
-        row_table.prune(root, row_table.named([folder]), life)  # the earlier lives are no longer needed
+        row_table.prune(
+            root, row_table.named([folder]), life
+        )  # the earlier lives are no longer needed
 
 
 def test_more_ranks_than_the_kept_checkpoint_had(build, make, bits, commit, schema):

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from hpcfl.io import checksum
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import Stopped, SweepError
+from hpcfl.io import checksum
 from hpcfl.job.schema import load
 from hpcfl.job.yaml_file import add_checksum
 from hpcfl.models.base import ModelConfig
@@ -15,9 +15,9 @@ from hpcfl.run_dir.layout import RunDir
 from hpcfl.signals import latch_early
 from hpcfl.sweep import run_sweep
 from hpcfl.sweep.grid import read_sweep
+from hpcfl.sweep.pending import todo
 from hpcfl.sweep.resources import room
 from hpcfl.sweep.run_sweep import Outcome
-from hpcfl.sweep.pending import todo
 from tests.unit.rundirs import cut_log, resolved
 
 SWEEP = """\
@@ -261,7 +261,9 @@ def test_a_run_that_ends_early_opens_no_gate(file, tmp_path, scripted, monkeypat
     monkeypatch.setattr(run_sweep, "free_memory", lambda: 1 << 40)
     monkeypatch.setattr(run_sweep, "cores", lambda: 4)
     monkeypatch.setattr(
-        run_sweep._Play, "_start", lambda self, run: (alive.append(scripted.alive), start(self, run))
+        run_sweep._Play,
+        "_start",
+        lambda self, run: (alive.append(scripted.alive), start(self, run)),
     )
     run_sweep.play(read_sweep(file), tmp_path / "out")
     assert alive == [0, 0, 0, 1]  # alone, until one has shown what it needs

@@ -2,14 +2,14 @@
 
 import pytest
 
-from hpcfl.run_dir.sweep_log import log_line
 from hpcfl.errors import JobError
-from hpcfl.run_dir.layout import RunDir
 from hpcfl.report.collect import read_standing
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.sweep_log import log_line
 from hpcfl.sweep.grid import read_sweep
+from hpcfl.sweep.pending import todo
 from hpcfl.sweep.run_sweep import prepare
 from hpcfl.sweep.slurm import Array, ranges
-from hpcfl.sweep.pending import todo
 
 SWEEP = """\
 job: job.yaml

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from hpcfl.data import SOURCES
-from hpcfl.evaluation import metrics
+from hpcfl.evaluation.metrics import totals
+from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
-from hpcfl.tasks import LOSSES, TASKS
-from hpcfl.models.losses import terms
+from hpcfl.models.losses import LOSSES, terms
 
 LOGITS = torch.tensor([[0.0, math.log(3)], [0.0, 0.0], [math.log(3), 0.0]])
 CLASSES = torch.tensor([1, 0, 1])
@@ -24,7 +24,7 @@ CASES = [  # loss, outputs, labels, the sum of the losses
 @pytest.mark.parametrize(("loss", "outputs", "labels", "total"), CASES)
 def test_losses_by_hand(loss, outputs, labels, total):
     assert float(LOSSES[loss](outputs, labels)) == pytest.approx(total / len(outputs))
-    assert metrics(loss, outputs, labels)["loss"] == pytest.approx(total)
+    assert totals(loss, outputs, labels)["loss"] == pytest.approx(total)
 
 
 @pytest.mark.parametrize(("loss", "outputs", "labels", "total"), CASES)
@@ -34,13 +34,13 @@ def test_losses_are_never_narrower_than_float32(loss, outputs, labels, total):
 
     assert dtype(torch.bfloat16) == dtype(torch.float16) == dtype(torch.float32) == torch.float32
     assert dtype(torch.float64) == torch.float64
-    rough = metrics(loss, outputs.bfloat16(), labels)["loss"]
+    rough = totals(loss, outputs.bfloat16(), labels)["loss"]
     assert rough == pytest.approx(total, rel=0.02)
 
 
 def test_totals_add_up_over_batches():
-    whole = metrics("cross_entropy", LOGITS, CLASSES)
-    parts = [metrics("cross_entropy", LOGITS[k : k + 1], CLASSES[k : k + 1]) for k in range(3)]
+    whole = totals("cross_entropy", LOGITS, CLASSES)
+    parts = [totals("cross_entropy", LOGITS[k : k + 1], CLASSES[k : k + 1]) for k in range(3)]
     counts = {"examples": 3.0, "scored": 3.0, "correct": 2.0}
     assert whole == {"loss": pytest.approx(whole["loss"]), **counts}
     for name, value in whole.items():
@@ -60,7 +60,7 @@ def test_tokens_by_hand(dtype):
     labels = SENTENCES.to(dtype)
     total = 4 * HIT + 3 * MISS
     assert float(LOSSES["tokens"](ANSWERS, labels)) == pytest.approx(total / 7)
-    found = metrics("tokens", ANSWERS, labels)
+    found = totals("tokens", ANSWERS, labels)
     assert found.pop("loss") == pytest.approx(total)
     assert found.pop("correct_top5") == 5
     assert found == {"examples": 7.0, "scored": 5.0, "correct": 3.0}
@@ -72,7 +72,7 @@ def test_tokens_once_a_sentence():
     """Labels 2, 5 and 3: of words only the first, which is missed."""
     outputs, labels = ANSWERS[:, 0], torch.tensor([2, 5, 3])
     assert float(LOSSES["tokens"](outputs, labels)) == pytest.approx(MISS)
-    found = metrics("tokens", outputs, labels)
+    found = totals("tokens", outputs, labels)
     assert (found["examples"], found["scored"], found["correct"]) == (3, 1, 0)
 
 
@@ -82,14 +82,14 @@ def test_tokens_of_padding_alone_are_worth_nothing():
     (gradient,) = torch.autograd.grad(loss, outputs)
     assert float(loss.detach()) == 0
     assert not gradient.any()
-    assert metrics("tokens", ANSWERS[2:], SENTENCES[2:]) == {
+    assert totals("tokens", ANSWERS[2:], SENTENCES[2:]) == {
         "loss": 0, "examples": 0, "scored": 0, "correct": 0, "correct_top5": 0
     }  # fmt: skip
 
 
 def test_tokens_add_up_over_batches():
-    whole = metrics("tokens", ANSWERS, SENTENCES)
-    parts = [metrics("tokens", ANSWERS[k : k + 1], SENTENCES[k : k + 1]) for k in range(3)]
+    whole = totals("tokens", ANSWERS, SENTENCES)
+    parts = [totals("tokens", ANSWERS[k : k + 1], SENTENCES[k : k + 1]) for k in range(3)]
     for name, value in whole.items():
         assert sum(part[name] for part in parts) == pytest.approx(value)
 

@@ -1,0 +1,1 @@
+"""The published data sets, one file each."""

@@ -1,0 +1,1 @@
+"""Files, memory and progress: what every package above may use."""

@@ -1,5 +1,0 @@
-"""What is measured of a model."""
-
-from hpcfl.evaluation.metrics import totals
-
-__all__ = ["totals"]

@@ -1,0 +1,1 @@
+"""Look at a live run from its directory, without disturbing it."""

@@ -1,0 +1,16 @@
+"""Read and check the job of a run directory."""
+
+from hpcfl.job.schema import Loaded, check
+from hpcfl.job.yaml_file import run_name
+from hpcfl.run_dir.layout import RunDir
+
+
+def load_run(folder: RunDir) -> Loaded:
+    """Read and check the job of a run directory.
+
+    Raises:
+        StoreError: its job.yaml is not as hpcfl wrote it.
+        JobError: where, what was found, what was expected.
+    """
+    file = folder.read_job()
+    return check(file, run_name(file.name, ()))

@@ -1,0 +1,1 @@
+"""How a run starts or resumes on a rank, and everything it needs there."""
