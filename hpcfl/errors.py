@@ -173,19 +173,41 @@ def file_error(error: OSError, message: str, otherwise: type[HpcflError]) -> Hpc
     return (DiskError if is_disk_failure(error) else otherwise)(message)
 
 
-def as_disk_error(error: BaseException) -> DiskError | None:
+def as_disk_error(error: BaseException, path: Path | None = None) -> DiskError | None:
     """A failure of the file system that nobody has told yet, as the error that tells it.
 
     None where ``error`` is something else.
+
+    Args:
+        error: any.
+        path: the file, where the error names none, as that of a read or a write does not.
     """
     if not (isinstance(error, OSError) and is_disk_failure(error)):
         return None
-    where = error.filename2 or error.filename
+    where = error.filename2 or error.filename or path
     if error.errno in _OF_SOCKETS and not where:
         return None
     made = DiskError(f"{where}: {error.strerror}" if where else f"{error.strerror}")
     made.__cause__ = error
     return made
+
+
+@contextmanager
+def disk_errors(path: Path | None = None) -> Iterator[None]:
+    """Tell a failure of the file system inside the block; let every other error pass.
+
+    Args:
+        path: the only file that the block reads or writes, if it does nothing else with files.
+
+    Raises:
+        DiskError: the disk is full or fails.
+    """
+    try:
+        yield
+    except OSError as e:
+        if disk := as_disk_error(e, path):
+            raise disk from e
+        raise
 
 
 class DivergedError(HpcflError):
@@ -269,12 +291,11 @@ def as_job_error(
         DiskError: a file could not be written or read because the disk is full or fails.
     """
     try:
-        yield
+        with disk_errors():
+            yield
     except HpcflError:
         raise
     except Exception as e:
-        if disk := as_disk_error(e):
-            raise disk from e
         # A fault of a class of hpcfl is a fault of the program: it keeps its traceback.
         if not (place(e) or defined(function) or lacks_memory(e)):
             raise

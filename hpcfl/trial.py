@@ -19,9 +19,9 @@ from hpcfl.errors import (
     BrokenRuleError,
     HpcflError,
     JobError,
-    as_disk_error,
     defined,
     described,
+    disk_errors,
     hint,
 )
 from hpcfl.hooks import Member, call, require_repeatable, require_repeatable_without_data
@@ -252,12 +252,11 @@ class _Trial:
 def _as_one_line(name: str, does: str, otherwise: str, advice: str = "") -> Iterator[None]:
     """Turn whatever the block raises into a JobError, or a DiskError where the disk failed."""
     try:
-        yield
+        with disk_errors():
+            yield
     except HpcflError:
         raise
     except Exception as e:
-        if disk := as_disk_error(e):
-            raise disk from e
         more = "" if isinstance(e, BrokenRuleError) else hint()
         said = described(e, otherwise=otherwise)
         raise JobError(f"{name}: {does}{said}{advice}{more}") from e
