@@ -34,7 +34,7 @@ from hpcfl.local.sequential import Sequential
 from hpcfl.local.shipping import Shipping
 from hpcfl.local.step import Gradient
 from hpcfl.local.testset import TestSet
-from hpcfl.memory import require_memory
+from hpcfl.memory import refuse_large_job
 from hpcfl.prepare import prepare_torch
 from hpcfl.runtime import Desk, Run
 from hpcfl.schema import LOSS, Schema, Survey, dry_round, nbytes
@@ -280,7 +280,7 @@ def _require_room_for_server(loaded: Loaded, schema: Schema, device: torch.devic
     ][: loaded.job.rounds + len(schema.server)]
     name = loaded.tree["algorithm"]["name"]
     key = "algorithm.tau" if "tau" in loaded.tree["algorithm"] else "algorithm.name"
-    require_memory(key, f"the server of {name} ({len(kept)} vectors)", nbytes(kept))
+    refuse_large_job(key, f"the server of {name} ({len(kept)} vectors)", nbytes(kept))
 
 
 def wire(
