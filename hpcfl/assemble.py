@@ -23,7 +23,7 @@ from hpcfl.data.deal import deal
 from hpcfl.data.holdout import hold_out
 from hpcfl.data.partition import Rows
 from hpcfl.diagnostics import Observer
-from hpcfl.errors import JobError, as_job_error, described, one_line
+from hpcfl.errors import JobError, as_job_error, described, is_own_fault, one_line
 from hpcfl.homes import home
 from hpcfl.initial import initial, initial_model, load_data
 from hpcfl.job import Job, Loaded, fitted, require_filled
@@ -255,10 +255,13 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
 
 
 def _played_dry(loaded: Loaded, x0: Vector) -> Schema:
-    """The dry round of the job's algorithm, its faults told as the user's."""
+    """The dry round of the job's algorithm; faults of a user's class are told in one line."""
+    algorithm = loaded.job.algorithm
     try:
-        return dry_round(loaded.job.algorithm, x0.numel(), x0.dtype)
+        return dry_round(algorithm, x0.numel(), x0.dtype)
     except Exception as e:
+        if is_own_fault(e, algorithm):
+            raise
         raise JobError(
             f"algorithm.name: {loaded.tree['algorithm']['name']}: its dry round failed"
             f"{described(e)}; hooks take and return what "

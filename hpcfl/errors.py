@@ -64,6 +64,21 @@ def defined(function: Callable[..., Any]) -> str:
     return f" in {code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
+def is_own_fault(error: BaseException, *called: object) -> bool:
+    """Whether an error is hpcfl's own fault: no line and no class of the user's took part.
+
+    Such an error keeps its traceback; it is not told as a fault of the job.  One that says that
+    memory cannot be had is the job's, whoever asked for the memory.
+
+    Args:
+        error: any.
+        called: the parts of the job that were called: its algorithm, its model, its data.
+    """
+    package = __name__.partition(".")[0]
+    of_user = any(type(part).__module__.partition(".")[0] != package for part in called)
+    return not (of_user or place(error) or lacks_memory(error))
+
+
 def described(error: BaseException, *, otherwise: str = "") -> str:
     """The error behind the place that it came from: " in NAME (FILE:LINE): TYPE: MESSAGE".
 
@@ -305,7 +320,7 @@ def as_job_error(
 
 def lacks_memory(error: BaseException) -> bool:
     """Whether an error says that memory cannot be had, as numpy or as torch says it."""
-    said = ("can't allocate memory", "Storage size calculation overflowed")
+    said = ("can't allocate memory", "CUDA out of memory", "Storage size calculation overflowed")
     return isinstance(error, MemoryError) or any(text in str(error) for text in said)
 
 
