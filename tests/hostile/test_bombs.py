@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl import checkpoint, checksum, files
+from hpcfl import checkpoint, checksum, memory
 from hpcfl.data import encoded
 from hpcfl.data.arrays import Arrays
 from hpcfl.data.deal import deal
@@ -30,7 +30,7 @@ from hpcfl.models.weights import read_weights
 
 @pytest.fixture
 def little_memory(monkeypatch):
-    monkeypatch.setattr(files, "free_memory", lambda: 10**6)
+    monkeypatch.setattr(memory, "free_memory", lambda: 10**6)
 
 
 def test_zeros_that_unpack_to_more_than_there_is(tmp_path, little_memory):

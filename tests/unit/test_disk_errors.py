@@ -14,7 +14,7 @@ from hpcfl.local.named import named, told
 VISIT = SimpleNamespace(client=7, round=3)
 AROUND = {
     "a class before round 1": lambda: as_job_error("data.kind: x", "cannot", nullcontext),
-    "the trial": lambda: trial._as_one_line("data.kind: x", "cannot", ""),
+    "the trial": lambda: trial._as_one_line("data.kind: x", "cannot", ()),
     "a client": lambda: named(VISIT, "begin"),
     "a round": lambda: told(4),
 }

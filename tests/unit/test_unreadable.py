@@ -20,9 +20,10 @@ import torch
 
 from hpcfl import buffers, jobfile
 from hpcfl.comm import heartbeat
-from hpcfl.data import hdf5
+from hpcfl.data import archives, concrete, hdf5, huggingface, stackexchange, tiny_imagenet
 from hpcfl.data.idx import read_idx
 from hpcfl.data.inputs import InputFile
+from hpcfl.data.owners import OwnersFile, quiet
 from hpcfl.data.unpickle import unpickle
 from hpcfl.diary import read_diary
 from hpcfl.errors import DiskError, JobError
@@ -163,17 +164,28 @@ def open_hdf5(path):
         pass
 
 
+def read_as_huggingface(path):
+    with huggingface._told(str(path)):
+        path.read_bytes()
+
+
 READERS = {
+    "archive": lambda path: archives._unpack(path, lambda name: None, quiet),
     "arrays": read_array,
     "buffers": lambda path: buffers.read(path, {"mean": torch.zeros(1)}),
+    "checksum": lambda path: OwnersFile(path.name, "", md5="00").check(path, quiet),
+    "concrete": concrete._table,
     "cohorts": lambda path: Replay(path=str(path)).cohorts,
     "hdf5": open_hdf5,
     "heartbeats": lambda path: heartbeat.read_all(path.parent),
+    "huggingface": read_as_huggingface,
     "idx": lambda path: read_idx(path, ()),
     "input": lambda path: InputFile(path).digest(Event()),
     "job": jobfile.read,
     "pickle": unpickle,
+    "posts": lambda path: list(stackexchange._posts(path)),
     "sweep": lambda path: read_diary(path.parent),
+    "tiny_imagenet": lambda path: list(tiny_imagenet._annotated(path, {})),
 }
 NAMES = {"heartbeats": "0000.json", "sweep": "sweep.log"}
 
