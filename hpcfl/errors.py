@@ -64,6 +64,21 @@ def defined(function: Callable[..., Any]) -> str:
     return f" in {code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
+def is_own_fault(error: BaseException, *called: object) -> bool:
+    """Whether an error is hpcfl's own fault: no line and no class of the user's took part.
+
+    Such an error keeps its traceback; it is not told as a fault of the job.  One that says that
+    memory cannot be had is the job's, whoever asked for the memory.
+
+    Args:
+        error: any.
+        called: the parts of the job that were called: its algorithm, its model, its data.
+    """
+    package = __name__.partition(".")[0]
+    of_user = any(type(part).__module__.partition(".")[0] != package for part in called)
+    return not (of_user or place(error) or lacks_memory(error))
+
+
 def described(error: BaseException, *, otherwise: str = "") -> str:
     """The error behind the place that it came from: " in NAME (FILE:LINE): TYPE: MESSAGE".
 
@@ -173,19 +188,41 @@ def file_error(error: OSError, message: str, otherwise: type[HpcflError]) -> Hpc
     return (DiskError if is_disk_failure(error) else otherwise)(message)
 
 
-def as_disk_error(error: BaseException) -> DiskError | None:
+def as_disk_error(error: BaseException, path: Path | None = None) -> DiskError | None:
     """A failure of the file system that nobody has told yet, as the error that tells it.
 
     None where ``error`` is something else.
+
+    Args:
+        error: any.
+        path: the file, where the error names none, as that of a read or a write does not.
     """
     if not (isinstance(error, OSError) and is_disk_failure(error)):
         return None
-    where = error.filename2 or error.filename
+    where = error.filename2 or error.filename or path
     if error.errno in _OF_SOCKETS and not where:
         return None
     made = DiskError(f"{where}: {error.strerror}" if where else f"{error.strerror}")
     made.__cause__ = error
     return made
+
+
+@contextmanager
+def disk_errors(path: Path | None = None) -> Iterator[None]:
+    """Tell a failure of the file system inside the block; let every other error pass.
+
+    Args:
+        path: the only file that the block reads or writes, if it does nothing else with files.
+
+    Raises:
+        DiskError: the disk is full or fails.
+    """
+    try:
+        yield
+    except OSError as e:
+        if disk := as_disk_error(e, path):
+            raise disk from e
+        raise
 
 
 class DivergedError(HpcflError):
@@ -269,12 +306,11 @@ def as_job_error(
         DiskError: a file could not be written or read because the disk is full or fails.
     """
     try:
-        yield
+        with disk_errors():
+            yield
     except HpcflError:
         raise
     except Exception as e:
-        if disk := as_disk_error(e):
-            raise disk from e
         # A fault of a class of hpcfl is a fault of the program: it keeps its traceback.
         if not (place(e) or defined(function) or lacks_memory(e)):
             raise
@@ -284,7 +320,7 @@ def as_job_error(
 
 def lacks_memory(error: BaseException) -> bool:
     """Whether an error says that memory cannot be had, as numpy or as torch says it."""
-    said = ("can't allocate memory", "Storage size calculation overflowed")
+    said = ("can't allocate memory", "CUDA out of memory", "Storage size calculation overflowed")
     return isinstance(error, MemoryError) or any(text in str(error) for text in said)
 
 

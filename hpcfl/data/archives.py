@@ -15,7 +15,8 @@ from zipfile import BadZipFile, ZipFile, is_zipfile
 from zlib import error as ZlibError
 
 from hpcfl.data.download import OwnersFile, Track, provide
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, disk_errors
+from hpcfl.io.files import read_error
 from hpcfl.io.lock import locked
 
 _DAMAGED = (
@@ -54,6 +55,7 @@ def provide_members(root: Path, archive: Archive, track: Track) -> None:
     Raises:
         DataError: the archive cannot be had, which says where it belongs; or it is not the owners',
             or lacks a member.
+        DiskError: the disk is full or fails.
     """
     if archive.unpacked(root):
         return
@@ -80,6 +82,7 @@ def provide_folder(
 
     Raises:
         DataError: likewise; or the folder is there already.
+        DiskError: the disk is full or fails.
     """
     provide(root, [archive], track)
     path, made = root / archive.name, root / folder
@@ -94,7 +97,8 @@ def provide_folder(
     if not part.exists():
         raise DataError(f"{path}: holds none of the files of {folder}/ that are wanted")
     try:
-        part.rename(made)
+        with disk_errors():
+            part.rename(made)
     except OSError as error:
         raise DataError(f"{made}: cannot be replaced: {error.strerror}; remove it") from error
 
@@ -104,6 +108,7 @@ def _unpack(path: Path, place: Callable[[str], Path | None], track: Track) -> No
 
     Raises:
         DataError: the archive is damaged.
+        DiskError: the disk is full or fails.
     """
     try:
         with _opened(path) as members:
@@ -113,7 +118,8 @@ def _unpack(path: Path, place: Callable[[str], Path | None], track: Track) -> No
                     _write(to, content)
     except (*_DAMAGED, tarfile.TarError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise DataError(f"{path}: cannot be unpacked: {reason}") from error
+        message = f"{path}: cannot be unpacked: {reason}"
+        raise read_error(error, message, DataError) from error
 
 
 Content = Callable[[], Any]  # opens a member for reading

@@ -1,16 +1,17 @@
 """Files that a data set's owners publish: fetched where there is internet, checked everywhere."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from errno import EDQUOT, ENOSPC, EROFS
 from http.client import HTTPException
 from pathlib import Path
-from typing import Protocol, TypeVar
-from urllib.error import HTTPError
+from typing import Any, Protocol, TypeVar
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from hpcfl.errors import DataError, DiskError
+from hpcfl.errors import DataError, DiskError, is_disk_failure
+from hpcfl.io.files import read_error
 from hpcfl.io.lock import locked
 
 T = TypeVar("T")
@@ -43,7 +44,8 @@ class OwnersFile:
         """Compare a file with the checksums that the owners give.
 
         Raises:
-            DataError: it is another one.
+            DataError: it is another one, or cannot be read.
+            DiskError: the disk fails.
         """
         for algorithm, expected in (("md5", self.md5), ("sha256", self.sha256)):
             if expected is not None:
@@ -59,6 +61,7 @@ def provide(root: Path, files: Sequence[OwnersFile], track: Track) -> None:
     Raises:
         DataError: a file cannot be had, which says where each missing one belongs; or it is not
             the owners'.
+        DiskError: the disk is full or fails.
     """
     missing = []
     for file in files:
@@ -76,10 +79,9 @@ def provide(root: Path, files: Sequence[OwnersFile], track: Track) -> None:
         except (OSError, HTTPException) as error:
             if isinstance(error, HTTPError):
                 error.close()
-            if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, EROFS):
-                # ETIMEDOUT and its kin are the network's here.
+            if isinstance(error, OSError) and is_disk_failure(error):  # see `_network`
                 raise DiskError(
-                    f"{path}: cannot be written: {error.strerror}; make room"
+                    f"{path}: cannot be fetched: {error.strerror}; make room or repair the disk"
                 ) from error
             wanted = "; ".join(f"{other.url} as {root / other.name}" for other in missing[k:])
             raise DataError(
@@ -106,10 +108,14 @@ def quiet(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T
 def _check(path: Path, algorithm: str, expected: str, track: Track) -> None:
     """Read a file and compare its checksum by this algorithm of ``hashlib``."""
     digest = hashlib.new(algorithm, usedforsecurity=False)
-    with path.open("rb") as file:
-        blocks = iter(lambda: file.read(_BLOCK), b"")
-        for block in track(blocks, f"checking {path.name}", -(-path.stat().st_size // _BLOCK)):
-            digest.update(block)
+    try:
+        with path.open("rb") as file:
+            blocks = iter(lambda: file.read(_BLOCK), b"")
+            for block in track(blocks, f"checking {path.name}", -(-path.stat().st_size // _BLOCK)):
+                digest.update(block)
+    except OSError as error:
+        message = f"{path}: cannot be read: {error.strerror or error}"
+        raise read_error(error, message, DataError) from error
     if digest.hexdigest() != expected:
         raise DataError(
             f"{path}: its {algorithm} is {digest.hexdigest()}, the owners' is {expected}; it is "
@@ -140,7 +146,8 @@ def _append(part: Path, file: OwnersFile, track: Track) -> int | None:
     begun = part.stat().st_size if part.exists() else 0
     request = Request(file.url, headers={"Range": f"bytes={begun}-"} if begun else {})  # noqa: S310
     try:
-        answer = urlopen(request, timeout=_TIMEOUT)  # noqa: S310
+        with _network():
+            answer = urlopen(request, timeout=_TIMEOUT)  # noqa: S310
     except HTTPError as error:
         if error.code != 416 or not begun:
             raise
@@ -151,11 +158,29 @@ def _append(part: Path, file: OwnersFile, track: Track) -> int | None:
             begun = 0
         left = _number(answer.headers.get("Content-Length", ""))
         with part.open("ab" if begun else "wb") as out:
-            blocks = iter(lambda: answer.read(_BLOCK), b"")
+            blocks = iter(lambda: _received(answer), b"")
             steps = None if left is None else -(-left // _BLOCK)
             for block in track(blocks, f"fetching {file.name}", steps):
                 out.write(block)
     return None if left is None else begun + left
+
+
+def _received(answer: Any) -> bytes:
+    """The next bytes of an answer."""
+    with _network():
+        content: bytes = answer.read(_BLOCK)
+        return content
+
+
+@contextmanager
+def _network() -> Iterator[None]:
+    """Let an error of a connection have no errno: disks raise some of the same ones."""
+    try:
+        yield
+    except URLError:
+        raise
+    except OSError as error:
+        raise URLError(error) from error
 
 
 def _number(text: str) -> int | None:

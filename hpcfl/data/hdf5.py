@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpcfl.data.check_heaps import check_heaps
 from hpcfl.errors import DataError
-from hpcfl.io.files import read_error, require_memory
+from hpcfl.io.files import read_error, refuse_large_file
 
 _DEFLATE = 1032  # the most that HDF5's usual compression can save
 
@@ -54,7 +54,7 @@ def feature(path: Path, group: Any, client: str, name: str) -> Any:
         DataError: there is too little memory for it, or as ``member``.
     """
     found = member(path, member(path, group, client, h5py.Group), name, h5py.Dataset)
-    require_memory(path, found.nbytes)
+    refuse_large_file(path, found.nbytes)
     return found
 
 
@@ -95,7 +95,7 @@ def strings(path: Path, group: Any, name: str) -> Any:
             f"{path}: {found.name} is {found.dtype} of shape {found.shape}, expected a list of "
             "strings"
         )
-    require_memory(path, found.nbytes)
+    refuse_large_file(path, found.nbytes)
     if form.length is None:
         check_heaps(path)
     return found

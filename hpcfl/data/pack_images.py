@@ -27,7 +27,7 @@ from hpcfl.data.encoded_images import DAMAGED, QUALITY, reason, shrunk
 from hpcfl.data.hdf5 import attribute, encoded, opened, strings
 from hpcfl.data.packed import FORMAT
 from hpcfl.data.source_fingerprint import Stamp, digest, same, stamp
-from hpcfl.errors import DataError, file_error
+from hpcfl.errors import DataError, DiskError, disk_errors, file_error
 
 PIECE = 512  # images
 
@@ -120,6 +120,7 @@ def pack(
 
     Raises:
         DataError: more are; or the file cannot be written.
+        DiskError: the disk is full or fails.
     """
     part, train = _part(path), listing.train
     with writable(path):
@@ -197,11 +198,20 @@ def report(path: Path, faults: Sequence[Fault], images: int, allowed: int | None
 
 @contextmanager
 def writable(path: Path) -> Iterator[None]:
-    """What the system refuses inside the block becomes a DataError about ``path``."""
+    """What the system refuses inside the block, as an error about ``path``.
+
+    Raises:
+        DataError: the block raised OSError, and the disk is sound.
+        DiskError: the disk is full or fails.
+    """
     try:
         yield
     except OSError as error:
         raise file_error(error, f"{path}: cannot be made: {error}", DataError) from error
+    except RuntimeError as error:  # which h5py's close raises where the disk is full
+        if "errno = " not in str(error):  # HDF5's text of what the system refused
+            raise
+        raise DiskError(f"{path}: cannot be made: {' '.join(str(error).split())}") from error
 
 
 def commit(part: Path, path: Path) -> None:
@@ -245,6 +255,17 @@ def _end_after(sentinel: int) -> None:
     os._exit(1)
 
 
+def read_image(path: Path) -> bytes:
+    """The bytes of an image that is to be packed.
+
+    Raises:
+        OSError: there is no such file, or it may not be read; which is a fault of one image.
+        DiskError: the disk fails; other images would fail, too, and none of them is damaged.
+    """
+    with disk_errors(path):
+        return path.read_bytes()
+
+
 def _make(piece: Piece) -> list[Fault]:
     """Write the file of a piece, unless it is there and whole; what it had to leave out."""
     if piece.path.exists():
@@ -253,7 +274,7 @@ def _make(piece: Piece) -> list[Fault]:
     for photo in piece.photos:
         content = b""
         try:
-            content = shrunk((piece.root / photo.path).read_bytes(), piece.side)
+            content = shrunk(read_image(piece.root / photo.path), piece.side)
         except DAMAGED as error:
             faults.append(Fault(photo, reason(error)))
         contents.append(content)

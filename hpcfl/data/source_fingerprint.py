@@ -8,16 +8,21 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, disk_errors
 
 Stamp = tuple[int, int] | None
 """Size and time of the last change, in nanoseconds; None where no file is."""
 
 
 def stamp(path: Path) -> Stamp:
-    """What tells this file from another of the same name, without reading it."""
+    """What tells this file from another of the same name, without reading it.
+
+    Raises:
+        DiskError: the disk fails, which tells nothing about the file.
+    """
     try:
-        found = path.stat()
+        with disk_errors():
+            found = path.stat()
     except OSError:  # whoever reads it says so
         return None
     return found.st_size, found.st_mtime_ns

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
-from hpcfl.io.files import read_error, require_memory
+from hpcfl.io.files import read_error, refuse_large_file
 
 _MOST = 1 << 28, 1 << 20  # bytes and instructions; CIFAR-100's largest file has half of the former
 _DAMAGED = (pickle.UnpicklingError, ArithmeticError, LookupError, OSError, TypeError, ValueError)
@@ -194,7 +194,7 @@ class _Reader:
             DataError: all copies together do not fit into this machine.
         """
         self._copied += sum(len(value) for value in values if isinstance(value, _COPIED))
-        require_memory(self._path, self._copied)
+        refuse_large_file(self._path, self._copied)
 
 
 def _named(module: Any, name: Any) -> _Name:

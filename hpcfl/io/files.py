@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from hpcfl.errors import DataError, DiskError, HpcflError, StoreError, file_error
-from hpcfl.io.memory import free_memory
+from hpcfl.io.memory import too_little_memory
 
 # What numpy and zipfile raise when they parse a damaged file, found by flipping every byte of one.
 _DAMAGED = (
@@ -40,8 +40,6 @@ _DAMAGED = (
     TokenError,
     struct.error,
 )
-
-_SMALL = 1 << 20  # bytes that need no look at the machine
 
 
 def read_arrays(
@@ -64,7 +62,7 @@ def read_arrays(
         sizes = {
             info.filename.removesuffix(".npy"): info.file_size for info in archive.zip.infolist()
         }
-        require_memory(path, sum(sizes[name] for name in present))
+        refuse_large_file(path, sum(sizes[name] for name in present))
         return {name: _native(archive[name]) for name in present}
 
 
@@ -85,16 +83,16 @@ def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
     return read_arrays(path, names)[names[0]]
 
 
-def require_memory(path: Path, need: int) -> None:
-    """Refuse to read so many bytes of ``path`` where they do not fit into this machine.
+def refuse_large_file(path: Path, needed: int) -> None:
+    """Refuse to read so many bytes of ``path`` where they do not fit into this machine's memory.
 
     Raises:
         DataError: there is less memory free.
     """
-    free = free_memory() if need > _SMALL else None
-    if free is not None and need > free:
+    free = too_little_memory(needed)
+    if free is not None:
         raise DataError(
-            f"{path}: takes {decimal(need)} of memory as it says, {decimal(free)} are free; "
+            f"{path}: takes {decimal(needed)} of memory as it says, {decimal(free)} are free; "
             "it is damaged, or too large for this machine"
         )
 

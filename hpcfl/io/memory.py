@@ -14,6 +14,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 # The limit, the use and the reclaimable part of it, in version 2 and 1 of Linux's cgroups.
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_SMALL = 1 << 20  # bytes that need no look at the machine
 
 
 def free_memory() -> int | None:
@@ -24,8 +25,17 @@ def free_memory() -> int | None:
         return None
 
 
-def require_memory(key: str, what: str, needed: int) -> None:
-    """Refuse what cannot be held in memory before it is asked for.
+def too_little_memory(needed: int) -> int | None:
+    """Bytes that are free, where they are fewer than ``needed``; None where memory suffices.
+
+    None also where the system does not say.
+    """
+    free = free_memory() if needed > _SMALL else None
+    return free if free is not None and needed > free else None
+
+
+def refuse_large_job(key: str, what: str, needed: int) -> None:
+    """Refuse what a job asks for and this machine cannot hold in memory, before it is made.
 
     Args:
         key: of the job, which makes it so large.
@@ -35,8 +45,8 @@ def require_memory(key: str, what: str, needed: int) -> None:
     Raises:
         JobError: more is needed than is free.
     """
-    free = free_memory()
-    if free is not None and needed > free:
+    free = too_little_memory(needed)
+    if free is not None:
         raise JobError(
             f"{key}: {what} needs {decimal(needed)} of memory, found {decimal(free)} free; lower "
             "it, or take a machine with more memory"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from hpcfl.errors import JobError
+from hpcfl.errors import DiskError, JobError, as_disk_error
 
 ADDRESS = "https://download.pytorch.org/models/"
 
@@ -24,6 +24,7 @@ def fetch(name: str) -> None:
 
     Raises:
         JobError: it cannot be had, or is damaged.
+        DiskError: the disk is full or fails.
     """
     path = home(name)
     by_hand = (
@@ -36,9 +37,11 @@ def fetch(name: str) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(ADDRESS + name, str(path), mark, progress=False)
         except (OSError, RuntimeError) as error:
-            raise JobError(
-                f"model.init: torchvision: {name} could not be downloaded: {error}; {by_hand}"
-            ) from error
+            message = f"model.init: torchvision: {name} could not be downloaded: {error}; "
+            if as_disk_error(error):
+                advice = f"make room in {path.parent} or repair the disk"
+                raise DiskError(message + advice) from error
+            raise JobError(message + by_hand) from error
     with path.open("rb") as file:
         found = file_digest(file, "sha256").hexdigest()
     if not found.startswith(mark):

@@ -25,8 +25,8 @@ from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.run import Desk, Run
 from hpcfl.engine.schema import LOSS, Schema, Survey, dry_round, nbytes
 from hpcfl.engine.timing import Account
-from hpcfl.errors import JobError, as_job_error, described, one_line
-from hpcfl.io.memory import require_memory
+from hpcfl.errors import JobError, as_job_error, described, is_own_fault, one_line
+from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import Job, Loaded, fitted, require_filled
 from hpcfl.local.client_pool import Population
 from hpcfl.local.client_states import Memories
@@ -256,10 +256,13 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
 
 
 def _played_dry(loaded: Loaded, x0: Vector) -> Schema:
-    """The dry round of the job's algorithm, its faults told as the user's."""
+    """The dry round of the job's algorithm; faults of a user's class are told in one line."""
+    algorithm = loaded.job.algorithm
     try:
-        return dry_round(loaded.job.algorithm, x0.numel(), x0.dtype)
+        return dry_round(algorithm, x0.numel(), x0.dtype)
     except Exception as e:
+        if is_own_fault(e, algorithm):
+            raise
         raise JobError(
             f"algorithm.name: {loaded.tree['algorithm']['name']}: its dry round failed"
             f"{described(e)}; hooks take and return what "
@@ -281,7 +284,7 @@ def _require_room_for_server(loaded: Loaded, schema: Schema, device: torch.devic
     ][: loaded.job.rounds + len(schema.server)]
     name = loaded.tree["algorithm"]["name"]
     key = "algorithm.tau" if "tau" in loaded.tree["algorithm"] else "algorithm.name"
-    require_memory(key, f"the server of {name} ({len(kept)} vectors)", nbytes(kept))
+    refuse_large_job(key, f"the server of {name} ({len(kept)} vectors)", nbytes(kept))
 
 
 def wire(

@@ -4,16 +4,19 @@ What would fail in round 1, or give another model on two ranks than on one, is f
 trial leaves no trace: neither in a random stream, nor in the model's buffers.
 """
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import isfunction
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.base import Algorithm, Cohort
+from hpcfl import models
+from hpcfl.algorithms.base import Cohort
 from hpcfl.engine.hook_rules import (
     Member,
     call,
@@ -24,10 +27,11 @@ from hpcfl.errors import (
     BrokenRuleError,
     HpcflError,
     JobError,
-    as_disk_error,
     defined,
     described,
+    disk_errors,
     hint,
+    is_own_fault,
 )
 from hpcfl.job.schema import Loaded
 from hpcfl.local.test_set import TestSet
@@ -39,6 +43,9 @@ from hpcfl.types import Batch, Vector
 CLIENTS = 2  # that are tried
 TESTED = 8  # test examples
 _RULES = "; hooks take and return what hpcfl/algorithms/base.py says"
+# Where torch refuses what does not fit: in itself, in a forward pass or in a loss.
+_FORWARD = tuple(Path(module.__path__[0]) for module in (torch, models))
+_UNFIT = (RuntimeError, ValueError, IndexError)  # which torch raises there
 _KEYED = "; such draws depend on the number of ranks and on restarts: "
 
 
@@ -46,8 +53,9 @@ def try_classes(parts: Parts) -> None:
     """Play one step of two clients on their own examples, and the server's step.
 
     Raises:
-        JobError: a class of the job raises, draws from a global generator, or keeps something
-            between calls.
+        JobError: a class of the user's raises, draws from a global generator, or keeps something
+            between calls; or the data do not fit the model.
+        DiskError: the disk is full or fails.
     """
     buffers = {name: buffer.clone() for name, buffer in parts.buffers.items()}
     try:
@@ -71,11 +79,13 @@ def try_algorithm(loaded: Loaded) -> None:
     """Play the hooks of the job's algorithm on made-up values, where no data are at hand.
 
     Raises:
-        JobError: a hook raises, or breaks a rule of ``hpcfl/algorithms/base.py``.
+        JobError: a hook of a class of the user's raises, or breaks a rule of
+            ``hpcfl/algorithms/base.py``.
     """
     name = f"algorithm.name: {loaded.tree['algorithm']['name']}"
-    with _as_one_line(name, "its dry round failed", "", _RULES), restored():
-        require_repeatable_without_data(loaded.job.algorithm)
+    algorithm = loaded.job.algorithm
+    with _as_one_line(name, "its dry round failed", (algorithm,), advice=_RULES), restored():
+        require_repeatable_without_data(algorithm)
 
 
 class _Trial:
@@ -207,32 +217,30 @@ class _Trial:
 
     @contextmanager
     def _algorithm(self) -> Iterator[None]:
-        cls: type[Algorithm] = type(self._parts.algorithm)
-        with self._told(self._name("algorithm", "name"), "its trial before round 1 failed", cls):
+        name, does = self._name("algorithm", "name"), "its trial before round 1 failed"
+        algorithm = self._parts.algorithm
+        where = defined(type(algorithm).update)
+        with _as_one_line(name, does, (algorithm,), where, _RULES):
             yield
 
     @contextmanager
     def _data(self) -> Iterator[None]:
         name, does = self._name("data", "kind"), "a batch of it cannot be made"
-        with _as_one_line(name, does, self._transform):
+        with _as_one_line(name, does, (self._parts.job.data,), self._transform):
             yield
 
     @contextmanager
     def _model(self, batch: Batch) -> Iterator[None]:
         given = f"inputs {_said(batch.inputs)}, labels {_said(batch.labels)}"
         does = f"cannot be trained on a batch of data.kind {self._kind} ({given})"
-        with _as_one_line(self._name("model", "name"), does, self._forward):
+        name, called = self._name("model", "name"), (self._parts.job.model, self._parts.job.data)
+        with _as_one_line(name, does, called, self._forward, unfit=True):
             yield
 
     @property
     def _kind(self) -> str:
         kind: str = self._parts.loaded.tree["data"]["kind"]
         return kind
-
-    @contextmanager
-    def _told(self, name: str, does: str, cls: type[Any]) -> Iterator[None]:
-        with _as_one_line(name, does, defined(cls.update), _RULES):
-            yield
 
     def _require_undrawn(
         self,
@@ -254,18 +262,51 @@ class _Trial:
 
 
 @contextmanager
-def _as_one_line(name: str, does: str, otherwise: str, advice: str = "") -> Iterator[None]:
-    """Turn whatever the block raises into a JobError, or a DiskError where the disk failed."""
+def _as_one_line(
+    name: str,
+    does: str,
+    called: tuple[object, ...],
+    otherwise: str = "",
+    advice: str = "",
+    *,
+    unfit: bool = False,
+) -> Iterator[None]:
+    """Turn what the block raises into one line; a fault of hpcfl's own keeps its traceback.
+
+    Args:
+        name: the key of the job that is called, and its value.
+        does: what failed.
+        called: the parts of the job that the block calls.
+        otherwise: the place, where the error went through no line of the user's.
+        advice: what to do.
+        unfit: whether the block plays the model, which data of the user's need not fit, even if
+            every class is hpcfl's.
+
+    Raises:
+        JobError: the block raised, and a class or line of the user's took part, or memory is
+            lacking, or the data do not fit the model.
+        DiskError: the disk is full or fails.
+    """
     try:
-        yield
+        with disk_errors():
+            yield
     except HpcflError:
         raise
     except Exception as e:
-        if disk := as_disk_error(e):
-            raise disk from e
+        if is_own_fault(e, *called) and not (unfit and _refused_by_torch(e)):
+            raise
         more = "" if isinstance(e, BrokenRuleError) else hint()
         said = described(e, otherwise=otherwise)
         raise JobError(f"{name}: {does}{said}{advice}{more}") from e
+
+
+def _refused_by_torch(error: Exception) -> bool:
+    """Whether torch refused what a forward pass, a loss or its gradient asked for."""
+    if not isinstance(error, _UNFIT):
+        return False
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    file = Path(innermost.f_code.co_filename)
+    return any(file.is_relative_to(folder) for folder in _FORWARD)
 
 
 def _said(tensor: Tensor) -> str:

@@ -24,14 +24,14 @@ from hpcfl.data.split import deal
 from hpcfl.data.tables import Row, class_of
 from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError, HpcflError, JobError, StoreError, one_line
-from hpcfl.io import checksum, files
+from hpcfl.io import checksum, memory
 from hpcfl.io.files import read_array, read_arrays
 from hpcfl.models.weights import read_weights
 
 
 @pytest.fixture
 def little_memory(monkeypatch):
-    monkeypatch.setattr(files, "free_memory", lambda: 10**6)
+    monkeypatch.setattr(memory, "free_memory", lambda: 10**6)
 
 
 def test_zeros_that_unpack_to_more_than_there_is(tmp_path, little_memory):

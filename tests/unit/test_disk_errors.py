@@ -14,7 +14,7 @@ from hpcfl.runner import preflight
 VISIT = SimpleNamespace(client=7, round=3)
 AROUND = {
     "a class before round 1": lambda: as_job_error("data.kind: x", "cannot", nullcontext),
-    "the trial": lambda: preflight._as_one_line("data.kind: x", "cannot", ""),
+    "the trial": lambda: preflight._as_one_line("data.kind: x", "cannot", ()),
     "a client": lambda: named(VISIT, "begin"),
     "a round": lambda: told(4),
 }

@@ -21,7 +21,8 @@ import torch
 from hpcfl.checkpoint import buffers
 from hpcfl.cohort.sampling import Replay
 from hpcfl.comm import heartbeat
-from hpcfl.data import hdf5
+from hpcfl.data import archives, concrete, hdf5, huggingface, stackexchange, tiny_imagenet
+from hpcfl.data.download import OwnersFile, quiet
 from hpcfl.data.idx import read_idx
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.unpickle import unpickle
@@ -164,17 +165,28 @@ def open_hdf5(path):
         pass
 
 
+def read_as_huggingface(path):
+    with huggingface._told(str(path)):
+        path.read_bytes()
+
+
 READERS = {
+    "archive": lambda path: archives._unpack(path, lambda name: None, quiet),
     "arrays": read_array,
     "buffers": lambda path: buffers.read(path, {"mean": torch.zeros(1)}),
+    "checksum": lambda path: OwnersFile(path.name, "", md5="00").check(path, quiet),
+    "concrete": concrete._table,
     "cohorts": lambda path: Replay(path=str(path)).cohorts,
     "hdf5": open_hdf5,
     "heartbeats": lambda path: heartbeat.read_all(path.parent),
+    "huggingface": read_as_huggingface,
     "idx": lambda path: read_idx(path, ()),
     "input": lambda path: InputFile(path).digest(Event()),
     "job": yaml_file.read,
     "pickle": unpickle,
+    "posts": lambda path: list(stackexchange._posts(path)),
     "sweep": lambda path: read_diary(path.parent),
+    "tiny_imagenet": lambda path: list(tiny_imagenet._annotated(path, {})),
 }
 NAMES = {"heartbeats": "0000.json", "sweep": "sweep.log"}
 

@@ -9,11 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.errors import is_own_fault
 from hpcfl.job.schema import load
+from hpcfl.local.client_pool import Population
+from hpcfl.local.step import Gradient
+from hpcfl.models.linear import Linear
+from hpcfl.models.losses import squared
 from hpcfl.randomness import generators
+from hpcfl.runner import preflight
 from hpcfl.runner.components import assemble
-from hpcfl.runner.preflight import try_classes
+from hpcfl.runner.preflight import try_algorithm, try_classes
 
 ROOT = Path(__file__).parents[2]
 
@@ -256,6 +266,12 @@ class Shuffled(Arrays):
 
 
 @own
+class Empty(FedAvg):
+    def finish(self, y, local, message, state, client):
+        return None
+
+
+@own
 class Late(FedAvg):
     """Fails in round 2."""
 
@@ -397,10 +413,67 @@ def test_what_load_draws_follows_from_the_seed(module, job, hpcfl):
     assert losses[0] == losses[1]
 
 
-def test_the_trial_leaves_no_trace(job, own_process):
-    import torch
+def parts_of(job, *overrides):
+    return assemble(load(job, list(overrides)), torch.device("cpu"))
 
-    parts = assemble(load(job), torch.device("cpu"))
+
+def test_data_that_do_not_fit_a_model_of_hpcfl(job, refused):
+    """No class is the user's, but the numbers are."""
+    line = refused("check", "--data", job, "model={name: char_lstm}")
+    assert "model.name: char_lstm: cannot be trained on a batch of data.kind arrays (inputs" in line
+    assert "RuntimeError: Expected tensor for argument #1 'indices'" in line
+
+
+def test_a_shape_that_a_loss_refuses():
+    """torch raises it in C, called by a line of hpcfl's."""
+    with pytest.raises(RuntimeError) as caught:
+        squared(torch.zeros(2, 3), torch.zeros(5))
+    assert preflight._refused_by_torch(caught.value)
+    assert is_own_fault(ValueError(), Linear())
+    with pytest.raises(AttributeError) as caught:
+        squared(None, None)
+    assert not preflight._refused_by_torch(caught.value)
+
+
+FAULTS = {
+    "an algorithm": (FedHBM, "finish"),
+    "a model": (nn.Flatten, "forward"),
+    "the data": (Population, "visit"),
+    "the gradient": (Gradient, "stochastic"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_hpcfl_keeps_its_traceback(fault, job, monkeypatch, own_process):
+    """It is not told as a fault of the job, in which every class is hpcfl's."""
+    parts = parts_of(job)
+    owner, name = FAULTS[fault]
+    monkeypatch.setattr(owner, name, None)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        try_classes(parts)
+
+
+def test_a_fault_of_hpcfl_in_a_dry_round_keeps_its_traceback(job, monkeypatch, own_process):
+    monkeypatch.setattr(FedAvg, "finish", None)
+    for play in (try_algorithm, lambda loaded: assemble(loaded, torch.device("cpu"))):
+        with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+            play(load(job, ["algorithm={name: fedavg}"]))
+
+
+def test_a_class_of_the_users_is_told_of_where_hpcfl_stumbles(module, job, refused):
+    """Its hook has returned already, and no line of its own is in the traceback."""
+    line = refused("check", job, override(module, "algorithm", "Empty"))
+    assert line.startswith("JobError: algorithm.name: mine.Empty: its dry round failed: ")
+
+
+def test_memory_that_cannot_be_had_is_of_the_job():
+    assert not is_own_fault(MemoryError())
+    assert not is_own_fault(RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB."))
+    assert is_own_fault(RuntimeError("no such key"), FedAvg())
+
+
+def test_the_trial_leaves_no_trace(job, own_process):
+    parts = parts_of(job)
     before, x0 = generators(), parts.x0.clone()
     try_classes(parts)
     assert generators() == before

@@ -15,6 +15,7 @@ from hpcfl.data.download import OwnersFile, Track, check_count, provide
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import DataError
+from hpcfl.io.files import read_error
 from hpcfl.types import Examples, PathText
 
 _COLUMNS = 9  # eight features, then the target
@@ -89,6 +90,7 @@ def _table(path: Path) -> NDArray[np.float64]:
 
     Raises:
         DataError: the file is missing or something else.
+        DiskError: the disk fails.
     """
     if not path.is_file():
         raise DataError(
@@ -96,11 +98,13 @@ def _table(path: Path) -> NDArray[np.float64]:
             f"hpcfl data prepare concrete --root {path.parent}"
         )
     try:
-        with catch_warnings():  # of a file without rows, which is told below
+        # A file without rows, of which numpy warns, is told below.
+        with path.open(encoding="utf-8-sig") as file, catch_warnings():
             filterwarnings("ignore", "loadtxt: input contained no data", UserWarning)
-            table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, encoding="utf-8-sig")
+            table = np.loadtxt(file, delimiter=",", skiprows=1, ndmin=2)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a readable table: {error}") from error
+        message = f"{path}: not a readable table: {error}"
+        raise read_error(error, message, DataError) from error
     if table.shape[1] != _COLUMNS or len(table) < 2 or not np.isfinite(table).all():
         raise DataError(
             f"{path}: {len(table)} rows of {table.shape[1]} columns, expected at least 2 rows "

@@ -19,6 +19,7 @@ from hpcfl.data.labels import count_of, missing_classes
 from hpcfl.data.partition import Rows
 from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import DataError, JobError
+from hpcfl.io.files import read_error
 from hpcfl.types import Count, Examples, PathText
 
 _ROWS = 1000  # decoded at a time
@@ -100,6 +101,7 @@ class Split(NamedTuple):
 
         Raises:
             DataError: there is none, or it cannot be decoded, or its rows differ in shape.
+            DiskError: the disk fails.
         """
         if name not in self.table.column_names:
             found = ", ".join(self.table.column_names)
@@ -142,6 +144,7 @@ def _saved(folder: Path) -> list[Path]:
 
     Raises:
         DataError: the folder cannot be listed.
+        DiskError: the disk fails.
     """
     with _told(str(folder)):
         return sorted(
@@ -153,7 +156,13 @@ def _saved(folder: Path) -> list[Path]:
 
 @contextmanager
 def _told(where: str) -> Iterator[None]:
-    """What the packages raise inside the block, as one line."""
+    """What the packages raise inside the block, as one line.
+
+    Raises:
+        DataError: what the block reads is damaged, or of another kind.
+        DiskError: the disk fails.
+        JobError: a package is not installed.
+    """
     try:
         yield
     except ImportError as error:
@@ -164,7 +173,8 @@ def _told(where: str) -> Iterator[None]:
         reason = str(error).partition("\n")[0] or type(error).__name__
         if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
             reason = "an image of no known kind"
-        raise DataError(f"{where}: not readable: {reason}") from error
+        message = f"{where}: not readable: {reason}"
+        raise read_error(error, message, DataError) from error
 
 
 def _classes(train: Split, test: Split | None, name: str) -> int:

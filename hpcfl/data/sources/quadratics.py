@@ -14,7 +14,7 @@ from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import JobError
-from hpcfl.io.memory import require_memory
+from hpcfl.io.memory import refuse_large_job
 from hpcfl.seeds import stream
 from hpcfl.types import Count, Decay, Examples, NonNegative, Positive
 
@@ -55,7 +55,7 @@ class Quadratics(DataConfig):
             )
         # Up to three arrays of that size are held at a time, in float64.
         needed = 8 * count * self.dim * 2 * 3
-        require_memory(
+        refuse_large_job(
             "data.clients" if count > self.dim else "data.dim",
             f"data of {count} clients in {self.dim} dimensions",
             needed,

@@ -31,7 +31,7 @@ from hpcfl.data.text import Sentences
 from hpcfl.data.token_file import Source
 from hpcfl.data.vocabulary import Vocabulary
 from hpcfl.errors import DataError
-from hpcfl.io.files import parse_json
+from hpcfl.io.files import parse_json, read_error
 from hpcfl.seeds import stream
 from hpcfl.types import Share
 
@@ -167,6 +167,7 @@ def _posts(path: Path) -> Iterator[tuple[str, int, int]]:
 
     Raises:
         DataError: the file is damaged, or a line of it is no post.
+        DiskError: the disk fails.
     """
     number = place = 0
     try:
@@ -181,7 +182,8 @@ def _posts(path: Path) -> Iterator[tuple[str, int, int]]:
                     yield f"{site}/{user}", place, count
                 place += len(line)
     except (OSError, EOFError, ZlibError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: damaged after line {number}: {error}") from error
+        message = f"{path}: damaged after line {number}: {error}"
+        raise read_error(error, message, DataError) from error
 
 
 @contextmanager

@@ -24,10 +24,20 @@ from hpcfl.data.encoded_images import DAMAGED, pixels, reason
 from hpcfl.data.hdf5 import attribute, encoded, opened
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.pack_images import Fault, Listing, Origin, Photo, commit, report, writable
+from hpcfl.data.pack_images import (
+    Fault,
+    Listing,
+    Origin,
+    Photo,
+    commit,
+    read_image,
+    report,
+    writable,
+)
 from hpcfl.data.packed import checked_labels, mapped
 from hpcfl.data.source_fingerprint import same
 from hpcfl.errors import DataError
+from hpcfl.io.files import read_error
 from hpcfl.types import Count, Examples, PathText
 
 FOLDER = "tiny-imagenet-200"
@@ -154,7 +164,8 @@ def _annotated(path: Path, classes: dict[str, int]) -> Iterator[Photo]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a readable list of images: {error}") from error
+        message = f"{path}: not a readable list of images: {error}"
+        raise read_error(error, message, DataError) from error
     for number, line in enumerate(lines, 1):
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
@@ -223,7 +234,7 @@ def _decode(
 
 def _decoded(folder: Path, photo: Photo) -> NDArray[np.uint8] | Fault:
     try:
-        return pixels((folder / photo.path).read_bytes())
+        return pixels(read_image(folder / photo.path))
     except DAMAGED as error:
         return Fault(photo, reason(error))
 

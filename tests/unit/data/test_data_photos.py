@@ -1,7 +1,9 @@
 """Landmarks, iNaturalist and folders of images: packed from the owners' layouts, read by client."""
 
+import errno
 import fcntl
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -18,15 +20,17 @@ import pytest
 import torch
 from PIL import Image
 
+from hpcfl.data import pack_images
 from hpcfl.data.base import Dataset
 from hpcfl.data.download import quiet
 from hpcfl.data.encoded_images import pixels
 from hpcfl.data.packed import Packed
+from hpcfl.data.source_fingerprint import stamp
 from hpcfl.data.sources import inaturalist, landmarks
 from hpcfl.data.sources.image_folder import ImageFolder
 from hpcfl.data.sources.inaturalist import INaturalist
 from hpcfl.data.sources.landmarks import Landmarks
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, DiskError
 from tests import image_layouts
 from tests.image_layouts import BY_CLIENT, TEST, TRAIN, colour, image_id, landmark
 
@@ -546,7 +550,7 @@ def test_a_file_cut_off_or_of_another_kind_is_refused(made):
 
 KILLED = """
 import os, signal, sys
-from hpcfl.data import pack_images as packing
+from hpcfl.data import pack_images
 from hpcfl.data.sources.landmarks import Landmarks
 
 def track(items, what, total=None):
@@ -556,7 +560,7 @@ def track(items, what, total=None):
             os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    packing.PIECE = 2
+    pack_images.PIECE = 2
     config = Landmarks(root=sys.argv[1], subset=True, size=32, margin=4, workers=2)
     config.prepare(track)
 """
@@ -671,3 +675,50 @@ def test_a_killed_process_is_told_and_the_next_call_goes_on(tmp_path, monkeypatc
     landmark(root, 3).unlink()
     image_layouts.image(landmark(root, 3), 3)
     source("landmarks", root).prepare(quiet)
+
+
+def failing(monkeypatch, call, number, suffix=".jpg"):
+    """Let this call of a path of an image fail so, and name no file where it reads."""
+    whole = getattr(pathlib.Path, call)
+
+    def refuse(path, *arguments, **more):
+        if path.suffix.lower() == suffix:
+            raise OSError(number, os.strerror(number))
+        return whole(path, *arguments, **more)
+
+    monkeypatch.setattr(pathlib.Path, call, refuse)
+
+
+def test_a_disk_that_fails_is_no_damaged_image(tmp_path, monkeypatch):
+    image_layouts.image_folder(tmp_path)
+    failing(monkeypatch, "read_bytes", errno.EIO)
+    with pytest.raises(DiskError, match=r"\.jpg: Input/output error$"):
+        source("image_folder", tmp_path).prepare(quiet)
+    assert not list(tmp_path.glob("*.missing.txt"))
+
+
+def test_an_image_that_may_not_be_read_is_listed(tmp_path, monkeypatch):
+    image_layouts.image_folder(tmp_path)
+    failing(monkeypatch, "read_bytes", errno.EACCES)
+    with pytest.raises(DataError, match=r"images are missing or damaged; .*Permission denied"):
+        source("image_folder", tmp_path).prepare(quiet)
+
+
+def test_a_disk_that_fails_is_no_other_file(tmp_path, monkeypatch):
+    """Whether a packed file was made from the images cannot be told."""
+    path = tmp_path / "image.jpg"
+    failing(monkeypatch, "stat", errno.ENOENT)
+    assert stamp(path) is None
+    failing(monkeypatch, "stat", errno.EIO)
+    with pytest.raises(DiskError, match="Input/output error"):
+        stamp(path)
+
+
+def test_a_packed_file_that_cannot_be_closed(tmp_path):
+    """On a full disk h5py's close raises RuntimeError, of whatever HDF5 was told."""
+    said = "Can't decrement id ref count (write failed, errno = 28, error message = 'No space')"
+    path = tmp_path / "x.h5"
+    with pytest.raises(DiskError, match=r"x\.h5: .* 'No space'"), pack_images.writable(path):
+        raise RuntimeError(said)
+    with pytest.raises(RuntimeError, match="thread"), pack_images.writable(path):
+        raise RuntimeError("can't start new thread")

@@ -1,7 +1,9 @@
 """Tiny ImageNet: the official folder, or one rearranged by class, as one mapped file."""
 
+import errno
 import fcntl
 import os
+import pathlib
 import tarfile
 import zipfile
 from hashlib import md5
@@ -14,7 +16,7 @@ import torch
 from hpcfl.data.download import OwnersFile, quiet
 from hpcfl.data.sources import tiny_imagenet
 from hpcfl.data.sources.tiny_imagenet import TinyImageNet
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, DiskError
 from tests import image_layouts
 from tests.image_layouts import WNIDS, colour
 from tests.real_data import real
@@ -192,3 +194,13 @@ def test_real_images(tmp_path):
     assert dataset.test.labels.bincount().tolist() == [10] * 200
     mean = dataset.train.inputs.float().mean(dim=(0, 1, 2)) / 255
     assert torch.allclose(mean, torch.tensor([0.48, 0.45, 0.40]), atol=0.02)
+
+
+def test_a_disk_that_fails_is_no_damaged_image(root, monkeypatch):
+    def refuse(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(pathlib.Path, "read_bytes", refuse)
+    with pytest.raises(DiskError, match=r"\.JPEG: Input/output error$"):
+        source(root).prepare(quiet)
+    assert not list(root.glob("*.missing.txt"))

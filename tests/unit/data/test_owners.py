@@ -1,13 +1,17 @@
 """Fetching owners' files: from a server on this machine, whole, cut off, damaged and absent."""
 
+import errno
 import hashlib
+import os
 import threading
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from hpcfl.data import download
 from hpcfl.data.download import OwnersFile, provide, quiet
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, DiskError
 
 CONTENT = bytes(range(256)) * 5000  # 1.28 MB: two blocks
 
@@ -168,3 +172,36 @@ def test_checks_a_file_that_was_put_there(server, tmp_path):
     path.write_bytes(CONTENT)
     provide(tmp_path, [file], quiet)
     assert server.asked == []
+
+
+def raising(number, *file):
+    def refuse(*arguments, **more):
+        raise OSError(number, os.strerror(number), *file)
+
+    return refuse
+
+
+@pytest.mark.parametrize("name", ["ENOSPC", "EIO", "ETIMEDOUT"])
+def test_a_disk_that_fails_while_a_file_is_fetched(server, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(download.Path, "replace", raising(getattr(errno, name)))
+    with pytest.raises(DiskError, match=r"file\.bin: cannot be fetched: .*; make room or repair"):
+        provide(tmp_path, [file_at(server)], quiet)
+
+
+class Answer(nullcontext):
+    """What a server answers before its connection is lost."""
+
+    status, headers = 200, {}
+    read = staticmethod(raising(errno.ETIMEDOUT))
+
+    def __enter__(self):
+        return self
+
+
+@pytest.mark.parametrize("urlopen", [raising(errno.ETIMEDOUT), lambda *arguments, **more: Answer()])
+def test_a_connection_that_is_lost_is_no_disk(tmp_path, monkeypatch, urlopen):
+    """Though it raises what a network file system raises, too."""
+    monkeypatch.setattr(download, "urlopen", urlopen)
+    said = r"file\.bin is missing and cannot be downloaded \(.*timed out.*\); put there by hand"
+    with pytest.raises(DataError, match=said):
+        provide(tmp_path, [OwnersFile("file.bin", "http://127.0.0.1/file")], quiet)

@@ -1,6 +1,8 @@
 """Weights that torchvision publishes; and that our models are its models, where it is installed."""
 
+import errno
 import inspect
+import os
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.errors import JobError
+from hpcfl.errors import DiskError, JobError
 from hpcfl.models import MODELS, imagenet
 from hpcfl.models.linear import Linear
 from tests.vision import torchvision
@@ -125,6 +127,15 @@ def test_without_internet(site, model):
     )
     assert "\n" not in line
     assert not model.init_file.exists()
+
+
+def test_a_disk_that_is_full(site, model, monkeypatch):
+    def full(*arguments, **more):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", full)
+    with pytest.raises(DiskError, match=r"No space left on device; make room in .*checkpoints"):
+        model.fetch()
 
 
 def test_damage_is_found(site, model):
