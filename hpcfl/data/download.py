@@ -180,7 +180,7 @@ def _network() -> Iterator[None]:
     except URLError:
         raise
     except OSError as error:
-        raise URLError(error) from error
+        raise OSError(str(error)) from error
 
 
 def _number(text: str) -> int | None:
