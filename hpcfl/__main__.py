@@ -1,14 +1,12 @@
 """``python -m hpcfl`` and the ``hpcfl`` command."""
 
-from hpcfl import interrupt
+from hpcfl.signals import STOP, exit_on_interrupt, latch_early
 
-interrupt.begin()  # before any import that takes its time
+exit_on_interrupt()  # before any import that takes its time
 
 import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
-
-from hpcfl.signals import STOP, latch_early  # noqa: E402
 
 LONG = ("run", "resume", "sweep")
 """The commands that a batch system's signal stops with a checkpoint."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from hpcfl.cohort.placement import owners
+from hpcfl.cohort.assignment import owners
 from hpcfl.comm.base import Comm
 from hpcfl.comm.solo import Solo
 from hpcfl.engine.loop import play

@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcfl import interrupt
+from hpcfl import signals
 from hpcfl.cli.parser import parser
 from hpcfl.errors import (
     Elsewhere,
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.overrides += rest
     try:
         if options.command not in ("run", "resume"):  # a run listens by itself, once it is made
-            interrupt.raise_once()
+            signals.raise_on_interrupt()
         COMMANDS[options.command](options)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -95,7 +95,7 @@ def _tell_disk_error(error: OSError) -> int:
 
 def _interrupted(command: str) -> int:
     """Say in a line that Ctrl-C ended the command; the exit code."""
-    code = interrupt.exit_code()
+    code = signals.interrupt_exit_code()
     stands = "; the last checkpoint stands: resume to go on" * (code == Stopped.exit_code)
     if _speaks():
         _print_error(f"hpcfl {command}: interrupted{stands}")
@@ -140,7 +140,7 @@ def _run(options: argparse.Namespace) -> None:
         from hpcfl.job.yaml_file import run_name
 
         where = options.out or Path("runs") / run_name(options.job, options.overrides)
-        interrupt.may_resume(where)
+        signals.set_resumable(where)
     from hpcfl.job.schema import load
     from hpcfl.runner.session import start
 
@@ -148,7 +148,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _resume(options: argparse.Namespace) -> None:
-    interrupt.may_resume(options.out or options.dir)
+    signals.set_resumable(options.out or options.dir)
     from hpcfl.runner.session import resume
 
     resume(

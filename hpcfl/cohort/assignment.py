@@ -1,13 +1,15 @@
-"""Who trains whom in a round: every client its owner, or the surplus of some owners other ranks.
+"""Assign clients to ranks: the rank that owns each one's state, and the rank that trains it.
 
-Nothing depends on who trains: each client's draws are its own, and sums are exact.  Balancing
-moves few clients (seldom one more than it must), until the busiest rank has at most a twentieth
-more to do than by the longest-processing-time rule (LPT: the largest first, each to the rank with
-the least so far), which heeds no owner.  All of it is a function of the cohort, the same on every
-rank.
+A client has one owner for the whole run.  In a round it is trained by its owner; with
+``balance: steal`` ranks that would be busiest give some of their clients to others.  The result
+does not depend on the rank that trains: each client's draws are its own, and sums are exact.
+Balancing transfers few clients (seldom one more than it must), until the busiest rank has at most a
+twentieth more to do than by the longest-processing-time rule (LPT: the largest first, each to the
+rank with the least so far), which ignores owners.  All of it is a function of the cohort, the same
+on every rank.
 
-Work is counted in examples, not in steps: a step's time is its batch's, and the only step of a
-small client, or the last of any, may have few examples.
+Work is counted in examples, not in steps: the time of a step is that of its batch, and the only
+step of a small client, or the last of any, may have few examples.
 """
 
 from bisect import bisect_left
@@ -20,9 +22,32 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl.errors import JobError
+
 _SLACK = 20  # a move costs more than the twentieth part of a rank's work that it may save
 
 Ints = NDArray[np.int64]
+
+
+def owners(examples: Sequence[int], ranks: int) -> NDArray[np.int64]:
+    """The owner of every client: the largest first, each to the rank with the least so far.
+
+    Raises:
+        JobError: there are more ranks than clients.
+    """
+    if ranks > len(examples):
+        raise JobError(
+            f"{ranks} ranks for {len(examples)} clients: a rank would own none; "
+            f"start at most {len(examples)} ranks"
+        )
+    owner = np.empty(len(examples), dtype=np.int64)
+    loads = [(0, rank) for rank in range(ranks)]
+    heapify(loads)
+    for client in np.argsort(-np.asarray(examples), kind="stable"):
+        load, rank = loads[0]
+        owner[client] = rank
+        heapreplace(loads, (load + int(examples[client]), rank))
+    return owner
 
 
 class Move(NamedTuple):

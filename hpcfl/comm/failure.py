@@ -9,7 +9,7 @@ import numpy as np
 
 from hpcfl.comm.base import Comm
 from hpcfl.errors import DiskError, Elsewhere, HpcflError, as_disk_error, print_traceback
-from hpcfl.interrupt import exit_code
+from hpcfl.signals import interrupt_exit_code
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def group(comm: Comm) -> Iterator[Comm]:
     """Leave ``comm`` in good order, or end every rank: no failure leaves others waiting.
 
     A failure of this rank alone is told on standard error, and every rank ends with exit code 1,
-    or 74 where the disk failed; Ctrl-C is not, see ``hpcfl.interrupt.exit_code``.
+    or 74 where the disk failed; Ctrl-C is not, see ``hpcfl.signals.interrupt_exit_code``.
     On a single rank errors pass unchanged.
     """
     try:
@@ -62,7 +62,7 @@ def group(comm: Comm) -> Iterator[Comm]:
 def _end_all(comm: Comm, error: BaseException) -> None:
     where = f"[rank {comm.rank} of {comm.size}]"
     if isinstance(error, KeyboardInterrupt):  # of a launcher, which sends it to all
-        comm.abort(exit_code())
+        comm.abort(interrupt_exit_code())
     try:
         if isinstance(error, HpcflError):
             sys.stderr.write(f"{where} {type(error).__name__}: {error}\n")

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad
+from hpcfl.engine.global_generators import generators
 from hpcfl.errors import BrokenRuleError, defined
-from hpcfl.randomness import generators
 from hpcfl.types import Vector
 
 SMALL = 1000  # parameters, where values matter and no model is at hand

@@ -34,8 +34,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.cohort.assignment import trainers
-from hpcfl.cohort.placement import owners
+from hpcfl.cohort.assignment import owners, trainers
 from hpcfl.errors import JobError
 from hpcfl.plan.cost_model import Pieces
 from hpcfl.plan.full_gradient_rounds import surveys

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from hpcfl.data.base import Dataset
+from hpcfl.engine.global_generators import seeded
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.job.schema import Loaded
 from hpcfl.models.dropout import own_dropout
@@ -13,7 +14,6 @@ from hpcfl.models.flat_vector import parameters
 from hpcfl.models.init import load_initial
 from hpcfl.models.losses import LOSSES
 from hpcfl.models.normalization import UNFIT
-from hpcfl.randomness import seeded
 from hpcfl.seeds import key
 from hpcfl.types import Vector
 

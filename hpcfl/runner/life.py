@@ -15,7 +15,7 @@ from torch import Tensor
 from hpcfl.checkpoint.best import Best
 from hpcfl.checkpoint.format import fingerprint
 from hpcfl.checkpoint.writer import Saving, begin
-from hpcfl.cohort.placement import owners
+from hpcfl.cohort.assignment import owners
 from hpcfl.comm.failure import together
 from hpcfl.comm.watched import Watched
 from hpcfl.data.fingerprints import Digests

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hpcfl import models
 from hpcfl.algorithms.base import Cohort
+from hpcfl.engine.global_generators import Generators, generators, restored
 from hpcfl.engine.hook_rules import (
     Member,
     call,
@@ -36,7 +37,6 @@ from hpcfl.errors import (
 from hpcfl.job.schema import Loaded
 from hpcfl.local.test_set import TestSet
 from hpcfl.models.losses import LOSSES
-from hpcfl.randomness import Generators, generators, restored
 from hpcfl.runner.components import Parts
 from hpcfl.types import Batch, Vector
 

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.cohort.assignment import trainers
-from hpcfl.cohort.placement import owners
+from hpcfl.cohort.assignment import owners, trainers
 from hpcfl.runner.components import Parts
 from hpcfl.store.disk_usage import Occupancy
 

@@ -17,7 +17,6 @@ from hpcfl.engine.loop import play
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
-from hpcfl.interrupt import may_resume
 from hpcfl.io.atomic import storing
 from hpcfl.io.progress import Progress, open_progress
 from hpcfl.job.registry import of_main
@@ -38,7 +37,7 @@ from hpcfl.runner.preflight import try_classes
 from hpcfl.runner.rank_layout import Ranks, find
 from hpcfl.runner.resume_request import Request
 from hpcfl.runner.start import Beginning, Choice, Way, again, anew, as_found
-from hpcfl.signals import Signals, stopped
+from hpcfl.signals import Signals, set_resumable, stopped
 from hpcfl.types import Record, Vector
 
 
@@ -72,7 +71,7 @@ def start(loaded: Loaded, out: Path | None = None, *, continued: bool = False) -
         DivergedError, Stopped: see ``hpcfl.engine.loop.play``.
     """
     folder = RunDir(out or Path("runs") / loaded.name)
-    may_resume(folder.root if continued else None)
+    set_resumable(folder.root if continued else None)
     choose = partial(as_found, folder) if continued else _always(Way(anew, resumed=False))
     return _live(loaded, folder, choose)
 
@@ -100,7 +99,7 @@ def resume(
         StoreError: the checkpoint or a store is damaged.
         DivergedError, Stopped: see ``hpcfl.engine.loop.play``.
     """
-    may_resume(out or root)
+    set_resumable(out or root)
     request = Request.of(RunDir(root), overrides, round=round, rows=verify)
     if out is not None:
         require_absent(out)

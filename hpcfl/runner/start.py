@@ -14,7 +14,6 @@ from hpcfl.checkpoint.verify import verify
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import together
 from hpcfl.errors import JobError, StoreError
-from hpcfl.interrupt import may_resume
 from hpcfl.io.atomic import STANDS, write_file
 from hpcfl.io.files import READABLE, read_bytes
 from hpcfl.run_dir.layout import RunDir
@@ -33,6 +32,7 @@ from hpcfl.runner.components import Parts
 from hpcfl.runner.copy_run import branch
 from hpcfl.runner.life import Life
 from hpcfl.runner.resume_request import Request
+from hpcfl.signals import set_resumable
 from hpcfl.store.row_table import Table
 
 
@@ -91,7 +91,7 @@ def anew(life: Life) -> Beginning:
             life.prune_stores([])
             life.require_room()
             folder.hold()
-    may_resume(folder.root)  # a checkpoint that stands there is this run's own
+    set_resumable(folder.root)  # a checkpoint that stands there is this run's own
     life.comm.beat(folder.ranks, life.name)
     life.open_store()
     with together(life.comm):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.cohort.placement import owners
+from hpcfl.cohort.assignment import owners
 from hpcfl.comm.solo import Solo
 from hpcfl.engine.loop import play
 from hpcfl.job.schema import load

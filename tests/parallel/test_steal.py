@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from hpcfl.cohort.assignment import Balance
-from hpcfl.cohort.placement import owners
+from hpcfl.cohort.assignment import Balance, owners
 from hpcfl.cohort.sampling import Bernoulli, Uniform
 from tests.parallel.harness import mpirun, play_all
 from tests.parallel.outcome import outcome

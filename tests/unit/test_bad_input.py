@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from hpcfl.cohort.placement import owners
+from hpcfl.cohort.assignment import owners
 from hpcfl.errors import JobError
 from hpcfl.run_dir.manifest import committed
 from tests.unit.rundirs import resolved

@@ -6,8 +6,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from hpcfl.cohort.assignment import Balance, Move, trainers
-from hpcfl.cohort.placement import owners
+from hpcfl.cohort.assignment import Balance, Move, owners, trainers
 from hpcfl.cohort.sampling import Uniform
 
 RANKS = 4

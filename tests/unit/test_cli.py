@@ -355,7 +355,7 @@ def test_a_checkpoint_of_a_clock_that_was_ahead(hpcfl, job, tmp_path):
 )
 def test_the_exit_code_stands_where_standard_error_is_full(tmp_path, words, code, interrupted):
     """Of a wrong argument, of a full standard output and of Ctrl-C."""
-    program = "import sys; from hpcfl import cli, interrupt; interrupt.begin()\n"
+    program = "import sys; from hpcfl import signals; from hpcfl.cli import main as cli; signals.exit_on_interrupt()\n"
     if interrupted:
         program += (
             "import os, signal\n"

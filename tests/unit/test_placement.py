@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcfl.cohort.placement import owners
+from hpcfl.cohort.assignment import owners
 from hpcfl.errors import JobError
 
 

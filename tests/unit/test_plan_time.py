@@ -8,8 +8,7 @@ import pytest
 import torch
 import yaml
 
-from hpcfl.cohort.assignment import Balance
-from hpcfl.cohort.placement import owners
+from hpcfl.cohort.assignment import Balance, owners
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.plan import Pieces, Work, foretell, read_pieces, scale, work

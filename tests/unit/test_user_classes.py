@@ -14,13 +14,13 @@ from torch import nn
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.engine.global_generators import generators
 from hpcfl.errors import is_own_fault
 from hpcfl.job.schema import load
 from hpcfl.local.client_pool import Population
 from hpcfl.local.step import Gradient
 from hpcfl.models.linear import Linear
 from hpcfl.models.losses import squared
-from hpcfl.randomness import generators
 from hpcfl.runner import preflight
 from hpcfl.runner.components import assemble
 from hpcfl.runner.preflight import try_algorithm, try_classes
