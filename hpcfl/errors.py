@@ -279,7 +279,7 @@ class SweepError(HpcflError):
         self.exit_code = exit_code
 
 
-class Elsewhere(HpcflError):
+class RemoteRankError(HpcflError):
     """Another rank failed, and it is the one that says why."""
 
     collective = True

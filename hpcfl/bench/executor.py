@@ -19,7 +19,7 @@ from hpcfl.bench.round import built_in
 from hpcfl.errors import JobError
 from hpcfl.job.schema import Loaded, load
 from hpcfl.runner.choose_executor import WARM, one_step, with_executor
-from hpcfl.runner.components import Parts, assemble
+from hpcfl.runner.components import Components, assemble
 from hpcfl.runner.device import device_of
 
 SIZES = (10, 32)  # clients in a block
@@ -64,7 +64,9 @@ def bench_executor(
     return Result("bench executor", "\n".join(lines), figures, device=parts.device)
 
 
-def _take_turns(loaded: Loaded, parts: Parts, sizes: Sequence[int], turns: int) -> list[Figure]:
+def _take_turns(
+    loaded: Loaded, parts: Components, sizes: Sequence[int], turns: int
+) -> list[Figure]:
     """Seconds of a step of a client: each executor once a turn."""
     plays = {ALONE: _play(parts, None)} | {f"blocks of {k}": _play(parts, k) for k in sizes}
     what = f"bench executor: {loaded.name}: steps"
@@ -72,14 +74,14 @@ def _take_turns(loaded: Loaded, parts: Parts, sizes: Sequence[int], turns: int) 
     return [Figure(loaded.name, name, "s", values) for name, values in times.items()]
 
 
-def _play(parts: Parts, size: int | None) -> Callable[[], float]:
+def _play(parts: Components, size: int | None) -> Callable[[], float]:
     """Plays a step of one client, or of a block; seconds by client."""
     made = with_executor(parts, "sequential" if size is None else "block", size)
     step = one_step(made, made.executor(made.gradient()), size or 1)
     return lambda: step() / (size or 1)
 
 
-def _flops(parts: Parts) -> int:
+def _flops(parts: Components) -> int:
     """Multiplications and additions of a client's gradient on a batch."""
     gradient = parts.gradient()
     batch = next(parts.population.visit(0, 0).batches)
@@ -91,7 +93,7 @@ def _flops(parts: Parts) -> int:
     return counted
 
 
-def _peak(parts: Parts) -> float:
+def _peak(parts: Components) -> float:
     """Multiplications and additions a second, in products of large matrices."""
     dtype = torch.bfloat16 if parts.job.precision == "bf16" else parts.x0.dtype
     a, b = (torch.rand(SIDE, SIDE, device=parts.device).to(dtype) for _ in range(2))

@@ -31,7 +31,7 @@ from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.models.flat_vector import parameters
 from hpcfl.models.losses import LOSSES
-from hpcfl.runner.components import Parts
+from hpcfl.runner.components import Components
 from hpcfl.types import Batch, Vector
 
 SOFTMAX = """
@@ -122,7 +122,7 @@ def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Turn:
 
 
 def _take_turns(
-    parts: Parts, engine: Engine, bare: "Bare", pairs: int
+    parts: Components, engine: Engine, bare: "Bare", pairs: int
 ) -> tuple[list[tuple[float, float]], list[float]]:
     """The seconds of both sides in each turn after the first, and every turn's gap."""
     times, gaps = [], []
@@ -136,7 +136,7 @@ def _take_turns(
     return times[1:], gaps
 
 
-def _gap(parts: Parts, start: Vector, engine: Vector, bare: Vector) -> float:
+def _gap(parts: Components, start: Vector, engine: Vector, bare: Vector) -> float:
     """How far apart both sides ended, relative to how far they went; refused where it is much."""
     apart = float((engine - bare).norm())
     gap = apart / float((engine - start).norm()) if apart else 0.0  # a turn may have no client
@@ -179,7 +179,9 @@ def bench_round(job: Path | None, overrides: Sequence[str]) -> Result:
 class Bare:
     """Plays so many rounds of a run by hand a turn; arguments as the engine's."""
 
-    def __init__(self, parts: Parts, run: Run, rounds: int, clock: Clock = perf_counter) -> None:
+    def __init__(
+        self, parts: Components, run: Run, rounds: int, clock: Clock = perf_counter
+    ) -> None:
         self._parts, self._run, self._turn, self._done = parts, run, rounds, 0
         self._clock = clock
         self.x = run.x0.clone()

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from hpcfl.cohort.assignment import owners
+from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.base import Comm
 from hpcfl.comm.solo import Solo
 from hpcfl.engine.loop import play
 from hpcfl.engine.run import Run
 from hpcfl.job.schema import Loaded
 from hpcfl.run_dir.log import RunLog
-from hpcfl.runner.components import Parts, assemble, wire
+from hpcfl.runner.components import Components, assemble, wire
 from hpcfl.runner.device import device_of
 from hpcfl.signals import Signals
 from hpcfl.types import Record, Vector
@@ -83,7 +83,7 @@ class Engine:
 class Alone(NamedTuple):
     """A job that is ready to be played."""
 
-    parts: Parts
+    parts: Components
     run: Run
     desk: Desk
     """Hears what the rounds waited."""
@@ -100,7 +100,7 @@ def alone(loaded: Loaded, folder: Path, stack: ExitStack, comm: Comm | None = No
     """
     comm = comm or Solo()
     parts = assemble(loaded, device_of(loaded.job, comm.local_rank))
-    owner = owners([len(own) for own in parts.rows], comm.size)
+    owner = assign_owners([len(own) for own in parts.rows], comm.size)
     desk = Desk(stack.enter_context(closing(RunLog(folder / "log.jsonl"))))
     mine = [client for client, rank in enumerate(owner) if rank == comm.rank]
     store = stack.enter_context(closing(parts.store(folder, comm.rank, "bench", mine)))

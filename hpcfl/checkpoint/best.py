@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from hpcfl.errors import StoreError
-from hpcfl.io.atomic import STANDS, storing, write_file
+from hpcfl.io.atomic import STANDS, write_errors, write_file
 from hpcfl.io.checked_tensors import pack, unpack
 from hpcfl.types import Vector
 
@@ -82,7 +82,7 @@ class Best:
         """
         self.content, self._rank = content, -math.inf
         if content is None:
-            with storing(self._path):
+            with write_errors(self._path):
                 self._path.unlink(missing_ok=True)
             return
         self._rank = BestModel.unpack(content, self._path).rank

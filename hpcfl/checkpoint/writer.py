@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hpcfl.checkpoint.format import copied, flat
 from hpcfl.comm.base import Comm
-from hpcfl.comm.failure import together
-from hpcfl.io.atomic import STANDS, storing, sync_folder, write_file
-from hpcfl.run_dir.log import Extent
+from hpcfl.comm.failure import raise_collectively
+from hpcfl.io.atomic import STANDS, sync_folder, write_errors, write_file
+from hpcfl.run_dir.log import LogPosition
 from hpcfl.run_dir.manifest import (
     BEST,
     KEPT,
@@ -31,7 +31,7 @@ from hpcfl.store.row_table import files as row_tables
 
 
 @dataclass(frozen=True)
-class Saving:
+class PendingCheckpoint:
     """A checkpoint on its way: begun on every rank, not yet committed."""
 
     folder: Path
@@ -39,7 +39,7 @@ class Saving:
     """Rounds completed."""
     job: str
     """The job's mark; a resume refuses another."""
-    log: Extent
+    log: LogPosition
     """What stands in the log."""
     inputs: Mapping[str, str]
     """The digests of the job's inputs; a resume refuses others."""
@@ -75,13 +75,13 @@ class Saving:
         """
         for part in self.written:
             part.result()
-        with together(comm):  # and all ranks have written
+        with raise_collectively(comm):  # and all ranks have written
             require_in_place()
         root, names = self.folder.parent, ""
         if comm.rank == 0:
-            with storing(self.folder):
+            with write_errors(self.folder):
                 self._commit(comm.size)
-            with storing(root):
+            with write_errors(root):
                 names = " ".join(found.folder.name for found in _prune(root, keep))
         # Only what rank 0 knows to be kept: another host's view of the folder may be seconds old.
         folders = [root / name for name in comm.share(names).split()]
@@ -112,11 +112,11 @@ def begin(
     *,
     job: str,
     inputs: Mapping[str, str],
-    log: Extent,
+    log: LogPosition,
     run_files: Mapping[str, int],
     sync: Callable[[], None],
     best: bytes | None = None,
-) -> Saving:
+) -> PendingCheckpoint:
     """Collective: begin to write the server and every rank's states after ``round`` rounds.
 
     Args:
@@ -141,7 +141,7 @@ def begin(
     folder = folder_of(root, round)
     written = []
     if comm.rank == 0:
-        with storing(folder):
+        with write_errors(folder):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         files = {SERVER: flat(server)}
@@ -150,7 +150,7 @@ def begin(
         written.append(behind.submit(_write, folder, files, best, sync))
     comm.barrier()
     written += store.commit(folder)
-    return Saving(folder, round, job, log, inputs, run_files, written)
+    return PendingCheckpoint(folder, round, job, log, inputs, run_files, written)
 
 
 def _write(

@@ -26,7 +26,7 @@ from hpcfl.models.base import TORCHVISION
 from hpcfl.report.plots import plot_partition
 from hpcfl.report.plots.figure import check_plot
 from hpcfl.runner.choose_executor import check
-from hpcfl.runner.components import Parts, assemble
+from hpcfl.runner.components import Components, assemble
 from hpcfl.runner.device import bfloat16_warning, device_type
 from hpcfl.runner.initial import fetch_data, fetch_model, load_data
 from hpcfl.runner.preflight import try_algorithm, try_classes
@@ -63,7 +63,7 @@ def describe(loaded: Loaded, *, data: bool) -> str:
     return "\n".join(f"{title:<11} {text}" for title, text in lines)
 
 
-def _assembled(loaded: Loaded) -> tuple[Parts, Digests]:
+def _assembled(loaded: Loaded) -> tuple[Components, Digests]:
     """The loaded job, and the fingerprints of its inputs."""
     with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
         parts = assemble(loaded, torch.device("cpu"))
@@ -111,7 +111,7 @@ def _check_files(job: Job) -> None:
         raise JobError(f"model.init: {init}: there is no such file")
 
 
-def _in_force(loaded: Loaded, parts: Parts | None) -> Loaded:
+def _in_force(loaded: Loaded, parts: Components | None) -> Loaded:
     """The job with the defaults that depend on other keys, or on its data, filled in."""
     data, local = loaded.job.data, loaded.job.local
     if parts:
@@ -149,7 +149,7 @@ def _job_lines(loaded: Loaded, population: int | None) -> Iterable[tuple[str, st
     yield "checkpoint", _settings(job.checkpoint).removeprefix(": ")
 
 
-def _data_lines(parts: Parts) -> Iterable[tuple[str, str]]:
+def _data_lines(parts: Components) -> Iterable[tuple[str, str]]:
     sizes = np.array([len(own) for own in parts.rows])
     tests = len(parts.tests())
     low, median, high = _spread(sizes)

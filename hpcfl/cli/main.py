@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from hpcfl import signals
 from hpcfl.cli.parser import parser
 from hpcfl.errors import (
-    Elsewhere,
     HpcflError,
     JobError,
     RankError,
+    RemoteRankError,
     Stopped,
     as_disk_error,
     print_traceback,
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `hpcfl list | head`: nobody reads on, at exit neither
         _discard(1)
         return 1
-    except Elsewhere as e:
+    except RemoteRankError as e:
         return e.exit_code
     except HpcflError as e:
         return _tell_error(e)

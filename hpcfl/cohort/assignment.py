@@ -29,7 +29,7 @@ _SLACK = 20  # a move costs more than the twentieth part of a rank's work that i
 Ints = NDArray[np.int64]
 
 
-def owners(examples: Sequence[int], ranks: int) -> NDArray[np.int64]:
+def assign_owners(examples: Sequence[int], ranks: int) -> NDArray[np.int64]:
     """The owner of every client: the largest first, each to the rank with the least so far.
 
     Raises:
@@ -50,7 +50,7 @@ def owners(examples: Sequence[int], ranks: int) -> NDArray[np.int64]:
     return owner
 
 
-class Move(NamedTuple):
+class Transfer(NamedTuple):
     """A client that another rank than its owner trains."""
 
     client: int
@@ -58,7 +58,7 @@ class Move(NamedTuple):
     trainer: int
 
 
-class Duty(NamedTuple):
+class Assignment(NamedTuple):
     """What falls to one rank in a round, in the cohort's order."""
 
     round: int
@@ -66,7 +66,7 @@ class Duty(NamedTuple):
     """The members of the cohort that this rank trains."""
     owned: list[int]
     """Those whose states this rank keeps."""
-    moved: list[Move]
+    moved: list[Transfer]
     """On any ranks; the same list on all of them."""
 
 
@@ -97,24 +97,24 @@ class Balance:
         self.duty = lru_cache(2)(self._duty)
         """Round -> what falls to this rank; of a round past the end, nothing."""
 
-    def _duty(self, round: int) -> Duty:
+    def _duty(self, round: int) -> Assignment:
         if round >= self._rounds:
-            return Duty(round, [], [], [])
+            return Assignment(round, [], [], [])
         members = self._draw(round)
         owner = trainer = self._owner[members]
         if self._work is not None:
-            trainer = trainers(owner, self._work[members], self._ranks)
+            trainer = assign_trainers(owner, self._work[members], self._ranks)
         moved = np.flatnonzero(owner != trainer)
         columns = (members[moved], owner[moved], trainer[moved])
-        return Duty(
+        return Assignment(
             round,
             members[trainer == self._rank].tolist(),
             members[owner == self._rank].tolist(),
-            [Move(*move) for move in zip(*(part.tolist() for part in columns), strict=True)],
+            [Transfer(*move) for move in zip(*(part.tolist() for part in columns), strict=True)],
         )
 
 
-def trainers(owner: Ints, work: Ints, ranks: int) -> Ints:
+def assign_trainers(owner: Ints, work: Ints, ranks: int) -> Ints:
     """Who trains each member of a cohort.
 
     Args:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class Parcel(NamedTuple):
+class P2PMessage(NamedTuple):
     """A tensor that goes to another rank, or room for one that comes from there."""
 
     rank: int
@@ -35,7 +35,7 @@ class Comm(Protocol):
         """Collective: the elementwise maximum of a few finite numbers."""
         ...
 
-    def exchange(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+    def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
         """Collective: fill the room in ``received`` with what other ranks send.
 
         Every rank calls it, also one that neither sends nor receives.  From one rank to another

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.comm.reduction import Column, Place, Reduction
+from hpcfl.comm.reduction import Column, FieldBuffer, Reduction
 
 _SHIFTER = 3.0 * 2.0**51
 _BLOCK = {"cpu": 1 << 19, "cuda": 1 << 24}  # doubles of scratch: 4 MiB stay in cache, 128 MiB
@@ -44,11 +44,11 @@ class Exact(Reduction):
         """Integers, whatever is averaged."""
         return torch.int64
 
-    def accumulate(self, place: Place, column: Column, weights: Sequence[float]) -> None:
+    def accumulate(self, place: FieldBuffer, column: Column, weights: Sequence[float]) -> None:
         """Set the place's sum to that of this rank's clients, in units of 2^-shift."""
         _accumulate(column, weights, _shift(place), place.sum, self._scratch)
 
-    def restore(self, place: Place) -> Tensor:
+    def restore(self, place: FieldBuffer) -> Tensor:
         """The flat mean, from the integers summed over all ranks."""
         return _restore(place.sum, place.divisor, _shift(place), self._dtype, self._scratch)
 
@@ -58,7 +58,7 @@ class Exact(Reduction):
         return torch.empty(_BLOCK[device.type], dtype=torch.float64, device=device)
 
 
-def _shift(place: Place) -> int:
+def _shift(place: FieldBuffer) -> int:
     """The s for which terms up to the peak, times 2^s, can be rounded and summed in int64."""
     if place.peak == 0:
         return 0

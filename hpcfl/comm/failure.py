@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import numpy as np
 
 from hpcfl.comm.base import Comm
-from hpcfl.errors import DiskError, Elsewhere, HpcflError, as_disk_error, print_traceback
+from hpcfl.errors import DiskError, HpcflError, RemoteRankError, as_disk_error, print_traceback
 from hpcfl.signals import interrupt_exit_code
 
 
 @contextmanager
-def together(comm: Comm) -> Iterator[None]:
+def raise_collectively(comm: Comm) -> Iterator[None]:
     """Collective: after the block, which communicates nothing, fail on all ranks or on none.
 
     Raises:
@@ -33,7 +33,7 @@ def together(comm: Comm) -> Iterator[None]:
     if failed and comm.size - comm.rank == first:
         failed.collective = failed.speaker = True
         raise failed
-    raise Elsewhere(int(code), said[comm.size - int(first)])
+    raise RemoteRankError(int(code), said[comm.size - int(first)])
 
 
 @contextmanager

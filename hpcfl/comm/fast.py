@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hpcfl.comm.reduction import Column, Place, Reduction
+from hpcfl.comm.reduction import Column, FieldBuffer, Reduction
 
 
 class Fast(Reduction):
@@ -19,12 +19,12 @@ class Fast(Reduction):
         """What is averaged."""
         return dtype
 
-    def accumulate(self, place: Place, column: Column, weights: Sequence[float]) -> None:
+    def accumulate(self, place: FieldBuffer, column: Column, weights: Sequence[float]) -> None:
         """Set the place's sum to this rank's part of the mean."""
         place.sum.zero_()
         for tensor, weight in zip(column, weights, strict=True):
             place.sum.add_(tensor, alpha=weight / place.divisor)  # stays below the largest upload
 
-    def restore(self, place: Place) -> Tensor:
+    def restore(self, place: FieldBuffer) -> Tensor:
         """The flat mean: the buffer is written anew in the next round."""
         return place.sum.clone()

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from hpcfl.errors import StoreError, file_error
 from hpcfl.io import checksum
-from hpcfl.io.atomic import storing
+from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import READABLE
 from hpcfl.types import Natural
 
@@ -31,7 +31,7 @@ Plain = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,128}$")]
 
 
 @dataclass
-class Pulse:
+class RankProgress:
     """Where a rank is: set by the main thread, which it costs nothing, read by another."""
 
     round: int = 0
@@ -160,23 +160,23 @@ class Heartbeats:
         Raises:
             StoreError: the disk fails.
         """
-        with storing(self.folder):
+        with write_errors(self.folder):
             self.folder.mkdir(parents=True)
             for other in self._root.iterdir():
                 if other != self.folder:
                     shutil.rmtree(other, ignore_errors=True)  # what still lives there harms nobody
 
-    def open(self, pulse: Pulse) -> None:
+    def open(self, pulse: RankProgress) -> None:
         """Make this rank's file.
 
         Raises:
             StoreError: the disk is full or fails.
         """
         path = self._path(self._rank)
-        with storing(path):
+        with write_errors(path):
             path.write_bytes(self._say(pulse))
 
-    def beat(self, pulse: Pulse) -> None:
+    def beat(self, pulse: RankProgress) -> None:
         """Write where the rank is now.
 
         The file is opened and closed for it, which is what shows it to the other hosts on NFS.
@@ -219,7 +219,7 @@ class Heartbeats:
     def _path(self, rank: int) -> Path:
         return self.folder / f"{rank:04d}.json"
 
-    def _say(self, pulse: Pulse) -> bytes:
+    def _say(self, pulse: RankProgress) -> bytes:
         heartbeat = Heartbeat(
             rank=self._rank,
             host=self._host,

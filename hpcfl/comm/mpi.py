@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.comm.base import Parcel
+from hpcfl.comm.base import P2PMessage
 from hpcfl.comm.drain_output import wait_until_read
 from hpcfl.comm.launcher import Launch
 from hpcfl.comm.solo import end_process
-from hpcfl.comm.staging import Freight
+from hpcfl.comm.staging import StagedExchange
 from hpcfl.errors import INTERRUPTED, RankError
 
 # MPI starts in the first ``start`` and ends with the interpreter, because it cannot start again:
@@ -71,9 +71,9 @@ class Mpi:
         self._wait(self._world.Iallreduce(MPI.IN_PLACE, out, op=MPI.MAX))
         return out
 
-    def exchange(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+    def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
         """Collective: fill the room in ``received`` with what other ranks send."""
-        freight = Freight(sent, received, torch.device("cpu"))
+        freight = StagedExchange(sent, received, torch.device("cpu"))
         requests = [self._world.Irecv(room.numpy(), rank) for rank, room in freight.received]
         requests += [self._world.Isend(data.numpy(), rank) for rank, data in freight.sent]
         for request in requests:

@@ -56,7 +56,7 @@ class Layout(NamedTuple):
         return [float(cohort) if name in self.plain else total for name in self.names]
 
 
-class Place(NamedTuple):
+class FieldBuffer(NamedTuple):
     """One field's part of the buffer that the ranks sum, in one round."""
 
     sum: Tensor  # [n], a view of the buffer
@@ -185,7 +185,7 @@ class Reduction(ABC):
         peaks, agreed = inspect(self._comm, layout, columns, factors, clients, asked, round)
         divisors = layout.totals(total, cohort)
         places = [
-            Place(self._buffer[begin:end], peak, divisor, cohort)
+            FieldBuffer(self._buffer[begin:end], peak, divisor, cohort)
             for (begin, end), peak, divisor in zip(layout.bounds, peaks, divisors, strict=True)
         ]
         for place, column, factor in zip(places, columns, factors, strict=True):
@@ -205,9 +205,9 @@ class Reduction(ABC):
         """The dtype of what the ranks sum."""
 
     @abstractmethod
-    def accumulate(self, place: Place, column: Column, weights: Sequence[float]) -> None:
+    def accumulate(self, place: FieldBuffer, column: Column, weights: Sequence[float]) -> None:
         """Set the place's sum to that of this rank's clients."""
 
     @abstractmethod
-    def restore(self, place: Place) -> Tensor:
+    def restore(self, place: FieldBuffer) -> Tensor:
         """The flat mean, a tensor of its own, from the sum over all ranks."""

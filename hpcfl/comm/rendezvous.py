@@ -33,7 +33,7 @@ that is ahead would find the old one.
 """
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """What a rank knows once it has found the others."""
 
     store: TCPStore
@@ -45,7 +45,7 @@ class Meeting(NamedTuple):
     abort: Callable[[int], NoReturn]
 
 
-def meet(launch: Launch, backend: str, timeout_s: float) -> Meeting:
+def meet(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
     """Collective: reach rank 0's store; the way there is MPI's if an MPI launched us.
 
     Raises:
@@ -62,7 +62,7 @@ def meet(launch: Launch, backend: str, timeout_s: float) -> Meeting:
     return meeting
 
 
-def _meet(launch: Launch, backend: str, timeout_s: float) -> Meeting:
+def _meet(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
     if launch.launcher in ("mpich", "openmpi"):
         return _meet_by_mpi(launch, backend, timeout_s)
     host, port = address(launch, os.environ)
@@ -79,7 +79,7 @@ def _meet(launch: Launch, backend: str, timeout_s: float) -> Meeting:
         if port:
             _KEPT[host, port] = store
     place = 0 if launch.local_rank is None else launch.local_rank
-    return Meeting(store, place, alone, _nothing, end_process)
+    return Rendezvous(store, place, alone, _nothing, end_process)
 
 
 def address(launch: Launch, environ: Mapping[str, str]) -> tuple[str, int]:
@@ -121,7 +121,7 @@ def _slurm_port(environ: Mapping[str, str]) -> int:
     return 15000 + (31 * job + step) % 15000
 
 
-def _meet_by_mpi(launch: Launch, backend: str, timeout_s: float) -> Meeting:
+def _meet_by_mpi(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
     mpi = load_mpi(f"{launch.launcher} without MPI")
     world = mpi.start(launch, backend)
     place, alone = mpi.local_rank(launch, world)
@@ -131,7 +131,7 @@ def _meet_by_mpi(launch: Launch, backend: str, timeout_s: float) -> Meeting:
     server = _open(host, 0, launch, timeout_s, alone=alone) if launch.rank == 0 else None
     port = int(mpi.share(world, str(server.port) if server else ""))
     store = server or _reach(host, port, launch, timeout_s)
-    return Meeting(store, place, alone, mpi.finish, lambda code: mpi.abort(world, code))
+    return Rendezvous(store, place, alone, mpi.finish, lambda code: mpi.abort(world, code))
 
 
 def listen(host: str, port: int, *, alone: bool) -> socket.socket:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.comm.base import Parcel
+from hpcfl.comm.base import P2PMessage
 
 
 class Solo:
@@ -28,7 +28,7 @@ class Solo:
         """A copy of ``values``."""
         return values.copy()
 
-    def exchange(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+    def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
         """Nothing: there is nobody to send to."""
 
     def share(self, text: str) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hpcfl.comm.base import Parcel
+from hpcfl.comm.base import P2PMessage
 
 
-class Freight:
+class StagedExchange:
     """What one rank sends and receives in one exchange.
 
     Args:
@@ -18,7 +18,7 @@ class Freight:
     """
 
     def __init__(
-        self, sent: Sequence[Parcel], received: Sequence[Parcel], device: torch.device
+        self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage], device: torch.device
     ) -> None:
         self._room = [(room, _on(room, device)) for _, room in received]
         self.sent = [(rank, _octets(_on(tensor, device).contiguous())) for rank, tensor in sent]

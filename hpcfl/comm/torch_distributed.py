@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from hpcfl.comm.base import Parcel
+from hpcfl.comm.base import P2PMessage
 from hpcfl.comm.launcher import Launch
 from hpcfl.comm.rendezvous import INTERFACE, meet
-from hpcfl.comm.staging import Freight
+from hpcfl.comm.staging import StagedExchange
 from hpcfl.errors import JobError, RankError
 
 LATER = 1.25  # times the time-out: torch's own comes after the watchdog's, which says more
@@ -72,9 +72,9 @@ class _ProcessGroup:
         result: NDArray[np.float64] = out.numpy(force=True)
         return result
 
-    def exchange(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+    def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
         """Collective: fill the room in ``received`` with what other ranks send."""
-        freight = Freight(sent, received, self._device())
+        freight = StagedExchange(sent, received, self._device())
         steps = [dist.P2POp(dist.irecv, room, rank) for rank, room in freight.received]
         steps += [dist.P2POp(dist.isend, data, rank) for rank, data in freight.sent]
 
@@ -188,7 +188,7 @@ class Nccl(_ProcessGroup):
         super().sum(tensor)
         torch.cuda.current_stream().synchronize()
 
-    def exchange(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+    def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
         """Collective: fill the room in ``received`` with what other ranks send; wait for it."""
         super().exchange(sent, received)
         torch.cuda.current_stream().synchronize()

@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple
 
-from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, Pulse, place
+from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, RankProgress, place
 from hpcfl.comm.solo import end_process
 
 PERIOD_S = 5.0  # between two heartbeats, at most ...
@@ -41,7 +41,7 @@ class Watchdog:
     """
 
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:
-        self.pulse = Pulse()
+        self.pulse = RankProgress()
         self._rank, self._size, self._timeout_s = rank, size, timeout_s
         self._period = min(PERIOD_S, timeout_s / SHARE)
         self._patience = math.ceil(timeout_s / self._period)  # turns
@@ -124,7 +124,7 @@ class Watchdog:
 class Wait(NamedTuple):
     """A rank that waits in a collective, and what it can see of the others."""
 
-    pulse: Pulse
+    pulse: RankProgress
     """Its own."""
     rank: int
     size: int

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.comm.base import Comm, Parcel
-from hpcfl.comm.failure import together
+from hpcfl.comm.base import Comm, P2PMessage
+from hpcfl.comm.failure import raise_collectively
 from hpcfl.comm.heartbeat import Heartbeats
 from hpcfl.comm.watchdog import Watchdog
 from hpcfl.errors import RankError
@@ -45,10 +45,10 @@ class Watched:
             StoreError: they cannot be written.
         """
         files = Heartbeats(root, life, self.rank)
-        with together(self):
+        with raise_collectively(self):
             if self.rank == 0:
                 files.begin()
-        with together(self):
+        with raise_collectively(self):
             self._watchdog.keep(files)
 
     def sum(self, tensor: Tensor) -> None:
@@ -59,7 +59,7 @@ class Watched:
         """Collective: the elementwise maximum."""
         return self._wait(self._comm.max, values)
 
-    def exchange(self, sent: Sequence[Parcel], received: Sequence[Parcel]) -> None:
+    def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
         """Collective: fill the room in ``received`` with what other ranks send."""
         self._wait(self._comm.exchange, sent, received)
 

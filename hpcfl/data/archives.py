@@ -14,7 +14,7 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
 from zlib import error as ZlibError
 
-from hpcfl.data.download import OwnersFile, Track, provide
+from hpcfl.data.download import PublishedFile, Track, provide
 from hpcfl.errors import DataError, disk_errors
 from hpcfl.io.files import read_error
 from hpcfl.io.lock import locked
@@ -34,7 +34,7 @@ _DAMAGED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Archive(OwnersFile):
+class Archive(PublishedFile):
     """A tar or zip file as its owners publish it."""
 
     members: Mapping[str, str]
@@ -69,7 +69,7 @@ def provide_members(root: Path, archive: Archive, track: Track) -> None:
 
 
 def provide_folder(
-    root: Path, archive: OwnersFile, folder: str, wanted: Pattern[str], track: Track
+    root: Path, archive: PublishedFile, folder: str, wanted: Pattern[str], track: Track
 ) -> None:
     """Take a folder out of an archive that is fetched if need be, as ``provide_members`` does.
 

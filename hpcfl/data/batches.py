@@ -51,7 +51,7 @@ def order(
 
 
 def taken(examples: int, *, batch_size: int | None, steps: int, drop_last: bool) -> int:
-    """The examples that the batches of ``order`` hold together, of so many ``steps``."""
+    """The examples that the batches of ``order`` hold raise_collectively, of so many ``steps``."""
     if batch_size is None or batch_size >= examples:
         return steps * examples
     per_pass = _per_pass(examples, batch_size, drop_last)

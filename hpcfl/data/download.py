@@ -29,7 +29,7 @@ class Track(Protocol):
 
 
 @dataclass(frozen=True)
-class OwnersFile:
+class PublishedFile:
     """One file as its owners publish it."""
 
     name: str
@@ -52,7 +52,7 @@ class OwnersFile:
                 _check(path, algorithm, expected, track)
 
 
-def provide(root: Path, files: Sequence[OwnersFile], track: Track) -> None:
+def provide(root: Path, files: Sequence[PublishedFile], track: Track) -> None:
     """Make sure that these files lie in ``root`` and are the owners': download what is missing.
 
     A download that was cut off goes on where it ended; one that another process is at is waited
@@ -123,7 +123,7 @@ def _check(path: Path, algorithm: str, expected: str, track: Track) -> None:
         )
 
 
-def _download(path: Path, file: OwnersFile, track: Track) -> None:
+def _download(path: Path, file: PublishedFile, track: Track) -> None:
     """Fetch into PATH.part, which becomes PATH when it is whole."""
     part = path.with_name(path.name + ".part")
     total = _append(part, file, track)
@@ -141,7 +141,7 @@ def _download(path: Path, file: OwnersFile, track: Track) -> None:
     part.replace(path)
 
 
-def _append(part: Path, file: OwnersFile, track: Track) -> int | None:
+def _append(part: Path, file: PublishedFile, track: Track) -> int | None:
     """Fetch what ``part`` lacks; how many bytes the whole file has, where the server tells."""
     begun = part.stat().st_size if part.exists() else 0
     request = Request(file.url, headers={"Range": f"bytes={begun}-"} if begun else {})  # noqa: S310

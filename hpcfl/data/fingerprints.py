@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hpcfl.cohort.sampling import CohortConfig, Replay
 from hpcfl.comm.base import Comm
-from hpcfl.comm.failure import together
+from hpcfl.comm.failure import raise_collectively
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile, shown
 from hpcfl.data.partition import File
@@ -93,7 +93,7 @@ def require_alike(inputs: Digests, comm: Comm) -> None:
         DataError: an input is another one on this rank.
     """
     first = parse_json(comm.share(json.dumps(dict(inputs))))
-    with together(comm):
+    with raise_collectively(comm):
         name = _differing(first, inputs)
         if name is not None:
             raise DataError(

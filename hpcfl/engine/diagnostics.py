@@ -43,7 +43,7 @@ from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.schema import Survey
 from hpcfl.local.executor import Executor
-from hpcfl.local.step import Trained, Visit
+from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.types import Count, Record, Section, Vector
 
 _PREVIOUS = "previous"  # the name under which a checkpoint keeps it
@@ -99,8 +99,8 @@ class Observer:
         cohort: Cohort,
         x: Vector,
         after: Vector,
-        visits: Sequence[Visit],
-        trained: Sequence[Trained],
+        visits: Sequence[ClientTask],
+        trained: Sequence[ClientResult],
     ) -> Record:
         """Collective: what the round's line of the log is to hold.
 
@@ -141,7 +141,7 @@ class Observer:
         return record
 
     def _gradients(
-        self, cohort: Cohort, x: Vector, visits: Sequence[Visit]
+        self, cohort: Cohort, x: Vector, visits: Sequence[ClientTask]
     ) -> tuple[list[Vector], Vector]:
         """Collective: this rank's clients' full gradients at ``x``, and the cohort's plain mean.
 

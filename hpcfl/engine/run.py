@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.cohort.assignment import Duty
+from hpcfl.cohort.assignment import Assignment
 from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.schema import Schema
-from hpcfl.engine.timing import Account
-from hpcfl.local.client_pool import Population
-from hpcfl.local.client_states import Memories
+from hpcfl.engine.timing import RoundTimer
+from hpcfl.local.client_pool import ClientPool
+from hpcfl.local.client_states import ClientStates
 from hpcfl.local.executor import Executor
-from hpcfl.local.remote_states import Shipping
+from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.signals import Signals
 from hpcfl.types import Record, Vector
 
@@ -69,10 +69,10 @@ class Run:
     draw: Callable[[int], NDArray[np.int64]]  # round -> its cohort, the same on every rank
     rate: Callable[[int], float]  # round -> eta
     weights: NDArray[np.float64]  # [N], of every client
-    duty: Callable[[int], Duty]  # round -> what falls to this rank
-    population: Population
+    duty: Callable[[int], Assignment]  # round -> what falls to this rank
+    population: ClientPool
     executor: Executor
-    memories: Memories | Shipping
+    memories: ClientStates | RemoteClientStates
     comm: Comm
     reduction: Reduction  # of uploads, each with its train_loss
     surveys: Reduction  # of full gradients
@@ -84,7 +84,7 @@ class Run:
     minutes: float | None
     signals: Signals
     desk: Desk
-    account: Account
+    account: RoundTimer
 
     def mine(self, round: int) -> list[int]:
         """The members of a round's cohort that this rank trains; of a round past the end, none."""

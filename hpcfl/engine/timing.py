@@ -28,7 +28,7 @@ def measured(key: str) -> bool:
     return key.endswith("_s") or key in (*_MEMORY, "imbalance", checksum.KEY)
 
 
-class Account:
+class RoundTimer:
     """The account of one rank; a lap costs about a microsecond.
 
     Args:

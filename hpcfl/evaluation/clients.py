@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.evaluation.measure import Meter
-from hpcfl.local.client_pool import Population
+from hpcfl.local.client_pool import ClientPool
 from hpcfl.types import Vector
 
 Found = Mapping[int, Mapping[str, float]]  # client -> sums over its examples
@@ -21,7 +21,7 @@ Found = Mapping[int, Mapping[str, float]]  # client -> sums over its examples
 class Clients:
     """The clients of one rank, as an evaluation meets them."""
 
-    population: Population
+    population: ClientPool
     mine: Sequence[int]
     """Those whose states this rank keeps."""
     weights: NDArray[np.float64]

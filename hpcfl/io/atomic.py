@@ -67,7 +67,7 @@ def write_file(
 
 
 @contextmanager
-def storing(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
     """Turn a failure of the disk under ``path``, in a run, into one line.
 
     Raises:

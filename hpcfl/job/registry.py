@@ -24,7 +24,7 @@ _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
 
-class Kind:
+class Registry:
     """A section whose class is chosen by name: a registry, an entry point or a dotted path."""
 
     def __init__(self, section: str, key: str, base: type[Any], known: Mapping[str, Any]) -> None:
@@ -101,9 +101,9 @@ def of_main(tree: Mapping[str, Any]) -> list[str]:
 
 
 KINDS = {
-    "data": Kind("data", "kind", DataConfig, SOURCES),
-    "model": Kind("model", "name", ModelConfig, MODELS),
-    "algorithm": Kind("algorithm", "name", Algorithm, ALGORITHMS),
+    "data": Registry("data", "kind", DataConfig, SOURCES),
+    "model": Registry("model", "name", ModelConfig, MODELS),
+    "algorithm": Registry("algorithm", "name", Algorithm, ALGORITHMS),
 }
 
 

@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_map
 
 from hpcfl.algorithms.base import Algorithm, Client
 from hpcfl.errors import ClientError, HpcflError
-from hpcfl.local.block_gradients import Gradients
+from hpcfl.local.block_gradients import BlockGradients
 from hpcfl.local.layers import stacked
-from hpcfl.local.padded_batches import Filling, Step
+from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import Trained, Visit
+from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.types import Vector
 
 Carry = tuple[Tensor, Any]  # y [K, P] and what the clients hold during their steps, [K, ...] each
@@ -45,8 +45,8 @@ class Block:
     def __init__(
         self,
         algorithm: Algorithm,
-        gradients: Gradients,
-        filling: Filling,
+        gradients: BlockGradients,
+        filling: PaddedBatches,
         size: int,
         weight_decay: float,
         shared: Sequence[bool],
@@ -58,20 +58,25 @@ class Block:
         self._shared, self._surveys = shared, surveys
         self._play = wrap(self._step)
 
-    def survey(self, x: Vector, visits: Iterable[Visit]) -> list[Vector]:
+    def survey(self, x: Vector, visits: Iterable[ClientTask]) -> list[Vector]:
         """As ``Sequential`` does, by it."""
         return self._surveys.survey(x, visits)
 
     def train(
-        self, message: Any, visits: Sequence[Visit], states: Sequence[Any], *, ends: bool = False
-    ) -> list[Trained]:
+        self,
+        message: Any,
+        visits: Sequence[ClientTask],
+        states: Sequence[Any],
+        *,
+        ends: bool = False,
+    ) -> list[ClientResult]:
         """As ``Sequential`` does, K visits at a time.
 
         Raises:
             ClientError: a client's data, or the model or the algorithm, for one of several clients
                 of which the first is named, raised.
         """
-        trained: list[Trained] = []
+        trained: list[ClientResult] = []
         for k in range(0, len(visits), self._size):
             own = visits[k : k + self._size]
             try:
@@ -85,8 +90,8 @@ class Block:
         return trained
 
     def _together(
-        self, message: Any, visits: Sequence[Visit], states: Sequence[Any], ends: bool
-    ) -> list[Trained]:
+        self, message: Any, visits: Sequence[ClientTask], states: Sequence[Any], ends: bool
+    ) -> list[ClientResult]:
         """The local rounds of at most K clients."""
         device = message.x.device
         about = self._side_by_side([visit.about for visit in visits])
@@ -109,7 +114,7 @@ class Block:
         uploads, after = vmap(finish)(*carry, before, about)
         losses = total / about.steps
         return [
-            Trained(
+            ClientResult(
                 _one(uploads, k),
                 # Of its own: a store that keeps one client's state must not keep all of them.
                 type(after)(

@@ -16,12 +16,12 @@ from torch import Tensor
 from hpcfl.data.base import Transform
 from hpcfl.data.partition import Rows
 from hpcfl.local.examples import InMemory, sent
-from hpcfl.local.step import Pick, Visit
+from hpcfl.local.step import BatchIndices, ClientTask
 
 AT_ONCE = 1 << 22  # places of an index: 32 MiB of it, and as much of draws
 
 
-class Laid(NamedTuple):
+class PaddedIndices(NamedTuple):
     """One batch of each of K clients side by side, all B wide.
 
     Behind a client's batch its first example is repeated; a client that stands still has the batch
@@ -33,10 +33,10 @@ class Laid(NamedTuple):
     counts: Tensor  # [K, B], 1 for an example and 0 for filling
 
 
-Lay = Callable[[Sequence[Visit], int, int], Iterator[Laid]]  # of visits, K and B
+Lay = Callable[[Sequence[ClientTask], int, int], Iterator[PaddedIndices]]  # of visits, K and B
 
 
-class Gather:
+class BlockBatches:
     """Lays the batches of clients who share examples in memory, and see them in one way.
 
     Args:
@@ -58,7 +58,9 @@ class Gather:
         self._examples, self._rows = examples, rows
         self._transform, self._dtype, self._device = transform, dtype, device
 
-    def __call__(self, visits: Sequence[Visit], size: int, width: int) -> Iterator[Laid]:
+    def __call__(
+        self, visits: Sequence[ClientTask], size: int, width: int
+    ) -> Iterator[PaddedIndices]:
         """Every local step of the longest visit.
 
         Args:
@@ -77,8 +79,12 @@ class Gather:
             yield from self._lay(clients, list(zip_longest(*picks)), size, width)
 
     def _lay(
-        self, clients: Sequence[int], steps: Sequence[Sequence[Pick | None]], size: int, width: int
-    ) -> Iterator[Laid]:
+        self,
+        clients: Sequence[int],
+        steps: Sequence[Sequence[BatchIndices | None]],
+        size: int,
+        width: int,
+    ) -> Iterator[PaddedIndices]:
         """Some steps, whose indices take little memory."""
         owned = [self._rows[client] for client in clients]
         each = [
@@ -104,7 +110,7 @@ class Gather:
         for s in range(len(steps)):
             place = None if there[s].all() else places[s]
             inputs, labels = self._batches(chosen[s], drawn[s], place, (size, width))
-            yield Laid(inputs, labels, counts[s])
+            yield PaddedIndices(inputs, labels, counts[s])
 
     def _batches(
         self, chosen: Tensor, draws: Tensor | None, place: Tensor | None, shape: tuple[int, int]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hpcfl.local.autocast import autocast_bfloat16
-from hpcfl.local.layers import Convolutions, Layers
+from hpcfl.local.layers import Convolutions, VmapLayers
 from hpcfl.models.dropout import dropouts
 from hpcfl.models.flat_vector import Layout
 from hpcfl.types import Batch, Loss
@@ -25,13 +25,13 @@ class Batches(NamedTuple):
     seeds: Tensor  # [K] int64, of the masks of dropout
 
 
-class Gradients:
+class BlockGradients:
     """The gradients of K clients' mean losses at their own flat vectors [K, P].
 
     Args:
         model: of one client.
         loss: the mean over the examples that count.
-        convolutions: how they are played, see ``Layers``.
+        convolutions: how they are played, see ``VmapLayers``.
         bf16: autocast.
         clip: the largest norm of each client's gradient.
     """
@@ -54,7 +54,7 @@ class Gradients:
 
     def __call__(self, points: Tensor, batches: Batches) -> tuple[Tensor, Tensor]:
         """Losses [K] and gradients [K, P]; clipped if asked for."""
-        layers = Layers(self._convolutions, alike=self._alike)
+        layers = VmapLayers(self._convolutions, alike=self._alike)
         with torch.enable_grad():
             views = self._views(points)
             losses = self._losses(layers, views, batches)
@@ -75,7 +75,7 @@ class Gradients:
             NotImplementedError: the model drops of something else than the examples of a batch.
             Exception: whatever else the model does that cannot be done for many clients at once.
         """
-        layers = Layers(self._convolutions, alike=self._alike)
+        layers = VmapLayers(self._convolutions, alike=self._alike)
         seeds = torch.zeros(2, dtype=torch.int64, device=x.device)
         for width in (1, 2):
             inputs, labels = (part.expand(2, width, *part.shape[1:]) for part in example)
@@ -92,7 +92,7 @@ class Gradients:
             for part, shape in zip(parts, self._layout.shapes, strict=True)
         ]
 
-    def _losses(self, layers: Layers, views: Sequence[Tensor], batches: Batches) -> Tensor:
+    def _losses(self, layers: VmapLayers, views: Sequence[Tensor], batches: Batches) -> Tensor:
         names = self._layout.names
 
         def one(

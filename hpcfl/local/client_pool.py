@@ -14,10 +14,10 @@ from hpcfl.algorithms.base import Client
 from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import order, steps, taken
 from hpcfl.data.partition import Rows
-from hpcfl.local.block_batches import Gather, Lay
+from hpcfl.local.block_batches import BlockBatches, Lay
 from hpcfl.local.examples import InMemory, supply
-from hpcfl.local.prefetch import Early
-from hpcfl.local.step import Local, Pick, Visit
+from hpcfl.local.prefetch import BatchPrefetcher
+from hpcfl.local.step import BatchIndices, ClientTask, Local
 from hpcfl.models.losses import terms
 from hpcfl.seeds import key, stream
 from hpcfl.types import Batch
@@ -25,7 +25,7 @@ from hpcfl.types import Batch
 Item = TypeVar("Item")
 
 
-class Population:
+class ClientPool:
     """All clients, over one copy of the training examples on the rank's device."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Population:
         self._local, self._rate = local, rate
         self._seed, self._dtype, self._device = seed, dtype, device
         self._full_batch = full_batch
-        self._early = Early(self._supply, dataset.train.inputs, dtype, device)
+        self._early = BatchPrefetcher(self._supply, dataset.train.inputs, dtype, device)
         self._nothing = torch.empty(0, dtype=dtype, device=device)
         self.examples = [len(own) for own in rows]
         """n_i of every client."""
@@ -81,7 +81,7 @@ class Population:
         spent, self._spent = self._spent, 0.0
         return round(spent, 9)
 
-    def visit(self, client: int, round: int, steps: int | None = None) -> Visit:
+    def visit(self, client: int, round: int, steps: int | None = None) -> ClientTask:
         """What ``client`` does in ``round``: the same whoever asks, whenever.
 
         Args:
@@ -100,7 +100,7 @@ class Population:
             full_grad=self._nothing,
             cohort_grad=self._nothing,
         )
-        return Visit(
+        return ClientTask(
             client,
             round,
             about,
@@ -160,23 +160,23 @@ class Population:
         """
         if self._personal is not None or not isinstance(self._supply, InMemory):
             return None
-        gather = Gather(self._supply, self._rows, self._transform, self._dtype, self._device)
+        gather = BlockBatches(self._supply, self._rows, self._transform, self._dtype, self._device)
         return lambda visits, size, width: self._timed(gather(visits, size, width))
 
-    def _picks(self, client: int, round: int, count: int, work: int) -> Iterator[Pick]:
+    def _picks(self, client: int, round: int, count: int, work: int) -> Iterator[BatchIndices]:
         """What each of ``work`` steps takes of the ``count`` examples of a client."""
         cut: Any = {"batch_size": self._batch_size, "drop_last": self._local.drop_last}
         shuffle = stream(self._seed, "shuffle", round, client)
         batches = order(count, epochs=None, steps=work, generator=shuffle, **cut)
         if not augments(self._transform_of(client)):
-            yield from (Pick(positions, None) for positions in batches)
+            yield from (BatchIndices(positions, None) for positions in batches)
             return
         total = taken(count, steps=work, **cut)
         draws = stream(self._seed, "augment", round, client).integers(DRAWS, size=total)
         end = 0
         for positions in batches:
             begin, end = end, end + len(positions)
-            yield Pick(positions, draws[begin:end])
+            yield BatchIndices(positions, draws[begin:end])
 
     def _timed(self, coming: Iterator[Item]) -> Iterator[Item]:
         """The same; ``spent`` tells how long it took to come."""

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcfl.cohort.assignment import Duty
+from hpcfl.cohort.assignment import Assignment
 from hpcfl.store.base import ClientStore
 from hpcfl.store.schema import StateSchema
 from hpcfl.types import Vector
 
 
-class Memories:
+class ClientStates:
     """The states of a rank's clients, as the hooks take them: on the device, in their own dtypes.
 
     Args:
@@ -37,7 +37,7 @@ class Memories:
         self._stored = [field.dtype for field in stored.fields]
         self._spent = 0.0
 
-    def recall(self, duty: Duty, coming: Duty) -> list[Any]:
+    def recall(self, duty: Assignment, coming: Assignment) -> list[Any]:
         """The states of the clients that are trained; the coming ones are fetched meanwhile.
 
         Raises:
@@ -49,7 +49,7 @@ class Memories:
         self._spent += perf_counter() - began
         return states
 
-    def keep(self, duty: Duty, states: Sequence[Any], x: Vector) -> None:
+    def keep(self, duty: Assignment, states: Sequence[Any], x: Vector) -> None:
         """Take over the new states of the clients that were trained.
 
         Args:

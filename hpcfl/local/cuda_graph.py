@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 WARM = 3  # plays before a recording, in which libraries make their choices and their buffers
 
 
-class Replayed:
+class CudaGraphStep:
     """Plays a pure function of trees of CUDA tensors, whose shapes never change, as a graph.
 
     What it returns is overwritten by the next call, which may be handed it.

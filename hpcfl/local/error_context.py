@@ -13,7 +13,7 @@ from hpcfl.errors import (
     hint,
     place,
 )
-from hpcfl.local.step import Visit
+from hpcfl.local.step import ClientTask
 
 
 class named:
@@ -22,7 +22,7 @@ class named:
     No generator, which takes longer: every client enters it.
     """
 
-    def __init__(self, visit: Visit, stage: str) -> None:
+    def __init__(self, visit: ClientTask, stage: str) -> None:
         self._visit, self._stage = visit, stage
 
     def __enter__(self) -> None:

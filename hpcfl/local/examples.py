@@ -19,7 +19,7 @@ AHEAD = 2  # clients, or batches, that are read before they are asked for
 WHOLE = 1 << 29  # bytes of a client's inputs up to which they are read all at once
 
 
-class Supply(Protocol):
+class ExampleSource(Protocol):
     """Every client's examples, as stored: inputs and labels, brought to the device."""
 
     def expect(self, clients: Sequence[int]) -> None:
@@ -37,7 +37,7 @@ class Supply(Protocol):
 
 def supply(
     examples: Examples, rows: Sequence[Rows], device: torch.device, *, resident: bool
-) -> Supply:
+) -> ExampleSource:
     """The supply of these examples, of which client i holds ``rows[i]``.
 
     Args:

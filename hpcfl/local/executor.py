@@ -8,13 +8,13 @@ from torch import nn
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.local.block import Block, Play
-from hpcfl.local.block_gradients import Gradients
-from hpcfl.local.client_pool import Population
-from hpcfl.local.cuda_graph import Replayed
+from hpcfl.local.block_gradients import BlockGradients
+from hpcfl.local.client_pool import ClientPool
+from hpcfl.local.cuda_graph import CudaGraphStep
 from hpcfl.local.layers import ALIKE
-from hpcfl.local.padded_batches import Filling
+from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import Trained, Visit
+from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.types import Loss, Vector
 
 MOST = 32  # clients in a block, unless the job says more
@@ -23,13 +23,18 @@ MOST = 32  # clients in a block, unless the job says more
 class Executor(Protocol):
     """Plays local rounds; see ``hpcfl.local.sequential``, the reference."""
 
-    def survey(self, x: Vector, visits: Iterable[Visit]) -> list[Vector]:
+    def survey(self, x: Vector, visits: Iterable[ClientTask]) -> list[Vector]:
         """Each client's gradient at ``x`` of its mean loss over all its examples."""
         ...
 
     def train(
-        self, message: Any, visits: Sequence[Visit], states: Sequence[Any], *, ends: bool = False
-    ) -> list[Trained]:
+        self,
+        message: Any,
+        visits: Sequence[ClientTask],
+        states: Sequence[Any],
+        *,
+        ends: bool = False,
+    ) -> list[ClientResult]:
         """Play every visit's local round, all from the same message."""
         ...
 
@@ -38,7 +43,7 @@ def block(
     algorithm: Algorithm,
     model: nn.Module,
     loss: Loss,
-    population: Population,
+    population: ClientPool,
     x: Vector,
     surveys: Sequential,
     *,
@@ -68,11 +73,11 @@ def block(
     """
     cuda = x.device.type == "cuda"
     # Grouped convolutions are the faster ones on a CPU (1.8 times on LeNet), and slow on GPUs.
-    gradients = Gradients(model, loss, "products" if cuda else "grouped", bf16=bf16, clip=clip)
+    gradients = BlockGradients(model, loss, "products" if cuda else "grouped", bf16=bf16, clip=clip)
     gradients.probe(x, population.example())
     width = wide(population.width, x.device, bf16=bf16)
-    filling = Filling(size, width, population.together())
-    wrap = Replayed if cuda else _as_it_is
+    filling = PaddedBatches(size, width, population.together())
+    wrap = CudaGraphStep if cuda else _as_it_is
     return Block(algorithm, gradients, filling, size, weight_decay, shared, surveys, wrap)
 
 

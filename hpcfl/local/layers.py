@@ -21,7 +21,7 @@ Convolutions = Literal["grouped", "products"]
 ALIKE = 64
 
 
-class Layers(TorchFunctionMode):
+class VmapLayers(TorchFunctionMode):
     """While it is entered inside ``vmap``, functions of layers are those of K clients.
 
     Args:
@@ -51,7 +51,7 @@ class Layers(TorchFunctionMode):
 def stacked(function: Callable[..., Any], *tensors: Any) -> Any:
     """Inside ``vmap``: a function of the tensors of all clients, [K, ...] each.
 
-    Gradients flow through what ``function`` does; what every client shares is expanded.
+    BlockGradients flow through what ``function`` does; what every client shares is expanded.
     """
     return _Stacked.apply(function, *tensors)  # type: ignore[no-untyped-call]
 

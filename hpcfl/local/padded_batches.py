@@ -6,11 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcfl.local.block_batches import Laid, Lay
+from hpcfl.local.block_batches import Lay, PaddedIndices
 from hpcfl.local.block_gradients import Batches
 from hpcfl.local.error_context import named
 from hpcfl.local.examples import sent
-from hpcfl.local.step import Visit
+from hpcfl.local.step import ClientTask
 from hpcfl.types import Batch
 
 
@@ -21,7 +21,7 @@ class Step(NamedTuple):
     active: Tensor  # [K], whether the client has this step
 
 
-class Filling:
+class PaddedBatches:
     """Lays batches side by side, K clients of B examples each, whoever there is.
 
     Args:
@@ -34,7 +34,7 @@ class Filling:
         self._size, self._width = size, width
         self._lay = _one_by_one if together is None else together
 
-    def steps(self, visits: Sequence[Visit]) -> Iterator[Step]:
+    def steps(self, visits: Sequence[ClientTask]) -> Iterator[Step]:
         """Every local step of the longest of at most K visits; the others stand still behind.
 
         Raises:
@@ -49,7 +49,7 @@ class Filling:
             yield Step(Batches(inputs, labels, counts, first + step), counts[:, 0] > 0)
 
 
-def _one_by_one(visits: Sequence[Visit], size: int, width: int) -> Iterator[Laid]:
+def _one_by_one(visits: Sequence[ClientTask], size: int, width: int) -> Iterator[PaddedIndices]:
     """What each visit has to give, as it comes."""
     work = [int(visit.about.steps) for visit in visits]
     for step in range(max(work)):
@@ -65,7 +65,7 @@ def _one_by_one(visits: Sequence[Visit], size: int, width: int) -> Iterator[Laid
             torch.stack([_widened((row or like)[part], width) for row in own]) for part in (0, 1)
         )
         counts = torch.arange(width) < torch.tensor(sizes).unsqueeze(1)
-        yield Laid(inputs, labels, sent(counts.float(), labels.device))
+        yield PaddedIndices(inputs, labels, sent(counts.float(), labels.device))
 
 
 def _widened(batch: Tensor, width: int) -> Tensor:

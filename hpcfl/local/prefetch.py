@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import Transform
-from hpcfl.local.examples import Supply, sent
-from hpcfl.local.step import Pick
+from hpcfl.local.examples import ExampleSource, sent
+from hpcfl.local.step import BatchIndices
 from hpcfl.types import Batch, Stored
 
 EAGER = 1 << 18  # bytes, as stored, of the batches that are made before they are asked for
 ALIGNED = 64  # bytes: torch's allocations begin at multiples of it
 
 
-class Early:
+class BatchPrefetcher:
     """Makes the batches of visits.
 
     Between two steps every operation starts with cold caches, so that a few operations on several
@@ -32,12 +32,18 @@ class Early:
     """
 
     def __init__(
-        self, supply: Supply, inputs: Tensor | Stored, dtype: torch.dtype, device: torch.device
+        self,
+        supply: ExampleSource,
+        inputs: Tensor | Stored,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._supply, self._dtype, self._device = supply, dtype, device
         self._most = EAGER // max(1, prod(inputs.shape[1:]) * inputs.dtype.itemsize)
 
-    def __call__(self, client: int, picks: Iterator[Pick], transform: Transform) -> Iterator[Batch]:
+    def __call__(
+        self, client: int, picks: Iterator[BatchIndices], transform: Transform
+    ) -> Iterator[Batch]:
         """A batch for each of the picks of a client; its bits are as if it were made alone."""
         runs, ahead = tee(_runs(picks, self._most))  # a file is read before draws are needed
         coming = self._supply.visit(client, (together.positions for together, _ in ahead))
@@ -60,9 +66,9 @@ class Early:
         return [Batch(_aligned(own), those) for own, those in zip(inputs, labels, strict=True)]
 
 
-def _runs(picks: Iterator[Pick], most: int) -> Iterator[tuple[Pick, list[int]]]:
+def _runs(picks: Iterator[BatchIndices], most: int) -> Iterator[tuple[BatchIndices, list[int]]]:
     """As many steps as take at most so many examples together, one at least; and their sizes."""
-    run: list[Pick] = []
+    run: list[BatchIndices] = []
     sizes: list[int] = []
     held = 0
     for pick in picks:
@@ -77,12 +83,12 @@ def _runs(picks: Iterator[Pick], most: int) -> Iterator[tuple[Pick, list[int]]]:
         yield _joined(run), sizes
 
 
-def _joined(run: Sequence[Pick]) -> Pick:
+def _joined(run: Sequence[BatchIndices]) -> BatchIndices:
     if len(run) == 1:
         return run[0]
     draws = [pick.draws for pick in run if pick.draws is not None]
     positions = np.concatenate([pick.positions for pick in run])
-    return Pick(positions, np.concatenate(draws) if draws else None)
+    return BatchIndices(positions, np.concatenate(draws) if draws else None)
 
 
 def _aligned(inputs: Tensor) -> Tensor:

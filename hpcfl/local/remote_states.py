@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.cohort.assignment import Duty, Move
-from hpcfl.comm.base import Comm, Parcel
-from hpcfl.local.client_states import Memories
+from hpcfl.cohort.assignment import Assignment, Transfer
+from hpcfl.comm.base import Comm, P2PMessage
+from hpcfl.local.client_states import ClientStates
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.types import Vector
 
 
-class Shipping:
-    """The states that a rank trains with, its own and others', in the place of ``Memories``.
+class RemoteClientStates:
+    """The states that a rank trains with, its own and others', in the place of ``ClientStates``.
 
     Args:
         memories: of this rank's own clients.
@@ -37,15 +37,15 @@ class Shipping:
     """
 
     def __init__(
-        self, memories: Memories, stored: StateSchema, comm: Comm, device: torch.device
+        self, memories: ClientStates, stored: StateSchema, comm: Comm, device: torch.device
     ) -> None:
         self._memories, self._stored, self._comm = memories, stored, comm
         self._device = device
-        self._coming: Duty | None = None  # the duty after this round's
+        self._coming: Assignment | None = None  # the duty after this round's
         self._brought: tuple[int, dict[int, Any | None]] = -1, {}  # a round, others' states for it
         self._spent = 0.0
 
-    def recall(self, duty: Duty, coming: Duty) -> list[Any]:
+    def recall(self, duty: Assignment, coming: Assignment) -> list[Any]:
         """Collective: the states of the clients that are trained; the coming ones are fetched.
 
         Raises:
@@ -65,7 +65,7 @@ class Shipping:
         self._spent += perf_counter() - began
         return states
 
-    def keep(self, duty: Duty, states: Sequence[Any], x: Vector) -> None:
+    def keep(self, duty: Assignment, states: Sequence[Any], x: Vector) -> None:
         """Collective: take over the new states of own clients, and send those of others home.
 
         Args:
@@ -89,14 +89,14 @@ class Shipping:
         spent, self._spent = self._spent, 0.0
         return round(spent, 9)
 
-    def _bring(self, duty: Duty) -> None:
+    def _bring(self, duty: Assignment) -> None:
         """Collective: send own clients' states to who trains them, and have those of others."""
         others: dict[int, Any | None] = {}
         if duty.moved:
             kept = [self._own(move) for move in duty.moved]
             exist = self._comm.max(np.array([state is not None for state in kept], np.float64)) > 0
-            sent: list[Parcel] = []
-            received: list[Parcel] = []
+            sent: list[P2PMessage] = []
+            received: list[P2PMessage] = []
             for move, state, exists in zip(duty.moved, kept, exist, strict=True):
                 if state is not None:
                     sent += _parcels(move.trainer, state)
@@ -107,16 +107,16 @@ class Shipping:
             self._comm.exchange(sent, received)
         self._brought = duty.round, others
 
-    def _own(self, move: Move) -> Any | None:
+    def _own(self, move: Transfer) -> Any | None:
         """The state of an own client that has one; None of any other."""
         own = move.owner == self._comm.rank
         return self._memories.read(move.client) if own else None
 
-    def _returned(self, duty: Duty, trained: Mapping[int, Any], x: Vector) -> dict[int, Any]:
+    def _returned(self, duty: Assignment, trained: Mapping[int, Any], x: Vector) -> dict[int, Any]:
         """Collective: send others' new states home, and have own clients' from who trained them."""
         back: dict[int, Any] = {}
-        sent: list[Parcel] = []
-        received: list[Parcel] = []
+        sent: list[P2PMessage] = []
+        received: list[P2PMessage] = []
         for client, owner, trainer in duty.moved:
             if trainer == self._comm.rank:
                 sent += _parcels(owner, self._travelling(trained[client], x))
@@ -142,5 +142,5 @@ def _room(fields: Iterable[Field], device: torch.device) -> list[Tensor]:
     return [torch.empty(field.shape, dtype=field.dtype, device=device) for field in fields]
 
 
-def _parcels(rank: int, leaves: Iterable[Tensor]) -> list[Parcel]:
-    return [Parcel(rank, leaf) for leaf in leaves if leaf.numel()]
+def _parcels(rank: int, leaves: Iterable[Tensor]) -> list[P2PMessage]:
+    return [P2PMessage(rank, leaf) for leaf in leaves if leaf.numel()]

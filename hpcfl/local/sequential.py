@@ -8,7 +8,7 @@ import torch
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.errors import ClientError, HpcflError
 from hpcfl.local.error_context import named
-from hpcfl.local.step import Gradient, Oracle, Trained, Visit
+from hpcfl.local.step import BatchGradient, ClientResult, ClientTask, Gradient
 from hpcfl.types import Vector
 
 _STEP = ("displace", "lookahead", "direction", "remember")
@@ -24,7 +24,7 @@ class Sequential:
         own = (getattr(type(algorithm), hook) is getattr(Algorithm, hook) for hook in _STEP)
         self._plain = gradient.clip is None and all(own)
 
-    def survey(self, x: Vector, visits: Iterable[Visit]) -> list[Vector]:
+    def survey(self, x: Vector, visits: Iterable[ClientTask]) -> list[Vector]:
         """Each client's gradient at ``x`` of its mean loss over all its examples.
 
         Raises:
@@ -37,8 +37,13 @@ class Sequential:
         return gradients
 
     def train(
-        self, message: Any, visits: Sequence[Visit], states: Sequence[Any], *, ends: bool = False
-    ) -> list[Trained]:
+        self,
+        message: Any,
+        visits: Sequence[ClientTask],
+        states: Sequence[Any],
+        *,
+        ends: bool = False,
+    ) -> list[ClientResult]:
         """Play every visit's local round, all from the same message.
 
         Args:
@@ -55,7 +60,7 @@ class Sequential:
             for visit, state in zip(visits, states, strict=True)
         ]
 
-    def _visit(self, message: Any, visit: Visit, state: Any, ends: bool) -> Trained:
+    def _visit(self, message: Any, visit: ClientTask, state: Any, ends: bool) -> ClientResult:
         algorithm, gradient, about = self._algorithm, self._gradient, visit.about
         with named(visit, "begin"):
             local = algorithm.begin(message, state, about)
@@ -68,7 +73,7 @@ class Sequential:
                 if self._plain:
                     loss += gradient.descend(y, batch, seed, rate, self._weight_decay)
                     continue
-                oracle = Oracle(gradient, batch, seed)
+                oracle = BatchGradient(gradient, batch, seed)
                 start = algorithm.displace(y, local, about)
                 point = algorithm.lookahead(y, start, local, about)
                 d = algorithm.direction(point, local, oracle, about)
@@ -84,4 +89,4 @@ class Sequential:
             raise ClientError(visit.client, visit.round + 1, step, "step") from e
         with named(visit, "finish"):
             upload, after = algorithm.finish(y, local, message, state, about)
-        return Trained(upload, after, loss / steps, y if ends else y.new_empty(0))
+        return ClientResult(upload, after, loss / steps, y if ends else y.new_empty(0))

@@ -59,14 +59,14 @@ class Local(Section):
         return self.lr * self.lr_decay**round
 
 
-class Pick(NamedTuple):
+class BatchIndices(NamedTuple):
     """What a local step takes of its client's examples."""
 
     positions: Rows  # [B], out of 0..n_i-1
     draws: NDArray[np.int64] | None  # [B], see ``Transform``; None where nothing is augmented
 
 
-class Visit(NamedTuple):
+class ClientTask(NamedTuple):
     """One client's work in one round, as the executor gets it."""
 
     client: int
@@ -75,7 +75,9 @@ class Visit(NamedTuple):
     batches: Iterator[Batch]  # one a local step
     survey: Iterator[tuple[int, Batch]]  # (terms, batch): its whole data, no augmentation
     dropout_seed: int
-    picks: Iterator[Pick]  # what the batches hold, for who gathers those of many clients at once
+    picks: Iterator[
+        BatchIndices
+    ]  # what the batches hold, for who gathers those of many clients at once
 
 
 class Gradient:
@@ -179,7 +181,7 @@ def _generator(device: torch.device) -> torch.Generator:
     return torch.default_generator
 
 
-class Oracle:
+class BatchGradient:
     """The gradient of one step's batch, wherever and as often as the algorithm asks for it."""
 
     __slots__ = ("_batch", "_gradient", "_seed", "loss")
@@ -196,7 +198,7 @@ class Oracle:
         return grad
 
 
-class Trained(NamedTuple):
+class ClientResult(NamedTuple):
     """What a client's visit leaves."""
 
     upload: Any

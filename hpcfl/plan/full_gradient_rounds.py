@@ -1,14 +1,14 @@
 """The rounds in which more is measured than the algorithm's own steps."""
 
-from hpcfl.runner.components import Parts
+from hpcfl.runner.components import Components
 
 
-def measured(parts: Parts) -> int:
+def measured(parts: Components) -> int:
     """Rounds that the diagnostics measure."""
     return parts.job.rounds // parts.job.diagnostics.every
 
 
-def surveys(parts: Parts) -> int:
+def surveys(parts: Components) -> int:
     """Rounds in which full gradients are taken, for the algorithm or for the diagnostics."""
     if parts.algorithm.full_gradient != "none":
         return parts.job.rounds

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.models.flat_vector import Layout
-from hpcfl.runner.components import Parts
+from hpcfl.runner.components import Components
 from hpcfl.types import Batch
 
 STATUS = Path("/proc/self/status")
@@ -48,13 +48,13 @@ class Activations(NamedTuple):
     """In one tensor of them."""
 
 
-def probe(parts: Parts) -> Activations:
+def probe(parts: Components) -> Activations:
     """Take a gradient of one example, and one of two, and see what they keep."""
     (one, largest), (two, _) = _kept(parts, 1), _kept(parts, 2)
     return Activations(two - one, largest)
 
 
-def _kept(parts: Parts, examples: int) -> tuple[int, int]:
+def _kept(parts: Components, examples: int) -> tuple[int, int]:
     """Bytes that a backward pass needs of a batch, with the parameters; and the largest tensor."""
     sizes: dict[int, int] = {}
 

@@ -12,7 +12,7 @@ from hpcfl.local.executor import wide as filled
 from hpcfl.plan.full_gradient_rounds import measured, surveys
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.runner.client_store import GIB
-from hpcfl.runner.components import Parts
+from hpcfl.runner.components import Components
 from hpcfl.store.footprint import ALIGNMENT, STATE_OVERHEAD
 
 TRAINING = 6  # vectors: y, d, a gradient and its parts, what hooks make
@@ -67,7 +67,9 @@ class Holding(NamedTuple):
     """Bytes of its clients' states at the end."""
 
 
-def memory(parts: Parts, holding: Holding, *, process: Process, activations: Activations) -> Memory:
+def memory(
+    parts: Components, holding: Holding, *, process: Process, activations: Activations
+) -> Memory:
     """The memory of a rank that holds this."""
     job, schema, vector = parts.job, parts.schema, nbytes(parts.x0)
     watched, due = job.diagnostics, measured(parts) > 0
@@ -112,7 +114,7 @@ def memory(parts: Parts, holding: Holding, *, process: Process, activations: Act
     )
 
 
-def _data(parts: Parts) -> int:
+def _data(parts: Components) -> int:
     """What is held of the data: all of it, or where it stays in a file what is read ahead."""
     total = bytes_of(parts.rows)
     if parts.dataset.mapped:
@@ -132,7 +134,7 @@ def _data(parts: Parts) -> int:
     return total
 
 
-def _batch(parts: Parts) -> int:
+def _batch(parts: Components) -> int:
     """Examples of a local step, at most."""
     size, largest = parts.job.local.batch_size, max(map(len, parts.rows))
     return largest if size == "full" else min(size, largest)

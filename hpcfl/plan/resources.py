@@ -14,9 +14,9 @@ from hpcfl.engine.schema import Traffic, nbytes, traffic
 from hpcfl.plan.full_gradient_rounds import surveys
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.memory import Holding, Memory, memory
-from hpcfl.runner.components import Parts
-from hpcfl.runner.disk_budget import Room, room
-from hpcfl.runner.schedule import Played, play_cohorts, state_bytes, trained
+from hpcfl.runner.components import Components
+from hpcfl.runner.disk_budget import DiskBudget, room
+from hpcfl.runner.schedule import ScheduleUsage, play_cohorts, state_bytes, trained
 
 
 class RankShare(NamedTuple):
@@ -58,7 +58,7 @@ class Plan:
     shared: int
     """Kept once for all clients of a rank and a round."""
     server: int
-    room: Room
+    room: DiskBudget
     """What the run directory will take."""
     shares: tuple[RankShare, ...]
     """One a rank."""
@@ -84,7 +84,7 @@ class Plan:
         return Traffic(*(self.visits * size for size in self.traffic))
 
 
-def plan(parts: Parts, ranks: int, *, process: Process, activations: Activations) -> Plan:
+def plan(parts: Components, ranks: int, *, process: Process, activations: Activations) -> Plan:
     """What the job of ``parts`` will need on so many ranks.
 
     Args:
@@ -123,8 +123,8 @@ def plan(parts: Parts, ranks: int, *, process: Process, activations: Activations
 
 
 def _share(
-    parts: Parts,
-    played: Played,
+    parts: Components,
+    played: ScheduleUsage,
     rank: int,
     members: int,
     process: Process,

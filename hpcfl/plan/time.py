@@ -34,11 +34,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.cohort.assignment import owners, trainers
+from hpcfl.cohort.assignment import assign_owners, assign_trainers
 from hpcfl.errors import JobError
 from hpcfl.plan.cost_model import Pieces
 from hpcfl.plan.full_gradient_rounds import surveys
-from hpcfl.runner.components import Parts
+from hpcfl.runner.components import Components
 
 SAMPLED = 1000  # rounds, at most, whose cohorts are drawn
 MEMBERS, FEWEST = 100_000, 50  # of all those rounds; and rounds, all the same
@@ -76,7 +76,7 @@ class Work:
         )
 
 
-def kind(parts: Parts) -> str:
+def kind(parts: Components) -> str:
     """What a job's pieces depend on, besides the machine."""
     job, tree = parts.job, parts.loaded.tree
     executor = "block" if job.executor == "block" else "sequential"
@@ -111,7 +111,7 @@ class Foretold(NamedTuple):
         return self.train + self.convert + self.exchange + self.ship + self.rest
 
 
-def work(parts: Parts) -> Work:
+def work(parts: Components) -> Work:
     """What the job of ``parts`` asks."""
     job, population = parts.job, parts.population
     steps = np.array([int(population.visit(i, 0).about.steps) for i in range(len(population))])
@@ -144,7 +144,7 @@ def foretell(asked: Work, ranks: int, pieces: Pieces) -> Foretold:
             f"pieces: {ranks} ranks, but they say nothing of an all-reduce ({pieces.origin}); "
             f"say mpirun -n {ranks} hpcfl bench pieces, or give latency_s and bandwidth"
         )
-    owner = owners(asked.examples.tolist(), ranks)
+    owner = assign_owners(asked.examples.tolist(), ranks)
     found = [_busiest(asked, asked.draw(t), owner, ranks, pieces) for t in asked.sampled()]
     train, convert, ship, busiest = np.mean(found, axis=0).tolist()
     size, exchange = asked.parameters, 0.0
@@ -164,7 +164,7 @@ def _busiest(
     """Of one cohort: the first two of the busiest rank and ``ship``, then ``busiest``."""
     own = trainer = owner[members]
     if asked.balance == "steal":
-        trainer = trainers(own, asked.taken[members], ranks)
+        trainer = assign_trainers(own, asked.taken[members], ranks)
     clients = np.bincount(trainer, minlength=ranks)
     steps = np.bincount(trainer, asked.steps[members], ranks)
     state = sum(asked.state / speed for speed in (pieces.read, pieces.write) if speed)

@@ -13,7 +13,7 @@ from hpcfl.io.atomic import PART
 from hpcfl.io.files import READABLE, has, present, readable
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.run_dir.record import RunRecord, read_run, with_history
-from hpcfl.run_dir.sweep_log import Diary, read_diary
+from hpcfl.run_dir.sweep_log import SweepEvents, read_sweep_log
 
 JOB = "job.yaml"
 
@@ -71,7 +71,7 @@ def find_runs(root: Path) -> Found:
                 raise file_error(e, why, StoreError) from e
             unreadable.append(why)
             continue
-        diary = read_diary(folder)
+        diary = read_sweep_log(folder)
         failed = diary.failed if diary else {}
         # Beside a sweep's runs lie their jobs, from before they begin.
         names = {job.stem for job in folder.glob("*.yaml")} if diary else set()
@@ -99,7 +99,7 @@ def read_standing(paths: Sequence[Path]) -> Standing:
             inside = [folder for folder in begun or [path] if folder.parent == root]
             read = [_read(folder, notes, failed=begun.get(folder, False)) for folder in inside]
             runs += read
-            diary = read_diary(root) if root != path.parent else None  # asked for as a whole
+            diary = read_sweep_log(root) if root != path.parent else None  # asked for as a whole
             if diary:
                 notes += _told(root, read, diary)
     return Standing(runs, notes)
@@ -192,7 +192,7 @@ def _read(folder: Path, notes: list[str], *, failed: bool) -> RunRecord:
     return replace(run, fate=state(run, alive=alive, failed=failed))
 
 
-def _told(root: Path, runs: Sequence[RunRecord], diary: Diary) -> list[str]:
+def _told(root: Path, runs: Sequence[RunRecord], diary: SweepEvents) -> list[str]:
     states = Counter(run.state for run in runs)
     begun = {run.name for run in runs}
     early = diary.failed.keys() - begun  # they have no run directory yet

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, cast
 
-from hpcfl.errors import DivergedError, Elsewhere, Stopped, one_line
+from hpcfl.errors import DivergedError, RemoteRankError, Stopped, one_line
 from hpcfl.run_dir.layout import RunDir
 
 Ending = Literal["finished", "stopped", "diverged", "failed"]
@@ -30,7 +30,7 @@ def outcome_of(error: BaseException, round: int) -> Outcome:
         return Outcome("stopped", round, str(error))
     if code == DivergedError.exit_code:
         return Outcome("diverged", round, str(error))
-    if isinstance(error, Elsewhere):  # whose text is the other rank's line
+    if isinstance(error, RemoteRankError):  # whose text is the other rank's line
         return Outcome("failed", round, str(error))
     return Outcome("failed", round, one_line(f"{type(error).__name__}: {error}"))
 

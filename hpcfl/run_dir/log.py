@@ -13,23 +13,23 @@ from zlib import crc32
 
 from hpcfl.errors import StoreError, file_error
 from hpcfl.io import checksum
-from hpcfl.io.atomic import storing
+from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import parse_json, read_bytes, readable
 from hpcfl.io.live_files import check_in_place
 
 
-class Extent(NamedTuple):
+class LogPosition(NamedTuple):
     """How much there was of the log, and its checksum."""
 
     length: int
     crc: int
 
-    def after(self, more: bytes) -> "Extent":
+    def after(self, more: bytes) -> "LogPosition":
         """With these bytes behind it."""
-        return Extent(self.length + len(more), crc32(more, self.crc))
+        return LogPosition(self.length + len(more), crc32(more, self.crc))
 
 
-NOTHING = Extent(0, 0)
+NOTHING = LogPosition(0, 0)
 Line = Mapping[str, float | int | Sequence[float]]
 OF_RANKS = "busy_s"  # the only key with a list: a number a rank
 
@@ -42,7 +42,7 @@ class RunLog:
         self.extent = NOTHING
         """What stands in it."""
         if path:
-            with storing(path):
+            with write_errors(path):
                 # Nothing waits in a buffer for another try, and another error, at the end.
                 self._file = path.open("ab", buffering=0)
                 self.extent = NOTHING.after(path.read_bytes())
@@ -55,7 +55,7 @@ class RunLog:
         """
         if self._file:
             line = _line(record)
-            with storing(Path(self._file.name)):
+            with write_errors(Path(self._file.name)):
                 left = memoryview(line)
                 while left:
                     left = left[self._file.write(left) :]
@@ -68,7 +68,7 @@ class RunLog:
             DiskError: the disk fails.
         """
         if self._file:
-            with storing(Path(self._file.name)):
+            with write_errors(Path(self._file.name)):
                 os.fsync(self._file.fileno())
 
     def require_in_place(self) -> None:
@@ -87,7 +87,7 @@ class RunLog:
             DiskError: the disk fails, as NFS tells now.
         """
         if self._file:
-            with storing(Path(self._file.name)):
+            with write_errors(Path(self._file.name)):
                 self._file.close()
 
 
@@ -99,18 +99,18 @@ def _line(record: Line) -> bytes:
     return checksum.add_to_json(json.dumps(known, allow_nan=False)) + b"\n"
 
 
-def cut(path: Path, extent: Extent) -> None:
+def cut(path: Path, extent: LogPosition) -> None:
     """Take away what lies beyond ``extent``: the rounds after a checkpoint.
 
     Raises:
         StoreError: rounds are missing or damaged, or the disk fails.
     """
     require(path, extent)
-    with storing(path), suppress(FileNotFoundError):  # before the first round
+    with write_errors(path), suppress(FileNotFoundError):  # before the first round
         os.truncate(path, extent.length)
 
 
-def require(path: Path, extent: Extent) -> bytes:
+def require(path: Path, extent: LogPosition) -> bytes:
     """The log as it was at a checkpoint.
 
     Raises:

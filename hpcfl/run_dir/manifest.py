@@ -10,9 +10,9 @@ from zlib import crc32
 
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io import checksum
-from hpcfl.io.atomic import storing, sync_folder
+from hpcfl.io.atomic import sync_folder, write_errors
 from hpcfl.io.files import folders_with, parse_json, present, read_bytes
-from hpcfl.run_dir.log import Extent
+from hpcfl.run_dir.log import LogPosition
 
 # 1 had no shared part of the states; 2 marked jobs by all keys; 3 drew other numbers; 4 had no
 # digests of inputs, and no checksum of the manifest, job.yaml, initial.npy and the logs' lines.
@@ -34,7 +34,7 @@ class Checkpoint(NamedTuple):
     """The number of ranks that wrote it."""
     job: str
     """The mark of the job it belongs to."""
-    log: Extent
+    log: LogPosition
     """What stood in log.jsonl."""
     files: dict[str, int]
     """The crc32 of every file of the folder."""
@@ -120,7 +120,7 @@ def give_up(root: Path, after: int) -> None:
     Raises:
         StoreError: one cannot be removed.
     """
-    with storing(root):
+    with write_errors(root):
         for folder in reversed(_folders(root)):
             if int(folder.name) > after:
                 (folder / MANIFEST).unlink(missing_ok=True)
@@ -134,7 +134,7 @@ def prune(root: Path) -> None:
     Raises:
         StoreError: one cannot be removed.
     """
-    with storing(root):
+    with write_errors(root):
         for folder in _folders(root):
             if not present(folder / MANIFEST):
                 shutil.rmtree(folder)
@@ -215,7 +215,7 @@ def read(folder: Path) -> Checkpoint:
             _round(folder, manifest["round"]),
             int(manifest["ranks"]),
             str(manifest["job"]),
-            Extent(int(manifest["log_bytes"]), int(manifest["log_crc"])),
+            LogPosition(int(manifest["log_bytes"]), int(manifest["log_crc"])),
             _sums(manifest["files"], SERVER),
             _digests(manifest["inputs"]),
             _sums(manifest["run_files"], INITIAL),

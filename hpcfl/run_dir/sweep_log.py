@@ -14,7 +14,7 @@ _EVENT = re.compile(r"[\d-]{10} [\d:]{8} (\w+) +([^ :]+): (.*)")
 _PLAN = re.compile(r"(\d+) runs to do, (\d+) finished before")
 
 
-class Diary(NamedTuple):
+class SweepEvents(NamedTuple):
     """What there is to do, and what failed."""
 
     points: int
@@ -23,7 +23,7 @@ class Diary(NamedTuple):
     """Why, by the names of the runs whose last event it is."""
 
 
-def read_diary(root: Path) -> Diary | None:
+def read_sweep_log(root: Path) -> SweepEvents | None:
     """The diary of the sweep in a directory; None where no sweep wrote one.
 
     Raises:
@@ -49,7 +49,7 @@ def read_diary(root: Path) -> Diary | None:
             failed[name] = text
         elif event == "plan" and (plan := _PLAN.match(text)):
             points = max(points, int(plan[1]) + int(plan[2]))
-    return Diary(points, failed)
+    return SweepEvents(points, failed)
 
 
 def log_line(text: str) -> bytes:

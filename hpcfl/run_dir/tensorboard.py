@@ -8,7 +8,7 @@ from socket import gethostname
 from time import monotonic, time_ns
 from typing import Any
 
-from hpcfl.io.atomic import storing
+from hpcfl.io.atomic import write_errors
 from hpcfl.run_dir.record import SCORES
 from hpcfl.types import Record
 
@@ -40,7 +40,7 @@ class Events:
         self._records = RecordWriter(self._kept)
         name = f"events.out.tfevents.{time_ns() // 10**9}.{gethostname()}.{getpid()}.{token_hex(4)}"
         self._path, self._written = folder / name, monotonic()
-        with storing(self._path):
+        with write_errors(self._path):
             folder.mkdir(exist_ok=True)
             self._file = self._path.open("xb", buffering=0)
         self._add(file_version="brain.Event:2")
@@ -73,7 +73,7 @@ class Events:
         self._kept.seek(0)
         self._kept.truncate()  # so that a failure is told once
         self._written = monotonic()
-        with storing(self._path):
+        with write_errors(self._path):
             while content:
                 content = content[self._file.write(content) :]
 
@@ -86,7 +86,7 @@ class Events:
         try:
             self.flush()
         finally:
-            with storing(self._path):
+            with write_errors(self._path):
                 self._file.close()
 
     def _add(self, **what: Any) -> None:

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import torch
 
 from hpcfl.comm.base import Comm
-from hpcfl.comm.failure import together
+from hpcfl.comm.failure import raise_collectively
 from hpcfl.errors import ClientError, JobError
 from hpcfl.job.schema import ExecutorName, Loaded
 from hpcfl.local.executor import MOST, Executor
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
-from hpcfl.runner.components import Parts
+from hpcfl.runner.components import Components
 
 BUDGET_S = 0.7  # for each executor, unless a single step takes longer
 WARM = {"cpu": 1, "cuda": 5}  # plays that do not count: torch's own choices, a graph's recording
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
         return f"executor: {self.executor} (a step of a client: {one} alone, {many})"
 
 
-def chosen(parts: Parts, comm: Comm, begun: RunDir | None) -> tuple[Parts, str]:
+def chosen(parts: Components, comm: Comm, begun: RunDir | None) -> tuple[Components, str]:
     """Collective: the parts with an executor in place of ``auto``, and a line that says which.
 
     Args:
@@ -57,11 +57,11 @@ def chosen(parts: Parts, comm: Comm, begun: RunDir | None) -> tuple[Parts, str]:
         JobError: ``begun`` has no readable job.
     """
     if begun is not None:
-        with together(comm):
+        with raise_collectively(comm):
             job = load_run(begun).job
         return with_executor(parts, job.executor, job.block_size), f"executor: {job.executor}"
     said = ""
-    with together(comm):
+    with raise_collectively(comm):
         if comm.rank == 0:
             said = json.dumps(_measure(parts, comm.size))
     choice = Choice(*json.loads(comm.share(said)))
@@ -69,7 +69,7 @@ def chosen(parts: Parts, comm: Comm, begun: RunDir | None) -> tuple[Parts, str]:
     return with_executor(parts, choice.executor, size), str(choice)
 
 
-def with_executor(parts: Parts, executor: ExecutorName, block_size: int | None) -> Parts:
+def with_executor(parts: Components, executor: ExecutorName, block_size: int | None) -> Components:
     """The parts of the job that names its executor."""
     loaded = parts.loaded
     job = replace(loaded.job, executor=executor, block_size=block_size)
@@ -77,7 +77,7 @@ def with_executor(parts: Parts, executor: ExecutorName, block_size: int | None) 
     return replace(parts, loaded=Loaded(job, tree, loaded.name))
 
 
-def check(parts: Parts) -> None:
+def check(parts: Components) -> None:
     """Play a step of two clients at once, where the job asks for many.
 
     Raises:
@@ -91,7 +91,7 @@ def check(parts: Parts) -> None:
             raise parts.unfit(e) from e
 
 
-def _measure(parts: Parts, ranks: int) -> Choice:
+def _measure(parts: Components, ranks: int) -> Choice:
     one = with_executor(parts, "sequential", None)
     alone = _seconds(one, one.executor(one.gradient()), 1)
     # A rank's share of a cohort, or most places of every block would stay empty.
@@ -105,7 +105,7 @@ def _measure(parts: Parts, ranks: int) -> Choice:
     return Choice("block" if beside < alone else "sequential", size, alone, beside)
 
 
-def _seconds(parts: Parts, executor: Executor, clients: int) -> float:
+def _seconds(parts: Components, executor: Executor, clients: int) -> float:
     """What a client's local step takes among so many."""
     play, warm = one_step(parts, executor, clients), WARM[parts.device.type]
     times: list[float] = []
@@ -116,7 +116,7 @@ def _seconds(parts: Parts, executor: Executor, clients: int) -> float:
     return median(times[warm:] or times) / clients
 
 
-def one_step(parts: Parts, executor: Executor, clients: int) -> Callable[[], float]:
+def one_step(parts: Components, executor: Executor, clients: int) -> Callable[[], float]:
     """Plays one local step of the first clients; returns seconds."""
     algorithm, population, x0 = parts.algorithm, parts.population, parts.x0
     message = algorithm.broadcast(algorithm.init_server(x0))

@@ -8,7 +8,7 @@ from hpcfl.store.base import ClientStore
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
-from hpcfl.store.null import NoStore
+from hpcfl.store.null import NullStore
 from hpcfl.store.schema import StateSchema
 from hpcfl.store.scratch import ScratchStore, folder_of_life
 from hpcfl.store.shared import SharedStore, folder_of_shared
@@ -30,7 +30,7 @@ def home(
         clients: those of the rank.
     """
     if not kept.fields:
-        return NoStore(rank)
+        return NullStore(rank)
     cache = int(config.cache_gib * GIB)
 
     def build(folder: Path, schema: StateSchema, cache: int, name: str) -> ClientStore:

@@ -24,14 +24,14 @@ from hpcfl.data.split import deal
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.run import Desk, Run
 from hpcfl.engine.schema import LOSS, Schema, Survey, dry_round, nbytes
-from hpcfl.engine.timing import Account
+from hpcfl.engine.timing import RoundTimer
 from hpcfl.errors import JobError, as_job_error, described, is_own_fault, one_line
 from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import Job, Loaded, fitted, require_filled
-from hpcfl.local.client_pool import Population
-from hpcfl.local.client_states import Memories
+from hpcfl.local.client_pool import ClientPool
+from hpcfl.local.client_states import ClientStates
 from hpcfl.local.executor import MOST, Executor, block
-from hpcfl.local.remote_states import Shipping
+from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.local.test_set import TestSet
@@ -48,7 +48,7 @@ from hpcfl.types import Vector
 
 
 @dataclass(frozen=True)
-class Parts:
+class Components:
     """What a job describes, loaded: the same on every rank."""
 
     loaded: Loaded
@@ -96,9 +96,9 @@ class Parts:
         return stored(self.job, self.schema)
 
     @cached_property
-    def population(self) -> Population:
+    def population(self) -> ClientPool:
         """The clients, over one copy of the data on the device."""
-        return Population(
+        return ClientPool(
             self.dataset,
             self.rows,
             self.held,
@@ -224,7 +224,7 @@ def stored(job: Job, schema: Schema) -> StateSchema:
     return schema.kept if dtype is None else schema.kept.narrowed(getattr(torch, dtype))
 
 
-def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> Parts:
+def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> Components:
     """Load the data, deal it, build the model, and play the dry round.
 
     Args:
@@ -252,7 +252,7 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
     _require_room_for_server(loaded, schema, device)
     job.evaluate.check(loaded.tree["algorithm"]["name"], dataset, schema.own)
     model, x0 = model.to(device), x0.to(device)
-    return Parts(loaded, dataset, rows, held, model, x0, skipped, schema, device)
+    return Components(loaded, dataset, rows, held, model, x0, skipped, schema, device)
 
 
 def _played_dry(loaded: Loaded, x0: Vector) -> Schema:
@@ -288,7 +288,7 @@ def _require_room_for_server(loaded: Loaded, schema: Schema, device: torch.devic
 
 
 def wire(
-    parts: Parts,
+    parts: Components,
     comm: Comm,
     owner: NDArray[np.int64],
     store: ClientStore,
@@ -304,7 +304,7 @@ def wire(
     draw = lru_cache(2)(lambda t: job.cohort.draw(t, len(population), job.seed))
     work = parts.work if job.balance == "steal" else None
     balance = Balance(draw, job.rounds, owner, work, comm.rank, comm.size)
-    memories = Memories(store, parts.schema.kept, parts.stored, parts.first, parts.device)
+    memories = ClientStates(store, parts.schema.kept, parts.stored, parts.first, parts.device)
     shipped = work is not None and bool(parts.stored.fields)
     return Run(
         algorithm=parts.algorithm,
@@ -315,7 +315,9 @@ def wire(
         duty=balance.duty,
         population=population,
         executor=executor,
-        memories=Shipping(memories, parts.stored, comm, parts.device) if shipped else memories,
+        memories=RemoteClientStates(memories, parts.stored, comm, parts.device)
+        if shipped
+        else memories,
         comm=comm,
         reduction=parts.reduction(comm),
         surveys=surveys,
@@ -327,5 +329,5 @@ def wire(
         minutes=job.checkpoint.minutes,
         signals=signals,
         desk=desk,
-        account=Account(comm.rank, comm.size, parts.device),
+        account=RoundTimer(comm.rank, comm.size, parts.device),
     )

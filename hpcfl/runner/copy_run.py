@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcfl.checkpoint.verify import verify
 from hpcfl.comm.base import Comm
-from hpcfl.comm.failure import together
+from hpcfl.comm.failure import raise_collectively
 from hpcfl.errors import DiskError, HpcflError, JobError, StoreError, file_error
 from hpcfl.io.atomic import PART, sync_folder
 from hpcfl.io.files import present
@@ -52,19 +52,19 @@ def branch(
     """
     part = RunDir(copy.with_name(copy.name + PART))
     with part:
-        with together(comm), _while_kept(source, at):
+        with raise_collectively(comm), _while_kept(source, at):
             if comm.rank == 0:
                 _clear(part)
         try:
-            with together(comm), _while_kept(source, at):
+            with raise_collectively(comm), _while_kept(source, at):
                 if comm.rank == 0:
                     _copy_files(source, at, part, job)
-            with together(comm), _while_kept(source, at):
+            with raise_collectively(comm), _while_kept(source, at):
                 for path in _segments(Table.load(at.folder, source.stores))[comm.rank :: comm.size]:
                     _copy(path, part.stores / path.relative_to(source.stores))
-            with together(comm), _while_kept(source, at):
+            with raise_collectively(comm), _while_kept(source, at):
                 _compare(source, at, part, schema, comm)
-            with together(comm), _while_kept(source, at):
+            with raise_collectively(comm), _while_kept(source, at):
                 if comm.rank == 0:
                     _finish(at, part, copy)
         except HpcflError:  # on all ranks

@@ -9,8 +9,8 @@ from rich.filesize import decimal
 
 from hpcfl.engine.schema import nbytes
 from hpcfl.errors import JobError
-from hpcfl.runner.components import Parts
-from hpcfl.runner.schedule import Played
+from hpcfl.runner.components import Components
+from hpcfl.runner.schedule import ScheduleUsage
 from hpcfl.store.disk_usage import ENTRY, INDEX
 
 HEADER, TENSOR_HEADER = 16, 60  # bytes of a safetensors file before its numbers, of each tensor
@@ -19,7 +19,7 @@ MANIFEST, MANIFEST_FILE = 206, 35  # bytes of manifest.json, of each file but on
 MANIFEST_INPUTS, MANIFEST_INPUT = 17, 80  # of its inputs, and of each but for its name
 
 
-class Room(NamedTuple):
+class DiskBudget(NamedTuple):
     """Bytes of a run directory at most, without logs and events."""
 
     stores: int
@@ -39,14 +39,14 @@ class Room(NamedTuple):
         return self.stores + self.checkpoints * self.checkpoint + self.best + self.model
 
 
-def room(parts: Parts, played: Played) -> Room:
+def room(parts: Components, played: ScheduleUsage) -> DiskBudget:
     """The room for a job whose cohorts were drawn."""
     job, ranks = parts.job, len(played.members)
     best = best_bytes(parts)
     tables = max(1, len(played.states))  # one writes row tables even where no state is kept
     rows = int(played.seen.sum()) if played.states else 0
     due = -(-job.rounds // job.checkpoint.every)
-    return Room(
+    return DiskBudget(
         stores=int(played.stores.sum()),
         checkpoint=_checkpoint(parts, best, tables * ranks)
         + tables * (ranks * INDEX + rows * ENTRY),
@@ -56,7 +56,7 @@ def room(parts: Parts, played: Played) -> Room:
     )
 
 
-def require(needed: Room, folder: Path) -> None:
+def require(needed: DiskBudget, folder: Path) -> None:
     """Refuse a run directory on a disk that is too small.
 
     Raises:
@@ -72,7 +72,7 @@ def require(needed: Room, folder: Path) -> None:
         )
 
 
-def _checkpoint(parts: Parts, best: int, tables: int) -> int:
+def _checkpoint(parts: Components, best: int, tables: int) -> int:
     """A checkpoint's bytes but for the contents of its ``tables`` row tables."""
     files = [_file(parts.schema.server)]
     if parts.job.diagnostics.cosine:
@@ -84,7 +84,7 @@ def _checkpoint(parts: Parts, best: int, tables: int) -> int:
     return sum(files) + MANIFEST + inputs + (len(files) - 1 + tables) * MANIFEST_FILE
 
 
-def best_bytes(parts: Parts) -> int:
+def best_bytes(parts: Components) -> int:
     """The bytes of best.safetensors: the model, its round and its score."""
     if not parts.job.evaluate.best:
         return 0

@@ -14,41 +14,43 @@ from torch import Tensor
 
 from hpcfl.checkpoint.best import Best
 from hpcfl.checkpoint.format import fingerprint
-from hpcfl.checkpoint.writer import Saving, begin
-from hpcfl.cohort.assignment import owners
-from hpcfl.comm.failure import together
+from hpcfl.checkpoint.writer import PendingCheckpoint, begin
+from hpcfl.cohort.assignment import assign_owners
+from hpcfl.comm.failure import raise_collectively
 from hpcfl.comm.watched import Watched
 from hpcfl.data.fingerprints import Digests
 from hpcfl.errors import DiskError, RankError, StoreError
 from hpcfl.evaluation import Evaluation
 from hpcfl.io.progress import Progress
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import OF_RANKS, Extent, RunLog
+from hpcfl.run_dir.log import OF_RANKS, LogPosition, RunLog
 from hpcfl.run_dir.manifest import Checkpoint
 from hpcfl.run_dir.tensorboard import Events
-from hpcfl.runner.components import Parts
+from hpcfl.runner.components import Components
 from hpcfl.runner.disk_budget import require, room
-from hpcfl.runner.schedule import Played, coming, play_cohorts
+from hpcfl.runner.schedule import ScheduleUsage, coming, play_cohorts
 from hpcfl.store import row_table as row_tables
 from hpcfl.store.base import ClientStore
 from hpcfl.types import Record, Vector
 
 
-class Life:
+class RankSession:
     """What one start of the program holds on one rank."""
 
-    def __init__(self, parts: Parts, folder: RunDir, comm: Watched, inputs: Digests) -> None:
+    def __init__(self, parts: Components, folder: RunDir, comm: Watched, inputs: Digests) -> None:
         self.parts, self.folder, self.comm, self.inputs = parts, folder, comm, inputs
         self.name = comm.share(token_hex(4))
-        with together(comm):
-            self.owner: NDArray[np.int64] = owners([len(own) for own in parts.rows], comm.size)
+        with raise_collectively(comm):
+            self.owner: NDArray[np.int64] = assign_owners(
+                [len(own) for own in parts.rows], comm.size
+            )
         self._store: ClientStore | None = None
         self.best = Best(folder.best)
         self.run_files: Mapping[str, int] = {}
         """The crc32 of the files of the folder that no round changes; on rank 0."""
         self.log: RunLog | None = None
         """The log, once it is open."""
-        self._saving: Saving | None = None
+        self._saving: PendingCheckpoint | None = None
         self._behind = ThreadPoolExecutor(1, "checkpoint")
 
     @property
@@ -59,7 +61,7 @@ class Life:
         return self._store
 
     @cached_property
-    def _played(self) -> Played:
+    def _played(self) -> ScheduleUsage:
         """The cohorts of all rounds."""
         return play_cohorts(self.parts, self.comm.size)
 
@@ -74,7 +76,7 @@ class Life:
     def open_store(self) -> None:
         """Collective: open the home of this rank's client states."""
         own = np.flatnonzero(self.owner == self.comm.rank).tolist()
-        with together(self.comm):
+        with raise_collectively(self.comm):
             self._store = self.parts.store(self.folder.stores, self.comm.rank, self.name, own)
 
     def reserve(self) -> None:
@@ -105,7 +107,7 @@ class Life:
         round: int,
         server: Any,
         kept: Mapping[str, Tensor],
-        log: Extent,
+        log: LogPosition,
         sync: Callable[[], None],
     ) -> None:
         """Collective: begin a checkpoint; one that is on its way is committed first.
@@ -122,7 +124,7 @@ class Life:
             LostFileError: a file or folder of the run is gone.
         """
         self.settle(round)
-        with together(self.comm):
+        with raise_collectively(self.comm):
             self.require_in_place()
         self.comm.pulse.phase = "checkpointing"
         mark = float(fingerprint(server.x, *self.parts.buffers.values()))
@@ -234,7 +236,9 @@ class Desk:
         done: rounds that are in the log.
     """
 
-    def __init__(self, life: Life, evaluation: Evaluation, progress: Progress, done: int) -> None:
+    def __init__(
+        self, life: RankSession, evaluation: Evaluation, progress: Progress, done: int
+    ) -> None:
         self._life, self._evaluation, self._progress = life, evaluation, progress
         first = life.comm.rank == 0
         self._log = life.log = RunLog(life.folder.log if first else None)

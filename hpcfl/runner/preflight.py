@@ -37,7 +37,7 @@ from hpcfl.errors import (
 from hpcfl.job.schema import Loaded
 from hpcfl.local.test_set import TestSet
 from hpcfl.models.losses import LOSSES
-from hpcfl.runner.components import Parts
+from hpcfl.runner.components import Components
 from hpcfl.types import Batch, Vector
 
 CLIENTS = 2  # that are tried
@@ -49,7 +49,7 @@ _UNFIT = (RuntimeError, ValueError, IndexError)  # which torch raises there
 _KEYED = "; such draws depend on the number of ranks and on restarts: "
 
 
-def try_classes(parts: Parts) -> None:
+def try_classes(parts: Components) -> None:
     """Play one step of two clients on their own examples, and the server's step.
 
     Raises:
@@ -91,7 +91,7 @@ def try_algorithm(loaded: Loaded) -> None:
 class _Trial:
     """The trial of one job's parts."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Components) -> None:
         self._parts, self._gradient = parts, parts.gradient()
         self._batches: dict[int, Batch] = {}
         self._known: dict[int, list[tuple[Vector, Vector]]] = {}

@@ -26,7 +26,7 @@ _NUMA = Path("/sys/devices/system/node")
 _TOLD = 4  # hosts in a message; a history has them all
 
 
-class Seat(BaseModel):
+class RankInfo(BaseModel):
     """Where a rank runs and what it computes with."""
 
     model_config = ConfigDict(frozen=True)
@@ -66,7 +66,7 @@ class Seat(BaseModel):
 class Ranks:
     """Where the ranks of one start of a run are."""
 
-    seats: Sequence[Seat]
+    seats: Sequence[RankInfo]
     """By rank."""
     device: torch.device
     """This rank's."""
@@ -85,7 +85,7 @@ def find(loaded: Loaded, out: Path, comm: Watched) -> Ranks:
     Raises:
         JobError: the same on every rank, see ``check``.
     """
-    seats = [Seat.model_validate_json(text) for text in comm.gather(_seat(loaded, out, comm))]
+    seats = [RankInfo.model_validate_json(text) for text in comm.gather(_seat(loaded, out, comm))]
     told = check(seats, comm.backend)
     device = torch.device(seats[comm.rank].device)
     if device.type == "cuda":
@@ -97,7 +97,7 @@ def find(loaded: Loaded, out: Path, comm: Watched) -> Ranks:
     return Ranks(seats, device, told)
 
 
-def check(seats: Sequence[Seat], backend: str) -> list[str]:
+def check(seats: Sequence[RankInfo], backend: str) -> list[str]:
     """Refuse seats from which no run, or only a bad one, can come; what is merely odd, a line each.
 
     Args:
@@ -114,7 +114,7 @@ def check(seats: Sequence[Seat], backend: str) -> list[str]:
     return list(_oddities(seats))
 
 
-def describe(seats: Sequence[Seat]) -> str:
+def describe(seats: Sequence[RankInfo]) -> str:
     """One line: how many ranks where, on what, with how many threads."""
     hosts = [f"{host}: {_span(members)}" for host, members in _by_host(seats)]
     shown = "; ".join(hosts[:_TOLD]) + ("; ..." if len(hosts) > _TOLD else "")
@@ -136,7 +136,7 @@ def _seat(loaded: Loaded, out: Path, comm: Watched) -> str:
     except JobError as e:
         fault = str(e)
     gpu = device.type == "cuda"
-    own = Seat(
+    own = RankInfo(
         rank=comm.rank,
         host=socket.gethostname(),
         local_rank=comm.local_rank,
@@ -157,14 +157,14 @@ def _why(job: Job, device: torch.device) -> str:
     return f" (auto: {choose(detect(os.environ), device.type)[1]})" * (job.comm.backend == "auto")
 
 
-def _faults(seats: Sequence[Seat], backend: str) -> Iterator[str]:
+def _faults(seats: Sequence[RankInfo], backend: str) -> Iterator[str]:
     yield from _differences(seats)
     if backend == "nccl":
         yield from _shared_gpus(seats)
     yield from _too_many_threads(seats)
 
 
-def _differences(seats: Sequence[Seat]) -> Iterator[str]:
+def _differences(seats: Sequence[RankInfo]) -> Iterator[str]:
     first = seats[0]
     for seat in seats:
         if seat.fault:
@@ -182,8 +182,8 @@ def _differences(seats: Sequence[Seat]) -> Iterator[str]:
                 )
 
 
-def _shared_gpus(seats: Sequence[Seat]) -> Iterator[str]:
-    users: dict[str, Seat] = {}
+def _shared_gpus(seats: Sequence[RankInfo]) -> Iterator[str]:
+    users: dict[str, RankInfo] = {}
     for seat in seats:
         other = users.setdefault(seat.gpu, seat)
         if other is not seat:
@@ -194,7 +194,7 @@ def _shared_gpus(seats: Sequence[Seat]) -> Iterator[str]:
             )
 
 
-def _too_many_threads(seats: Sequence[Seat]) -> Iterator[str]:
+def _too_many_threads(seats: Sequence[RankInfo]) -> Iterator[str]:
     for seat in seats:
         if seat.threads > len(seat.cores):
             yield (
@@ -211,7 +211,7 @@ def _too_many_threads(seats: Sequence[Seat]) -> Iterator[str]:
             )
 
 
-def _oddities(seats: Sequence[Seat]) -> Iterator[str]:
+def _oddities(seats: Sequence[RankInfo]) -> Iterator[str]:
     for host, members in _by_host(seats):
         threads, cores = _load(members)
         if threads > cores:
@@ -226,18 +226,18 @@ def _oddities(seats: Sequence[Seat]) -> Iterator[str]:
             break
 
 
-def _by_host(seats: Sequence[Seat]) -> list[tuple[str, list[Seat]]]:
+def _by_host(seats: Sequence[RankInfo]) -> list[tuple[str, list[RankInfo]]]:
     ordered = sorted(seats, key=lambda seat: (seat.host, seat.rank))
     return [(host, list(members)) for host, members in groupby(ordered, lambda seat: seat.host)]
 
 
-def _load(members: Sequence[Seat]) -> tuple[int, int]:
+def _load(members: Sequence[RankInfo]) -> tuple[int, int]:
     """The threads of a host's ranks, and the cores that they may use."""
     cores = {core for seat in members for core in seat.cores}
     return sum(seat.threads for seat in members), len(cores)
 
 
-def _span(members: Sequence[Seat]) -> str:
+def _span(members: Sequence[RankInfo]) -> str:
     """The ranks of a host: 0-3, or how many where they do not follow each other."""
     ranks = [seat.rank for seat in members]
     if len(ranks) == 1:

@@ -18,7 +18,7 @@ from hpcfl.run_dir.manifest import find, rounds
 
 
 @dataclass(frozen=True)
-class Request:
+class ResumeRequest:
     """What is asked of a run that is to be taken up again."""
 
     source: RunDir

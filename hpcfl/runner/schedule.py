@@ -5,14 +5,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.cohort.assignment import owners, trainers
-from hpcfl.runner.components import Parts
-from hpcfl.store.disk_usage import Occupancy
+from hpcfl.cohort.assignment import assign_owners, assign_trainers
+from hpcfl.runner.components import Components
+from hpcfl.store.disk_usage import DiskUsage
 
 Counts = NDArray[np.int64]
 
 
-class Played(NamedTuple):
+class ScheduleUsage(NamedTuple):
     """What all rounds leave on so many ranks."""
 
     owner: Counts
@@ -23,7 +23,7 @@ class Played(NamedTuple):
     """[N], the last round of every client, 0 for none."""
     members: Counts
     """[ranks], the largest part of a cohort that is its own."""
-    states: tuple[Occupancy, ...]
+    states: tuple[DiskUsage, ...]
     """The stores: of the clients' own parts of their states, of the shared; none where empty."""
 
     @property
@@ -42,17 +42,17 @@ class Played(NamedTuple):
         return sum((part.states * part.each for part in self.states), np.zeros_like(self.members))
 
 
-def play_cohorts(parts: Parts, ranks: int) -> Played:
+def play_cohorts(parts: Components, ranks: int) -> ScheduleUsage:
     """Draw every cohort, and commit where a checkpoint is due.
 
     Raises:
         JobError: there are more ranks than clients.
     """
     job, population = parts.job, len(parts.rows)
-    owner = owners(parts.population.examples, ranks)
+    owner = assign_owners(parts.population.examples, ranks)
     in_memory = job.store.kind == "memory"
     states = tuple(
-        Occupancy(owner, ranks, part.bytes, job.checkpoint.keep, shared=common, memory=in_memory)
+        DiskUsage(owner, ranks, part.bytes, job.checkpoint.keep, shared=common, memory=in_memory)
         for part, common in ((parts.stored.own, False), (parts.stored.shared, True))
         if part.fields
     )
@@ -67,10 +67,10 @@ def play_cohorts(parts: Parts, ranks: int) -> Played:
                 part.commit(last.copy())
     for part in states:
         part.spare(most)
-    return Played(owner, visits, last, most, states)
+    return ScheduleUsage(owner, visits, last, most, states)
 
 
-def trained(parts: Parts, played: Played) -> Counts:
+def trained(parts: Components, played: ScheduleUsage) -> Counts:
     """[ranks], the largest part of a cohort that a rank trains."""
     job, ranks, work = parts.job, len(played.members), parts.work
     if job.balance == "owner":
@@ -78,12 +78,12 @@ def trained(parts: Parts, played: Played) -> Counts:
     most = np.zeros(ranks, np.int64)
     for t in range(job.rounds):
         members = job.cohort.draw(t, len(parts.rows), job.seed)
-        trainer = trainers(played.owner[members], work[members], ranks)
+        trainer = assign_trainers(played.owner[members], work[members], ranks)
         most = np.maximum(most, np.bincount(trainer, minlength=ranks))
     return most
 
 
-def coming(parts: Parts, mine: NDArray[np.bool_], done: int) -> list[int]:
+def coming(parts: Components, mine: NDArray[np.bool_], done: int) -> list[int]:
     """Rows that new states may take until the next checkpoint that is due.
 
     Args:
@@ -92,7 +92,7 @@ def coming(parts: Parts, mine: NDArray[np.bool_], done: int) -> list[int]:
         done: rounds completed.
 
     Returns:
-        For every part of the states, as in ``Played.states``.
+        For every part of the states, as in ``ScheduleUsage.states``.
     """
     job, population = parts.job, len(parts.rows)
     seen, rounds = np.zeros(population, np.bool_), 0
@@ -106,6 +106,6 @@ def coming(parts: Parts, mine: NDArray[np.bool_], done: int) -> list[int]:
     return [rows for part, rows in found if part.fields]
 
 
-def state_bytes(parts: Parts) -> tuple[int, int]:
+def state_bytes(parts: Components) -> tuple[int, int]:
     """Bytes of a client's own part of its state, and of the part that clients share."""
     return parts.stored.own.bytes, parts.stored.shared.bytes

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from hpcfl.comm.connect import connect
-from hpcfl.comm.failure import group, together
+from hpcfl.comm.failure import group, raise_collectively
 from hpcfl.comm.watched import Watched
 from hpcfl.data.fingerprints import Fingerprints, require_alike
 from hpcfl.engine.loop import play
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
-from hpcfl.io.atomic import storing
+from hpcfl.io.atomic import write_errors
 from hpcfl.io.progress import Progress, open_progress
 from hpcfl.job.registry import of_main
 from hpcfl.job.resume_rules import differences, free
@@ -32,10 +32,10 @@ from hpcfl.runner.copy_run import require_absent
 from hpcfl.runner.device import bfloat16_warning, device_type
 from hpcfl.runner.environment import BITS, FAST, versions, warnings
 from hpcfl.runner.initial import fetch_data, fetch_model
-from hpcfl.runner.life import Desk, Life
+from hpcfl.runner.life import Desk, RankSession
 from hpcfl.runner.preflight import try_classes
 from hpcfl.runner.rank_layout import Ranks, find
-from hpcfl.runner.resume_request import Request
+from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.start import Beginning, Choice, Way, again, anew, as_found
 from hpcfl.signals import Signals, set_resumable, stopped
 from hpcfl.types import Record, Vector
@@ -100,7 +100,7 @@ def resume(
         DivergedError, Stopped: see ``hpcfl.engine.loop.play``.
     """
     set_resumable(out or root)
-    request = Request.of(RunDir(root), overrides, round=round, rows=verify)
+    request = ResumeRequest.of(RunDir(root), overrides, round=round, rows=verify)
     if out is not None:
         require_absent(out)
     way = Way(partial(again, request=request), resumed=True)
@@ -125,13 +125,13 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
         ranks = find(loaded, folder.root, comm)
         ranks = replace(ranks, told=[*ranks.told, *of_main(loaded.tree)])
         way = choose(comm)
-        with together(comm):
+        with raise_collectively(comm):
             if comm.rank == 0:
                 loaded.job.log.check()
                 fetch_data(loaded)
                 if not way.resumed:
                     fetch_model(loaded)
-        with together(comm):
+        with raise_collectively(comm):
             with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
                 parts = assemble(loaded, ranks.device, resumed=way.resumed)
                 inputs = fingerprints.of(parts.dataset)
@@ -145,14 +145,14 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
         slow = bfloat16_warning(parts.job, ranks.device) if comm.rank == 0 else None
         if slow:
             ranks = replace(ranks, told=[*ranks.told, slow])
-        with closing(Life(parts, folder, comm, inputs)) as life:
+        with closing(RankSession(parts, folder, comm, inputs)) as life:
             beginning = way.begin(life)
             signals.latch_interrupt = True  # a checkpoint stands, and rounds are added to it
             x = _play(life, ranks, beginning, signals)
         return Result(folder.root, parts.job.rounds, x)
 
 
-def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> Vector:
+def _play(life: RankSession, ranks: Ranks, beginning: Beginning, signals: Signals) -> Vector:
     """Collective: play to the end; the final model."""
     parts, folder, comm = life.parts, life.folder, life.comm
     done = beginning.round
@@ -176,7 +176,7 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
         for line in (*ranks.told, *parts.dataset.notes):
             progress.note(line)
         if comm.rank == 0:
-            with storing(folder.history):
+            with write_errors(folder.history):
                 _note(life, ranks, done, progress)
         run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
         run.observer.restore(beginning.kept)
@@ -197,7 +197,7 @@ def _play(life: Life, ranks: Ranks, beginning: Beginning, signals: Signals) -> V
 
 
 @contextmanager
-def _recorded(life: Life) -> Iterator[None]:
+def _recorded(life: RankSession) -> Iterator[None]:
     """Write down how this start ends, on rank 0; `hpcfl status` says it."""
     outcome = Outcome("finished", life.parts.job.rounds, "")
     try:
@@ -220,7 +220,7 @@ def _recorded(life: Life) -> Iterator[None]:
                 sys.stderr.write(f"the history does not say how this start ended: {e}\n")
 
 
-def _warn_of_divergence(life: Life, progress: Progress) -> None:
+def _warn_of_divergence(life: RankSession, progress: Progress) -> None:
     """Say it if the run diverged though all its numbers are finite."""
     root = life.folder.root
     try:
@@ -236,7 +236,7 @@ def _warn_of_divergence(life: Life, progress: Progress) -> None:
         )
 
 
-def _note(life: Life, ranks: Ranks, done: int, progress: Progress) -> None:
+def _note(life: RankSession, ranks: Ranks, done: int, progress: Progress) -> None:
     """Write this start into the history, and tell what changed since the last."""
     folder, job = life.folder, life.parts.loaded
     before = folder.last_start

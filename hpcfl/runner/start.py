@@ -12,7 +12,7 @@ from hpcfl.checkpoint import buffers
 from hpcfl.checkpoint.format import read_kept, read_server
 from hpcfl.checkpoint.verify import verify
 from hpcfl.comm.base import Comm
-from hpcfl.comm.failure import together
+from hpcfl.comm.failure import raise_collectively
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS, write_file
 from hpcfl.io.files import READABLE, read_bytes
@@ -28,10 +28,10 @@ from hpcfl.run_dir.manifest import (
     prune,
     rounds,
 )
-from hpcfl.runner.components import Parts
+from hpcfl.runner.components import Components
 from hpcfl.runner.copy_run import branch
-from hpcfl.runner.life import Life
-from hpcfl.runner.resume_request import Request
+from hpcfl.runner.life import RankSession
+from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.signals import set_resumable
 from hpcfl.store.row_table import Table
 
@@ -49,7 +49,7 @@ class Beginning(NamedTuple):
 class Way(NamedTuple):
     """How a start of the program comes to its beginning."""
 
-    begin: Callable[[Life], Beginning]
+    begin: Callable[[RankSession], Beginning]
     resumed: bool
     """Whether at a checkpoint."""
 
@@ -64,7 +64,7 @@ def as_found(folder: RunDir, comm: Comm) -> Way:
         JobError: there are checkpoints, but no job.
     """
     found = ""
-    with together(comm):
+    with raise_collectively(comm):
         # The others may see a network's file system as it was some time ago.
         if comm.rank == 0 and folder.begun:
             folder.require()
@@ -72,7 +72,7 @@ def as_found(folder: RunDir, comm: Comm) -> Way:
     return Way(going_on, resumed=True) if comm.share(found) else Way(anew, resumed=False)
 
 
-def anew(life: Life) -> Beginning:
+def anew(life: RankSession) -> Beginning:
     """Collective: begin a run in a directory of its own.
 
     Raises:
@@ -80,7 +80,7 @@ def anew(life: Life) -> Beginning:
         DiskError: the disk is full or fails.
     """
     parts, folder = life.parts, life.folder
-    with together(life.comm):
+    with raise_collectively(life.comm):
         if life.comm.rank == 0:
             folder.claim(parts.loaded.tree)
             life.run_files = folder.write_initial(parts.x0)
@@ -94,7 +94,7 @@ def anew(life: Life) -> Beginning:
     set_resumable(folder.root)  # a checkpoint that stands there is this run's own
     life.comm.beat(folder.ranks, life.name)
     life.open_store()
-    with together(life.comm):
+    with raise_collectively(life.comm):
         life.reserve()
     server = parts.algorithm.init_server(parts.x0)
     life.save(0, server, {}, NOTHING, lambda: None)
@@ -102,25 +102,25 @@ def anew(life: Life) -> Beginning:
     return Beginning(server, 0, {})
 
 
-def going_on(life: Life) -> Beginning:
+def going_on(life: RankSession) -> Beginning:
     """Collective: begin at the newest checkpoint of the life's own job.
 
     Raises:
-        JobError, StoreError: see ``Request``; nothing was changed.
+        JobError, StoreError: see ``ResumeRequest``; nothing was changed.
     """
-    with together(life.comm):
-        request = Request.to_continue(life.folder, life.parts.loaded)
+    with raise_collectively(life.comm):
+        request = ResumeRequest.to_continue(life.folder, life.parts.loaded)
     return again(life, request)
 
 
-def again(life: Life, request: Request) -> Beginning:
+def again(life: RankSession, request: ResumeRequest) -> Beginning:
     """Collective: begin at a checkpoint that any number of ranks wrote, all of it verified.
 
     Later checkpoints are given up only then.  Where the life's folder is not the request's, it
     becomes a copy of it first.
 
     Raises:
-        JobError, StoreError: see ``Request``; nothing was changed.
+        JobError, StoreError: see ``ResumeRequest``; nothing was changed.
     """
     parts, comm, folder = life.parts, life.comm, life.folder
     rows = request.rows
@@ -128,7 +128,7 @@ def again(life: Life, request: Request) -> Beginning:
         _copy(life, request)
         rows = False  # were compared in the copy
     names = ""
-    with together(comm):
+    with raise_collectively(comm):
         if comm.rank == 0:
             folder.lock()
             if read_bytes(folder.job, READABLE) not in (request.found, request.wanted):
@@ -140,7 +140,7 @@ def again(life: Life, request: Request) -> Beginning:
             names = " ".join(map(str, kept))
     comm.beat(folder.ranks, life.name)
     kept = [int(name) for name in comm.share(names).split()]
-    with together(comm), request.offering(kept):
+    with raise_collectively(comm), request.offering(kept):
         newest = find(folder.checkpoints, kept[-1])
         server = read_server(newest, parts.schema.server, parts.device)
         beside = read_kept(newest, parts.device)
@@ -150,38 +150,38 @@ def again(life: Life, request: Request) -> Beginning:
         own = np.flatnonzero(life.owner == comm.rank)
         verify(table, parts.stored, own, rows=rows, speak=comm.rank == 0)
     folders = [folder_of(folder.checkpoints, round) for round in kept]
-    with together(comm):
+    with raise_collectively(comm):
         life.run_files = newest.run_files
         life.parts = _put_back(parts, folder, newest)
         if comm.rank == 0 and rounds(folder.checkpoints) == kept:
             life.prune_stores(folders)  # makes room, if this life is to copy states
     life.open_store()
-    with together(comm):
+    with raise_collectively(comm):
         life.take_over(newest, folders)
-    with together(comm):
+    with raise_collectively(comm):
         if comm.rank == 0:
             _go_back(life, newest, folders, request.wanted)
     return Beginning(server, newest.round, beside)
 
 
-def _copy(life: Life, request: Request) -> None:
+def _copy(life: RankSession, request: ResumeRequest) -> None:
     """Collective: make the life's folder, a branch of the request's run."""
     comm, source = life.comm, request.source
     names = ""
-    with together(comm):
+    with raise_collectively(comm):
         if comm.rank == 0:
             names = " ".join(map(str, request.chosen(source, life.inputs)))
     kept = [int(name) for name in comm.share(names).split()]
-    with request.offering(kept), together(comm):
+    with request.offering(kept), raise_collectively(comm):
         at = find(source.checkpoints, kept[-1])
         check_files(at)
-    with together(comm):
+    with raise_collectively(comm):
         _put_back(life.parts, source, at)  # may be what cannot be read
     with request.offering(kept):
         branch(source, at, life.folder.root, life.parts.stored, comm, request.wanted)
 
 
-def _put_back(parts: Parts, folder: RunDir, at: Checkpoint) -> Parts:
+def _put_back(parts: Components, folder: RunDir, at: Checkpoint) -> Components:
     """The parts with the initial model of the run, and its buffers."""
     check_run_files(at, folder.root)
     buffers.read(folder.buffers, parts.buffers)
@@ -199,7 +199,7 @@ def _require_whole(root: Path, kept: Sequence[int]) -> None:
             ) from e
 
 
-def _go_back(life: Life, newest: Checkpoint, kept: Sequence[Path], job: bytes) -> None:
+def _go_back(life: RankSession, newest: Checkpoint, kept: Sequence[Path], job: bytes) -> None:
     """Let the directory be that of a run that has come as far as ``newest``; on rank 0 alone.
 
     In an order that leaves it resumable wherever a kill interrupts it.

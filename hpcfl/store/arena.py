@@ -20,7 +20,7 @@ FIRST = 8  # states
 BLOCK = 1 << 26  # bytes, unless a state is larger
 
 
-class Shelf:
+class StateArena:
     """Memory for states of one schema, for any thread."""
 
     def __init__(self, schema: StateSchema) -> None:
@@ -70,7 +70,7 @@ class _Kept:
 
     __slots__ = ("_address", "_shelf")
 
-    def __init__(self, shelf: Shelf, address: int) -> None:
+    def __init__(self, shelf: StateArena, address: int) -> None:
         self._shelf, self._address = shelf, address
 
     @property

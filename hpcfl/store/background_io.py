@@ -23,7 +23,7 @@ class Place(NamedTuple):
     row: int
 
 
-class Behind:
+class BackgroundIO:
     """Reads and writes rows behind the back of the thread that asks for it."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ class _Commit(NamedTuple):
     new: Counts
 
 
-class Occupancy:
+class DiskUsage:
     """The rows of every rank's segments, as commits go on.
 
     Args:

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from hpcfl.errors import StoreError
 from hpcfl.store import row_table
-from hpcfl.store.arena import Shelf
-from hpcfl.store.background_io import Behind, Place
+from hpcfl.store.arena import StateArena
+from hpcfl.store.background_io import BackgroundIO, Place
 from hpcfl.store.disk_usage import ROUNDS
 from hpcfl.store.footprint import footprint
 from hpcfl.store.reader import Reader
-from hpcfl.store.row_allocator import Pool
-from hpcfl.store.same_tensors import Marks
+from hpcfl.store.row_allocator import RowAllocator
+from hpcfl.store.same_tensors import SameTensors
 from hpcfl.store.schema import StateSchema
 from hpcfl.store.segment import Segment
 
@@ -69,19 +69,19 @@ class Hdf5Store:
         # 16 bytes a client; a dict would take 150.
         self._clients = np.unique(np.asarray(clients, np.int64))
         self._address = np.full(len(self._clients), NOWHERE, np.int64)
-        self._pool = Pool(root, rank, life, schema, len(self._clients))
-        self._behind = Behind()
+        self._pool = RowAllocator(root, rank, life, schema, len(self._clients))
+        self._behind = BackgroundIO()
         self._capacity = cache_bytes // footprint(schema)  # states
         # By address, the least recently used first.
         self._cache: OrderedDict[int, Iterable[Tensor]] = OrderedDict()
-        self._shelf = Shelf(schema)
+        self._shelf = StateArena(schema)
         self._dirty: set[int] = set()
         self._writing: dict[int, _Writing] = {}  # by address, the newest
         self._outside: deque[_Writing] = deque()  # those of them that no cache holds
         self._unflushed: set[Segment] = set()
         self._cohort = 1  # clients, the most that were expected so far
         self._coming: dict[int, Fetch] = {}  # by client
-        self._last = NOWHERE, Marks(())  # where the latest new state went, and which it is
+        self._last = NOWHERE, SameTensors(())  # where the latest new state went, and which it is
 
     def expect(self, clients: Sequence[int]) -> None:
         """These clients are read next: their states are fetched from the disk meanwhile."""
@@ -126,7 +126,7 @@ class Hdf5Store:
             if old != NOWHERE and self._pool.release(old):
                 self._forget(old)
         if new is not None:
-            self._last = address, Marks(state)
+            self._last = address, SameTensors(state)
             self._dirty.add(address)
             self._remember(address, new)
         if client in self._coming:
@@ -238,14 +238,14 @@ class Hdf5Store:
             for client, state in reader.all():
                 self.stage(client, state)
 
-    def freeze(self, clients: Sequence[int]) -> "list[Frozen]":
+    def freeze(self, clients: Sequence[int]) -> "list[Snapshot]":
         """The states of these clients as they are now, until ``keep``."""
         holders: dict[int, list[int]] = {}
         for client in clients:
             holders.setdefault(int(self._address[self._position(client)]), []).append(client)
         self._pool.pin(np.array(list(holders), np.int64))
         return [
-            Frozen(tuple(own), partial(self._state, at, own[0], self._held(at)))
+            Snapshot(tuple(own), partial(self._state, at, own[0], self._held(at)))
             for at, own in holders.items()
         ]
 
@@ -324,7 +324,7 @@ class Hdf5Store:
                 del self._writing[writing.address]
 
 
-class Frozen(NamedTuple):
+class Snapshot(NamedTuple):
     """A state that several clients may have, and that stays as it is."""
 
     clients: tuple[int, ...]

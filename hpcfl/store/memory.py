@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hpcfl.io.live_files import HeldPath
 from hpcfl.store import row_table, segment
-from hpcfl.store.arena import Shelf
+from hpcfl.store.arena import StateArena
 from hpcfl.store.reader import Reader
-from hpcfl.store.same_tensors import Marks
+from hpcfl.store.same_tensors import SameTensors
 from hpcfl.store.schema import StateSchema
 from hpcfl.store.segment import Segment
 
@@ -34,8 +34,11 @@ class MemoryStore:
         self._root, self._rank, self._life, self._schema = root, rank, life, schema
         self._clients = frozenset(clients)
         self._states: dict[int, Iterable[Tensor]] = {}
-        self._shelf = Shelf(schema)
-        self._last: tuple[Marks, Iterable[Tensor]] = Marks(()), ()  # the latest new state
+        self._shelf = StateArena(schema)
+        self._last: tuple[SameTensors, Iterable[Tensor]] = (
+            SameTensors(()),
+            (),
+        )  # the latest new state
         self._files: set[str] = set()  # this life's
         self._held: dict[str, HeldPath] = {}  # those of them that are written
         self._commits = 0
@@ -67,7 +70,7 @@ class MemoryStore:
         marks, kept = self._last
         if not marks.of(state):
             kept = self._shelf.keep(state)
-            self._last = Marks(state), kept
+            self._last = SameTensors(state), kept
         self._states[client] = kept
 
     def commit(self, folder: Path) -> "list[Future[None]]":

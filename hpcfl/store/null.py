@@ -11,7 +11,7 @@ from hpcfl.errors import StoreError
 from hpcfl.store import row_table
 
 
-class NoStore:
+class NullStore:
     """Keeps nothing; its commits say so."""
 
     def __init__(self, rank: int) -> None:

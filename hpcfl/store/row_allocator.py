@@ -36,7 +36,7 @@ def most_rows(state_bytes: int) -> int:
     return max(1, FILE_BYTES // max(1, state_bytes))
 
 
-class Pool:
+class RowAllocator:
     """Rows numbered from 0 on, through all segments; a row's number is its address.
 
     A row is free, or held by clients whose latest state it is, or pinned by a kept checkpoint, or

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 
-class Marks:
+class SameTensors:
     """Recognises a state by its very tensors, without keeping them."""
 
     def __init__(self, state: Sequence[Tensor]) -> None:

@@ -12,8 +12,8 @@ from threading import Lock
 from typing import Any
 from zlib import crc32
 
-from hpcfl.io.atomic import storing
-from hpcfl.store.hdf5 import Frozen, Hdf5Store
+from hpcfl.io.atomic import write_errors
+from hpcfl.store.hdf5 import Hdf5Store, Snapshot
 from hpcfl.store.row_table import Table
 
 
@@ -140,7 +140,7 @@ class ScratchStore:
             for empty in list(self._folder.parents)[:3]:  # the rank's, the life's, the run's
                 empty.rmdir()
 
-    def _copy(self, frozen: Iterable[Frozen], folder: Path) -> None:
+    def _copy(self, frozen: Iterable[Snapshot], folder: Path) -> None:
         for clients, fetch in frozen:
             if self._closed:
                 return
@@ -169,7 +169,7 @@ def folder_of_life(disk: Path, run: Path, rank: int, life: str) -> Path:
     place = str(run.absolute())
     root = disk / f"hpcfl-{run.name}-{crc32(place.encode()):08x}"
     folder = root / life / f"{rank:04d}"
-    with storing(folder):
+    with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for other in root.iterdir():
             if other.name != life:  # another rank may be removing it too

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.errors import StoreError
-from hpcfl.io.atomic import storing
+from hpcfl.io.atomic import write_errors
 from hpcfl.store.base import ClientStore
 from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.schema import StateSchema
@@ -135,7 +135,7 @@ def folder_of_shared(folder: Path) -> Path:
     Raises:
         StoreError: it cannot be made.
     """
-    with storing(folder / SHARED):
+    with write_errors(folder / SHARED):
         (folder / SHARED).mkdir(exist_ok=True)
     return folder / SHARED
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcfl.errors import DiskError, JobError
-from hpcfl.io.atomic import storing
+from hpcfl.io.atomic import write_errors
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.record import read_run, with_history
 from hpcfl.sweep.resources import family
@@ -63,7 +63,7 @@ class Spawned:
         self._asked: float | None = None  # when, while it was not told
         self._command = [sys.executable, "-m", "hpcfl", *command]
         launcher = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
-        with storing(self.log), self.log.open("ab") as log:
+        with write_errors(self.log), self.log.open("ab") as log:
             self._said = log.tell()
             self._process = subprocess.Popen(  # noqa: S603
                 [*launcher, *self._command],

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from hpcfl.errors import DiskError, StoreError
-from hpcfl.io.atomic import storing
+from hpcfl.io.atomic import write_errors
 from hpcfl.run_dir.sweep_log import completion, log_line
 
 
@@ -29,7 +29,7 @@ class Board:
     def __init__(self, name: str, log: Path, total: int, stream: IO[str] | None = None) -> None:
         self._console = Console(file=sys.stderr if stream is None else stream)
         self._path = log
-        with storing(log):
+        with write_errors(log):
             # Not through a buffer: a line is one write, as other parts of the sweep append too.
             self._log = log.open("ab", buffering=0)
             try:
@@ -57,7 +57,7 @@ class Board:
     def __exit__(self, *exception: object) -> None:
         self._bars.stop()
         try:
-            with storing(self._path):
+            with write_errors(self._path):
                 self._log.close()
         except (DiskError, StoreError):
             if exception[1] is None:  # else the first failure is told
@@ -66,7 +66,7 @@ class Board:
     def say(self, event: str, run: str, text: str) -> None:
         """Tell an event: "12:30:01 finished fedcm-seed1: 60 rounds, ..."."""
         line = f"{event:<8} {run}: {text}"
-        with storing(self._path):
+        with write_errors(self._path):
             self._log.write(log_line(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}"))
         self._console.print(
             f"{time.strftime('%H:%M:%S')} {line}", markup=False, highlight=False, soft_wrap=True

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hpcfl.job.schema import Loaded, load
 from hpcfl.run_dir.manifest import committed
-from hpcfl.runner.components import Parts, assemble
+from hpcfl.runner.components import Components, assemble
 from hpcfl.runner.session import Result, start
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
@@ -107,12 +107,12 @@ def xs(folder: Path, job: Mapping[str, Any]) -> Array:
     return np.stack([server["x"] for server in servers(play(folder, kept(job)).path)])
 
 
-def parts(folder: Path, job: Mapping[str, Any]) -> Parts:
+def parts(folder: Path, job: Mapping[str, Any]) -> Components:
     """What the job describes."""
     return assemble(read(folder, job), torch.device("cpu"))
 
 
-def states(run: Path, parts: Parts, index: int = -1) -> list[Any]:
+def states(run: Path, parts: Components, index: int = -1) -> list[Any]:
     """Every client's state in a kept checkpoint (the newest), None where it has none."""
     folder = committed(run / "checkpoints")[index].folder
     with Reader(Table.load(folder, run / "stores"), parts.schema.kept) as reader:

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.cohort.assignment import owners
+from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.solo import Solo
 from hpcfl.engine.loop import play
 from hpcfl.job.schema import load
 from hpcfl.local.step import Gradient
 from hpcfl.models.losses import LOSSES
-from hpcfl.runner.components import Parts, assemble, wire
+from hpcfl.runner.components import Components, assemble, wire
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
 from hpcfl.types import Batch, Record, Vector
@@ -50,7 +50,7 @@ class Trace(NamedTuple):
 class _Heard(Gradient):
     """Remembers what it answers."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Components) -> None:
         super().__init__(parts.model, LOSSES[parts.dataset.loss], clip=parts.job.local.clip)
         self.answers: list[Array] = []
 
@@ -105,6 +105,6 @@ def _played(job: str) -> Trace:
         closing(parts.store(Path(folder), 0, "trace", range(len(sizes)))) as store,
     ):
         desk = _Desk(found, gradient, store, len(sizes))
-        run = wire(parts, Solo(), owners(sizes, 1), store, gradient, desk, Signals())
+        run = wire(parts, Solo(), assign_owners(sizes, 1), store, gradient, desk, Signals())
         play(run, server, 0)
     return found

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 import hpcfl
 from hpcfl.job.schema import load
-from hpcfl.local.padded_batches import Filling
+from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.models import MODELS
 from hpcfl.runner.components import assemble
 from tests.parallel.harness import mpirun
@@ -59,7 +59,7 @@ def test_augmented_batches_are_the_same_on_a_gpu_alone_and_in_a_block(tmp_path):
         "rounds": 1,
     }
     gpu, cpu = (assemble(load(job), torch.device(name)).population for name in ("cuda:0", "cpu"))
-    filling = Filling(4, 3, gpu.together())
+    filling = PaddedBatches(4, 3, gpu.together())
     alone = [list(made.visit(client, 0).batches) for made in (gpu, cpu) for client in range(3)]
     for step, (batches, _) in enumerate(filling.steps([gpu.visit(i, 0) for i in range(3)])):
         for k in range(3):

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 import hpcfl
 from hpcfl import report
 from hpcfl.bench.chaos.run_outcome import outcome
-from hpcfl.comm.heartbeat import Heartbeats, Pulse
+from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.engine import loop
 from hpcfl.errors import HpcflError
 from hpcfl.models import MODELS
@@ -90,7 +90,7 @@ def stopped(root):
         log.write(b'{"round": 4, "clients": 2, "train_')
     for rank in (0, 1):
         (folder.ranks / "0123abcd").mkdir(parents=True, exist_ok=True)
-        Heartbeats(folder.ranks, "0123abcd", rank).open(Pulse(4, "training", 9))
+        Heartbeats(folder.ranks, "0123abcd", rank).open(RankProgress(4, "training", 9))
 
 
 def frozen(root):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.comm.base import Comm, Parcel
+from hpcfl.comm.base import Comm, P2PMessage
 from hpcfl.comm.connect import connect
 from hpcfl.comm.exact import Exact
 from hpcfl.comm.exact_sum import exact_sums
@@ -60,8 +60,8 @@ def exchange(comm: Comm) -> bool:
         for a, b in pairs
         if b == comm.rank
     }
-    sent = [Parcel(b, t) for a, b in pairs if a == comm.rank for t in cargo(a, b)]
-    comm.exchange(sent, [Parcel(a, room) for (a, _), rooms in came.items() for room in rooms])
+    sent = [P2PMessage(b, t) for a, b in pairs if a == comm.rank for t in cargo(a, b)]
+    comm.exchange(sent, [P2PMessage(a, room) for (a, _), rooms in came.items() for room in rooms])
     return all(
         torch.equal(room, t)
         for (a, b), rooms in came.items()

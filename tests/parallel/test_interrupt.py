@@ -11,7 +11,7 @@ from tests.parallel.background import changed, finish, write
 from tests.parallel.harness import environment
 
 LOAD = "hpcfl.data.sources.digits:Digits.load"
-COMMIT = "hpcfl.checkpoint.writer:Saving.commit"
+COMMIT = "hpcfl.checkpoint.writer:PendingCheckpoint.commit"
 ROUND = "hpcfl.engine.loop:play_round"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from hpcfl.cohort.assignment import Balance, owners
+from hpcfl.cohort.assignment import Balance, assign_owners
 from hpcfl.cohort.sampling import Bernoulli, Uniform
 from tests.parallel.harness import mpirun, play_all
 from tests.parallel.outcome import outcome
@@ -78,7 +78,7 @@ def test_the_same_bits_as_by_owners(alone, play, ranks, backend):
     assert play(ranks, comm={"backend": backend})[0] == alone
     draw = partial(Bernoulli(p=0.5).draw, population=len(SIZES), seed=JOB["seed"])
     work = np.array(SIZES)
-    balance = Balance(draw, JOB["rounds"], owners(SIZES, ranks), work, 0, ranks)
+    balance = Balance(draw, JOB["rounds"], assign_owners(SIZES, ranks), work, 0, ranks)
     moves = sum(len(balance.duty(t).moved) for t in range(JOB["rounds"]))
     assert (moves >= 10) == (ranks > 1)
 
@@ -93,7 +93,7 @@ COUNTING = """
 import json, os, sys
 from collections import Counter
 from pathlib import Path
-from hpcfl.local.client_pool import Population
+from hpcfl.local.client_pool import ClientPool
 from tests.parallel import runs
 
 counted, visit = Counter(), Population.visit
@@ -136,6 +136,6 @@ def test_what_the_busiest_of_four_ranks_trains(tmp_path):
         assert max(rank[f"100 steps {t}"] for rank in counted) == 3 * 4  # 2 epochs of 8 and 2
         assert sum(rank[f"100 steps {t}"] for rank in counted) == 10 * 4
         work = [2 * skewed[i] for i in Uniform(size=10).draw(t, 90, JOB["seed"])]
-        best = np.bincount(owners(work, ranks), work).max()
+        best = np.bincount(assign_owners(work, ranks), work).max()
         assert max(rank[f"90 examples {t}"] for rank in counted) <= 1.05 * best
         assert sum(rank[f"90 examples {t}"] for rank in counted) == sum(work)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfl.engine import timing
-from hpcfl.engine.timing import PARTS, Account, measured
+from hpcfl.engine.timing import PARTS, RoundTimer, measured
 
 NS = 10**9
 
@@ -28,7 +28,7 @@ def clock():
 def made(clock, monkeypatch):
     """Rank 1 of 3, of a program that takes 5 bytes."""
     monkeypatch.setattr(timing, "resident_memory", lambda: 5)
-    return Account(1, 3, torch.device("cpu"), clock)
+    return RoundTimer(1, 3, torch.device("cpu"), clock)
 
 
 def told(*busy, memory=(5, 0)):
@@ -129,7 +129,7 @@ def test_a_load_is_counted_from_the_beginning_of_a_round(made, clock, part):
 
 
 def test_one_rank_has_no_imbalance(clock):
-    alone = Account(0, 1, torch.device("cpu"), clock)
+    alone = RoundTimer(0, 1, torch.device("cpu"), clock)
     clock.now += NS
     alone.met(told(1))
     record = {}

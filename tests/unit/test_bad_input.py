@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from hpcfl.cohort.assignment import owners
+from hpcfl.cohort.assignment import assign_owners
 from hpcfl.errors import JobError
 from hpcfl.run_dir.manifest import committed
 from tests.unit.rundirs import resolved
@@ -127,7 +127,7 @@ def test_cohort_larger_than_the_population(run):
 
 def test_more_ranks_than_clients():
     with pytest.raises(JobError, match=r"5 ranks for 4 clients.*start at most 4 ranks"):
-        owners([10, 10, 10, 10], 5)
+        assign_owners([10, 10, 10, 10], 5)
 
 
 # The data.

@@ -6,7 +6,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from hpcfl.cohort.assignment import Balance, Move, owners, trainers
+from hpcfl.cohort.assignment import Balance, Transfer, assign_owners, assign_trainers
 from hpcfl.cohort.sampling import Uniform
 
 RANKS = 4
@@ -17,15 +17,15 @@ def most(rank_of, work, ranks):
 
 
 def lpt(work, ranks):
-    """The busiest's work if nobody owned anything; ``owners`` deals by the same rule."""
-    return most(owners([*work, *[0] * ranks], ranks), [*work, *[0] * ranks], ranks)
+    """The busiest's work if nobody owned anything; ``assign_owners`` deals by the same rule."""
+    return most(assign_owners([*work, *[0] * ranks], ranks), [*work, *[0] * ranks], ranks)
 
 
 def draws(seed, *, clients, ranks, sigma, rounds):
     """Cohorts with their owners, of a population that is placed by its sizes."""
     draw = np.random.default_rng(seed)
     sizes = np.maximum(1, draw.lognormal(5, sigma, 100)).astype(np.int64)
-    owner = owners(sizes.tolist(), ranks)
+    owner = assign_owners(sizes.tolist(), ranks)
     for t in range(rounds):
         members = Uniform(size=clients).draw(t, 100, seed)
         yield owner[members], sizes[members]
@@ -34,14 +34,14 @@ def draws(seed, *, clients, ranks, sigma, rounds):
 def test_by_hand():
     """Rank 0 has 5 + 3 + 2 of 12, LPT gives 6: the 5 is more than the 4 that must go, and fits."""
     owner, work = np.array([0, 0, 0, 1]), np.array([5, 3, 2, 2])
-    assert trainers(owner, work, 2).tolist() == [0, 1, 0, 1]
+    assert assign_trainers(owner, work, 2).tolist() == [0, 1, 0, 1]
 
 
 def test_ten_of_a_hundred_equal_clients_on_four_ranks():
     """3 for the busiest, in every round, and no more moves than clients above 3."""
     by_owner = []
     for owner, work in draws(1, clients=10, ranks=RANKS, sigma=0.0, rounds=500):
-        found = trainers(owner, work, RANKS)
+        found = assign_trainers(owner, work, RANKS)
         counts = np.bincount(owner, minlength=RANKS)
         assert np.bincount(found, minlength=RANKS).max() == 3
         assert (found != owner).sum() == np.maximum(counts - 3, 0).sum()
@@ -53,7 +53,7 @@ def test_ten_of_a_hundred_equal_clients_on_four_ranks():
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 2.0])
 def test_skewed_sizes_are_within_a_twentieth_of_lpt(clients, ranks, sigma):
     for owner, work in draws(2, clients=clients, ranks=ranks, sigma=sigma, rounds=100):
-        found = trainers(owner, work, ranks)
+        found = assign_trainers(owner, work, ranks)
         assert most(found, work, ranks) <= 1.05 * lpt(work, ranks)
 
 
@@ -62,7 +62,7 @@ def test_no_more_moves_than_are_needed():
     extra = []
     for owner, work in draws(3, clients=6, ranks=3, sigma=0.7, rounds=150):
         limit = 1.05 * lpt(work, 3)
-        moved = int((trainers(owner, work, 3) != owner).sum())
+        moved = int((assign_trainers(owner, work, 3) != owner).sum())
         extra.append(moved - fewest(owner, work, limit))
     assert set(extra) <= {0, 1}
     assert np.mean(extra) < 0.1
@@ -91,13 +91,13 @@ def fewest(owner, work, limit):
 )
 def test_what_is_balanced_stays(owner, work, ranks):
     owner, work = np.array(owner, dtype=np.int64), np.array(work, dtype=np.int64)
-    assert trainers(owner, work, ranks).tolist() == owner.tolist()
+    assert assign_trainers(owner, work, ranks).tolist() == owner.tolist()
 
 
 def test_all_ranks_agree_and_everybody_is_trained_once():
     draw = partial(Uniform(size=10).draw, population=100, seed=4)
     work = np.random.default_rng(4).integers(1, 300, 100)
-    owner = owners(work.tolist(), RANKS)
+    owner = assign_owners(work.tolist(), RANKS)
     ranks = [Balance(draw, 50, owner, work, rank, RANKS) for rank in range(RANKS)]
     for t in range(50):
         duties, members = [rank.duty(t) for rank in ranks], draw(t).tolist()
@@ -118,4 +118,4 @@ def test_without_work_owners_train():
     balance = Balance(lambda t: np.array([3, 1, 0]), 9, owner, None, 1, 2)
     assert balance.duty(0) == (0, [3, 0], [3, 0], [])
     stealing = Balance(lambda t: np.array([3, 1, 0, 2]), 9, owner, np.ones(4, np.int64), 0, 2)
-    assert stealing.duty(0).moved == [Move(3, 1, 0)]
+    assert stealing.duty(0).moved == [Transfer(3, 1, 0)]

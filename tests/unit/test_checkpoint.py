@@ -14,7 +14,7 @@ from hpcfl.checkpoint.writer import begin
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
 from hpcfl.io import checksum
-from hpcfl.run_dir.log import Extent
+from hpcfl.run_dir.log import LogPosition
 from hpcfl.run_dir.manifest import FORMAT, INITIAL, committed, prune, read
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.reader import Reader
@@ -55,7 +55,7 @@ def commit(tmp_path):
         root = tmp_path / "checkpoints"
         saving = begin(
             root, round, server(round), {}, store, Solo(), behind,
-            job=JOB, inputs=INPUTS, log=Extent(7 * round, 5), run_files={INITIAL: 7},
+            job=JOB, inputs=INPUTS, log=LogPosition(7 * round, 5), run_files={INITIAL: 7},
             sync=lambda: synced.append(round),
         )  # fmt: skip
         kept = saving.commit(store, Solo(), keep, lambda: None)
@@ -83,7 +83,7 @@ def test_every_kept_checkpoint_is_whole(tmp_path, commit):
             assert torch.equal(found.x, server(c.round).x)
             assert [float(p[0]) for p in found.past] == list(range(12))  # 10 is after 9
             assert states(tmp_path, c) == [10 * c.round, 10 * c.round + 1]
-            assert (c.ranks, c.job, c.log) == (1, JOB, Extent(7 * c.round, 5))
+            assert (c.ranks, c.job, c.log) == (1, JOB, LogPosition(7 * c.round, 5))
             assert c.inputs == INPUTS
             assert c.run_files == {INITIAL: 7}
     assert committed(tmp_path / "checkpoints") == kept

@@ -15,7 +15,7 @@ import pytest
 
 from hpcfl import __version__
 from hpcfl.cli.main import main
-from hpcfl.comm.heartbeat import Heartbeats, Pulse
+from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.io import atomic
 from hpcfl.run_dir.layout import RunDir
 from tests.unit.rundirs import cut_log, log_of
@@ -246,7 +246,7 @@ def test_status_of_a_run_at_work(run, hpcfl):
 
 def test_status_says_where_the_ranks_of_a_live_run_are(run, hpcfl, refused):
     """As far as the last of them is; who was not heard of lately is named; the dead say nothing."""
-    pulses = Pulse(3, "training", 9, waits=True), Pulse(3, "checkpointing", 8)
+    pulses = RankProgress(3, "training", 9, waits=True), RankProgress(3, "checkpointing", 8)
     folder = run / "ranks" / "0123abcd"
     folder.mkdir()
     for rank, pulse in enumerate(pulses):
@@ -355,7 +355,10 @@ def test_a_checkpoint_of_a_clock_that_was_ahead(hpcfl, job, tmp_path):
 )
 def test_the_exit_code_stands_where_standard_error_is_full(tmp_path, words, code, interrupted):
     """Of a wrong argument, of a full standard output and of Ctrl-C."""
-    program = "import sys; from hpcfl import signals; from hpcfl.cli import main as cli; signals.exit_on_interrupt()\n"
+    program = (
+        "import sys; from hpcfl import signals; from hpcfl.cli import main as cli\n"
+        "signals.exit_on_interrupt()\n"
+    )
     if interrupted:
         program += (
             "import os, signal\n"

@@ -20,7 +20,7 @@ from hpcfl.run_dir.manifest import committed
 from hpcfl.runner import session
 from hpcfl.runner.session import resume, start
 from hpcfl.signals import STOP
-from hpcfl.store.arena import Shelf
+from hpcfl.store.arena import StateArena
 from hpcfl.store.row_table import Table
 from tests.algorithms.play import parts, play, read, servers, softmax_problem, states, tree
 
@@ -308,12 +308,12 @@ def test_states_that_were_read_are_let_go_before_the_new_ones_come(tmp_path, mon
     """All 5 clients remember: 5 places in memory, and one for a new state beside its old one."""
     shelves = []
 
-    class Noted(Shelf):
+    class Noted(StateArena):
         def __init__(self, schema):
             super().__init__(schema)
             shelves.append(self)
 
-    monkeypatch.setattr("hpcfl.store.memory.Shelf", Noted)
+    monkeypatch.setattr("hpcfl.store.memory.StateArena", Noted)
     monkeypatch.setattr("hpcfl.store.arena.BLOCK", 1)  # a block a state
     cohort, store = {"kind": "replay", "rounds": [[0, 1, 2, 3, 4]] * 3}, {"kind": "memory"}
     play(tmp_path, job(tmp_path, cohort=cohort, rounds=3, store=store, executor=executor))

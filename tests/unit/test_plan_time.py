@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from hpcfl.cohort.assignment import Balance, owners
+from hpcfl.cohort.assignment import Balance, assign_owners
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.plan import Pieces, Work, foretell, read_pieces, scale, work
@@ -107,7 +107,9 @@ def test_the_busiest_is_the_one_of_a_run(job, arrays, balance):
     steps = [2 * -(-size // 4) for size in sizes]
     taken = parts.work if balance == "steal" else None
     ranks = [
-        Balance(lambda t: parts.job.cohort.draw(t, 8, 0), 30, owners(sizes, 3), taken, rank, 3)
+        Balance(
+            lambda t: parts.job.cohort.draw(t, 8, 0), 30, assign_owners(sizes, 3), taken, rank, 3
+        )
         for rank in range(3)
     ]
     counted = [

@@ -9,7 +9,7 @@ from hpcfl.comm.watched import Watched
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.runner import rank_layout
-from hpcfl.runner.rank_layout import Seat, check, describe, find
+from hpcfl.runner.rank_layout import RankInfo, check, describe, find
 
 JOB = Path(__file__).parents[2] / "jobs/quickstart.yaml"
 VERSIONS = {"hpcfl": "1", "torch": "2"}
@@ -18,7 +18,7 @@ VERSIONS = {"hpcfl": "1", "torch": "2"}
 def seat(rank, host="a", **changes):
     facts = {"local_rank": rank, "device": "cpu", "threads": 1, "cores": [0, 1, 2, 3]}
     facts |= {"numa": [0], "processor": "X", "versions": VERSIONS, "job": "j", **changes}
-    return Seat(rank=rank, host=host, **facts)
+    return RankInfo(rank=rank, host=host, **facts)
 
 
 def gpu(rank, number, host="a", name=None):

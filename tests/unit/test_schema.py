@@ -174,7 +174,7 @@ def test_nbytes_counts_tuples_of_tensors():
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elsewhere(FedHBM):
+class RemoteRankError(FedHBM):
     """Keeps a model that is not the one it arrived at."""
 
     def finish(self, y, local, message, state, client):
@@ -184,7 +184,7 @@ class Elsewhere(FedHBM):
 
 @pytest.mark.parametrize(
     ("algorithm", "own"),
-    [(FedAvg(), None), (Scaffold(), None), (FedHBM(), "z"), (Elsewhere(), None)],
+    [(FedAvg(), None), (Scaffold(), None), (FedHBM(), "z"), (RemoteRankError(), None)],
 )
 def test_a_client_s_own_last_model_is_found_by_identity(algorithm, own):
     assert dry_round(algorithm, P, torch.float32).own == own

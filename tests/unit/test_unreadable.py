@@ -22,7 +22,7 @@ from hpcfl.checkpoint import buffers
 from hpcfl.cohort.sampling import Replay
 from hpcfl.comm import heartbeat
 from hpcfl.data import archives, concrete, hdf5, huggingface, stackexchange, tiny_imagenet
-from hpcfl.data.download import OwnersFile, quiet
+from hpcfl.data.download import PublishedFile, quiet
 from hpcfl.data.idx import read_idx
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.unpickle import unpickle
@@ -31,7 +31,7 @@ from hpcfl.io.files import read_array
 from hpcfl.job import yaml_file
 from hpcfl.report.collect import find_runs
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.sweep_log import read_diary
+from hpcfl.run_dir.sweep_log import read_sweep_log
 from hpcfl.sweep.progress import Board
 
 COMMANDS = {
@@ -174,7 +174,7 @@ READERS = {
     "archive": lambda path: archives._unpack(path, lambda name: None, quiet),
     "arrays": read_array,
     "buffers": lambda path: buffers.read(path, {"mean": torch.zeros(1)}),
-    "checksum": lambda path: OwnersFile(path.name, "", md5="00").check(path, quiet),
+    "checksum": lambda path: PublishedFile(path.name, "", md5="00").check(path, quiet),
     "concrete": concrete._table,
     "cohorts": lambda path: Replay(path=str(path)).cohorts,
     "hdf5": open_hdf5,
@@ -185,7 +185,7 @@ READERS = {
     "job": yaml_file.read,
     "pickle": unpickle,
     "posts": lambda path: list(stackexchange._posts(path)),
-    "sweep": lambda path: read_diary(path.parent),
+    "sweep": lambda path: read_sweep_log(path.parent),
     "tiny_imagenet": lambda path: list(tiny_imagenet._annotated(path, {})),
 }
 NAMES = {"heartbeats": "0000.json", "sweep": "sweep.log"}
@@ -260,7 +260,7 @@ def test_the_log_of_a_sweep_that_was_killed_in_a_line(run, tmp_path, hpcfl, refu
         log.write_bytes(whole[:size])
         with Board("sweep", log, 2, io.StringIO()) as board:
             board.say("failed", "d", "exit code 3: nan")
-        assert read_diary(runs).failed.keys() - {"c"} == {"b", "d"}
+        assert read_sweep_log(runs).failed.keys() - {"c"} == {"b", "d"}
     for bit in range(8):
         log.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))
         assert "sweep.log:2: its end is damaged" in refused("status", runs)

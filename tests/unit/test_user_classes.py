@@ -17,7 +17,7 @@ from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.engine.global_generators import generators
 from hpcfl.errors import is_own_fault
 from hpcfl.job.schema import load
-from hpcfl.local.client_pool import Population
+from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.step import Gradient
 from hpcfl.models.linear import Linear
 from hpcfl.models.losses import squared
@@ -438,7 +438,7 @@ def test_a_shape_that_a_loss_refuses():
 FAULTS = {
     "an algorithm": (FedHBM, "finish"),
     "a model": (nn.Flatten, "forward"),
-    "the data": (Population, "visit"),
+    "the data": (ClientPool, "visit"),
     "the gradient": (Gradient, "stochastic"),
 }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hpcfl.comm.heartbeat import Heartbeats, Pulse
+from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.engine.timing import PARTS
 from hpcfl.monitor import watch
 from hpcfl.report.text_plot import draw
@@ -73,7 +73,7 @@ def test_a_live_run(run):
     (run / "log.jsonl").write_bytes("\n".join(lines[:-1]).encode() + b"\n" + log_of([last]))
     (run / "ranks" / "0123abcd").mkdir(parents=True)
     for rank in (0, 1):
-        Heartbeats(run / "ranks", "0123abcd", rank).open(Pulse(3, "training", 9))
+        Heartbeats(run / "ranks", "0123abcd", rank).open(RankProgress(3, "training", 9))
     with (run / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         said = shown(run)

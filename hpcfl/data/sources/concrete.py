@@ -11,7 +11,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.download import OwnersFile, Track, check_count, provide
+from hpcfl.data.download import PublishedFile, Track, check_count, provide
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import DataError
@@ -22,7 +22,7 @@ _COLUMNS = 9  # eight features, then the target
 _ROWS = 1030
 _MEANS = (281.17, 73.90, 54.19, 181.57, 6.204, 972.92, 773.58, 45.66, 35.82)
 """Of the columns; UCI publishes them with different numbers of digits."""
-TABLE = OwnersFile(
+TABLE = PublishedFile(
     name="Concrete_Data.csv",
     url="https://archive.ics.uci.edu/static/public/165/data.csv",
     sha256="8d4b15b6fc68cd932d745cbd663d5ceae66dd54422e99c1e4865f2936ab7e2af",

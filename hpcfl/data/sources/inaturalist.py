@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from hpcfl.data.download import OwnersFile, Track, provide
+from hpcfl.data.download import PublishedFile, Track, provide
 from hpcfl.data.pack_images import Listing, Photo
 from hpcfl.data.photographs import Counts, PublishedPhotos, grouped, image_name
 from hpcfl.data.tables import class_of, read_table
 
 _FROM = "https://storage.googleapis.com/tff-datasets-public/"
 LISTS = tuple(
-    OwnersFile(name, _FROM + name, md5)
+    PublishedFile(name, _FROM + name, md5)
     for name, md5 in (
         ("iNaturalist_train.csv", "63d5a41699434bc2b13f5853f3764c18"),
         ("iNaturalist_test.csv", "bcf08a5a740ee76dac4e5af668081891"),

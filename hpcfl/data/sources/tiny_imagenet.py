@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hpcfl.data.archives import provide_folder
 from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
-from hpcfl.data.download import OwnersFile, Track
+from hpcfl.data.download import PublishedFile, Track
 from hpcfl.data.encoded_images import DAMAGED, pixels, reason
 from hpcfl.data.hdf5 import attribute, encoded, opened
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
@@ -41,7 +41,7 @@ from hpcfl.io.files import read_error
 from hpcfl.types import Count, Examples, PathText
 
 FOLDER = "tiny-imagenet-200"
-ARCHIVE = OwnersFile(
+ARCHIVE = PublishedFile(
     f"{FOLDER}.zip",
     f"http://cs231n.stanford.edu/{FOLDER}.zip",
     "90528d7ca1a48142e341f4ef8d21d0de",

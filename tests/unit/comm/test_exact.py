@@ -29,7 +29,7 @@ class Upload(NamedTuple):
     level: Tensor  # 0-d
 
 
-class Room:
+class DiskBudget:
     """Ranks as threads of one process: what they bring is kept in one list."""
 
     def __init__(self, size):
@@ -93,7 +93,7 @@ def spread(
             round=4,
         )
 
-    return Room(size).run(work)
+    return DiskBudget(size).run(work)
 
 
 def truth(values, weights):
@@ -282,17 +282,17 @@ def test_scalar_sums_are_correctly_rounded_for_any_spread(terms, owners):
     if abs(true) > Fraction(1.79e308):
         return
     share = [[t for t, o in zip(terms, owners, strict=False) if o == rank] for rank in range(3)]
-    outcomes = Room(3).run(lambda comm: exact_sums(comm, [share[comm.rank], [1.0]]))
+    outcomes = DiskBudget(3).run(lambda comm: exact_sums(comm, [share[comm.rank], [1.0]]))
     assert outcomes == [[float(true), 3.0]] * 3
 
 
 def test_a_scalar_sum_with_a_term_that_is_not_finite_is_nan_on_every_rank():
     terms = [[1.0, math.inf], [2.0]]
-    outcomes = Room(2).run(lambda comm: exact_sums(comm, [terms[comm.rank], [1.0]]))
+    outcomes = DiskBudget(2).run(lambda comm: exact_sums(comm, [terms[comm.rank], [1.0]]))
     assert all(math.isnan(spoiled) and clean == 2.0 for spoiled, clean in outcomes)
 
 
 def test_a_scalar_sum_beyond_the_largest_double_is_infinite_on_every_rank():
     terms = [[-1.7e308], [-1.7e308]]
-    outcomes = Room(2).run(lambda comm: exact_sums(comm, [terms[comm.rank], [1.0]]))
+    outcomes = DiskBudget(2).run(lambda comm: exact_sums(comm, [terms[comm.rank], [1.0]]))
     assert outcomes == [[-math.inf, 2.0]] * 2

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from hpcfl.comm import heartbeat
-from hpcfl.comm.heartbeat import SIZE, Heartbeats, Pulse, place, read, read_all, read_newest
+from hpcfl.comm.heartbeat import SIZE, Heartbeats, RankProgress, place, read, read_all, read_newest
 from hpcfl.errors import StoreError
 from hpcfl.io import checksum
 
@@ -20,7 +20,7 @@ def files(tmp_path):
 
 
 def test_a_heartbeat_says_where_the_rank_is(files):
-    pulse = Pulse(12, "training", calls=7, waits=True)
+    pulse = RankProgress(12, "training", calls=7, waits=True)
     files.open(pulse)
     first = read(files.folder / "0003.json")
     assert (first.rank, first.pid, first.beat) == (3, os.getpid(), 0)
@@ -40,16 +40,16 @@ def test_before_the_first_round_the_phase_is_all():
 def test_it_is_rewritten_in_place(files):
     """The same file of the same size, whatever it says: nothing to allocate on a full disk."""
     path = files.folder / "0003.json"
-    files.open(Pulse())
+    files.open(RankProgress())
     before = path.stat()
-    files.beat(Pulse(10**9, "x" * 128, calls=10**12, waits=True))
+    files.beat(RankProgress(10**9, "x" * 128, calls=10**12, waits=True))
     after = path.stat()
     assert (before.st_ino, before.st_size) == (after.st_ino, after.st_size) == (after.st_ino, SIZE)
     assert read(path).round == 10**9
 
 
 def test_an_age_is_never_negative(files):
-    files.open(Pulse())
+    files.open(RankProgress())
     found = read(files.folder / "0003.json")
     assert found.age(found.time + 5) == 5
     assert found.age(found.time - 5) == 0
@@ -73,7 +73,7 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_as_good_as_none_for_other_ranks(files, damage):
     path = files.folder / "0003.json"
-    files.open(Pulse())
+    files.open(RankProgress())
     assert read(path) is not None
     text = json.loads(path.read_text())
     del text["crc32"]
@@ -88,7 +88,7 @@ def test_a_damaged_file_is_as_good_as_none_for_other_ranks(files, damage):
 
 def test_a_person_is_told_of_what_is_damaged(files):
     """The other ranks go on without it."""
-    files.open(Pulse(1, "training"))
+    files.open(RankProgress(1, "training"))
     path = files.folder / "0001.json"
     path.write_text("")  # its rank is about to write it
     assert [found.rank for found in read_all(files.folder)] == [3]
@@ -105,7 +105,7 @@ def test_a_person_is_told_of_what_is_damaged(files):
 
 
 def test_a_file_that_is_being_written_is_read_again(files, monkeypatch):
-    files.open(Pulse(1, "training"))
+    files.open(RankProgress(1, "training"))
     whole, tries = heartbeat._read, []
 
     def torn(path):
@@ -135,13 +135,13 @@ def test_a_rank_that_cannot_leave_word_tells_all_the_same(tmp_path):
 
 def test_a_new_life_and_a_process_of_the_last_do_not_meet(files):
     """The old rank was stopped, and goes on when its run was taken up again without it."""
-    files.open(Pulse(9, "training"))
+    files.open(RankProgress(9, "training"))
     new = Heartbeats(files.folder.parent, "4567cdef", 3)
     new.begin()
-    new.open(Pulse(2, "training"))
+    new.open(RankProgress(2, "training"))
     assert list(files.folder.parent.iterdir()) == [new.folder]
     with pytest.raises(FileNotFoundError):
-        files.beat(Pulse(9, "training"))
+        files.beat(RankProgress(9, "training"))
     assert files.first_to_tell("connection closed")
     files.close()
     assert not new.told()
@@ -154,12 +154,12 @@ def test_the_newest_life_is_read(files):
     old = Heartbeats(files.folder.parent, "4567cdef", 0)
     old.folder.mkdir()
     for rank, written in ((3, files), (0, old), (3, files)):
-        written.open(Pulse())
+        written.open(RankProgress())
         assert [found.rank for found in read_newest(files.folder.parent)] == [rank]
 
 
 def test_a_rank_that_leaves_takes_its_file_along(files):
-    files.open(Pulse())
+    files.open(RankProgress())
     files.close()
     assert list(files.folder.parent.iterdir()) == []
     files.close()  # it may be gone already
@@ -170,4 +170,4 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(StoreError, match=r"ranks/0123abcd: cannot be written"):
         Heartbeats(tmp_path / "ranks", "0123abcd", 0).begin()
     with pytest.raises(StoreError, match=r"0000\.json.*cannot be written"):
-        Heartbeats(tmp_path / "absent", "0123abcd", 0).open(Pulse())
+        Heartbeats(tmp_path / "absent", "0123abcd", 0).open(RankProgress())

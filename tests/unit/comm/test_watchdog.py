@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpcfl.comm import watchdog
-from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, Pulse, read
+from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, RankProgress, read
 from hpcfl.comm.solo import Solo
 from hpcfl.comm.watchdog import Wait, Watchdog
 from hpcfl.comm.watched import Watched
@@ -28,7 +28,7 @@ def beat(rank, *, at=NOW, number=5, round=12, phase="training", calls=40, waits=
 
 def asked(before, now, size=4, calls=40):
     """What rank 0, which waits in its 40th collective, says."""
-    pulse = Pulse(12, "training", calls=calls, waits=True)
+    pulse = RankProgress(12, "training", calls=calls, waits=True)
     by_rank = [{found.rank: found for found in look} for look in (before, now)]
     return Wait(pulse, 0, size, *by_rank).blame(Path("RUN/ranks"))
 
@@ -87,12 +87,12 @@ def test_if_all_wait_it_is_the_network(calls):
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from hpcfl.comm.heartbeat import Heartbeats, Pulse
+from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.comm.watchdog import Watchdog
 folder = Path(sys.argv[1])
 files = Heartbeats(folder, "life", 0)
 files.begin()
-Heartbeats(folder, "life", 1).open(Pulse(4, "training"))
+Heartbeats(folder, "life", 1).open(RankProgress(4, "training"))
 dog = Watchdog(0, 2, 0.5)
 dog.pulse.calls, dog.pulse.waits = 1, sys.argv[2] == "before"
 if sys.argv[2] == "before":
@@ -135,14 +135,14 @@ def test_nobody_waits_too_long_before_there_are_heartbeats(tmp_path):
 
 def test_before_the_first_round_a_rank_at_work_is_waited_for():
     """It reads a store; not so one that is silent, that waits too, or in the rounds."""
-    pulse, others = Pulse(0, "starting", 3, waits=True), {2: beat(2)}
+    pulse, others = RankProgress(0, "starting", 3, waits=True), {2: beat(2)}
     at_work = beat(1, round=0, calls=2, waits=False)
     before, now = {1: beat(1, number=4), 2: beat(2, number=4)}, {1: at_work, **others}
     assert Wait(pulse, 0, 3, before, now).is_for_work()
     assert not Wait(pulse, 0, 3, {**before, 1: at_work}, now).is_for_work()
     assert not Wait(pulse, 0, 3, before, {1: at_work}).is_for_work()
     assert not Wait(pulse, 0, 3, before, {1: beat(1), **others}).is_for_work()
-    training = Pulse(1, "training", 3, waits=True)
+    training = RankProgress(1, "training", 3, waits=True)
     assert not Wait(training, 0, 3, before, now).is_for_work()
 
 

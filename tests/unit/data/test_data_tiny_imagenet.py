@@ -13,7 +13,7 @@ import h5py
 import pytest
 import torch
 
-from hpcfl.data.download import OwnersFile, quiet
+from hpcfl.data.download import PublishedFile, quiet
 from hpcfl.data.sources import tiny_imagenet
 from hpcfl.data.sources.tiny_imagenet import TinyImageNet
 from hpcfl.errors import DataError, DiskError
@@ -83,7 +83,7 @@ def test_unpacks_the_archive_that_owners_publish(root, tmp_path, monkeypatch):
         file.writestr("tiny-imagenet-200/val/images/../../../../escaped.JPEG", b"evil")
         file.writestr("stray.txt", b"evil")
     content = archive.read_bytes()
-    whole = OwnersFile(archive.name, "", md5(content, usedforsecurity=False).hexdigest())
+    whole = PublishedFile(archive.name, "", md5(content, usedforsecurity=False).hexdigest())
     monkeypatch.setattr(tiny_imagenet, "ARCHIVE", whole)
     config = source(empty)
     for damaged in (b"", b"text", content[:-100], content[:100] + b"!!!" + content[103:]):
@@ -103,7 +103,7 @@ def test_unpacks_the_archive_that_owners_publish(root, tmp_path, monkeypatch):
 
 
 def test_a_damaged_archive_is_told_in_one_line(tmp_path, refused, monkeypatch):
-    archive = OwnersFile("tiny-imagenet-200.zip", "")
+    archive = PublishedFile("tiny-imagenet-200.zip", "")
     monkeypatch.setattr(tiny_imagenet, "ARCHIVE", archive)
     (tmp_path / archive.name).write_bytes(b"PK no zip")
     said = refused("data", "prepare", "tiny_imagenet", "--root", tmp_path)

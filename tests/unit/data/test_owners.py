@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from hpcfl.data import download
-from hpcfl.data.download import OwnersFile, provide, quiet
+from hpcfl.data.download import PublishedFile, provide, quiet
 from hpcfl.errors import DataError, DiskError
 
 CONTENT = bytes(range(256)) * 5000  # 1.28 MB: two blocks
@@ -58,7 +58,7 @@ def server():
 
 
 def file_at(server, path="/file", md5=None):
-    return OwnersFile("deep/file.bin", server.url + path, md5)
+    return PublishedFile("deep/file.bin", server.url + path, md5)
 
 
 def test_fetches_what_is_missing_and_nothing_twice(server, tmp_path):
@@ -88,9 +88,9 @@ def test_refuses_another_file(server, tmp_path):
 
 
 def test_says_which_files_belong_where(server, tmp_path):
-    there = OwnersFile("here.csv", server.url + "/file")
+    there = PublishedFile("here.csv", server.url + "/file")
     (tmp_path / "here.csv").write_text("as it is")
-    absent = [file_at(server, "/none"), OwnersFile("other.csv", server.url + "/other")]
+    absent = [file_at(server, "/none"), PublishedFile("other.csv", server.url + "/other")]
     with pytest.raises(DataError) as caught:
         provide(tmp_path, [there, *absent], quiet)
     said = str(caught.value)
@@ -204,4 +204,4 @@ def test_a_connection_that_is_lost_is_no_disk(tmp_path, monkeypatch, urlopen):
     monkeypatch.setattr(download, "urlopen", urlopen)
     said = r"file\.bin is missing and cannot be downloaded \(.*timed out.*\); put there by hand"
     with pytest.raises(DataError, match=said):
-        provide(tmp_path, [OwnersFile("file.bin", "http://127.0.0.1/file")], quiet)
+        provide(tmp_path, [PublishedFile("file.bin", "http://127.0.0.1/file")], quiet)

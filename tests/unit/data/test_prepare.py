@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpcfl.data.archives import Archive, provide_folder, provide_members
-from hpcfl.data.download import OwnersFile, quiet
+from hpcfl.data.download import PublishedFile, quiet
 from hpcfl.data.sources import concrete, shakespeare
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.data.sources.concrete import Concrete
@@ -118,7 +118,7 @@ def test_another_process_unpacks_what_is_waited_for(tmp_path, waiting):
 @pytest.mark.parametrize("name", ["set.tar.gz", "set.zip"])
 def test_of_a_folder_only_what_is_wanted_is_unpacked(tmp_path, name):
     md5 = pack(tmp_path / name, {**FILES, "box/../../escaped.bin": b"evil", "box/run.sh": b"evil"})
-    archive = OwnersFile(name, "", md5)
+    archive = PublishedFile(name, "", md5)
     (tmp_path / "box.part").mkdir()
     (tmp_path / "box.part/old").touch()
     provide_folder(tmp_path, archive, "box", re.compile(r"[ab]\.bin"), quiet)

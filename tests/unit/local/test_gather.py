@@ -11,8 +11,8 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import JobError
-from hpcfl.local.client_pool import Population
-from hpcfl.local.padded_batches import Filling
+from hpcfl.local.client_pool import ClientPool
+from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.local.step import Local
 from hpcfl.types import Examples
 
@@ -29,7 +29,7 @@ PLAIN = CropFlipNormalize(mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3), padding=2,
 EPOCHS = {"epochs": 2, "batch_size": 4}
 
 
-class Shelf:
+class StateArena:
     """A file of the images that notes what is read."""
 
     shape, dtype, workers = tuple(IMAGES.shape), torch.uint8, 2
@@ -54,7 +54,7 @@ def population(local=EPOCHS, inputs=IMAGES, transform=TRANSFORM, personal=None):
         transform=transform,
         personal=personal,
     )
-    return Population(
+    return ClientPool(
         data, ROWS, None, Local(lr=1.0, **local), rate=lambda _: 1.0, seed=3, dtype=torch.float32,
         device=CPU, full_batch=5,
     )  # fmt: skip
@@ -66,7 +66,7 @@ def laid(made, clients, size, steps=None):
     if steps is not None:
         one = torch.tensor(steps)
         visits = [v._replace(about=v.about._replace(steps=one)) for v in visits]
-    return list(Filling(size, 13, made.together()).steps(visits))
+    return list(PaddedBatches(size, 13, made.together()).steps(visits))
 
 
 @pytest.mark.parametrize("transform", [TRANSFORM, PLAIN], ids=["augmented", "plain"])
@@ -100,7 +100,7 @@ def test_the_same_bits_as_from_each_client(transform, local, places, monkeypatch
             assert torch.equal(batches.labels[k], batch.labels[places_of])
 
 
-@pytest.mark.parametrize("held", [IMAGES, Shelf()], ids=["memory", "file"])
+@pytest.mark.parametrize("held", [IMAGES, StateArena()], ids=["memory", "file"])
 def test_batches_made_early_are_those_made_alone(held, monkeypatch):
     """In bits and in order in memory; of 10 images at most, then of all of the visit's."""
     found = []
@@ -170,7 +170,7 @@ class Counted(TorchDispatchMode):
 def operations(size, made):
     """Of the second step of a block of so many clients; nothing of a first use is in it."""
     visits = [made.visit(client, 2) for client in range(size)]
-    steps = Filling(size, 13, made.together()).steps(visits)
+    steps = PaddedBatches(size, 13, made.together()).steps(visits)
     next(steps)
     with Counted() as counted:
         next(steps)
@@ -200,7 +200,7 @@ def test_clients_that_see_each_in_their_own_way_are_asked_one_by_one():
 def test_out_of_a_file_it_is_the_same_and_read_ahead(whole, monkeypatch):
     """The file's steps are asked for one by one; draws stay with their examples."""
     monkeypatch.setattr("hpcfl.local.examples.WHOLE", whole)
-    shelf = Shelf()
+    shelf = StateArena()
     made, held = population(inputs=shelf), population()
     assert made.together() is None
     made.expect([0, 6, 3, 4])
@@ -231,7 +231,7 @@ def test_the_time_that_batches_take_is_counted(apart, monkeypatch):
     made = population(
         {"steps": 3, "batch_size": 4}, transform=slow, personal=(lambda _: slow) if apart else None
     )
-    for _ in Filling(2, 13, made.together()).steps([made.visit(i, 2) for i in (0, 6)]):
+    for _ in PaddedBatches(2, 13, made.together()).steps([made.visit(i, 2) for i in (0, 6)]):
         now[0] += 1  # training
     assert made.spent() == (20 if apart else 30)  # a call for each visit, or for each step
     assert made.spent() == 0

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpcfl.local.step import Gradient, Oracle
+from hpcfl.local.step import BatchGradient, Gradient
 from hpcfl.models.dropout import Dropout, own_dropout
 from hpcfl.models.flat_vector import flatten, load, parameters
 from hpcfl.types import Batch
@@ -151,19 +151,19 @@ def test_one_mask_a_step(kind):
     model = models_with_dropout()[kind].double()
     x, examples = parameters(model), batch(0, 20)
     gradient = Gradient(model, cross_entropy)
-    first = Oracle(gradient, examples, 1)
+    first = BatchGradient(gradient, examples, 1)
     torch.manual_seed(99)
     once = first(x)
     torch.rand(3)
     assert torch.equal(first(x), once)
     torch.manual_seed(100)
-    assert torch.equal(Oracle(gradient, examples, 1)(x), once)
-    assert not torch.equal(Oracle(gradient, examples, 2)(x), once)
+    assert torch.equal(BatchGradient(gradient, examples, 1)(x), once)
+    assert not torch.equal(BatchGradient(gradient, examples, 2)(x), once)
 
 
 def test_the_oracle_keeps_the_loss_of_the_first_point():
     x = points(2)
-    oracle = Oracle(Gradient(network(), cross_entropy), batch(0), 0)
+    oracle = BatchGradient(Gradient(network(), cross_entropy), batch(0), 0)
     assert oracle.loss is None
     oracle(x[0])
     oracle(x[1])

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpcfl.local.block_gradients import Gradients
-from hpcfl.local.layers import Layers, stacked
-from hpcfl.local.padded_batches import Filling
-from hpcfl.local.step import Gradient, Visit
+from hpcfl.local.block_gradients import BlockGradients
+from hpcfl.local.layers import VmapLayers, stacked
+from hpcfl.local.padded_batches import PaddedBatches
+from hpcfl.local.step import ClientTask, Gradient
 from hpcfl.models.char_lstm import CharLstm
 from hpcfl.models.cnn_pfl import CnnPfl
 from hpcfl.models.dropout import dropouts, own_dropout
@@ -77,7 +77,7 @@ def visits(batches):
         steps = 1
 
     return [
-        Visit(k, 0, About(), iter([batch]), iter(()), 100 + k, iter(()))
+        ClientTask(k, 0, About(), iter([batch]), iter(()), 100 + k, iter(()))
         for k, batch in enumerate(batches)
     ]
 
@@ -104,8 +104,8 @@ def test_every_model(name, convolutions, precision):
     points = torch.stack([x + 0.02 * torch.randn_like(x) for _ in range(4)])
     how = {"bf16": precision == "bf16", "clip": 0.5}
     alone = Gradient(model, LOSSES[loss], **how)
-    many = Gradients(model, LOSSES[loss], convolutions, **how)
-    (step,) = Filling(4, 5).steps(visits(rows))
+    many = BlockGradients(model, LOSSES[loss], convolutions, **how)
+    (step,) = PaddedBatches(4, 5).steps(visits(rows))
     losses, gradients = many(points, step.batches)
     assert step.active.tolist() == [True, True, True, False]
     assert gradients.isfinite().all()
@@ -136,10 +136,10 @@ def test_equal_clients_have_equal_bits_wherever_they_are(name, bf16):
     """Of layers that no vector of a processor divides."""
     torch.manual_seed(0)
     x = parameters(ODD[name])
-    many = Gradients(ODD[name], LOSSES["cross_entropy"], "grouped", bf16=bf16)
+    many = BlockGradients(ODD[name], LOSSES["cross_entropy"], "grouped", bf16=bf16)
     for size in (5, 33):
         row = Batch(torch.randn(size, 63), torch.randint(0, 3, (size,)))
-        filling = Filling(5, 64)
+        filling = PaddedBatches(5, 64)
         (step,) = filling.steps(visits([row] * 5))
         losses, gradients = many(x.expand(5, -1).contiguous(), step.batches)
         assert (losses == losses[0]).all()
@@ -161,8 +161,8 @@ def test_no_operation_of_a_step_needs_the_host():
         model = config.build(tuple(row.inputs.shape[1:]), 30 if name.endswith(("m", "t")) else 10)
         own_dropout(model)
         x = parameters(model)
-        many = Gradients(model, LOSSES[loss], "products")
-        (step,) = Filling(2, 4).steps(visits([row, row]))
+        many = BlockGradients(model, LOSSES[loss], "products")
+        (step,) = PaddedBatches(2, 4).steps(visits([row, row]))
         with Heard():
             many(x.expand(2, -1).contiguous(), step.batches)
     aten = torch.ops.aten
@@ -181,9 +181,9 @@ def test_a_model_that_cannot_be_played_for_many_says_so():
         def forward(self, inputs):
             return self.lstm(inputs)[0].sum((1, 2))
 
-    many = Gradients(Model(), LOSSES["quadratic"], "grouped")
+    many = BlockGradients(Model(), LOSSES["quadratic"], "grouped")
     row = Batch(torch.randn(2, 5, 3), torch.zeros(2))
-    (step,) = Filling(2, 4).steps(visits([row, row]))
+    (step,) = PaddedBatches(2, 4).steps(visits([row, row]))
     with pytest.raises(NotImplementedError, match="bidirectional"):
         many(parameters(Model()).expand(2, -1), step.batches)
 
@@ -212,10 +212,10 @@ class Functional(Words):
 def test_dropout_that_is_not_each_client_s_own_is_refused(kind, why):
     model, row = kind(), Batch(torch.randn(2, 5, 3), torch.zeros(2))
     own_dropout(model)
-    many = Gradients(model, LOSSES["quadratic"], "grouped")
+    many = BlockGradients(model, LOSSES["quadratic"], "grouped")
     with pytest.raises(NotImplementedError, match=why):
         many.probe(parameters(model), Batch(*(part[:1] for part in row)))
-    (step,) = Filling(2, 4).steps(visits([row, row]))
+    (step,) = PaddedBatches(2, 4).steps(visits([row, row]))
     model.eval()
     assert many(parameters(model).expand(2, -1), step.batches)[1].any()
 
@@ -226,8 +226,8 @@ def test_a_model_with_dropout_is_its_own_again_behind_a_step():
         Batch(torch.randn(2, 3), torch.tensor([0, 1])),
     )
     own_dropout(model)
-    (step,) = Filling(2, 4).steps(visits([row, row]))
-    Gradients(model, LOSSES["cross_entropy"], "grouped")(
+    (step,) = PaddedBatches(2, 4).steps(visits([row, row]))
+    BlockGradients(model, LOSSES["cross_entropy"], "grouped")(
         parameters(model).expand(2, -1), step.batches
     )
     assert copy.deepcopy(model)(torch.randn(7, 3)).shape == (7, 2)
@@ -245,8 +245,8 @@ def test_filling_is_no_example_that_a_model_may_not_meet():
             return self.scale * (inputs / inputs.norm(dim=1, keepdim=True)).sum(1)
 
     model, row = Directions(), Batch(torch.randn(2, 3) + 1, torch.zeros(2))
-    many = Gradients(model, LOSSES["quadratic"], "grouped")
-    (step,) = Filling(2, 5).steps(visits([row]))
+    many = BlockGradients(model, LOSSES["quadratic"], "grouped")
+    (step,) = PaddedBatches(2, 5).steps(visits([row]))
     _, gradients = many(parameters(model).expand(2, -1), step.batches)
     alone = Gradient(model, LOSSES["quadratic"]).stochastic(parameters(model), row, 0)[1]
     torch.testing.assert_close(gradients[0], alone)
@@ -254,5 +254,5 @@ def test_filling_is_no_example_that_a_model_may_not_meet():
 
 
 def test_outside_of_vmap_nothing_is_stacked():
-    with Layers("products", alike=True), pytest.raises(RuntimeError, match="outside vmap"):
+    with VmapLayers("products", alike=True), pytest.raises(RuntimeError, match="outside vmap"):
         stacked(torch.neg, torch.ones(3))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hpcfl.cohort.assignment import Balance
-from hpcfl.local.client_states import Memories
-from hpcfl.local.remote_states import Shipping
+from hpcfl.local.client_states import ClientStates
+from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.store.schema import Field, StateSchema
 
 RANKS, CLIENTS, ROUNDS, P = 3, 7, 12, 5
@@ -66,7 +66,7 @@ class One:
         self.ranks.barrier.wait()
 
 
-class Shelf:
+class StateArena:
     """A store that takes its own clients only, and remembers in which order."""
 
     def __init__(self, own):
@@ -104,10 +104,10 @@ def trained(client, state, x):
 
 def play(comm, work, stored, rounds=range(ROUNDS), shelf=None):
     """What a rank's store holds, and what it was handed in the last round."""
-    shelf = shelf or Shelf({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
+    shelf = shelf or StateArena({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
     balance = Balance(draw, ROUNDS, OWNER, work, comm.rank, comm.ranks.size)
-    memories = Memories(shelf, schema(torch.float32), stored, first, CPU)
-    shipping = memories if work is None else Shipping(memories, stored, comm, CPU)
+    memories = ClientStates(shelf, schema(torch.float32), stored, first, CPU)
+    shipping = memories if work is None else RemoteClientStates(memories, stored, comm, CPU)
     for t in rounds:
         if not len(draw(t)):
             continue
@@ -166,7 +166,7 @@ def test_a_new_life_in_the_middle_takes_states_out_of_the_stores():
     home = Ranks(RANKS).run(lambda comm: play(comm, None, stored))
 
     def two_lives(comm):
-        shelf = Shelf({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
+        shelf = StateArena({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
         play(comm, work, stored, range(6), shelf)
         return play(comm, work, stored, range(6, ROUNDS), shelf)
 
@@ -175,7 +175,9 @@ def test_a_new_life_in_the_middle_takes_states_out_of_the_stores():
 
 def test_another_model_than_the_dry_round_saw_is_an_error():
     stored, ranks = schema(torch.float32), Ranks(1)
-    shipping = Shipping(Memories(Shelf(set()), stored, stored, first, CPU), stored, None, CPU)
+    shipping = RemoteClientStates(
+        ClientStates(StateArena(set()), stored, stored, first, CPU), stored, None, CPU
+    )
     state = first(0)
     with pytest.raises(RuntimeError, match="another model than the dry round"):
         shipping._travelling(state, state.model.clone())

@@ -16,7 +16,7 @@ LABELS = torch.arange(200) * 3
 ROWS = [np.arange(k, 200, 5)[::-1].copy() for k in range(5)]  # 40 examples each, in no order
 
 
-class Shelf:
+class StateArena:
     """A file of inputs that notes what is read."""
 
     shape, dtype, workers = (200, 2), torch.uint8, 2
@@ -37,7 +37,7 @@ def read_by(shelf):
 
 
 def from_file(shelf=None):
-    return FromFile(shelf or Shelf(), LABELS, ROWS, CPU)
+    return FromFile(shelf or StateArena(), LABELS, ROWS, CPU)
 
 
 def batches(*positions):
@@ -46,7 +46,7 @@ def batches(*positions):
 
 def test_a_tensor_is_served_from_memory():
     assert isinstance(supply(Examples(TABLE, LABELS), ROWS, CPU, resident=True), InMemory)
-    assert isinstance(supply(Examples(Shelf(), LABELS), ROWS, CPU, resident=True), FromFile)
+    assert isinstance(supply(Examples(StateArena(), LABELS), ROWS, CPU, resident=True), FromFile)
 
 
 @pytest.mark.parametrize("whole", [1000, 79], ids=["whole", "by batches"])
@@ -69,7 +69,7 @@ def test_file_and_memory_give_the_same(expected, whole, monkeypatch):
 
 def test_streams_batches_in_order():
     rows = [np.arange(k, min(k + 30, 200)) for k in range(0, 200, 30)]
-    shelf = Shelf()
+    shelf = StateArena()
     for made in (from_file(shelf), InMemory(TABLE, LABELS, ROWS, CPU)):
         found = list(made.stream(rows))
         assert [len(batch.inputs) for batch in found] == [30] * 6 + [20]
@@ -80,7 +80,7 @@ def test_streams_batches_in_order():
 
 def test_reads_the_next_clients_while_one_trains():
     """And no others; a client that is read is not read again while it trains."""
-    shelf = Shelf()
+    shelf = StateArena()
     ahead = from_file(shelf)
     ahead.expect([3, 1, 4, 0, 2])
     assert len(list(ahead.visit(3, batches([0], [1], [0])))) == 3
@@ -92,7 +92,7 @@ def test_reads_the_next_clients_while_one_trains():
 def test_a_large_client_is_read_batch_by_batch(monkeypatch):
     """No more of it than the batches that were asked for and those ahead."""
     monkeypatch.setattr("hpcfl.local.examples.WHOLE", 79)
-    shelf = Shelf()
+    shelf = StateArena()
     ahead = from_file(shelf)
     ahead.expect([3, 1])
     assert not shelf.read_rows
@@ -105,7 +105,7 @@ def test_a_large_client_is_read_batch_by_batch(monkeypatch):
 
 def test_a_client_that_comes_twice_is_read_for_both():
     """All clients of a cohort are surveyed before the first one trains."""
-    shelf = Shelf()
+    shelf = StateArena()
     ahead = from_file(shelf)
     ahead.expect([0, 1, 2, 3, 0, 1, 2, 3])
     for client in (0, 1, 2, 3, 0, 1, 2, 3):
@@ -115,7 +115,7 @@ def test_a_client_that_comes_twice_is_read_for_both():
 
 
 def test_waits_for_what_is_being_read():
-    shelf, go = Shelf(), Event()
+    shelf, go = StateArena(), Event()
     plain = shelf.read
     shelf.read = lambda rows: plain(rows) if go.wait(60) else None
     ahead = from_file(shelf)
@@ -128,7 +128,7 @@ def test_waits_for_what_is_being_read():
 
 def test_damage_is_told_by_the_client_that_needs_it():
     """Not by the one that trains while it is read."""
-    ahead = from_file(Shelf(damaged=ROWS[1][PIECE + 1]))
+    ahead = from_file(StateArena(damaged=ROWS[1][PIECE + 1]))
     ahead.expect([0, 1])
     assert len(list(ahead.visit(0, batches([0])))) == 1
     with pytest.raises(DataError, match="is damaged"):

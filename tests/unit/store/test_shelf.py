@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpcfl.store import arena
-from hpcfl.store.arena import Shelf
+from hpcfl.store.arena import StateArena
 from hpcfl.store.footprint import offsets
 from hpcfl.store.schema import Field, StateSchema
 
@@ -27,14 +27,14 @@ def same(kept, number):
 
 
 def test_every_dtype_comes_back_with_its_bits(schema, make, bits):
-    arena = Shelf(schema)
+    arena = StateArena(schema)
     kept = [arena.keep(make(client, 0)) for client in range(100)]
     for client, state in enumerate(kept):
         assert bits(schema.type(*state)) == bits(make(client, 0))
 
 
 def test_it_is_a_copy_and_what_is_read_are_views():
-    arena, given = Shelf(PAIR), pair(1)
+    arena, given = StateArena(PAIR), pair(1)
     kept = arena.keep(given)
     given[0].zero_()
     assert same(kept, 1)
@@ -52,7 +52,7 @@ def test_offsets_by_hand(schema):
 
 def test_a_place_is_taken_as_long_as_a_view_of_it_lives():
     """The next state takes the place of one that is gone, never of one that somebody looks at."""
-    arena = Shelf(PAIR)
+    arena = StateArena(PAIR)
     kept = arena.keep(pair(1))
     place = next(iter(kept)).data_ptr()
     view = next(iter(kept))[1:].reshape(1, 2)
@@ -68,7 +68,7 @@ def test_a_place_is_taken_as_long_as_a_view_of_it_lives():
 def test_blocks_are_added_and_used_again(monkeypatch):
     monkeypatch.setattr(arena, "FIRST", 2)
     monkeypatch.setattr(arena, "BLOCK", 5 * 128 + 1)
-    home = Shelf(PAIR)
+    home = StateArena(PAIR)
     for _ in range(3):
         kept = [home.keep(pair(number)) for number in range(12)]
         assert all(same(state, number) for number, state in enumerate(kept))
@@ -78,7 +78,7 @@ def test_blocks_are_added_and_used_again(monkeypatch):
 
 def test_a_state_larger_than_a_block(monkeypatch):
     monkeypatch.setattr(arena, "BLOCK", 100)
-    home = Shelf(PAIR)
+    home = StateArena(PAIR)
     assert same(home.keep(pair(1)), 1)
     assert [block.nbytes for block in home._blocks] == [128]
 
@@ -93,14 +93,14 @@ def test_a_state_larger_than_a_block(monkeypatch):
 )
 def test_another_shape_dtype_or_number_is_refused(state):
     with pytest.raises(ValueError, match=r"expected torch\.float|shorter"):
-        Shelf(PAIR).keep(state)
+        StateArena(PAIR).keep(state)
 
 
 def test_a_state_in_pinned_memory_stays_there(monkeypatch):
     """Where a GPU can read it behind our back; the pinned one decides for the whole state."""
     state = pair(1)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is state[1])
-    assert Shelf(PAIR).keep(state) is state
+    assert StateArena(PAIR).keep(state) is state
 
 
 HEAP = """
@@ -110,7 +110,7 @@ from pathlib import Path
 import torch
 from hpcfl.runner.configure_torch import keep_freed_memory
 from hpcfl.store.schema import Field, StateSchema
-from hpcfl.store.arena import Shelf
+from hpcfl.store.arena import StateArena
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -119,7 +119,7 @@ keep_freed_memory()
 torch.set_num_threads(1)
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 size, room = 50_000, 500
-shelf = Shelf(StateSchema(tuple, (Field("last", (size,), torch.float32),)))
+shelf = StateArena(StateSchema(tuple, (Field("last", (size,), torch.float32),)))
 before, kept = resident(), deque(maxlen=room)
 for _ in range(2000):
     y = torch.rand(size)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.store.disk_usage import HEADER, Occupancy
+from hpcfl.store.disk_usage import HEADER, DiskUsage
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.schema import Field, StateSchema
@@ -34,7 +34,7 @@ def test_rows_by_hand():
     does not; the newest names two more.  Two rounds may go on, with a client each of rank 0, seven
     each of rank 1.
     """
-    found = Occupancy(np.array([0, 0, 1]), 2, 1 << 30, keep=2, shared=False, memory=False)
+    found = DiskUsage(np.array([0, 0, 1]), 2, 1 << 30, keep=2, shared=False, memory=False)
     found.commit(last(0, 0, 0))
     assert found.bytes.tolist() == [0, 0]
     found.commit(last(1, 0, 0))
@@ -50,7 +50,7 @@ def test_rows_by_hand():
 
 
 def test_a_rank_that_sees_no_client_needs_nothing():
-    found = Occupancy(np.array([0, 1]), 2, 8, keep=2, shared=False, memory=False)
+    found = DiskUsage(np.array([0, 1]), 2, 8, keep=2, shared=False, memory=False)
     found.commit(last(1, 0))
     found.spare(last(1, 0))
     assert found.bytes.tolist() == [3 * 8 + HEADER, 0]
@@ -59,10 +59,10 @@ def test_a_rank_that_sees_no_client_needs_nothing():
 def test_a_shared_row_stands_for_a_round():
     """Rank 0's clients were last seen in the rounds 3, 3, 5; rank 1's in 3 and never."""
     owner = np.array([0, 0, 0, 1, 1])
-    found = Occupancy(owner, 2, 8, keep=2, shared=True, memory=False)
+    found = DiskUsage(owner, 2, 8, keep=2, shared=True, memory=False)
     found.commit(last(3, 3, 5, 3, 0))
     assert found.states.tolist() == [2, 1]
-    alone = Occupancy(owner, 2, 8, keep=2, shared=False, memory=False)
+    alone = DiskUsage(owner, 2, 8, keep=2, shared=False, memory=False)
     alone.commit(last(3, 3, 5, 3, 0))
     assert alone.states.tolist() == [3, 1]
 
@@ -75,7 +75,7 @@ def test_a_store_takes_as_much(tmp_path, monkeypatch, kind, keep):
     in_memory = kind is MemoryStore
     random = np.random.default_rng(keep)
     visits = {t: random.choice(CLIENTS, 5, replace=False).tolist() for t in range(1, 41)}
-    found = Occupancy(
+    found = DiskUsage(
         np.zeros(CLIENTS, np.int64), 1, SCHEMA.bytes, keep, shared=False, memory=in_memory
     )
     root = tmp_path / "stores"

@@ -11,7 +11,7 @@ from hpcfl.store import row_table
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
-from hpcfl.store.null import NoStore
+from hpcfl.store.null import NullStore
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.schema import Field, StateSchema
@@ -314,7 +314,7 @@ def test_sweep_deletes_what_nobody_names(build, make, commit, root):
 
 
 def test_no_store_keeps_nothing(make, commit, build):
-    store = NoStore(0)
+    store = NullStore(0)
     store.stage(3, make(3, 0))
     assert store.read(3) is None
     folder, table = commit("a", store)
