@@ -58,7 +58,7 @@ def bench_pieces(job: Path, overrides: Sequence[str]) -> Result | None:
         figures = [*_rounds(side, Path(name), speaks=comm.rank == 0), _tests(side)]
         figures += _mean(size, side.parts.device)
         figures += _exchange(comm, size, device_of(loaded.job, comm.local_rank))
-        slowest = comm.max(np.array([figure.middle for figure in figures])).tolist()
+        slowest = comm.allreduce_max(np.array([figure.middle for figure in figures])).tolist()
         if comm.rank:
             return None
         what = f"{loaded.name}, {processor()}"
@@ -138,8 +138,8 @@ def _mean(size: int, device: torch.device) -> list[Figure]:
 def _exchange(comm: Comm, size: int, device: torch.device) -> list[Figure]:
     """Seconds of the two all-reduces of a round."""
     few, many = np.zeros(8), torch.zeros(size, dtype=torch.int64, device=device)
-    small = _timed(lambda: comm.max(few), comm)
-    large = _timed(lambda: comm.sum(many), comm)
+    small = _timed(lambda: comm.allreduce_max(few), comm)
+    large = _timed(lambda: comm.allreduce_sum(many), comm)
     return [Figure("all-reduce", "few", "s", small), Figure("all-reduce", "all", "s", large)]
 
 

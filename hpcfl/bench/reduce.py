@@ -104,7 +104,7 @@ def report(figures: Sequence[Figure]) -> str:
 def _size(comm: Comm, size: int, turns: int, clients: Sequence[int] = CLIENTS) -> list[Figure]:
     """Every side's seconds for vectors of so many parameters."""
     plain = torch.zeros(size)
-    sides: dict[str, Callable[[], Any]] = {FLOAT: lambda: comm.sum(plain)}
+    sides: dict[str, Callable[[], Any]] = {FLOAT: lambda: comm.allreduce_sum(plain)}
     cpu = torch.device("cpu")
     sides |= means(comm, size, clients, cpu) | means(comm, size, clients, cpu, Fast)
     plays = {name: partial(_timed, comm, side) for name, side in sides.items()}

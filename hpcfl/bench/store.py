@@ -119,25 +119,25 @@ class _ByStore:
         self._folder.mkdir()
         schema = StateSchema(State, (Field("z", (STATE_BYTES // 4,), torch.float32),))
         self._store = Hdf5Store(root / "stores", 0, "bench", range(clients), schema, 0)
-        self._store.reserve([clients + ROUNDS * COHORT])
-        self._store.expect(self._cohorts[0])  # as many as a round has
+        self._store.ensure_rows([clients + ROUNDS * COHORT])
+        self._store.prefetch(self._cohorts[0])  # as many as a round has
         self.close = self._store.close
 
     def write(self) -> None:
         """Stage and commit all."""
         for cohort in self._cohorts:
             for client in cohort:
-                self._store.stage(client, self._states[client % COHORT])
+                self._store.write(client, self._states[client % COHORT])
         for part in self._store.commit(self._folder):
             part.result()
-        self._store.keep([])
+        self._store.retain([])
 
     def read(self) -> None:
         """Read all, as rounds do."""
         for cohort, coming in zip(self._cohorts, [*self._cohorts[1:], range(0)], strict=True):
             for client in cohort:
                 self._store.read(client)
-            self._store.expect(coming)
+            self._store.prefetch(coming)
 
 
 class _ByCalls:

@@ -84,8 +84,8 @@ class PendingCheckpoint:
             with write_errors(root):
                 names = " ".join(found.folder.name for found in _prune(root, keep))
         # Only what rank 0 knows to be kept: another host's view of the folder may be seconds old.
-        folders = [root / name for name in comm.share(names).split()]
-        store.keep(folders)
+        folders = [root / name for name in comm.bcast(names).split()]
+        store.retain(folders)
         return folders
 
     def _commit(self, ranks: int) -> None:

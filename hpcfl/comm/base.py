@@ -27,11 +27,11 @@ class Comm(Protocol):
     library: str
     """What sums, with its version, for the record."""
 
-    def sum(self, tensor: Tensor) -> None:
+    def allreduce_sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` (contiguous; int64, float32 or float64) by its sum."""
         ...
 
-    def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def allreduce_max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective: the elementwise maximum of a few finite numbers."""
         ...
 
@@ -43,11 +43,11 @@ class Comm(Protocol):
         """
         ...
 
-    def share(self, text: str) -> str:
+    def bcast(self, text: str) -> str:
         """Collective: rank 0's text, on every rank."""
         ...
 
-    def gather(self, text: str) -> list[str]:
+    def allgather(self, text: str) -> list[str]:
         """Collective: every rank's text, by rank; needs no device."""
         ...
 

@@ -28,7 +28,7 @@ def exact_sums(
     """
     rows = torch.tensor([_limbs(list(column)) for column in terms], dtype=torch.int64)
     sums = rows.to(device)
-    comm.sum(sums)
+    comm.allreduce_sum(sums)
     return [_value(row) for row in sums.tolist()]
 
 

@@ -26,10 +26,10 @@ def raise_collectively(comm: Comm) -> Iterator[None]:
     except HpcflError as e:
         failed = e
     mine = [comm.size - comm.rank, failed.exit_code] if failed else [0, 0]
-    first, code = comm.max(np.array(mine, dtype=np.float64))
+    first, code = comm.allreduce_max(np.array(mine, dtype=np.float64))
     if not first:
         return
-    said = comm.gather(f"{type(failed).__name__}: {failed}" if failed else "")
+    said = comm.allgather(f"{type(failed).__name__}: {failed}" if failed else "")
     if failed and comm.size - comm.rank == first:
         failed.collective = failed.speaker = True
         raise failed

@@ -61,11 +61,11 @@ class Mpi:
         self.local_rank = local_rank(launch, self._world)[0]
         self.library = library()
 
-    def sum(self, tensor: Tensor) -> None:
+    def allreduce_sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` (contiguous, on the CPU) by its sum."""
         self._wait(self._world.Iallreduce(MPI.IN_PLACE, tensor.numpy(), op=MPI.SUM))
 
-    def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def allreduce_max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective: the elementwise maximum."""
         out = values.copy()
         self._wait(self._world.Iallreduce(MPI.IN_PLACE, out, op=MPI.MAX))
@@ -80,7 +80,7 @@ class Mpi:
             self._wait(request)
         freight.deliver()
 
-    def share(self, text: str) -> str:
+    def bcast(self, text: str) -> str:
         """Collective: rank 0's text."""
         data = np.frombuffer(text.encode(), dtype=np.uint8)
         length = np.array([data.size], dtype=np.int64)
@@ -89,10 +89,10 @@ class Mpi:
         self._wait(self._world.Ibcast(payload))
         return payload.tobytes().decode()
 
-    def gather(self, text: str) -> list[str]:
+    def allgather(self, text: str) -> list[str]:
         """Collective: every rank's text, by rank."""
         own = text.encode()
-        length = int(self.max(np.array([float(len(own))]))[0])
+        length = int(self.allreduce_max(np.array([float(len(own))]))[0])
         padded = np.frombuffer(own.ljust(length, b"\0"), dtype=np.uint8)
         table = np.empty((self.size, length), dtype=np.uint8)
         self._wait(self._world.Iallgather(padded, table))

@@ -110,7 +110,7 @@ def inspect(
         else:
             client = min(c for c, t in zip(clients, terms, strict=True) if not math.isfinite(t))
             worst = max(worst, -float((client * fields + field) * comm.size + comm.rank))
-    agreed = comm.max(np.concatenate(([*peaks, worst], flags)))
+    agreed = comm.allreduce_max(np.concatenate(([*peaks, worst], flags)))
     if agreed[fields] > _NOBODY:
         place, rank = divmod(int(-agreed[fields]), comm.size)
         client, field = divmod(place, fields)
@@ -190,7 +190,7 @@ class Reduction(ABC):
         ]
         for place, column, factor in zip(places, columns, factors, strict=True):
             self.accumulate(place, column, factor)
-        self._comm.sum(self._buffer)
+        self._comm.allreduce_sum(self._buffer)
         means = map(self.restore, places)
         shaped = (mean.view(shape) for mean, shape in zip(means, layout.shapes, strict=True))
         return layout.type(*shaped), cohort * int(agreed[-1]), agreed[:-1]

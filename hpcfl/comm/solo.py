@@ -21,21 +21,21 @@ class Solo:
     local_rank = 0
     library = "one rank"
 
-    def sum(self, tensor: Tensor) -> None:
+    def allreduce_sum(self, tensor: Tensor) -> None:
         """Leave ``tensor`` as it is."""
 
-    def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def allreduce_max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """A copy of ``values``."""
         return values.copy()
 
     def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
         """Nothing: there is nobody to send to."""
 
-    def share(self, text: str) -> str:
+    def bcast(self, text: str) -> str:
         """``text`` itself."""
         return text
 
-    def gather(self, text: str) -> list[str]:
+    def allgather(self, text: str) -> list[str]:
         """``text`` alone."""
         return [text]
 

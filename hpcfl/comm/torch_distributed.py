@@ -61,11 +61,11 @@ class _ProcessGroup:
     def _device(self) -> torch.device:
         return torch.device("cpu")
 
-    def sum(self, tensor: Tensor) -> None:
+    def allreduce_sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` (contiguous) by its sum."""
         self._all(lambda: dist.all_reduce(tensor, dist.ReduceOp.SUM))
 
-    def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def allreduce_max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective: the elementwise maximum."""
         out = torch.tensor(values, device=self._device())
         self._all(lambda: dist.all_reduce(out, dist.ReduceOp.MAX))
@@ -86,7 +86,7 @@ class _ProcessGroup:
             self._all(travel)
         freight.deliver()
 
-    def share(self, text: str) -> str:
+    def bcast(self, text: str) -> str:
         """Collective: rank 0's text."""
         data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self._device())
         length = torch.tensor([data.numel()], device=self._device())
@@ -96,7 +96,7 @@ class _ProcessGroup:
             self._all(lambda: dist.broadcast(payload, 0))
         return bytes(payload.tolist()).decode()
 
-    def gather(self, text: str) -> list[str]:
+    def allgather(self, text: str) -> list[str]:
         """Collective: every rank's text, by rank; through the store.
 
         It needs no GPU, so it works, and the group can be left, where NCCL would not.
@@ -122,7 +122,7 @@ class _ProcessGroup:
 
     def barrier(self) -> None:
         """Collective: wait for every rank."""
-        self.max(np.zeros(1))
+        self.allreduce_max(np.zeros(1))
 
     def close(self) -> None:
         """Collective: leave the group; rank 0's store outlives every use of it."""
@@ -180,12 +180,12 @@ class Nccl(_ProcessGroup):
             raise JobError("comm.backend: nccl: this torch was built without NCCL; say gloo")
         super().__init__(launch, timeout_s)
 
-    def sum(self, tensor: Tensor) -> None:
+    def allreduce_sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` (contiguous) by its sum, and wait for it.
 
         NCCL only queues the sum; the wait for the other ranks belongs here, where it is watched.
         """
-        super().sum(tensor)
+        super().allreduce_sum(tensor)
         torch.cuda.current_stream().synchronize()
 
     def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:

@@ -51,25 +51,25 @@ class Watched:
         with raise_collectively(self):
             self._watchdog.keep(files)
 
-    def sum(self, tensor: Tensor) -> None:
+    def allreduce_sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` by its sum."""
-        self._wait(self._comm.sum, tensor)
+        self._wait(self._comm.allreduce_sum, tensor)
 
-    def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def allreduce_max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective: the elementwise maximum."""
-        return self._wait(self._comm.max, values)
+        return self._wait(self._comm.allreduce_max, values)
 
     def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
         """Collective: fill the room in ``received`` with what other ranks send."""
         self._wait(self._comm.exchange, sent, received)
 
-    def share(self, text: str) -> str:
+    def bcast(self, text: str) -> str:
         """Collective: rank 0's text."""
-        return self._wait(self._comm.share, text)
+        return self._wait(self._comm.bcast, text)
 
-    def gather(self, text: str) -> list[str]:
+    def allgather(self, text: str) -> list[str]:
         """Collective: every rank's text, by rank."""
-        return self._wait(self._comm.gather, text)
+        return self._wait(self._comm.allgather, text)
 
     def barrier(self) -> None:
         """Collective: wait for every rank."""

@@ -92,7 +92,7 @@ def require_alike(inputs: Digests, comm: Comm) -> None:
     Raises:
         DataError: an input is another one on this rank.
     """
-    first = parse_json(comm.share(json.dumps(dict(inputs))))
+    first = parse_json(comm.bcast(json.dumps(dict(inputs))))
     with raise_collectively(comm):
         name = _differing(first, inputs)
         if name is not None:

@@ -76,11 +76,11 @@ def play_round(
     record["examples"] = int(run.population.taken[members].sum())
     if not size:
         account.lap("sample")
-        account.met((asked := run.comm.max(ask()))[TOLD])
+        account.met((asked := run.comm.allreduce_max(ask()))[TOLD])
         return server, record, asked
     mine = run.mine(t)
     surveyed = algorithm.full_gradient != "none"
-    run.population.expect([*mine * (1 + surveyed), *run.mine(t + 1)])
+    run.population.prefetch([*mine * (1 + surveyed), *run.mine(t + 1)])
     weights = [float(run.weights[i]) for i in mine]
     total = float(run.weights[members].sum())
     message = algorithm.broadcast(server)
@@ -106,21 +106,21 @@ def play_round(
             for visit, gradient in zip(visits, gradients, strict=True)
         ]
 
-    states = run.memories.recall(run.duty(t), run.duty(t + 1))
+    states = run.memories.load(run.duty(t), run.duty(t + 1))
     account.lap("read")
     trained = run.executor.train(message, visits, states, ends=run.observer.ends(t))
     del states  # their memory is for the new ones
     account.lap("compute")
-    record["data_s"] = run.population.spent()
+    record["data_s"] = run.population.pop_elapsed_s()
     account.move(record["data_s"], "compute", "read")
     sent = [run.schema.send(end.upload, end.loss) for end in trained]
     mean, up, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
     account.met(asked[TOLD])
     record["up_bytes"] += up
-    run.memories.keep(run.duty(t), [end.state for end in trained], message.x)
+    run.memories.save(run.duty(t), [end.state for end in trained], message.x)
     account.lap("write")
     upload, loss = run.schema.receive(mean)
-    record |= {"train_loss": float(loss), "store_s": run.memories.spent()}
+    record |= {"train_loss": float(loss), "store_s": run.memories.pop_elapsed_s()}
     after = _finite(algorithm.update(server, upload, cohort), t + 1)
     record |= run.observer.observe(cohort, message.x, after.x, visits, trained)
     return after, record, asked

@@ -70,7 +70,7 @@ class Clients:
                 table[0, client] = sums["correct"] / sums["scored"]
                 table[1, client] = 1
         table = table.to(device)
-        comm.sum(table)  # exact: every entry is one rank's, and 0 on all others
+        comm.allreduce_sum(table)  # exact: every entry is one rank's, and 0 on all others
         accuracies, tested = table.cpu()
         return sorted(accuracies[tested > 0].tolist())
 

@@ -72,11 +72,11 @@ class ClientPool:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def expect(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Sequence[int]) -> None:
         """These clients will be visited, in this order: what must be read for them can be."""
-        self._supply.expect(clients)
+        self._supply.prefetch(clients)
 
-    def spent(self) -> float:
+    def pop_elapsed_s(self) -> float:
         """Seconds that the batches of training took to come, since this was last asked."""
         spent, self._spent = self._spent, 0.0
         return round(spent, 9)

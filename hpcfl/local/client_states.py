@@ -37,19 +37,19 @@ class ClientStates:
         self._stored = [field.dtype for field in stored.fields]
         self._spent = 0.0
 
-    def recall(self, duty: Assignment, coming: Assignment) -> list[Any]:
+    def load(self, duty: Assignment, coming: Assignment) -> list[Any]:
         """The states of the clients that are trained; the coming ones are fetched meanwhile.
 
         Raises:
             StoreError: a state cannot be read.
         """
         began = perf_counter()
-        states = [self.live(client, self.read(client)) for client in duty.trained]
-        self.expect(coming.trained)
+        states = [self.to_device(client, self.read(client)) for client in duty.trained]
+        self.prefetch(coming.trained)
         self._spent += perf_counter() - began
         return states
 
-    def keep(self, duty: Assignment, states: Sequence[Any], x: Vector) -> None:
+    def save(self, duty: Assignment, states: Sequence[Any], x: Vector) -> None:
         """Take over the new states of the clients that were trained.
 
         Args:
@@ -61,17 +61,17 @@ class ClientStates:
             StoreError: the disk is full or fails.
         """
         began = perf_counter()
-        self.stage(duty.trained, states, x)
+        self.write(duty.trained, states, x)
         self._spent += perf_counter() - began
 
-    def spent(self) -> float:
+    def pop_elapsed_s(self) -> float:
         """Seconds that the round waited for states, since this was last asked."""
         spent, self._spent = self._spent, 0.0
         return round(spent, 9)
 
-    def expect(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Sequence[int]) -> None:
         """These clients' states are read next."""
-        self._store.expect(clients)
+        self._store.prefetch(clients)
 
     def read(self, client: int) -> Any | None:
         """The client's state as the store has it, None of one that never had one.
@@ -81,7 +81,7 @@ class ClientStates:
         """
         return self._store.read(client)
 
-    def live(self, client: int, kept: Any | None) -> Any:
+    def to_device(self, client: int, kept: Any | None) -> Any:
         """A state out of a store as the hooks take it; the client's first one for None."""
         if kept is None:
             return self._first(client)
@@ -92,7 +92,7 @@ class ClientStates:
             *(leaf.to(self._device, dtype, non_blocking=leaf.is_pinned()) for leaf, dtype in pairs)
         )
 
-    def stage(self, clients: Sequence[int], states: Sequence[Any], x: Vector) -> None:
+    def write(self, clients: Sequence[int], states: Sequence[Any], x: Vector) -> None:
         """Hand new states to the store; what is ``x`` itself is stored once.
 
         Raises:
@@ -111,7 +111,7 @@ class ClientStates:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         for client, state in zip(clients, homes, strict=True):
-            self._store.stage(client, state)
+            self._store.write(client, state)
 
     def _common(self, states: Sequence[Any], x: Vector) -> set[torch.dtype]:
         """The dtypes in which states keep ``x`` itself."""

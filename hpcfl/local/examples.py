@@ -22,7 +22,7 @@ WHOLE = 1 << 29  # bytes of a client's inputs up to which they are read all at o
 class ExampleSource(Protocol):
     """Every client's examples, as stored: inputs and labels, brought to the device."""
 
-    def expect(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Sequence[int]) -> None:
         """These clients will be visited, in about this order."""
         ...
 
@@ -68,7 +68,7 @@ class InMemory:
     ) -> None:
         self._inputs, self._labels, self._rows, self._device = inputs, labels, rows, device
 
-    def expect(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Sequence[int]) -> None:
         """Nothing to do."""
 
     def visit(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
@@ -113,7 +113,7 @@ class FromFile:
         """Started when first needed: a process may have been forked before."""
         return ThreadPoolExecutor(self._inputs.workers, thread_name_prefix="read-ahead")
 
-    def expect(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Sequence[int]) -> None:
         """Begin to read the first of them."""
         self._coming, self._present = deque(clients), None
         self._look_ahead()

@@ -45,7 +45,7 @@ class RemoteClientStates:
         self._brought: tuple[int, dict[int, Any | None]] = -1, {}  # a round, others' states for it
         self._spent = 0.0
 
-    def recall(self, duty: Assignment, coming: Assignment) -> list[Any]:
+    def load(self, duty: Assignment, coming: Assignment) -> list[Any]:
         """Collective: the states of the clients that are trained; the coming ones are fetched.
 
         Raises:
@@ -57,15 +57,15 @@ class RemoteClientStates:
         _, others = self._brought
         memories = self._memories
         states = [
-            memories.live(client, others[client] if client in others else memories.read(client))
+            memories.to_device(client, others[client] if client in others else memories.read(client))
             for client in duty.trained
         ]
-        memories.expect(coming.owned)
+        memories.prefetch(coming.owned)
         self._coming = coming
         self._spent += perf_counter() - began
         return states
 
-    def keep(self, duty: Assignment, states: Sequence[Any], x: Vector) -> None:
+    def save(self, duty: Assignment, states: Sequence[Any], x: Vector) -> None:
         """Collective: take over the new states of own clients, and send those of others home.
 
         Args:
@@ -79,12 +79,12 @@ class RemoteClientStates:
         began = perf_counter()
         known = dict(zip(duty.trained, states, strict=True))
         known |= self._returned(duty, known, x)
-        self._memories.stage(duty.owned, [known[client] for client in duty.owned], x)
+        self._memories.write(duty.owned, [known[client] for client in duty.owned], x)
         if self._coming is not None:
             self._bring(self._coming)
         self._spent += perf_counter() - began
 
-    def spent(self) -> float:
+    def pop_elapsed_s(self) -> float:
         """Seconds that the round waited for states, since this was last asked."""
         spent, self._spent = self._spent, 0.0
         return round(spent, 9)
@@ -94,7 +94,7 @@ class RemoteClientStates:
         others: dict[int, Any | None] = {}
         if duty.moved:
             kept = [self._own(move) for move in duty.moved]
-            exist = self._comm.max(np.array([state is not None for state in kept], np.float64)) > 0
+            exist = self._comm.allreduce_max(np.array([state is not None for state in kept], np.float64)) > 0
             sent: list[P2PMessage] = []
             received: list[P2PMessage] = []
             for move, state, exists in zip(duty.moved, kept, exist, strict=True):

@@ -64,7 +64,7 @@ def chosen(parts: Components, comm: Comm, begun: RunDir | None) -> tuple[Compone
     with raise_collectively(comm):
         if comm.rank == 0:
             said = json.dumps(_measure(parts, comm.size))
-    choice = Choice(*json.loads(comm.share(said)))
+    choice = Choice(*json.loads(comm.bcast(said)))
     size = choice.block_size if choice.executor == "block" else None
     return with_executor(parts, choice.executor, size), str(choice)
 

@@ -39,7 +39,7 @@ class RankSession:
 
     def __init__(self, parts: Components, folder: RunDir, comm: Watched, inputs: Digests) -> None:
         self.parts, self.folder, self.comm, self.inputs = parts, folder, comm, inputs
-        self.name = comm.share(token_hex(4))
+        self.name = comm.bcast(token_hex(4))
         with raise_collectively(comm):
             self.owner: NDArray[np.int64] = assign_owners(
                 [len(own) for own in parts.rows], comm.size
@@ -85,7 +85,7 @@ class RankSession:
         Raises:
             DiskError: the disk, or a quota, is too small.
         """
-        self.store.reserve([int(part.rows[self.comm.rank]) for part in self._played.states])
+        self.store.ensure_rows([int(part.rows[self.comm.rank]) for part in self._played.states])
 
     def take_over(self, newest: Checkpoint, kept: list[Path]) -> None:
         """Let the store go on from a checkpoint, with room for the rounds to come."""
@@ -100,7 +100,7 @@ class RankSession:
         else:
             self.reserve()
             self.store.rehome(table)
-        self.store.keep(kept)
+        self.store.retain(kept)
 
     def save(
         self,
@@ -128,7 +128,7 @@ class RankSession:
             self.require_in_place()
         self.comm.pulse.phase = "checkpointing"
         mark = float(fingerprint(server.x, *self.parts.buffers.values()))
-        low, high = self.comm.max(np.array([-mark, mark]))
+        low, high = self.comm.allreduce_max(np.array([-mark, mark]))
         if -low != high:
             error = RankError(
                 f"round {round}: the ranks' models differ (checksums {-low:.0f} to {high:.0f}), so "
@@ -158,7 +158,7 @@ class RankSession:
         """Whether this rank still writes a checkpoint, and whether rounds must wait for it."""
         if self._saving is None:
             return False, False
-        return not self._saving.ready, self.store.short
+        return not self._saving.ready, self.store.low_on_rows
 
     def settle(self, round: int) -> None:
         """Collective: commit the checkpoint that is on its way, if one is.
@@ -177,7 +177,7 @@ class RankSession:
         folders = self._saving.commit(self.store, self.comm, checkpoint.keep, self.require_in_place)
         self._saving = None
         if saved and not checkpoint.due(saved, self.parts.job.rounds):  # its rows come on top
-            self.store.provide(coming(self.parts, self.owner == self.comm.rank, round))
+            self.store.ensure_free_rows(coming(self.parts, self.owner == self.comm.rank, round))
         if self.comm.rank == 0:
             self.prune_stores(folders)
 

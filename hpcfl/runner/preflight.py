@@ -66,7 +66,7 @@ def try_classes(parts: Components) -> None:
         with torch.no_grad():
             for name, buffer in parts.buffers.items():
                 buffer.copy_(buffers[name])
-        parts.population.spent()
+        parts.population.pop_elapsed_s()
     if changed:
         raise JobError(
             f"model.name: {parts.loaded.tree['model']['name']}: its forward pass changes the "

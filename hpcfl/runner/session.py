@@ -181,7 +181,7 @@ def _play(life: RankSession, ranks: Ranks, beginning: Beginning, signals: Signal
         run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
         run.observer.restore(beginning.kept)
         if not finished:  # a signal came during the start-up: the checkpoint of it stands
-            stop = int(comm.max(np.array([signals.stop], dtype=np.float64))[0])
+            stop = int(comm.allreduce_max(np.array([signals.stop], dtype=np.float64))[0])
             if stop:
                 raise stopped(stop, done, parts.job.rounds)
         try:

@@ -69,7 +69,7 @@ def as_found(folder: RunDir, comm: Comm) -> Way:
         if comm.rank == 0 and folder.begun:
             folder.require()
             found = "a checkpoint"
-    return Way(going_on, resumed=True) if comm.share(found) else Way(anew, resumed=False)
+    return Way(going_on, resumed=True) if comm.bcast(found) else Way(anew, resumed=False)
 
 
 def anew(life: RankSession) -> Beginning:
@@ -139,7 +139,7 @@ def again(life: RankSession, request: ResumeRequest) -> Beginning:
             _require_whole(folder.checkpoints, kept)
             names = " ".join(map(str, kept))
     comm.beat(folder.ranks, life.name)
-    kept = [int(name) for name in comm.share(names).split()]
+    kept = [int(name) for name in comm.bcast(names).split()]
     with raise_collectively(comm), request.offering(kept):
         newest = find(folder.checkpoints, kept[-1])
         server = read_server(newest, parts.schema.server, parts.device)
@@ -171,7 +171,7 @@ def _copy(life: RankSession, request: ResumeRequest) -> None:
     with raise_collectively(comm):
         if comm.rank == 0:
             names = " ".join(map(str, request.chosen(source, life.inputs)))
-    kept = [int(name) for name in comm.share(names).split()]
+    kept = [int(name) for name in comm.bcast(names).split()]
     with request.offering(kept), raise_collectively(comm):
         at = find(source.checkpoints, kept[-1])
         check_files(at)

@@ -23,11 +23,11 @@ class ClientStore(Protocol):
     """The states of one rank's clients."""
 
     @property
-    def short(self) -> bool:
+    def low_on_rows(self) -> bool:
         """Whether a commit had better be finished, so that ``keep`` can let go of old rows."""
         ...
 
-    def reserve(self, rows: Sequence[int]) -> None:
+    def ensure_rows(self, rows: Sequence[int]) -> None:
         """Have so many rows on the disk, free or not, of every part of the states.
 
         Raises:
@@ -35,7 +35,7 @@ class ClientStore(Protocol):
         """
         ...
 
-    def provide(self, rows: Sequence[int]) -> None:
+    def ensure_free_rows(self, rows: Sequence[int]) -> None:
         """Have so many free rows on the disk, of every part of the states.
 
         Raises:
@@ -43,7 +43,7 @@ class ClientStore(Protocol):
         """
         ...
 
-    def expect(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Sequence[int]) -> None:
         """These clients are read next: their states can be fetched meanwhile."""
         ...
 
@@ -55,7 +55,7 @@ class ClientStore(Protocol):
         """
         ...
 
-    def stage(self, client: int, state: Any) -> None:
+    def write(self, client: int, state: Any) -> None:
         """Take over the client's new state; the caller does not change the tensors afterwards."""
         ...
 
@@ -68,7 +68,7 @@ class ClientStore(Protocol):
         """
         ...
 
-    def keep(self, folders: Iterable[Path]) -> None:
+    def retain(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; rows that only others name may be reused."""
         ...
 

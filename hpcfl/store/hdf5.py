@@ -83,7 +83,7 @@ class Hdf5Store:
         self._coming: dict[int, Fetch] = {}  # by client
         self._last = NOWHERE, SameTensors(())  # where the latest new state went, and which it is
 
-    def expect(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Sequence[int]) -> None:
         """These clients are read next: their states are fetched from the disk meanwhile."""
         self._cohort = max(self._cohort, len(clients))
         self._coming = {}
@@ -108,7 +108,7 @@ class Hdf5Store:
         self._remember(address, self._cache.get(address, kept))  # the cache's own copy first
         return self._schema.type(*kept)
 
-    def stage(self, client: int, state: Any) -> None:
+    def write(self, client: int, state: Any) -> None:
         """Take over the client's new state; the caller does not change the tensors afterwards.
 
         Raises:
@@ -156,27 +156,27 @@ class Hdf5Store:
         return [self._behind.flush(written, flushed, tabulate)]
 
     @property
-    def short(self) -> bool:
+    def low_on_rows(self) -> bool:
         """Whether free rows may not last for two more rounds: this one, and one to say so in."""
         return self._pool.free < ROUNDS * (1 if self._common else self._cohort)
 
-    def reserve(self, rows: Sequence[int]) -> None:
+    def ensure_rows(self, rows: Sequence[int]) -> None:
         """Have so many rows on the disk, before they are needed.
 
         Raises:
             DiskError: the disk is too small for them.
         """
-        self._pool.reserve(sum(rows))
+        self._pool.ensure_rows(sum(rows))
 
-    def provide(self, rows: Sequence[int]) -> None:
+    def ensure_free_rows(self, rows: Sequence[int]) -> None:
         """Have so many free rows on the disk.
 
         Raises:
             DiskError: the disk is too small for them.
         """
-        self._pool.provide(sum(rows))
+        self._pool.ensure_free_rows(sum(rows))
 
-    def keep(self, folders: Iterable[Path]) -> None:
+    def retain(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; rows that only others name may be reused.
 
         Raises:
@@ -236,7 +236,7 @@ class Hdf5Store:
         """
         with Reader(table.for_clients(self._clients), self._schema) as reader:
             for client, state in reader.all():
-                self.stage(client, state)
+                self.write(client, state)
 
     def freeze(self, clients: Sequence[int]) -> "list[Snapshot]":
         """The states of these clients as they are now, until ``keep``."""

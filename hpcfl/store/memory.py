@@ -44,16 +44,16 @@ class MemoryStore:
         self._commits = 0
         self._behind = ThreadPoolExecutor(1, "store-commit")
 
-    short = False
+    low_on_rows = False
     """A commit makes a file of its own; nothing waits for another's end."""
 
-    def reserve(self, rows: Sequence[int]) -> None:
+    def ensure_rows(self, rows: Sequence[int]) -> None:
         """A commit's file is allocated with it."""
 
-    def provide(self, rows: Sequence[int]) -> None:
+    def ensure_free_rows(self, rows: Sequence[int]) -> None:
         """A commit's file is allocated with it."""
 
-    def expect(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Sequence[int]) -> None:
         """They are at hand."""
 
     def read(self, client: int) -> Any | None:
@@ -64,7 +64,7 @@ class MemoryStore:
             return None
         return self._schema.type(*state)
 
-    def stage(self, client: int, state: Any) -> None:
+    def write(self, client: int, state: Any) -> None:
         """Take over the client's new state; the caller does not change the tensors afterwards."""
         self._check(client)
         marks, kept = self._last
@@ -104,7 +104,7 @@ class MemoryStore:
         names = (name,) if states else ()
         row_table.write(folder, self._rank, row_table.Rows(ids, first, places, crcs, names))
 
-    def keep(self, folders: Iterable[Path]) -> None:
+    def retain(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; this life's files of all others are deleted.
 
         Raises:
@@ -141,7 +141,7 @@ class MemoryStore:
         """
         with Reader(table.for_clients(sorted(self._clients)), self._schema) as reader:
             for client, state in reader.all():
-                self.stage(client, state)
+                self.write(client, state)
 
     def close(self) -> None:
         """Drop the states; what was not committed is lost."""

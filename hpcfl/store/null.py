@@ -18,23 +18,23 @@ class NullStore:
         self._rank = rank
         self._behind = ThreadPoolExecutor(1, "store-commit")
 
-    short = False
+    low_on_rows = False
     """There is nothing to run short of."""
 
-    def reserve(self, rows: Sequence[int]) -> None:
+    def ensure_rows(self, rows: Sequence[int]) -> None:
         """Nothing needs room."""
 
-    def provide(self, rows: Sequence[int]) -> None:
+    def ensure_free_rows(self, rows: Sequence[int]) -> None:
         """Nothing needs room."""
 
-    def expect(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Sequence[int]) -> None:
         """Nothing is to be fetched."""
 
     def read(self, client: int) -> Any | None:
         """None: no client ever has a state."""
         return None
 
-    def stage(self, client: int, state: Any) -> None:
+    def write(self, client: int, state: Any) -> None:
         """Forget the empty state."""
 
     def commit(self, folder: Path) -> "list[Future[None]]":
@@ -46,7 +46,7 @@ class NullStore:
         table = row_table.Rows(none, none, none, none, ())
         return [self._behind.submit(row_table.write, folder, self._rank, table)]
 
-    def keep(self, folders: Iterable[Path]) -> None:
+    def retain(self, folders: Iterable[Path]) -> None:
         """Nothing lies anywhere."""
 
     def require_in_place(self) -> None:

@@ -68,7 +68,7 @@ class RowAllocator:
         """How many rows are free."""
         return len(self._free)
 
-    def reserve(self, rows: int) -> None:
+    def ensure_rows(self, rows: int) -> None:
         """Have so many rows in all, free or not.
 
         Raises:
@@ -83,13 +83,13 @@ class RowAllocator:
                 discard(part.path)
             raise
 
-    def provide(self, rows: int) -> None:
+    def ensure_free_rows(self, rows: int) -> None:
         """Have so many free rows.
 
         Raises:
             DiskError: the disk is too small for them.
         """
-        self.reserve(len(self._pinned) + rows - self.free)
+        self.ensure_rows(len(self._pinned) + rows - self.free)
 
     def take(self) -> int:
         """The address of a free row, in a new segment if need be.

@@ -35,34 +35,34 @@ class ScratchStore:
         self._closed = False
 
     @property
-    def short(self) -> bool:
+    def low_on_rows(self) -> bool:
         """Whether a commit had better be finished, so that ``keep`` can let go of old rows."""
-        return self._near.short
+        return self._near.low_on_rows
 
-    def reserve(self, rows: Sequence[int]) -> None:
+    def ensure_rows(self, rows: Sequence[int]) -> None:
         """Have so many rows on both disks, before they are needed.
 
         Raises:
             StoreError: a disk is too small for them.
         """
-        self._near.reserve(rows)
-        self._far.reserve(rows)
+        self._near.ensure_rows(rows)
+        self._far.ensure_rows(rows)
 
-    def provide(self, rows: Sequence[int]) -> None:
+    def ensure_free_rows(self, rows: Sequence[int]) -> None:
         """Have so many free rows on both disks.
 
         Raises:
             StoreError: a disk is too small for them.
         """
-        self._near.provide(rows)
+        self._near.ensure_free_rows(rows)
         with self._far_turn:
-            self._far.provide(rows)
+            self._far.ensure_free_rows(rows)
 
-    def expect(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Sequence[int]) -> None:
         """These clients are read next: their states are fetched meanwhile."""
-        self._near.expect([client for client in clients if client in self._here])
+        self._near.prefetch([client for client in clients if client in self._here])
         with self._far_turn:
-            self._far.expect([client for client in clients if client not in self._here])
+            self._far.prefetch([client for client in clients if client not in self._here])
 
     def read(self, client: int) -> Any | None:
         """The client's latest staged state, or None if it never had one.
@@ -75,13 +75,13 @@ class ScratchStore:
         with self._far_turn:
             return self._far.read(client)
 
-    def stage(self, client: int, state: Any) -> None:
+    def write(self, client: int, state: Any) -> None:
         """Take over the client's new state; the caller does not change the tensors afterwards.
 
         Raises:
             StoreError: an earlier state could not be written.
         """
-        self._near.stage(client, state)
+        self._near.write(client, state)
         self._here.add(client)
         self._changed.add(client)
 
@@ -94,15 +94,15 @@ class ScratchStore:
         self._changed.clear()
         return [self._copier.submit(self._copy, frozen, folder)]
 
-    def keep(self, folders: Iterable[Path]) -> None:
+    def retain(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; rows that only others name may be reused.
 
         Raises:
             StoreError: a row table is missing or damaged.
         """
-        self._near.keep([])
+        self._near.retain([])
         with self._far_turn:
-            self._far.keep(folders)
+            self._far.retain(folders)
 
     def require_in_place(self) -> None:
         """Refuse to commit where a file of the run directory was deleted or replaced.
@@ -147,7 +147,7 @@ class ScratchStore:
             state = fetch()
             with self._far_turn:
                 for client in clients:  # one after the other, so that they share a row
-                    self._far.stage(client, state)
+                    self._far.write(client, state)
         with self._far_turn:
             written = self._far.commit(folder)
         for part in written:

@@ -29,34 +29,34 @@ class SharedStore:
         self._schema, self._own, self._shared = schema, own, shared
 
     @property
-    def short(self) -> bool:
+    def low_on_rows(self) -> bool:
         """Whether a commit had better be finished, so that ``keep`` can let go of old rows."""
-        return self._own.short or self._shared.short
+        return self._own.low_on_rows or self._shared.low_on_rows
 
-    def reserve(self, rows: Sequence[int]) -> None:
+    def ensure_rows(self, rows: Sequence[int]) -> None:
         """Have room on the disk for so many own and so many shared parts.
 
         Raises:
             StoreError: the disk is too small for them.
         """
         own, shared = rows
-        self._own.reserve([own])
-        self._shared.reserve([shared])
+        self._own.ensure_rows([own])
+        self._shared.ensure_rows([shared])
 
-    def provide(self, rows: Sequence[int]) -> None:
+    def ensure_free_rows(self, rows: Sequence[int]) -> None:
         """Have so many free rows on the disk for own and for shared parts.
 
         Raises:
             StoreError: the disk is too small for them.
         """
         own, shared = rows
-        self._own.provide([own])
-        self._shared.provide([shared])
+        self._own.ensure_free_rows([own])
+        self._shared.ensure_free_rows([shared])
 
-    def expect(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Sequence[int]) -> None:
         """These clients are read next: their states are fetched from the disk meanwhile."""
-        self._own.expect(clients)
-        self._shared.expect(clients)
+        self._own.prefetch(clients)
+        self._shared.prefetch(clients)
 
     def read(self, client: int) -> Any | None:
         """The client's latest staged state, or None if it never had one.
@@ -67,15 +67,15 @@ class SharedStore:
         own = self._own.read(client)
         return None if own is None else self._schema.join(own, self._shared.read(client))
 
-    def stage(self, client: int, state: Any) -> None:
+    def write(self, client: int, state: Any) -> None:
         """Take over the client's new state; the caller does not change the tensors afterwards.
 
         Raises:
             StoreError: a part had to be written and the disk is full or fails.
         """
         own, shared = self._schema.split(state)
-        self._own.stage(client, own)
-        self._shared.stage(client, shared)
+        self._own.write(client, own)
+        self._shared.write(client, shared)
 
     def commit(self, folder: Path) -> "list[Future[None]]":
         """Begin to make the states of now durable and to write both parts' ``rows-RANK.npz``.
@@ -84,15 +84,15 @@ class SharedStore:
         """
         return [*self._own.commit(folder), *self._shared.commit(folder_of_shared(folder))]
 
-    def keep(self, folders: Iterable[Path]) -> None:
+    def retain(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; rows that only others name may be reused.
 
         Raises:
             StoreError: a row table is missing or damaged.
         """
         kept = list(folders)
-        self._own.keep(kept)
-        self._shared.keep([folder / SHARED for folder in kept])
+        self._own.retain(kept)
+        self._shared.retain([folder / SHARED for folder in kept])
 
     def require_in_place(self) -> None:
         """Refuse to commit where a file that a checkpoint needs was deleted or replaced.

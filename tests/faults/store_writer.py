@@ -73,14 +73,14 @@ def write(folder: Path, life: str, tell: Callable[[int], None]) -> None:
         store.adopt(Table.load(folder / str(done[-1]), root))
     for round in itertools.count(done[-1] + 1 if done else 0):
         kept = [folder / str(past) for past in committed(folder)[-KEEP:]]
-        store.keep(kept)
+        store.retain(kept)
         row_table.prune(root, row_table.named(kept), life)
         x = model(round)
         for client in range(CLIENTS):
             if (client + round) % 3:
                 state = expected(client, round)
                 assert state is not None
-                store.stage(client, state._replace(anchor=x))
+                store.write(client, state._replace(anchor=x))
         place = folder / str(round)
         place.mkdir(exist_ok=True)
         for written in store.commit(place):

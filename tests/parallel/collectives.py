@@ -100,11 +100,11 @@ def main(backend: str, folder: Path) -> None:
     except DivergedError as error:
         said["diverged"] = str(error)
     total = torch.tensor([comm.rank + 1, 2**61 // comm.size])
-    comm.sum(total)
+    comm.allreduce_sum(total)
     said["sum"] = total.tolist()
-    said["max"] = comm.max(np.array([float(comm.rank), -float(comm.rank)])).tolist()
-    said["shared"] = [comm.share(f"from {comm.rank}: \u00e9\n"), comm.share("")]
-    said["gathered"] = comm.gather(f"rank {comm.rank}: \u00e9" * (1 + comm.rank))
+    said["max"] = comm.allreduce_max(np.array([float(comm.rank), -float(comm.rank)])).tolist()
+    said["shared"] = [comm.bcast(f"from {comm.rank}: \u00e9\n"), comm.bcast("")]
+    said["gathered"] = comm.allgather(f"rank {comm.rank}: \u00e9" * (1 + comm.rank))
     said["exchanged"] = exchange(comm)
     terms = [0.1 * i for i in range(100) if i % comm.size == comm.rank]
     said["sums"] = exact_sums(comm, [terms, [1.0], []])

@@ -219,8 +219,8 @@ def test_a_watched_group_is_the_group(tmp_path):
     comm = Watched(Solo(), 600.0)
     assert (comm.rank, comm.size, comm.local_rank, comm.backend) == (0, 1, 0, "solo")
     before = comm.pulse.calls
-    assert comm.max(np.array([1.0, 2.0])).tolist() == [1.0, 2.0]
-    assert comm.share("text") == "text"
+    assert comm.allreduce_max(np.array([1.0, 2.0])).tolist() == [1.0, 2.0]
+    assert comm.bcast("text") == "text"
     comm.barrier()
     assert comm.pulse.calls - before == 3
     assert not comm.pulse.waits

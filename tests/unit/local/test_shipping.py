@@ -112,10 +112,10 @@ def play(comm, work, stored, rounds=range(ROUNDS), shelf=None):
         if not len(draw(t)):
             continue
         x, duty, shelf.staged = torch.full((P,), t + 0.3), balance.duty(t), []
-        states = shipping.recall(duty, balance.duty(t + 1))
+        states = shipping.load(duty, balance.duty(t + 1))
         assert all(state.own.dtype == torch.float32 for state in states)
         after = [trained(i, s, x) for i, s in zip(duty.trained, states, strict=True)]
-        shipping.keep(duty, after, x)
+        shipping.save(duty, after, x)
         assert [client for client, _ in shelf.staged] == duty.owned
         if work is not None and t + 1 < ROUNDS:
             assert shipping._brought[0] == t + 1  # while the ranks are together
@@ -125,7 +125,7 @@ def play(comm, work, stored, rounds=range(ROUNDS), shelf=None):
             assert models <= {id(x)}
         if t + 1 < ROUNDS and len(draw(t + 1)):
             assert shelf.expected == balance.duty(t + 1).owned or work is None
-    assert shipping.spent() >= 0
+    assert shipping.pop_elapsed_s() >= 0
     return shelf.states
 
 

@@ -105,7 +105,7 @@ def test_clients_that_share_a_state_share_a_row_in_the_run_directory(root, near,
     for t, clients in enumerate(([0, 4, 8], [1, 2, 5], [3, 6])):
         x = torch.full((4,), float(t))
         for client in clients:
-            store.stage(client, Anchor(x))
+            store.write(client, Anchor(x))
     _, table = commit("a", store)
     assert len(set(zip(table.segments, table.rows, strict=True))) == 3
     store.close()

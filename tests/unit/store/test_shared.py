@@ -167,7 +167,7 @@ def test_rows_are_used_again_within_a_round_s_reach(root, monkeypatch):
     for round in range(50):
         x = model(round)
         for client in (1, 2, 3):
-            store.stage(client, (x,))
+            store.write(client, (x,))
         assert all(torch.equal(store.read(client)[0], x) for client in (1, 2, 3))
     assert [part.rows for part in store._pool._segments] == [4]
     store.close()
@@ -257,7 +257,7 @@ def test_parts_of_different_clients_are_refused(build, commit, root):
 
 def test_states_without_a_shared_part_are_refused(build, commit, root):
     whole = MemoryStore(root, 0, "a", range(CLIENTS), SCHEMA)
-    whole.stage(3, State(model(0), torch.tensor(0)))
+    whole.write(3, State(model(0), torch.tensor(0)))
     _, table = commit("a", whole)
     store = build(0, "b")
     for go_on in (store.adopt, store.rehome):

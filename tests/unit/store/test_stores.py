@@ -315,10 +315,10 @@ def test_sweep_deletes_what_nobody_names(build, make, commit, root):
 
 def test_no_store_keeps_nothing(make, commit, build):
     store = NullStore(0)
-    store.stage(3, make(3, 0))
+    store.write(3, make(3, 0))
     assert store.read(3) is None
     folder, table = commit("a", store)
-    store.keep([folder])
+    store.retain([folder])
     store.adopt(table)
     other = build(0, "a", range(CLIENTS))
     other.stage(0, make(0, 0))
@@ -333,7 +333,7 @@ def test_ten_thousand_small_states_take_few_files(root, commit):
     schema = StateSchema(One, (Field("x", (8,), torch.float32),))
     store = Hdf5Store(root, 0, "a", range(10_000), schema, 0)
     for client in range(10_000):
-        store.stage(client, One(torch.full((8,), float(client))))
+        store.write(client, One(torch.full((8,), float(client))))
     _, table = commit("a", store)
     assert len(list(root.iterdir())) == 1
     assert table.find(9_999).row < 20_000
