@@ -57,7 +57,9 @@ class RemoteClientStates:
         _, others = self._brought
         memories = self._memories
         states = [
-            memories.to_device(client, others[client] if client in others else memories.read(client))
+            memories.to_device(
+                client, others[client] if client in others else memories.read(client)
+            )
             for client in duty.trained
         ]
         memories.prefetch(coming.owned)
@@ -94,7 +96,12 @@ class RemoteClientStates:
         others: dict[int, Any | None] = {}
         if duty.moved:
             kept = [self._own(move) for move in duty.moved]
-            exist = self._comm.allreduce_max(np.array([state is not None for state in kept], np.float64)) > 0
+            exist = (
+                self._comm.allreduce_max(
+                    np.array([state is not None for state in kept], np.float64)
+                )
+                > 0
+            )
             sent: list[P2PMessage] = []
             received: list[P2PMessage] = []
             for move, state, exists in zip(duty.moved, kept, exist, strict=True):

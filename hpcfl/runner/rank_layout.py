@@ -85,7 +85,9 @@ def find(loaded: Loaded, out: Path, comm: Watched) -> Ranks:
     Raises:
         JobError: the same on every rank, see ``check``.
     """
-    seats = [RankInfo.model_validate_json(text) for text in comm.allgather(_seat(loaded, out, comm))]
+    seats = [
+        RankInfo.model_validate_json(text) for text in comm.allgather(_seat(loaded, out, comm))
+    ]
     told = check(seats, comm.backend)
     device = torch.device(seats[comm.rank].device)
     if device.type == "cuda":

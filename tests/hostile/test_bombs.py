@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.checkpoint import format
 from hpcfl.data import encoded_images
 from hpcfl.data.check_heaps import check_heaps
 from hpcfl.data.hdf5 import attribute
@@ -27,6 +26,7 @@ from hpcfl.errors import DataError, HpcflError, JobError, StoreError, one_line
 from hpcfl.io import checksum, memory
 from hpcfl.io.files import read_array, read_arrays
 from hpcfl.models.weights import read_weights
+from hpcfl.run_dir import manifest
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ def test_weights_whose_numbers_are_not_there(tmp_path, tensor):
 )
 def test_a_manifest_that_points_elsewhere(tmp_path, change):
     good = {
-        "format": format.FORMAT,
+        "format": manifest.FORMAT,
         "round": 3,
         "ranks": 1,
         "job": "a",
@@ -315,7 +315,7 @@ def test_a_manifest_that_points_elsewhere(tmp_path, change):
     path = tmp_path / "00000003" / "manifest.json"
     path.parent.mkdir()
     path.write_bytes(checksum.add_to_json(json.dumps(good)))
-    assert format.read(path.parent).round == 3
+    assert manifest.read(path.parent).round == 3
     for content in (
         checksum.add_to_json(json.dumps({**good, **change})),
         b"[" * 100_000,
@@ -323,7 +323,7 @@ def test_a_manifest_that_points_elsewhere(tmp_path, change):
     ):
         path.write_bytes(content)
         with pytest.raises(StoreError, match="is not a manifest"):
-            format.read(path.parent)
+            manifest.read(path.parent)
 
 
 def test_a_message_is_one_line_without_commands_for_a_terminal():

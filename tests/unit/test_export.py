@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from hpcfl.checkpoint import format
 from hpcfl.errors import StoreError, file_error
 from hpcfl.run_dir.manifest import SERVER, committed
 from hpcfl.runner import export
@@ -146,10 +145,10 @@ def test_a_file_that_goes_away_while_it_is_read_on_nfs(run, tmp_path, monkeypatc
     whole = export.read_server
 
     def read_server(checkpoint, *arguments):
-        if format.folder == folder:
+        if checkpoint.folder == folder:
             shutil.rmtree(folder)
             raise file_error(OSError(errno.ESTALE, "Stale file handle"), f"{folder}: x", StoreError)
-        return whole(format, *arguments)
+        return whole(checkpoint, *arguments)
 
     monkeypatch.setattr(export, "read_server", read_server)
     done = hpcfl("export", run, "-o", tmp_path / "x.npz")

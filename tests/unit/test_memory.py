@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl import memory
 from hpcfl.errors import DataError, JobError
+from hpcfl.io import memory
 from hpcfl.io.files import refuse_large_file
 from hpcfl.io.memory import refuse_large_job
 

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from hpcfl.checkpoint import format
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.run_dir import log as runlog
+from hpcfl.run_dir import manifest
 from hpcfl.run_dir.log import NOTHING, RunLog, cut, require
 from hpcfl.run_dir.manifest import Checkpoint, prune
 from tests.unit.rundirs import log_of
@@ -74,9 +74,9 @@ def test_a_log_that_cannot_be_opened_read_or_cut(tmp_path, monkeypatch):
 
 def test_a_checkpoint_that_cannot_be_removed_or_read(tmp_path, monkeypatch):
     (tmp_path / "00000004").mkdir()
-    monkeypatch.setattr(format.shutil, "rmtree", fail)
+    monkeypatch.setattr(manifest.shutil, "rmtree", fail)
     with pytest.raises(DiskError, match=r"cannot be written: Read-only file system; the last"):
         prune(tmp_path)
-    found = Checkpoint(tmp_path / "00000004", 4, 1, "", NOTHING, {format.BEST: 0}, {}, {})
+    found = Checkpoint(tmp_path / "00000004", 4, 1, "", NOTHING, {manifest.BEST: 0}, {}, {})
     with pytest.raises(StoreError, match=r"best\.safetensors: cannot be read: No such .*older"):
         _ = found.best

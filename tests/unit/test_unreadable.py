@@ -21,10 +21,11 @@ import torch
 from hpcfl.checkpoint import buffers
 from hpcfl.cohort.sampling import Replay
 from hpcfl.comm import heartbeat
-from hpcfl.data import archives, concrete, hdf5, huggingface, stackexchange, tiny_imagenet
+from hpcfl.data import archives, hdf5
 from hpcfl.data.download import PublishedFile, quiet
 from hpcfl.data.idx import read_idx
 from hpcfl.data.inputs import InputFile
+from hpcfl.data.sources import concrete, huggingface, stackexchange, tiny_imagenet
 from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DiskError, JobError
 from hpcfl.io.files import read_array

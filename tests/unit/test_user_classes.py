@@ -478,7 +478,7 @@ def test_the_trial_leaves_no_trace(job, own_process):
     try_classes(parts)
     assert generators() == before
     assert torch.equal(parts.x0, x0)
-    assert parts.population.spent() == 0
+    assert parts.population.pop_elapsed_s() == 0
 
 
 NOTEBOOK = """

@@ -52,17 +52,17 @@ class Thread(Solo):
     def __init__(self, room, rank):
         self.room, self.rank, self.size = room, rank, room.size
 
-    def gather(self, item):
+    def allgather(self, item):
         self.room.brought[self.rank] = item
         self.room.barrier.wait()
         items = list(self.room.brought)
         self.room.barrier.wait()
         return items
 
-    def sum(self, tensor):
+    def allreduce_sum(self, tensor):
         tensor.copy_(torch.stack(self.gather(tensor.clone())).sum(0))
 
-    def max(self, values):
+    def allreduce_max(self, values):
         return np.max(self.gather(values.copy()), axis=0)
 
 

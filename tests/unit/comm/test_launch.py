@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hpcfl.comm import launcher
+from hpcfl.comm import connect as connecting
 from hpcfl.comm.connect import connect
 from hpcfl.comm.launcher import Launch, detect
 from hpcfl.comm.rendezvous import address, first_host
@@ -105,7 +105,7 @@ def test_a_slurm_step_without_nodes_is_an_error():
 
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_a_named_backend_without_its_library_is_an_error(backend, monkeypatch):
-    monkeypatch.setattr(connect, "find_spec", lambda name: None)
+    monkeypatch.setattr(connecting, "find_spec", lambda name: None)
     monkeypatch.setattr("os.environ", MPICH)
     with pytest.raises(JobError, match="mpi4py is not installed"):
         connect(backend, "cpu", 1.0)
@@ -165,8 +165,8 @@ def test_a_port_that_is_taken_is_an_error(monkeypatch):
 def test_auto_chooses_by_device_and_launcher(
     environ, device_type, has_mpi4py, backend, monkeypatch
 ):
-    monkeypatch.setattr(connect, "find_spec", lambda name: object() if has_mpi4py else None)
-    assert connect.choose(detect(environ), device_type)[0] == backend
+    monkeypatch.setattr(connecting, "find_spec", lambda name: object() if has_mpi4py else None)
+    assert connecting.choose(detect(environ), device_type)[0] == backend
 
 
 def test_one_process_imports_neither_mpi_nor_torch_distributed_of_ours():

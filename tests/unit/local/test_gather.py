@@ -203,7 +203,7 @@ def test_out_of_a_file_it_is_the_same_and_read_ahead(whole, monkeypatch):
     shelf = StateArena()
     made, held = population(inputs=shelf), population()
     assert made.together() is None
-    made.expect([0, 6, 3, 4])
+    made.prefetch([0, 6, 3, 4])
     for found, expected in zip(laid(made, (0, 6), 3), laid(held, (0, 6), 3), strict=True):
         for part in ("inputs", "labels", "counts"):
             a, b = getattr(found.batches, part), getattr(expected.batches, part)
@@ -233,10 +233,10 @@ def test_the_time_that_batches_take_is_counted(apart, monkeypatch):
     )
     for _ in PaddedBatches(2, 13, made.together()).steps([made.visit(i, 2) for i in (0, 6)]):
         now[0] += 1  # training
-    assert made.spent() == (20 if apart else 30)  # a call for each visit, or for each step
-    assert made.spent() == 0
+    assert made.pop_elapsed_s() == (20 if apart else 30)  # a call for each visit, or for each step
+    assert made.pop_elapsed_s() == 0
     list(made.visit(0, 2).batches)
-    assert made.spent() == 10
+    assert made.pop_elapsed_s() == 10
 
 
 class Mute:

@@ -46,7 +46,7 @@ class One:
     def __init__(self, ranks, rank):
         self.ranks, self.rank = ranks, rank
 
-    def max(self, values):
+    def allreduce_max(self, values):
         self.ranks.brought[self.rank] = values
         self.ranks.barrier.wait()
         found = np.max(self.ranks.brought, axis=0)
@@ -66,13 +66,13 @@ class One:
         self.ranks.barrier.wait()
 
 
-class StateArena:
+class Store:
     """A store that takes its own clients only, and remembers in which order."""
 
     def __init__(self, own):
         self.own, self.states, self.staged, self.expected = own, {}, [], []
 
-    def expect(self, clients):
+    def prefetch(self, clients):
         assert set(clients) <= self.own
         self.expected = list(clients)
 
@@ -80,7 +80,7 @@ class StateArena:
         assert client in self.own
         return self.states.get(client)
 
-    def stage(self, client, state):
+    def write(self, client, state):
         assert client in self.own
         self.states[client] = state
         self.staged.append((client, state))
@@ -104,7 +104,7 @@ def trained(client, state, x):
 
 def play(comm, work, stored, rounds=range(ROUNDS), shelf=None):
     """What a rank's store holds, and what it was handed in the last round."""
-    shelf = shelf or StateArena({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
+    shelf = shelf or Store({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
     balance = Balance(draw, ROUNDS, OWNER, work, comm.rank, comm.ranks.size)
     memories = ClientStates(shelf, schema(torch.float32), stored, first, CPU)
     shipping = memories if work is None else RemoteClientStates(memories, stored, comm, CPU)
@@ -166,7 +166,7 @@ def test_a_new_life_in_the_middle_takes_states_out_of_the_stores():
     home = Ranks(RANKS).run(lambda comm: play(comm, None, stored))
 
     def two_lives(comm):
-        shelf = StateArena({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
+        shelf = Store({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
         play(comm, work, stored, range(6), shelf)
         return play(comm, work, stored, range(6, ROUNDS), shelf)
 
@@ -176,7 +176,7 @@ def test_a_new_life_in_the_middle_takes_states_out_of_the_stores():
 def test_another_model_than_the_dry_round_saw_is_an_error():
     stored, ranks = schema(torch.float32), Ranks(1)
     shipping = RemoteClientStates(
-        ClientStates(StateArena(set()), stored, stored, first, CPU), stored, None, CPU
+        ClientStates(Store(set()), stored, stored, first, CPU), stored, None, CPU
     )
     state = first(0)
     with pytest.raises(RuntimeError, match="another model than the dry round"):

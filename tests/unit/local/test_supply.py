@@ -55,7 +55,7 @@ def test_file_and_memory_give_the_same(expected, whole, monkeypatch):
     """Whatever is expected, in whatever order the clients then come; 80 bytes are a client's."""
     monkeypatch.setattr("hpcfl.local.examples.WHOLE", whole)
     read, held = from_file(), InMemory(TABLE, LABELS, ROWS, CPU)
-    read.expect(expected)
+    read.prefetch(expected)
     asked = batches([39, 0, 7], range(40), [1], [2], [3, 4], [5])
     for client in [0, 1, 2, 0, 4, 4, 3]:
         found, same = list(read.visit(client, asked)), list(held.visit(client, asked))
@@ -82,7 +82,7 @@ def test_reads_the_next_clients_while_one_trains():
     """And no others; a client that is read is not read again while it trains."""
     shelf = StateArena()
     ahead = from_file(shelf)
-    ahead.expect([3, 1, 4, 0, 2])
+    ahead.prefetch([3, 1, 4, 0, 2])
     assert len(list(ahead.visit(3, batches([0], [1], [0])))) == 3
     ahead._threads.shutdown(wait=True)
     assert read_by(shelf) == sorted([3, 1, 4][: 1 + AHEAD])
@@ -94,7 +94,7 @@ def test_a_large_client_is_read_batch_by_batch(monkeypatch):
     monkeypatch.setattr("hpcfl.local.examples.WHOLE", 79)
     shelf = StateArena()
     ahead = from_file(shelf)
-    ahead.expect([3, 1])
+    ahead.prefetch([3, 1])
     assert not shelf.read_rows
     coming = ahead.visit(3, batches(*([k] for k in range(40))))
     next(coming)
@@ -107,7 +107,7 @@ def test_a_client_that_comes_twice_is_read_for_both():
     """All clients of a cohort are surveyed before the first one trains."""
     shelf = StateArena()
     ahead = from_file(shelf)
-    ahead.expect([0, 1, 2, 3, 0, 1, 2, 3])
+    ahead.prefetch([0, 1, 2, 3, 0, 1, 2, 3])
     for client in (0, 1, 2, 3, 0, 1, 2, 3):
         list(ahead.visit(client, batches([0], [1], [2])))
     ahead._threads.shutdown(wait=True)
@@ -119,7 +119,7 @@ def test_waits_for_what_is_being_read():
     plain = shelf.read
     shelf.read = lambda rows: plain(rows) if go.wait(60) else None
     ahead = from_file(shelf)
-    ahead.expect([2])
+    ahead.prefetch([2])
     assert shelf.read_rows == []
     go.set()
     (batch,) = ahead.visit(2, batches(range(40)))
@@ -129,7 +129,7 @@ def test_waits_for_what_is_being_read():
 def test_damage_is_told_by_the_client_that_needs_it():
     """Not by the one that trains while it is read."""
     ahead = from_file(StateArena(damaged=ROWS[1][PIECE + 1]))
-    ahead.expect([0, 1])
+    ahead.prefetch([0, 1])
     assert len(list(ahead.visit(0, batches([0])))) == 1
     with pytest.raises(DataError, match="is damaged"):
         next(ahead.visit(1, batches([0])))

@@ -74,7 +74,7 @@ def test_cached_states_stay_in_memory_and_wait_for_the_commit(
     store = build(root, schema, 10)
     states = [make(client, 0) for client in range(10)]
     for client, state in enumerate(states):
-        store.stage(client, state)
+        store.write(client, state)
     assert all(bits(store.read(client)) == bits(state) for client, state in enumerate(states))
     assert written == [0]
     commit("a", store)
@@ -92,9 +92,9 @@ def test_the_cache_keeps_its_limit_and_evicts_the_least_recently_used(
     store = build(root, schema, 3)
     states = [make(client, 0) for client in range(5)]
     for client in range(3):
-        store.stage(client, states[client])
+        store.write(client, states[client])
     store.read(0)  # now 1 is the oldest
-    store.stage(3, states[3])
+    store.write(3, states[3])
     settle(store)
     assert written == [1]
     assert bits(store.read(0)) == bits(states[0])
@@ -104,7 +104,7 @@ def test_the_cache_keeps_its_limit_and_evicts_the_least_recently_used(
     settle(store)
     assert written == [2]
     for client in range(4, CLIENTS):
-        store.stage(client, make(client, 0))
+        store.write(client, make(client, 0))
         assert len(store._cache) == 3
     for client in range(CLIENTS):  # clean states are dropped without a write
         store.read(client)
@@ -119,7 +119,7 @@ def test_the_cache_keeps_its_limit_and_evicts_the_least_recently_used(
 def test_without_cache_every_state_is_written_at_once(root, schema, make, bits, written):
     store = build(root, schema, 0)
     state = make(1, 0)
-    store.stage(1, state)
+    store.write(1, state)
     settle(store)
     assert written == [1]
     assert store.read(1) is not state
@@ -130,10 +130,10 @@ def test_without_cache_every_state_is_written_at_once(root, schema, make, bits, 
 def test_a_row_written_since_the_commit_is_overwritten_in_place(root, schema, make, commit):
     store = build(root, schema, 0)
     for version in range(20):
-        store.stage(4, make(4, version))
+        store.write(4, make(4, version))
     _, first = commit("a", store)
     for version in range(20):
-        store.stage(4, make(4, version))
+        store.write(4, make(4, version))
     _, second = commit("b", store)
     assert [first.find(4).row, second.find(4).row] == [0, 1]
     store.close()
@@ -141,7 +141,7 @@ def test_a_row_written_since_the_commit_is_overwritten_in_place(root, schema, ma
 
 def test_a_damaged_row_is_found_when_the_store_reads_it(root, schema, make, commit):
     store = build(root, schema, 0)
-    store.stage(4, make(4, 0))
+    store.write(4, make(4, 0))
     _, table = commit("a", store)
     place = table.find(4)
     with place.path.open("r+b") as file:
@@ -157,14 +157,14 @@ def test_a_damaged_row_is_found_when_the_store_reads_it(root, schema, make, comm
 def test_a_checkpoint_that_was_never_kept_frees_its_rows(root, schema, make, commit, bits):
     store = build(root, schema, 0)
     for client in range(CLIENTS):
-        store.stage(client, make(client, 0))
+        store.write(client, make(client, 0))
     kept, table = commit("kept", store)
-    store.keep([kept])
+    store.retain([kept])
     for version in range(1, 20):  # commits whose manifest never came
         for client in range(CLIENTS):
-            store.stage(client, make(client, version))
+            store.write(client, make(client, version))
         commit(f"lost{version}", store)
-        store.keep([kept])
+        store.retain([kept])
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(CLIENTS))
     assert sum(part.rows for part in store._pool._segments) <= 3 * CLIENTS
@@ -177,7 +177,7 @@ def test_growth_doubles_and_small_files_bound_it(root, schema, make, bits, commi
     monkeypatch.setattr(row_allocator, "FILE_BYTES", 8 * schema.bytes)
     store = build(root, schema, 2)
     for client in range(CLIENTS):
-        store.stage(client, make(client, 0))
+        store.write(client, make(client, 0))
     a, table = commit("a", store)
     assert [part.rows for part in store._pool._segments] == [4, 4, 8, 8, 8]
     with Reader(table, schema) as reader:
@@ -185,10 +185,10 @@ def test_growth_doubles_and_small_files_bound_it(root, schema, make, bits, commi
     store.close()
     store = build(root, schema, 2, life="b")
     store.adopt(table)
-    store.keep([a])
+    store.retain([a])
     assert all(bits(store.read(client)) == bits(make(client, 0)) for client in range(CLIENTS))
-    store.stage(0, make(0, 1))
-    store.stage(1, make(1, 1))
+    store.write(0, make(0, 1))
+    store.write(1, make(1, 1))
     _, table = commit("b", store)
     assert table.find(0).path.name == "a-r0000-s0004.h5"  # its free rows first
     store.close()
@@ -196,7 +196,7 @@ def test_growth_doubles_and_small_files_bound_it(root, schema, make, bits, commi
 
 def test_no_more_than_two_rows_a_client_at_first(root, schema, make):
     store = build(root, schema, 0, clients=[7, 9])
-    store.stage(7, make(7, 0))
+    store.write(7, make(7, 0))
     assert [part.rows for part in store._pool._segments] == [4]
     store.close()
 
@@ -204,7 +204,7 @@ def test_no_more_than_two_rows_a_client_at_first(root, schema, make):
 def test_adopt_refuses_other_owners(root, schema, make, commit):
     stores = [build(root, schema, 0, range(rank, CLIENTS, 2), rank=rank) for rank in range(2)]
     for client in range(CLIENTS):
-        stores[client % 2].stage(client, make(client, 0))
+        stores[client % 2].write(client, make(client, 0))
     _, table = commit("a", *stores)
     for store in stores:
         store.close()
@@ -217,7 +217,7 @@ def test_adopt_refuses_other_owners(root, schema, make, commit):
 
 def test_two_runs_cannot_adopt_the_same_segments(root, schema, make, commit):
     store = build(root, schema, 0)
-    store.stage(0, make(0, 0))
+    store.write(0, make(0, 0))
     _, table = commit("a", store)
     other = build(root, schema, 0, life="b")
     with pytest.raises(StoreError, match="another process has it open for writing"):
@@ -231,17 +231,17 @@ def test_a_full_disk_is_met_at_growth_and_the_checkpoint_stands(
 ):
     store = build(root, schema, 0, clients=[0, 1])
     for client in range(2):
-        store.stage(client, make(client, 0))
+        store.write(client, make(client, 0))
     a, table = commit("a", store)
     for client in range(2):
-        store.stage(client, make(client, 1))
+        store.write(client, make(client, 1))
     b, _ = commit("b", store)
-    store.keep([a, b])
+    store.retain([a, b])
     monkeypatch.setattr(
         "hpcfl.store.segment_file.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})
     )
     with pytest.raises(DiskError, match=r"needs 1.0 MB, 10 bytes free; make room"):
-        store.stage(0, make(0, 2))
+        store.write(0, make(0, 2))
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(2))
     store.close()
@@ -259,9 +259,9 @@ def test_a_small_state_is_charged_for_its_objects():
 def test_expected_states_are_read_ahead(root, schema, make, bits, reads):
     store = build(root, schema, 0)
     for client in range(6):
-        store.stage(client, make(client, 0))
+        store.write(client, make(client, 0))
     settle(store)
-    store.expect([1, 2, 29])
+    store.prefetch([1, 2, 29])
     store._read(0, 0)()  # after those that were asked before
     assert reads == [1, 2, 0]
     assert [bits(store.read(client)) for client in (1, 2)] == [bits(make(c, 0)) for c in (1, 2)]
@@ -283,13 +283,13 @@ def reader_that_notes(rows):
 def test_a_state_staged_after_it_was_expected_is_what_is_read(root, schema, make, bits, gate):
     """A client that takes part in two rounds running."""
     store = build(root, schema, 0)
-    store.stage(1, make(1, 0))
+    store.write(1, make(1, 0))
     settle(store)
     gate.clear()
-    store.expect([1, 2])
+    store.prefetch([1, 2])
     after, new = make(1, 1), make(2, 1)
-    store.stage(1, after)
-    store.stage(2, new)
+    store.write(1, after)
+    store.write(2, new)
     assert bits(store.read(1)) == bits(after)  # nobody waits for the disk
     assert bits(store.read(2)) == bits(new)
     gate.set()
@@ -298,13 +298,13 @@ def test_a_state_staged_after_it_was_expected_is_what_is_read(root, schema, make
 
 def test_states_on_their_way_to_the_disk_are_two_cohorts_at_most(root, schema, make, gate):
     store = build(root, schema, 0)
-    store.expect([0, 1, 2])
+    store.prefetch([0, 1, 2])
     gate.clear()
     for client in range(6):
-        store.stage(client, make(client, 0))
+        store.write(client, make(client, 0))
     assert len(store._outside) == 6
     Timer(0.05, gate.set).start()
-    store.stage(6, make(6, 0))  # waits for the first
+    store.write(6, make(6, 0))  # waits for the first
     assert len(store._outside) <= 6
     settle(store)
     assert (len(store._outside), store._writing) == (0, {})
@@ -315,16 +315,16 @@ def test_states_replaced_during_a_commit_are_two_cohorts_at_most(
     root, schema, make, gate, tmp_path
 ):
     store = build(root, schema, 10)
-    store.expect([0, 1])
+    store.prefetch([0, 1])
     for client in range(10):
-        store.stage(client, make(client, 0))
+        store.write(client, make(client, 0))
     gate.clear()
     (written,) = store.commit(tmp_path)
     for client in range(4):
-        store.stage(client, make(client, 1))
+        store.write(client, make(client, 1))
     assert len(store._outside) == 4
     Timer(0.05, gate.set).start()
-    store.stage(4, make(4, 1))  # waits for the first
+    store.write(4, make(4, 1))  # waits for the first
     assert len(store._outside) <= 4
     written.result()
     store.close()
@@ -333,9 +333,9 @@ def test_states_replaced_during_a_commit_are_two_cohorts_at_most(
 def test_reading_waits_for_no_write(root, schema, make, bits, monkeypatch, tmp_path):
     """Of a commit, of a state that is let go of."""
     store = build(root, schema, 1)
-    store.expect(range(5))
+    store.prefetch(range(5))
     for client in range(3):
-        store.stage(client, make(client, 0))
+        store.write(client, make(client, 0))
     settle(store)
     held, write = Event(), Segment.write
 
@@ -345,8 +345,8 @@ def test_reading_waits_for_no_write(root, schema, make, bits, monkeypatch, tmp_p
 
     monkeypatch.setattr(Segment, "write", wait)
     (written,) = store.commit(tmp_path)
-    store.stage(3, make(3, 0))
-    store.stage(4, make(4, 0))
+    store.write(3, make(3, 0))
+    store.write(4, make(4, 0))
     assert bits(store.read(0)) == bits(make(0, 0))
     assert not written.done()
     held.set()
@@ -356,14 +356,14 @@ def test_reading_waits_for_no_write(root, schema, make, bits, monkeypatch, tmp_p
 
 def test_what_is_staged_during_a_commit_is_not_part_of_it(root, schema, make, bits, gate, tmp_path):
     store = build(root, schema, 10)
-    store.expect(range(8))
+    store.prefetch(range(8))
     for client in range(8):
-        store.stage(client, make(client, 0))
+        store.write(client, make(client, 0))
     gate.clear()
     (tmp_path / "a").mkdir()
     (written,) = store.commit(tmp_path / "a")
     for client in range(8):
-        store.stage(client, make(client, 1))
+        store.write(client, make(client, 1))
     assert not written.done()
     gate.set()
     written.result()
@@ -380,7 +380,7 @@ def test_a_write_that_fails_behind_fails_the_commit(
 ):
     """Of a state that was let go of, and of one in the cache."""
     store = build(root, schema, states)
-    store.stage(1, make(1, 0))
+    store.write(1, make(1, 0))
     settle(store)
 
     def fail(self, row, tensors):
@@ -389,7 +389,7 @@ def test_a_write_that_fails_behind_fails_the_commit(
 
     monkeypatch.setattr(Segment, "write", fail)
     gate.clear()
-    store.stage(2, make(2, 0))
+    store.write(2, make(2, 0))
     gate.set()
     (written,) = store.commit(tmp_path)
     with pytest.raises(error, match="the disk fails"):
@@ -411,19 +411,19 @@ def test_rows_that_a_quota_refuses_leave_nothing_behind(root, schema, monkeypatc
     monkeypatch.setattr(Segment, "create", classmethod(refuse))
     store = build(root, schema, 0)
     with pytest.raises(StoreError, match="quota"):
-        store.reserve([60])
+        store.ensure_rows([60])
     assert (len(made), list(root.iterdir())) == (2, [])
     store.close()
 
 
 def test_free_rows_are_provided(root, schema, make, commit):
     store = build(root, schema, 0)
-    store.reserve([12])
+    store.ensure_rows([12])
     for client in range(10):
-        store.stage(client, make(client, 0))
-    store.provide([2])
+        store.write(client, make(client, 0))
+    store.ensure_free_rows([2])
     assert [part.rows for part in store._pool.segments] == [12]
-    store.provide([7])
+    store.ensure_free_rows([7])
     assert [part.rows for part in store._pool.segments] == [12, 5]
     assert store._pool.free == 7
     store.close()
@@ -432,18 +432,18 @@ def test_free_rows_are_provided(root, schema, make, commit):
 def test_reserved_rows_are_all_there_is(root, schema, make, commit, monkeypatch):
     monkeypatch.setattr(row_allocator, "FILE_BYTES", 25 * schema.bytes)
     store = build(root, schema, 0)
-    store.expect(range(10))
-    store.reserve([60])
+    store.prefetch(range(10))
+    store.ensure_rows([60])
     assert [part.rows for part in store._pool.segments] == [25, 25, 10]
     for client in range(CLIENTS):
-        store.stage(client, make(client, 0))
-    assert not store.short
+        store.write(client, make(client, 0))
+    assert not store.low_on_rows
     _, table = commit("a", store)
     assert set(table.segments) == {0, 1}
     for client in range(11):
-        store.stage(client, make(client, 1))
-    assert store.short  # 19 rows are free, two cohorts may need 20
-    store.keep([])
-    assert not store.short
+        store.write(client, make(client, 1))
+    assert store.low_on_rows  # 19 rows are free, two cohorts may need 20
+    store.retain([])
+    assert not store.low_on_rows
     assert len(store._pool.segments) == 3
     store.close()

@@ -44,13 +44,13 @@ def test_a_commit_copies_what_changed(root, near, store, make, commit, monkeypat
 
     monkeypatch.setattr(Segment, "write", noted)
     for client in range(CLIENTS):
-        store.stage(client, make(client, 0))
+        store.write(client, make(client, 0))
     kept, _ = commit("a", store)
     settle(store)
-    store.keep([kept])
+    store.retain([kept])
     assert (writes.count(near), writes.count(root)) == (CLIENTS, CLIENTS)
-    store.stage(3, make(3, 1))
-    store.stage(3, make(3, 2))
+    store.write(3, make(3, 1))
+    store.write(3, make(3, 2))
     commit("b", store)
     settle(store)
     assert (writes.count(near), writes.count(root)) == (CLIENTS + 2, CLIENTS + 1)
@@ -61,12 +61,12 @@ def test_what_is_staged_during_a_copy_is_not_part_of_it(
     root, store, make, bits, schema, tmp_path, monkeypatch
 ):
     for client in range(CLIENTS):
-        store.stage(client, make(client, 0))
+        store.write(client, make(client, 0))
     (tmp_path / "a").mkdir()
     with store._far_turn:  # the copier waits
         (copied,) = store.commit(tmp_path / "a")
         for client in range(CLIENTS):
-            store.stage(client, make(client, 1))
+            store.write(client, make(client, 1))
         assert not copied.done()
     copied.result()
     with Reader(Table.load(tmp_path / "a", root), schema) as reader:
@@ -76,7 +76,7 @@ def test_what_is_staged_during_a_copy_is_not_part_of_it(
 
 
 def test_the_disk_is_left_as_it_was_found(store, near, make, tmp_path):
-    store.stage(1, make(1, 0))
+    store.write(1, make(1, 0))
     store.close()
     assert list((tmp_path / "disk").iterdir()) == []
     dead = folder_of_life(tmp_path / "disk", tmp_path / "run", 1, "dead")

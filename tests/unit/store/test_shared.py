@@ -49,7 +49,7 @@ def rounds_of(until: int) -> dict[int, int]:
 def play(stores, round: int) -> None:
     x = model(round)
     for client in cohort(round):
-        stores[client % len(stores)].stage(client, State(x, torch.tensor(round)))
+        stores[client % len(stores)].write(client, State(x, torch.tensor(round)))
 
 
 def holds(read, until: int) -> bool:
@@ -135,7 +135,7 @@ def test_files_stay_small_and_kept_checkpoints_whole_over_hundreds_of_rounds(
         if round % 20 == 19:
             folder, table = commit(f"{round}", store)
             kept = [*kept, (round + 1, folder)][-2:]
-            store.keep([folder for _, folder in kept])
+            store.retain([folder for _, folder in kept])
             assert distinct(table) == len(set(rounds_of(round + 1).values())) < 50
             for until, checkpoint in kept:
                 with Reader(Table.load(checkpoint, root), SCHEMA) as reader:
@@ -148,12 +148,12 @@ def test_a_model_that_only_an_older_checkpoint_names_stays(build, commit, root):
     store = build()
     play([store], 0)
     a, table = commit("a", store)
-    store.keep([a])
+    store.retain([a])
     for round in range(1, 40):  # every client of round 0 comes again
         for client in cohort(0):
-            store.stage(client, State(model(round), torch.tensor(round)))
+            store.write(client, State(model(round), torch.tensor(round)))
         b, _ = commit(f"b{round}", store)
-        store.keep([a, b])
+        store.retain([a, b])
     with Reader(table, SCHEMA) as reader:
         assert holds(reader.read, 1)
     store.close()
@@ -180,7 +180,7 @@ def test_what_is_read_may_be_staged_again(build):
     play([store], 1)
     for client in cohort(0):
         before = store.read(client)
-        store.stage(client, State(before.anchor, before.last))
+        store.write(client, State(before.anchor, before.last))
     assert holds(store.read, 2)
     store.close()
 
@@ -191,8 +191,8 @@ def test_a_client_s_change_is_not_its_fellows(build, commit):
     play([store], 0)
     one, *others = cohort(0)
     for version in range(5):
-        store.stage(one, State(torch.full((P,), float(version)), torch.tensor(0)))
-        store.stage(others[0], State(torch.full((P,), -1.0), torch.tensor(0)))
+        store.write(one, State(torch.full((P,), float(version)), torch.tensor(0)))
+        store.write(others[0], State(torch.full((P,), -1.0), torch.tensor(0)))
     assert (store.read(one).anchor == 4).all()
     assert (store.read(others[0]).anchor == -1).all()
     assert all(torch.equal(store.read(other).anchor, model(0)) for other in others[1:])
@@ -221,7 +221,7 @@ def test_a_rank_copies_each_model_once(build, commit, root, path):
             for rank in range(ranks)
         )
         for store in stores:
-            store.keep([folder])
+            store.retain([folder])
             store.close()
         row_table.prune(root, row_table.named([folder]), life)
         with Reader(table, SCHEMA) as reader:

@@ -88,19 +88,19 @@ def test_a_store_takes_as_much(tmp_path, monkeypatch, kind, keep):
             taken.append(found.bytes.tolist())
     found.spare(np.array([5]))
     store = kind(root, 0, "a", list(range(CLIENTS)), SCHEMA, *(() if in_memory else (0,)))
-    store.reserve(found.rows.tolist())
+    store.ensure_rows(found.rows.tolist())
     folders, pending = [], None
     for t, clients in visits.items():
-        store.expect(clients)
+        store.prefetch(clients)
         for client in clients:
-            store.stage(client, State(torch.full((100,), float(t))))
+            store.write(client, State(torch.full((100,), float(t))))
         if t % 4 == 2 and pending:  # the commit of two rounds ago
             for written in pending:
                 written.result()
             if in_memory:
                 assert [size(root)] == taken[len(folders)]
             folders.append(tmp_path / f"{t - 2}")
-            store.keep(folders[-keep:])
+            store.retain(folders[-keep:])
         if t % 4 == 0:
             (tmp_path / f"{t}").mkdir()
             pending = store.commit(tmp_path / f"{t}")

@@ -61,7 +61,7 @@ def test_the_latest_staged_state_is_read(build, make, bits):
     store = build(0, "a", range(CLIENTS))
     for version in range(3):
         for client in range(0, CLIENTS, 2):
-            store.stage(client, make(client, version))
+            store.write(client, make(client, version))
     for client in range(0, CLIENTS, 2):
         assert bits(store.read(client)) == bits(make(client, 2))
     assert all(store.read(client) is None for client in range(1, CLIENTS, 2))
@@ -72,7 +72,7 @@ def test_what_a_store_keeps_is_a_copy(one_part, root, make, bits, schema):
     """Not of what it only hands on to the disk."""
     store = one_part(root, 0, "a", range(CLIENTS), schema)
     given = make(1, 0)
-    store.stage(1, given)
+    store.write(1, given)
     if getattr(store, "_capacity", 1):
         for tensor in given:
             tensor.zero_()
@@ -82,10 +82,10 @@ def test_what_a_store_keeps_is_a_copy(one_part, root, make, bits, schema):
 
 def test_a_state_of_another_shape_changes_nothing(build, make, bits, commit, schema):
     store = build(0, "a", range(CLIENTS))
-    store.stage(1, make(1, 0))
+    store.write(1, make(1, 0))
     for client in (1, 2):
         with pytest.raises(ValueError, match=r"'drift': got torch\.float32 \(3,\)"):
-            store.stage(client, make(client, 1)._replace(drift=torch.zeros(3)))
+            store.write(client, make(client, 1)._replace(drift=torch.zeros(3)))
     assert bits(store.read(1)) == bits(make(1, 0))
     assert store.read(2) is None
     _, table = commit("a", store)
@@ -101,12 +101,12 @@ def test_places_in_memory_are_as_many_as_states(one_part, root, make, schema, mo
     store = one_part(root, 0, "a", range(CLIENTS), schema)
     home = getattr(store, "_near", store)._shelf
     for version in range(5):
-        store.expect(range(CLIENTS))
+        store.prefetch(range(CLIENTS))
         states = [store.read(client) for client in range(CLIENTS)]
         assert (states[0] is None) == (version == 0)
         del states
         for client in range(CLIENTS):
-            store.stage(client, make(client, version))
+            store.write(client, make(client, version))
     # All of them and one that is taken while the old one is there; on their way from and to a disk
     # three cohorts more.
     assert len(home._blocks) <= CLIENTS * (1 if isinstance(store, MemoryStore) else 4) + 1
@@ -116,7 +116,7 @@ def test_places_in_memory_are_as_many_as_states(one_part, root, make, schema, mo
 def test_a_client_of_another_rank_is_refused(build, make):
     store = build(1, "a", [5, 3])
     with pytest.raises(ValueError, match="client 4 is not one of rank 1's"):
-        store.stage(4, make(4, 0))
+        store.write(4, make(4, 0))
     with pytest.raises(ValueError, match="client 4 is not one of rank 1's"):
         store.read(4)
     store.close()
@@ -125,16 +125,16 @@ def test_a_client_of_another_rank_is_refused(build, make):
 def test_a_kept_checkpoint_never_changes(build, make, bits, commit, schema):
     store = build(0, "a", range(CLIENTS))
     for client in range(20):
-        store.stage(client, make(client, 0))
+        store.write(client, make(client, 0))
     a, table_a = commit("a", store)
-    store.keep([a])
+    store.retain([a])
     for version in range(1, 6):
         for client in range(CLIENTS):
-            store.stage(client, make(client, version))
+            store.write(client, make(client, version))
     b, table_b = commit("b", store)
-    store.keep([a, b])
+    store.retain([a, b])
     for client in range(CLIENTS):  # staged after b, never committed
-        store.stage(client, make(client, 9))
+        store.write(client, make(client, 9))
     with Reader(table_a, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(20))
         assert all(reader.read(client) is None for client in range(20, CLIENTS))
@@ -148,10 +148,10 @@ def test_disk_stays_bounded_over_50_commits(build, make, bits, commit, schema, r
     folders = []
     for version in range(50):
         for client in range(CLIENTS):
-            store.stage(client, make(client, version))
+            store.write(client, make(client, version))
         folder, table = commit(f"c{version}", store)
         folders.append(folder)
-        store.keep(folders[-2:])
+        store.retain(folders[-2:])
         with Reader(Table.load(folders[-min(2, len(folders))], root), schema) as reader:
             assert bits(reader.read(7)) == bits(make(7, max(0, version - 1)))
     files = list(root.rglob("*.h5"))
@@ -184,7 +184,7 @@ def test_adopt_goes_on_where_the_commit_was(build, make, bits, commit, schema):
     for client in range(10, CLIENTS):  # before keep: nothing old may be overwritten
         second[client % 2].stage(client, make(client, 2))
     for store in second:
-        store.keep([a])
+        store.retain([a])
     for client in range(10):
         second[client % 2].stage(client, make(client, 2))
     with Reader(table, schema) as reader:
@@ -203,14 +203,14 @@ def test_rehome_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
         stores = [build(rank, life, ids[rank::ranks]) for rank in range(ranks)]
         if table is None:
             for at, client in enumerate(ids[:25]):
-                stores[at % ranks].stage(client, make(at, 0))
+                stores[at % ranks].write(client, make(at, 0))
         else:
             for store in stores:
                 store.rehome(table)
         folder, table = commit(life, *stores)
         assert table.ranks == ranks
         for store in stores:
-            store.keep([folder])
+            store.retain([folder])
         for at, client in enumerate(ids):
             found = stores[at % ranks].read(client)
             assert found is None if at >= 25 else bits(found) == bits(make(at, 0))
@@ -223,7 +223,7 @@ def test_rehome_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
 
 def test_more_ranks_than_the_kept_checkpoint_had(build, make, bits, commit, schema):
     one = build(0, "a", range(CLIENTS))
-    one.stage(7, make(7, 0))
+    one.write(7, make(7, 0))
     a, table = commit("a", one)
     one.close()
     two = [build(rank, "b", range(rank, CLIENTS, 2)) for rank in range(2)]
@@ -231,7 +231,7 @@ def test_more_ranks_than_the_kept_checkpoint_had(build, make, bits, commit, sche
         store.rehome(table)
     b, table = commit("b", *two)
     for store in two:
-        store.keep([a, b])
+        store.retain([a, b])
     two[1].stage(7, make(7, 1))
     with Reader(table, schema) as reader:
         assert bits(reader.read(7)) == bits(make(7, 0))
@@ -248,7 +248,7 @@ def flip(path, needle: bytes):
 def test_a_flipped_byte_is_found_and_named(build, make, commit, schema):
     store = build(0, "a", range(CLIENTS))
     for client in range(CLIENTS):
-        store.stage(client, make(client, 0))
+        store.write(client, make(client, 0))
     _, table = commit("a", store)
     store.close()
     place = table.find(12)
@@ -264,7 +264,7 @@ def test_a_flipped_byte_is_found_and_named(build, make, commit, schema):
 
 def test_a_lost_segment_is_named(build, make, commit):
     store = build(0, "a", range(CLIENTS))
-    store.stage(3, make(3, 0))
+    store.write(3, make(3, 0))
     _, table = commit("a", store)
     store.close()
     table.find(3).path.unlink()
@@ -287,15 +287,15 @@ def test_no_states_at_all(build, commit):
 
 def test_sweep_deletes_what_nobody_names(build, make, commit, root):
     store = build(0, "old", range(CLIENTS))
-    store.stage(0, make(0, 0))
+    store.write(0, make(0, 0))
     a, _ = commit("a", store)
     store.close()
     lost = build(0, "lost", range(CLIENTS))
-    lost.stage(0, make(0, 1))
+    lost.write(0, make(0, 1))
     commit("never-kept", lost)
     lost.close()
     open_store = build(0, "now", range(CLIENTS))
-    open_store.stage(0, make(0, 2))
+    open_store.write(0, make(0, 2))
     commit("b", open_store)
     (root / "lost-r0001-s0000.h5.part").touch()
     (root / "now-r0001-s0000.h5.part").touch()
@@ -321,7 +321,7 @@ def test_no_store_keeps_nothing(make, commit, build):
     store.retain([folder])
     store.adopt(table)
     other = build(0, "a", range(CLIENTS))
-    other.stage(0, make(0, 0))
+    other.write(0, make(0, 0))
     _, table = commit("b", other)
     other.close()
     with pytest.raises(StoreError, match="holds 1 client states, expected none"):
