@@ -113,7 +113,7 @@ class Algorithm(Section, ABC):
         """A factor on the learning rate of every local step (FedMIM's 1 - sum alpha)."""
         return 1.0
 
-    def settle(self, participation: float, population: int) -> "Algorithm":
+    def resolve_defaults(self, participation: float, population: int) -> "Algorithm":
         """This algorithm with the defaults that depend on the job's clients.
 
         Args:

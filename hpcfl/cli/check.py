@@ -157,7 +157,7 @@ def _data_lines(parts: Components) -> Iterable[tuple[str, str]]:
     held = f", {sum(map(len, parts.held))} held out" if parts.held else ""
     yield "examples", f"{spread}; {sizes.sum()} in all{held}, {tests} for testing"
     population = parts.population
-    steps = [int(population.visit(client, 0).about.steps) for client in range(len(population))]
+    steps = [int(population.visit(client, 0).client.steps) for client in range(len(population))]
     yield "steps", f"K = {_between(min(steps), max(steps))}"
     yield "parameters", f"{parts.x0.numel()}"
     bytes_ = traffic(parts.algorithm, parts.schema)

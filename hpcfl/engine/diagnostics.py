@@ -123,9 +123,9 @@ class Observer:
             return record
         terms: dict[str, list[float]] = {}
         if wanted.consistency:
-            terms["consistency"] = _squares(client.end - after for client in trained)
+            terms["consistency"] = _squares(client.local_model - after for client in trained)
         if wanted.drift:
-            terms["drift"] = _squares(client.end - x for client in trained)
+            terms["drift"] = _squares(client.local_model - x for client in trained)
         if wanted.dissimilarity:
             gradients, mean = self._gradients(cohort, x, visits)
             (record["gradient_norm2"],) = _squares([mean])
@@ -147,13 +147,13 @@ class Observer:
 
         What the algorithm asked for is not computed again; what it did not is no traffic either.
         """
-        gradients = [visit.about.full_grad for visit in visits]
+        gradients = [visit.client.full_grad for visit in visits]
         if not all(gradient.numel() for gradient in gradients):
             gradients = self._executor.survey(x, visits)
         if cohort.grad.numel():
             return gradients, cohort.grad
         own = [Survey(gradient) for gradient in gradients]
-        clients, ones = [visit.client for visit in visits], [1.0] * len(visits)
+        clients, ones = [visit.client_id for visit in visits], [1.0] * len(visits)
         size, done = cohort.size, cohort.round + 1
         (mean,), *_ = self._surveys.mean(own, clients, ones, size, size, np.zeros(0), round=done)
         return gradients, mean

@@ -35,16 +35,16 @@ def play(run: Run, server: Any, start: int) -> Any:
     if start == 0 and run.evaluation(0, run.rounds):
         with told(0):
             record: Record = {"round": 0, **run.desk.evaluate(0, server.x)}
-        run.account.lap("evaluate")
-        run.desk.record(record, run.account.close(record))
+        run.account.mark("evaluate")
+        run.desk.record(record, run.account.write_to(record))
     saved = monotonic()
     for t in range(start, run.rounds):
-        run.account.lap("write")
+        run.account.mark("write")
         run.desk.begin(t + 1)
         try:
             with told(t + 1):
                 server, record, asked = play_round(run, server, t, partial(_asked, run, saved))
-            run.account.lap("update")
+            run.account.mark("update")
         except DivergedError:
             run.desk.settle(t)
             raise
@@ -52,8 +52,8 @@ def play(run: Run, server: Any, start: int) -> Any:
         if run.evaluation(done, run.rounds):
             with told(done):
                 record |= run.desk.evaluate(done, server.x)
-            run.account.lap("evaluate")
-        run.desk.record(record, run.account.close(record))
+            run.account.mark("evaluate")
+        run.desk.record(record, run.account.write_to(record))
         if asked[3] or not asked[2]:
             run.desk.settle(done)
         if stop or asked[1] or run.checkpoint(done, run.rounds):
@@ -75,8 +75,8 @@ def play_round(
     record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
     record["examples"] = int(run.population.taken[members].sum())
     if not size:
-        account.lap("sample")
-        account.met((asked := run.comm.allreduce_max(ask()))[TOLD])
+        account.mark("sample")
+        account.record_wait((asked := run.comm.allreduce_max(ask()))[TOLD])
         return server, record, asked
     mine = run.mine(t)
     surveyed = algorithm.full_gradient != "none"
@@ -87,38 +87,38 @@ def play_round(
     record["down_bytes"] += size * nbytes(message)
     visits = [run.population.visit(i, t) for i in mine]
     cohort = Cohort(t, size, len(run.population), run.rate(t), run.x0[:0])
-    account.lap("sample")
+    account.mark("sample")
 
     if surveyed:
         gradients = run.executor.survey(message.x, visits)
-        account.lap("compute")
+        account.mark("compute")
         common = run.x0[:0]
         if algorithm.full_gradient == "cohort":
             own = [Survey(gradient) for gradient in gradients]
             found = run.surveys.mean(own, mine, weights, total, size, ask(), round=t + 1)
             (common,), up, asked = found
-            account.met(asked[TOLD])
+            account.record_wait(asked[TOLD])
             cohort = cohort._replace(grad=common)
             record["up_bytes"] += up
             record["down_bytes"] += size * nbytes(common)
         visits = [
-            visit._replace(about=visit.about._replace(full_grad=gradient, cohort_grad=common))
+            visit._replace(client=visit.client._replace(full_grad=gradient, cohort_grad=common))
             for visit, gradient in zip(visits, gradients, strict=True)
         ]
 
     states = run.memories.load(run.duty(t), run.duty(t + 1))
-    account.lap("read")
+    account.mark("read")
     trained = run.executor.train(message, visits, states, ends=run.observer.ends(t))
     del states  # their memory is for the new ones
-    account.lap("compute")
+    account.mark("compute")
     record["data_s"] = run.population.pop_elapsed_s()
     account.move(record["data_s"], "compute", "read")
     sent = [run.schema.send(end.upload, end.loss) for end in trained]
     mean, up, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
-    account.met(asked[TOLD])
+    account.record_wait(asked[TOLD])
     record["up_bytes"] += up
     run.memories.save(run.duty(t), [end.state for end in trained], message.x)
-    account.lap("write")
+    account.mark("write")
     upload, loss = run.schema.receive(mean)
     record |= {"train_loss": float(loss), "store_s": run.memories.pop_elapsed_s()}
     after = _finite(algorithm.update(server, upload, cohort), t + 1)
@@ -141,4 +141,4 @@ def _asked(run: Run, saved: float) -> Asked:
     """What signals and the clock ask of this rank, ``saved`` being when it last checkpointed."""
     late = run.minutes is not None and monotonic() - saved > 60 * run.minutes
     asked = run.signals.stop, run.signals.save or late, *run.desk.pending
-    return np.array([*asked, *run.account.tell()])
+    return np.array([*asked, *run.account.local_metrics()])

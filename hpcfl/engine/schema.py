@@ -30,13 +30,13 @@ class Schema(NamedTuple):
     message: Any
     state: Any
     upload: Any
-    own: str | None
+    local_model_field: str | None
     """The field of a client's state that is its last local model, found by identity."""
     gradients: int
     """Gradients of its batch that a local step takes."""
 
     @property
-    def kept(self) -> StateSchema:
+    def client_state(self) -> StateSchema:
         """The schema of the store of client states."""
         fields = tuple(
             Field(name, tuple(leaf.shape), leaf.dtype, shared=leaf is self.message.x)
@@ -45,7 +45,7 @@ class Schema(NamedTuple):
         return StateSchema(type(self.state), fields)
 
     @property
-    def sent(self) -> Any:
+    def reduced(self) -> Any:
         """What is summed over the cohort: the upload, and the loss its client trained at."""
         return self.send(self.upload, torch.empty((), device="meta"))
 

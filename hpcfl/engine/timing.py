@@ -56,7 +56,7 @@ class RoundTimer:
         self._at = self._loaded = self._now()
         self._reset()
 
-    def lap(self, part: str) -> None:
+    def mark(self, part: str) -> None:
         """What was done since the last lap was this ``part``; another begins."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -70,7 +70,7 @@ class RoundTimer:
         """So much of the one part, at most all of it, belongs to the other."""
         self._move(round(seconds * _NS), source, target)
 
-    def tell(self) -> list[float]:
+    def local_metrics(self) -> list[float]:
         """What the ranks want the maximum of, for ``met``.
 
         Bytes in memory and on the device, then a place for each rank: this one's work in ns since
@@ -81,7 +81,7 @@ class RoundTimer:
         own[len(_MEMORY) + self._rank] = float(self._now() - self._loaded)
         return own
 
-    def met(self, told: NDArray[np.float64]) -> None:
+    def record_wait(self, told: NDArray[np.float64]) -> None:
         """The ranks met in a reduction; the maximum of what they had to ``tell``.
 
         It could begin when the slowest came: this rank waited for as long as that one worked
@@ -90,13 +90,13 @@ class RoundTimer:
         values = told.tolist()
         memory, busy = values[: len(_MEMORY)], values[len(_MEMORY) :]
         before = self._parts["reduce"]
-        self.lap("reduce")
+        self.mark("reduce")
         waited = min(int(max(busy) - busy[self._rank]), self._parts["reduce"] - before)
         self._move(waited, "reduce", "wait")
         self._busy = [one + more for one, more in zip(self._busy, busy, strict=True)]
         self._memory = {key: int(count) for key, count in zip(_MEMORY, memory, strict=True)}
 
-    def close(self, record: Record) -> list[float]:
+    def write_to(self, record: Record) -> list[float]:
         """Add to a line of the log what the time since the last one went into.
 
         Returns:

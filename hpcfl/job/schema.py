@@ -314,11 +314,11 @@ def fitted(loaded: Loaded, population: int | None) -> Loaded:
     require_filled(job, population)
     name = loaded.tree["algorithm"]["name"]
     try:
-        algorithm = job.algorithm.settle(job.cohort.participation(population), population)
+        algorithm = job.algorithm.resolve_defaults(job.cohort.participation(population), population)
     except ValueError as e:
         raise JobError(f"algorithm.name: {name} {e}") from e
     except Exception:
-        own = type(job.algorithm).settle
+        own = type(job.algorithm).resolve_defaults
         with as_job_error(f"algorithm.name: {name}", "cannot settle its defaults", own):
             raise
     return settled(loaded, algorithm)

@@ -84,9 +84,9 @@ class Block:
             except HpcflError:
                 raise
             except Exception as e:
-                others = ", ".join(str(visit.client) for visit in own[1:])
+                others = ", ".join(str(visit.client_id) for visit in own[1:])
                 stage = f"in a block with clients {others}" if others else "in a block"
-                raise ClientError(own[0].client, own[0].round + 1, None, stage) from e
+                raise ClientError(own[0].client_id, own[0].round + 1, None, stage) from e
         return trained
 
     def _together(
@@ -94,7 +94,7 @@ class Block:
     ) -> list[ClientResult]:
         """The local rounds of at most K clients."""
         device = message.x.device
-        about = self._side_by_side([visit.about for visit in visits])
+        about = self._side_by_side([visit.client for visit in visits])
         about = tree_map(lambda leaf: leaf.to(device), about)
         before = self._side_by_side(states)
         begin = vmap(lambda state, client: self._algorithm.begin(message, state, client))

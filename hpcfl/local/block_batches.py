@@ -68,12 +68,12 @@ class BlockBatches:
             size: K.
             width: B, of the widest batch there can be.
         """
-        work = [int(visit.about.steps) for visit in visits]
-        clients = [visit.client for visit in visits]
+        work = [int(visit.client.steps) for visit in visits]
+        clients = [visit.client_id for visit in visits]
         most = max(1, AT_ONCE // (size * width))
         for begin in range(0, max(work), most):
             picks = [
-                list(islice(visit.picks, min(max(steps - begin, 0), most)))
+                list(islice(visit.batch_indices, min(max(steps - begin, 0), most)))
                 for visit, steps in zip(visits, work, strict=True)
             ]
             yield from self._lay(clients, list(zip_longest(*picks)), size, width)

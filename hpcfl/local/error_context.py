@@ -33,7 +33,7 @@ class named:
             if disk := as_disk_error(error):
                 raise disk from error
             visit = self._visit
-            raise ClientError(visit.client, visit.round + 1, None, self._stage) from error
+            raise ClientError(visit.client_id, visit.round + 1, None, self._stage) from error
 
 
 @contextmanager

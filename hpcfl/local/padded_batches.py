@@ -51,7 +51,7 @@ class PaddedBatches:
 
 def _one_by_one(visits: Sequence[ClientTask], size: int, width: int) -> Iterator[PaddedIndices]:
     """What each visit has to give, as it comes."""
-    work = [int(visit.about.steps) for visit in visits]
+    work = [int(visit.client.steps) for visit in visits]
     for step in range(max(work)):
         rows: list[Batch | None] = []
         for visit, steps in zip(visits, work, strict=True):

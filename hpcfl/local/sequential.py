@@ -61,7 +61,7 @@ class Sequential:
         ]
 
     def _visit(self, message: Any, visit: ClientTask, state: Any, ends: bool) -> ClientResult:
-        algorithm, gradient, about = self._algorithm, self._gradient, visit.about
+        algorithm, gradient, about = self._algorithm, self._gradient, visit.client
         with named(visit, "begin"):
             local = algorithm.begin(message, state, about)
         y = message.x.clone()
@@ -86,7 +86,7 @@ class Sequential:
         except HpcflError:  # damaged data, which says where it is
             raise
         except Exception as e:
-            raise ClientError(visit.client, visit.round + 1, step, "step") from e
+            raise ClientError(visit.client_id, visit.round + 1, step, "step") from e
         with named(visit, "finish"):
             upload, after = algorithm.finish(y, local, message, state, about)
         return ClientResult(upload, after, loss / steps, y if ends else y.new_empty(0))

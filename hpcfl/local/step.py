@@ -69,13 +69,13 @@ class BatchIndices(NamedTuple):
 class ClientTask(NamedTuple):
     """One client's work in one round, as the executor gets it."""
 
-    client: int
+    client_id: int
     round: int
-    about: Client
+    client: Client
     batches: Iterator[Batch]  # one a local step
     survey: Iterator[tuple[int, Batch]]  # (terms, batch): its whole data, no augmentation
     dropout_seed: int
-    picks: Iterator[
+    batch_indices: Iterator[
         BatchIndices
     ]  # what the batches hold, for who gathers those of many clients at once
 
@@ -204,4 +204,4 @@ class ClientResult(NamedTuple):
     upload: Any
     state: Any
     loss: Tensor  # 0-d, the mean over its local steps of the batch loss
-    end: Vector  # [P], the last local model; [0] if not asked for
+    local_model: Vector  # [P], the last local model; [0] if not asked for

@@ -80,7 +80,7 @@ def memory(
     ends = {id(leaf): leaf for leaf in (*schema.upload, *schema.state)}
     ends.pop(id(schema.message.x), None)
     visit = nbytes(list(ends.values())) + vector * surveyed
-    if due and (watched.consistency or watched.drift) and schema.own is None:
+    if due and (watched.consistency or watched.drift) and schema.local_model_field is None:
         visit += vector  # its last model, which no state is
     sent = nbytes(schema.upload) + vector * summed
     states = holding.states + holding.seen * (STATE_OVERHEAD + ALIGNMENT * len(schema.state))
@@ -90,12 +90,17 @@ def memory(
     whole, largest = job.evaluate.batch_size, max(map(len, parts.rows))
     batch, vectors, inputs = _batch(parts), TRAINING, 0
     if job.executor != "sequential":
-        vectors = BESIDE * parts.beside
+        vectors = BESIDE * parts.concurrent_clients
         batch = filled(batch, parts.device, bf16=job.precision == "bf16")
-        inputs = COPIES * parts.beside * batch * nbytes(parts.dataset.sample(1).to(parts.x0.dtype))
+        inputs = (
+            COPIES
+            * parts.concurrent_clients
+            * batch
+            * nbytes(parts.dataset.sample(1).to(parts.x0.dtype))
+        )
     if surveyed:
         batch = max(batch, min(whole, largest))
-    trained = parts.beside * batch * activations.kept + inputs
+    trained = parts.concurrent_clients * batch * activations.kept + inputs
     # The model before the last round, and on rank 0 the best one.
     extra = watched.cosine + (job.evaluate.best and holding.rank == 0)
     # What a checkpoint keeps of the server, and its file, while it is written.
@@ -125,7 +130,7 @@ def _data(parts: Components) -> int:
             total += nbytes(examples.inputs)
             continue
         one = prod(examples.inputs.shape[1:]) * examples.inputs.dtype.itemsize
-        whole = parts.beside + AHEAD  # clients
+        whole = parts.concurrent_clients + AHEAD  # clients
         window = [min(one * n, WHOLE) for n in sorted(map(len, parts.rows))[-whole:]]
         if examples is parts.dataset.test:
             tested = min(len(examples.labels), parts.job.evaluate.batch_size)

@@ -99,7 +99,7 @@ def plan(parts: Components, ranks: int, *, process: Process, activations: Activa
     job, schema, population = parts.job, parts.schema, parts.population
     played = play_cohorts(parts, ranks)
     own, shared = state_bytes(parts)
-    steps = [int(population.visit(i, 0).about.steps) for i in range(len(population))]
+    steps = [int(population.visit(i, 0).client.steps) for i in range(len(population))]
     return Plan(
         parameters=parts.x0.numel(),
         vector=nbytes(schema.message.x),

@@ -127,7 +127,7 @@ def one_step(parts: Components, executor: Executor, clients: int) -> Callable[[]
     def play() -> float:
         visits = [population.visit(client, 0, steps=1) for client in who]
         visits = [
-            visit._replace(about=visit.about._replace(full_grad=surveyed, cohort_grad=surveyed))
+            visit._replace(client=visit.client._replace(full_grad=surveyed, cohort_grad=surveyed))
             for visit in visits
         ]
         began = perf_counter()

@@ -125,7 +125,7 @@ class Components:
 
     def own_model(self, store: ClientStore, client: int) -> Vector | None:
         """The client's own last local model, on the device; None while it has none."""
-        state, name = store.read(client), self.schema.own
+        state, name = store.read(client), self.schema.local_model_field
         if state is None or name is None:
             return None
         model: Vector = getattr(state, name)
@@ -169,8 +169,8 @@ class Components:
                 self.population,
                 self.x0,
                 one,
-                shared=[field.shared for field in self.schema.kept.fields],
-                size=self.beside,
+                shared=[field.shared for field in self.schema.client_state.fields],
+                size=self.concurrent_clients,
                 weight_decay=job.local.weight_decay,
                 bf16=job.precision == "bf16",
                 clip=job.local.clip,
@@ -187,7 +187,7 @@ class Components:
         )
 
     @property
-    def beside(self) -> int:
+    def concurrent_clients(self) -> int:
         """Clients that train at once, or that may, where the executor is still to be chosen."""
         job = self.job
         return 1 if job.executor == "sequential" else job.block_size or min(MOST, self.cohort)
@@ -201,7 +201,7 @@ class Components:
     def reduction(self, comm: Comm) -> Reduction:
         """The mean of the uploads."""
         uncounted = self.algorithm.derived | {LOSS}
-        return self._reduction(comm, self.schema.sent, self.algorithm.plain, uncounted)
+        return self._reduction(comm, self.schema.reduced, self.algorithm.plain, uncounted)
 
     def surveys(self, comm: Comm) -> Reduction:
         """The plain mean of full gradients."""
@@ -221,7 +221,11 @@ class Components:
 def stored(job: Job, schema: Schema) -> StateSchema:
     """The shape of a client's state in its store."""
     dtype = job.store.dtype
-    return schema.kept if dtype is None else schema.kept.narrowed(getattr(torch, dtype))
+    return (
+        schema.client_state
+        if dtype is None
+        else schema.client_state.narrowed(getattr(torch, dtype))
+    )
 
 
 def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> Components:
@@ -250,7 +254,7 @@ def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> 
     x0, model, skipped = initial_model(loaded, dataset, resumed)
     schema = _played_dry(loaded, x0)
     _require_room_for_server(loaded, schema, device)
-    job.evaluate.check(loaded.tree["algorithm"]["name"], dataset, schema.own)
+    job.evaluate.check(loaded.tree["algorithm"]["name"], dataset, schema.local_model_field)
     model, x0 = model.to(device), x0.to(device)
     return Components(loaded, dataset, rows, held, model, x0, skipped, schema, device)
 
@@ -304,7 +308,9 @@ def wire(
     draw = lru_cache(2)(lambda t: job.cohort.draw(t, len(population), job.seed))
     work = parts.work if job.balance == "steal" else None
     balance = Balance(draw, job.rounds, owner, work, comm.rank, comm.size)
-    memories = ClientStates(store, parts.schema.kept, parts.stored, parts.first, parts.device)
+    memories = ClientStates(
+        store, parts.schema.client_state, parts.stored, parts.first, parts.device
+    )
     shipped = work is not None and bool(parts.stored.fields)
     return Run(
         algorithm=parts.algorithm,

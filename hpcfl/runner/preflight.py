@@ -119,7 +119,7 @@ class _Trial:
         """The client with its first state and the gradient of its batch."""
         parts = self._parts
         visit = parts.population.visit(client, 0, steps=1)
-        about = visit.about._replace(full_grad=full, cohort_grad=common)
+        about = visit.client._replace(full_grad=full, cohort_grad=common)
         state = call(parts.algorithm, "init_client", parts.x0, parts.fresh(client))
         known, asked = self._known.setdefault(client, []), 0
         batch = self._batches[client]

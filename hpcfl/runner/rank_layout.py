@@ -70,7 +70,7 @@ class Ranks:
     """By rank."""
     device: torch.device
     """This rank's."""
-    told: Sequence[str]
+    notes: Sequence[str]
     """What a person should know of them, a line each."""
 
 

@@ -123,7 +123,7 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
         folder,
     ):
         ranks = find(loaded, folder.root, comm)
-        ranks = replace(ranks, told=[*ranks.told, *of_main(loaded.tree)])
+        ranks = replace(ranks, notes=[*ranks.notes, *of_main(loaded.tree)])
         way = choose(comm)
         with raise_collectively(comm):
             if comm.rank == 0:
@@ -140,11 +140,11 @@ def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
         require_alike(inputs, comm)
         if parts.job.executor == "auto":
             parts, line = chosen(parts, comm, folder if way.resumed else None)
-            ranks = replace(ranks, told=[*ranks.told, line])
+            ranks = replace(ranks, notes=[*ranks.notes, line])
         # Rank 0 alone speaks, so it alone measures.
         slow = bfloat16_warning(parts.job, ranks.device) if comm.rank == 0 else None
         if slow:
-            ranks = replace(ranks, told=[*ranks.told, slow])
+            ranks = replace(ranks, notes=[*ranks.notes, slow])
         with closing(RankSession(parts, folder, comm, inputs)) as life:
             beginning = way.begin(life)
             signals.latch_interrupt = True  # a checkpoint stands, and rounds are added to it
@@ -173,7 +173,7 @@ def _play(life: RankSession, ranks: Ranks, beginning: Beginning, signals: Signal
     ):
         finished = done == parts.job.rounds
         progress.note(f"{folder.root}: finished, nothing to do" if finished else life.opening(done))
-        for line in (*ranks.told, *parts.dataset.notes):
+        for line in (*ranks.notes, *parts.dataset.notes):
             progress.note(line)
         if comm.rank == 0:
             with write_errors(folder.history):
@@ -259,7 +259,7 @@ def _note(life: RankSession, ranks: Ranks, done: int, progress: Progress) -> Non
             "round": done,
             **facts,
             "map": [seat.record for seat in ranks.seats],
-            "told": list(ranks.told),
+            "told": list(ranks.notes),
             "guess_loss": guess_loss(life.parts.dataset),
             "settings": settings,
             "changes": changes,

@@ -115,5 +115,5 @@ def parts(folder: Path, job: Mapping[str, Any]) -> Components:
 def states(run: Path, parts: Components, index: int = -1) -> list[Any]:
     """Every client's state in a kept checkpoint (the newest), None where it has none."""
     folder = committed(run / "checkpoints")[index].folder
-    with Reader(Table.load(folder, run / "stores"), parts.schema.kept) as reader:
+    with Reader(Table.load(folder, run / "stores"), parts.schema.client_state) as reader:
         return [reader.read(client) for client in range(len(parts.rows))]

@@ -51,7 +51,7 @@ def algorithm(name):
         if key != "name"
     }
     made = ALGORITHMS[ALL[name]["name"]](**fields)
-    return made.settle(1.0, 1) if name == "centralized" else made.settle(0.5, 6)
+    return made.resolve_defaults(1.0, 1) if name == "centralized" else made.resolve_defaults(0.5, 6)
 
 
 class Witness:

@@ -82,7 +82,9 @@ def test_a_flipped_byte_is_told_once_by_whoever_finds_it(short, tmp_path, ranks,
     """In every row that rank 1 wrote."""
     newest = committed(short / "checkpoints")[-1]
     table = Table.load(newest.folder, short / "stores")
-    schema = assemble(load(short / "job.yaml"), torch.device("cpu"), resumed=True).schema.kept
+    schema = assemble(
+        load(short / "job.yaml"), torch.device("cpu"), resumed=True
+    ).schema.client_state
     victims = [p for p, rank in zip(table.paths, table.owners, strict=True) if rank == 1]
     for victim in victims:
         start = inspect(victim, schema).offsets[0]

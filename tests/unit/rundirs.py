@@ -41,7 +41,7 @@ def damage_a_row(run):
     clients = dict(zip(tables[-1].rows.tolist(), tables[-1].clients.tolist(), strict=True))
     row = min(newest - older)
     path = segment(run)
-    schema = assemble(load(run / "job.yaml"), torch.device("cpu"), resumed=True).schema.kept
+    schema = assemble(load(run / "job.yaml"), torch.device("cpu"), resumed=True).schema.client_state
     flip(path, inspect(path, schema).offsets[0] + row * schema.bytes + 5)
     return row, clients[row]
 

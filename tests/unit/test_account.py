@@ -131,9 +131,9 @@ def test_a_load_is_counted_from_the_beginning_of_a_round(made, clock, part):
 def test_one_rank_has_no_imbalance(clock):
     alone = RoundTimer(0, 1, torch.device("cpu"), clock)
     clock.now += NS
-    alone.met(told(1))
+    alone.record_wait(told(1))
     record = {}
-    assert alone.close(record) == []
+    assert alone.write_to(record) == []
     assert "imbalance" not in record
 
 

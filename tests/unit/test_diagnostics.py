@@ -174,7 +174,7 @@ def test_nothing_is_done_unless_asked_for(tmp_path, monkeypatch):
 
     def watched(self, *args, **options):
         trained = train(self, *args, **options)
-        ends.extend(client.end for client in trained)
+        ends.extend(client.local_model for client in trained)
         return trained
 
     monkeypatch.setattr(Sequential, "train", watched)

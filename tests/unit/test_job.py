@@ -60,7 +60,7 @@ def test_a_task_lies_under_the_job(tmp_path):
 def test_what_is_written_loads_again(job, tmp_path, algorithm):
     overrides = [f"algorithm={{name: {algorithm}}}", "data.partition={kind: dirichlet, alpha: 0.3}"]
     loaded = load(job, overrides)
-    loaded = settled(loaded, loaded.job.algorithm.settle(0.25, 1))
+    loaded = settled(loaded, loaded.job.algorithm.resolve_defaults(0.25, 1))
     path = tmp_path / "again.yaml"
     path.write_text(yaml.safe_dump(loaded.tree, sort_keys=False))
     again = load(path)

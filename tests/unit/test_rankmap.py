@@ -122,7 +122,7 @@ def test_this_process_sits_here(tmp_path, monkeypatch):
     ranks = find(load(JOB, ["threads=2", "device=cpu"]), tmp_path, Watched(Solo(), 10.0))
     (own,) = ranks.seats
     assert (own.cores, own.numa, own.threads, own.device) == ([2, 5], [1], 2, "cpu")
-    assert (ranks.device.type, ranks.told) == ("cpu", [])
+    assert (ranks.device.type, ranks.notes) == ("cpu", [])
     assert own.record.keys() == {"host", "local_rank", "device", "threads", "numa", "cores"}
     with pytest.raises(JobError, match="may use 2 cores, but is to run 3 threads"):
         find(load(JOB, ["threads=3", "device=cpu"]), tmp_path, Watched(Solo(), 10.0))

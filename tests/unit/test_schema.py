@@ -36,15 +36,15 @@ def test_traffic_and_state_in_vectors(algorithm, down, up, kept, dtype, width):
     schema = dry_round(algorithm, P, dtype)
     vector = width * P
     assert traffic(algorithm, schema) == (down * vector, up * vector)
-    assert [field.name for field in schema.kept.fields] == kept
-    vectors = [field for field in schema.kept.fields if field.shape == (P,)]
+    assert [field.name for field in schema.client_state.fields] == kept
+    vectors = [field for field in schema.client_state.fields if field.shape == (P,)]
     assert len(vectors) == min(len(kept), 1)
-    assert all(field.dtype == dtype for field in schema.kept.fields)
+    assert all(field.dtype == dtype for field in schema.client_state.fields)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_what_is_kept_of_the_message_is_shared(nesterov):
-    kept = dry_round(LocalGHB(nesterov=nesterov), P, torch.float32).kept
+    kept = dry_round(LocalGHB(nesterov=nesterov), P, torch.float32).client_state
     assert [field.name for field in kept.shared.fields] == ["anchor"]
     assert [field.name for field in kept.own.fields] == ["known"]
     assert (kept.own.bytes, kept.shared.bytes, kept.bytes) == (4, 4 * P, 4 * P + 4)
@@ -60,14 +60,14 @@ class Clings(FedAvg):
 
 @pytest.mark.parametrize("algorithm", [FedHBM(), FedHBM(first="random"), Scaffold(), Clings()])
 def test_what_is_a_client_s_own_is_not_shared(algorithm):
-    kept = dry_round(algorithm, P, torch.float32).kept
+    kept = dry_round(algorithm, P, torch.float32).client_state
     assert kept.shared.fields == ()
     assert kept.own.fields == kept.fields
 
 
 def test_the_loss_rides_along_but_is_no_traffic():
     schema = dry_round(Scaffold(), P, torch.float32)
-    assert schema.sent._fields == ("delta", "dc", "train_loss")
+    assert schema.reduced._fields == ("delta", "dc", "train_loss")
     upload = schema.upload._replace(delta=torch.ones(P), dc=torch.zeros(P))
     back, loss = schema.receive(schema.send(upload, torch.tensor(0.5)))
     assert type(back) is type(upload)
@@ -100,7 +100,7 @@ class Surveys(FedAvg):
 def test_derived_fields_are_summed_but_not_counted():
     schema = dry_round(Doubled(), P, torch.float32)
     assert traffic(Doubled(), schema) == (4 * P, 4 * P)
-    assert schema.sent._fields == ("delta", "again", "train_loss")
+    assert schema.reduced._fields == ("delta", "again", "train_loss")
 
 
 def test_a_survey_costs_a_vector_each_way():
@@ -187,7 +187,7 @@ class RemoteRankError(FedHBM):
     [(FedAvg(), None), (Scaffold(), None), (FedHBM(), "z"), (RemoteRankError(), None)],
 )
 def test_a_client_s_own_last_model_is_found_by_identity(algorithm, own):
-    assert dry_round(algorithm, P, torch.float32).own == own
+    assert dry_round(algorithm, P, torch.float32).local_model_field == own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,10 +60,10 @@ class Thread(Solo):
         return items
 
     def allreduce_sum(self, tensor):
-        tensor.copy_(torch.stack(self.gather(tensor.clone())).sum(0))
+        tensor.copy_(torch.stack(self.allgather(tensor.clone())).sum(0))
 
     def allreduce_max(self, values):
-        return np.max(self.gather(values.copy()), axis=0)
+        return np.max(self.allgather(values.copy()), axis=0)
 
 
 def spread(

@@ -36,7 +36,7 @@ def test_the_same_bits_as_through_the_hooks(tmp_path, monkeypatch, decay):
         assert torch.equal(one.end, other.end)
         assert torch.equal(one.loss, other.loss)
         assert not torch.equal(one.end, x)
-    assert len(steps) == sum(int(visit.about.steps) for visit in visits)
+    assert len(steps) == sum(int(visit.client.steps) for visit in visits)
 
 
 def test_a_gradient_that_is_clipped_is_taken_whole(tmp_path, monkeypatch):
@@ -47,4 +47,4 @@ def test_a_gradient_that_is_clipped_is_taken_whole(tmp_path, monkeypatch):
     (trained,) = described.executor(described.gradient()).train(
         FedAvg().broadcast(FedAvg().init_server(x)), [visit], [None], ends=True
     )
-    assert float((trained.end - x).norm()) <= 0.001 * int(visit.about.steps) * (1 + 1e-9)
+    assert float((trained.local_model - x).norm()) <= 0.001 * int(visit.client.steps) * (1 + 1e-9)
