@@ -7,6 +7,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 RUNS := runs/quickstart-fedavg runs/quickstart-fedhbm
+# Hundreds of the tests' processes import hpcfl: compile it once, even where a container says no.
+unexport PYTHONDONTWRITEBYTECODE
+
 # These start ranks or faults of their own: a file on one worker; the Slurm cluster on none.
 RANKS := tests/parallel tests/faults tests/golden
 
