@@ -57,9 +57,13 @@ def jobs() -> dict[str, dict[str, Any]]:
     return found
 
 
-def play(root: Path, ranks: int) -> dict[str, dict[str, Any]]:
-    """What every run leaves on so many ranks; centralized training has one client, so one rank."""
-    chosen = {n: job for n, job in jobs().items() if ranks == 1 or "centralized" not in n}
+def play(root: Path, ranks: int, every: int = 1) -> dict[str, dict[str, Any]]:
+    """What each ``every``-th run leaves on so many ranks.
+
+    Centralized training has one client, so it is played on one rank only.
+    """
+    possible = {n: job for n, job in jobs().items() if ranks == 1 or "centralized" not in n}
+    chosen = dict(list(possible.items())[::every])
     play_all(root, chosen, ranks)
     return {name: left(root / name) for name in chosen}
 

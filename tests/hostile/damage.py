@@ -1,16 +1,11 @@
-"""Damage in random places of a file, and the law that every reader obeys.
-
-HPCFL_HOSTILE=20 plays twenty times as many examples as CI does, others than those.
-"""
-
-import os
+"""Damage in random places of a file, and the law that every reader obeys."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from hpcfl.errors import HpcflError
+from tests.long_form import LONG, TIMES
 
-TIMES = int(os.environ.get("HPCFL_HOSTILE", "1"))
 ODD = [b"\0", b"\xff", b"\x7f", b"\x80", b"\n", b"[" * 2000, b"9" * 5000, b"\0" * 8, b"\xff" * 8]
 
 
@@ -19,7 +14,7 @@ def many(examples):
     return settings(
         max_examples=examples * TIMES,
         deadline=None,
-        derandomize=TIMES == 1,
+        derandomize=not LONG,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from hpcfl.bench.commands import BENCHES
 from hpcfl.bench.result import Figure, Result
 from hpcfl.errors import JobError
 from hpcfl.io.atomic import check_output, write_output
+from tests.unit.test_plan_time import DRAWN
 
 LONG = "n" * 300
 
@@ -58,13 +60,15 @@ def made(kind, path):
 
 def commands(run, job, path):
     """Every option that names a file to be written."""
+    small = job.with_name("scale.yaml")
+    small.write_text(yaml.safe_dump({"a job": DRAWN}))
     return [
         ["export", run, "-o", path],
         ["export", run, "--state-dict", path],
         ["data", "export-split", job, "-o", path],
         ["data", "show", job, "--plot", path],
         ["report", run, "--plot", path],
-        ["plan", "docs/scale.yaml", "--scale", "--ranks", 8, "--plot", path],
+        ["plan", small, "--scale", "--ranks", 2, "--plot", path],
         ["bench", "round", "--json", path],
         ["bench", "round", "--plot", path],
     ]

@@ -16,6 +16,7 @@ from hpcfl.engine.schema import dry_round, traffic
 from hpcfl.job.schema import load
 from hpcfl.plan import Activations, Process, plan, probe, this_process
 from hpcfl.runner.components import assemble
+from tests.long_form import long_form
 
 # COMM. OVERHEAD of the FedHBM paper, table 2.
 TABLE_2 = {
@@ -249,8 +250,8 @@ def peak(script, *arguments):
 @pytest.mark.parametrize(
     ("algorithm", "watched"),
     [
-        ("fedhbm", ""),
-        ("mime", ""),
+        pytest.param("fedhbm", "", marks=long_form),
+        pytest.param("mime", "", marks=long_form),
         ("fedavg", "consistency: true, dissimilarity: true, cosine: true"),
         ("fedhbm, first: zero", "executor=block"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hpcfl.job.schema import load
 from hpcfl.plan import Pieces, Work, foretell, read_pieces, scale, work
 from hpcfl.runner.components import assemble
 
+ROOT = Path(__file__).parents[2]
 PIECES = Pieces(
     origin="by hand", step_s=2.0, visit_s=0.5, round_s=0.25, convert_s=0.01, restore_s=0.02,
     test_s=0.1, latency_s=0.001, bandwidth=1000.0, read=50.0, write=25.0,
@@ -237,6 +239,17 @@ def test_rounds_on_paper(hpcfl, refused, tmp_path):
     assert (tmp_path / "x.png").stat().st_size > 0
     assert told.out[-1] == "a job: by hand"
     assert "is for --scale" in refused("plan", file, "--plot", tmp_path / "x.png")
+
+
+def test_the_jobs_of_the_page_are_drawn(hpcfl, tmp_path):
+    """Over fewer rounds than docs/scale.md draws them."""
+    jobs = yaml.safe_load((ROOT / "docs/scale.yaml").read_text())
+    file = tmp_path / "scale.yaml"
+    file.write_text(yaml.safe_dump({name: {**job, "rounds": 2} for name, job in jobs.items()}))
+    told = hpcfl("plan", file, "--scale", "--ranks", 8, "--plot", tmp_path / "x.png")
+    assert told.code == 0, told.err
+    assert (tmp_path / "x.png").stat().st_size > 0
+    assert {line.split()[0] for line in told.out[1 : told.out.index("")]} == set(jobs)
 
 
 def test_no_two_lines_of_the_plot_look_the_same(hpcfl, monkeypatch, tmp_path):

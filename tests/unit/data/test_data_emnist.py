@@ -198,15 +198,22 @@ def test_prepare_counts_an_npz(tmp_path):
         Emnist(root=str(tmp_path), split="letters").prepare(quiet)
 
 
+@pytest.fixture(scope="module")
+def letters(request):
+    """Their folder, and what is read from it, once for all partitions."""
+    root = str(emnist_letters(request.config))
+    config = Emnist(root=root, split="letters", clients=100)
+    assert config.prepare(quiet).name == "emnist_letters.npz"
+    return root, config.load(0)
+
+
 @pytest.mark.parametrize("clients", [100, 400])
 @pytest.mark.parametrize("percent", [0.0, 10.0, 100.0])
-def test_the_slides_partition_of_real_letters(request, clients, percent):
-    root = str(emnist_letters(request.config))
+def test_the_slides_partition_of_real_letters(letters, clients, percent):
+    root, dataset = letters
     config = Emnist(
         root=root, split="letters", clients=clients, partition=Similarity(percent=percent)
     )
-    assert config.prepare(quiet).name == "emnist_letters.npz"
-    dataset = config.load(0)
     assert torch.equal(torch.bincount(dataset.train.labels), torch.full((26,), 4800))
     assert torch.equal(torch.bincount(dataset.test.labels), torch.full((26,), 800))
     rows = deal(config, dataset, 0)

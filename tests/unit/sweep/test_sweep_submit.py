@@ -6,6 +6,7 @@ from hpcfl.errors import JobError
 from hpcfl.report.collect import read_standing
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.sweep_log import log_line
+from hpcfl.runner.session import start
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.pending import todo
 from hpcfl.sweep.run_sweep import prepare
@@ -40,6 +41,15 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def finish(file, root, numbers, *overrides):
+    """Play some runs of the sweep, in this process."""
+    sweep = read_sweep(file, overrides)
+    for number in numbers:
+        with RunDir(root) as folder:
+            for each in prepare(sweep.part(number, number), folder, partly=True):
+                start(each.point.loaded, each.folder.root)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +92,8 @@ def test_parts_go_together_but_not_with_a_whole(file, tmp_path):
             prepare(sweep, whole)
 
 
-def test_what_is_not_finished_is_submitted(file, here, hpcfl):
-    for seed in (0, 2, 3):
-        assert hpcfl("sweep", file, "--points", seed, "rounds=2").code == 0
+def test_what_is_not_finished_is_submitted(file, here, hpcfl, own_process):
+    finish(file, here / "runs/s", (0, 2, 3), "rounds=2")
     done = hpcfl("sweep", file, "--submit", "--pack", 2, "--sbatch", "-p 'a b' -t 5", "rounds=2")
     assert (done.code, done.out) == (0, ["how far they are: hpcfl status runs/s"])
     assert (here / "submitted").read_text() == (
@@ -105,8 +114,8 @@ def test_what_is_not_finished_is_submitted(file, here, hpcfl):
     ]  # fmt: skip
 
 
-def test_nothing_is_left_to_submit(file, here, hpcfl):
-    assert hpcfl("sweep", file, "rounds=1").code == 0
+def test_nothing_is_left_to_submit(file, here, hpcfl, own_process):
+    finish(file, here / "runs/s", range(5), "rounds=1")
     done = hpcfl("sweep", file, "--submit", "rounds=1")
     assert done.out == ["runs/s: all 5 runs are finished, nothing to submit"]
     assert not (here / "submitted").exists()
