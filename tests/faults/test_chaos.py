@@ -17,9 +17,8 @@ from forked import live, write
 from safetensors.torch import load_file, save_file
 
 from hpcfl.bench import chaos
-from hpcfl.bench.chaos import ALGORITHMS, Chaos
-from hpcfl.bench.chaos import outcome as ending
-from hpcfl.bench.chaos.outcome import Ending
+from hpcfl.bench.chaos import ALGORITHMS, Chaos, attempt_outcome
+from hpcfl.bench.chaos.attempt_outcome import Ending
 from hpcfl.bench.chaos.run_outcome import Outcome, committed, outcome
 from hpcfl.bench.chaos.settings import ROUNDS
 from hpcfl.bench.chaos.summary import Tally
@@ -181,4 +180,4 @@ def test_remembers_what_was_committed(finished, tmp_path):
 )
 def test_sees_a_stop_that_went_wrong(said, code, began, expected):
     life = SimpleNamespace(words=lambda: [said], code=code)
-    assert ending.fault_of_stop(life, Seen(3, began, 2)) == expected
+    assert attempt_outcome.fault_of_stop(life, Seen(3, began, 2)) == expected

@@ -16,8 +16,8 @@ from random import Random
 
 import yaml
 
+from hpcfl.bench.chaos.attempt_outcome import Ending, Start, play
 from hpcfl.bench.chaos.kill import Kill, draw_kill, draw_stop, no_tracer
-from hpcfl.bench.chaos.outcome import Ending, Start, play
 from hpcfl.bench.chaos.run_outcome import Outcome, outcome
 from hpcfl.bench.chaos.settings import JOB, KEEP, ROUNDS, draw_setting
 from hpcfl.bench.chaos.summary import Tally

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rich.box import ASCII2
 from rich.table import Table
 
-from hpcfl.bench.chaos.outcome import Ending
+from hpcfl.bench.chaos.attempt_outcome import Ending
 from hpcfl.errors import HpcflError
 from hpcfl.io.table import drawn
 
