@@ -8,11 +8,11 @@ One round, as the engine plays it (x, y, delta, ... are flat vectors [P]):
         for each client i of the cohort, at once or in turn:
             local <- begin(message, state_i, client_i);  y <- message.x
             repeat client_i.steps times:
-                start <- displace(y, local, client_i)                  # default y
-                point <- lookahead(y, start, local, client_i)          # default y
+                start <- start_point(y, local, client_i)               # default y
+                point <- gradient_point(y, start, local, client_i)     # default y
                 d     <- direction(point, local, grad, client_i)       # default grad(point)
                 step  <- d + weight_decay point
-                local <- remember(local, step, client_i)
+                local <- update_local(local, step, client_i)
                 y     <- start - step_scale client_i.lr step
             upload_i, state_i <- finish(y, local, message, state_i, client_i)
         server <- update(server, mean of upload_i, cohort)
@@ -31,7 +31,7 @@ A state that keeps ``message.x`` itself shares it with all clients of the round:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -89,12 +89,23 @@ class Upload(NamedTuple):
 class Algorithm(Section, ABC):
     """A method: its hyperparameters as fields (the keys of the job), its mathematics as hooks."""
 
-    plain: ClassVar[frozenset[str]] = frozenset()
+    unweighted: ClassVar[frozenset[str]] = frozenset()
     """Upload fields averaged as 1/|S| sum, whatever the job's weights are."""
-    derived: ClassVar[frozenset[str]] = frozenset()
+    not_transmitted: ClassVar[frozenset[str]] = frozenset()
     """Upload fields the server could compute from the others: summed, but not counted as sent."""
-    counted: ClassVar[str] = ""
+    traffic_note: ClassVar[str] = ""
     """How a paper counts the traffic, where it counts otherwise: shown by ``hpcfl plan``."""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "displace": "start_point",
+        "lookahead": "gradient_point",
+        "remember": "update_local",
+        "settle": "resolve_defaults",
+        "plain": "unweighted",
+        "derived": "not_transmitted",
+        "counted": "traffic_note",
+    }
+    """Names of version 0.1 that a class must not define any more, and those of today."""
 
     server_lr: Positive = 1.0
     """eta_g, the server's learning rate."""
@@ -141,11 +152,11 @@ class Algorithm(Section, ABC):
         """What the client holds during its local steps."""
         return message
 
-    def displace(self, y: Vector, local: Any, client: Client) -> Vector:
+    def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
         """The point from which the step leaves."""
         return y
 
-    def lookahead(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
+    def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
         """The point at which the step takes its gradient and its weight decay."""
         return y
 
@@ -153,7 +164,7 @@ class Algorithm(Section, ABC):
         """What the step follows downhill, without weight decay."""
         return grad(point)
 
-    def remember(self, local: Any, step: Vector, client: Client) -> Any:
+    def update_local(self, local: Any, step: Vector, client: Client) -> Any:
         """The client's local quantities after a ``step``: the direction and its weight decay."""
         return local
 

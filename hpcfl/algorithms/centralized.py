@@ -53,7 +53,7 @@ class Centralized(FedAvg):
     def direction(self, point: Vector, local: State, grad: Grad, client: Client) -> Vector:
         return grad(point) + self.beta * local.v
 
-    def remember(self, local: State, step: Vector, client: Client) -> State:
+    def update_local(self, local: State, step: Vector, client: Client) -> State:
         return State(step)
 
     def finish(

@@ -51,10 +51,10 @@ class FedADC(Algorithm):
     def begin(self, message: Server, state: Any, client: Client) -> Local:
         return Local(self.beta_local / client.steps * message.m)
 
-    def displace(self, y: Vector, local: Local, client: Client) -> Vector:
+    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
         return y - client.lr * local.momentum if self.nesterov else y
 
-    def lookahead(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
+    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
         return start
 
     def direction(self, point: Vector, local: Local, grad: Grad, client: Client) -> Vector:

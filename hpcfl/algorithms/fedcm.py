@@ -45,7 +45,7 @@ class Scaled(NamedTuple):
 class FedCM(Algorithm):
     """FedCM (Xu et al., 2021)."""
 
-    derived: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    not_transmitted: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     alpha: Fraction = 0.1
     """Weight of the client's own gradient."""

@@ -46,8 +46,8 @@ class Upload(NamedTuple):
 class FedDyn(Algorithm):
     """FedDyn (Acar et al., 2021)."""
 
-    plain: ClassVar[frozenset[str]] = frozenset({"moved"})
-    derived: ClassVar[frozenset[str]] = frozenset({"moved"})
+    unweighted: ClassVar[frozenset[str]] = frozenset({"moved"})
+    not_transmitted: ClassVar[frozenset[str]] = frozenset({"moved"})
 
     alpha: Positive = 0.1
     """Weight of the proximal term."""

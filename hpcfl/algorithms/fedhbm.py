@@ -62,11 +62,11 @@ class FedHBM(FedAvg):
         momentum = active * self.beta * (self.participation or 1.0) / client.steps
         return Local(message.x, state.z, state.known, momentum)
 
-    def displace(self, y: Vector, local: Local, client: Client) -> Vector:
+    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
         now = y if self.first == "zero" else local.x.lerp(y, local.known)
         return y + local.momentum * (now - local.z)
 
-    def lookahead(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
+    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
         return start if self.nesterov else y
 
     def finish(

@@ -41,7 +41,7 @@ class Local(NamedTuple):
 class FedMIM(Algorithm):
     """FedMIM (Liu et al., 2023)."""
 
-    counted: ClassVar[str] = (
+    traffic_note: ClassVar[str] = (
         "1x in its paper: a client that took part in each of the last J rounds has the past models"
     )
 
@@ -76,10 +76,10 @@ class FedMIM(Algorithm):
         ]
         return Local(_combined(self.alpha, differences), _combined(self.beta, differences))
 
-    def displace(self, y: Vector, local: Local, client: Client) -> Vector:
+    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
         return y - local.shift
 
-    def lookahead(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
+    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
         return y - local.look
 
     def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:

@@ -69,10 +69,10 @@ class GHB(Algorithm):
         factor = self.beta / (tau * client.steps) * (client.round >= tau)
         return Local(factor * (message.x - message.anchor))
 
-    def displace(self, y: Vector, local: Local, client: Client) -> Vector:
+    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
         return y + local.momentum
 
-    def lookahead(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
+    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
         return start if self.nesterov else y
 
     def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:

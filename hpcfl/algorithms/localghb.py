@@ -55,10 +55,10 @@ class LocalGHB(FedAvg):
         factor = state.known * self.beta * (self.participation or 1.0) / client.steps
         return Local(factor * (message.x - state.anchor))
 
-    def displace(self, y: Vector, local: Local, client: Client) -> Vector:
+    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
         return y + local.momentum
 
-    def lookahead(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
+    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
         return start if self.nesterov else y
 
     def finish(

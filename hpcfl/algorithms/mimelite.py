@@ -32,7 +32,7 @@ class Upload(NamedTuple):
 class MimeLite(Mime):
     """MimeLite (Karimireddy et al., 2021) over SGD."""
 
-    plain: ClassVar[frozenset[str]] = frozenset({"grad"})
+    unweighted: ClassVar[frozenset[str]] = frozenset({"grad"})
 
     @property
     def full_gradient(self) -> Survey:

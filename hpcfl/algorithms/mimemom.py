@@ -25,7 +25,7 @@ from hpcfl.types import Decay
 class MimeMom(Mime):
     """Mime (Karimireddy et al., 2021) over SGD with momentum."""
 
-    counted: ClassVar[str] = "3x in the FedHBM paper, table 2"
+    traffic_note: ClassVar[str] = "3x in the FedHBM paper, table 2"
 
     beta: Decay = 0.9
     """Momentum factor."""

@@ -47,7 +47,7 @@ class Upload(NamedTuple):
 class Scaffold(Algorithm):
     """SCAFFOLD (Karimireddy et al., 2020)."""
 
-    plain: ClassVar[frozenset[str]] = frozenset({"dc"})
+    unweighted: ClassVar[frozenset[str]] = frozenset({"dc"})
 
     option: Literal[1, 2] = 2
     """How a client renews c_i: 1, a full gradient at x; 2, the mean of its local steps."""

@@ -62,10 +62,10 @@ class ServerOnly(Algorithm):
     def begin(self, message: Message, state: Any, client: Client) -> Local:
         return Local(message.x, zeros_like(message.x))
 
-    def lookahead(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
+    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
         return local.x
 
-    def remember(self, local: Local, step: Vector, client: Client) -> Local:
+    def update_local(self, local: Local, step: Vector, client: Client) -> Local:
         return Local(local.x, local.total + step)
 
     def finish(

@@ -72,7 +72,7 @@ def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:
     made = _titled("algorithm.name", "down", "up", "kept", "server", "what, paper, settings")
     made.add_row("(every one)", "", "", "", "", "\n".join(_settings(Algorithm)))
     for name, cls in known.items():
-        counted = [f"(counted as {cls.counted})"] if cls.counted else []
+        counted = [f"(counted as {cls.traffic_note})"] if cls.traffic_note else []
         about = (_summary(cls), _reference(cls), *counted, *_settings(cls, Algorithm))
         made.add_row(name, *multiples(cls()), "\n".join(about))
     made.caption = (

@@ -28,14 +28,14 @@ class Layout(NamedTuple):
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     bounds: tuple[tuple[int, int], ...]  # [begin, end) in the buffer, one per field
-    plain: frozenset[str]
+    unweighted: frozenset[str]
 
     @classmethod
-    def of(cls, template: Any, plain: frozenset[str]) -> "Layout":
+    def of(cls, template: Any, unweighted: frozenset[str]) -> "Layout":
         """The layout of ``template``, a NamedTuple of (meta) tensors."""
         ends = np.cumsum([0, *(field.numel() for field in template)]).tolist()
         shapes = tuple(field.shape for field in template)
-        return cls(type(template), template._fields, shapes, tuple(pairwise(ends)), plain)
+        return cls(type(template), template._fields, shapes, tuple(pairwise(ends)), unweighted)
 
     @property
     def numel(self) -> int:
@@ -49,11 +49,11 @@ class Layout(NamedTuple):
     def factors(self, weights: Sequence[float]) -> list[Sequence[float]]:
         """For each field, the clients' weights."""
         ones = [1.0] * len(weights)
-        return [ones if name in self.plain else weights for name in self.names]
+        return [ones if name in self.unweighted else weights for name in self.names]
 
     def totals(self, total: float, cohort: int) -> list[float]:
         """For each field, what its sum is divided by."""
-        return [float(cohort) if name in self.plain else total for name in self.names]
+        return [float(cohort) if name in self.unweighted else total for name in self.names]
 
 
 class FieldBuffer(NamedTuple):
@@ -128,7 +128,7 @@ class Reduction(ABC):
     Args:
         comm: the group of ranks.
         template: a NamedTuple of meta tensors, shaped like an upload.
-        plain: fields averaged with weight 1 over |S|.
+        unweighted: fields averaged with weight 1 over |S|.
         dtype: of the uploads and of the mean, float32 or float64.
         device: of the uploads and of the mean.
         uncounted: fields that are summed, but are no traffic of a real client.
@@ -138,13 +138,13 @@ class Reduction(ABC):
         self,
         comm: Comm,
         template: Any,
-        plain: frozenset[str],
+        unweighted: frozenset[str],
         dtype: torch.dtype,
         device: torch.device,
         uncounted: frozenset[str] = frozenset(),
     ) -> None:
         self._comm, self._dtype, self._uncounted = comm, dtype, uncounted
-        self._layout = Layout.of(template, plain)
+        self._layout = Layout.of(template, unweighted)
         self._buffer = torch.empty(self._layout.numel, dtype=self.summed(dtype), device=device)
 
     def mean(

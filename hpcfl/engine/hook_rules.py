@@ -76,14 +76,14 @@ def play_client(algorithm: Algorithm, message: Any, member: Member) -> Played:
     """
     x, (state, about, grad) = message.x, member
     local = call(algorithm, "begin", message, state, about)
-    start = call(algorithm, "displace", x, local, about)
-    _require_like(algorithm, "displace", start, x)
-    point = call(algorithm, "lookahead", x, start, local, about)
-    _require_like(algorithm, "lookahead", point, x)
+    start = call(algorithm, "start_point", x, local, about)
+    _require_like(algorithm, "start_point", start, x)
+    point = call(algorithm, "gradient_point", x, start, local, about)
+    _require_like(algorithm, "gradient_point", point, x)
     d = call(algorithm, "direction", point, local, grad, about)
     _require_like(algorithm, "direction", d, x)
-    after = call(algorithm, "remember", local, d, about)
-    require_form(algorithm, "remember", "what a client holds", after, "begin", local)
+    after = call(algorithm, "update_local", local, d, about)
+    require_form(algorithm, "update_local", "what a client holds", after, "begin", local)
     y = start - algorithm.step_scale * about.lr * d
     upload, kept = call(algorithm, "finish", y, after, message, state, about)
     require_form(algorithm, "finish", "a state", kept, "init_client", state)

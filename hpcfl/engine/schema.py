@@ -159,7 +159,7 @@ def traffic(algorithm: Algorithm, schema: Schema) -> Traffic:
     sent = [
         leaf
         for name, leaf in zip(schema.upload._fields, schema.upload, strict=True)
-        if name not in algorithm.derived
+        if name not in algorithm.not_transmitted
     ]
     return Traffic(
         down=nbytes(schema.message) + vector * surveyed, up=nbytes(sent) + vector * surveyed

@@ -61,6 +61,12 @@ class Registry:
         if isabstract(found):
             lacks = ", ".join(sorted(found.__abstractmethods__))  # type: ignore[attr-defined]
             raise JobError(f"{at}: {name!r} cannot be used, it does not define {lacks}")
+        renamed: Mapping[str, str] = getattr(found, "renamed", {})
+        for old, new in renamed.items():
+            if hasattr(found, old):
+                raise JobError(
+                    f"{at}: {name!r} defines {old}, which is called {new} now; rename it"
+                )
         own = {key for key, hint in get_annotations(found).items() if "ClassVar" not in str(hint)}
         if unknown := own - {field.name for field in fields(found)}:
             raise JobError(

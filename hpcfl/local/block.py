@@ -149,12 +149,12 @@ class Block:
                 found.append(loss)
                 return gradient  # type: ignore[no-any-return]
 
-            start = algorithm.displace(y, local, client)
-            point = algorithm.lookahead(y, start, local, client)
+            start = algorithm.start_point(y, local, client)
+            point = algorithm.gradient_point(y, start, local, client)
             d = algorithm.direction(point, local, grad, client)
             if self._weight_decay:
                 d = d.add(point, alpha=self._weight_decay)
-            after = algorithm.remember(local, d, client)
+            after = algorithm.update_local(local, d, client)
             there = start - algorithm.step_scale * client.lr * d
             loss = found[0] if found else torch.zeros_like(client.lr)
             moved = tree_map(

@@ -11,7 +11,7 @@ from hpcfl.local.error_context import named
 from hpcfl.local.step import BatchGradient, ClientResult, ClientTask, Gradient
 from hpcfl.types import Vector
 
-_STEP = ("displace", "lookahead", "direction", "remember")
+_STEP = ("start_point", "gradient_point", "direction", "update_local")
 
 
 class Sequential:
@@ -74,14 +74,14 @@ class Sequential:
                     loss += gradient.descend(y, batch, seed, rate, self._weight_decay)
                     continue
                 oracle = BatchGradient(gradient, batch, seed)
-                start = algorithm.displace(y, local, about)
-                point = algorithm.lookahead(y, start, local, about)
+                start = algorithm.start_point(y, local, about)
+                point = algorithm.gradient_point(y, start, local, about)
                 d = algorithm.direction(point, local, oracle, about)
                 if oracle.loss is not None:
                     loss += oracle.loss
                 if self._weight_decay:
                     d = d.add(point, alpha=self._weight_decay)
-                local = algorithm.remember(local, d, about)
+                local = algorithm.update_local(local, d, about)
                 torch.add(start, d, alpha=-rate, out=y)
         except HpcflError:  # damaged data, which says where it is
             raise

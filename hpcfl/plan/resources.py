@@ -110,7 +110,7 @@ def plan(parts: Components, ranks: int, *, process: Process, activations: Activa
         gradients=schema.gradients,
         surveys=surveys(parts),
         traffic=traffic(parts.algorithm, schema),
-        counted=parts.algorithm.counted,
+        counted=parts.algorithm.traffic_note,
         own=own,
         shared=shared,
         server=nbytes(schema.server),

@@ -200,8 +200,8 @@ class Components:
 
     def reduction(self, comm: Comm) -> Reduction:
         """The mean of the uploads."""
-        uncounted = self.algorithm.derived | {LOSS}
-        return self._reduction(comm, self.schema.reduced, self.algorithm.plain, uncounted)
+        uncounted = self.algorithm.not_transmitted | {LOSS}
+        return self._reduction(comm, self.schema.reduced, self.algorithm.unweighted, uncounted)
 
     def surveys(self, comm: Comm) -> Reduction:
         """The plain mean of full gradients."""

@@ -106,11 +106,11 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
                 state = algorithm.init_client(x0, lambda i=i: fresh[i])
             local, y = algorithm.begin(message, state, client), message.x
             for _ in range(steps):
-                start = algorithm.displace(y, local, client)
-                point = algorithm.lookahead(y, start, local, client)
+                start = algorithm.start_point(y, local, client)
+                point = algorithm.gradient_point(y, start, local, client)
                 d = algorithm.direction(point, local, lambda z, c=centre: z - c, client)
                 step = d + 0.01 * point
-                local = algorithm.remember(local, step, client)
+                local = algorithm.update_local(local, step, client)
                 y = start - algorithm.step_scale * 0.1 * step
             upload, states[i] = algorithm.finish(y, local, message, state, client)
             uploads.append(upload)
@@ -147,7 +147,7 @@ def test_the_dry_round_foretells_every_shape(name, dtype):
             for a, b in pairs:
                 assert (a.shape, a.dtype, a.device.type) == (b.shape, b.dtype, "meta"), dry
         assert schema.server._fields[0] == schema.message._fields[0] == "x"
-    assert algorithm(name).plain <= set(schema.upload._fields)
+    assert algorithm(name).unweighted <= set(schema.upload._fields)
 
 
 @pytest.mark.parametrize("name", ALL)

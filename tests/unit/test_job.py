@@ -76,7 +76,7 @@ def test_a_run_writes_its_settled_participation(job, tmp_path, hpcfl, given, kep
     written = load(out / "job.yaml")
     assert written.job.algorithm == FedHBM(participation=kept)
     # C stays what it was, whatever the cohort is when the job is loaded again.
-    assert written.job.algorithm.settle(1.0, 6) == written.job.algorithm
+    assert written.job.algorithm.resolve_defaults(1.0, 6) == written.job.algorithm
 
 
 def test_overrides_give_a_run_its_name(job):

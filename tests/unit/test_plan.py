@@ -41,7 +41,7 @@ def overhead(name):
 @pytest.mark.parametrize(("name", "published"), TABLE_2.items())
 def test_overhead_of_the_fedhbm_paper(name, published):
     """MimeMom sends x, m and c down, a gradient and delta up: 2.5, and a note says what it says."""
-    counted = ALGORITHMS[name].counted
+    counted = ALGORITHMS[name].traffic_note
     if name == "mimemom":
         assert overhead(name) == 2.5
         assert counted.startswith(f"{published}x ")
@@ -52,7 +52,7 @@ def test_overhead_of_the_fedhbm_paper(name, published):
 
 def test_fedmim_tells_both_counts():
     assert overhead("fedmim") == (1 + 2 + 1) / 2
-    assert ALGORITHMS["fedmim"].counted.startswith("1x in its paper")
+    assert ALGORITHMS["fedmim"].traffic_note.startswith("1x in its paper")
 
 
 def test_examples_in_a_mapped_file_take_no_memory(job):

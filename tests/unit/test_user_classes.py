@@ -117,8 +117,16 @@ class Zeros(FedAvg):
 
 @own
 class Forgets(FedAvg):
-    def remember(self, local, step, client):
+    def update_local(self, local, step, client):
         return Nothing()
+
+
+@own
+class OfVersion1(FedAvg):
+    plain = frozenset({"delta"})
+
+    def displace(self, y, local, client):
+        return y
 
 
 COUNT = 0
@@ -319,6 +327,12 @@ def override(module, section, name):
     return f"{key}={{name: mine.{name}}}"
 
 
+def test_a_hook_that_was_renamed_is_refused(module, job, refused):
+    """Under its old name it would be left out in silence."""
+    line = refused("check", job, override(module, "algorithm", "OfVersion1"))
+    assert "'mine.OfVersion1' defines displace, which is called start_point now; rename it" in line
+
+
 HOOKS = [
     ("Python", "Python.finish draws from Python's random"),
     ("Numpy", "Numpy.direction draws from numpy.random"),
@@ -329,7 +343,7 @@ HOOKS = [
     ("Structure", "Structure.update returns a server of other shapes or dtypes than init_server"),
     ("Dtype", "Server(x: float64["),
     ("Zeros", "Zeros.direction returns float64["),
-    ("Forgets", "Forgets.remember returns what a client holds of other shapes"),
+    ("Forgets", "Forgets.update_local returns what a client holds of other shapes"),
     ("Varies", "Varies.finish returns an upload of other shapes"),
 ]
 

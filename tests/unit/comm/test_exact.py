@@ -73,7 +73,7 @@ def spread(
     size,
     *,
     kind=Exact,
-    plain=frozenset(),
+    unweighted=frozenset(),
     uncounted=frozenset(),
     flags=None,
 ):
@@ -83,7 +83,7 @@ def spread(
 
     def work(comm):
         mine = [i for i, owner in enumerate(owners) if owner == comm.rank]
-        return kind(comm, template, plain, dtype, CPU, uncounted).mean(
+        return kind(comm, template, unweighted, dtype, CPU, uncounted).mean(
             [uploads[i] for i in mine],
             mine,
             [weights[i] for i in mine],
@@ -165,7 +165,7 @@ def test_the_mean_is_within_the_stated_bound(case):
 
 def test_by_hand():
     uploads = make([[1.0, -2.0, 0.0, 4.0], [3.0, 6.0, 0.0, 8.0]], torch.float32)
-    mean, *_ = spread(uploads, [1.0, 3.0], [0, 0], 1, plain=frozenset({"level"}))[0]
+    mean, *_ = spread(uploads, [1.0, 3.0], [0, 0], 1, unweighted=frozenset({"level"}))[0]
     assert mean.delta.tolist() == [2.5, 4.0, 0.0]  # (1 + 9)/4, (-2 + 18)/4
     assert mean.level.item() == 6.0  # plainly: (4 + 8)/2
     assert mean.level.shape == ()
