@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcfl.runner.session import Result
+    from hpcfl.runner.start import Result
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "resume", "run"]
@@ -38,7 +38,7 @@ def run(
         Stopped: a signal asked for a stop; a checkpoint was written.
     """
     from hpcfl.job.schema import load
-    from hpcfl.runner.session import start
+    from hpcfl.runner.start import start
 
     return start(load(job, overrides), Path(out) if out else None, continued=continued)
 
@@ -66,7 +66,7 @@ def resume(
         StoreError: the checkpoint or a store is damaged.
         DivergedError, Stopped: as for ``run``.
     """
-    from hpcfl.runner.session import resume
+    from hpcfl.runner.start import resume
 
     copy = Path(out) if out else None
     return resume(Path(directory), overrides, out=copy, round=round, verify=verify)

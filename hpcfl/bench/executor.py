@@ -19,7 +19,7 @@ from hpcfl.bench.round import built_in
 from hpcfl.errors import JobError
 from hpcfl.job.schema import Loaded, load
 from hpcfl.runner.choose_executor import WARM, one_step, with_executor
-from hpcfl.runner.components import Components, assemble
+from hpcfl.runner.components import Components, build_components
 from hpcfl.runner.device import device_of
 
 SIZES = (10, 32)  # clients in a block
@@ -49,7 +49,7 @@ def bench_executor(
         ]
         figures: list[Figure] = []
         for loaded in jobs:
-            parts = assemble(loaded, device_of(loaded.job, 0))
+            parts = build_components(loaded, device_of(loaded.job, 0))
             clients = len(parts.rows)
             fit = sizes or [size for size in SIZES if size <= clients] or [clients]
             steps = _take_turns(loaded, parts, fit, turns)
@@ -84,7 +84,7 @@ def _play(parts: Components, size: int | None) -> Callable[[], float]:
 def _flops(parts: Components) -> int:
     """Multiplications and additions of a client's gradient on a batch."""
     gradient = parts.gradient()
-    batch = next(parts.population.visit(0, 0).batches)
+    batch = next(parts.clients.task(0, 0).batches)
     with FlopCounterMode(display=False) as counter:
         gradient.stochastic(parts.x0.clone(), batch, 0)
     counted: int = counter.get_total_flops()

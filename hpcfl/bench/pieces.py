@@ -84,12 +84,12 @@ def report(pieces: Pieces) -> str:
 def _rounds(side: Alone, folder: Path, *, speaks: bool) -> list[Figure]:
     """Seconds of a step, of a visit beyond its steps, of a round beyond its visits."""
     steps, run = work(side.parts).steps, side.run
-    played = _played(Engine(run, 1), run.rounds)
+    played = _played(Engine(run, 1), run.schedule.rounds)
     for _ in track(played, "bench pieces: rounds", thread=False) if speaks else played:
         pass
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     records = [r for r in lines if r.get("clients")][1:]
-    done = [int(steps[run.draw(r["round"] - 1)].sum()) for r in records]
+    done = [int(steps[run.schedule.draw(r["round"] - 1)].sum()) for r in records]
     beyond = ("sample_s", "read_s", "write_s")
     return [
         Figure(

@@ -196,17 +196,17 @@ class Bare:
         """Play the next rounds; the seconds that they took, once their batches were there."""
         rounds = range(self._done, self._done + self._turn)
         self._done += self._turn
-        cohorts = [[self._work(int(i), t) for i in self._run.draw(t)] for t in rounds]
+        cohorts = [[self._work(int(i), t) for i in self._run.schedule.draw(t)] for t in rounds]
         began = self._clock()
         for t, cohort in zip(rounds, cohorts, strict=True):
             if cohort:
-                self._round(cohort, self._run.rate(t))
+                self._round(cohort, self._run.schedule.local_lr(t))
         return self._clock() - began
 
     def _work(self, client: int, round: int) -> tuple[float, list[Batch]]:
         """The client's weight and batches."""
-        visit = self._run.population.visit(client, round)
-        return float(self._run.weights[client]), list(visit.batches)
+        visit = self._run.training.clients.visit(client, round)
+        return float(self._run.training.weights[client]), list(visit.batches)
 
     def _round(self, cohort: Sequence[tuple[float, list[Batch]]], rate: float) -> None:
         local = self._parts.job.local

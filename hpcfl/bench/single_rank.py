@@ -16,7 +16,7 @@ from hpcfl.engine.loop import play
 from hpcfl.engine.run import Run
 from hpcfl.job.schema import Loaded
 from hpcfl.run_dir.log import RunLog
-from hpcfl.runner.components import Components, assemble, wire
+from hpcfl.runner.components import Components, build_components, build_run
 from hpcfl.runner.device import device_of
 from hpcfl.signals import Signals
 from hpcfl.types import Record, Vector
@@ -24,18 +24,18 @@ from hpcfl.types import Record, Vector
 Clock = Callable[[], float]
 
 
-class Desk:
-    """Takes the log down, as a run does; evaluates and commits nothing."""
+class LogOnly:
+    """The engine's hooks of a run that writes its log, and evaluates and commits nothing."""
 
-    pending = False, False
+    checkpoint_pending = False, False
 
     def __init__(self, log: RunLog) -> None:
         self._log = log
         self.waited = 0.0
         """Seconds that the rounds waited for client states."""
 
-    def begin(self, round: int) -> None:
-        """Nobody watches."""
+    def begin_round(self, round: int) -> None:
+        """Tell nobody."""
 
     def evaluate(self, round: int, x: Vector) -> Record:
         """No scores."""
@@ -46,11 +46,11 @@ class Desk:
         self.waited += record.get("store_s", 0.0)
         self._log.write(record)
 
-    def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
+    def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
         """Commit nothing."""
 
-    def settle(self, round: int) -> None:
-        """Nothing is on its way."""
+    def commit_checkpoint(self, round: int) -> None:
+        """Commit nothing."""
 
 
 class Engine:
@@ -75,7 +75,8 @@ class Engine:
         """Play the next rounds; the seconds that they took."""
         end = self._done + self._turn
         began = self._clock()
-        self._server = play(replace(self._run, rounds=end), self._server, self._done)
+        schedule = replace(self._run.schedule, rounds=end)
+        self._server = play(replace(self._run, schedule=schedule), self._server, self._done)
         self._done = end
         return self._clock() - began
 
@@ -85,8 +86,8 @@ class Alone(NamedTuple):
 
     parts: Components
     run: Run
-    desk: Desk
-    """Hears what the rounds waited."""
+    hooks: LogOnly
+    """They hear what the rounds waited."""
 
 
 def alone(loaded: Loaded, folder: Path, stack: ExitStack, comm: Comm | None = None) -> Alone:
@@ -99,10 +100,10 @@ def alone(loaded: Loaded, folder: Path, stack: ExitStack, comm: Comm | None = No
         comm: the group; none is needed for one rank.
     """
     comm = comm or Solo()
-    parts = assemble(loaded, device_of(loaded.job, comm.local_rank))
+    parts = build_components(loaded, device_of(loaded.job, comm.local_rank))
     owner = assign_owners([len(own) for own in parts.rows], comm.size)
-    desk = Desk(stack.enter_context(closing(RunLog(folder / "log.jsonl"))))
+    hooks = LogOnly(stack.enter_context(closing(RunLog(folder / "log.jsonl"))))
     mine = [client for client, rank in enumerate(owner) if rank == comm.rank]
     store = stack.enter_context(closing(parts.store(folder, comm.rank, "bench", mine)))
-    run = wire(parts, comm, owner, store, parts.gradient(), desk, Signals())
-    return Alone(parts, run, desk)
+    run = build_run(parts, comm, owner, store, parts.gradient(), hooks, Signals())
+    return Alone(parts, run, hooks)

@@ -184,11 +184,11 @@ def _rounds(root: Path) -> tuple[list[Figure], list[float]]:
         engines = [Engine(side.run, TURN) for side in sides]
         for engine, side in zip(engines, sides, strict=True):
             engine()  # warm up
-            side.desk.waited = 0.0
+            side.hooks.waited = 0.0
         plays = dict(zip(SIDES, engines, strict=True))
         times = take_turns(plays, TURNS, "bench store: rounds of LeNet", warm=0)
     found = [Figure("a round of LeNet", side, "s", seconds) for side, seconds in times.items()]
-    waited = [side.desk.waited / sum(f.values) for side, f in zip(sides, found, strict=True)]
+    waited = [side.hooks.waited / sum(f.values) for side, f in zip(sides, found, strict=True)]
     return found, waited
 
 

@@ -9,7 +9,7 @@ from hpcfl.store.schema import StateSchema
 from hpcfl.store.segment import Segment
 
 
-def verify(
+def verify_states(
     table: Table, schema: StateSchema, clients: Sequence[int] | Ints, *, rows: bool, speak: bool
 ) -> None:
     """Check the segments of these clients' states and, with ``rows``, every state's checksum.

@@ -30,21 +30,34 @@ from hpcfl.store.base import ClientStore
 from hpcfl.store.row_table import files as row_tables
 
 
-@dataclass(frozen=True)
-class PendingCheckpoint:
-    """A checkpoint on its way: begun on every rank, not yet committed."""
+@dataclass(frozen=True, kw_only=True)
+class CheckpointContents:
+    """What a checkpoint holds besides the clients' states; the same on every rank unless said."""
 
-    folder: Path
     round: int
     """Rounds completed."""
+    server: Any
+    """The algorithm's."""
+    kept: Mapping[str, Tensor]
+    """What else the coming rounds need, by name."""
     job: str
-    """The job's mark; a resume refuses another."""
-    log: LogPosition
-    """What stands in the log."""
+    """The fingerprint of the job; a resume refuses another."""
     inputs: Mapping[str, str]
     """The digests of the job's inputs; a resume refuses others."""
+    log: LogPosition
+    """What stands in the log."""
     run_files: Mapping[str, int]
-    """The crc32 of the files of the run directory that no round changes; rank 0's count."""
+    """The crc32 of the files of the run directory that no round changes; rank 0's is written."""
+    best: bytes | None = None
+    """The file of the best model so far, if there is one; rank 0's is written."""
+
+
+@dataclass(frozen=True)
+class PendingCheckpoint:
+    """A checkpoint that was begun on every rank and is not yet committed."""
+
+    folder: Path
+    contents: CheckpointContents
     written: "list[Future[None]]"
     """What this rank is still writing."""
 
@@ -92,8 +105,9 @@ class PendingCheckpoint:
         names = [SERVER, *row_tables(self.folder, ranks)]
         names += [name for name in (KEPT, BEST) if (self.folder / name).exists()]
         files = {name: crc32((self.folder / name).read_bytes()) for name in names}
+        c = self.contents
         checkpoint = Checkpoint(
-            self.folder, self.round, ranks, self.job, self.log, files, self.inputs, self.run_files
+            self.folder, c.round, ranks, c.job, c.log, files, c.inputs, c.run_files
         )
         content = write_manifest(checkpoint)
         sync_folder(self.folder)
@@ -103,54 +117,39 @@ class PendingCheckpoint:
 
 def begin(
     root: Path,
-    round: int,
-    server: Any,
-    kept: Mapping[str, Tensor],
+    contents: CheckpointContents,
     store: ClientStore,
     comm: Comm,
-    behind: Executor,
-    *,
-    job: str,
-    inputs: Mapping[str, str],
-    log: LogPosition,
-    run_files: Mapping[str, int],
-    sync: Callable[[], None],
-    best: bytes | None = None,
+    background: Executor,
+    sync_log: Callable[[], None],
 ) -> PendingCheckpoint:
-    """Collective: begin to write the server and every rank's states after ``round`` rounds.
+    """Collective: begin to write a checkpoint: its contents, and every rank's client states.
 
     Args:
         root: the folder of the checkpoints.
-        round: rounds completed.
-        server: the algorithm's server, the same on every rank.
-        kept: what else the coming rounds need, by name, the same on every rank.
+        contents: what it holds besides the states.
         store: this rank's client states.
         comm: the ranks.
-        behind: where rank 0 writes its files.
-        job: the job's mark.
-        inputs: the digests of the job's inputs.
-        log: what stands in the log.
-        run_files: the crc32 of the files of the run directory that no round changes.
-        sync: brings the log to the disk; called by ``behind`` on rank 0.
-        best: the file of the best model so far, if there is one; rank 0's counts.
+        background: where rank 0 writes its files.
+        sync_log: brings the log to the disk; called by ``background`` on rank 0.
 
     Raises:
         DiskError: on this rank alone: the disk is full or fails.
         StoreError: on this rank alone: the folder cannot be made for another reason.
     """
-    folder = folder_of(root, round)
+    folder = folder_of(root, contents.round)
     written = []
     if comm.rank == 0:
         with write_errors(folder):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-        files = {SERVER: flat(server)}
-        if kept:
-            files[KEPT] = {name: copied(tensor) for name, tensor in kept.items()}
-        written.append(behind.submit(_write, folder, files, best, sync))
+        files = {SERVER: flat(contents.server)}
+        if contents.kept:
+            files[KEPT] = {name: copied(tensor) for name, tensor in contents.kept.items()}
+        written.append(background.submit(_write, folder, files, contents.best, sync_log))
     comm.barrier()
     written += store.commit(folder)
-    return PendingCheckpoint(folder, round, job, log, inputs, run_files, written)
+    return PendingCheckpoint(folder, contents, written)
 
 
 def _write(

@@ -26,7 +26,7 @@ from hpcfl.models.base import TORCHVISION
 from hpcfl.report.plots import plot_partition
 from hpcfl.report.plots.figure import check_plot
 from hpcfl.runner.choose_executor import check
-from hpcfl.runner.components import Components, assemble
+from hpcfl.runner.components import Components, build_components
 from hpcfl.runner.device import bfloat16_warning, device_type
 from hpcfl.runner.initial import fetch_data, fetch_model, load_data
 from hpcfl.runner.preflight import try_algorithm, try_classes
@@ -66,7 +66,7 @@ def describe(loaded: Loaded, *, data: bool) -> str:
 def _assembled(loaded: Loaded) -> tuple[Components, Digests]:
     """The loaded job, and the fingerprints of its inputs."""
     with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
-        parts = assemble(loaded, torch.device("cpu"))
+        parts = build_components(loaded, torch.device("cpu"))
         return parts, fingerprints.of(parts.dataset)
 
 
@@ -156,8 +156,8 @@ def _data_lines(parts: Components) -> Iterable[tuple[str, str]]:
     spread = f"{_between(low, high)} a client, median {median}"
     held = f", {sum(map(len, parts.held))} held out" if parts.held else ""
     yield "examples", f"{spread}; {sizes.sum()} in all{held}, {tests} for testing"
-    population = parts.population
-    steps = [int(population.visit(client, 0).client.steps) for client in range(len(population))]
+    population = parts.clients
+    steps = [int(population.task(client, 0).client.steps) for client in range(len(population))]
     yield "steps", f"K = {_between(min(steps), max(steps))}"
     yield "parameters", f"{parts.x0.numel()}"
     bytes_ = traffic(parts.algorithm, parts.schema)

@@ -142,14 +142,14 @@ def _run(options: argparse.Namespace) -> None:
         where = options.out or Path("runs") / run_name(options.job, options.overrides)
         signals.set_resumable(where)
     from hpcfl.job.schema import load
-    from hpcfl.runner.session import start
+    from hpcfl.runner.start import start
 
     start(load(options.job, options.overrides), options.out, continued=options.continued)
 
 
 def _resume(options: argparse.Namespace) -> None:
     signals.set_resumable(options.out or options.dir)
-    from hpcfl.runner.session import resume
+    from hpcfl.runner.start import resume
 
     resume(
         options.dir,

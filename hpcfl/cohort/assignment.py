@@ -94,7 +94,7 @@ class Balance:
         self._draw, self._rounds, self._rank, self._ranks = draw, rounds, rank, ranks
         self._owner, self._work = owner, work
         # Two rounds are kept: the coming one is looked at while this one is played.
-        self.duty = lru_cache(2)(self._duty)
+        self.assignment = lru_cache(2)(self._duty)
         """Round -> what falls to this rank; of a round past the end, nothing."""
 
     def _duty(self, round: int) -> Assignment:

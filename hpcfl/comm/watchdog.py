@@ -41,7 +41,7 @@ class Watchdog:
     """
 
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:
-        self.pulse = RankProgress()
+        self.progress = RankProgress()
         self._rank, self._size, self._timeout_s = rank, size, timeout_s
         self._period = min(PERIOD_S, timeout_s / SHARE)
         self._patience = math.ceil(timeout_s / self._period)  # turns
@@ -53,7 +53,7 @@ class Watchdog:
 
     def keep(self, files: Heartbeats) -> None:
         """Write heartbeats from now on, and read those of the others when it is time."""
-        files.open(self.pulse)
+        files.open(self.progress)
         self._files = files
 
     def first_to_tell(self, line: str) -> bool:
@@ -72,8 +72,8 @@ class Watchdog:
         before: Mapping[int, Heartbeat] = {}
         while not self._over.wait(self._period):
             self._beat()
-            waited = waited + 1 if self.pulse.waits and self.pulse.calls == calls else 0
-            calls = self.pulse.calls
+            waited = waited + 1 if self.progress.waits and self.progress.calls == calls else 0
+            calls = self.progress.calls
             if not self._files:
                 waited = 0
                 continue
@@ -83,7 +83,7 @@ class Watchdog:
                 before = self._files.read(self._size)
             if waited >= self._patience:
                 now = self._files.read(self._size)
-                wait = Wait(self.pulse, self._rank, self._size, before, now)
+                wait = Wait(self.progress, self._rank, self._size, before, now)
                 if wait.is_for_work():
                     waited = 0
                 else:
@@ -92,7 +92,7 @@ class Watchdog:
     def _beat(self) -> None:
         if self._files and not self._mute:
             try:
-                self._files.beat(self.pulse)
+                self._files.beat(self.progress)
             except OSError as e:
                 self._mute = True
                 with suppress(AttributeError, OSError):
@@ -106,7 +106,7 @@ class Watchdog:
         """Say why the run ends, unless another rank does, and end this process."""
         line = (
             f"RankError: [rank {self._rank} of {self._size}] waited {self._timeout_s:g} s for the "
-            f"other ranks, {place(self.pulse.round, self.pulse.phase)}: {why}"
+            f"other ranks, {place(self.progress.round, self.progress.phase)}: {why}"
         )
         if not self.first_to_tell(line):
             self._follow()

@@ -26,7 +26,7 @@ class Watched:
         self.rank, self.size, self.local_rank = comm.rank, comm.size, comm.local_rank
         self.library = comm.library
         self._watchdog = Watchdog(comm.rank, comm.size, timeout_s)
-        self.pulse = self._watchdog.pulse
+        self.progress = self._watchdog.progress
         """Where this rank is: to be kept true by whoever knows."""
 
     @property
@@ -77,7 +77,7 @@ class Watched:
 
     def close(self) -> None:
         """Collective: leave the group in good order."""
-        self.pulse.phase = "ending"
+        self.progress.phase = "ending"
         try:
             self._wait(self._comm.close)
         finally:
@@ -89,8 +89,8 @@ class Watched:
 
     def _wait(self, collective: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Collective: what ``collective`` gives, under the eyes of the watchdog."""
-        self.pulse.calls += 1
-        self.pulse.waits = True
+        self.progress.calls += 1
+        self.progress.waits = True
         try:
             return collective(*args, **kwargs)
         except RankError as error:  # every rank sees that one was lost: one says so
@@ -98,4 +98,4 @@ class Watched:
                 self._comm.abort(1)
             raise
         finally:
-            self.pulse.waits = False
+            self.progress.waits = False

@@ -41,7 +41,7 @@ from hpcfl.algorithms.base import Cohort
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.comm.reduction import Reduction
-from hpcfl.engine.schema import Survey
+from hpcfl.engine.schema import FullGradient
 from hpcfl.local.executor import Executor
 from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.types import Count, Record, Section, Vector
@@ -149,10 +149,10 @@ class Observer:
         """
         gradients = [visit.client.full_grad for visit in visits]
         if not all(gradient.numel() for gradient in gradients):
-            gradients = self._executor.survey(x, visits)
+            gradients = self._executor.full_gradients(x, visits)
         if cohort.grad.numel():
             return gradients, cohort.grad
-        own = [Survey(gradient) for gradient in gradients]
+        own = [FullGradient(gradient) for gradient in gradients]
         clients, ones = [visit.client_id for visit in visits], [1.0] * len(visits)
         size, done = cohort.size, cohort.round + 1
         (mean,), *_ = self._surveys.mean(own, clients, ones, size, size, np.zeros(0), round=done)

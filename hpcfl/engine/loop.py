@@ -1,9 +1,9 @@
-"""The round loop.  Every rank runs it; only comm, store and duty know which rank that is."""
+"""The round loop.  Every rank runs it; only comm, the store and the assignment differ by rank."""
 
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,16 +11,34 @@ from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort
 from hpcfl.engine.run import Run
-from hpcfl.engine.schema import Survey, nbytes
+from hpcfl.engine.schema import FullGradient, nbytes
 from hpcfl.errors import DivergedError
 from hpcfl.local.error_context import told
 from hpcfl.signals import stopped
 from hpcfl.types import Record
 
-# The signal that asked for a stop (0: none), whether a checkpoint is wanted, whether one is on its
-# way, whether rounds must wait for that; and, from TOLD on, what the ranks tell for the account.
-Asked = NDArray[np.float64]
-TOLD = slice(4, None)
+
+class RoundSignals(NamedTuple):
+    """What one rank asks for at the end of a round; the maximum over ranks is acted on.
+
+    The maximum is taken along with the one that the mean of the uploads needs, in one collective,
+    so that asking costs no message of its own.
+    """
+
+    stop: int
+    """The number of the signal that asked for a stop; 0: none did."""
+    save: bool
+    """A checkpoint is wanted: a signal asked for it, or the minutes between two have passed."""
+    writing: bool
+    """A rank still writes its part of a checkpoint."""
+    low_on_rows: bool
+    """A store is nearly out of rows: the pending checkpoint must be committed to free some."""
+
+    @classmethod
+    def of(cls, maxima: NDArray[np.float64]) -> "RoundSignals":
+        """From the maxima over ranks of what ``_local_values`` gives."""
+        stop, *others = maxima[: len(cls._fields)]
+        return cls(int(stop), *map(bool, others))
 
 
 def play(run: Run, server: Any, start: int) -> Any:
@@ -31,103 +49,128 @@ def play(run: Run, server: Any, start: int) -> Any:
         DivergedError: an upload or the server was not finite; nothing of its round was kept.
         HookError, ClientError, StoreError: on this rank alone, perhaps.
     """
-    run.account.start()
-    if start == 0 and run.evaluation(0, run.rounds):
+    schedule, hooks, timer = run.schedule, run.hooks, run.timer
+    timer.start()
+    if start == 0 and schedule.evaluation_due(0, schedule.rounds):
         with told(0):
-            record: Record = {"round": 0, **run.desk.evaluate(0, server.x)}
-        run.account.mark("evaluate")
-        run.desk.record(record, run.account.write_to(record))
+            record: Record = {"round": 0, **hooks.evaluate(0, server.x)}
+        timer.mark("evaluate")
+        hooks.record(record, timer.write_to(record))
     saved = monotonic()
-    for t in range(start, run.rounds):
-        run.account.mark("write")
-        run.desk.begin(t + 1)
+    for t in range(start, schedule.rounds):
+        timer.mark("write")
+        hooks.begin_round(t + 1)
         try:
             with told(t + 1):
-                server, record, asked = play_round(run, server, t, partial(_asked, run, saved))
-            run.account.mark("update")
+                server, record, signals = play_round(
+                    run, server, t, partial(_local_values, run, saved)
+                )
+            timer.mark("update")
         except DivergedError:
-            run.desk.settle(t)
+            hooks.commit_checkpoint(t)
             raise
-        done, stop = t + 1, int(asked[0])
-        if run.evaluation(done, run.rounds):
+        done = t + 1
+        if schedule.evaluation_due(done, schedule.rounds):
             with told(done):
-                record |= run.desk.evaluate(done, server.x)
-            run.account.mark("evaluate")
-        run.desk.record(record, run.account.write_to(record))
-        if asked[3] or not asked[2]:
-            run.desk.settle(done)
-        if stop or asked[1] or run.checkpoint(done, run.rounds):
-            run.desk.save(done, server, run.observer.kept)
+                record |= hooks.evaluate(done, server.x)
+            timer.mark("evaluate")
+        hooks.record(record, timer.write_to(record))
+        if signals.low_on_rows or not signals.writing:
+            hooks.commit_checkpoint(done)
+        if signals.stop or signals.save or schedule.checkpoint_due(done, schedule.rounds):
+            hooks.begin_checkpoint(done, server, run.observer.kept)
             run.signals.save, saved = False, monotonic()
-        if stop and done < run.rounds:
-            run.desk.settle(done)
-            raise stopped(stop, done, run.rounds)
-    run.desk.settle(run.rounds)
+        if signals.stop and done < schedule.rounds:
+            hooks.commit_checkpoint(done)
+            raise stopped(signals.stop, done, schedule.rounds)
+    hooks.commit_checkpoint(schedule.rounds)
     return server
 
 
 def play_round(
-    run: Run, server: Any, t: int, ask: Callable[[], Asked]
-) -> tuple[Any, Record, Asked]:
-    """Collective: one round; also the maximum over ranks of what was asked of them by its end."""
-    algorithm, account = run.algorithm, run.account
-    size = len(members := run.draw(t))
+    run: Run, server: Any, t: int, local_values: Callable[[], NDArray[np.float64]]
+) -> tuple[Any, Record, RoundSignals]:
+    """Collective: play one round, t from zero.
+
+    Args:
+        run: the live objects.
+        server: before the round.
+        t: the round.
+        local_values: what this rank asks for, and how long it was busy; called once, as late as
+            can be.
+
+    Returns:
+        The server after the round, the line of the log, and what any rank asked for by its end.
+
+    Raises:
+        DivergedError: an upload or the server is not finite.
+    """
+    algorithm, schedule, training, timer = run.algorithm, run.schedule, run.training, run.timer
+    members = schedule.draw(t)
+    size = len(members)
     record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
-    record["examples"] = int(run.population.taken[members].sum())
+    record["examples"] = int(training.clients.taken[members].sum())
     if not size:
-        account.mark("sample")
-        account.record_wait((asked := run.comm.allreduce_max(ask()))[TOLD])
-        return server, record, asked
-    mine = run.mine(t)
-    surveyed = algorithm.full_gradient != "none"
-    run.population.prefetch([*mine * (1 + surveyed), *run.mine(t + 1)])
-    weights = [float(run.weights[i]) for i in mine]
-    total = float(run.weights[members].sum())
+        timer.mark("sample")
+        maxima = run.comm.allreduce_max(local_values())
+        timer.record_wait(maxima[len(RoundSignals._fields) :])
+        return server, record, RoundSignals.of(maxima)
+    mine = schedule.my_clients(t)
+    with_full_gradients = algorithm.full_gradient != "none"
+    # What this round reads, its full gradients first, and what the next one will.
+    training.clients.prefetch([*mine * (1 + with_full_gradients), *schedule.my_clients(t + 1)])
+    weights = [float(training.weights[i]) for i in mine]
+    share = mine, weights, float(training.weights[members].sum()), size
     message = algorithm.broadcast(server)
     record["down_bytes"] += size * nbytes(message)
-    visits = [run.population.visit(i, t) for i in mine]
-    cohort = Cohort(t, size, len(run.population), run.rate(t), run.x0[:0])
-    account.mark("sample")
+    tasks = [training.clients.task(i, t) for i in mine]
+    cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), run.x0[:0])
+    timer.mark("sample")
 
-    if surveyed:
-        gradients = run.executor.survey(message.x, visits)
-        account.mark("compute")
+    if with_full_gradients:
+        gradients = training.executor.full_gradients(message.x, tasks)
+        timer.mark("compute")
         common = run.x0[:0]
         if algorithm.full_gradient == "cohort":
-            own = [Survey(gradient) for gradient in gradients]
-            found = run.surveys.mean(own, mine, weights, total, size, ask(), round=t + 1)
-            (common,), up, asked = found
-            account.record_wait(asked[TOLD])
+            own = [FullGradient(gradient) for gradient in gradients]
+            (common,), up, maxima = run.full_gradients.mean(
+                own, *share, local_values(), round=t + 1
+            )
+            timer.record_wait(maxima[len(RoundSignals._fields) :])
             cohort = cohort._replace(grad=common)
             record["up_bytes"] += up
             record["down_bytes"] += size * nbytes(common)
-        visits = [
-            visit._replace(client=visit.client._replace(full_grad=gradient, cohort_grad=common))
-            for visit, gradient in zip(visits, gradients, strict=True)
+        tasks = [
+            task._replace(client=task.client._replace(full_grad=gradient, cohort_grad=common))
+            for task, gradient in zip(tasks, gradients, strict=True)
         ]
 
-    states = run.memories.load(run.duty(t), run.duty(t + 1))
-    account.mark("read")
-    trained = run.executor.train(message, visits, states, ends=run.observer.ends(t))
+    states = training.states.load(schedule.assignment(t), schedule.assignment(t + 1))
+    timer.mark("read")
+    results = training.executor.train(message, tasks, states, ends=run.observer.ends(t))
     del states  # their memory is for the new ones
-    account.mark("compute")
-    record["data_s"] = run.population.pop_elapsed_s()
-    account.move(record["data_s"], "compute", "read")
-    sent = [run.schema.send(end.upload, end.loss) for end in trained]
-    mean, up, asked = run.reduction.mean(sent, mine, weights, total, size, ask(), round=t + 1)
-    account.record_wait(asked[TOLD])
+    timer.mark("compute")
+    record["data_s"] = training.clients.pop_elapsed_s()
+    timer.move(record["data_s"], "compute", "read")
+    sent = [run.schema.send(result.upload, result.loss) for result in results]
+    mean, up, maxima = run.uploads.mean(sent, *share, local_values(), round=t + 1)
+    timer.record_wait(maxima[len(RoundSignals._fields) :])
     record["up_bytes"] += up
-    run.memories.save(run.duty(t), [end.state for end in trained], message.x)
-    account.mark("write")
+    training.states.save(schedule.assignment(t), [result.state for result in results], message.x)
+    timer.mark("write")
     upload, loss = run.schema.receive(mean)
-    record |= {"train_loss": float(loss), "store_s": run.memories.pop_elapsed_s()}
+    record |= {"train_loss": float(loss), "store_s": training.states.pop_elapsed_s()}
     after = _finite(algorithm.update(server, upload, cohort), t + 1)
-    record |= run.observer.observe(cohort, message.x, after.x, visits, trained)
-    return after, record, asked
+    record |= run.observer.observe(cohort, message.x, after.x, tasks, results)
+    return after, record, RoundSignals.of(maxima)
 
 
 def _finite(server: Any, round: int) -> Any:
-    """The server, every rank's the same; past models in tuples were looked at in their time."""
+    """The server, the same on every rank; past models in tuples were checked in their round.
+
+    Raises:
+        DivergedError: a tensor of it is not finite.
+    """
     for name, value in zip(server._fields, server, strict=True):
         if isinstance(value, Tensor) and not bool(value.isfinite().all()):
             raise DivergedError(
@@ -137,8 +180,13 @@ def _finite(server: Any, round: int) -> Any:
     return server
 
 
-def _asked(run: Run, saved: float) -> Asked:
-    """What signals and the clock ask of this rank, ``saved`` being when it last checkpointed."""
-    late = run.minutes is not None and monotonic() - saved > 60 * run.minutes
-    asked = run.signals.stop, run.signals.save or late, *run.desk.pending
-    return np.array([*asked, *run.account.local_metrics()])
+def _local_values(run: Run, saved: float) -> NDArray[np.float64]:
+    """This rank's ``RoundSignals``, and behind them what the timer tells the other ranks.
+
+    ``saved`` is when the last checkpoint was begun, in seconds.
+    """
+    minutes = run.schedule.checkpoint_minutes
+    late = minutes is not None and monotonic() - saved > 60 * minutes
+    writing, low_on_rows = run.hooks.checkpoint_pending
+    signals = RoundSignals(run.signals.stop, run.signals.save or late, writing, low_on_rows)
+    return np.array([*signals, *run.timer.local_metrics()])

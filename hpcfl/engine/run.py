@@ -1,4 +1,8 @@
-"""The live objects of a run on one rank, and what the engine asks of their surroundings."""
+"""The live objects of a run on one rank, and the hooks through which the engine reaches the rest.
+
+The engine plays rounds; it writes no file and reads no clock but the timer's.  Evaluation, the log
+and checkpoints are behind ``RunHooks``.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +27,11 @@ from hpcfl.signals import Signals
 from hpcfl.types import Record, Vector
 
 
-class Desk(Protocol):
-    """What the engine hands to the run's surroundings; all but ``begin`` is collective."""
+class RunHooks(Protocol):
+    """Evaluation, log and checkpoints of a run; all but ``begin_round`` is collective."""
 
-    def begin(self, round: int) -> None:
-        """Take note that a round begins, counted as the log does."""
+    def begin_round(self, round: int) -> None:
+        """Note that a round begins, counted as the log does."""
         ...
 
     def evaluate(self, round: int, x: Vector) -> Mapping[str, float]:
@@ -35,20 +39,23 @@ class Desk(Protocol):
         ...
 
     def record(self, record: Record, busy: Sequence[float]) -> None:
-        """Take down what a round gave, and on several ranks the seconds that each was busy."""
+        """Write the line of a round; ``busy``: of several ranks, the seconds that each was busy."""
         ...
 
-    def save(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
-        """Begin a checkpoint of the state after ``round`` rounds, with what was ``kept`` too."""
+    def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
+        """Begin a checkpoint of the state after ``round`` rounds; a pending one is committed first.
+
+        ``kept`` is what the coming rounds need besides the server and the clients' states.
+        """
         ...
 
     @property
-    def pending(self) -> tuple[bool, bool]:
+    def checkpoint_pending(self) -> tuple[bool, bool]:
         """Whether this rank still writes a checkpoint, and whether rounds must wait for it."""
         ...
 
-    def settle(self, round: int) -> None:
-        """Commit the checkpoint that is on its way, if one is, after ``round`` rounds."""
+    def commit_checkpoint(self, round: int) -> None:
+        """Commit the pending checkpoint, if there is one; ``round`` rounds are completed."""
         ...
 
 
@@ -61,31 +68,52 @@ class Due(Protocol):
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """What happens in which round; the same on every rank, but for ``assignment``."""
+
+    rounds: int
+    draw: Callable[[int], NDArray[np.int64]]
+    """Round, from zero, to its cohort."""
+    assignment: Callable[[int], Assignment]
+    """Round, from zero, to what this rank does in it; past the last round, nothing."""
+    local_lr: Callable[[int], float]
+    """Round, from zero, to eta."""
+    evaluation_due: Due
+    checkpoint_due: Due
+    checkpoint_minutes: float | None
+    """A checkpoint is also due when so many minutes have passed since the last."""
+
+    def my_clients(self, round: int) -> list[int]:
+        """The members of a round's cohort that this rank trains."""
+        return self.assignment(round).trained
+
+
+@dataclass(frozen=True)
+class Training:
+    """The clients and what trains them."""
+
+    clients: ClientPool
+    executor: Executor
+    states: ClientStates | RemoteClientStates
+    weights: NDArray[np.float64]
+    """[N], of every client in the mean."""
+
+
+@dataclass(frozen=True)
 class Run:
     """The live objects of a run on one rank."""
 
     algorithm: Algorithm
-    rounds: int
-    draw: Callable[[int], NDArray[np.int64]]  # round -> its cohort, the same on every rank
-    rate: Callable[[int], float]  # round -> eta
-    weights: NDArray[np.float64]  # [N], of every client
-    duty: Callable[[int], Assignment]  # round -> what falls to this rank
-    population: ClientPool
-    executor: Executor
-    memories: ClientStates | RemoteClientStates
-    comm: Comm
-    reduction: Reduction  # of uploads, each with its train_loss
-    surveys: Reduction  # of full gradients
-    observer: Observer
     schema: Schema
     x0: Vector
-    evaluation: Due
-    checkpoint: Due
-    minutes: float | None
+    schedule: Schedule
+    training: Training
+    comm: Comm
+    uploads: Reduction
+    """The mean of the uploads, each with its client's training loss."""
+    full_gradients: Reduction
+    """The mean of the full gradients, where the algorithm asks for them."""
+    observer: Observer
+    hooks: RunHooks
     signals: Signals
-    desk: Desk
-    account: RoundTimer
-
-    def mine(self, round: int) -> list[int]:
-        """The members of a round's cohort that this rank trains; of a round past the end, none."""
-        return self.duty(round).trained
+    timer: RoundTimer

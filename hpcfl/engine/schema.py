@@ -59,7 +59,7 @@ class Schema(NamedTuple):
         return type(self.upload)(*upload), loss
 
 
-class Survey(NamedTuple):
+class FullGradient(NamedTuple):
     """What a client sends before local training, where the algorithm asks for it."""
 
     grad: Vector

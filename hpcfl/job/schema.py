@@ -131,7 +131,7 @@ class Job(Section):
     comm: CommConfig = field(default_factory=CommConfig)
     log: Log = field(default_factory=Log)
 
-    def rate(self, round: int) -> float:
+    def local_lr(self, round: int) -> float:
         """Eta of a round, counted from zero."""
         return self.local.rate(round, self.rounds)
 

@@ -58,9 +58,9 @@ class Block:
         self._shared, self._surveys = shared, surveys
         self._play = wrap(self._step)
 
-    def survey(self, x: Vector, visits: Iterable[ClientTask]) -> list[Vector]:
+    def full_gradients(self, x: Vector, visits: Iterable[ClientTask]) -> list[Vector]:
         """As ``Sequential`` does, by it."""
-        return self._surveys.survey(x, visits)
+        return self._surveys.full_gradients(x, visits)
 
     def train(
         self,

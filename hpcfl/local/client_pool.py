@@ -81,7 +81,7 @@ class ClientPool:
         spent, self._spent = self._spent, 0.0
         return round(spent, 9)
 
-    def visit(self, client: int, round: int, steps: int | None = None) -> ClientTask:
+    def task(self, client: int, round: int, steps: int | None = None) -> ClientTask:
         """What ``client`` does in ``round``: the same whoever asks, whenever.
 
         Args:

@@ -23,7 +23,7 @@ MOST = 32  # clients in a block, unless the job says more
 class Executor(Protocol):
     """Plays local rounds; see ``hpcfl.local.sequential``, the reference."""
 
-    def survey(self, x: Vector, visits: Iterable[ClientTask]) -> list[Vector]:
+    def full_gradients(self, x: Vector, visits: Iterable[ClientTask]) -> list[Vector]:
         """Each client's gradient at ``x`` of its mean loss over all its examples."""
         ...
 

@@ -24,7 +24,7 @@ class Sequential:
         own = (getattr(type(algorithm), hook) is getattr(Algorithm, hook) for hook in _STEP)
         self._plain = gradient.clip is None and all(own)
 
-    def survey(self, x: Vector, visits: Iterable[ClientTask]) -> list[Vector]:
+    def full_gradients(self, x: Vector, visits: Iterable[ClientTask]) -> list[Vector]:
         """Each client's gradient at ``x`` of its mean loss over all its examples.
 
         Raises:
@@ -33,7 +33,7 @@ class Sequential:
         gradients = []
         for visit in visits:
             with named(visit, "survey"):
-                gradients.append(self._gradient.full(x, visit.survey))
+                gradients.append(self._gradient.full(x, visit.full_batches))
         return gradients
 
     def train(

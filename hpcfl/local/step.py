@@ -73,7 +73,7 @@ class ClientTask(NamedTuple):
     round: int
     client: Client
     batches: Iterator[Batch]  # one a local step
-    survey: Iterator[tuple[int, Batch]]  # (terms, batch): its whole data, no augmentation
+    full_batches: Iterator[tuple[int, Batch]]  # (terms, batch): its whole data, no augmentation
     dropout_seed: int
     batch_indices: Iterator[
         BatchIndices

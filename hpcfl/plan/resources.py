@@ -15,8 +15,8 @@ from hpcfl.plan.full_gradient_rounds import surveys
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.memory import Holding, Memory, memory
 from hpcfl.runner.components import Components
-from hpcfl.runner.disk_budget import DiskBudget, room
-from hpcfl.runner.schedule import ScheduleUsage, play_cohorts, state_bytes, trained
+from hpcfl.runner.disk_budget import DiskBudget, disk_budget
+from hpcfl.runner.schedule import ScheduleUsage, simulate_schedule, state_bytes, trained
 
 
 class RankShare(NamedTuple):
@@ -58,7 +58,7 @@ class Plan:
     shared: int
     """Kept once for all clients of a rank and a round."""
     server: int
-    room: DiskBudget
+    disk_budget: DiskBudget
     """What the run directory will take."""
     shares: tuple[RankShare, ...]
     """One a rank."""
@@ -96,10 +96,10 @@ def plan(parts: Components, ranks: int, *, process: Process, activations: Activa
     Raises:
         JobError: there are more ranks than clients.
     """
-    job, schema, population = parts.job, parts.schema, parts.population
-    played = play_cohorts(parts, ranks)
+    job, schema, population = parts.job, parts.schema, parts.clients
+    played = simulate_schedule(parts, ranks)
     own, shared = state_bytes(parts)
-    steps = [int(population.visit(i, 0).client.steps) for i in range(len(population))]
+    steps = [int(population.task(i, 0).client.steps) for i in range(len(population))]
     return Plan(
         parameters=parts.x0.numel(),
         vector=nbytes(schema.message.x),
@@ -114,7 +114,7 @@ def plan(parts: Components, ranks: int, *, process: Process, activations: Activa
         own=own,
         shared=shared,
         server=nbytes(schema.server),
-        room=room(parts, played),
+        disk_budget=disk_budget(parts, played),
         shares=tuple(
             _share(parts, played, rank, int(members), process, activations)
             for rank, members in enumerate(trained(parts, played))
@@ -136,7 +136,7 @@ def _share(
     holding = Holding(rank, seen, members, int(played.held[rank]))
     return RankShare(
         clients=int(mine.sum()),
-        examples=int(np.array(parts.population.examples)[mine].sum()),
+        examples=int(np.array(parts.clients.examples)[mine].sum()),
         seen=seen,
         members=members,
         store=int(played.stores[rank]),

@@ -18,7 +18,7 @@ from hpcfl.plan.cost_model import Pieces
 from hpcfl.plan.measured import probe, this_process
 from hpcfl.plan.resources import Plan, plan
 from hpcfl.plan.time import Foretold, foretell, kind, work
-from hpcfl.runner.components import assemble
+from hpcfl.runner.components import build_components
 from hpcfl.runner.initial import fetch_data, fetch_model
 
 WIDTH = 100  # columns
@@ -39,7 +39,7 @@ def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: Pieces | Non
     """
     fetch_data(loaded)
     fetch_model(loaded)
-    parts = assemble(loaded, torch.device("cpu"))
+    parts = build_components(loaded, torch.device("cpu"))
     activations = probe(parts)
     found = plan(parts, ranks, process=this_process(), activations=activations)
     name = f"{loaded.name}: {parts.loaded.tree['algorithm']['name']}"
@@ -109,10 +109,11 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     once = f", and {decimal(found.shared)} for all of a rank and round" if found.shared else ""
     yield "states", f"{decimal(found.own)} per client{once}"
     yield "server", f"{decimal(found.server)}, on every rank"
-    yield "stores", f"{decimal(found.room.stores)} on {len(found.shares)} rank(s)"
+    yield "stores", f"{decimal(found.disk_budget.stores)} on {len(found.shares)} rank(s)"
     yield (
         "checkpoints",
-        f"{decimal(found.room.checkpoint)} each, {found.room.checkpoints} at most at a time",
+        f"{decimal(found.disk_budget.checkpoint)} each, {found.disk_budget.checkpoints} at most at a "
+        "time",
     )
 
 
@@ -156,5 +157,5 @@ def _room(found: Plan, folder: Path) -> str:
     """The disk's free space against what the run needs."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free = disk_usage(there).free
-    said = f"{folder} needs {decimal(found.room.total)} of disk; {decimal(free)} are free"
-    return said if found.room.total <= free else f"WARNING: {said}"
+    said = f"{folder} needs {decimal(found.disk_budget.total)} of disk; {decimal(free)} are free"
+    return said if found.disk_budget.total <= free else f"WARNING: {said}"

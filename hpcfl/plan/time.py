@@ -113,8 +113,8 @@ class Foretold(NamedTuple):
 
 def work(parts: Components) -> Work:
     """What the job of ``parts`` asks."""
-    job, population = parts.job, parts.population
-    steps = np.array([int(population.visit(i, 0).client.steps) for i in range(len(population))])
+    job, population = parts.job, parts.clients
+    steps = np.array([int(population.task(i, 0).client.steps) for i in range(len(population))])
     whole = job.evaluate.batch_size  # a full gradient is taken in batches of so many
     examples = np.array(population.examples)
     share = surveys(parts) / job.rounds

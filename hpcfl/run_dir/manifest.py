@@ -114,7 +114,7 @@ def find(root: Path, round: int) -> Checkpoint:
     return read(folder_of(root, round))
 
 
-def give_up(root: Path, after: int) -> None:
+def delete_newer(root: Path, after: int) -> None:
     """Remove the checkpoints of later rounds than ``after``, the newest first.
 
     Raises:

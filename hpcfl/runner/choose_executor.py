@@ -45,7 +45,7 @@ class Choice(NamedTuple):
         return f"executor: {self.executor} (a step of a client: {one} alone, {many})"
 
 
-def chosen(parts: Components, comm: Comm, begun: RunDir | None) -> tuple[Components, str]:
+def choose_executor(parts: Components, comm: Comm, begun: RunDir | None) -> tuple[Components, str]:
     """Collective: the parts with an executor in place of ``auto``, and a line that says which.
 
     Args:
@@ -118,14 +118,14 @@ def _seconds(parts: Components, executor: Executor, clients: int) -> float:
 
 def one_step(parts: Components, executor: Executor, clients: int) -> Callable[[], float]:
     """Plays one local step of the first clients; returns seconds."""
-    algorithm, population, x0 = parts.algorithm, parts.population, parts.x0
+    algorithm, population, x0 = parts.algorithm, parts.clients, parts.x0
     message = algorithm.broadcast(algorithm.init_server(x0))
     who = [client % len(population) for client in range(clients)]
     states = [parts.first(client) for client in who]
     surveyed = torch.zeros_like(x0 if algorithm.full_gradient != "none" else x0[:0])
 
     def play() -> float:
-        visits = [population.visit(client, 0, steps=1) for client in who]
+        visits = [population.task(client, 0, steps=1) for client in who]
         visits = [
             visit._replace(client=visit.client._replace(full_grad=surveyed, cohort_grad=surveyed))
             for visit in visits

@@ -22,8 +22,8 @@ from hpcfl.data.holdout import hold_out
 from hpcfl.data.partition import Rows
 from hpcfl.data.split import deal
 from hpcfl.engine.diagnostics import Observer
-from hpcfl.engine.run import Desk, Run
-from hpcfl.engine.schema import LOSS, Schema, Survey, dry_round, nbytes
+from hpcfl.engine.run import Run, RunHooks, Schedule, Training
+from hpcfl.engine.schema import LOSS, FullGradient, Schema, dry_round, nbytes
 from hpcfl.engine.timing import RoundTimer
 from hpcfl.errors import JobError, as_job_error, described, is_own_fault, one_line
 from hpcfl.io.memory import refuse_large_job
@@ -96,14 +96,14 @@ class Components:
         return stored(self.job, self.schema)
 
     @cached_property
-    def population(self) -> ClientPool:
+    def clients(self) -> ClientPool:
         """The clients, over one copy of the data on the device."""
         return ClientPool(
             self.dataset,
             self.rows,
             self.held,
             self.job.local,
-            rate=self.job.rate,
+            rate=self.job.local_lr,
             seed=self.job.seed,
             dtype=self.x0.dtype,
             device=self.device,
@@ -113,15 +113,15 @@ class Components:
     @property
     def weights(self) -> NDArray[np.float64]:
         """[N], the weight of every client."""
-        sizes = np.array(self.population.examples, dtype=np.float64)
+        sizes = np.array(self.clients.examples, dtype=np.float64)
         return sizes if self.job.weights == "examples" else np.ones_like(sizes)
 
     @property
     def work(self) -> NDArray[np.int64]:
         """[N], the examples that a round with every client takes."""
         surveyed = self.algorithm.full_gradient != "none"
-        sizes = np.array(self.population.examples, dtype=np.int64)
-        return self.population.taken + sizes if surveyed else self.population.taken
+        sizes = np.array(self.clients.examples, dtype=np.int64)
+        return self.clients.taken + sizes if surveyed else self.clients.taken
 
     def own_model(self, store: ClientStore, client: int) -> Vector | None:
         """The client's own last local model, on the device; None while it has none."""
@@ -166,7 +166,7 @@ class Components:
                 self.algorithm,
                 self.model,
                 LOSSES[self.dataset.loss],
-                self.population,
+                self.clients,
                 self.x0,
                 one,
                 shared=[field.shared for field in self.schema.client_state.fields],
@@ -198,14 +198,16 @@ class Components:
         clients = len(self.rows)
         return max(1, round(self.job.cohort.participation(clients) * clients))
 
-    def reduction(self, comm: Comm) -> Reduction:
+    def uploads(self, comm: Comm) -> Reduction:
         """The mean of the uploads."""
         uncounted = self.algorithm.not_transmitted | {LOSS}
         return self._reduction(comm, self.schema.reduced, self.algorithm.unweighted, uncounted)
 
-    def surveys(self, comm: Comm) -> Reduction:
+    def full_gradients(self, comm: Comm) -> Reduction:
         """The plain mean of full gradients."""
-        return self._reduction(comm, Survey(self.x0.to("meta")), frozenset({"grad"}), frozenset())
+        return self._reduction(
+            comm, FullGradient(self.x0.to("meta")), frozenset({"grad"}), frozenset()
+        )
 
     def _reduction(
         self, comm: Comm, template: Any, plain: frozenset[str], uncounted: frozenset[str]
@@ -228,7 +230,7 @@ def stored(job: Job, schema: Schema) -> StateSchema:
     )
 
 
-def assemble(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> Components:
+def build_components(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> Components:
     """Load the data, deal it, build the model, and play the dry round.
 
     Args:
@@ -291,49 +293,59 @@ def _require_room_for_server(loaded: Loaded, schema: Schema, device: torch.devic
     refuse_large_job(key, f"the server of {name} ({len(kept)} vectors)", nbytes(kept))
 
 
-def wire(
-    parts: Components,
+def build_run(
+    components: Components,
     comm: Comm,
     owner: NDArray[np.int64],
     store: ClientStore,
     gradient: Gradient,
-    desk: Desk,
+    hooks: RunHooks,
     signals: Signals,
 ) -> Run:
-    """The engine's live objects on one rank."""
-    job, population = parts.job, parts.population
-    executor = parts.executor(gradient)
-    surveys = parts.surveys(comm)
-    # Two rounds are kept: the coming one is looked at while this one is played.
-    draw = lru_cache(2)(lambda t: job.cohort.draw(t, len(population), job.seed))
-    work = parts.work if job.balance == "steal" else None
+    """The engine's live objects on one rank.
+
+    Args:
+        components: of the job.
+        comm: the group of ranks.
+        owner: [N], the rank that keeps each client's state.
+        store: of this rank's client states.
+        gradient: of the model's loss.
+        hooks: evaluation, log and checkpoints.
+        signals: what was asked of this process.
+    """
+    c, job = components, components.job
+    executor = c.executor(gradient)
+    full_gradients = c.full_gradients(comm)
+    # Two rounds are kept: the next one is looked at while this one is played.
+    draw = lru_cache(2)(lambda t: job.cohort.draw(t, len(c.clients), job.seed))
+    work = c.work if job.balance == "steal" else None
     balance = Balance(draw, job.rounds, owner, work, comm.rank, comm.size)
-    memories = ClientStates(
-        store, parts.schema.client_state, parts.stored, parts.first, parts.device
-    )
-    shipped = work is not None and bool(parts.stored.fields)
+    states = ClientStates(store, c.schema.client_state, c.stored, c.first, c.device)
+    shipped = work is not None and bool(c.stored.fields)
     return Run(
-        algorithm=parts.algorithm,
-        rounds=job.rounds,
-        draw=draw,
-        rate=job.rate,
-        weights=parts.weights,
-        duty=balance.duty,
-        population=population,
-        executor=executor,
-        memories=RemoteClientStates(memories, parts.stored, comm, parts.device)
-        if shipped
-        else memories,
+        algorithm=c.algorithm,
+        schema=c.schema,
+        x0=c.x0,
+        schedule=Schedule(
+            rounds=job.rounds,
+            draw=draw,
+            assignment=balance.assignment,
+            local_lr=job.local_lr,
+            evaluation_due=job.evaluate.due,
+            checkpoint_due=job.checkpoint.due,
+            checkpoint_minutes=job.checkpoint.minutes,
+        ),
+        training=Training(
+            clients=c.clients,
+            executor=executor,
+            states=RemoteClientStates(states, c.stored, comm, c.device) if shipped else states,
+            weights=c.weights,
+        ),
         comm=comm,
-        reduction=parts.reduction(comm),
-        surveys=surveys,
-        observer=Observer(job.diagnostics, executor, surveys, comm),
-        schema=parts.schema,
-        x0=parts.x0,
-        evaluation=job.evaluate.due,
-        checkpoint=job.checkpoint.due,
-        minutes=job.checkpoint.minutes,
+        uploads=c.uploads(comm),
+        full_gradients=full_gradients,
+        observer=Observer(job.diagnostics, executor, full_gradients, comm),
+        hooks=hooks,
         signals=signals,
-        desk=desk,
-        account=RoundTimer(comm.rank, comm.size, parts.device),
+        timer=RoundTimer(comm.rank, comm.size, c.device),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfl.checkpoint.verify import verify
+from hpcfl.checkpoint.verify import verify_states
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.errors import DiskError, HpcflError, JobError, StoreError, file_error
@@ -31,7 +31,7 @@ def require_absent(copy: Path) -> None:
         raise JobError(f"{copy}: exists already; choose another place for the copy with --out")
 
 
-def branch(
+def copy_run(
     source: RunDir, at: Checkpoint, copy: Path, schema: StateSchema, comm: Comm, job: bytes
 ) -> None:
     """Collective: copy a run, alive or not, as of a checkpoint, and compare every checksum.
@@ -163,7 +163,7 @@ def _check(at: Checkpoint, run: RunDir, schema: StateSchema, comm: Comm) -> None
         check_files(at)
     table = Table.load(at.folder, run.stores)
     share = np.array_split(table.clients, comm.size)[comm.rank]
-    verify(table, schema, share, rows=True, speak=comm.rank == 0)
+    verify_states(table, schema, share, rows=True, speak=comm.rank == 0)
 
 
 def _finish(at: Checkpoint, part: RunDir, copy: Path) -> None:

@@ -39,7 +39,7 @@ class DiskBudget(NamedTuple):
         return self.stores + self.checkpoints * self.checkpoint + self.best + self.model
 
 
-def room(parts: Components, played: ScheduleUsage) -> DiskBudget:
+def disk_budget(parts: Components, played: ScheduleUsage) -> DiskBudget:
     """The room for a job whose cohorts were drawn."""
     job, ranks = parts.job, len(played.members)
     best = best_bytes(parts)

@@ -66,7 +66,7 @@ def try_classes(parts: Components) -> None:
         with torch.no_grad():
             for name, buffer in parts.buffers.items():
                 buffer.copy_(buffers[name])
-        parts.population.pop_elapsed_s()
+        parts.clients.pop_elapsed_s()
     if changed:
         raise JobError(
             f"model.name: {parts.loaded.tree['model']['name']}: its forward pass changes the "
@@ -110,7 +110,7 @@ class _Trial:
             lambda client=client, full=full: self._member(client, full, common)
             for client, full in zip(clients, surveyed, strict=True)
         ]
-        cohort = Cohort(0, len(members), len(parts.rows), parts.job.rate(0), common)
+        cohort = Cohort(0, len(members), len(parts.rows), parts.job.local_lr(0), common)
         with self._algorithm():
             require_repeatable(parts.algorithm, x0, members, cohort)
         self._try_tests()
@@ -118,7 +118,7 @@ class _Trial:
     def _member(self, client: int, full: Vector, common: Vector) -> Member:
         """The client with its first state and the gradient of its batch."""
         parts = self._parts
-        visit = parts.population.visit(client, 0, steps=1)
+        visit = parts.clients.task(client, 0, steps=1)
         about = visit.client._replace(full_grad=full, cohort_grad=common)
         state = call(parts.algorithm, "init_client", parts.x0, parts.fresh(client))
         known, asked = self._known.setdefault(client, []), 0
@@ -140,7 +140,7 @@ class _Trial:
         """The first batch of a client in round 1."""
         with self._data():
             before = generators()
-            batch = next(self._parts.population.visit(client, 0, steps=1).batches)
+            batch = next(self._parts.clients.task(client, 0, steps=1).batches)
             self._require_undrawn(before, "data.kind", "data", "its transform", "use the draws")
         return batch
 
@@ -176,7 +176,7 @@ class _Trial:
         if parts.algorithm.full_gradient == "none":
             return parts.x0[:0]
         with self._model(self._batches[client]):
-            survey = parts.population.visit(client, 0, steps=1).survey
+            survey = parts.clients.task(client, 0, steps=1).full_batches
             return self._gradient.full(parts.x0, islice(survey, 1))
 
     def _gradient_at(self, point: Vector, batch: Batch, seed: int) -> Vector:

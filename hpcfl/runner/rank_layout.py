@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
@@ -73,8 +73,12 @@ class Ranks:
     notes: Sequence[str]
     """What a person should know of them, a line each."""
 
+    def with_notes(self, *lines: str) -> "Ranks":
+        """These ranks, with more notes."""
+        return replace(self, notes=[*self.notes, *lines])
 
-def find(loaded: Loaded, out: Path, comm: Watched) -> Ranks:
+
+def discover_ranks(loaded: Loaded, out: Path, comm: Watched) -> Ranks:
     """Collective: where all ranks are, checked; this rank's GPU, if it has one, is taken.
 
     Args:

@@ -24,17 +24,19 @@ class ResumeRequest:
     source: RunDir
     loaded: Loaded
     """The job as it is to go on."""
-    found: bytes
+    job_before: bytes
     """job.yaml, as it was found."""
-    wanted: bytes
-    """And as it is to be."""
+    job_after: bytes
+    """And as it will be."""
     round: int | None
     """The checkpoint to begin at; None is the newest."""
-    rows: bool
+    verify_states: bool
     """Whether all client states are read first."""
 
     @classmethod
-    def of(cls, source: RunDir, overrides: Sequence[str], *, round: int | None, rows: bool) -> Self:
+    def of(
+        cls, source: RunDir, overrides: Sequence[str], *, round: int | None, verify_states: bool
+    ) -> Self:
         """Check what can be told from the job alone.
 
         Raises:
@@ -48,10 +50,12 @@ class ResumeRequest:
         after = flat(loaded.tree)
         require_free(before, after, source.root)  # what was changed, before what it goes ill with
         require_coherent(loaded.job, file)
-        return cls(source, loaded, *_texts(source, differences(before, after)), round, rows)
+        return cls(
+            source, loaded, *_texts(source, differences(before, after)), round, verify_states
+        )
 
     @classmethod
-    def to_continue(cls, source: RunDir, loaded: Loaded) -> Self:
+    def of_job(cls, source: RunDir, loaded: Loaded) -> Self:
         """The job ``loaded``, as it was assembled, from the newest checkpoint on.
 
         Raises:
@@ -64,9 +68,11 @@ class ResumeRequest:
                     f"{source.root}: holds a run of another job: {key} is {found} there, {asked} "
                     "here; choose another directory with --out"
                 )
-        return cls(source, loaded, *_texts(source, differences(before, after)), None, rows=True)
+        return cls(
+            source, loaded, *_texts(source, differences(before, after)), None, verify_states=True
+        )
 
-    def chosen(self, folder: RunDir, inputs: Digests) -> list[int]:
+    def checkpoint_rounds(self, folder: RunDir, inputs: Digests) -> list[int]:
         """The rounds that are kept in ``folder``, up to the one to begin at.
 
         Args:
@@ -79,7 +85,7 @@ class ResumeRequest:
             StoreError: there is no checkpoint, or a damaged one.
         """
         kept = rounds(folder.checkpoints, self.round)
-        with self.offering(kept):
+        with self.suggest_older(kept):
             newest = find(folder.checkpoints, kept[-1])
         if newest.job != folder.mark:
             raise JobError(
@@ -96,7 +102,7 @@ class ResumeRequest:
         return kept
 
     @contextmanager
-    def offering(self, kept: Sequence[int]) -> Iterator[None]:
+    def suggest_older(self, kept: Sequence[int]) -> Iterator[None]:
         """Add, to what is wrong with the last of ``kept``, how to begin at the one before."""
         try:
             yield

@@ -42,14 +42,14 @@ class ScheduleUsage(NamedTuple):
         return sum((part.states * part.each for part in self.states), np.zeros_like(self.members))
 
 
-def play_cohorts(parts: Components, ranks: int) -> ScheduleUsage:
+def simulate_schedule(parts: Components, ranks: int) -> ScheduleUsage:
     """Draw every cohort, and commit where a checkpoint is due.
 
     Raises:
         JobError: there are more ranks than clients.
     """
     job, population = parts.job, len(parts.rows)
-    owner = assign_owners(parts.population.examples, ranks)
+    owner = assign_owners(parts.clients.examples, ranks)
     in_memory = job.store.kind == "memory"
     states = tuple(
         DiskUsage(owner, ranks, part.bytes, job.checkpoint.keep, shared=common, memory=in_memory)
@@ -83,7 +83,7 @@ def trained(parts: Components, played: ScheduleUsage) -> Counts:
     return most
 
 
-def coming(parts: Components, mine: NDArray[np.bool_], done: int) -> list[int]:
+def rows_until_checkpoint(parts: Components, mine: NDArray[np.bool_], done: int) -> list[int]:
     """Rows that new states may take until the next checkpoint that is due.
 
     Args:

@@ -1,267 +1,338 @@
-"""One life of a run: from a job or a run directory to the end, a stop or an error."""
+"""One start of a run on one rank: its store, log and checkpoints.
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+A ``RankSession`` lives from the moment the job's components are built to the end of the process's
+work for the run.  It is also what the engine calls between rounds (``hpcfl.engine.run.RunHooks``).
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
+from secrets import token_hex
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
-from hpcfl.comm.connect import connect
-from hpcfl.comm.failure import group, raise_collectively
+from hpcfl.checkpoint.best import Best
+from hpcfl.checkpoint.format import fingerprint
+from hpcfl.checkpoint.writer import CheckpointContents, PendingCheckpoint, begin
+from hpcfl.cohort.assignment import assign_owners
+from hpcfl.comm.failure import raise_collectively
 from hpcfl.comm.watched import Watched
-from hpcfl.data.fingerprints import Fingerprints, require_alike
-from hpcfl.engine.loop import play
-from hpcfl.errors import DiskError, StoreError
-from hpcfl.evaluation import Clients, Evaluation
-from hpcfl.evaluation.divergence import find_divergence, guess_loss
-from hpcfl.io.atomic import write_errors
-from hpcfl.io.progress import Progress, open_progress
-from hpcfl.job.registry import of_main
-from hpcfl.job.resume_rules import differences, free
-from hpcfl.job.schema import Loaded
-from hpcfl.job.settings import flat
-from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
+from hpcfl.data.fingerprints import Digests
+from hpcfl.errors import DiskError, RankError, StoreError
+from hpcfl.evaluation import Evaluation
+from hpcfl.io.progress import Progress
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import LogReader
-from hpcfl.runner.choose_executor import check, chosen
-from hpcfl.runner.components import assemble, wire
-from hpcfl.runner.copy_run import require_absent
-from hpcfl.runner.device import bfloat16_warning, device_type
-from hpcfl.runner.environment import BITS, FAST, versions, warnings
-from hpcfl.runner.initial import fetch_data, fetch_model
-from hpcfl.runner.life import Desk, RankSession
-from hpcfl.runner.preflight import try_classes
-from hpcfl.runner.rank_layout import Ranks, find
-from hpcfl.runner.resume_request import ResumeRequest
-from hpcfl.runner.start import Beginning, Choice, Way, again, anew, as_found
-from hpcfl.signals import Signals, set_resumable, stopped
+from hpcfl.run_dir.log import NOTHING, OF_RANKS, LogPosition, RunLog
+from hpcfl.run_dir.manifest import Checkpoint
+from hpcfl.run_dir.tensorboard import Events
+from hpcfl.runner.components import Components
+from hpcfl.runner.disk_budget import disk_budget, require
+from hpcfl.runner.schedule import ScheduleUsage, rows_until_checkpoint, simulate_schedule
+from hpcfl.store import row_table as row_tables
+from hpcfl.store.base import ClientStore
 from hpcfl.types import Record, Vector
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a finished run leaves."""
+class _Outputs(NamedTuple):
+    """Where the rounds that are played leave their results; on rank 0 but for ``evaluation``."""
 
-    path: Path
-    """The run directory."""
-    rounds: int
-    """Rounds completed."""
-    x: Vector
-    """The final model, flat, on the CPU."""
+    log: RunLog
+    events: Events | None
+    progress: Progress
+    evaluation: Evaluation
+
+    def close(self) -> list[DiskError | StoreError]:
+        """Close the log and the events; what failed."""
+        failures = []
+        for file in (self.log, self.events):
+            try:
+                if file is not None:
+                    file.close()
+            except (DiskError, StoreError) as e:
+                failures.append(e)
+        return failures
+
+
+class RankSession:
+    """What one start of a run holds on one rank.
+
+    Args:
+        components: of the job.
+        folder: the run directory.
+        comm: the group of ranks.
+        inputs: the digests of the job's inputs.
+    """
+
+    def __init__(
+        self, components: Components, folder: RunDir, comm: Watched, inputs: Digests
+    ) -> None:
+        self.components, self.folder, self.comm, self.inputs = components, folder, comm, inputs
+        self.name = comm.bcast(token_hex(4))
+        """The same on every rank; segment files and the history carry it."""
+        with raise_collectively(comm):
+            self.owner: NDArray[np.int64] = assign_owners(
+                [len(own) for own in components.rows], comm.size
+            )
+        self.best = Best(folder.best)
+        self.run_files: Mapping[str, int] = {}
+        """The crc32 of the files of the folder that no round changes; on rank 0."""
+        self._store: ClientStore | None = None
+        self._outputs: _Outputs | None = None
+        self._pending: PendingCheckpoint | None = None
+        self._background = ThreadPoolExecutor(1, "checkpoint")
+
+    # The store of client states.
 
     @property
-    def log(self) -> list[Record]:
-        """One object a round, from log.jsonl."""
-        return [dict(entry) for entry in LogReader(self.path / "log.jsonl").read()]
+    def store(self) -> ClientStore:
+        """The store of this rank's client states, once it is open."""
+        if self._store is None:
+            raise RuntimeError("the store is not open yet")
+        return self._store
 
+    @property
+    def my_clients(self) -> list[int]:
+        """The clients whose states this rank keeps."""
+        owned: list[int] = np.flatnonzero(self.owner == self.comm.rank).tolist()
+        return owned
 
-def start(loaded: Loaded, out: Path | None = None, *, continued: bool = False) -> Result:
-    """Begin a run in a directory of its own; collective if a launcher started several ranks.
+    def open_store(self) -> None:
+        """Collective: open the store of this rank's client states."""
+        with raise_collectively(self.comm):
+            self._store = self.components.store(
+                self.folder.stores, self.comm.rank, self.name, self.my_clients
+            )
 
-    Args:
-        loaded: the checked job.
-        out: the run directory; runs/NAME when absent.
-        continued: go on where the directory holds a checkpoint of this job.
+    def ensure_rows(self) -> None:
+        """Allocate the rows of all clients that will ever have a state on this rank.
 
-    Raises:
-        JobError: nothing was trained.
-        DivergedError, Stopped: see ``hpcfl.engine.loop.play``.
-    """
-    folder = RunDir(out or Path("runs") / loaded.name)
-    set_resumable(folder.root if continued else None)
-    choose = partial(as_found, folder) if continued else _always(Way(anew, resumed=False))
-    return _live(loaded, folder, choose)
+        Raises:
+            DiskError: the disk, or a quota, is too small.
+        """
+        rank = self.comm.rank
+        self.store.ensure_rows([int(part.rows[rank]) for part in self._usage.states])
 
+    def restore_states(self, checkpoint: Checkpoint, kept: list[Path]) -> None:
+        """Restore the states of a checkpoint, with rows for the rounds to come.
 
-def resume(
-    root: Path,
-    overrides: Sequence[str] = (),
-    *,
-    out: Path | None = None,
-    round: int | None = None,
-    verify: bool = True,
-) -> Result:
-    """Take up a run again from a checkpoint, on any number of ranks; collective.
+        Args:
+            checkpoint: which one.
+            kept: the folders of the checkpoints whose states must not be changed.
+        """
+        table = row_tables.Table.load(checkpoint.folder, self.folder.stores)
+        if table.ranks != checkpoint.ranks:
+            raise StoreError(
+                f"{checkpoint.folder}: row tables of {table.ranks} ranks, expected "
+                f"{checkpoint.ranks}"
+            )
+        if checkpoint.ranks == self.comm.size:
+            self.store.adopt(table)
+            self.ensure_rows()
+        else:
+            self.ensure_rows()
+            self.store.rehome(table)
+        self.store.retain(kept)
 
-    Args:
-        root: the run directory.
-        overrides: ``key.path=value`` settings over the job's, which change no past round.
-        out: go on there, in a copy; the run in ``root`` is left as it is, and may be alive.
-        round: which checkpoint; the newest when None.  Later ones are given up.
-        verify: read all client states first; else each one when it is first used.
+    def require_disk_space(self) -> None:
+        """Refuse a disk that is too small for all that the run will keep; called on rank 0.
 
-    Raises:
-        JobError: the directory holds no run, one that is alive, or not that round, or a setting
-            would change past rounds; ``out`` exists.
-        StoreError: the checkpoint or a store is damaged.
-        DivergedError, Stopped: see ``hpcfl.engine.loop.play``.
-    """
-    set_resumable(out or root)
-    request = ResumeRequest.of(RunDir(root), overrides, round=round, rows=verify)
-    if out is not None:
-        require_absent(out)
-    way = Way(partial(again, request=request), resumed=True)
-    return _live(request.loaded, RunDir(out or root), _always(way))
+        Raises:
+            JobError: it is.
+        """
+        require(disk_budget(self.components, self._usage), self.folder.root)
 
+    @cached_property
+    def _usage(self) -> ScheduleUsage:
+        """What the cohorts of all rounds need on the disk."""
+        return simulate_schedule(self.components, self.comm.size)
 
-def _always(way: Way) -> Choice:
-    return lambda comm: way
+    def prune_stores(self, kept: list[Path]) -> None:
+        """Delete the segments of earlier starts that no checkpoint needs; on rank 0 alone."""
+        row_tables.prune(self.folder.stores, row_tables.named(kept), self.name)
 
+    def require_in_place(self) -> None:
+        """Refuse to go on where a file or folder that a resume needs is gone; for this rank.
 
-def _live(loaded: Loaded, folder: RunDir, choose: Choice) -> Result:
-    """Collective: make the parts, begin the way that is chosen, play to the end."""
-    config = loaded.job.comm
-    connected = connect(config.backend, device_type(loaded.job), config.timeout_s)
-    comm = Watched(connected, config.timeout_s)
-    with (
-        group(comm),
-        # After MPI's start, which takes SIGUSR1 for itself.
-        Signals(latch_interrupt=False) as signals,
-        folder,
-    ):
-        ranks = find(loaded, folder.root, comm)
-        ranks = replace(ranks, notes=[*ranks.notes, *of_main(loaded.tree)])
-        way = choose(comm)
-        with raise_collectively(comm):
-            if comm.rank == 0:
-                loaded.job.log.check()
-                fetch_data(loaded)
-                if not way.resumed:
-                    fetch_model(loaded)
-        with raise_collectively(comm):
-            with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
-                parts = assemble(loaded, ranks.device, resumed=way.resumed)
-                inputs = fingerprints.of(parts.dataset)
-            try_classes(parts)
-            check(parts)
-        require_alike(inputs, comm)
-        if parts.job.executor == "auto":
-            parts, line = chosen(parts, comm, folder if way.resumed else None)
-            ranks = replace(ranks, notes=[*ranks.notes, line])
-        # Rank 0 alone speaks, so it alone measures.
-        slow = bfloat16_warning(parts.job, ranks.device) if comm.rank == 0 else None
-        if slow:
-            ranks = replace(ranks, notes=[*ranks.notes, slow])
-        with closing(RankSession(parts, folder, comm, inputs)) as life:
-            beginning = way.begin(life)
-            signals.latch_interrupt = True  # a checkpoint stands, and rounds are added to it
-            x = _play(life, ranks, beginning, signals)
-        return Result(folder.root, parts.job.rounds, x)
+        Raises:
+            LostFileError: it was deleted, replaced or cut.
+        """
+        self.folder.require_in_place()
+        if self._outputs:
+            self._outputs.log.require_in_place()
+        self.store.require_in_place()
 
+    # What the engine calls: see ``RunHooks``.
 
-def _play(life: RankSession, ranks: Ranks, beginning: Beginning, signals: Signals) -> Vector:
-    """Collective: play to the end; the final model."""
-    parts, folder, comm = life.parts, life.folder, life.comm
-    done = beginning.round
-    gradient = parts.gradient()
-    clients = Clients(
-        parts.population,
-        np.flatnonzero(life.owner == comm.rank).tolist(),
-        parts.weights,
-        partial(parts.own_model, life.store),
-    )
-    evaluation = Evaluation(
-        parts.job.evaluate, gradient, parts.dataset, parts.tests(), clients, comm
-    )
-    with (
-        open_progress(folder.root.name, parts.job.rounds, done, comm.rank) as progress,
-        _recorded(life),
-        Desk(life, evaluation, progress, done) as desk,
-    ):
-        finished = done == parts.job.rounds
-        progress.note(f"{folder.root}: finished, nothing to do" if finished else life.opening(done))
-        for line in (*ranks.notes, *parts.dataset.notes):
-            progress.note(line)
-        if comm.rank == 0:
-            with write_errors(folder.history):
-                _note(life, ranks, done, progress)
-        run = wire(parts, comm, life.owner, life.store, gradient, desk, signals)
-        run.observer.restore(beginning.kept)
-        if not finished:  # a signal came during the start-up: the checkpoint of it stands
-            stop = int(comm.allreduce_max(np.array([signals.stop], dtype=np.float64))[0])
-            if stop:
-                raise stopped(stop, done, parts.job.rounds)
+    @contextmanager
+    def recording(self, evaluation: Evaluation, progress: Progress, done: int) -> Iterator[None]:
+        """Open the log, and the events for TensorBoard, for the rounds that are played inside.
+
+        Args:
+            evaluation: gives scores.
+            progress: tells the person who watches.
+            done: rounds that are in the log.
+
+        Raises:
+            DiskError, StoreError: a file cannot be written, and nothing has failed before.
+        """
+        job, first = self.components.job, self.comm.rank == 0
+        log = RunLog(self.folder.log if first else None)
+        with_events = first and done < job.rounds and job.log.events
+        events = Events(self.folder.events, done) if with_events else None
+        self._outputs = _Outputs(log, events, progress, evaluation)
         try:
-            server = play(run, beginning.server, done)
-        except StoreError as e:
-            life.require_in_place()  # where that is the reason, it says what is gone
-            e.exit_code = 1  # 2 says that nothing was trained
+            yield
+        except BaseException:
+            self._outputs.close()  # the error that ended the rounds is told, not one of closing
             raise
-        if comm.rank == 0 and not finished:
-            _warn_of_divergence(life, progress)
-    final: Vector = server.x.cpu()
-    return final
+        failures = self._outputs.close()
+        if failures:
+            raise failures[0]
 
+    @property
+    def _recorded_in(self) -> _Outputs:
+        """The outputs, once ``recording`` has opened them."""
+        if self._outputs is None:
+            raise RuntimeError("the log is not open yet")
+        return self._outputs
 
-@contextmanager
-def _recorded(life: RankSession) -> Iterator[None]:
-    """Write down how this start ends, on rank 0; `hpcfl status` says it."""
-    outcome = Outcome("finished", life.parts.job.rounds, "")
-    try:
-        yield
-    except BaseException as e:
-        outcome = outcome_of(e, life.comm.pulse.round)
-        raise
-    finally:
-        if life.comm.rank == 0:
-            try:
-                recorded = record_outcome(life.folder, life.name, outcome)
-                if (
-                    not recorded and outcome.ending != "failed"
-                ):  # else it failed before it was noted
-                    sys.stderr.write(
-                        f"{life.folder.history}: says nothing of this start any more: the file was "
-                        "deleted or replaced while the run was alive\n"
-                    )
-            except (StoreError, DiskError) as e:  # the end itself, and its exit code, matter more
-                sys.stderr.write(f"the history does not say how this start ended: {e}\n")
+    def begin_round(self, round: int) -> None:
+        """Tell the other ranks' watchdogs that a round begins."""
+        self.comm.progress.round, self.comm.progress.phase = round, "training"
 
+    def evaluate(self, round: int, x: Vector) -> Record:
+        """Collective: the scores of ``x``; the best model is kept."""
+        self.comm.progress.phase = "evaluating"
+        scores = self._recorded_in.evaluation.scores(x)
+        if self.components.job.evaluate.best and self.comm.rank == 0:
+            self.best.offer(round, scores, x)
+        return scores
 
-def _warn_of_divergence(life: RankSession, progress: Progress) -> None:
-    """Say it if the run diverged though all its numbers are finite."""
-    root = life.folder.root
-    try:
-        log = LogReader(life.folder.log).read()
-    except (StoreError, DiskError) as e:  # all rounds are done and kept: the run did not fail
-        progress.note(f"warning: whether the run diverged is not known: {e}")
-        return
-    found = find_divergence(log, guess_loss(life.parts.dataset))
-    if found is not None:
-        progress.note(
-            f"warning: {root}: diverged: {found}. Lower local.lr or algorithm.server_lr, or set "
-            "local.clip"
+    def record(self, record: Record, busy: Sequence[float]) -> None:
+        """Append to the log, and tell the person who watches."""
+        if self.comm.rank != 0:
+            return
+        log, events, progress, _ = self._recorded_in
+        log.write({**record, OF_RANKS: busy} if busy else record)
+        if events:
+            events.round(record)
+        progress.round(record)
+
+    def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
+        """Collective: begin a checkpoint; a pending one is committed first.
+
+        Args:
+            round: rounds completed.
+            server: the algorithm's.
+            kept: what else the coming rounds need.
+
+        Raises:
+            RankError: the ranks' models differ.
+            LostFileError: a file or folder of the run is gone.
+        """
+        if self._outputs and self._outputs.events:
+            self._outputs.events.flush()
+        self.commit_checkpoint(round)
+        with raise_collectively(self.comm):
+            self.require_in_place()
+        self.comm.progress.phase = "checkpointing"
+        self._require_same_models(round, server.x)
+        log, sync = self._log_position()
+        contents = CheckpointContents(
+            round=round,
+            server=server,
+            kept=kept,
+            job=self.folder.mark,
+            inputs=self.inputs,
+            log=log,
+            run_files=self.run_files,
+            best=self.best.content,
+        )
+        self._pending = begin(
+            self.folder.checkpoints, contents, self.store, self.comm, self._background, sync
         )
 
+    @property
+    def checkpoint_pending(self) -> tuple[bool, bool]:
+        """Whether this rank still writes a checkpoint, and whether rounds must wait for it."""
+        if self._pending is None:
+            return False, False
+        return not self._pending.ready, self.store.low_on_rows
 
-def _note(life: RankSession, ranks: Ranks, done: int, progress: Progress) -> None:
-    """Write this start into the history, and tell what changed since the last."""
-    folder, job = life.folder, life.parts.loaded
-    before = folder.last_start
-    settings = free(flat(job.tree))
-    facts = {"ranks": life.comm.size, "summed_by": life.comm.library}
-    facts |= versions(ranks.device)
-    keys = (*BITS, *FAST) if job.job.reduction == "fast" else BITS
-    for warning in warnings(before, facts, keys):
-        progress.note(warning)
-    known = before.get("settings", {})
-    changes = [
-        {"key": key, "before": known[key], "after": value}
-        for key, value in differences(known, settings).items()
-    ]
-    for change in changes:
-        progress.note("{key} was {before}, is {after} ".format(**change) + f"after round {done}")
-    folder.note(
-        {
-            "life": life.name,
-            "round": done,
-            **facts,
-            "map": [seat.record for seat in ranks.seats],
-            "told": list(ranks.notes),
-            "guess_loss": guess_loss(life.parts.dataset),
-            "settings": settings,
-            "changes": changes,
-        }
-    )
+    def commit_checkpoint(self, round: int) -> None:
+        """Collective: commit the pending checkpoint, if there is one.
+
+        Args:
+            round: rounds completed by now.
+
+        Raises:
+            LostFileError: a file or folder of the run is gone; the last checkpoint is kept.
+            DiskError: on this rank alone: the disk is full or fails.
+            StoreError: on this rank alone: a file cannot be written for another reason.
+        """
+        if self._pending is None:
+            return
+        job, saved = self.components.job, self._pending.contents.round
+        folders = self._pending.commit(
+            self.store, self.comm, job.checkpoint.keep, self.require_in_place
+        )
+        self._pending = None
+        if saved and not job.checkpoint.due(saved, job.rounds):
+            # One that a signal or the clock asked for: its rows were not counted in advance.
+            owned = self.owner == self.comm.rank
+            self.store.ensure_free_rows(rows_until_checkpoint(self.components, owned, round))
+        if self.comm.rank == 0:
+            self.prune_stores(folders)
+
+    def close(self) -> None:
+        """Release the files of the store, if it was opened."""
+        self._background.shutdown(cancel_futures=True)
+        if self._store is not None:
+            self._store.close()
+
+    def describe(self, done: int) -> str:
+        """One line: what is about to run."""
+        components, job = self.components, self.components.job
+        algorithm = dict(components.loaded.tree["algorithm"])
+        name = algorithm.pop("name")
+        settings = ", ".join(f"{key} {json.dumps(value)}" for key, value in algorithm.items())
+        unscored = components.held is not None and not (job.evaluate.clients or job.evaluate.own)
+        return (
+            f"{name} ({settings}): {len(components.rows)} clients, "
+            f"{components.x0.numel()} parameters, {self.comm.size} rank(s) by "
+            f"{self.comm.backend} on {components.device.type}, {job.precision}, "
+            f"into {self.folder.root}"
+            + (f", from round {done}" if done else "")
+            + (f"; model.init left out {', '.join(components.skipped)}" * bool(components.skipped))
+            + ("; TensorBoard reads events/ there" * job.log.events)
+            + ("; held-out examples are not scored: evaluate.clients=true does" * unscored)
+        )
+
+    def _require_same_models(self, round: int, x: Vector) -> None:
+        """Collective: refuse a checkpoint of ranks whose models differ.
+
+        Raises:
+            RankError: they do.
+        """
+        crc = float(fingerprint(x, *self.components.buffers.values()))
+        low, high = self.comm.allreduce_max(np.array([-crc, crc]))
+        if -low != high:
+            error = RankError(
+                f"round {round}: the ranks' models differ (checksums {-low:.0f} to {high:.0f}), so "
+                "no checkpoint was written; are all ranks on one processor model and one torch, "
+                "and does a class of your own draw at random or keep something between calls?"
+            )
+            error.collective = True
+            raise error
+
+    def _log_position(self) -> tuple[LogPosition, Callable[[], None]]:
+        """What stands in the log, and what brings it to the disk."""
+        if self._outputs is None:  # at the checkpoint of round 0, before the log is opened
+            return NOTHING, lambda: None
+        return self._outputs.log.extent, self._outputs.log.sync

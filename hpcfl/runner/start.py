@@ -1,214 +1,265 @@
-"""Where a start of the program begins: at nothing, or at a checkpoint."""
+"""How a run starts: afresh, or from a checkpoint; then rounds are played to the end.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+``start`` and ``resume`` are what the command line and ``hpcfl.run`` call.  Both are collective and
+do the same on every rank, in this order:
+
+    connect the ranks            hpcfl.comm.connect
+    discover where each one is   hpcfl.runner.rank_layout
+    build the components         hpcfl.runner.components: data, clients, model, dry round
+    try the job's classes        hpcfl.runner.preflight
+    open a RankSession           hpcfl.runner.session: store, log, checkpoints
+    start_fresh or resume_from   here and in hpcfl.runner.resume
+    play the rounds              hpcfl.engine.loop
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from hpcfl.checkpoint import buffers
-from hpcfl.checkpoint.format import read_kept, read_server
-from hpcfl.checkpoint.verify import verify
-from hpcfl.comm.base import Comm
-from hpcfl.comm.failure import raise_collectively
-from hpcfl.errors import JobError, StoreError
-from hpcfl.io.atomic import STANDS, write_file
-from hpcfl.io.files import READABLE, read_bytes
+from hpcfl.comm.connect import connect
+from hpcfl.comm.failure import group, raise_collectively
+from hpcfl.comm.watched import Watched
+from hpcfl.data.fingerprints import Fingerprints, require_alike
+from hpcfl.engine.loop import play
+from hpcfl.errors import StoreError
+from hpcfl.evaluation import Clients, Evaluation
+from hpcfl.io.atomic import write_errors
+from hpcfl.io.progress import open_progress
+from hpcfl.job.registry import of_main
+from hpcfl.job.schema import Loaded
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import NOTHING, cut, require
-from hpcfl.run_dir.manifest import (
-    Checkpoint,
-    check_files,
-    check_run_files,
-    find,
-    folder_of,
-    give_up,
-    prune,
-    rounds,
-)
-from hpcfl.runner.components import Components
-from hpcfl.runner.copy_run import branch
-from hpcfl.runner.life import RankSession
+from hpcfl.run_dir.log import NOTHING, LogReader, cut
+from hpcfl.runner.choose_executor import check, choose_executor
+from hpcfl.runner.components import build_components, build_run
+from hpcfl.runner.copy_run import require_absent
+from hpcfl.runner.device import bfloat16_warning, device_type
+from hpcfl.runner.initial import fetch_data, fetch_model
+from hpcfl.runner.preflight import try_classes
+from hpcfl.runner.rank_layout import Ranks, discover_ranks
+from hpcfl.runner.record_start import record_outcomes, record_start, warn_of_divergence
+from hpcfl.runner.resume import StartPoint, resume_from, resume_latest
 from hpcfl.runner.resume_request import ResumeRequest
-from hpcfl.signals import set_resumable
-from hpcfl.store.row_table import Table
+from hpcfl.runner.session import RankSession
+from hpcfl.signals import Signals, set_resumable, stopped
+from hpcfl.types import Record, Vector
 
 
-class Beginning(NamedTuple):
-    """Where one start of the program begins."""
+@dataclass(frozen=True)
+class Result:
+    """What a finished run leaves."""
 
-    server: Any
-    round: int
+    path: Path
+    """The run directory."""
+    rounds: int
     """Rounds completed."""
-    kept: Mapping[str, Tensor]
-    """What else a checkpoint kept."""
+    x: Vector
+    """The final model, flat, on the CPU."""
+
+    @property
+    def log(self) -> list[Record]:
+        """One object a round, from log.jsonl."""
+        return [dict(entry) for entry in LogReader(self.path / "log.jsonl").read()]
 
 
-class Way(NamedTuple):
-    """How a start of the program comes to its beginning."""
+def start(loaded: Loaded, out: Path | None = None, *, continued: bool = False) -> Result:
+    """Start a run in a directory of its own; collective if a launcher started several ranks.
 
-    begin: Callable[[RankSession], Beginning]
-    resumed: bool
-    """Whether at a checkpoint."""
+    Args:
+        loaded: the checked job.
+        out: the run directory; runs/NAME when absent.
+        continued: resume where the directory holds a checkpoint of this job.
+
+    Raises:
+        JobError: nothing was trained.
+        DivergedError, Stopped: see ``hpcfl.engine.loop.play``.
+    """
+    folder = RunDir(out or Path("runs") / loaded.name)
+    set_resumable(folder.root if continued else None)
+    return _run(loaded, folder, continued=continued)
 
 
-Choice = Callable[[Comm], Way]
+def resume(
+    root: Path,
+    overrides: Sequence[str] = (),
+    *,
+    out: Path | None = None,
+    round: int | None = None,
+    verify: bool = True,
+) -> Result:
+    """Resume a run from a checkpoint, on any number of ranks; collective.
+
+    Args:
+        root: the run directory.
+        overrides: ``key.path=value`` settings over the job's, which change no past round.
+        out: resume there, in a copy; the run in ``root`` is left as it is, and may be alive.
+        round: which checkpoint; the newest when None.  Later ones are deleted.
+        verify: read all client states first; else each one when it is first used.
+
+    Raises:
+        JobError: the directory holds no run, one that is alive, or not that round, or a setting
+            would change past rounds; ``out`` exists.
+        StoreError: the checkpoint or a store is damaged.
+        DivergedError, Stopped: see ``hpcfl.engine.loop.play``.
+    """
+    set_resumable(out or root)
+    request = ResumeRequest.of(RunDir(root), overrides, round=round, verify_states=verify)
+    if out is not None:
+        require_absent(out)
+    return _run(request.loaded, RunDir(out or root), request=request)
 
 
-def as_found(folder: RunDir, comm: Comm) -> Way:
-    """Collective: at the newest checkpoint of the folder if there is one, else at nothing.
+def _run(
+    loaded: Loaded,
+    folder: RunDir,
+    *,
+    request: ResumeRequest | None = None,
+    continued: bool = False,
+) -> Result:
+    """Collective: everything from connecting the ranks to the last round.
+
+    Args:
+        loaded: the checked job.
+        folder: the run directory.
+        request: which checkpoint to resume from, where the user asked for one.
+        continued: resume from the folder's newest checkpoint, where there is one.
+    """
+    config = loaded.job.comm
+    connected = connect(config.backend, device_type(loaded.job), config.timeout_s)
+    comm = Watched(connected, config.timeout_s)
+    with (
+        group(comm),
+        # After MPI's start, which takes SIGUSR1 for itself.
+        Signals(latch_interrupt=False) as signals,
+        folder,
+    ):
+        ranks = discover_ranks(loaded, folder.root, comm)
+        ranks = ranks.with_notes(*of_main(loaded.tree))
+        resumed = request is not None or (continued and _has_checkpoint(folder, comm))
+        with raise_collectively(comm):
+            if comm.rank == 0:
+                loaded.job.log.check()
+                fetch_data(loaded)
+                if not resumed:
+                    fetch_model(loaded)
+        with raise_collectively(comm):
+            with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
+                components = build_components(loaded, ranks.device, resumed=resumed)
+                inputs = fingerprints.of(components.dataset)
+            try_classes(components)
+            check(components)
+        require_alike(inputs, comm)
+        if components.job.executor == "auto":
+            components, line = choose_executor(components, comm, folder if resumed else None)
+            ranks = ranks.with_notes(line)
+        # Rank 0 alone writes to the terminal, so it alone measures.
+        slow = bfloat16_warning(components.job, ranks.device) if comm.rank == 0 else None
+        if slow:
+            ranks = ranks.with_notes(slow)
+        with closing(RankSession(components, folder, comm, inputs)) as session:
+            if request is not None:
+                point = resume_from(session, request)
+            elif resumed:
+                point = resume_latest(session)
+            else:
+                point = start_fresh(session)
+            # A checkpoint is committed: Ctrl-C may now wait for the end of a round.
+            signals.latch_interrupt = True
+            x = _play(session, ranks, point, signals)
+        return Result(folder.root, components.job.rounds, x)
+
+
+def _has_checkpoint(folder: RunDir, comm: Watched) -> bool:
+    """Collective: whether the folder holds a checkpoint, as rank 0 sees it.
+
+    The other ranks may see a network's file system as it was some time ago.
 
     Raises:
         JobError: there are checkpoints, but no job.
     """
     found = ""
     with raise_collectively(comm):
-        # The others may see a network's file system as it was some time ago.
         if comm.rank == 0 and folder.begun:
             folder.require()
             found = "a checkpoint"
-    return Way(going_on, resumed=True) if comm.bcast(found) else Way(anew, resumed=False)
+    return bool(comm.bcast(found))
 
 
-def anew(life: RankSession) -> Beginning:
-    """Collective: begin a run in a directory of its own.
+def start_fresh(session: RankSession) -> StartPoint:
+    """Collective: make the run directory, and commit the checkpoint of round 0.
 
     Raises:
         JobError: the directory cannot be written, or holds a run.
         DiskError: the disk is full or fails.
     """
-    parts, folder = life.parts, life.folder
-    with raise_collectively(life.comm):
-        if life.comm.rank == 0:
-            folder.claim(parts.loaded.tree)
-            life.run_files = folder.write_initial(parts.x0)
-            buffers.write(folder.buffers, parts.buffers)
-            # Of a start that died before its first checkpoint.
+    components, folder = session.components, session.folder
+    with raise_collectively(session.comm):
+        if session.comm.rank == 0:
+            folder.claim(components.loaded.tree)
+            session.run_files = folder.write_initial(components.x0)
+            buffers.write(folder.buffers, components.buffers)
+            # What a start left that died before its first checkpoint.
             cut(folder.log, NOTHING)
-            life.best.restore(None)
-            life.prune_stores([])
-            life.require_room()
+            session.best.restore(None)
+            session.prune_stores([])
+            session.require_disk_space()
             folder.hold()
-    set_resumable(folder.root)  # a checkpoint that stands there is this run's own
-    life.comm.beat(folder.ranks, life.name)
-    life.open_store()
-    with raise_collectively(life.comm):
-        life.reserve()
-    server = parts.algorithm.init_server(parts.x0)
-    life.save(0, server, {}, NOTHING, lambda: None)
-    life.settle(0)
-    return Beginning(server, 0, {})
+    set_resumable(folder.root)  # a checkpoint that is committed there is this run's own
+    session.comm.beat(folder.ranks, session.name)
+    session.open_store()
+    with raise_collectively(session.comm):
+        session.ensure_rows()
+    server = components.algorithm.init_server(components.x0)
+    session.begin_checkpoint(0, server, {})
+    session.commit_checkpoint(0)
+    return StartPoint(server, 0, {})
 
 
-def going_on(life: RankSession) -> Beginning:
-    """Collective: begin at the newest checkpoint of the life's own job.
-
-    Raises:
-        JobError, StoreError: see ``ResumeRequest``; nothing was changed.
-    """
-    with raise_collectively(life.comm):
-        request = ResumeRequest.to_continue(life.folder, life.parts.loaded)
-    return again(life, request)
-
-
-def again(life: RankSession, request: ResumeRequest) -> Beginning:
-    """Collective: begin at a checkpoint that any number of ranks wrote, all of it verified.
-
-    Later checkpoints are given up only then.  Where the life's folder is not the request's, it
-    becomes a copy of it first.
-
-    Raises:
-        JobError, StoreError: see ``ResumeRequest``; nothing was changed.
-    """
-    parts, comm, folder = life.parts, life.comm, life.folder
-    rows = request.rows
-    if folder.root != request.source.root:
-        _copy(life, request)
-        rows = False  # were compared in the copy
-    names = ""
-    with raise_collectively(comm):
+def _play(session: RankSession, ranks: Ranks, point: StartPoint, signals: Signals) -> Vector:
+    """Collective: play the rounds from ``point`` to the end; the final model."""
+    components, folder, comm = session.components, session.folder, session.comm
+    job, done = components.job, point.round
+    finished = done == job.rounds
+    gradient = components.gradient()
+    clients = Clients(
+        components.clients,
+        session.my_clients,
+        components.weights,
+        partial(components.own_model, session.store),
+    )
+    evaluation = Evaluation(
+        job.evaluate, gradient, components.dataset, components.tests(), clients, comm
+    )
+    with (
+        open_progress(folder.root.name, job.rounds, done, comm.rank) as progress,
+        record_outcomes(session),
+        session.recording(evaluation, progress, done),
+    ):
+        progress.note(
+            f"{folder.root}: finished, nothing to do" if finished else session.describe(done)
+        )
+        for line in (*ranks.notes, *components.dataset.notes):
+            progress.note(line)
         if comm.rank == 0:
-            folder.lock()
-            if read_bytes(folder.job, READABLE) not in (request.found, request.wanted):
-                raise JobError(f"{folder.job}: was changed while it was read; resume again")
-            folder.entries()  # whose damage would be found too late when this start is added
-            kept = request.chosen(folder, life.inputs)
-            prune(folder.checkpoints)
-            _require_whole(folder.checkpoints, kept)
-            names = " ".join(map(str, kept))
-    comm.beat(folder.ranks, life.name)
-    kept = [int(name) for name in comm.bcast(names).split()]
-    with raise_collectively(comm), request.offering(kept):
-        newest = find(folder.checkpoints, kept[-1])
-        server = read_server(newest, parts.schema.server, parts.device)
-        beside = read_kept(newest, parts.device)
-        if comm.rank == 0:
-            require(folder.log, newest.log)
-        table = Table.load(newest.folder, folder.stores)
-        own = np.flatnonzero(life.owner == comm.rank)
-        verify(table, parts.stored, own, rows=rows, speak=comm.rank == 0)
-    folders = [folder_of(folder.checkpoints, round) for round in kept]
-    with raise_collectively(comm):
-        life.run_files = newest.run_files
-        life.parts = _put_back(parts, folder, newest)
-        if comm.rank == 0 and rounds(folder.checkpoints) == kept:
-            life.prune_stores(folders)  # makes room, if this life is to copy states
-    life.open_store()
-    with raise_collectively(comm):
-        life.take_over(newest, folders)
-    with raise_collectively(comm):
-        if comm.rank == 0:
-            _go_back(life, newest, folders, request.wanted)
-    return Beginning(server, newest.round, beside)
-
-
-def _copy(life: RankSession, request: ResumeRequest) -> None:
-    """Collective: make the life's folder, a branch of the request's run."""
-    comm, source = life.comm, request.source
-    names = ""
-    with raise_collectively(comm):
-        if comm.rank == 0:
-            names = " ".join(map(str, request.chosen(source, life.inputs)))
-    kept = [int(name) for name in comm.bcast(names).split()]
-    with request.offering(kept), raise_collectively(comm):
-        at = find(source.checkpoints, kept[-1])
-        check_files(at)
-    with raise_collectively(comm):
-        _put_back(life.parts, source, at)  # may be what cannot be read
-    with request.offering(kept):
-        branch(source, at, life.folder.root, life.parts.stored, comm, request.wanted)
-
-
-def _put_back(parts: Components, folder: RunDir, at: Checkpoint) -> Components:
-    """The parts with the initial model of the run, and its buffers."""
-    check_run_files(at, folder.root)
-    buffers.read(folder.buffers, parts.buffers)
-    return replace(parts, x0=folder.read_initial(parts.x0).to(parts.device))
-
-
-def _require_whole(root: Path, kept: Sequence[int]) -> None:
-    """Check the files of the older checkpoints, which stay and must not fail a later save."""
-    for round in kept[:-1]:
+            with write_errors(folder.history):
+                record_start(session, ranks, done, progress)
+        run = build_run(components, comm, session.owner, session.store, gradient, session, signals)
+        run.observer.restore(point.kept)
+        if not finished:  # a signal came during the start-up: a checkpoint is there already
+            stop = int(comm.allreduce_max(np.array([signals.stop], dtype=np.float64))[0])
+            if stop:
+                raise stopped(stop, done, job.rounds)
         try:
-            check_files(find(root, round))
+            server = play(run, point.server, done)
         except StoreError as e:
-            raise StoreError(
-                f"{e}, or remove this one's folder to resume from round {kept[-1]}"
-            ) from e
-
-
-def _go_back(life: RankSession, newest: Checkpoint, kept: Sequence[Path], job: bytes) -> None:
-    """Let the directory be that of a run that has come as far as ``newest``; on rank 0 alone.
-
-    In an order that leaves it resumable wherever a kill interrupts it.
-    """
-    folder = life.folder
-    give_up(folder.checkpoints, newest.round)
-    if folder.job.read_bytes() != job:
-        write_file(folder.job, job, advice=STANDS)
-    life.prune_stores(list(kept))
-    cut(folder.log, newest.log)
-    life.best.restore(newest.best)
-    folder.hold()
+            session.require_in_place()  # where that is the reason, it says what is gone
+            e.exit_code = 1  # 2 says that nothing was trained
+            raise
+        if comm.rank == 0 and not finished:
+            warn_of_divergence(session, progress)
+    final: Vector = server.x.cpu()
+    return final

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from hpcfl.job.schema import Loaded, load
 from hpcfl.run_dir.manifest import committed
-from hpcfl.runner.components import Components, assemble
-from hpcfl.runner.session import Result, start
+from hpcfl.runner.components import Components, build_components
+from hpcfl.runner.start import Result, start
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 
@@ -109,7 +109,7 @@ def xs(folder: Path, job: Mapping[str, Any]) -> Array:
 
 def parts(folder: Path, job: Mapping[str, Any]) -> Components:
     """What the job describes."""
-    return assemble(read(folder, job), torch.device("cpu"))
+    return build_components(read(folder, job), torch.device("cpu"))
 
 
 def states(run: Path, parts: Components, index: int = -1) -> list[Any]:

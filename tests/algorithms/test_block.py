@@ -16,7 +16,7 @@ from hpcfl.job.schema import load
 from hpcfl.models.base import ModelConfig
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner import choose_executor
-from hpcfl.runner.session import start
+from hpcfl.runner.start import start
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
 from tests.algorithms.trace import trace
 from tests.algorithms.zoo import ALL
@@ -86,7 +86,7 @@ def train(tmp_path):
     message = made.algorithm.broadcast(made.algorithm.init_server(made.x0))
 
     def go(clients):
-        visits = [made.population.visit(client, 0) for client in clients]
+        visits = [made.clients.task(client, 0) for client in clients]
         trained = executor.train(message, visits, [made.first(i) for i in clients])
         return dict(zip(clients, trained, strict=True))
 

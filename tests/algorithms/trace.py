@@ -22,7 +22,7 @@ from hpcfl.engine.loop import play
 from hpcfl.job.schema import load
 from hpcfl.local.step import Gradient
 from hpcfl.models.losses import LOSSES
-from hpcfl.runner.components import Components, assemble, wire
+from hpcfl.runner.components import Components, build_components, build_run
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
 from hpcfl.types import Batch, Record, Vector
@@ -60,14 +60,14 @@ class _Heard(Gradient):
         return value, grad
 
 
-class _Desk:
+class _Hooks:
     """Takes down everything after every round."""
 
     def __init__(self, trace: Trace, gradient: _Heard, store: ClientStore, population: int) -> None:
         self._trace, self._gradient = trace, gradient
         self._store, self._clients = store, range(population)
 
-    def begin(self, round: int) -> None:
+    def begin_round(self, round: int) -> None:
         pass
 
     def evaluate(self, round: int, x: Vector) -> Mapping[str, float]:
@@ -76,15 +76,15 @@ class _Desk:
     def record(self, record: Record, busy: Sequence[float]) -> None:
         pass
 
-    def save(self, round: int, server: Any, kept: Mapping[str, torch.Tensor]) -> None:
+    def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, torch.Tensor]) -> None:
         self._trace.servers.append(server)
         self._trace.states.append([self._store.read(i) for i in self._clients])
         self._trace.gradients.append(self._gradient.answers)
         self._gradient.answers = []
 
-    pending = False, False
+    checkpoint_pending = False, False
 
-    def settle(self, round: int) -> None:
+    def commit_checkpoint(self, round: int) -> None:
         pass
 
 
@@ -96,7 +96,7 @@ def trace(job: Mapping[str, Any]) -> Trace:
 @cache
 def _played(job: str) -> Trace:
     tree = {**json.loads(job), "checkpoint": {"every": 1}, "store": {"kind": "memory"}}
-    parts = assemble(load(tree), torch.device("cpu"))
+    parts = build_components(load(tree), torch.device("cpu"))
     gradient, sizes = _Heard(parts), list(map(len, parts.rows))
     server = parts.algorithm.init_server(parts.x0)
     found = Trace([server], [], [], parts.algorithm)
@@ -104,7 +104,7 @@ def _played(job: str) -> Trace:
         TemporaryDirectory() as folder,
         closing(parts.store(Path(folder), 0, "trace", range(len(sizes)))) as store,
     ):
-        desk = _Desk(found, gradient, store, len(sizes))
-        run = wire(parts, Solo(), assign_owners(sizes, 1), store, gradient, desk, Signals())
+        hooks = _Hooks(found, gradient, store, len(sizes))
+        run = build_run(parts, Solo(), assign_owners(sizes, 1), store, gradient, hooks, Signals())
         play(run, server, 0)
     return found

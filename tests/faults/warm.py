@@ -9,7 +9,7 @@ import yaml
 
 from hpcfl.bench.chaos.settings import JOB
 from hpcfl.job.schema import load
-from hpcfl.runner.session import start
+from hpcfl.runner.start import start
 
 with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
     job = Path(name) / "job.yaml"

@@ -9,7 +9,7 @@ import hpcfl
 from hpcfl.job.schema import load
 from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.models import MODELS
-from hpcfl.runner.components import assemble
+from hpcfl.runner.components import build_components
 from tests.parallel.harness import mpirun
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -58,10 +58,12 @@ def test_augmented_batches_are_the_same_on_a_gpu_alone_and_in_a_block(tmp_path):
         "local": {"batch_size": 3, "lr": 0.01},
         "rounds": 1,
     }
-    gpu, cpu = (assemble(load(job), torch.device(name)).population for name in ("cuda:0", "cpu"))
+    gpu, cpu = (
+        build_components(load(job), torch.device(name)).clients for name in ("cuda:0", "cpu")
+    )
     filling = PaddedBatches(4, 3, gpu.together())
-    alone = [list(made.visit(client, 0).batches) for made in (gpu, cpu) for client in range(3)]
-    for step, (batches, _) in enumerate(filling.steps([gpu.visit(i, 0) for i in range(3)])):
+    alone = [list(made.task(client, 0).batches) for made in (gpu, cpu) for client in range(3)]
+    for step, (batches, _) in enumerate(filling.steps([gpu.task(i, 0) for i in range(3)])):
         for k in range(3):
             there, here = alone[k][step], alone[3 + k][step]
             own = len(here.labels)

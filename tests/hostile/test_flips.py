@@ -31,7 +31,7 @@ from hpcfl.monitor import status, watch
 from hpcfl.report.collect import read_standing
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.runner.export import export
-from hpcfl.runner.session import start
+from hpcfl.runner.start import start
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.pending import todo
 from hpcfl.sweep.progress import Board

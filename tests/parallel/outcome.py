@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from hpcfl.engine.timing import measured
 from hpcfl.job.schema import load
 from hpcfl.run_dir.manifest import committed
-from hpcfl.runner.components import assemble
+from hpcfl.runner.components import build_components
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 
@@ -34,7 +34,7 @@ def bits(tensor: torch.Tensor) -> str:
 def outcome(run: Path) -> Outcome:
     """Of the newest checkpoint of a run directory, and its log up to there."""
     newest = committed(run / "checkpoints")[-1]
-    schema = assemble(load(run / "job.yaml"), torch.device("cpu"), resumed=True).stored
+    schema = build_components(load(run / "job.yaml"), torch.device("cpu"), resumed=True).stored
     table = Table.load(newest.folder, run / "stores")
     clients = {}
     with Reader(table, schema) as reader:

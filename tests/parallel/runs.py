@@ -14,7 +14,7 @@ import hpcfl
 from hpcfl.engine import loop
 from hpcfl.errors import Stopped
 from hpcfl.job.schema import load
-from hpcfl.runner import session
+from hpcfl.runner import start
 
 
 def stop_after(done):
@@ -37,7 +37,7 @@ def main(plan):
             stop_after(entry["stop"])
         try:
             if entry["job"]:
-                session.start(load(entry["job"]), out)
+                start.start(load(entry["job"]), out)
             else:
                 hpcfl.resume(out, **entry["how"])
         except Stopped as stopped:

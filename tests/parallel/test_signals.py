@@ -89,7 +89,7 @@ def test_saves_and_goes_on(whole, tmp_path):
     [
         (signal.SIGUSR1, 1, "hpcfl.cli.main"),
         (signal.SIGUSR1, 2, "torch"),
-        (signal.SIGTERM, 2, "hpcfl.runner.session"),
+        (signal.SIGTERM, 2, "hpcfl.runner.start"),
         (signal.SIGUSR1, 2, "mpi4py.MPI"),
     ],
 )

@@ -7,7 +7,7 @@ import torch
 
 from hpcfl.job.schema import load
 from hpcfl.run_dir.manifest import committed, rounds
-from hpcfl.runner.components import assemble
+from hpcfl.runner.components import build_components
 from hpcfl.store.row_table import Table
 from hpcfl.store.segment_file import inspect
 from tests.parallel import background
@@ -82,7 +82,7 @@ def test_a_flipped_byte_is_told_once_by_whoever_finds_it(short, tmp_path, ranks,
     """In every row that rank 1 wrote."""
     newest = committed(short / "checkpoints")[-1]
     table = Table.load(newest.folder, short / "stores")
-    schema = assemble(
+    schema = build_components(
         load(short / "job.yaml"), torch.device("cpu"), resumed=True
     ).schema.client_state
     victims = [p for p, rank in zip(table.paths, table.owners, strict=True) if rank == 1]

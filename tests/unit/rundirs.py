@@ -10,7 +10,7 @@ from hpcfl.job.schema import load
 from hpcfl.job.yaml_file import add_checksum
 from hpcfl.run_dir.manifest import committed, committed_folders
 from hpcfl.run_dir.sweep_log import log_line
-from hpcfl.runner.components import assemble
+from hpcfl.runner.components import build_components
 from hpcfl.store.row_table import Table
 from hpcfl.store.segment_file import inspect
 
@@ -41,7 +41,9 @@ def damage_a_row(run):
     clients = dict(zip(tables[-1].rows.tolist(), tables[-1].clients.tolist(), strict=True))
     row = min(newest - older)
     path = segment(run)
-    schema = assemble(load(run / "job.yaml"), torch.device("cpu"), resumed=True).schema.client_state
+    schema = build_components(
+        load(run / "job.yaml"), torch.device("cpu"), resumed=True
+    ).schema.client_state
     flip(path, inspect(path, schema).offsets[0] + row * schema.bytes + 5)
     return row, clients[row]
 

@@ -100,7 +100,7 @@ def test_all_ranks_agree_and_everybody_is_trained_once():
     owner = assign_owners(work.tolist(), RANKS)
     ranks = [Balance(draw, 50, owner, work, rank, RANKS) for rank in range(RANKS)]
     for t in range(50):
-        duties, members = [rank.duty(t) for rank in ranks], draw(t).tolist()
+        duties, members = [rank.assignment(t) for rank in ranks], draw(t).tolist()
         assert sorted(i for duty in duties for i in duty.trained) == sorted(members)
         assert [duty.moved for duty in duties] == [duties[0].moved] * RANKS
         for rank, duty in enumerate(duties):
@@ -109,13 +109,13 @@ def test_all_ranks_agree_and_everybody_is_trained_once():
             come = {move.client for move in duty.moved if move.trainer == rank}
             assert set(duty.trained) == set(duty.owned) - gone | come
             assert duty.trained == [i for i in members if i in duty.trained]
-    assert any(ranks[0].duty(t).moved for t in range(50))
-    assert ranks[0].duty(50) == (50, [], [], [])
+    assert any(ranks[0].assignment(t).moved for t in range(50))
+    assert ranks[0].assignment(50) == (50, [], [], [])
 
 
 def test_without_work_owners_train():
     owner = np.array([1, 0, 1, 1])
     balance = Balance(lambda t: np.array([3, 1, 0]), 9, owner, None, 1, 2)
-    assert balance.duty(0) == (0, [3, 0], [3, 0], [])
+    assert balance.assignment(0) == (0, [3, 0], [3, 0], [])
     stealing = Balance(lambda t: np.array([3, 1, 0, 2]), 9, owner, np.ones(4, np.int64), 0, 2)
-    assert stealing.duty(0).moved == [Transfer(3, 1, 0)]
+    assert stealing.assignment(0).moved == [Transfer(3, 1, 0)]

@@ -12,7 +12,7 @@ from hpcfl.engine import loop
 from hpcfl.errors import StoreError
 from hpcfl.job.schema import load
 from hpcfl.run_dir.manifest import BEST, SERVER, committed
-from hpcfl.runner.session import resume, start
+from hpcfl.runner.start import resume, start
 from tests.algorithms.play import play, softmax_problem, tree
 
 

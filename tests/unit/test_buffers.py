@@ -9,7 +9,7 @@ from hpcfl.checkpoint.buffers import read, write
 from hpcfl.errors import StoreError
 from hpcfl.job.schema import load
 from hpcfl.models import MODELS
-from hpcfl.runner.components import assemble
+from hpcfl.runner.components import build_components
 
 FIRST = "features.0.1.running_mean"
 
@@ -131,12 +131,12 @@ def test_damage(run, tmp_path, refused):
 
 
 def test_a_fresh_initialisation_draws_parameters_alone(frozen, weights, determinism):
-    parts = assemble(load(frozen), torch.device("cpu"))
+    parts = build_components(load(frozen), torch.device("cpu"))
     given = load_file(weights)
     assert not torch.equal(parts.fresh(0)(), parts.fresh(1)())
     assert not torch.equal(parts.fresh(0)(), parts.x0)
     assert torch.equal(parts.buffers[FIRST], given[FIRST])
-    parts = assemble(load(frozen, ["precision=float64"]), torch.device("cpu"))
+    parts = build_components(load(frozen, ["precision=float64"]), torch.device("cpu"))
     assert torch.equal(parts.buffers[FIRST], given[FIRST].double())
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.checkpoint.format import fingerprint, flat, read_server
-from hpcfl.checkpoint.writer import begin
+from hpcfl.checkpoint.writer import CheckpointContents, begin
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
 from hpcfl.io import checksum
@@ -53,11 +53,16 @@ def commit(tmp_path):
         for client in range(2):
             store.write(client, State(torch.full((3,), float(10 * round + client)).double()))
         root = tmp_path / "checkpoints"
-        saving = begin(
-            root, round, server(round), {}, store, Solo(), behind,
-            job=JOB, inputs=INPUTS, log=LogPosition(7 * round, 5), run_files={INITIAL: 7},
-            sync=lambda: synced.append(round),
-        )  # fmt: skip
+        contents = CheckpointContents(
+            round=round,
+            server=server(round),
+            kept={},
+            job=JOB,
+            inputs=INPUTS,
+            log=LogPosition(7 * round, 5),
+            run_files={INITIAL: 7},
+        )
+        saving = begin(root, contents, store, Solo(), behind, lambda: synced.append(round))
         kept = saving.commit(store, Solo(), keep, lambda: None)
         assert synced[-1] == round
         return [read(folder) for folder in kept]

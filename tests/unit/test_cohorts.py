@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hpcfl.job.schema import load
-from hpcfl.runner.schedule import coming
-from hpcfl.runner.session import start
+from hpcfl.runner.schedule import rows_until_checkpoint
+from hpcfl.runner.start import start
 from tests.algorithms.play import parts, softmax_problem, states, tree
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -30,9 +30,9 @@ def job(folder, name, **changes):
 def test_rows_until_the_next_checkpoint(tmp_path, done, own, shared):
     """Clients 0 to 3 are this rank's; checkpoints are due after rounds 4 and 6."""
     mine = np.arange(6) < 4
-    assert coming(parts(tmp_path, job(tmp_path, "fedhbm")), mine, done) == [own]
+    assert rows_until_checkpoint(parts(tmp_path, job(tmp_path, "fedhbm")), mine, done) == [own]
     anchors = parts(tmp_path, job(tmp_path, "localghb"))
-    assert coming(anchors, mine, done)[-1] == shared
+    assert rows_until_checkpoint(anchors, mine, done)[-1] == shared
 
 
 @pytest.mark.parametrize("name", ["fedhbm", "localghb"])

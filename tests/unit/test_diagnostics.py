@@ -22,7 +22,7 @@ from hpcfl.engine import diagnostics, timing
 from hpcfl.errors import DivergedError, JobError
 from hpcfl.local.sequential import Sequential
 from hpcfl.run_dir.manifest import committed
-from hpcfl.runner.session import resume
+from hpcfl.runner.start import resume
 from tests.algorithms.by_hand.quadratic import TWO
 from tests.algorithms.play import kept, parts, play, softmax_problem, states, tree, xs
 
@@ -136,13 +136,13 @@ def test_gradients_that_the_algorithm_asked_for_are_not_computed_again(
     tmp_path, monkeypatch, algorithm, own
 ):
     passes = Counter()
-    survey = Sequential.survey
+    full_gradients = Sequential.full_gradients
 
     def counted(self, x, visits):
         passes[tmp_path] += 1
-        return survey(self, x, visits)
+        return full_gradients(self, x, visits)
 
-    monkeypatch.setattr(Sequential, "survey", counted)
+    monkeypatch.setattr(Sequential, "full_gradients", counted)
     (first, _) = play(tmp_path, one_parameter(tmp_path, algorithm)).log
     assert [first[key] for key in GRADIENTS] == near([ROUND_1[key] for key in GRADIENTS])
     assert passes[tmp_path] == 2
@@ -205,14 +205,14 @@ def test_what_was_kept_is_checked(tmp_path):
 
 
 def test_a_gradient_that_is_not_finite_is_named(tmp_path, monkeypatch):
-    survey = Sequential.survey
+    full_gradients = Sequential.full_gradients
 
     def spoiled(self, x, visits):
-        gradients = survey(self, x, visits)
+        gradients = full_gradients(self, x, visits)
         gradients[3][0] = torch.nan
         return gradients
 
-    monkeypatch.setattr(Sequential, "survey", spoiled)
+    monkeypatch.setattr(Sequential, "full_gradients", spoiled)
     with pytest.raises(DivergedError, match="client 3 on rank 0, round 1: its upload 'grad'"):
         play(tmp_path, softmax(tmp_path, diagnostics=ALL))
 

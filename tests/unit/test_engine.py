@@ -17,8 +17,8 @@ from hpcfl.local import client_pool
 from hpcfl.local.sequential import Sequential
 from hpcfl.run_dir.log import RunLog
 from hpcfl.run_dir.manifest import committed
-from hpcfl.runner import session
-from hpcfl.runner.session import resume, start
+from hpcfl.runner import start as starting
+from hpcfl.runner.start import resume, start
 from hpcfl.signals import STOP
 from hpcfl.store.arena import StateArena
 from hpcfl.store.row_table import Table
@@ -55,7 +55,7 @@ def test_examples_are_those_that_the_local_steps_took(tmp_path, monkeypatch):
             yield positions
 
     monkeypatch.setattr(client_pool, "order", counting)
-    monkeypatch.setattr(session, "try_classes", lambda parts: None)  # takes examples too
+    monkeypatch.setattr(starting, "try_classes", lambda parts: None)  # takes examples too
     local = {"steps": 7, "batch_size": 4, "lr": 0.01}
     cohort = {"kind": "replay", "rounds": [[0, 1], [], [2, 3, 4]]}
     log = play(tmp_path, job(tmp_path, cohort=cohort, rounds=3, local=local)).log

@@ -17,7 +17,7 @@ from hpcfl.errors import JobError
 from hpcfl.job.schema import load, settled
 from hpcfl.job.tasks import TASKS
 from hpcfl.models.linear import Linear
-from hpcfl.runner.components import assemble
+from hpcfl.runner.components import build_components
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +204,9 @@ def test_faults_of_an_algorithm_of_ones_own_name_it(tmp_path, monkeypatch, name,
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_module", raising=False)
     with pytest.raises(JobError) as caught:
-        assemble(load("jobs/quickstart.yaml", [f"algorithm={{name: {name}}}"]), torch.device("cpu"))
+        build_components(
+            load("jobs/quickstart.yaml", [f"algorithm={{name: {name}}}"]), torch.device("cpu")
+        )
     assert message.format(folder=tmp_path) in str(caught.value)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl.run_dir.manifest import committed
-from hpcfl.runner.life import Desk
+from hpcfl.runner.session import RankSession
 
 JOB = ["rounds=8", "checkpoint={every: 2, keep: 1}"]
 SHARED = "algorithm={name: localghb}"
@@ -16,7 +16,7 @@ SHARED = "algorithm={name: localghb}"
 @pytest.fixture
 def disturbed(job, tmp_path, monkeypatch, hpcfl):
     """Play a job to which something happens: the checkpoint of round 4 is on its way in round 5."""
-    out, record = tmp_path / "run", Desk.record
+    out, record = tmp_path / "run", RankSession.record
 
     def play(happens, *overrides, command=("run",), at=5):
         def patched(self, entry, busy):
@@ -24,12 +24,12 @@ def disturbed(job, tmp_path, monkeypatch, hpcfl):
             if entry["round"] == at:
                 happens(out)
 
-        monkeypatch.setattr(Desk, "record", patched)
+        monkeypatch.setattr(RankSession, "record", patched)
         if command == ("run",):
             done = hpcfl("run", job, *JOB, *overrides, "--out", out)
         else:
             done = hpcfl(*command)
-        monkeypatch.setattr(Desk, "record", record)
+        monkeypatch.setattr(RankSession, "record", record)
         return out, done
 
     return play

@@ -8,7 +8,7 @@ import pytest
 import hpcfl as program
 from hpcfl.run_dir.history import Outcome, last_outcome
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.runner.life import Desk
+from hpcfl.runner.session import RankSession
 from tests.unit.rundirs import starts
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -21,14 +21,14 @@ def lines(done):
 
 def at_round(monkeypatch, round, act):
     """Do something when a round has been written to the log."""
-    record = Desk.record
+    record = RankSession.record
 
     def play(self, line, busy):
         record(self, line, busy)
         if line["round"] == round:
             act()
 
-    monkeypatch.setattr(Desk, "record", play)
+    monkeypatch.setattr(RankSession, "record", play)
 
 
 def fail():

@@ -15,7 +15,7 @@ from hpcfl.algorithms import ALGORITHMS
 from hpcfl.engine.schema import dry_round, traffic
 from hpcfl.job.schema import load
 from hpcfl.plan import Activations, Process, plan, probe, this_process
-from hpcfl.runner.components import assemble
+from hpcfl.runner.components import build_components
 from tests.long_form import long_form
 
 # COMM. OVERHEAD of the FedHBM paper, table 2.
@@ -29,7 +29,7 @@ SHOWN_PROCESS, STATUS = "hpcfl.plan.show.this_process", "hpcfl.plan.measured.STA
 
 
 def planned(job, *overrides, ranks=1):
-    parts = assemble(load(job, list(overrides)), torch.device("cpu"))
+    parts = build_components(load(job, list(overrides)), torch.device("cpu"))
     return plan(parts, ranks, process=Process(0, 0), activations=Activations(0, 0))
 
 
@@ -57,7 +57,7 @@ def test_fedmim_tells_both_counts():
 
 def test_examples_in_a_mapped_file_take_no_memory(job):
     """40 examples of three float64 features and one int64 label, 12 to test; 40 int64 rows."""
-    parts = assemble(load(job), torch.device("cpu"))
+    parts = build_components(load(job), torch.device("cpu"))
     mapped = replace(parts, dataset=replace(parts.dataset, mapped=True))
     held, left = (
         plan(p, 1, process=Process(0, 0), activations=Activations(0, 0)).shares[0].memory.data
@@ -80,14 +80,14 @@ def test_a_small_job_by_hand(job, hpcfl):
     job_of_it = load(job, []).job
     drawn = [job_of_it.cohort.draw(t, 4, job_of_it.seed) for t in range(4)]
     assert found.seen == len(set(np.concatenate(drawn)))
-    assert found.room.checkpoints == 3
+    assert found.disk_budget.checkpoints == 3
 
 
 @pytest.mark.parametrize(("algorithm", "passes"), [("fedhbm", 1), ("mime", 2)])
 def test_work_is_counted_in_examples(job, algorithm, passes):
     """One epoch of 10 examples, and another pass where the algorithm takes a full gradient."""
     loaded = load(job, [f"algorithm={{name: {algorithm}}}"])
-    assert assemble(loaded, torch.device("cpu")).work.tolist() == [10 * passes] * 4
+    assert build_components(loaded, torch.device("cpu")).work.tolist() == [10 * passes] * 4
 
 
 def test_members_that_a_rank_trains(job):
@@ -171,21 +171,23 @@ def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, more, kind):
     assert hpcfl("run", job, *changes, "--out", out).code == 0
     found = planned(job, *changes)
     if kind == "hdf5":
-        assert size(out / "stores") == found.room.stores
+        assert size(out / "stores") == found.disk_budget.stores
     else:  # the oldest file is gone once the next is there
-        assert size(out / "stores") <= found.room.stores
+        assert size(out / "stores") <= found.disk_budget.stores
     newest = max((out / "checkpoints").iterdir())
-    assert size(newest) == pytest.approx(found.room.checkpoint, rel=0.05, abs=100)
-    assert len(list((out / "checkpoints").iterdir())) == found.room.checkpoints - 1
+    assert size(newest) == pytest.approx(found.disk_budget.checkpoint, rel=0.05, abs=100)
+    assert len(list((out / "checkpoints").iterdir())) == found.disk_budget.checkpoints - 1
     best = out / "best.safetensors"
     kept = best.stat().st_size if best.exists() else 0
-    assert kept == pytest.approx(found.room.best, rel=0.05)
+    assert kept == pytest.approx(found.disk_budget.best, rel=0.05)
     aside = ("events", "history.jsonl", "job.yaml", "log.jsonl")
     taken = sum(size(part) for part in out.iterdir() if part.name not in aside)
     if kind == "hdf5":  # one checkpoint less than while the oldest goes
-        assert taken == pytest.approx(found.room.total - found.room.checkpoint, rel=0.05, abs=200)
+        assert taken == pytest.approx(
+            found.disk_budget.total - found.disk_budget.checkpoint, rel=0.05, abs=200
+        )
     else:
-        assert taken <= found.room.total
+        assert taken <= found.disk_budget.total
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ sys.exit(code)
 PLAN = """
 import sys
 import torch
-import hpcfl.runner.session
+import hpcfl.runner.start
 from hpcfl.runner.components import assemble
 from hpcfl.job.schema import load
 from hpcfl.plan import plan, probe, this_process
@@ -269,7 +271,7 @@ def test_memory_of_a_run(job, arrays, tmp_path, algorithm, watched):
 
 def test_probe_counts_one_example(job):
     """A linear layer keeps its 3 inputs for the weights, the loss its 4 log-probabilities."""
-    parts = assemble(load(job), torch.device("cpu"))
+    parts = build_components(load(job), torch.device("cpu"))
     found = probe(parts)
     assert found.kept >= 4 * (3 + 4)
     assert found.kept <= 4 * (3 + 4) + 2 * 8

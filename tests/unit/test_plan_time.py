@@ -13,7 +13,7 @@ from hpcfl.cohort.assignment import Balance, assign_owners
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.plan import Pieces, Work, foretell, read_pieces, scale, work
-from hpcfl.runner.components import assemble
+from hpcfl.runner.components import build_components
 
 ROOT = Path(__file__).parents[2]
 PIECES = Pieces(
@@ -105,7 +105,7 @@ def test_the_busiest_is_the_one_of_a_run(job, arrays, balance):
     arrays(client=np.repeat(range(8), sizes))
     job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", ""))
     wanted = ["rounds=30", "cohort.size=4", "local.epochs=2", f"balance={balance}"]
-    parts = assemble(load(job, wanted), torch.device("cpu"))
+    parts = build_components(load(job, wanted), torch.device("cpu"))
     steps = [2 * -(-size // 4) for size in sizes]
     taken = parts.work if balance == "steal" else None
     ranks = [
@@ -117,7 +117,7 @@ def test_the_busiest_is_the_one_of_a_run(job, arrays, balance):
     counted = [
         max(done) / np.mean(done)
         for t in range(30)
-        for done in [[sum(steps[i] for i in rank.duty(t).trained) for rank in ranks]]
+        for done in [[sum(steps[i] for i in rank.assignment(t).trained) for rank in ranks]]
     ]
     steps_alone = replace(PIECES, visit_s=0.0, convert_s=0.0, read=None, write=None)
     found = foretell(work(parts), 3, steps_alone)

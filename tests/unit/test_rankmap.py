@@ -9,7 +9,7 @@ from hpcfl.comm.watched import Watched
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.runner import rank_layout
-from hpcfl.runner.rank_layout import RankInfo, check, describe, find
+from hpcfl.runner.rank_layout import RankInfo, check, describe, discover_ranks
 
 JOB = Path(__file__).parents[2] / "jobs/quickstart.yaml"
 VERSIONS = {"hpcfl": "1", "torch": "2"}
@@ -119,10 +119,10 @@ def test_this_process_sits_here(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         (tmp_path / name / "cpulist").write_text(cores + "\n")
     monkeypatch.setattr(rank_layout, "_NUMA", tmp_path)
-    ranks = find(load(JOB, ["threads=2", "device=cpu"]), tmp_path, Watched(Solo(), 10.0))
+    ranks = discover_ranks(load(JOB, ["threads=2", "device=cpu"]), tmp_path, Watched(Solo(), 10.0))
     (own,) = ranks.seats
     assert (own.cores, own.numa, own.threads, own.device) == ([2, 5], [1], 2, "cpu")
     assert (ranks.device.type, ranks.notes) == ("cpu", [])
     assert own.record.keys() == {"host", "local_rank", "device", "threads", "numa", "cores"}
     with pytest.raises(JobError, match="may use 2 cores, but is to run 3 threads"):
-        find(load(JOB, ["threads=3", "device=cpu"]), tmp_path, Watched(Solo(), 10.0))
+        discover_ranks(load(JOB, ["threads=3", "device=cpu"]), tmp_path, Watched(Solo(), 10.0))

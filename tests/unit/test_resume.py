@@ -12,7 +12,7 @@ import hpcfl
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import rounds
 from hpcfl.runner import environment
-from hpcfl.runner import start as beginning
+from hpcfl.runner import resume as resuming
 from tests.parallel.outcome import outcome
 from tests.unit.rundirs import damage_a_row, flip, log_of, segment, starts, text
 
@@ -190,7 +190,7 @@ def test_a_kill_after_the_job_was_rewritten(run, long, monkeypatch, hpcfl):
         raise Kill
 
     with monkeypatch.context() as patch:
-        patch.setattr(beginning, "cut", killed)
+        patch.setattr(resuming, "cut", killed)
         with pytest.raises(Kill):
             hpcfl("resume", run, *args)
     assert len(starts(run)) == 1

@@ -8,7 +8,7 @@ import torch
 
 from hpcfl.data.split import deal
 from hpcfl.job.schema import load
-from hpcfl.runner.components import assemble
+from hpcfl.runner.components import build_components
 from tests.real_data import cifar10, real
 
 PUBLISHED = Path(__file__).parents[2] / "jobs/cifar10/fedavg_published_split.yaml"
@@ -74,7 +74,7 @@ def test_what_is_held_out_belongs_to_nobody(job, tmp_path, hpcfl):
         "32 of 40 training examples to 4 clients; without 8 that are held out, so say "
         "data.holdout=null"
     )
-    parts = assemble(load(job, ["data.holdout=0.2"]), torch.device("cpu"))
+    parts = build_components(load(job, ["data.holdout=0.2"]), torch.device("cpu"))
     assert same(clients(job, f"data.partition={{kind: file, path: {out}}}"), parts.rows)
 
 

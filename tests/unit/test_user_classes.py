@@ -22,7 +22,7 @@ from hpcfl.local.step import Gradient
 from hpcfl.models.linear import Linear
 from hpcfl.models.losses import squared
 from hpcfl.runner import preflight
-from hpcfl.runner.components import assemble
+from hpcfl.runner.components import build_components
 from hpcfl.runner.preflight import try_algorithm, try_classes
 
 ROOT = Path(__file__).parents[2]
@@ -428,7 +428,7 @@ def test_what_load_draws_follows_from_the_seed(module, job, hpcfl):
 
 
 def parts_of(job, *overrides):
-    return assemble(load(job, list(overrides)), torch.device("cpu"))
+    return build_components(load(job, list(overrides)), torch.device("cpu"))
 
 
 def test_data_that_do_not_fit_a_model_of_hpcfl(job, refused):
@@ -469,7 +469,7 @@ def test_a_fault_of_hpcfl_keeps_its_traceback(fault, job, monkeypatch, own_proce
 
 def test_a_fault_of_hpcfl_in_a_dry_round_keeps_its_traceback(job, monkeypatch, own_process):
     monkeypatch.setattr(FedAvg, "finish", None)
-    for play in (try_algorithm, lambda loaded: assemble(loaded, torch.device("cpu"))):
+    for play in (try_algorithm, lambda loaded: build_components(loaded, torch.device("cpu"))):
         with pytest.raises(TypeError, match="'NoneType' object is not callable"):
             play(load(job, ["algorithm={name: fedavg}"]))
 
@@ -492,7 +492,7 @@ def test_the_trial_leaves_no_trace(job, own_process):
     try_classes(parts)
     assert generators() == before
     assert torch.equal(parts.x0, x0)
-    assert parts.population.pop_elapsed_s() == 0
+    assert parts.clients.pop_elapsed_s() == 0
 
 
 NOTEBOOK = """

@@ -1,6 +1,6 @@
 """Gloo, whose time-out the watchdog shares, lets ranks find each other on a busy machine."""
 
-from hpcfl.runner import session
+from hpcfl.runner import start
 
-connect = session.connect
-session.connect = lambda backend, device, timeout_s: connect(backend, device, 300.0)
+connect = start.connect
+start.connect = lambda backend, device, timeout_s: connect(backend, device, 300.0)

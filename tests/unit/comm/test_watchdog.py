@@ -218,12 +218,12 @@ def test_without_a_directory_every_rank_speaks(lost):
 def test_a_watched_group_is_the_group(tmp_path):
     comm = Watched(Solo(), 600.0)
     assert (comm.rank, comm.size, comm.local_rank, comm.backend) == (0, 1, 0, "solo")
-    before = comm.pulse.calls
+    before = comm.progress.calls
     assert comm.allreduce_max(np.array([1.0, 2.0])).tolist() == [1.0, 2.0]
     assert comm.bcast("text") == "text"
     comm.barrier()
-    assert comm.pulse.calls - before == 3
-    assert not comm.pulse.waits
+    assert comm.progress.calls - before == 3
+    assert not comm.progress.waits
     comm.beat(tmp_path / "ranks", "life")
     assert read(tmp_path / "ranks" / "life" / "0000.json").phase == "starting"
     comm.close()

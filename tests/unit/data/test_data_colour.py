@@ -9,7 +9,7 @@ from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.partition import Pooled
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.job.schema import load
-from hpcfl.runner.components import assemble
+from hpcfl.runner.components import build_components
 from tests.vision import torchvision
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "augment": False}
@@ -114,10 +114,10 @@ def test_a_client_sees_its_colours_in_all_that_it_has_and_the_test_set_is_as_sto
     data = {"root": str(root), "clients": 6, "holdout": 0.3, "augment": False}
     colour = {"brightness": 0.5, "saturation": 0.5}
     parts = [
-        assemble(load({**JOB, "data": {**data, **more}}), torch.device("cpu"))
+        build_components(load({**JOB, "data": {**data, **more}}), torch.device("cpu"))
         for more in ({"colour": colour}, {})
     ]
-    coloured, plain = (each.population for each in parts)
+    coloured, plain = (each.clients for each in parts)
     personal = parts[0].dataset.personal
     for client in range(6):
         for part in ("training", "testing"):
@@ -126,7 +126,7 @@ def test_a_client_sees_its_colours_in_all_that_it_has_and_the_test_set_is_as_sto
             images = parts[0].dataset.train.inputs[torch.from_numpy(rows)]
             assert torch.equal(found.inputs, personal(client)(images, torch.float32, None))
             assert not torch.allclose(found.inputs, stored.inputs, atol=0.01)
-        first = next(iter(coloured.visit(client, 0).batches))
+        first = next(iter(coloured.task(client, 0).batches))
         everything = next(iter(coloured.training(client))).inputs
         assert any(torch.equal(first.inputs[0], image) for image in everything)
     tests = [next(iter(each.tests().batches(0, 1))).inputs for each in parts]

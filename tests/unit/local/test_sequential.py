@@ -28,7 +28,7 @@ def test_the_same_bits_as_through_the_hooks(tmp_path, monkeypatch, decay):
     x, ends = described.x0, []
     for algorithm in (FedAvg(), Spelled()):
         executor = Sequential(algorithm, described.gradient(), decay)
-        visits = [described.population.visit(client, 3) for client in range(3)]
+        visits = [described.clients.task(client, 3) for client in range(3)]
         message = algorithm.broadcast(algorithm.init_server(x))
         states = [algorithm.init_client(x, lambda: x)] * 3
         ends.append(executor.train(message, visits, states, ends=True))
@@ -43,7 +43,7 @@ def test_a_gradient_that_is_clipped_is_taken_whole(tmp_path, monkeypatch):
     monkeypatch.delattr(Gradient, "descend")
     job = tree(tmp_path, softmax_problem(), {"name": "fedavg"})
     described = parts(tmp_path, job | {"local": {"lr": 0.1, "batch_size": 2, "clip": 0.01}})
-    visit, x = described.population.visit(0, 0), described.x0
+    visit, x = described.clients.task(0, 0), described.x0
     (trained,) = described.executor(described.gradient()).train(
         FedAvg().broadcast(FedAvg().init_server(x)), [visit], [None], ends=True
     )

@@ -111,8 +111,8 @@ def play(comm, work, stored, rounds=range(ROUNDS), shelf=None):
     for t in rounds:
         if not len(draw(t)):
             continue
-        x, duty, shelf.staged = torch.full((P,), t + 0.3), balance.duty(t), []
-        states = shipping.load(duty, balance.duty(t + 1))
+        x, duty, shelf.staged = torch.full((P,), t + 0.3), balance.assignment(t), []
+        states = shipping.load(duty, balance.assignment(t + 1))
         assert all(state.own.dtype == torch.float32 for state in states)
         after = [trained(i, s, x) for i, s in zip(duty.trained, states, strict=True)]
         shipping.save(duty, after, x)
@@ -124,7 +124,7 @@ def play(comm, work, stored, rounds=range(ROUNDS), shelf=None):
         if stored.fields[0].dtype == torch.float32:
             assert models <= {id(x)}
         if t + 1 < ROUNDS and len(draw(t + 1)):
-            assert shelf.expected == balance.duty(t + 1).owned or work is None
+            assert shelf.expected == balance.assignment(t + 1).owned or work is None
     assert shipping.pop_elapsed_s() >= 0
     return shelf.states
 
@@ -152,7 +152,7 @@ def test_what_travels():
     balance = Balance(draw, ROUNDS, OWNER, work, 0, RANKS)
     seen, expected = set(), []
     for t in range(ROUNDS):
-        for move in balance.duty(t).moved:
+        for move in balance.assignment(t).moved:
             expected += [P, P, 1] if move.client in seen else []
             expected += [P, 1]
         seen |= set(draw(t).tolist())

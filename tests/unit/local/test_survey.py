@@ -54,7 +54,7 @@ def test_the_full_gradient_is_that_of_the_mean_over_the_words(model, batch):
     visit = population(batch).visit(0, 0)
     x = parameters(model)
     torch.testing.assert_close(
-        Gradient(model, tokens).full(x, visit.survey), expected, rtol=1e-12, atol=1e-14
+        Gradient(model, tokens).full(x, visit.full_batches), expected, rtol=1e-12, atol=1e-14
     )
     found = Meter(Gradient(model, tokens), "tokens").whole(x, population(batch).training(0))
     assert found["examples"] == 2 + 4 + 1 + 4

@@ -6,7 +6,7 @@ from hpcfl.errors import JobError
 from hpcfl.report.collect import read_standing
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.sweep_log import log_line
-from hpcfl.runner.session import start
+from hpcfl.runner.start import start
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.pending import todo
 from hpcfl.sweep.run_sweep import prepare

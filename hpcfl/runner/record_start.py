@@ -1,0 +1,101 @@
+"""What a run's history says of one start: what it ran on, what changed, how it ended."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hpcfl.errors import DiskError, StoreError
+from hpcfl.evaluation.divergence import find_divergence, guess_loss
+from hpcfl.io.progress import Progress
+from hpcfl.job.resume_rules import differences, free
+from hpcfl.job.settings import flat
+from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
+from hpcfl.run_dir.log import LogReader
+from hpcfl.runner.environment import BITS, FAST, versions, warnings
+from hpcfl.runner.rank_layout import Ranks
+from hpcfl.runner.session import RankSession
+
+
+def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progress) -> None:
+    """Write this start into the history, and tell what changed since the last; on rank 0.
+
+    Args:
+        session: of this start.
+        ranks: where they are.
+        done: rounds completed.
+        progress: tells the person who watches.
+
+    Raises:
+        StoreError: the history is damaged, or cannot be written.
+    """
+    folder, job = session.folder, session.components.loaded
+    before = folder.last_start
+    settings = free(flat(job.tree))
+    facts = {"ranks": session.comm.size, "summed_by": session.comm.library}
+    facts |= versions(ranks.device)
+    keys = (*BITS, *FAST) if job.job.reduction == "fast" else BITS
+    for warning in warnings(before, facts, keys):
+        progress.note(warning)
+    known = before.get("settings", {})
+    changes = [
+        {"key": key, "before": known[key], "after": value}
+        for key, value in differences(known, settings).items()
+    ]
+    for change in changes:
+        progress.note("{key} was {before}, is {after} ".format(**change) + f"after round {done}")
+    folder.note(
+        {
+            "life": session.name,
+            "round": done,
+            **facts,
+            "map": [seat.record for seat in ranks.seats],
+            "told": list(ranks.notes),
+            "guess_loss": guess_loss(session.components.dataset),
+            "settings": settings,
+            "changes": changes,
+        }
+    )
+
+
+@contextmanager
+def record_outcomes(session: RankSession) -> Iterator[None]:
+    """Write down, on rank 0, how the block ended; `hpcfl status` tells it."""
+    outcome = Outcome("finished", session.components.job.rounds, "")
+    try:
+        yield
+    except BaseException as e:
+        outcome = outcome_of(e, session.comm.progress.round)
+        raise
+    finally:
+        if session.comm.rank == 0:
+            _record_outcome(session, outcome)
+
+
+def _record_outcome(session: RankSession, outcome: Outcome) -> None:
+    """Write the outcome; a failure goes to standard error, as the outcome itself matters more."""
+    try:
+        recorded = record_outcome(session.folder, session.name, outcome)
+    except (StoreError, DiskError) as e:
+        sys.stderr.write(f"the history does not say how this start ended: {e}\n")
+        return
+    if not recorded and outcome.ending != "failed":  # else it failed before it was recorded
+        sys.stderr.write(
+            f"{session.folder.history}: says nothing of this start any more: the file was deleted "
+            "or replaced while the run was alive\n"
+        )
+
+
+def warn_of_divergence(session: RankSession, progress: Progress) -> None:
+    """Tell it if the run diverged though all its numbers are finite; on rank 0."""
+    root = session.folder.root
+    try:
+        log = LogReader(session.folder.log).read()
+    except (StoreError, DiskError) as e:  # all rounds are done and kept: the run did not fail
+        progress.note(f"warning: whether the run diverged is not known: {e}")
+        return
+    found = find_divergence(log, guess_loss(session.components.dataset))
+    if found is not None:
+        progress.note(
+            f"warning: {root}: diverged: {found}. Lower local.lr or algorithm.server_lr, or set "
+            "local.clip"
+        )

@@ -1,0 +1,158 @@
+"""Resume a run: from the newest checkpoint of its directory, or as a ``ResumeRequest`` says."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from hpcfl.checkpoint import buffers
+from hpcfl.checkpoint.format import read_kept, read_server
+from hpcfl.checkpoint.verify import verify_states
+from hpcfl.comm.failure import raise_collectively
+from hpcfl.errors import JobError, StoreError
+from hpcfl.io.atomic import STANDS, write_file
+from hpcfl.io.files import READABLE, read_bytes
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.log import cut, require
+from hpcfl.run_dir.manifest import (
+    Checkpoint,
+    check_files,
+    check_run_files,
+    delete_newer,
+    find,
+    folder_of,
+    prune,
+    rounds,
+)
+from hpcfl.runner.components import Components
+from hpcfl.runner.copy_run import copy_run
+from hpcfl.runner.resume_request import ResumeRequest
+from hpcfl.runner.session import RankSession
+from hpcfl.store.row_table import Table
+
+
+class StartPoint(NamedTuple):
+    """Where one start of a run begins to play rounds."""
+
+    server: Any
+    round: int
+    """Rounds completed."""
+    kept: Mapping[str, Tensor]
+    """What else a checkpoint kept."""
+
+
+def resume_latest(session: RankSession) -> StartPoint:
+    """Collective: resume the session's own job from the newest checkpoint of its folder.
+
+    Raises:
+        JobError, StoreError: see ``ResumeRequest``; nothing was changed.
+    """
+    with raise_collectively(session.comm):
+        request = ResumeRequest.of_job(session.folder, session.components.loaded)
+    return resume_from(session, request)
+
+
+def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
+    """Collective: resume from a checkpoint that any number of ranks wrote.
+
+    All of it is verified before anything is changed; then later checkpoints are deleted.  Where the
+    session's folder is not the request's, it becomes a copy of it first.
+
+    Raises:
+        JobError, StoreError: see ``ResumeRequest``; nothing was changed.
+    """
+    components, comm, folder = session.components, session.comm, session.folder
+    verify_all = request.verify_states
+    if folder.root != request.source.root:
+        _copy(session, request)
+        verify_all = False  # the states were compared as they were copied
+    names = ""
+    with raise_collectively(comm):
+        if comm.rank == 0:
+            folder.lock()
+            if read_bytes(folder.job, READABLE) not in (request.job_before, request.job_after):
+                raise JobError(f"{folder.job}: was changed while it was read; resume again")
+            folder.entries()  # whose damage would be found too late when this start is added
+            kept = request.checkpoint_rounds(folder, session.inputs)
+            prune(folder.checkpoints)
+            _require_older_whole(folder.checkpoints, kept)
+            names = " ".join(map(str, kept))
+    comm.beat(folder.ranks, session.name)
+    kept = [int(name) for name in comm.bcast(names).split()]
+    with raise_collectively(comm), request.suggest_older(kept):
+        newest = find(folder.checkpoints, kept[-1])
+        server = read_server(newest, components.schema.server, components.device)
+        also_kept = read_kept(newest, components.device)
+        if comm.rank == 0:
+            require(folder.log, newest.log)
+        table = Table.load(newest.folder, folder.stores)
+        verify_states(
+            table, components.stored, session.my_clients, rows=verify_all, speak=comm.rank == 0
+        )
+    folders = [folder_of(folder.checkpoints, round) for round in kept]
+    with raise_collectively(comm):
+        session.run_files = newest.run_files
+        session.components = _with_initial_model(components, folder, newest)
+        if comm.rank == 0 and rounds(folder.checkpoints) == kept:
+            session.prune_stores(folders)  # makes room, if this start is to copy states
+    session.open_store()
+    with raise_collectively(comm):
+        session.restore_states(newest, folders)
+    with raise_collectively(comm):
+        if comm.rank == 0:
+            _rewind(session, newest, folders, request.job_after)
+    return StartPoint(server, newest.round, also_kept)
+
+
+def _copy(session: RankSession, request: ResumeRequest) -> None:
+    """Collective: make the session's folder, a copy of the request's run."""
+    comm, source = session.comm, request.source
+    names = ""
+    with raise_collectively(comm):
+        if comm.rank == 0:
+            names = " ".join(map(str, request.checkpoint_rounds(source, session.inputs)))
+    kept = [int(name) for name in comm.bcast(names).split()]
+    with request.suggest_older(kept), raise_collectively(comm):
+        at = find(source.checkpoints, kept[-1])
+        check_files(at)
+    with raise_collectively(comm):
+        _with_initial_model(session.components, source, at)  # which may be what cannot be read
+    with request.suggest_older(kept):
+        copy_run(
+            source, at, session.folder.root, session.components.stored, comm, request.job_after
+        )
+
+
+def _with_initial_model(components: Components, folder: RunDir, at: Checkpoint) -> Components:
+    """The components with the initial model of the run in ``folder``, and its buffers."""
+    check_run_files(at, folder.root)
+    buffers.read(folder.buffers, components.buffers)
+    return replace(components, x0=folder.read_initial(components.x0).to(components.device))
+
+
+def _require_older_whole(root: Path, kept: Sequence[int]) -> None:
+    """Check the files of the older checkpoints, which stay and must not fail a later save."""
+    for round in kept[:-1]:
+        try:
+            check_files(find(root, round))
+        except StoreError as e:
+            raise StoreError(
+                f"{e}, or remove this one's folder to resume from round {kept[-1]}"
+            ) from e
+
+
+def _rewind(session: RankSession, newest: Checkpoint, kept: Sequence[Path], job: bytes) -> None:
+    """Make the directory that of a run that has come as far as ``newest``; on rank 0 alone.
+
+    In an order that leaves it resumable wherever a kill interrupts it.
+    """
+    folder = session.folder
+    delete_newer(folder.checkpoints, newest.round)
+    if folder.job.read_bytes() != job:
+        write_file(folder.job, job, advice=STANDS)
+    session.prune_stores(list(kept))
+    cut(folder.log, newest.log)
+    session.best.restore(newest.best)
+    folder.hold()
