@@ -205,7 +205,7 @@ class Bare:
 
     def _work(self, client: int, round: int) -> tuple[float, list[Batch]]:
         """The client's weight and batches."""
-        visit = self._run.training.clients.visit(client, round)
+        visit = self._run.training.clients.task(client, round)
         return float(self._run.training.weights[client]), list(visit.batches)
 
     def _round(self, cohort: Sequence[tuple[float, list[Batch]]], rate: float) -> None:

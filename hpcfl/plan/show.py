@@ -112,8 +112,8 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     yield "stores", f"{decimal(found.disk_budget.stores)} on {len(found.shares)} rank(s)"
     yield (
         "checkpoints",
-        f"{decimal(found.disk_budget.checkpoint)} each, {found.disk_budget.checkpoints} at most at a "
-        "time",
+        f"{decimal(found.disk_budget.checkpoint)} each, "
+        f"{found.disk_budget.checkpoints} at most at a time",
     )
 
 

@@ -62,7 +62,7 @@ def population(local=EPOCHS, inputs=IMAGES, transform=TRANSFORM, personal=None):
 
 def laid(made, clients, size, steps=None):
     """The steps of a block of so many places, 13 wide."""
-    visits = [made.visit(client, 2) for client in clients]
+    visits = [made.task(client, 2) for client in clients]
     if steps is not None:
         one = torch.tensor(steps)
         visits = [v._replace(about=v.about._replace(steps=one)) for v in visits]
@@ -83,7 +83,7 @@ def test_the_same_bits_as_from_each_client(transform, local, places, monkeypatch
     """Ragged sizes and numbers of steps, two places without a client; memory for few steps."""
     monkeypatch.setattr("hpcfl.local.block_batches.AT_ONCE", places)
     made, clients = population(local, transform=transform), (0, 6, 1)
-    alone = [list(made.visit(client, 2).batches) for client in clients]
+    alone = [list(made.task(client, 2).batches) for client in clients]
     steps = laid(made, clients, 5)
     assert len(steps) == max(map(len, alone))
     for step, (batches, active) in enumerate(steps):
@@ -115,7 +115,7 @@ def test_batches_made_early_are_those_made_alone(held, monkeypatch):
 
         noting = Noting(mean=TRANSFORM.mean, std=TRANSFORM.std, padding=2)
         made = population({"steps": 5, "batch_size": 4}, held, noting)
-        found.append((list(made.visit(0, 2).batches), calls))
+        found.append((list(made.task(0, 2).batches), calls))
     (alone, each), (some, tens), (many, once) = found
     assert (each, tens, once) == ([4, 4, 1, 4, 4], [9, 8], [17])
     for batches in (some, many):
@@ -128,19 +128,19 @@ def test_batches_made_early_are_those_made_alone(held, monkeypatch):
 def test_batches_made_early_lie_where_torch_would_put_them():
     """On a CPU, MKL's products of rows that do not begin at 64 bytes have other last bits."""
     made = population({"steps": 3, "batch_size": 3}, torch.randn(sum(SIZES), 5), cast)
-    batches = list(made.visit(3, 0).batches)
+    batches = list(made.task(3, 0).batches)
     assert [batch.inputs.data_ptr() % 64 for batch in batches] == [0, 0, 0]
 
 
 def test_augmentation_is_new_each_round_and_each_pass_and_each_clients_own():
     made = population({"epochs": 2, "batch_size": "full"}, transform=TRANSFORM)
-    first, again = (list(made.visit(6, t).batches) for t in (2, 3))
+    first, again = (list(made.task(6, t).batches) for t in (2, 3))
     assert torch.equal(first[0].labels, first[1].labels)  # a full batch is not shuffled
     for one, other in ((first[0], first[1]), (first[0], again[0])):
         assert not torch.equal(one.inputs, other.inputs)
-    draws = [next(made.visit(client, 2).picks).draws for client in (0, 3)]
+    draws = [next(made.task(client, 2).batch_indices).draws for client in (0, 3)]
     assert not np.array_equal(draws[0][:9], draws[1][:9])
-    assert next(population(transform=PLAIN).visit(0, 2).picks).draws is None
+    assert next(population(transform=PLAIN).task(0, 2).batch_indices).draws is None
 
 
 def test_only_the_steps_that_are_asked_for():
@@ -169,7 +169,7 @@ class Counted(TorchDispatchMode):
 
 def operations(size, made):
     """Of the second step of a block of so many clients; nothing of a first use is in it."""
-    visits = [made.visit(client, 2) for client in range(size)]
+    visits = [made.task(client, 2) for client in range(size)]
     steps = PaddedBatches(size, 13, made.together()).steps(visits)
     next(steps)
     with Counted() as counted:
@@ -191,7 +191,7 @@ def test_clients_that_see_each_in_their_own_way_are_asked_one_by_one():
 
     made = population(personal=personal)
     assert made.together() is None
-    steps, alone = laid(made, (0, 6), 2), [list(made.visit(i, 2).batches) for i in (0, 6)]
+    steps, alone = laid(made, (0, 6), 2), [list(made.task(i, 2).batches) for i in (0, 6)]
     for k, batches in enumerate(alone):
         assert torch.equal(steps[0].batches.inputs[k, :4], batches[0].inputs)
 
@@ -231,11 +231,11 @@ def test_the_time_that_batches_take_is_counted(apart, monkeypatch):
     made = population(
         {"steps": 3, "batch_size": 4}, transform=slow, personal=(lambda _: slow) if apart else None
     )
-    for _ in PaddedBatches(2, 13, made.together()).steps([made.visit(i, 2) for i in (0, 6)]):
+    for _ in PaddedBatches(2, 13, made.together()).steps([made.task(i, 2) for i in (0, 6)]):
         now[0] += 1  # training
     assert made.pop_elapsed_s() == (20 if apart else 30)  # a call for each visit, or for each step
     assert made.pop_elapsed_s() == 0
-    list(made.visit(0, 2).batches)
+    list(made.task(0, 2).batches)
     assert made.pop_elapsed_s() == 10
 
 
@@ -253,4 +253,4 @@ def test_a_transform_that_does_not_say_whether_it_augments_is_refused():
         population(transform=Mute())
     made = population(transform=PLAIN, personal=lambda client: Mute())
     with pytest.raises(JobError, match="the transform Mute"):
-        next(made.visit(0, 0).batches)
+        next(made.task(0, 0).batches)

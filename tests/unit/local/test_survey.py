@@ -51,7 +51,7 @@ def population(batch):
 def test_the_full_gradient_is_that_of_the_mean_over_the_words(model, batch):
     loss = tokens(model(ROWS[:4, :-1].long()), ROWS[:4, 1:])
     expected = flatten(torch.autograd.grad(loss, list(model.parameters())))
-    visit = population(batch).visit(0, 0)
+    visit = population(batch).task(0, 0)
     x = parameters(model)
     torch.testing.assert_close(
         Gradient(model, tokens).full(x, visit.full_batches), expected, rtol=1e-12, atol=1e-14
