@@ -36,7 +36,7 @@ class Centralized(FedAvg):
     beta: Decay = 0.9
     """Momentum factor."""
 
-    def settle(self, participation: float, population: int) -> "Centralized":
+    def resolve_defaults(self, participation: float, population: int) -> "Centralized":
         if population != 1:
             raise ValueError(
                 f"trains on pooled data, but the data is dealt to {population} clients; say "

@@ -51,7 +51,7 @@ class FedHBM(FedAvg):
     participation: Fraction | None = None
     """C; the job's configured participation when absent (1 outside a job)."""
 
-    def settle(self, participation: float, population: int) -> "FedHBM":
+    def resolve_defaults(self, participation: float, population: int) -> "FedHBM":
         return replace(self, participation=self.participation or participation)
 
     def init_client(self, x0: Vector, fresh: Fresh) -> State:

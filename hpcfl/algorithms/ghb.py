@@ -49,7 +49,7 @@ class GHB(Algorithm):
     participation: Fraction | None = None
     """C; the job's configured participation when absent."""
 
-    def settle(self, participation: float, population: int) -> "GHB":
+    def resolve_defaults(self, participation: float, population: int) -> "GHB":
         participation = self.participation or participation
         if self.tau is None and participation * MOST < 1:
             raise ValueError(

@@ -45,7 +45,7 @@ class LocalGHB(FedAvg):
     participation: Fraction | None = None
     """C; the job's configured participation when absent (1 outside a job)."""
 
-    def settle(self, participation: float, population: int) -> "LocalGHB":
+    def resolve_defaults(self, participation: float, population: int) -> "LocalGHB":
         return replace(self, participation=self.participation or participation)
 
     def init_client(self, x0: Vector, fresh: Fresh) -> State:

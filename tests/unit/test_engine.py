@@ -205,7 +205,7 @@ def test_an_error_of_a_client_names_it(tmp_path, monkeypatch):
     train = Sequential._visit
 
     def broken(self, message, visit, state, ends):
-        if (visit.client, visit.round) == (3, 2):
+        if (visit.client_id, visit.round) == (3, 2):
             visit = visit._replace(batches=iter([next(visit.batches)]))
         return train(self, message, visit, state, ends)
 

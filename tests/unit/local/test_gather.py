@@ -65,7 +65,7 @@ def laid(made, clients, size, steps=None):
     visits = [made.task(client, 2) for client in clients]
     if steps is not None:
         one = torch.tensor(steps)
-        visits = [v._replace(about=v.about._replace(steps=one)) for v in visits]
+        visits = [v._replace(client=v.client._replace(steps=one)) for v in visits]
     return list(PaddedBatches(size, 13, made.together()).steps(visits))
 
 

@@ -33,9 +33,9 @@ def test_the_same_bits_as_through_the_hooks(tmp_path, monkeypatch, decay):
         states = [algorithm.init_client(x, lambda: x)] * 3
         ends.append(executor.train(message, visits, states, ends=True))
     for one, other in zip(*ends, strict=True):
-        assert torch.equal(one.end, other.end)
+        assert torch.equal(one.local_model, other.local_model)
         assert torch.equal(one.loss, other.loss)
-        assert not torch.equal(one.end, x)
+        assert not torch.equal(one.local_model, x)
     assert len(steps) == sum(int(visit.client.steps) for visit in visits)
 
 
