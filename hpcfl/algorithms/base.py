@@ -31,7 +31,7 @@ A state that keeps ``message.x`` itself shares it with all clients of the round:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -95,17 +95,6 @@ class Algorithm(Section, ABC):
     """Upload fields the server could compute from the others: summed, but not counted as sent."""
     traffic_note: ClassVar[str] = ""
     """How a paper counts the traffic, where it counts otherwise: shown by ``hpcfl plan``."""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "displace": "start_point",
-        "lookahead": "gradient_point",
-        "remember": "update_local",
-        "settle": "resolve_defaults",
-        "plain": "unweighted",
-        "derived": "not_transmitted",
-        "counted": "traffic_note",
-    }
-    """Names of version 0.1 that a class must not define any more, and those of today."""
 
     server_lr: Positive = 1.0
     """eta_g, the server's learning rate."""

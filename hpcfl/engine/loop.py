@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,33 +12,11 @@ from torch import Tensor
 from hpcfl.algorithms.base import Cohort
 from hpcfl.engine.run import Run
 from hpcfl.engine.schema import FullGradient, nbytes
+from hpcfl.engine.signals import RoundSignals, local_values
 from hpcfl.errors import DivergedError
 from hpcfl.local.error_context import told
 from hpcfl.signals import stopped
 from hpcfl.types import Record
-
-
-class RoundSignals(NamedTuple):
-    """What one rank asks for at the end of a round; the maximum over ranks is acted on.
-
-    The maximum is taken along with the one that the mean of the uploads needs, in one collective,
-    so that asking costs no message of its own.
-    """
-
-    stop: int
-    """The number of the signal that asked for a stop; 0: none did."""
-    save: bool
-    """A checkpoint is wanted: a signal asked for it, or the minutes between two have passed."""
-    writing: bool
-    """A rank still writes its part of a checkpoint."""
-    low_on_rows: bool
-    """A store is nearly out of rows: the pending checkpoint must be committed to free some."""
-
-    @classmethod
-    def of(cls, maxima: NDArray[np.float64]) -> "RoundSignals":
-        """From the maxima over ranks of what ``_local_values`` gives."""
-        stop, *others = maxima[: len(cls._fields)]
-        return cls(int(stop), *map(bool, others))
 
 
 def play(run: Run, server: Any, start: int) -> Any:
@@ -62,9 +40,8 @@ def play(run: Run, server: Any, start: int) -> Any:
         hooks.begin_round(t + 1)
         try:
             with told(t + 1):
-                server, record, signals = play_round(
-                    run, server, t, partial(_local_values, run, saved)
-                )
+                ask = partial(local_values, run, saved)
+                server, record, signals = play_round(run, server, t, ask)
             timer.mark("update")
         except DivergedError:
             hooks.commit_checkpoint(t)
@@ -88,19 +65,11 @@ def play(run: Run, server: Any, start: int) -> Any:
 
 
 def play_round(
-    run: Run, server: Any, t: int, local_values: Callable[[], NDArray[np.float64]]
+    run: Run, server: Any, t: int, ask: Callable[[], NDArray[np.float64]]
 ) -> tuple[Any, Record, RoundSignals]:
-    """Collective: play one round, t from zero.
+    """Collective: play round ``t``; the server, the line of the log, and what any rank asked for.
 
-    Args:
-        run: the live objects.
-        server: before the round.
-        t: the round.
-        local_values: what this rank asks for, and how long it was busy; called once, as late as
-            can be.
-
-    Returns:
-        The server after the round, the line of the log, and what any rank asked for by its end.
+    ``ask`` gives this rank's ``local_values``.
 
     Raises:
         DivergedError: an upload or the server is not finite.
@@ -112,8 +81,8 @@ def play_round(
     record["examples"] = int(training.clients.taken[members].sum())
     if not size:
         timer.mark("sample")
-        maxima = run.comm.allreduce_max(local_values())
-        timer.record_wait(maxima[len(RoundSignals._fields) :])
+        maxima = run.comm.allreduce_max(ask())
+        timer.record_wait(RoundSignals.metrics(maxima))
         return server, record, RoundSignals.of(maxima)
     mine = schedule.my_clients(t)
     with_full_gradients = algorithm.full_gradient != "none"
@@ -133,10 +102,8 @@ def play_round(
         common = run.x0[:0]
         if algorithm.full_gradient == "cohort":
             own = [FullGradient(gradient) for gradient in gradients]
-            (common,), up, maxima = run.full_gradients.mean(
-                own, *share, local_values(), round=t + 1
-            )
-            timer.record_wait(maxima[len(RoundSignals._fields) :])
+            (common,), up, maxima = run.full_gradients.mean(own, *share, ask(), round=t + 1)
+            timer.record_wait(RoundSignals.metrics(maxima))
             cohort = cohort._replace(grad=common)
             record["up_bytes"] += up
             record["down_bytes"] += size * nbytes(common)
@@ -153,8 +120,8 @@ def play_round(
     record["data_s"] = training.clients.pop_elapsed_s()
     timer.move(record["data_s"], "compute", "read")
     sent = [run.schema.send(result.upload, result.loss) for result in results]
-    mean, up, maxima = run.uploads.mean(sent, *share, local_values(), round=t + 1)
-    timer.record_wait(maxima[len(RoundSignals._fields) :])
+    mean, up, maxima = run.uploads.mean(sent, *share, ask(), round=t + 1)
+    timer.record_wait(RoundSignals.metrics(maxima))
     record["up_bytes"] += up
     training.states.save(schedule.assignment(t), [result.state for result in results], message.x)
     timer.mark("write")
@@ -166,11 +133,7 @@ def play_round(
 
 
 def _finite(server: Any, round: int) -> Any:
-    """The server, the same on every rank; past models in tuples were checked in their round.
-
-    Raises:
-        DivergedError: a tensor of it is not finite.
-    """
+    """The server, if all of it is finite; past models in tuples were checked in their round."""
     for name, value in zip(server._fields, server, strict=True):
         if isinstance(value, Tensor) and not bool(value.isfinite().all()):
             raise DivergedError(
@@ -178,15 +141,3 @@ def _finite(server: Any, round: int) -> Any:
                 "checkpoint stands. Lower algorithm.server_lr or local.lr"
             )
     return server
-
-
-def _local_values(run: Run, saved: float) -> NDArray[np.float64]:
-    """This rank's ``RoundSignals``, and behind them what the timer tells the other ranks.
-
-    ``saved`` is when the last checkpoint was begun, in seconds.
-    """
-    minutes = run.schedule.checkpoint_minutes
-    late = minutes is not None and monotonic() - saved > 60 * minutes
-    writing, low_on_rows = run.hooks.checkpoint_pending
-    signals = RoundSignals(run.signals.stop, run.signals.save or late, writing, low_on_rows)
-    return np.array([*signals, *run.timer.local_metrics()])

@@ -20,6 +20,18 @@ from hpcfl.models.base import ModelConfig
 
 SECTION = "a section (a mapping of keys to values)"
 _MAIN = "__main__"
+RENAMED: Mapping[type[Any], Mapping[str, str]] = {
+    Algorithm: {
+        "displace": "start_point",
+        "lookahead": "gradient_point",
+        "remember": "update_local",
+        "settle": "resolve_defaults",
+        "plain": "unweighted",
+        "derived": "not_transmitted",
+        "counted": "traffic_note",
+    }
+}
+"""What a class must not define any more, which would be ignored, and its name of today."""
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
@@ -61,8 +73,7 @@ class Registry:
         if isabstract(found):
             lacks = ", ".join(sorted(found.__abstractmethods__))  # type: ignore[attr-defined]
             raise JobError(f"{at}: {name!r} cannot be used, it does not define {lacks}")
-        renamed: Mapping[str, str] = getattr(found, "renamed", {})
-        for old, new in renamed.items():
+        for old, new in RENAMED.get(self.base, {}).items():
             if hasattr(found, old):
                 raise JobError(
                     f"{at}: {name!r} defines {old}, which is called {new} now; rename it"

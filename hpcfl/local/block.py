@@ -63,12 +63,7 @@ class Block:
         return self._surveys.full_gradients(x, visits)
 
     def train(
-        self,
-        message: Any,
-        visits: Sequence[ClientTask],
-        states: Sequence[Any],
-        *,
-        ends: bool = False,
+        self, message: Any, visits: Sequence[ClientTask], states: list[Any], *, ends: bool = False
     ) -> list[ClientResult]:
         """As ``Sequential`` does, K visits at a time.
 
@@ -90,7 +85,7 @@ class Block:
         return trained
 
     def _together(
-        self, message: Any, visits: Sequence[ClientTask], states: Sequence[Any], ends: bool
+        self, message: Any, visits: Sequence[ClientTask], states: list[Any], ends: bool
     ) -> list[ClientResult]:
         """The local rounds of at most K clients."""
         device = message.x.device

@@ -28,12 +28,7 @@ class Executor(Protocol):
         ...
 
     def train(
-        self,
-        message: Any,
-        visits: Sequence[ClientTask],
-        states: Sequence[Any],
-        *,
-        ends: bool = False,
+        self, message: Any, visits: Sequence[ClientTask], states: list[Any], *, ends: bool = False
     ) -> list[ClientResult]:
         """Play every visit's local round, all from the same message."""
         ...

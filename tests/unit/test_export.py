@@ -11,6 +11,7 @@ import torch
 from safetensors.numpy import load_file
 
 from hpcfl.errors import StoreError, file_error
+from hpcfl.run_dir import manifest
 from hpcfl.run_dir.manifest import SERVER, committed
 from hpcfl.runner import export
 
@@ -164,7 +165,7 @@ def test_a_named_round_that_goes_away_meanwhile(run, tmp_path, pruned, refused):
 
 
 def test_a_checkpoint_that_goes_away_while_they_are_listed(run, tmp_path, pruned, hpcfl):
-    pruned(format, "read", 2)
+    pruned(manifest, "read", 2)
     assert hpcfl("export", run, "-o", tmp_path / "x.npz").code == 0
 
 

@@ -5,7 +5,8 @@ import pytest
 
 LEAVE = """
 import os, sys
-from hpcfl import __main__, cli
+from hpcfl import __main__
+from hpcfl.cli import main as cli
 cli.main = lambda: {code}
 code = __main__.main()
 os.kill(os.getpid(), {signal})

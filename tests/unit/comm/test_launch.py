@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from hpcfl.comm import connect as connecting
+from hpcfl.comm import load_mpi
 from hpcfl.comm.connect import connect
 from hpcfl.comm.launcher import Launch, detect
 from hpcfl.comm.rendezvous import address, first_host
@@ -105,7 +106,8 @@ def test_a_slurm_step_without_nodes_is_an_error():
 
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_a_named_backend_without_its_library_is_an_error(backend, monkeypatch):
-    monkeypatch.setattr(connecting, "find_spec", lambda name: None)
+    for module in (connecting, load_mpi):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
     monkeypatch.setattr("os.environ", MPICH)
     with pytest.raises(JobError, match="mpi4py is not installed"):
         connect(backend, "cpu", 1.0)

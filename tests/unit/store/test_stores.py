@@ -172,10 +172,10 @@ def test_disk_stays_bounded_over_many_commits(build, make, bits, commit, schema,
 def test_adopt_goes_on_where_the_commit_was(build, make, bits, commit, schema):
     first = [build(rank, "a", range(rank, CLIENTS, 2)) for rank in range(2)]
     for client in range(20):
-        first[client % 2].stage(client, make(client, 0))
+        first[client % 2].write(client, make(client, 0))
     a, table = commit("a", *first)
     for client in range(CLIENTS):  # lost
-        first[client % 2].stage(client, make(client, 1))
+        first[client % 2].write(client, make(client, 1))
     for store in first:
         store.close()
 
@@ -186,11 +186,11 @@ def test_adopt_goes_on_where_the_commit_was(build, make, bits, commit, schema):
         found = second[client % 2].read(client)
         assert found is None if client >= 20 else bits(found) == bits(make(client, 0))
     for client in range(10, CLIENTS):  # before keep: nothing old may be overwritten
-        second[client % 2].stage(client, make(client, 2))
+        second[client % 2].write(client, make(client, 2))
     for store in second:
         store.retain([a])
     for client in range(10):
-        second[client % 2].stage(client, make(client, 2))
+        second[client % 2].write(client, make(client, 2))
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(20))
     _, table = commit("b", *second)
@@ -236,7 +236,7 @@ def test_more_ranks_than_the_kept_checkpoint_had(build, make, bits, commit, sche
     b, table = commit("b", *two)
     for store in two:
         store.retain([a, b])
-    two[1].stage(7, make(7, 1))
+    two[1].write(7, make(7, 1))
     with Reader(table, schema) as reader:
         assert bits(reader.read(7)) == bits(make(7, 0))
     for store in two:
