@@ -15,8 +15,8 @@ unexport PYTHONDONTWRITEBYTECODE
 RANKS := tests/golden tests/faults tests/parallel
 
 # What bfloat16 touches.  On a newer processor these run once more as if it had AVX2 alone.
-BFLOAT16 := tests/unit/test_device.py tests/unit/models tests/unit/local/test_autocast.py \
-  tests/unit/local/test_gradient.py tests/unit/local/test_many.py tests/jobs/test_miniatures.py
+BFLOAT16 := tests/runner/test_device.py tests/models tests/local/test_autocast.py \
+  tests/local/test_gradient.py tests/local/test_block_gradients.py tests/jobs/test_miniatures.py
 
 .PHONY: help install quickstart check format test unit avx2 ranks slurm clean
 .NOTPARALLEL:

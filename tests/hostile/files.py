@@ -36,16 +36,16 @@ from hpcfl.models.init import load_initial
 from hpcfl.store.segment import Segment
 from hpcfl.store.segment_file import create
 from tests import image_layouts
-from tests.unit.data import (
-    test_data_cifar,
-    test_data_emnist,
-    test_data_leaf,
-    test_data_shakespeare,
-    test_data_stackexchange,
-    test_data_tff,
+from tests.data import (
+    test_cifar,
+    test_emnist,
+    test_leaf,
+    test_shakespeare,
+    test_stackexchange,
+    test_tff,
 )
-from tests.unit.data import test_data_stackoverflow as so
-from tests.unit.store.conftest import SCHEMA
+from tests.data import test_stackoverflow as so
+from tests.store.conftest import SCHEMA
 
 
 def arrays(root):
@@ -71,19 +71,19 @@ def split(root):
 
 
 def cifar(root):
-    folder = test_data_cifar.write_batches(root)
+    folder = test_cifar.write_batches(root)
     return folder / "data_batch_2", Cifar10(root=str(root)).load
 
 
 def idx(root):
-    folder = test_data_emnist.write_raw(root, "letters")
+    folder = test_emnist.write_raw(root, "letters")
     return folder / "emnist-letters-test-labels-idx1-ubyte", Emnist(
         root=str(root), split="letters"
     ).load
 
 
 def packed_idx(root):
-    folder = test_data_emnist.write_raw(root, "letters", packed=True)
+    folder = test_emnist.write_raw(root, "letters", packed=True)
     return folder / "emnist-letters-test-labels-idx1-ubyte.gz", Emnist(
         root=str(root), split="letters"
     ).load
@@ -92,7 +92,7 @@ def packed_idx(root):
 def leaf(root):
     x, y = [[0.5, 1.0], [2.5, 0.0]], [0, 3]
     for part in ("train", "test"):
-        test_data_leaf.write(root, part, "a.json", {"u": (x, y), "v": (x[:1], y[:1])})
+        test_leaf.write(root, part, "a.json", {"u": (x, y), "v": (x[:1], y[:1])})
     return root / "train" / "a.json", Leaf(root=str(root), examples="vectors").load
 
 
@@ -124,13 +124,13 @@ def table(root):
 
 def words(root):
     path = root / "counts.txt"
-    path.write_text(test_data_stackexchange.COUNTS)
+    path.write_text(test_stackexchange.COUNTS)
     return path, lambda seed: Vocabulary.read(path, 3)
 
 
 def _posts(root, name):
-    test_data_stackexchange.write(root, test_data_stackexchange.POSTS, name)
-    config = test_data_stackexchange.config(root)
+    test_stackexchange.write(root, test_stackexchange.POSTS, name)
+    config = test_stackexchange.config(root)
 
     def read(seed):
         config.prepared.unlink(missing_ok=True)
@@ -239,14 +239,14 @@ PLAIN = [
 
 
 def shakespeare(root):
-    test_data_shakespeare.write(root, "train", test_data_shakespeare.TRAIN)
-    test_data_shakespeare.write(root, "test", test_data_shakespeare.TEST)
+    test_shakespeare.write(root, "train", test_shakespeare.TRAIN)
+    test_shakespeare.write(root, "test", test_shakespeare.TEST)
     return root / "shakespeare_train.h5", Shakespeare(root=str(root)).load
 
 
 def _tff(root, dataset):
-    test_data_tff.write_emnist(root)
-    test_data_tff.write_cifar100(root)
+    test_tff.write_emnist(root)
+    test_tff.write_cifar100(root)
     name = {"emnist": "fed_emnist", "cifar100": "fed_cifar100"}[dataset]
     return root / f"{name}_train.h5", Tff(root=str(root), dataset=dataset).load
 

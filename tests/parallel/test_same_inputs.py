@@ -10,7 +10,7 @@ import numpy as np
 from tests.parallel.background import finish, rounds, write
 from tests.parallel.harness import environment, find_mpirun
 from tests.parallel.outcome import outcome
-from tests.unit.rundirs import text
+from tests.rundirs import text
 
 
 def make(folder, order=1):

@@ -1,0 +1,66 @@
+"""What docs/data says is so: its index is complete, and its examples run."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcfl.data import SOURCES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "data"
+
+
+def blocks(page):
+    """The files that a page shows, by the name in their first line."""
+    found = re.findall(r"^```(?:python|yaml)\n(# (\S+)\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return {name: text for text, name in found}
+
+
+JOBS = [path for path in sorted(DOCS.glob("*.md")) if ".yaml" in " ".join(blocks(path.read_text()))]
+
+
+def test_the_index_names_every_kind():
+    index = (DOCS / "README.md").read_text()
+    for kind in SOURCES:
+        assert f"| `{kind}`" in index, kind
+
+
+def test_links_lead_somewhere():
+    for page in (*DOCS.glob("*.md"), ROOT / "README.md"):
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_your_own(tmp_path):
+    page = (DOCS / "your_own.md").read_text()
+    for name, text in blocks(page).items():
+        (tmp_path / name).write_text(text)
+    commands = re.findall(r"^    \$ (?:PYTHONPATH=\. )?(.+)", page, re.MULTILINE)
+    assert len(commands) == 6
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        start = [sys.executable, *(["-m", "hpcfl"] if program == "hpcfl" else [])]
+        done = subprocess.run(
+            [*start, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    for run in ("arrays", "sensors"):
+        assert '"test_accuracy"' in (tmp_path / "runs" / run / "log.jsonl").read_text()
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)
+def test_jobs_of_a_page_are_good_ones(path, tmp_path, hpcfl, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    files = blocks(path.read_text())
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for name in files:
+        if not name.endswith(".yaml"):
+            continue
+        assert hpcfl("check", tmp_path / name).code == 0

@@ -1,0 +1,61 @@
+"""Where the time went, from logs of all ages."""
+
+import json
+import shutil
+
+import pytest
+
+from hpcfl.engine.timing import PARTS
+from hpcfl.report import timing
+from tests.rundirs import log_of
+
+OLD = {"round": 1, "clients": 2, "wall_s": 1.5, "data_s": 0.5}
+
+
+def line(round, **parts):
+    seconds = {f"{part}_s": float(parts.get(part, 0)) for part in PARTS}
+    return {"round": round, "clients": 4, "examples": 30, "wall_s": sum(parts.values()), **seconds}
+
+
+LOG = [line(1, compute=3, reduce=1), line(2, compute=2, wait=2) | {"imbalance": 1.5}]
+
+
+def test_shares_are_of_the_whole_time():
+    found = timing.shares(LOG)
+    assert {part: share for part, share in found.items() if share} == {
+        "compute": 5 / 8, "reduce": 1 / 8, "wait": 2 / 8
+    }  # fmt: skip
+    assert timing.rate(LOG, "examples") == 60 / 8
+    assert timing.pace(LOG) == 2 / 8
+    assert timing.imbalance(LOG) == 1.5
+
+
+def test_lines_that_do_not_tell_do_not_count():
+    assert timing.shares([OLD, *LOG]) == timing.shares(LOG)
+
+
+@pytest.mark.parametrize("lines", [[], [OLD], [{"round": 1, "wall_s": None}]])
+def test_what_nothing_tells(lines):
+    assert timing.shares(lines) == {}
+    assert timing.rate(lines, "examples") is None
+    assert timing.imbalance(lines) is None
+
+
+def test_a_report_says_where_the_time_went(job, hpcfl, tmp_path):
+    """A run of now, and one whose log is of before."""
+    for name in ("new", "old"):
+        assert hpcfl("run", job, "--out", tmp_path / "runs" / name).code == 0
+    log = tmp_path / "runs" / "old" / "log.jsonl"
+    keep = ("round", "clients", "wall_s", "train_loss", "test_accuracy")
+    lines = [json.loads(text) for text in log.read_text().splitlines()]
+    log.write_bytes(log_of({k: e[k] for k in keep if k in e} for e in lines))
+    shutil.rmtree(log.parent / "checkpoints")  # whose log it was
+    said = hpcfl("report", tmp_path / "runs", "--plot", tmp_path / "p.png").out
+    start = next(k for k, text in enumerate(said) if "where the" in text)
+    new, old = ([c.strip() for c in said[start + k].strip("|").split("|")] for k in (3, 4))
+    assert (new[0], old[0]) == ("new", "old")
+    parts = list(map(float, new[2 : 2 + len(PARTS)]))
+    assert sum(parts) == pytest.approx(100, abs=0.05 * len(PARTS))
+    assert set(old[1 : 3 + len(PARTS)]) == {"-"}
+    for other in (["--format", "csv", tmp_path / "runs"], [log.parent]):
+        assert not any("where the" in text for text in hpcfl("report", *other).out)

@@ -1,0 +1,131 @@
+"""How a start of a run ended: what the history, `hpcfl status` and `hpcfl report` say of it."""
+
+import os
+import signal
+
+import pytest
+
+import hpcfl as program
+from hpcfl.run_dir.history import Outcome, last_outcome
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.runner.session import RankSession
+from tests.rundirs import starts
+
+pytestmark = pytest.mark.usefixtures("own_process")
+
+
+def lines(done):
+    assert (done.code, done.err) == (0, [])
+    return {line[:11].strip(): line[12:] for line in done.out}
+
+
+def at_round(monkeypatch, round, act):
+    """Do something when a round has been written to the log."""
+    record = RankSession.record
+
+    def play(self, line, busy):
+        record(self, line, busy)
+        if line["round"] == round:
+            act()
+
+    monkeypatch.setattr(RankSession, "record", play)
+
+
+def fail():
+    raise RuntimeError("no such\nmatrix")
+
+
+def test_a_run_that_diverged(job, tmp_path, hpcfl):
+    run = tmp_path / "runs" / "run"
+    done = hpcfl("run", job, "local.lr=3.0e+38", "--out", run)
+    assert done.code == 3
+    said = lines(hpcfl("status", run))
+    assert said["run"].endswith("fedhbm, diverged")
+    assert said["ended"] == done.err[-1].removeprefix("DivergedError: ")
+    assert "go on" not in said  # it would diverge again
+    (start,) = starts(run)
+    assert (start["outcome"]["ending"], start["outcome"]["round"]) == ("diverged", 1)
+    assert start["ended"] >= start["time"]
+    assert "| 0/4 diverged |" in hpcfl("report", run).text
+    assert hpcfl("status", run.parent).out[-1] == "1 runs: 1 diverged"
+    assert f"diverged: {said['ended']}"[:60] in hpcfl("watch", run).text
+
+
+def test_a_run_that_was_stopped_and_went_on(job, tmp_path, hpcfl, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        at_round(patched, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert hpcfl("run", job, "--out", run).code == 75
+    said = lines(hpcfl("status", run))
+    assert said["run"].endswith("fedhbm, stopped")
+    assert said["ended"].startswith("stopped by SIGTERM after round 3 of 4, with a checkpoint")
+    assert said["go on"] == f"hpcfl resume {run}"
+    assert "| 3/4 stopped |" in hpcfl("report", run).text
+    assert hpcfl("resume", run).code == 0
+    said = lines(hpcfl("status", run))
+    assert said["run"].endswith("fedhbm, finished")
+    assert "ended" not in said
+    assert [start["outcome"]["ending"] for start in starts(run)] == ["stopped", "finished"]
+
+
+def test_a_run_that_failed(job, tmp_path, hpcfl, monkeypatch):
+    run = tmp_path / "run"
+    at_round(monkeypatch, 2, fail)
+    with pytest.raises(RuntimeError):
+        program.run(job, out=run)
+    said = lines(hpcfl("status", run))
+    assert said["run"].endswith("fedhbm, failed")
+    assert said["ended"] == "RuntimeError: no such matrix"
+    assert said["go on"] == f"hpcfl resume {run}"
+
+
+def test_a_run_that_was_killed(job, tmp_path, hpcfl, monkeypatch):
+    """Nothing was written down: the process that begins and the one that is gone look alike."""
+    run = tmp_path / "run"
+    at_round(monkeypatch, 2, lambda: os._exit(9))
+    child = os.fork()
+    if not child:
+        program.run(job, out=run)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    said = lines(hpcfl("status", run))
+    assert said["run"].endswith("fedhbm, not running")
+    assert said["ended"].startswith("without a word: it was killed, its node was lost, or another ")
+
+
+def test_a_start_that_is_refused_leaves_the_outcome_alone(job, tmp_path, hpcfl, refused):
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    before = (run / "history.jsonl").read_bytes()
+    refused("run", job, "--out", run)
+    assert (run / "history.jsonl").read_bytes() == before
+
+
+def test_a_history_that_cannot_be_written_changes_no_exit_code(job, tmp_path, hpcfl, monkeypatch):
+    run = tmp_path / "run"
+    at_round(monkeypatch, 4, lambda: (run / "history.jsonl").write_text("{\n"))
+    done = hpcfl("run", job, "--out", run)
+    assert done.code == 0
+    assert done.err[-1].startswith("the history does not say how this start ended: ")
+    assert "history.jsonl:1: " in done.err[-1]
+
+
+def test_a_copy_has_not_ended_yet():
+    """What it has of the history is of the run that it was copied from."""
+    start = {"life": "a", "round": 0, "outcome": Outcome("stopped", 3, "x")._asdict()}
+    assert last_outcome([start]) == Outcome("stopped", 3, "x")
+    assert last_outcome([start, {"branch_of": "r", "round": 2}]) is None
+    assert last_outcome([start, {"life": "b", "round": 3}]) is None  # alive, or killed
+
+
+@pytest.mark.parametrize("outcome", ["diverged", {"ending": "lost"}, {"ending": []}, 3, None])
+def test_what_is_no_outcome(outcome):
+    assert last_outcome([{"life": "a", "outcome": outcome}]) is None
+
+
+def test_a_damaged_history_does_not_keep_numbers_back(job, tmp_path, hpcfl):
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    RunDir(run).history.write_text("{\n")
+    done = hpcfl("report", run, "--format", "csv")
+    assert (done.code, len(done.out)) == (0, 2)
+    assert "history.jsonl:1: found no JSON object of a start" in done.err[0]

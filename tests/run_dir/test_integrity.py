@@ -1,0 +1,93 @@
+"""One flipped bit that gave a wrong result with exit code 0: each is refused, or has no effect."""
+
+import random
+
+import numpy as np
+import pytest
+
+from tests.rundirs import text
+
+
+@pytest.fixture
+def run(job, tmp_path, hpcfl):
+    """Its clients begin with the initial model; 2 and 4 are kept, and the best model."""
+    out = tmp_path / "run"
+    words = ("algorithm.first=shared", "evaluate={every: 1, best: true}")
+    assert hpcfl("run", job, *words, "--out", out).code == 0
+    return out
+
+
+def flipped(content, at, bit):
+    return content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :]
+
+
+def test_the_round_of_a_manifest(run, tmp_path, refused):
+    """4 becomes 6: a resume would have skipped two rounds."""
+    path = run / "checkpoints/00000004/manifest.json"
+    content = path.read_bytes()
+    at = content.index(b'"round": 4') + len('"round": ')
+    path.write_bytes(flipped(content, at, 1))
+    assert b'"round": 6' in path.read_bytes()
+    before = text(run)
+    for words in (["resume", run, "rounds=9"], ["export", run, "-o", tmp_path / "x.npz"]):
+        assert f"{path}: is not a manifest: " in refused(*words)
+    for command in ("status", "report", "watch"):
+        assert f"{path}: is not a manifest: " in refused(command, run)
+    assert text(run) == before
+
+
+def test_a_checkpoint_under_the_name_of_another_round(run, refused):
+    """Its own checksum is right."""
+    (run / "checkpoints/00000004").rename(run / "checkpoints/00000003")
+    line = refused("resume", run, "rounds=9")
+    assert "00000003/manifest.json: is not a manifest: " in line
+    assert "its round is 4, expected that of its folder" in line
+
+
+def test_the_initial_model(run, tmp_path, refused):
+    path, draw = run / "initial.npy", random.Random(0)
+    content = path.read_bytes()
+    for at in draw.sample(range(len(content) - np.load(path).nbytes, len(content)), 10):
+        path.write_bytes(flipped(content, at, draw.randrange(8)))
+        for words in (
+            ["resume", run, "rounds=5"],
+            ["resume", run, "rounds=5", "--out", tmp_path / "copy"],
+            ["export", run, "-o", tmp_path / "x.npz"],
+        ):
+            line = refused(*words)
+            assert line.startswith(f"StoreError: {path}: checksum ")
+            assert line.endswith("; put it back, or run the job again into another directory")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_resume_records_the_initial_model_as_it_was(run, tmp_path, hpcfl, refused):
+    """Not as it lies there when a later checkpoint is committed."""
+    assert hpcfl("resume", run, "rounds=6").code == 0
+    copy = tmp_path / "copy"
+    assert hpcfl("resume", run, "rounds=8", "--out", copy).code == 0
+    for root in (run, copy):
+        path = root / "initial.npy"
+        path.write_bytes(flipped(path.read_bytes(), -1 + path.stat().st_size, 0))
+        assert f"{path}: checksum " in refused("resume", root, "rounds=9")
+
+
+def test_the_best_model(run, tmp_path, hpcfl):
+    """Bits all over its file."""
+    path, target = run / "best.safetensors", tmp_path / "x.npz"
+    words = ("export", run, "--best", "-o", target)
+    assert hpcfl(*words).code == 0
+    expected, content = target.read_bytes(), path.read_bytes()
+    refusals = 0
+    draw = random.Random(0)
+    for at in draw.sample(range(len(content)), 80):
+        target.unlink(missing_ok=True)
+        path.write_bytes(flipped(content, at, draw.randrange(8)))
+        done = hpcfl(*words)
+        if done.code == 0:
+            assert target.read_bytes() == expected
+            continue
+        assert done.code == 2
+        assert len(done.err) == 1
+        assert f"{path}: is not a best model: " in done.err[0]
+        refusals += 1
+    assert refusals > 60

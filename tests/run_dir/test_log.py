@@ -1,0 +1,82 @@
+"""The log on a disk that is full or fails: one line, whenever it happens."""
+
+import errno
+import os
+
+import pytest
+
+from hpcfl.errors import DiskError, StoreError
+from hpcfl.run_dir import log as runlog
+from hpcfl.run_dir import manifest
+from hpcfl.run_dir.log import NOTHING, RunLog, cut, require
+from hpcfl.run_dir.manifest import Checkpoint, prune
+from tests.rundirs import log_of
+
+
+def test_a_disk_that_is_full_from_some_line_on(job, tmp_path, hpcfl, monkeypatch):
+    """The line that could not be written is not tried again when the log is closed."""
+    write = RunLog.write
+
+    def full_from_the_third(log, record):
+        if record["round"] == 3:
+            full = os.open("/dev/full", os.O_WRONLY)
+            os.dup2(full, log._file.fileno())
+            os.close(full)
+        write(log, record)
+
+    monkeypatch.setattr(RunLog, "write", full_from_the_third)
+    done = hpcfl("run", job, "checkpoint.every=100", "--out", tmp_path / "run")
+    assert done.code == 74
+    (line,) = [line for line in done.err if "Error" in line]
+    assert f"{tmp_path}/run/log.jsonl: cannot be written: No space left on device; the " in line
+    assert len((tmp_path / "run/log.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_write_that_is_cut_short_goes_on(tmp_path):
+    log = RunLog(tmp_path / "log.jsonl")
+
+    class Bit:
+        name = log._file.name
+
+        def write(self, content):
+            return whole.write(content[:5])
+
+    whole, log._file = log._file, Bit()
+    log.write({"round": 1, "train_loss": 0.5})
+    whole.close()
+    assert (tmp_path / "log.jsonl").read_bytes() == log_of([{"round": 1, "train_loss": 0.5}])
+    assert log.extent == NOTHING.after((tmp_path / "log.jsonl").read_bytes())
+
+
+def fail(*_, **__):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_a_log_that_cannot_be_opened_read_or_cut(tmp_path, monkeypatch):
+    path = tmp_path / "log.jsonl"
+    assert require(path, NOTHING) == b""
+    cut(path, NOTHING)  # there is none yet
+    path.mkdir()
+    with pytest.raises(
+        StoreError, match=r"log\.jsonl: cannot be written: Is a directory; the last"
+    ):
+        RunLog(path)
+    with pytest.raises(
+        StoreError, match=r"log\.jsonl: cannot be read: Is a directory; put the log"
+    ):
+        require(path, NOTHING)
+    path.rmdir()
+    path.write_text("{}\n")
+    monkeypatch.setattr(runlog.os, "truncate", fail)
+    with pytest.raises(DiskError, match=r"log\.jsonl: cannot be written: Read-only file system"):
+        cut(path, NOTHING)
+
+
+def test_a_checkpoint_that_cannot_be_removed_or_read(tmp_path, monkeypatch):
+    (tmp_path / "00000004").mkdir()
+    monkeypatch.setattr(manifest.shutil, "rmtree", fail)
+    with pytest.raises(DiskError, match=r"cannot be written: Read-only file system; the last"):
+        prune(tmp_path)
+    found = Checkpoint(tmp_path / "00000004", 4, 1, "", NOTHING, {manifest.BEST: 0}, {}, {})
+    with pytest.raises(StoreError, match=r"best\.safetensors: cannot be read: No such .*older"):
+        _ = found.best

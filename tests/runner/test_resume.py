@@ -1,0 +1,335 @@
+"""Runs taken up again: with other settings, at an older checkpoint, on another machine."""
+
+import json
+import shutil
+from zlib import crc32
+
+import pytest
+import torch
+import yaml
+
+import hpcfl
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.manifest import rounds
+from hpcfl.runner import environment
+from hpcfl.runner import resume as resuming
+from tests.parallel.outcome import outcome
+from tests.rundirs import damage_a_row, flip, log_of, segment, starts, text
+
+
+@pytest.fixture
+def run(job, tmp_path, hpcfl):
+    """A run of four rounds, of which 2 and 4 are kept."""
+    out = tmp_path / "run"
+    assert hpcfl("run", job, "--out", out).code == 0
+    return out
+
+
+@pytest.fixture
+def long(job, tmp_path, hpcfl):
+    """The same job with nine rounds and other free settings from the start."""
+    out = tmp_path / "long"
+    settings = ("rounds=9", "evaluate.every=1", "checkpoint.every=3")
+    assert hpcfl("run", job, *settings, "--out", out).code == 0
+    return out
+
+
+def same(found, expected):
+    """But for what only some rounds of one of the two have evaluated."""
+    assert found.round == expected.round
+    assert found.server == expected.server
+    assert found.clients == expected.clients
+    for one, other in zip(found.log[-4:], expected.log[-4:], strict=True):
+        assert one == other
+
+
+# Other settings
+
+
+def test_more_rounds_after_the_end(run, long, hpcfl):
+    """As if they had been asked for from the start; what was logged stays as it was."""
+    before = (run / "log.jsonl").read_bytes()
+    done = hpcfl("resume", run, "rounds=9", "evaluate.every=1", "checkpoint.every=3")
+    assert done.code == 0, done.err
+    assert "rounds was 4, is 9 after round 4" in done.err
+    same(outcome(run), outcome(long))
+    assert (run / "log.jsonl").read_bytes().startswith(before)
+    assert rounds(run / "checkpoints") == [6, 9]
+    changed = yaml.safe_load((run / "job.yaml").read_text())
+    assert (changed["rounds"], changed["evaluate"]["every"]) == (9, 1)
+    assert [start["round"] for start in starts(run)] == [0, 4]
+    assert starts(run)[0]["changes"] == []
+    assert starts(run)[1]["changes"] == [
+        {"key": "rounds", "before": 4, "after": 9},
+        {"key": "evaluate.every", "before": 2, "after": 1},
+        {"key": "checkpoint.every", "before": 2, "after": 3},
+    ]
+
+
+def test_the_last_rounds_count_from_the_new_end(run, hpcfl):
+    assert hpcfl("resume", run, "rounds=8", "evaluate={last: 2}").code == 0
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert [r["round"] for r in log if "test_loss" in r] == [0, 2, 4, 7, 8]
+
+
+@pytest.mark.parametrize("name", ["fedhbm", "localghb"])
+def test_another_kind_of_store(job, tmp_path, hpcfl, name):
+    """And back; segments that a store in memory wrote are taken over and grow."""
+    method = f"algorithm={{name: {name}}}"
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert hpcfl("run", job, method, "rounds=9", "--out", whole).code == 0
+    assert hpcfl("run", job, method, "rounds=3", "--out", out).code == 0
+    for number, kind in ((6, "memory"), (9, "hdf5")):
+        assert hpcfl("resume", out, f"rounds={number}", f"store.kind={kind}").code == 0
+    found, expected = outcome(out), outcome(whole)
+    assert (found.server, found.clients) == (expected.server, expected.clients)
+
+
+@pytest.mark.parametrize("command", ["resume", "status", "report", "watch"])
+def test_a_change_by_hand_is_refused(run, refused, command):
+    """It could be damage: 4 and 6 differ in one bit."""
+    path = run / "job.yaml"
+    path.write_text(path.read_text().replace("rounds: 4", "rounds: 6"))
+    said = refused(command, run)
+    assert f"StoreError: {path}: checksum " in said
+    assert said.endswith("put it back; a setting is changed by `hpcfl resume DIR key=value`")
+
+
+def test_the_same_value_is_no_change(run, hpcfl):
+    before = (run / "job.yaml").stat().st_mtime_ns
+    assert hpcfl("resume", run, "seed=0", "rounds=4", "local.lr=0.1").code == 0
+    assert (run / "job.yaml").stat().st_mtime_ns == before
+    assert starts(run)[-1]["changes"] == []
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("local.lr=0.2", "command line: local.lr: is 0.1 in {run}, asked for is 0.2, which would"),
+        ("algorithm={name: fedavg}", "algorithm.name: is fedhbm in {run}, asked for is fedavg"),
+        ("evaluate.batch_size=7", "(full-batch gradients are summed in batches of this size)"),
+        ("seed=1", "`hpcfl run {run}/job.yaml seed=1 --out NEW`, with model.init=F.safetensors of"),
+        ("rounds=1", "rounds: 1 are asked for, but 4 are done; ask for as many, or begin at an"),
+        ("rounds=1", "with --round: kept are 2, 4"),
+        ("evaluate.evry=1", 'command line: evaluate.evry: evaluate has no "evry"'),
+        ("rounds=many", "command line: rounds: found 'many', expected"),
+        ("rounds", "command line: 'rounds': expected key.path=value"),
+    ],
+)
+def test_what_is_refused_changes_nothing(run, refused, override, said):
+    before = text(run)
+    assert said.format(run=run) in refused("resume", run, override)
+    after = text(run)
+    assert after == before
+
+
+def test_a_run_in_blocks_stays_one(job, tmp_path, refused, hpcfl):
+    """What was changed is named, not what it goes ill with; the advice can be followed."""
+    run = tmp_path / "blocks"
+    assert hpcfl("run", job, "executor=block", "block_size=2", "--out", run).code == 0
+    said = refused("resume", run, "executor=sequential")
+    assert f"command line: executor: is block in {run}, asked for is sequential, which" in said
+    assert "block_size: found" not in said
+    advice = f"`hpcfl run {run}/job.yaml executor=sequential block_size=null --out NEW`"
+    assert advice in said
+    words = advice.strip("`").replace("NEW", str(tmp_path / "new")).split()[1:]
+    assert hpcfl(*words).code == 0
+    assert f"block_size: is 2 in {run}, asked for is 3" in refused("resume", run, "block_size=3")
+
+
+def test_blocks_of_a_run_that_has_none(run, refused):
+    said = refused("resume", run, "block_size=2")
+    assert f"block_size: is none in {run}, asked for is 2, which would change past rounds" in said
+    assert said.count("block_size=") == 1
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"settings": 5}', '{"round": "1"}', "\xff"])
+def test_a_damaged_history_is_refused_before_anything_changes(run, refused, hpcfl, line):
+    """Even a later checkpoint, which this start is to give up, stays."""
+    whole = (run / "history.jsonl").read_bytes()
+    body = line.encode("latin1").removesuffix(b"}")
+    content = body + b', "crc32": %d}\n' % crc32(body)
+    (run / "history.jsonl").write_bytes(whole + content)
+    before = text(run)
+    said = refused("resume", run, "--round", "2", "rounds=5")
+    assert f"{run}/history.jsonl:2: found no JSON object of a start: " in said
+    assert said.endswith("; remove that line, or the file: a resume needs neither")
+    assert text(run) == before
+    (run / "history.jsonl").unlink()
+    assert hpcfl("resume", run).code == 0
+
+
+def test_what_does_not_fit_the_data_is_refused_before_anything_is_written(run, refused):
+    before = text(run)
+    refused("resume", run, "rounds=6", "comm.backend=nccl")
+    assert text(run) == before
+
+
+def test_the_rounds_of_a_cosine_stay(job, tmp_path, hpcfl, refused):
+    out = tmp_path / "run"
+    assert hpcfl("run", job, "local.schedule=cosine", "--out", out).code == 0
+    assert "local.schedule cosine spans all rounds" in refused("resume", out, "rounds=6")
+
+
+def test_more_rounds_than_replayed_cohorts(job, tmp_path, hpcfl, refused):
+    out, lists = tmp_path / "run", "cohort={kind: replay, rounds: [[0], [1], [2], [3]]}"
+    assert hpcfl("run", job, lists, "--out", out).code == 0
+    before = text(out)
+    assert "4 cohorts are given for 6 rounds" in refused("resume", out, "rounds=6")
+    assert text(out) == before
+
+
+def test_a_kill_after_the_job_was_rewritten(run, long, monkeypatch, hpcfl):
+    """The next start goes on with the new job, and records the change."""
+    args = ("rounds=9", "evaluate.every=1", "checkpoint.every=3")
+
+    class Kill(BaseException):
+        """Nothing handles it."""
+
+    def killed(*_):
+        raise Kill
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resuming, "cut", killed)
+        with pytest.raises(Kill):
+            hpcfl("resume", run, *args)
+    assert len(starts(run)) == 1
+    assert hpcfl("resume", run).code == 0
+    assert [change["key"] for change in starts(run)[-1]["changes"]] == [
+        "rounds",
+        "evaluate.every",
+        "checkpoint.every",
+    ]
+    same(outcome(run), outcome(long))
+
+
+def test_a_job_that_changes_while_a_start_reads_it(run, monkeypatch, refused):
+    lock = RunDir.lock
+
+    def late(folder, *args):
+        lock(folder, *args)
+        with (run / "job.yaml").open("a") as file:
+            file.write("# another start was here\n")
+
+    monkeypatch.setattr(RunDir, "lock", late)
+    assert "job.yaml: was changed while it was read" in refused("resume", run)
+
+
+def test_the_cosine_of_updates_is_not_measured_over_a_gap(run, hpcfl):
+    """What a checkpoint kept for it would be of an older round."""
+    for number, on in ((6, "true"), (8, "false"), (10, "true")):
+        done = hpcfl("resume", run, f"rounds={number}", f"diagnostics.cosine={on}")
+        assert done.code == 0, done.err
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in log if "cosine" in record] == [6, 10]
+
+
+# An older checkpoint
+
+
+def test_from_an_older_checkpoint(run, hpcfl):
+    whole = outcome(run)
+    (run / "checkpoints" / "00000004" / "manifest.json").write_text("{")  # whatever is in it
+    done = hpcfl("resume", run, "--round", 2)
+    assert done.code == 0, done.err
+    assert outcome(run) == whole
+    assert starts(run)[-1]["round"] == 2
+
+
+def test_a_round_that_is_not_kept(run, refused):
+    assert "round 3 is not kept; kept are 2, 4" in refused("resume", run, "--round", 3)
+    assert rounds(run / "checkpoints") == [2, 4]
+
+
+def test_newer_checkpoints_stay_until_the_older_one_is_verified(run, refused):
+    flip(run / "checkpoints" / "00000002" / "server.safetensors", -1)
+    before = text(run)
+    line = refused("resume", run, "--round", 2)
+    assert "00000002/server.safetensors: checksum" in line
+    assert line.endswith("no older one is kept: run the job again into another directory")
+    assert text(run) == before
+
+
+def test_fewer_rounds_than_before_from_an_older_one(run, hpcfl):
+    assert hpcfl("resume", run, "--round", 2, "rounds=3").code == 0
+    assert outcome(run).round == 3
+    assert rounds(run / "checkpoints") == [2, 3]
+
+
+# Checksums
+
+
+def test_a_flipped_byte_in_a_row_is_named_and_the_one_before_offered(run, refused, hpcfl):
+    whole = outcome(run)
+    row, client = damage_a_row(run)
+    before = text(run)
+    line = refused("resume", run, "rounds=6")
+    assert f"{segment(run)}: row {row} (client {client}): found checksum" in line
+    assert line.endswith(f"; the one before: `hpcfl resume {run} --round 2`")
+    assert text(run) == before
+    assert hpcfl("resume", run, "--round", 2).code == 0
+    assert outcome(run) == whole
+
+
+def test_rows_may_be_left_to_their_first_use(run, refused, hpcfl):
+    row, client = damage_a_row(run)
+    assert hpcfl("resume", run, "--no-verify").code == 0  # finished: nothing uses them
+    done = hpcfl("resume", run, "--no-verify", "rounds=20")
+    assert done.code == 1
+    assert f"row {row} (client {client}): found checksum" in done.err[-1]
+
+
+def test_a_missing_segment_is_missed_without_verifying_rows(run, refused):
+    segment(run).unlink()
+    line = refused("resume", run, "--no-verify")
+    assert ".h5: the file is missing" in line
+    assert line.endswith(f"`hpcfl resume {run} --round 2`")
+
+
+def test_a_damaged_older_checkpoint_is_named(run, refused, hpcfl):
+    older = run / "checkpoints" / "00000002"
+    flip(older / "rows-0000.npz", -1)
+    line = refused("resume", run, "rounds=6")
+    assert "00000002/rows-0000.npz: checksum" in line
+    assert line.endswith("or remove this one's folder to resume from round 4")
+    shutil.rmtree(older)
+    assert hpcfl("resume", run, "rounds=6").code == 0
+
+
+# What the bits depend on besides
+
+
+@pytest.mark.parametrize("key", ["torch", "processor", "simd", "gpu", "device"])
+def test_another_machine_is_told(run, hpcfl, key):
+    lines = starts(run)
+    lines[-1][key] = "another"
+    lines[-1].pop("crc32")
+    (run / "history.jsonl").write_bytes(log_of(lines))
+    done = hpcfl("resume", run)
+    told = [line for line in done.err if "the bits may differ" in line]
+    if key == "gpu":  # not used by the run in this test, on a CPU
+        assert not told
+    else:
+        assert len(told) == 1
+        assert told[0].startswith(f"{key} was another, is ")
+
+
+def test_ranks_matter_to_the_fast_sum_alone():
+    before, now = {"ranks": 2, "summed_by": "gloo"}, {"ranks": 3, "summed_by": "MPICH 4"}
+    assert not environment.warnings(before, now, environment.BITS)
+    assert environment.warnings(before, now, environment.FAST) == [
+        "ranks was 2, is 3: the bits may differ from those of an uninterrupted run",
+        "summed_by was gloo, is MPICH 4: the bits may differ from those of an uninterrupted run",
+    ]
+
+
+def test_a_gpu_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
+    assert environment.versions(torch.device("cuda"))["gpu"] == "H200"
+    assert "gpu" not in environment.versions(torch.device("cpu"))
+
+
+def test_from_python(run, tmp_path):
+    result = hpcfl.resume(run, ["rounds=6"], out=tmp_path / "copy", round=2, verify=False)
+    assert (result.path, result.rounds) == (tmp_path / "copy", 6)
+    assert [record["round"] for record in result.log] == list(range(7))

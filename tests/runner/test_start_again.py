@@ -1,0 +1,132 @@
+"""`hpcfl run --continue`: one command begins a run, takes it up again, and finds it finished."""
+
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+
+import hpcfl
+from hpcfl.run_dir.layout import RunDir
+from tests.parallel.outcome import outcome
+from tests.rundirs import starts, text
+
+
+@pytest.fixture
+def go(job, tmp_path, hpcfl):
+    """The command, with more words."""
+    return lambda *more: hpcfl("run", job, "--out", tmp_path / "run", "--continue", *more)
+
+
+@pytest.fixture
+def whole(job, tmp_path, hpcfl):
+    """The outcome of the run without a break."""
+    assert hpcfl("run", job, "--out", tmp_path / "whole").code == 0
+    return outcome(tmp_path / "whole")
+
+
+def unfinish(run):
+    """As a kill after round 2 leaves it."""
+    shutil.rmtree(run / "checkpoints/00000004")
+
+
+def test_begins_goes_on_and_finds_it_finished(go, whole, tmp_path):
+    run = tmp_path / "run"
+    assert go().code == 0
+    assert outcome(run) == whole
+    unfinish(run)
+    assert go().code == 0
+    assert outcome(run) == whole
+    before = text(run / "checkpoints")
+    done = go()
+    assert (done.code, done.err[-1]) == (0, f"{run}: finished, nothing to do")
+    assert text(run / "checkpoints") == before
+    assert [start["round"] for start in starts(run)] == [0, 2, 4]
+
+
+def test_a_start_that_died_before_its_first_checkpoint_is_begun_anew(go, whole, tmp_path):
+    run = tmp_path / "run"
+    assert go().code == 0
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints/00000000").mkdir(parents=True)  # never committed
+    assert go().code == 0
+    assert outcome(run) == whole
+    assert [start["round"] for start in starts(run)] == [0, 0]
+
+
+def test_of_another_job_is_refused(go, job, tmp_path, refused):
+    run = tmp_path / "run"
+    assert go().code == 0
+    before = text(run)
+    again = ("run", job, "--out", run, "--continue")
+    assert refused(*again, "local.lr=0.2") == (
+        f"JobError: {run}: holds a run of another job: local.lr is 0.1 there, 0.2 here; "
+        "choose another directory with --out"
+    )
+    line = refused(*again, "algorithm={name: fedavg}")
+    assert "algorithm.name is fedhbm there, fedavg here" in line
+    assert "4 are done" in refused(*again, "rounds=3")
+    (run / "job.yaml").rename(tmp_path / "kept")
+    assert "holds no run (no job.yaml)" in refused(*again)
+    (tmp_path / "kept").rename(run / "job.yaml")
+    assert text(run) == before
+
+
+def test_of_another_job_without_a_checkpoint_is_refused(go, job, tmp_path, refused):
+    assert go().code == 0
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    line = refused("run", job, "--out", tmp_path / "run", "--continue", "seed=1")
+    assert "holds a run of another job" in line
+
+
+def test_free_keys_may_be_changed(go, job, tmp_path, hpcfl):
+    run = tmp_path / "run"
+    assert go().code == 0
+    done = go("rounds=6")
+    assert done.code == 0, done.err
+    assert "rounds was 4, is 6 after round 4" in done.err
+    assert yaml.safe_load((run / "job.yaml").read_text())["rounds"] == 6
+    assert hpcfl("run", job, "rounds=6", "--out", tmp_path / "six").code == 0
+    found, expected = outcome(run), outcome(tmp_path / "six")
+    assert (found.server, found.clients) == (expected.server, expected.clients)
+
+
+def test_a_default_that_the_data_settles_is_the_same_job(job, tmp_path, hpcfl):
+    """ghb's tau is that of the participation, which arrays tell when they are loaded."""
+    words = ("algorithm={name: ghb}", "data.clients=null", "data.partition={kind: natural}")
+    run = ("run", job, *words, "--out", tmp_path / "run", "--continue")
+    owned = "data.path=" + str(tmp_path / "owned.npz")
+    given = dict(np.load(tmp_path / "data.npz"))
+    np.savez(tmp_path / "owned.npz", **given, client=np.arange(40) % 4)
+    assert hpcfl(*run, owned).code == 0
+    settled = yaml.safe_load((tmp_path / "run/job.yaml").read_text())["algorithm"]["tau"]
+    assert settled == 2
+    unfinish(tmp_path / "run")
+    done = hpcfl(*run, owned)
+    assert done.code == 0, done.err
+
+
+def test_a_live_run_is_refused(go, job, tmp_path, refused):
+    assert go().code == 0
+    again = ("run", job, "--out", tmp_path / "run", "--continue")
+    for _ in ("with a checkpoint", "without one"):
+        with RunDir(tmp_path / "run") as held:
+            held.lock()
+            assert "a run is alive in this directory" in refused(*again)
+        shutil.rmtree(tmp_path / "run/checkpoints", ignore_errors=True)
+
+
+def test_from_python(job, tmp_path):
+    for _ in range(2):
+        result = hpcfl.run(job, out=tmp_path / "run", continued=True)
+    assert result.rounds == 4
+    assert [start["round"] for start in starts(tmp_path / "run")] == [0, 4]
+
+
+def test_where_a_run_goes_is_told_without_a_look_at_the_job(hpcfl, job, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert hpcfl("check", job, "--where").out == ["runs/job"]
+    (there,) = hpcfl("check", job, "rounds=2", "seed=3", "--where").out
+    assert hpcfl("check", job, "seed=3", "rounds=2", "--where").out == [there]
+    assert hpcfl("run", job, "rounds=2", "seed=3").code == 0
+    assert (tmp_path / there / "job.yaml").is_file()

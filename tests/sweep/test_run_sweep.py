@@ -1,0 +1,382 @@
+"""Sweeps: what is run, resumed, skipped or refused, and what comes of it."""
+
+import os
+import signal
+
+import pytest
+
+from hpcfl.data.base import DataConfig
+from hpcfl.errors import Stopped, SweepError
+from hpcfl.io import checksum
+from hpcfl.job.schema import load
+from hpcfl.job.yaml_file import add_checksum
+from hpcfl.models.base import ModelConfig
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.signals import latch_early
+from hpcfl.sweep import run_sweep
+from hpcfl.sweep.grid import read_sweep
+from hpcfl.sweep.pending import todo
+from hpcfl.sweep.resources import room
+from hpcfl.sweep.run_sweep import Outcome
+from tests.rundirs import cut_log, resolved
+
+SWEEP = """\
+job: job.yaml
+grid:
+  method:
+    avg: {algorithm: {name: fedavg}}
+    hbm: {algorithm: {name: fedhbm}}
+  seed: [0, 1]
+"""
+NAMES = ["avg-seed0", "avg-seed1", "hbm-seed0", "hbm-seed1"]
+
+
+@pytest.fixture
+def file(job, tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(SWEEP)
+    return path
+
+
+def actions(path, root):
+    return [(run.point.name, run.action, run.done) for run in todo(read_sweep(path), root)]
+
+
+def events(root):
+    """(event, run) of every line of the sweep's log."""
+    lines = (root / "sweep.log").read_text().splitlines()
+    return [(line.split()[2], line.split()[3].rstrip(":")) for line in lines]
+
+
+def test_all_runs_are_made_reported_and_skipped_the_next_time(file, tmp_path, hpcfl):
+    root = tmp_path / "out"
+    done = hpcfl("sweep", file, "--out", root, "--parallel", 2)
+    assert done.code == 0, done.err
+    assert "| avg-seed0 | fedavg " in done.text
+    assert "+- " in done.text  # over the two seeds
+    assert any(" finished hbm-seed1: 4 rounds, accuracy " in line for line in done.err)
+    assert {event for event in events(root) if event[0] == "finished"} == {
+        ("finished", name) for name in NAMES
+    }
+    before = {path: path.stat().st_mtime_ns for path in root.glob("*-seed*/**/*")}
+    again = hpcfl("sweep", file, "--out", root)
+    assert (again.code, again.out) == (0, done.out)
+    assert sum("finished before" in line for line in again.err) == len(NAMES) + 1
+    assert {path: path.stat().st_mtime_ns for path in root.glob("*-seed*/**/*")} == before
+    assert hpcfl("report", root).out == done.out
+
+
+def test_a_run_of_its_own_has_no_place_among_the_runs(file, job, tmp_path, refused):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/sweep.log").touch()
+    line = refused("run", job, "--out", tmp_path / "out")
+    assert line == f"JobError: {tmp_path}/out: holds a sweep's runs; choose another with --out"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["sweep.log"]
+
+
+def test_where_the_runs_of_a_sweep_lie(file, tmp_path, hpcfl):
+    """slurm/run.sh looks there for new checkpoints, and at nothing else of the sweep."""
+    listed = hpcfl("sweep", file, "--where").out
+    assert listed == [f"runs/{file.stem}/{name}" for name in NAMES]
+    part = hpcfl("sweep", file, "--out", tmp_path / "out", "--points", "1-2", "--where").out
+    assert part == [str(tmp_path / "out" / name) for name in NAMES[1:3]]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_starts_nothing(file, tmp_path, hpcfl):
+    done = hpcfl("sweep", file, "--out", tmp_path / "out", "--dry-run", "rounds=3")
+    assert done.code == 0
+    assert "| hbm-seed1 | start | rounds=3  algorithm={name: fedhbm}  seed=1 |" in done.out
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_there_is_taken_into_account(file, job, tmp_path, hpcfl):
+    root = tmp_path / "out"
+    run = ("run", job, "algorithm={name: fedavg}")
+    assert hpcfl(*run, "seed=0", "--out", root / "avg-seed0").code == 0
+    assert hpcfl(*run, "seed=1", "--out", root / "avg-seed1").code == 0
+    newest = root / "avg-seed1/checkpoints/00000004/manifest.json"
+    newest.unlink()  # as a kill after round 2 leaves it
+    assert actions(file, root) == [
+        ("avg-seed0", "skip", 4), ("avg-seed1", "resume", 2), ("hbm-seed0", "start", 0),
+        ("hbm-seed1", "start", 0),
+    ]  # fmt: skip
+
+
+def test_a_run_of_another_job_is_told_with_the_key(file, job, tmp_path, hpcfl, refused):
+    root = tmp_path / "out"
+    run = ("run", job, "algorithm={name: fedavg}", "seed=0", "local.lr=0.2")
+    assert hpcfl(*run, "--out", root / "avg-seed0").code == 0
+    line = refused("sweep", file, "--out", root)
+    assert f"job.yaml:5: {root}/avg-seed0 holds a run of another job: local.lr is 0.2 there" in line
+    assert "command line: " in refused("sweep", file, "--out", root, "local.lr=0.3")
+    file.write_text(SWEEP.replace("name: fedavg", "name: fedavg, server_lr: 0.5"))
+    assert "s.yaml:4: " in refused("sweep", file, "--out", root, "local.lr=0.2")
+    assert not (root / "sweep.log").exists()
+
+
+def test_a_run_that_chose_its_executor_is_the_sweeps(file, job, tmp_path, hpcfl):
+    root = tmp_path / "out"
+    job.write_text(job.read_text() + "executor: auto\n")
+    run = ("run", job, "algorithm={name: fedavg}", "seed=0", "--out", root / "avg-seed0")
+    assert hpcfl(*run).code == 0
+    assert actions(file, root)[0] == ("avg-seed0", "skip", 4)
+
+
+def test_status_has_a_line_for_every_run(job, tmp_path, hpcfl):
+    root = tmp_path / "out"
+    for name in ("a", "b", "c", "d"):
+        assert hpcfl("run", job, "--out", root / name).code == 0
+    cut_log(root / "b", 3)
+    (root / "c/job.yaml").write_bytes(resolved("- 1\n"))
+    with RunDir(root / "d") as held:
+        held.lock()
+        done = hpcfl("status", root)
+    assert done.code == 0
+    assert done.out[0] == "finished          4 of 4  a"
+    assert done.out[1] == "not running       3 of 4  b"
+    assert done.out[2].startswith(f"damaged      {root}/c/job.yaml: not the resolved job of a run")
+    assert done.out[3] == "alive             4 of 4  d"
+
+
+def test_a_damaged_job_is_told(file, tmp_path, refused):
+    kept = tmp_path / "out/avg-seed1/job.yaml"
+    kept.parent.mkdir(parents=True)
+    for content in (b"{broken\n", b"- 1\n", b"\xff\n", b"\n"):
+        kept.write_bytes(add_checksum(content))
+        line = refused("sweep", file, "--out", tmp_path / "out")
+        assert line.startswith(f"StoreError: {kept}: not the resolved job of a run")
+
+
+def test_twice_at_once_is_refused(file, tmp_path, refused):
+    root = tmp_path / "out"
+    root.mkdir()
+    with RunDir(root) as held:
+        held.lock("a sweep")
+        assert "a sweep is alive in this directory" in refused("sweep", file, "--out", root)
+
+
+def test_a_live_run_is_refused(file, job, tmp_path, hpcfl, refused):
+    root = tmp_path / "out"
+    assert hpcfl("run", job, "algorithm={name: fedavg}", "seed=0",
+                 "--out", root / "avg-seed0").code == 0  # fmt: skip
+    with RunDir(root / "avg-seed0") as held:
+        held.lock()
+        assert "a run is alive in this directory" in refused("sweep", file, "--out", root)
+
+
+def test_under_mpirun_is_refused(file, tmp_path, monkeypatch, refused):
+    monkeypatch.setenv("MPI_LOCALRANKID", "0")
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "1")
+    assert "start a sweep without mpirun" in refused("sweep", file, "--out", tmp_path / "out")
+
+
+def test_a_failed_run_stops_no_other(job, tmp_path, hpcfl):
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "job: job.yaml\ngrid:\n  lr: {wild: {local.lr: 1.0e+38}, tame: {local.lr: 0.1}}\n"
+    )
+    root = tmp_path / "out"
+    done = hpcfl("sweep", path, "--out", root, "--parallel", 1)
+    assert done.code == 3, done.err
+    assert events(root)[1:] == [
+        ("started", "wild"), ("failed", "wild"), ("started", "tame"), ("finished", "tame"),
+    ]  # fmt: skip
+    (line,) = [line for line in done.err if " failed " in line and "wild: " in line][:1]
+    assert "exit code 3: DivergedError: " in line
+    assert done.err[-1].startswith("SweepError: 1 of 2 runs failed: wild; ")
+    assert "| tame" in done.text
+    assert f"plot: {root / 'report.png'}" in done.err
+
+
+@pytest.mark.parametrize(
+    ("codes", "finished", "code"),
+    [
+        ([3, 3], [], 3), ([3, 1], [], 1), ([2], [], 2), ([2], ["a"], 1), ([-9], ["a"], 1),
+        ([75, 3], [], 1), ([74, 1], ["a"], 74),
+    ],
+)  # fmt: skip
+def test_exit_codes(tmp_path, codes, finished, code):
+    failed = {f"r{index}": code for index, code in enumerate(codes)}
+    with pytest.raises(SweepError, match="runs failed: r0") as caught:
+        Outcome(tmp_path, finished, failed).check()
+    assert caught.value.exit_code == code
+
+
+def test_room_is_kept_for_what_the_present_runs_will_take():
+    assert room(10, 5, [5])
+    assert not room(9, 5, [0])  # 5 of them are spoken for
+    assert room(10, 5, [0])
+    assert not room(4, 5, [9])
+
+
+class Scripted:
+    """A run that ends at the second look; the first two of all end before their first round."""
+
+    alive = 0
+    begun = 0
+    commands = ()
+    words = "JobError: no"
+
+    def __init__(self, command, folder, rounds, done, **_):
+        Scripted.alive += 1
+        Scripted.begun += 1
+        Scripted.commands.append([str(word) for word in command])
+        self.log, self.rounds, self.done = folder.log, rounds, done
+        self.settled, self.taken, self.peak = Scripted.begun > 2, 0, 5
+        self._looks = 0
+
+    def look(self):
+        self._looks += 1
+        if self._looks < 2:
+            return None
+        Scripted.alive -= 1
+        return 0 if self.settled else 2
+
+    def came_to(self):
+        return "4 rounds"
+
+    def last_words(self):
+        return Scripted.words
+
+    def kill(self):
+        pass
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Runs that are played, not started."""
+    monkeypatch.setattr(run_sweep, "Spawned", Scripted)
+    monkeypatch.setattr(run_sweep, "LOOK_S", 0)
+    for name in ("alive", "begun"):
+        monkeypatch.setattr(Scripted, name, 0)
+    monkeypatch.setattr(Scripted, "commands", [])
+    return Scripted
+
+
+def test_a_run_that_ends_early_opens_no_gate(file, tmp_path, scripted, monkeypatch):
+    alive = []
+    start = run_sweep._Play._start
+    monkeypatch.setattr(run_sweep, "free_memory", lambda: 1 << 40)
+    monkeypatch.setattr(run_sweep, "cores", lambda: 4)
+    monkeypatch.setattr(
+        run_sweep._Play,
+        "_start",
+        lambda self, run: (alive.append(scripted.alive), start(self, run)),
+    )
+    run_sweep.play(read_sweep(file), tmp_path / "out")
+    assert alive == [0, 0, 0, 1]  # alone, until one has shown what it needs
+
+
+def test_what_is_started_is_what_was_checked(file, job, tmp_path, scripted):
+    sweep, root = read_sweep(file), tmp_path / "out"
+    job.write_text(job.read_text().replace("rounds: 4", "rounds: 5"))
+    run_sweep.play(sweep, root)
+    assert scripted.commands[2] == ["run", f"{root}/hbm-seed0.yaml", "--out", f"{root}/hbm-seed0"]
+    for point in sweep.points:
+        assert load(root / f"{point.name}.yaml").tree == point.loaded.tree
+
+
+def test_data_are_fetched_once_before_the_first_run(file, tmp_path, scripted, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(
+        DataConfig, "fetch", lambda data: fetched.append((data.clients, scripted.begun))
+    )
+    file.write_text(SWEEP + "  data.clients: [4, 5]\n")
+    run_sweep.play(read_sweep(file), tmp_path / "out")
+    assert fetched == [(4, 0), (5, 0)]
+    assert scripted.begun == 8
+
+
+def test_weights_are_fetched_once_before_the_first_run(file, tmp_path, scripted, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(
+        ModelConfig, "fetch", lambda model: fetched.append((model.bias, scripted.begun))
+    )
+    file.write_text(SWEEP + "  model.bias: [true, false]\n")
+    run_sweep.play(read_sweep(file), tmp_path / "out")
+    assert fetched == [(True, 0), (False, 0)]
+
+
+def test_a_class_that_cannot_fetch_is_one_line(file, tmp_path, scripted, monkeypatch, refused):
+    def fetch(_):
+        raise RuntimeError("the mirror is gone")
+
+    monkeypatch.setattr(DataConfig, "fetch", fetch)
+    line = refused("sweep", file, "--out", tmp_path / "out")
+    assert line.startswith("JobError: data.kind: ")
+    assert ": cannot fetch its files in fetch (" in line
+    assert "RuntimeError: the mirror is gone" in line
+    assert scripted.begun == 0
+
+
+def test_a_stop_while_files_are_fetched_is_heard_before_the_next(
+    file, tmp_path, scripted, monkeypatch
+):
+    fetched = []
+
+    def fetch(data):
+        fetched.append(data.clients)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    latch_early()
+    monkeypatch.setattr(DataConfig, "fetch", fetch)
+    file.write_text(SWEEP + "  data.clients: [4, 5]\n")
+    with pytest.raises(Stopped, match="stopped by SIGTERM; the same command goes on"):
+        run_sweep.play(read_sweep(file), tmp_path / "out")
+    assert (fetched, scripted.begun) == ([4], 0)
+    assert not list((tmp_path / "out").glob("*.yaml"))
+
+
+def test_a_silent_run_is_told(file, tmp_path, scripted, monkeypatch):
+    monkeypatch.setattr(scripted, "words", "")
+    run_sweep.play(read_sweep(file), tmp_path / "out")
+    assert (
+        "failed   avg-seed0: exit code 2: it said nothing"
+        in (tmp_path / "out/sweep.log").read_text()
+    )
+
+
+@pytest.fixture
+def stopped(file, tmp_path, scripted, monkeypatch):
+    """What the sweep writes of a run that ends as told, once it was told to stop itself."""
+
+    def played(code, words, done=0):
+        def look(run):
+            run.done = done
+            os.kill(os.getpid(), signal.SIGTERM)
+            return code
+
+        monkeypatch.setattr(scripted, "words", words)
+        monkeypatch.setattr(scripted, "look", look)
+        with pytest.raises(Stopped):
+            run_sweep.play(read_sweep(file), tmp_path / "out")
+        last = (tmp_path / "out/sweep.log").read_bytes().splitlines()[-1]
+        return checksum.remove_from_line(last).decode()
+
+    return played
+
+
+@pytest.mark.parametrize(("done", "turn"), [(0, "first"), (2, "next")])
+@pytest.mark.parametrize("code", [-15, 143, 15])
+def test_a_run_stopped_before_it_listened_is_told(stopped, done, turn, code):
+    said = stopped(code, "Please see the FAQ page", done)
+    assert said.endswith(f"stopped  avg-seed0: before its {turn} round")
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "told"),
+    [
+        (75, "Stopped: well", "Stopped: well"),
+        (75, "", "with a checkpoint"),
+        (255, "Stopped: well", "Stopped: well"),  # mpirun was about to end when it was told
+    ],
+)
+def test_a_run_stopped_with_a_checkpoint_is_told(stopped, code, words, told):
+    assert stopped(code, words).endswith(f"stopped  avg-seed0: {told}")
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, -9])
+def test_a_run_that_fails_meanwhile_is_not_stopped(stopped, code):
+    assert stopped(code, "no").endswith(f"failed   avg-seed0: exit code {code}: no")
