@@ -22,7 +22,7 @@ import numpy as np
 from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.round import Bare
-from hpcfl.bench.single_rank import Engine, alone
+from hpcfl.bench.single_rank import Engine, single_rank
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 
@@ -71,7 +71,7 @@ def bench_peers(python: Path | None, model: str = "cnn", turns: int = TURNS) -> 
         for precision in PRECISIONS:
             loaded = load(root / "job.yaml", [f"precision={precision}"])
             (folder := root / precision).mkdir()
-            parts, run, _ = alone(loaded, folder, stack)
+            parts, run, _ = single_rank(loaded, folder, stack)
             engine, bare = Engine(run, 1, process_time), Bare(parts, run, 1, process_time)
             pfl = stack.enter_context(
                 _pfl(peer, {"model": model, "precision": precision, **work._asdict()})

@@ -20,7 +20,7 @@ import torch
 
 from hpcfl.bench.reduce import means
 from hpcfl.bench.result import WIDTH, Figure, Result
-from hpcfl.bench.single_rank import Alone, Engine, alone
+from hpcfl.bench.single_rank import Engine, SingleRank, single_rank
 from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group
@@ -28,7 +28,7 @@ from hpcfl.comm.solo import Solo
 from hpcfl.evaluation.measure import Meter
 from hpcfl.io.progress import track
 from hpcfl.job.schema import load
-from hpcfl.plan.cost_model import Pieces
+from hpcfl.plan.cost_model import CostModel
 from hpcfl.plan.time import kind, work
 from hpcfl.runner.device import device_of, device_type
 from hpcfl.runner.environment import processor
@@ -52,7 +52,7 @@ def bench_pieces(job: Path, overrides: Sequence[str]) -> Result | None:
         tempfile.TemporaryDirectory() as name,
         ExitStack() as stack,
     ):
-        side = alone(loaded, Path(name), stack)
+        side = single_rank(loaded, Path(name), stack)
         size = work(side.parts).parameters
         comm.barrier()
         figures = [*_rounds(side, Path(name), speaks=comm.rank == 0), _tests(side)]
@@ -68,7 +68,7 @@ def bench_pieces(job: Path, overrides: Sequence[str]) -> Result | None:
         )
 
 
-def report(pieces: Pieces) -> str:
+def report(pieces: CostModel) -> str:
     """A line for each piece."""
     return "\n".join(
         fill(
@@ -81,7 +81,7 @@ def report(pieces: Pieces) -> str:
     )
 
 
-def _rounds(side: Alone, folder: Path, *, speaks: bool) -> list[Figure]:
+def _rounds(side: SingleRank, folder: Path, *, speaks: bool) -> list[Figure]:
     """Seconds of a step, of a visit beyond its steps, of a round beyond its visits."""
     steps, run = work(side.parts).steps, side.run
     played = _played(Engine(run, 1), run.schedule.rounds)
@@ -116,7 +116,7 @@ def _played(engine: Engine, rounds: int) -> Iterator[float]:
         yield seconds
 
 
-def _tests(side: Alone) -> Figure:
+def _tests(side: SingleRank) -> Figure:
     """Seconds of an example of the test set."""
     parts, tests = side.parts, side.parts.tests()
     meter = Meter(parts.gradient(), parts.dataset.loss)
@@ -154,7 +154,7 @@ def _timed(side: Callable[[], Any], comm: Comm | None = None) -> list[float]:
     return times[1:]
 
 
-def _pieces(slowest: Sequence[float], ranks: int, size: int, what: str) -> Pieces:
+def _pieces(slowest: Sequence[float], ranks: int, size: int, what: str) -> CostModel:
     """What follows from the medians, in the order of the figures."""
     step, visit, round, test, one, several, few, many = slowest
     convert = max(0.0, several - one) / (COUNT - 1)
@@ -162,7 +162,7 @@ def _pieces(slowest: Sequence[float], ranks: int, size: int, what: str) -> Piece
     if ranks > 1:
         latency = few / (2 * (ranks - 1).bit_length())
         bandwidth = 2 * (ranks - 1) / ranks * 8 * size / max(many - few, 1e-9)
-    return Pieces(
+    return CostModel(
         origin=f"measured with {ranks} rank(s) at once on {datetime.now(UTC):%Y-%m-%d}: {what}",
         step_s=step,
         visit_s=visit,

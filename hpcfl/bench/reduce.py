@@ -21,7 +21,7 @@ from torch import Tensor
 from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import WIDTH, Figure, Result
 from hpcfl.bench.round import built_in
-from hpcfl.bench.single_rank import Engine, alone
+from hpcfl.bench.single_rank import Engine, single_rank
 from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
 from hpcfl.comm.exact import Exact
@@ -159,5 +159,5 @@ def _draw(size: int, rank: int, client: int) -> Tensor:
 def _lenet() -> tuple[int, float]:
     """LeNet's parameters, and a client's visit in seconds: one rank beside the other, no sums."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        engine = Engine(alone(built_in(Path(name))[1], Path(name), stack).run, 1)
+        engine = Engine(single_rank(built_in(Path(name))[1], Path(name), stack).run, 1)
         return engine.x.numel(), median(engine() for _ in range(VISITS)) / 2

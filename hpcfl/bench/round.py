@@ -22,7 +22,7 @@ import torch
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.bench.result import Figure, Result, column
-from hpcfl.bench.single_rank import Clock, Engine, alone
+from hpcfl.bench.single_rank import Clock, Engine, single_rank
 from hpcfl.engine.run import Run
 from hpcfl.errors import HpcflError, JobError
 from hpcfl.io.progress import track
@@ -109,7 +109,7 @@ def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Turn:
             f"{pairs + 1}; set rounds={pairs + 1} or more"
         )
     with ExitStack() as stack:
-        parts, run, _ = alone(loaded, folder, stack)
+        parts, run, _ = single_rank(loaded, folder, stack)
         times, gaps = _take_turns(parts, Engine(run, turn), Bare(parts, run, turn), pairs)
     clients = len(parts.rows)
     return Turn(

@@ -81,7 +81,7 @@ class Engine:
         return self._clock() - began
 
 
-class Alone(NamedTuple):
+class SingleRank(NamedTuple):
     """A job that is ready to be played."""
 
     parts: Components
@@ -90,7 +90,9 @@ class Alone(NamedTuple):
     """They hear what the rounds waited."""
 
 
-def alone(loaded: Loaded, folder: Path, stack: ExitStack, comm: Comm | None = None) -> Alone:
+def single_rank(
+    loaded: Loaded, folder: Path, stack: ExitStack, comm: Comm | None = None
+) -> SingleRank:
     """A job, ready to be played on this rank alone, or on one of a group.
 
     Args:
@@ -106,4 +108,4 @@ def alone(loaded: Loaded, folder: Path, stack: ExitStack, comm: Comm | None = No
     mine = [client for client, rank in enumerate(owner) if rank == comm.rank]
     store = stack.enter_context(closing(parts.store(folder, comm.rank, "bench", mine)))
     run = build_run(parts, comm, owner, store, parts.gradient(), hooks, Signals())
-    return Alone(parts, run, hooks)
+    return SingleRank(parts, run, hooks)

@@ -21,7 +21,7 @@ from torch import Tensor
 from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.round import LENET, images
-from hpcfl.bench.single_rank import Engine, alone
+from hpcfl.bench.single_rank import Engine, single_rank
 from hpcfl.job.schema import load
 from hpcfl.store.disk_usage import ROUNDS
 from hpcfl.store.hdf5 import Hdf5Store
@@ -178,7 +178,7 @@ def _rounds(root: Path) -> tuple[list[Figure], list[float]]:
     path.write_text(LENET.replace("ROOT", str(root)).replace("rounds: 13", "rounds: 1000"))
     with ExitStack() as stack:
         sides = [
-            alone(load(path, changes), _made(root / f"side{k}"), stack)
+            single_rank(load(path, changes), _made(root / f"side{k}"), stack)
             for k, changes in enumerate(SIDES.values())
         ]
         engines = [Engine(side.run, TURN) for side in sides]

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hpcfl.bench.round import Bare
-from hpcfl.bench.single_rank import Engine, alone
+from hpcfl.bench.single_rank import Engine, single_rank
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group
 from hpcfl.job.schema import load
@@ -30,7 +30,7 @@ def main(job: str, folder: str, number: str, shares: str) -> None:
         comm = stack.enter_context(group(connect("auto", "cpu", 600.0)))
         own = place / f"own-{comm.rank + int(number)}"
         own.mkdir()
-        parts, run, _ = alone(loaded, own, stack, comm)
+        parts, run, _ = single_rank(loaded, own, stack, comm)
         play: Callable[[], float] = Bare(parts, run, 1) if bare else Engine(run, 1)
         turn = 0
         while _asked(place, turn):

@@ -56,7 +56,7 @@ def _load(path: Path, device: torch.device) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in entries.items()}
 
 
-def flat(server: Any) -> dict[str, Tensor]:
+def flatten_server(server: Any) -> dict[str, Tensor]:
     """A server's tensors by name; those of a tuple get a number: "past.0"."""
     tensors: dict[str, Tensor] = {}
     for name, value in zip(server._fields, server, strict=True):

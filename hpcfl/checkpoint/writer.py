@@ -11,7 +11,7 @@ from zlib import crc32
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from hpcfl.checkpoint.format import copied, flat
+from hpcfl.checkpoint.format import copied, flatten_server
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.io.atomic import STANDS, sync_folder, write_errors, write_file
@@ -143,7 +143,7 @@ def begin(
         with write_errors(folder):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-        files = {SERVER: flat(contents.server)}
+        files = {SERVER: flatten_server(contents.server)}
         if contents.kept:
             files[KEPT] = {name: copied(tensor) for name, tensor in contents.kept.items()}
         written.append(background.submit(_write, folder, files, contents.best, sync_log))

@@ -17,10 +17,10 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.fingerprints import Digests, Fingerprints
 from hpcfl.data.inputs import shown
 from hpcfl.data.partition import Rows
-from hpcfl.data.split import deal, in_force
+from hpcfl.data.split import effective_partition, partition_examples
 from hpcfl.engine.schema import traffic
 from hpcfl.errors import JobError
-from hpcfl.io.table import drawn
+from hpcfl.io.table import render_tables
 from hpcfl.job.schema import Job, Loaded, fitted
 from hpcfl.models.base import TORCHVISION
 from hpcfl.report.plots import plot_partition
@@ -80,21 +80,21 @@ def show_partition(loaded: Loaded, plot: Path) -> str:
     job = loaded.job
     fetch_data(loaded)
     dataset = load_data(loaded)
-    rows = deal(job.data, dataset, job.seed)
+    rows = partition_examples(job.data, dataset, job.seed)
     counts = count_classes(dataset, rows)
     plot_partition(counts, plot)
     sizes = counts if counts.ndim == 1 else counts.sum(axis=1)
     table = Table(f"{len(rows)} clients", "min", "median", "max", box=ASCII2)
     table.add_row("examples", *_spread(sizes))
     if counts.ndim == 1:
-        return drawn(table, width=UNLIMITED)
+        return render_tables(table, width=UNLIMITED)
     table.add_row("classes", *_spread((counts > 0).sum(axis=1)))
     if len(rows) > FEW:
-        return drawn(table, width=UNLIMITED)
+        return render_tables(table, width=UNLIMITED)
     every = Table("class | client", *(f"{client}" for client in range(len(rows))), box=ASCII2)
     for label, held in enumerate(counts.T):
         every.add_row(f"{label}", *(f"{n}" if n else "." for n in held))
-    return drawn(table, every, width=UNLIMITED)
+    return render_tables(table, every, width=UNLIMITED)
 
 
 def count_classes(dataset: Dataset, rows: Iterable[Rows]) -> NDArray[np.int64]:
@@ -115,7 +115,7 @@ def _in_force(loaded: Loaded, parts: Components | None) -> Loaded:
     """The job with the defaults that depend on other keys, or on its data, filled in."""
     data, local = loaded.job.data, loaded.job.local
     if parts:
-        data = replace(data, partition=in_force(data, parts.dataset))
+        data = replace(data, partition=effective_partition(data, parts.dataset))
     if local.epochs is None and local.steps is None:
         local = replace(local, epochs=1)
     return replace(loaded, job=replace(loaded.job, data=data, local=local))

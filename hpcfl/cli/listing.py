@@ -24,7 +24,7 @@ from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
 from hpcfl.engine.schema import dry_round, nbytes, traffic
 from hpcfl.errors import JobError
-from hpcfl.io.table import drawn
+from hpcfl.io.table import render_tables
 from hpcfl.job.registry import suggestion
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
@@ -36,7 +36,7 @@ NARROWEST, WIDEST = 80, 100  # columns of a table
 SIZE = 1_000_000  # parameters in the dry round: scalars that are sent along round to nothing
 
 
-def catalogue(what: str | None = None) -> str:
+def listing(what: str | None = None) -> str:
     """Every algorithm, data set, partition, cohort, model and task, with its settings.
 
     Args:
@@ -65,7 +65,7 @@ def catalogue(what: str | None = None) -> str:
             f"list: found {what}, expected one of {', '.join(kinds)}, or a name listed there"
             f"{suggestion(str(what), names)}"
         )
-    return drawn(*tables, width=min(max(get_terminal_size().columns, NARROWEST), WIDEST))
+    return render_tables(*tables, width=min(max(get_terminal_size().columns, NARROWEST), WIDEST))
 
 
 def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:

@@ -183,12 +183,12 @@ def _plan(options: argparse.Namespace) -> None:
         print(show_scale(options.job, options.ranks, options.plot))
         return
     from hpcfl.job.schema import load
-    from hpcfl.plan import read_pieces
+    from hpcfl.plan import read_cost_model
     from hpcfl.plan.show import show_plan
 
     if options.plot:
         raise JobError("plan: --plot is for --scale; leave it out")
-    pieces = read_pieces(options.pieces) if options.pieces else None
+    pieces = read_cost_model(options.pieces) if options.pieces else None
     loaded = load(options.job, options.overrides)
     print(show_plan(loaded, options.ranks or 1, options.out, pieces))
 
@@ -211,9 +211,9 @@ def _sweep(options: argparse.Namespace) -> None:
         for point in sweep.points:
             print(root / point.name)
         return
-    from hpcfl.report.collect import read_standing
-    from hpcfl.sweep.pending import listed, todo
-    from hpcfl.sweep.run_sweep import play
+    from hpcfl.report.collect import collect_runs
+    from hpcfl.sweep.pending import listed, pending_runs
+    from hpcfl.sweep.run_sweep import run_sweep
     from hpcfl.sweep.slurm import Array
 
     if options.submit:
@@ -225,11 +225,11 @@ def _sweep(options: argparse.Namespace) -> None:
     if options.pack or options.sbatch:
         raise JobError("--pack and --sbatch are for --submit")
     if options.dry_run:
-        print(listed(todo(sweep, root)))
+        print(listed(pending_runs(sweep, root)))
         return
-    outcome = play(sweep, root, options.parallel, partly=partly)
+    outcome = run_sweep(sweep, root, options.parallel, partly=partly)
     if outcome.finished and not partly:
-        runs = read_standing(outcome.finished).runs
+        runs = collect_runs(outcome.finished).runs
         _tell(runs, _tabled(runs, "runs", "table"), [root / REPORT.name])
     outcome.check()
 
@@ -249,11 +249,11 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from hpcfl.report.collect import read_standing
+    from hpcfl.report.collect import collect_runs
     from hpcfl.report.rounds_to_target import Target
 
     targets = Target.asked(options.target, options.target_accuracy)
-    standing = read_standing(options.dirs)
+    standing = collect_runs(options.dirs)
     (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)
     default = REPORT if (folder / "job.yaml").exists() else folder / REPORT.name
     asked = bool(options.plot or options.y or options.x != "rounds")
@@ -270,15 +270,15 @@ def _tabled(
     """Runs as a table."""
     from hpcfl import report
     from hpcfl.report import timing
-    from hpcfl.report.comparison import beside_published
-    from hpcfl.report.rounds_to_target import beside_target
+    from hpcfl.report.comparison import with_published
+    from hpcfl.report.rounds_to_target import with_target
 
     if layout == "paper":
         made = report.as_papers(runs, targets)
     else:
-        beside = beside_published(runs)
+        beside = with_published(runs)
         for target in targets:
-            beside = beside.joined(beside_target(runs, target))
+            beside = beside.joined(with_target(runs, target))
         made = {"runs": report.by_run, "seeds": report.by_seed}[layout](runs, beside)
     if form == "table":
         return report.plain(made) + timing.table(runs)
@@ -361,9 +361,9 @@ def _data_prepare(options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from hpcfl.cli.listing import catalogue
+    from hpcfl.cli.listing import listing
 
-    print(catalogue(options.what))
+    print(listing(options.what))
 
 
 def _bench(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl import __version__
-from hpcfl.job.resume_rules import FREE
+from hpcfl.job.resume_rules import MUTABLE
 
 
 def parser() -> argparse.ArgumentParser:
@@ -129,7 +129,7 @@ def _add_resume(commands: Any) -> None:
         "resume",
         help="take up a run again from a checkpoint",
         description="Take up a run again from its last checkpoint, on any number of ranks.  Keys "
-        f"of its job that no past round depended on may be changed: {', '.join(FREE)}.",
+        f"of its job that no past round depended on may be changed: {', '.join(MUTABLE)}.",
     )
     resume.add_argument("dir", type=Path, help="run directory")
     _add_overrides(resume)

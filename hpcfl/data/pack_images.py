@@ -26,7 +26,7 @@ from hpcfl.data.download import Track
 from hpcfl.data.encoded_images import DAMAGED, QUALITY, reason, shrunk
 from hpcfl.data.hdf5 import attribute, encoded, opened, strings
 from hpcfl.data.packed import FORMAT
-from hpcfl.data.source_fingerprint import Stamp, digest, same, stamp
+from hpcfl.data.source_fingerprint import Stamp, same, source_fingerprint, stamp
 from hpcfl.errors import DataError, DiskError, disk_errors, file_error
 
 PIECE = 512  # images
@@ -71,7 +71,7 @@ class Origin(NamedTuple):
         paths = [photo.path for photo in (*listing.train, *listing.test)]
         found = {path: stamp(root / path) for path in paths}
         about = [train, [photo[:2] for photo in listing.test], listing.classes, [*found.values()]]
-        return cls(found, digest(about))
+        return cls(found, source_fingerprint(about))
 
 
 class Piece(NamedTuple):
@@ -89,7 +89,7 @@ class Piece(NamedTuple):
     ) -> "Piece":
         """Its file's name, below ``target``'s .part, changes with whatever determines the bytes."""
         about = [(photo.path, stamps[photo.path]) for photo in photos]
-        name = digest([FORMAT, side, QUALITY, PIL.__version__, about])
+        name = source_fingerprint([FORMAT, side, QUALITY, PIL.__version__, about])
         return cls(photos, side, target.parent, _part(target) / f"{name}.npz")
 
 

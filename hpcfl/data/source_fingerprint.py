@@ -33,7 +33,7 @@ def stamps(root: Path, names: Iterable[str]) -> list[tuple[str, Stamp]]:
     return [(name, stamp(root / name)) for name in names]
 
 
-def digest(about: object) -> str:
+def source_fingerprint(about: object) -> str:
     """Of anything that JSON can hold."""
     return blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
 

@@ -25,7 +25,7 @@ from hpcfl.io.files import read_array
 from hpcfl.seeds import stream
 
 
-def deal(config: DataConfig, dataset: Dataset, seed: int) -> Sequence[Rows]:
+def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Sequence[Rows]:
     """The rows of each client, none empty, no row twice.
 
     A split that is not natural pools the natural clients' rows first.  Client k gets the k-th
@@ -40,7 +40,7 @@ def deal(config: DataConfig, dataset: Dataset, seed: int) -> Sequence[Rows]:
         JobError: the data set cannot be dealt in this way, or not to so many clients.
         DataError: the file of a split is missing or wrong.
     """
-    natural, partition = dataset.natural, in_force(config, dataset)
+    natural, partition = dataset.natural, effective_partition(config, dataset)
     clients: Sequence[Rows]
     generator = stream(seed if partition.seed is None else partition.seed, "partition")
     if isinstance(partition, Natural):
@@ -65,7 +65,7 @@ def deal(config: DataConfig, dataset: Dataset, seed: int) -> Sequence[Rows]:
     return clients
 
 
-def in_force(config: DataConfig, dataset: Dataset) -> Partition:
+def effective_partition(config: DataConfig, dataset: Dataset) -> Partition:
     """The job's partition, or the default: natural where the data has owners, else iid."""
     return config.partition or (Iid() if dataset.natural is None else Natural())
 

@@ -32,7 +32,7 @@ from hpcfl.data.download import Track
 from hpcfl.data.hdf5 import attribute, member, opened, strings
 from hpcfl.data.vocabulary import Vocabulary, last_tokens
 from hpcfl.errors import DataError, DiskError, is_disk_failure
-from hpcfl.io.atomic import PART, discard, sync_folder
+from hpcfl.io.atomic import PART, remove_part, sync_folder
 
 FORMAT = np.bytes_(b"hpcfl sentences 1")
 SPLITS = ("train", "test")
@@ -210,7 +210,7 @@ def _lay_out(
             os.fsync(file.fileno())
         new.replace(part)
     except (OSError, RuntimeError):
-        discard(new)
+        remove_part(new)
         raise
 
 

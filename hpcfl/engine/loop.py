@@ -14,7 +14,7 @@ from hpcfl.engine.run import Run
 from hpcfl.engine.schema import FullGradient, nbytes
 from hpcfl.engine.signals import RoundSignals, local_values
 from hpcfl.errors import DivergedError
-from hpcfl.local.error_context import told
+from hpcfl.local.error_context import round_errors
 from hpcfl.signals import stopped
 from hpcfl.types import Record
 
@@ -30,7 +30,7 @@ def play(run: Run, server: Any, start: int) -> Any:
     schedule, hooks, timer = run.schedule, run.hooks, run.timer
     timer.start()
     if start == 0 and schedule.evaluation_due(0, schedule.rounds):
-        with told(0):
+        with round_errors(0):
             record: Record = {"round": 0, **hooks.evaluate(0, server.x)}
         timer.mark("evaluate")
         hooks.record(record, timer.write_to(record))
@@ -39,7 +39,7 @@ def play(run: Run, server: Any, start: int) -> Any:
         timer.mark("write")
         hooks.begin_round(t + 1)
         try:
-            with told(t + 1):
+            with round_errors(t + 1):
                 ask = partial(local_values, run, saved)
                 server, record, signals = play_round(run, server, t, ask)
             timer.mark("update")
@@ -48,7 +48,7 @@ def play(run: Run, server: Any, start: int) -> Any:
             raise
         done = t + 1
         if schedule.evaluation_due(done, schedule.rounds):
-            with told(done):
+            with round_errors(done):
                 record |= hooks.evaluate(done, server.x)
             timer.mark("evaluate")
         hooks.record(record, timer.write_to(record))

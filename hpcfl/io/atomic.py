@@ -58,11 +58,11 @@ def write_file(
         part.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        discard(part)
+        remove_part(part)
         message = f"{path}: cannot write {len(content)} bytes: {error.strerror}; {advice}"
         raise file_error(error, message, StoreError) from error
     except BaseException:  # Ctrl-C
-        discard(part)
+        remove_part(part)
         raise
 
 
@@ -81,7 +81,7 @@ def write_errors(path: Path) -> Iterator[None]:
         raise file_error(error, message, StoreError) from error
 
 
-def discard(part: Path) -> None:
+def remove_part(part: Path) -> None:
     """Remove what a failed write left, as far as the disk lets us: its error is told already."""
     with suppress(OSError):
         part.unlink(missing_ok=True)

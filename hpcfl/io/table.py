@@ -5,7 +5,7 @@ from io import StringIO
 from rich.console import Console, RenderableType
 
 
-def drawn(*tables: RenderableType, width: int) -> str:
+def render_tables(*tables: RenderableType, width: int) -> str:
     """Tables as text in ASCII, one below the other, of ``width`` columns at most."""
     out = StringIO()
     console = Console(file=out, width=width, color_system=None)

@@ -23,7 +23,7 @@ _WORDS = {  # where pydantic's own are not a user's
 }
 
 
-def describe_fault(
+def validation_message(
     faults: list[ErrorDetails], cls: type[Any], raw: Tree, file: JobFile, at: Key
 ) -> str:
     """The first fault of a section in one line: where, found, expected, what to do."""

@@ -13,7 +13,7 @@ from hpcfl.errors import JobError
 from hpcfl.job.settings import Settings, changed
 
 # Keys, and sections with all of their keys.
-FREE = (
+MUTABLE = (
     "rounds",
     "balance",
     "evaluate",
@@ -26,24 +26,24 @@ FREE = (
     "store.kind",
 )
 # What is not free all the same, and why.
-BOUND = {"evaluate.batch_size": "full-batch gradients are summed in batches of this size"}
+IMMUTABLE = {"evaluate.batch_size": "full-batch gradients are summed in batches of this size"}
 
 
-def mark(job: Settings) -> str:
+def job_fingerprint(job: Settings) -> str:
     """What identifies the job that the rounds of a run belong to: all that must not change."""
-    bound = {key: value for key, value in job.items() if not is_free(key, job)}
+    bound = {key: value for key, value in job.items() if not is_mutable(key, job)}
     content = json.dumps(bound, sort_keys=True, default=str)
     return blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-def is_free(key: str, job: Settings) -> bool:
+def is_mutable(key: str, job: Settings) -> bool:
     """Whether no past round of this job depended on the key."""
-    return not _why(key, job) and any(f"{key}.".startswith(f"{free}.") for free in FREE)
+    return not _why(key, job) and any(f"{key}.".startswith(f"{free}.") for free in MUTABLE)
 
 
-def free(job: Settings) -> dict[str, Any]:
+def mutable_settings(job: Settings) -> dict[str, Any]:
     """The part of a job that may change."""
-    return {key: value for key, value in job.items() if is_free(key, job)}
+    return {key: value for key, value in job.items() if is_mutable(key, job)}
 
 
 def differences(before: Settings, after: Settings) -> dict[str, Any]:
@@ -51,14 +51,14 @@ def differences(before: Settings, after: Settings) -> dict[str, Any]:
     return {key: value for key, value in after.items() if key in before and before[key] != value}
 
 
-def require_free(before: Settings, after: Settings, run: Path) -> None:
+def require_mutable(before: Settings, after: Settings, run: Path) -> None:
     """Refuse changes of a job that would make the past rounds of its run others.
 
     Raises:
         JobError: the first such key.
     """
     for key, found, asked in changed(before, after):
-        if not (is_free(key, before) and is_free(key, after)):
+        if not (is_mutable(key, before) and is_mutable(key, after)):
             why = _why(key, before) or _why(key, after)
             alone = (key, asked) == ("executor", "sequential") and before["block_size"]
             change = f"{key}={asked}{' block_size=null' if alone else ''}"
@@ -74,4 +74,4 @@ def _why(key: str, job: Mapping[str, Any]) -> str | None:
     """Why a key that looks free is not."""
     if key == "rounds" and job.get("local.schedule") == "cosine":
         return "local.schedule cosine spans all rounds"
-    return BOUND.get(key)
+    return IMMUTABLE.get(key)

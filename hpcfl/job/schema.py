@@ -18,7 +18,7 @@ from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
 from hpcfl.errors import JobError, as_job_error, described, hint
 from hpcfl.evaluation import Evaluate
-from hpcfl.job.messages import describe_fault
+from hpcfl.job.messages import validation_message
 from hpcfl.job.registry import KINDS, SECTION, shown, suggestion
 from hpcfl.job.tasks import TASKS
 from hpcfl.job.yaml_file import JobFile, Key, Tree, override, plain, read, run_name, tuples
@@ -360,7 +360,7 @@ def _build(cls: type[Any], raw: Tree, file: JobFile, at: Key) -> Any:
         adapter = _adapter(cls)  # type: ignore[arg-type]  # mypy takes no class as a cache's key
         return adapter.validate_json(dumps(raw, default=str))
     except ValidationError as e:
-        raise JobError(describe_fault(e.errors(), cls, raw, file, at)) from e
+        raise JobError(validation_message(e.errors(), cls, raw, file, at)) from e
     except Exception as e:  # of a class of the user's: its __post_init__, or a field's type
         said = described(e, otherwise=f" in {cls.__module__}.{cls.__qualname__}")
         key = ".".join(map(str, at))

@@ -26,18 +26,18 @@ _ASIDE = (
 _LONG = 24  # characters of a value
 
 
-def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """The values of a tree by their dotted keys; lists are values."""
     settings: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            settings |= flat(value, f"{above}{key}.")
+            settings |= flatten(value, f"{above}{key}.")
         else:
             settings[above + key] = value
     return settings
 
 
-def apart(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
+def distinguishing_settings(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
     """For each job, its values of the keys that differ between the jobs: "local.lr 0.1, seed 1".
 
     A hyperparameter is compared between jobs of one algorithm only, and a key that a job does not
@@ -53,7 +53,7 @@ def apart(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
         for key, value in job.items():
             values.setdefault(_scope(job, key), set()).add(repr(value))
     known = dict.fromkeys(key for job in jobs for key in job)
-    counted = [key for key in known if counts(key) and key not in ("algorithm.name", *but)]
+    counted = [key for key in known if affects_results(key) and key not in ("algorithm.name", *but)]
     leading = next((key for key in _LEADING if len(values.get(key, ())) > 1), None)
     if leading is not None:
         counted = [k for k in counted if k in (leading, SEED) or not _follows(jobs, leading, k)]
@@ -76,7 +76,7 @@ def _follows(jobs: Sequence[Settings], leading: str, key: str) -> bool:
     return all(len(found) == 1 for found in values.values())
 
 
-def counts(key: str) -> bool:
+def affects_results(key: str) -> bool:
     """Whether a setting can change the model, as one of how a run is watched or kept cannot."""
     return key.partition(".")[0] not in _ASIDE
 
@@ -100,14 +100,14 @@ def _label(parts: tuple[str, ...], whole: Sequence[tuple[str, ...]]) -> str:
     return "/".join(parts[-depth:])
 
 
-def over_seeds(jobs: Sequence[Settings]) -> list[list[int]]:
+def group_by_seed(jobs: Sequence[Settings]) -> list[list[int]]:
     """The jobs (by index) in groups that differ in the seed alone, in order of appearance.
 
     Of jobs that do not even differ in the seed, the first counts.
     """
     groups: dict[str, dict[Any, int]] = {}
     for index, job in enumerate(jobs):
-        counted = [key for key in job if counts(key) and key != SEED]
+        counted = [key for key in job if affects_results(key) and key != SEED]
         rest = repr(sorted((key, repr(job[key])) for key in counted))
         groups.setdefault(rest, {}).setdefault(job.get(SEED), index)
     return [list(group.values()) for group in groups.values()]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hpcfl.data.base import Transform
 from hpcfl.data.partition import Rows
-from hpcfl.local.examples import InMemory, sent
+from hpcfl.local.examples import InMemory, to_device
 from hpcfl.local.step import BatchIndices, ClientTask
 
 AT_ONCE = 1 << 22  # places of an index: 32 MiB of it, and as much of draws
@@ -99,14 +99,14 @@ class BlockBatches:
         for found, step in zip(sizes, steps, strict=True):
             found[: len(step)] = [0 if pick is None else len(pick.positions) for pick in step]
         totals = sizes.sum(1).tolist()
-        chosen = sent(torch.from_numpy(rows), self._examples.home).split_with_sizes(totals)
+        chosen = to_device(torch.from_numpy(rows), self._examples.home).split_with_sizes(totals)
         drawn: Sequence[Tensor | None] = [None] * len(steps)
         if draws:
-            numbers = sent(torch.from_numpy(np.concatenate(draws)), self._device)
+            numbers = to_device(torch.from_numpy(np.concatenate(draws)), self._device)
             drawn = numbers.split_with_sizes(totals)
-        places = sent(torch.from_numpy(_places(sizes, width)), self._device)
+        places = to_device(torch.from_numpy(_places(sizes, width)), self._device)
         there = np.arange(width) < sizes[..., None]
-        counts = sent(torch.from_numpy(there.astype(np.float32)), self._device)
+        counts = to_device(torch.from_numpy(there.astype(np.float32)), self._device)
         for s in range(len(steps)):
             place = None if there[s].all() else places[s]
             inputs, labels = self._batches(chosen[s], drawn[s], place, (size, width))

@@ -16,7 +16,7 @@ from hpcfl.errors import (
 from hpcfl.local.step import ClientTask
 
 
-class named:
+class client_errors:
     """Lets an error say which client, round and stage it came from.
 
     No generator, which takes longer: every client enters it.
@@ -37,7 +37,7 @@ class named:
 
 
 @contextmanager
-def told(round: int) -> Iterator[None]:
+def round_errors(round: int) -> Iterator[None]:
     """Let an error of a class of the user's say which round, counted as the log does, it is of.
 
     Raises:

@@ -53,7 +53,7 @@ def supply(
     return FromFile(examples.inputs, examples.labels, rows, device)
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device; a GPU goes on with what it does meanwhile."""
     if device.type == "cpu":
         return tensor
@@ -79,7 +79,7 @@ class InMemory:
     def stream(self, batches: Iterable[Rows]) -> Iterator[Batch]:
         """Copies of these rows."""
         for rows in batches:
-            yield self.take(sent(torch.from_numpy(rows), self.home))
+            yield self.take(to_device(torch.from_numpy(rows), self.home))
 
     @property
     def home(self) -> torch.device:

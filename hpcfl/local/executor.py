@@ -11,7 +11,7 @@ from hpcfl.local.block import Block, Play
 from hpcfl.local.block_gradients import BlockGradients
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.cuda_graph import CudaGraphStep
-from hpcfl.local.layers import ALIKE
+from hpcfl.local.layers import PAD_MULTIPLE
 from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import ClientResult, ClientTask
@@ -34,7 +34,7 @@ class Executor(Protocol):
         ...
 
 
-def block(
+def block_executor(
     algorithm: Algorithm,
     model: nn.Module,
     loss: Loss,
@@ -70,17 +70,17 @@ def block(
     # Grouped convolutions are the faster ones on a CPU (1.8 times on LeNet), and slow on GPUs.
     gradients = BlockGradients(model, loss, "products" if cuda else "grouped", bf16=bf16, clip=clip)
     gradients.probe(x, population.example())
-    width = wide(population.width, x.device, bf16=bf16)
+    width = padded_width(population.width, x.device, bf16=bf16)
     filling = PaddedBatches(size, width, population.together())
     wrap = CudaGraphStep if cuda else _as_it_is
     return Block(algorithm, gradients, filling, size, weight_decay, shared, surveys, wrap)
 
 
-def wide(examples: int, device: torch.device, *, bf16: bool) -> int:
+def padded_width(examples: int, device: torch.device, *, bf16: bool) -> int:
     """The width to which a block's batches of so many examples are filled."""
     if device.type == "cuda":  # whose kernels do the same everywhere
         return examples
-    alike = ALIKE if bf16 else ALIKE // 2  # see there: elements of 2 or 4 bytes
+    alike = PAD_MULTIPLE if bf16 else PAD_MULTIPLE // 2  # see there: elements of 2 or 4 bytes
     return -(-examples // alike) * alike
 
 

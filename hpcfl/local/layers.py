@@ -18,7 +18,7 @@ Convolutions = Literal["grouped", "products"]
 
 # Elements.  What is as wide, or a multiple, lies alike for every client, and leaves no rest beside
 # vectors of a processor: else kernels would round one client's numbers unlike the next one's.
-ALIKE = 64
+PAD_MULTIPLE = 64
 
 
 class VmapLayers(TorchFunctionMode):
@@ -106,7 +106,7 @@ def _dense(inputs: Tensor, weights: Tensor) -> Tensor:
 
 def _filled(tensors: Tensor) -> Tensor:
     """[K, M, n], n rounded up by zeros, so that each client's part lies alike; a copy."""
-    rest = -tensors.shape[-1] % ALIKE
+    rest = -tensors.shape[-1] % PAD_MULTIPLE
     if rest:
         return functional.pad(tensors, (0, rest))
     return tensors.clone(memory_format=torch.contiguous_format)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hpcfl.local.block_batches import Lay, PaddedIndices
 from hpcfl.local.block_gradients import Batches
-from hpcfl.local.error_context import named
-from hpcfl.local.examples import sent
+from hpcfl.local.error_context import client_errors
+from hpcfl.local.examples import to_device
 from hpcfl.local.step import ClientTask
 from hpcfl.types import Batch
 
@@ -45,7 +45,7 @@ class PaddedBatches:
         laid = self._lay(visits, self._size, self._width)
         for step, (inputs, labels, counts) in enumerate(laid):
             if step == 0:
-                first = sent(first, labels.device)
+                first = to_device(first, labels.device)
             yield Step(Batches(inputs, labels, counts, first + step), counts[:, 0] > 0)
 
 
@@ -55,7 +55,7 @@ def _one_by_one(visits: Sequence[ClientTask], size: int, width: int) -> Iterator
     for step in range(max(work)):
         rows: list[Batch | None] = []
         for visit, steps in zip(visits, work, strict=True):
-            with named(visit, "step"):
+            with client_errors(visit, "step"):
                 rows.append(next(visit.batches) if step < steps else None)
         like = next(row for row in rows if row is not None)
         own = [*rows, *[None] * (size - len(rows))]
@@ -65,7 +65,7 @@ def _one_by_one(visits: Sequence[ClientTask], size: int, width: int) -> Iterator
             torch.stack([_widened((row or like)[part], width) for row in own]) for part in (0, 1)
         )
         counts = torch.arange(width) < torch.tensor(sizes).unsqueeze(1)
-        yield PaddedIndices(inputs, labels, sent(counts.float(), labels.device))
+        yield PaddedIndices(inputs, labels, to_device(counts.float(), labels.device))
 
 
 def _widened(batch: Tensor, width: int) -> Tensor:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import Transform
-from hpcfl.local.examples import ExampleSource, sent
+from hpcfl.local.examples import ExampleSource, to_device
 from hpcfl.local.step import BatchIndices
 from hpcfl.types import Batch, Stored
 
@@ -58,7 +58,7 @@ class BatchPrefetcher:
         transform: Transform,
     ) -> Sequence[Batch]:
         """Batches of these sizes."""
-        sent_draws = None if draws is None else sent(torch.from_numpy(draws), self._device)
+        sent_draws = None if draws is None else to_device(torch.from_numpy(draws), self._device)
         whole = Batch(transform(stored.inputs, self._dtype, sent_draws), stored.labels)
         if len(sizes) == 1:
             return [whole]

@@ -7,7 +7,7 @@ import torch
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.errors import ClientError, HpcflError
-from hpcfl.local.error_context import named
+from hpcfl.local.error_context import client_errors
 from hpcfl.local.step import BatchGradient, ClientResult, ClientTask, Gradient
 from hpcfl.types import Vector
 
@@ -32,7 +32,7 @@ class Sequential:
         """
         gradients = []
         for task in tasks:
-            with named(task, "full gradient"):
+            with client_errors(task, "full gradient"):
                 gradients.append(self._gradient.full(x, task.full_batches))
         return gradients
 
@@ -57,7 +57,7 @@ class Sequential:
 
     def _train_one(self, message: Any, task: ClientTask, state: Any, ends: bool) -> ClientResult:
         algorithm, gradient, client = self._algorithm, self._gradient, task.client
-        with named(task, "begin"):
+        with client_errors(task, "begin"):
             local = algorithm.begin(message, state, client)
         y = message.x.clone()
         loss = torch.zeros((), dtype=torch.float64, device=y.device)
@@ -82,6 +82,6 @@ class Sequential:
             raise
         except Exception as e:
             raise ClientError(task.client_id, task.round + 1, step, "step") from e
-        with named(task, "finish"):
+        with client_errors(task, "finish"):
             upload, after = algorithm.finish(y, local, message, state, client)
         return ClientResult(upload, after, loss / steps, y if ends else y.new_empty(0))

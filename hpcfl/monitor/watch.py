@@ -26,7 +26,7 @@ from hpcfl.io.files import present, readable
 from hpcfl.monitor.status import LATE_S, TITLES, newest, on_disk, recent, time_left
 from hpcfl.report import timing
 from hpcfl.report.collect import Found, find_runs, state, unbegun
-from hpcfl.report.text_plot import draw
+from hpcfl.report.text_plot import text_plot
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import OF_RANKS, LogReader
 from hpcfl.run_dir.manifest import committed_folders
@@ -265,7 +265,7 @@ def _curve(run: RunRecord, console: Console, height: int) -> Panel:
     found = ((key, run.curve(key)) for key in CURVES)
     key, curve = next(((key, curve) for key, curve in found if curve), ("", ()))
     braille = console.encoding.lower().startswith("utf")
-    lines = draw(curve, run.rounds, console.width - 4, height, braille=braille)
+    lines = text_plot(curve, run.rounds, console.width - 4, height, braille=braille)
     return Panel(Text("\n".join(lines), no_wrap=True), title=TITLES.get(key, key.replace("_", " ")))
 
 

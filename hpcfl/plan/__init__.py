@@ -1,24 +1,24 @@
 """What a job will need, found without training: disk, memory, traffic and gradients."""
 
-from hpcfl.plan.cost_model import Pieces, read_pieces
+from hpcfl.plan.cost_model import CostModel, read_cost_model
 from hpcfl.plan.measured import Activations, Process, probe, this_process
 from hpcfl.plan.memory import Memory
 from hpcfl.plan.resources import Plan, RankShare, plan
-from hpcfl.plan.time import Foretold, Work, foretell, work
+from hpcfl.plan.time import Prediction, Work, predict, work
 
 __all__ = [
     "Activations",
-    "Foretold",
+    "CostModel",
     "Memory",
-    "Pieces",
     "Plan",
+    "Prediction",
     "Process",
     "RankShare",
     "Work",
-    "foretell",
     "plan",
+    "predict",
     "probe",
-    "read_pieces",
+    "read_cost_model",
     "this_process",
     "work",
 ]

@@ -12,7 +12,7 @@ from hpcfl.types import NonNegative, Positive, Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pieces(Section):
+class CostModel(Section):
     """Seconds and speeds on one rank while all of them work; see ``hpcfl.plan.time``."""
 
     origin: str
@@ -44,7 +44,7 @@ class Pieces(Section):
         return asdict(self)
 
 
-def read_pieces(path: Path) -> Pieces:
+def read_cost_model(path: Path) -> CostModel:
     """The pieces that a file of `hpcfl bench pieces --json` holds, or one written by hand.
 
     Raises:
@@ -59,5 +59,5 @@ def read_pieces(path: Path) -> Pieces:
     found = tree.get("about", tree) if isinstance(tree, dict) else None
     if not isinstance(found, dict) or "pieces" not in found:
         raise JobError(f'{path}: no "pieces" in it; say hpcfl bench pieces JOB --json F')
-    pieces: Pieces = section(Pieces, JobFile(str(path), found), "pieces")
+    pieces: CostModel = section(CostModel, JobFile(str(path), found), "pieces")
     return pieces

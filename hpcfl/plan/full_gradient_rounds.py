@@ -8,7 +8,7 @@ def measured(parts: Components) -> int:
     return parts.job.rounds // parts.job.diagnostics.every
 
 
-def surveys(parts: Components) -> int:
+def full_gradient_rounds(parts: Components) -> int:
     """Rounds in which full gradients are taken, for the algorithm or for the diagnostics."""
     if parts.algorithm.full_gradient != "none":
         return parts.job.rounds

@@ -8,8 +8,8 @@ from torch import Tensor
 from hpcfl.data.partition import bytes_of
 from hpcfl.engine.schema import nbytes
 from hpcfl.local.examples import AHEAD, WHOLE
-from hpcfl.local.executor import wide as filled
-from hpcfl.plan.full_gradient_rounds import measured, surveys
+from hpcfl.local.executor import padded_width as filled
+from hpcfl.plan.full_gradient_rounds import full_gradient_rounds, measured
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.runner.client_store import GIB
 from hpcfl.runner.components import Components
@@ -73,7 +73,7 @@ def memory(
     """The memory of a rank that holds this."""
     job, schema, vector = parts.job, parts.schema, nbytes(parts.x0)
     watched, due = job.diagnostics, measured(parts) > 0
-    surveyed = surveys(parts) > 0
+    surveyed = full_gradient_rounds(parts) > 0
     summed = parts.algorithm.full_gradient == "cohort" or (watched.dissimilarity and due)
     data = _data(parts)
     # What `finish` returns twice is one tensor; what it returns of the message is the model's.

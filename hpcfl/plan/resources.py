@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcfl.engine.schema import Traffic, nbytes, traffic
-from hpcfl.plan.full_gradient_rounds import surveys
+from hpcfl.plan.full_gradient_rounds import full_gradient_rounds
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.memory import Holding, Memory, memory
 from hpcfl.runner.components import Components
@@ -48,7 +48,7 @@ class Plan:
     """Local steps of a client and round, least and most."""
     gradients: int
     """Gradients of a step."""
-    surveys: int
+    full_gradient_rounds: int
     """Rounds in which a client takes a gradient over all its examples too."""
     traffic: Traffic
     counted: str
@@ -108,7 +108,7 @@ def plan(parts: Components, ranks: int, *, process: Process, activations: Activa
         visits=played.visits,
         steps=(min(steps), max(steps)),
         gradients=schema.gradients,
-        surveys=surveys(parts),
+        full_gradient_rounds=full_gradient_rounds(parts),
         traffic=traffic(parts.algorithm, schema),
         counted=parts.algorithm.traffic_note,
         own=own,

@@ -22,8 +22,8 @@ from hpcfl.cohort.sampling import Uniform
 from hpcfl.io.progress import track
 from hpcfl.job.schema import section
 from hpcfl.job.yaml_file import read
-from hpcfl.plan.cost_model import Pieces
-from hpcfl.plan.time import Foretold, Work, foretell
+from hpcfl.plan.cost_model import CostModel
+from hpcfl.plan.time import Prediction, Work, predict
 from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
 from hpcfl.seeds import stream
 from hpcfl.types import Count, Natural, Section
@@ -37,7 +37,7 @@ MARKERS = "os^vDP*X<>ph"  # with the colours, looks for 84 pairs of job and coho
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn(Section):
+class SyntheticJob(Section):
     """A job, as far as its time is concerned."""
 
     clients: Count
@@ -56,7 +56,7 @@ class Drawn(Section):
     rounds: Count
     evaluations: Natural
     tests: Natural
-    pieces: Pieces
+    pieces: CostModel
 
     def sizes(self) -> NDArray[np.int64]:
         """[N], every client's examples, at least one."""
@@ -118,9 +118,9 @@ def show_scale(path: Path, most: int | None, plot: Path | None) -> str:
     ]
     for one in track(asked, "plan --scale: curves", len(asked)):
         pieces, wanted = jobs[one.job].pieces, jobs[one.job].work(one.cohort, one.balance)
-        alone = foretell(wanted, 1, pieces)
+        alone = predict(wanted, 1, pieces)
         for size in (size for size in ranks if size <= jobs[one.job].clients):
-            found = foretell(wanted, size, pieces)
+            found = predict(wanted, size, pieces)
             lines.append(_line(one, size, found, alone))
             curves.setdefault(one, []).append((size, found.round))
     lines += ["", *(fill(f"{name}: {job.pieces.origin}", WIDTH) for name, job in jobs.items())]
@@ -129,7 +129,7 @@ def show_scale(path: Path, most: int | None, plot: Path | None) -> str:
     return "\n".join(lines)
 
 
-def _line(asked: Asked, ranks: int, found: Foretold, alone: Foretold) -> str:
+def _line(asked: Asked, ranks: int, found: Prediction, alone: Prediction) -> str:
     return (
         f"{asked.job:13} {asked.cohort:6d} {asked.balance:7} {ranks:5d} {found.round:7.3f} s "
         f"{found.train:7.3f} s {1e3 * found.convert:5.1f} ms {1e3 * found.exchange:7.1f} ms "
@@ -137,10 +137,10 @@ def _line(asked: Asked, ranks: int, found: Foretold, alone: Foretold) -> str:
     )
 
 
-def _read(path: Path) -> dict[str, Drawn]:
+def _read(path: Path) -> dict[str, SyntheticJob]:
     """The jobs of a file."""
     file = read(path)
-    return {name: section(Drawn, file, name) for name in file.tree}
+    return {name: section(SyntheticJob, file, name) for name in file.tree}
 
 
 def _draw(curves: dict[Asked, list[tuple[int, float]]], path: Path) -> None:

@@ -12,12 +12,12 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from hpcfl.errors import JobError
-from hpcfl.io.table import drawn
+from hpcfl.io.table import render_tables
 from hpcfl.job.schema import Loaded
-from hpcfl.plan.cost_model import Pieces
+from hpcfl.plan.cost_model import CostModel
 from hpcfl.plan.measured import probe, this_process
 from hpcfl.plan.resources import Plan, plan
-from hpcfl.plan.time import Foretold, foretell, kind, work
+from hpcfl.plan.time import Prediction, kind, predict, work
 from hpcfl.runner.components import build_components
 from hpcfl.runner.initial import fetch_data, fetch_model
 
@@ -25,7 +25,7 @@ WIDTH = 100  # columns
 FEW = 16  # ranks whose shares are listed one by one
 
 
-def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: Pieces | None = None) -> str:
+def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: CostModel | None = None) -> str:
     """What the job will need on so many ranks.
 
     Args:
@@ -43,7 +43,7 @@ def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: Pieces | Non
     activations = probe(parts)
     found = plan(parts, ranks, process=this_process(), activations=activations)
     name = f"{loaded.name}: {parts.loaded.tree['algorithm']['name']}"
-    tables = drawn(_whole(found, name), _ranks(found), _memory(found), width=WIDTH)
+    tables = render_tables(_whole(found, name), _ranks(found), _memory(found), width=WIDTH)
     told = f"{tables}\n{_room(found, out or Path('runs') / loaded.name)}"
     if pieces is None:
         return told
@@ -53,15 +53,15 @@ def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: Pieces | Non
             "hpcfl bench pieces JOB --json F"
         )
     asked = work(parts)
-    hours = _hours(foretell(asked, ranks, pieces))
+    hours = _hours(predict(asked, ranks, pieces))
     if ranks > 1:
         other = replace(asked, balance="owner" if asked.balance == "steal" else "steal")
-        otherwise = foretell(other, ranks, pieces).round
+        otherwise = predict(other, ranks, pieces).round
         hours += f"\nwith balance={other.balance}: {otherwise:.4g} s a round"
     return f"{told}\n{hours}\n{fill(f'pieces: {pieces.origin}', WIDTH)}"
 
 
-def _hours(found: Foretold) -> str:
+def _hours(found: Prediction) -> str:
     """The time of a round and of all."""
     ship = (
         f",\n         {found.ship:.3g} s states on their way to other ranks" if found.ship else ""
@@ -94,12 +94,12 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     )
     low, high = found.steps
     steps = f"{low}" if low == high else f"{low} to {high}"
-    whole = "and one over all its examples" if found.surveys else ""
-    always = f", {whole}" if found.surveys == found.rounds else ""
+    whole = "and one over all its examples" if found.full_gradient_rounds else ""
+    always = f", {whole}" if found.full_gradient_rounds == found.rounds else ""
     each = "a gradient" if found.gradients == 1 else f"{found.gradients} gradients"
     yield "local work", f"{steps} steps of {each} per client and round{always}"
     if whole and not always:
-        yield "", f"{whole}, in {found.surveys} of the rounds"
+        yield "", f"{whole}, in {found.full_gradient_rounds} of the rounds"
     visit, in_all = found.traffic, found.in_all
     yield "traffic", f"{decimal(visit.down)} down, {decimal(visit.up)} up per client and round"
     yield "", f"{decimal(in_all.down)} down, {decimal(in_all.up)} up in all"

@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 
 from hpcfl.cohort.assignment import assign_owners, assign_trainers
 from hpcfl.errors import JobError
-from hpcfl.plan.cost_model import Pieces
-from hpcfl.plan.full_gradient_rounds import surveys
+from hpcfl.plan.cost_model import CostModel
+from hpcfl.plan.full_gradient_rounds import full_gradient_rounds
 from hpcfl.runner.components import Components
 
 SAMPLED = 1000  # rounds, at most, whose cohorts are drawn
@@ -86,7 +86,7 @@ def kind(parts: Components) -> str:
     )
 
 
-class Foretold(NamedTuple):
+class Prediction(NamedTuple):
     """Seconds of a round, means over the rounds; their sum without ``evaluate`` is a round's."""
 
     train: float
@@ -117,7 +117,7 @@ def work(parts: Components) -> Work:
     steps = np.array([int(population.task(i, 0).client.steps) for i in range(len(population))])
     whole = job.evaluate.batch_size  # a full gradient is taken in batches of so many
     examples = np.array(population.examples)
-    share = surveys(parts) / job.rounds
+    share = full_gradient_rounds(parts) / job.rounds
     return Work(
         steps=steps * parts.schema.gradients + np.ceil(share * -(-examples // whole)).astype(int),
         draw=lambda t: job.cohort.draw(t, len(population), job.seed),
@@ -133,7 +133,7 @@ def work(parts: Components) -> Work:
     )
 
 
-def foretell(asked: Work, ranks: int, pieces: Pieces) -> Foretold:
+def predict(asked: Work, ranks: int, pieces: CostModel) -> Prediction:
     """The time of a round on so many ranks.
 
     Raises:
@@ -155,11 +155,11 @@ def foretell(asked: Work, ranks: int, pieces: Pieces) -> Foretold:
     evaluate = ceil(asked.tests / ranks) * pieces.test_s
     one = train + convert + exchange + ship + pieces.round_s
     hours = (asked.rounds * one + asked.evaluations * evaluate) / 3600
-    return Foretold(train, convert, exchange, ship, pieces.round_s, evaluate, busiest, hours)
+    return Prediction(train, convert, exchange, ship, pieces.round_s, evaluate, busiest, hours)
 
 
 def _busiest(
-    asked: Work, members: NDArray[np.int64], owner: NDArray[np.int64], ranks: int, pieces: Pieces
+    asked: Work, members: NDArray[np.int64], owner: NDArray[np.int64], ranks: int, pieces: CostModel
 ) -> tuple[float, float, float, float]:
     """Of one cohort: the first two of the busiest rank and ``ship``, then ``busiest``."""
     own = trainer = owner[members]
@@ -177,7 +177,7 @@ def _busiest(
 
 
 def _shipped(
-    asked: Work, own: NDArray[np.int64], trainer: NDArray[np.int64], ranks: int, pieces: Pieces
+    asked: Work, own: NDArray[np.int64], trainer: NDArray[np.int64], ranks: int, pieces: CostModel
 ) -> float:
     """Seconds of a round's states on their way there and back."""
     moved = own != trainer

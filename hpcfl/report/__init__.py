@@ -9,11 +9,11 @@ from hpcfl.report.formats import plain, tables, to_csv, to_latex, to_markdown
 from hpcfl.report.papers import as_papers
 from hpcfl.report.runs import by_run
 from hpcfl.report.seeds import by_seed
-from hpcfl.report.table import Report, Sheet
+from hpcfl.report.table import Report, Table
 
 __all__ = [
     "Report",
-    "Sheet",
+    "Table",
     "as_papers",
     "by_run",
     "by_seed",

@@ -18,7 +18,7 @@ from hpcfl.run_dir.sweep_log import SweepEvents, read_sweep_log
 JOB = "job.yaml"
 
 
-class Standing(NamedTuple):
+class CollectedRuns(NamedTuple):
     """Runs, and what a table of them does not show."""
 
     runs: Sequence[RunRecord]
@@ -82,7 +82,7 @@ def find_runs(root: Path) -> Found:
     return Found(runs, unreadable)
 
 
-def read_standing(paths: Sequence[Path]) -> Standing:
+def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
     """Read run directories, sweeps, and folders of them.
 
     Raises:
@@ -102,7 +102,7 @@ def read_standing(paths: Sequence[Path]) -> Standing:
             diary = read_sweep_log(root) if root != path.parent else None  # asked for as a whole
             if diary:
                 notes += _told(root, read, diary)
-    return Standing(runs, notes)
+    return CollectedRuns(runs, notes)
 
 
 def state(run: RunRecord, *, alive: bool, failed: bool = False) -> str:

@@ -61,7 +61,7 @@ class Beside(NamedTuple):
         return Beside(self.columns + other.columns, self.captions + other.captions)
 
 
-def beside_published(runs: Sequence[RunRecord]) -> Beside:
+def with_published(runs: Sequence[RunRecord]) -> Beside:
     """The accuracies that papers print for these set-ups; nothing where there are none."""
     found = [find(run.settings, *ACCURACIES) for run in runs]
     if not any(found):

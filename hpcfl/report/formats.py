@@ -11,9 +11,9 @@ from typing import Literal
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from hpcfl.report.table import Report, Sheet
+from hpcfl.report.table import Report, Table
 
 _WIDE = 48  # of the settings, which are wrapped
 _UNLIMITED = 1000
@@ -28,13 +28,13 @@ _ESCAPES = {
 _ESCAPED = re.compile("|".join(map(re.escape, _ESCAPES)))
 
 
-def tables(report: Report) -> list[Table]:
+def tables(report: Report) -> list[RichTable]:
     """The tables as they are drawn on a terminal; sizes in powers of 1000."""
     return [_drawn(sheet) for sheet in report.sheets]
 
 
-def _drawn(sheet: Sheet) -> Table:
-    made = Table(box=box.ASCII2)
+def _drawn(sheet: Table) -> RichTable:
+    made = RichTable(box=box.ASCII2)
     for title, *cells in zip(sheet.titles, *sheet.rows, strict=True):
         if title == "settings":
             pairs = (pair for text in (title, *cells) for pair in re.split("(?<=,) ", text))
@@ -69,7 +69,7 @@ def to_markdown(report: Report) -> str:
     return "\n".join(part for sheet in report.sheets for part in _marked(sheet))
 
 
-def _marked(sheet: Sheet) -> list[str]:
+def _marked(sheet: Table) -> list[str]:
     lines = [
         [title.replace("\n", " ") for title in sheet.titles],
         [":--" if title in _LEFT else "--:" for title in sheet.titles],
@@ -92,7 +92,7 @@ def to_latex(report: Report) -> str:
     return "\n".join(["% needs \\usepackage{booktabs}\n", *map(_typeset, report.sheets)])
 
 
-def _typeset(sheet: Sheet) -> str:
+def _typeset(sheet: Table) -> str:
     columns = "".join(_side(title)[0] for title in sheet.titles)
     rows = [
         " & ".join(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpcfl.job.settings import SEED, Settings, apart, over_seeds
+from hpcfl.job.settings import SEED, Settings, distinguishing_settings, group_by_seed
 from hpcfl.report.published import set_up
 from hpcfl.report.table import Value
 from hpcfl.run_dir.record import RunRecord
@@ -84,14 +84,14 @@ def read_grid(runs: Sequence[RunRecord]) -> Grid:
     """Place runs; jobs of one algorithm and set-up get rows of their own."""
     jobs = [run.settings for run in runs]
     sharing: dict[tuple[str, SetUp], list[list[int]]] = {}
-    for group in over_seeds(jobs):
+    for group in group_by_seed(jobs):
         own = set_up(jobs[group[0]])
         column = SetUp(*(own[name] for name in SetUp._fields))
         sharing.setdefault((own["algorithm"], column), []).append(group)
     cells: dict[tuple[Row, SetUp], Sequence[int]] = {}
     for (algorithm, column), groups in sharing.items():
         for settings, group in zip(
-            apart([jobs[g[0]] for g in groups], but=[SEED]), groups, strict=True
+            distinguishing_settings([jobs[g[0]] for g in groups], but=[SEED]), groups, strict=True
         ):
             cells[Row(algorithm, settings), column] = group
     rows = dict.fromkeys(row for row, _ in cells)

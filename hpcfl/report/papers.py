@@ -11,18 +11,18 @@ from hpcfl.errors import JobError
 from hpcfl.report.columns import DIVERGED, count_diverged
 from hpcfl.report.comparison import (
     ACCURACIES,
-    beside_published,
     counted,
     fraction,
     mean_and_std,
     places,
     printed,
     spread,
+    with_published,
 )
 from hpcfl.report.grid import Grid, Row, SetUp, read_grid
 from hpcfl.report.published import Published, find
-from hpcfl.report.rounds_to_target import BASELINE, Arrivals, Target, arrivals, beside_target
-from hpcfl.report.table import Report, Sheet, Value, with_settings
+from hpcfl.report.rounds_to_target import BASELINE, Arrivals, Target, arrivals, with_target
+from hpcfl.report.table import Report, Table, Value, with_settings
 from hpcfl.run_dir.record import RunRecord
 
 # What the signs in our cells mean.
@@ -78,7 +78,7 @@ def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Repo
     return Report([sheet for sheet, _ in made], [value for _, values in made for value in values])
 
 
-def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Sheet, list[dict[str, Value]]]:
+def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Table, list[dict[str, Value]]]:
     pairs: _Pairs = {}
     for row in grid.rows:
         for column in grid.columns:
@@ -90,7 +90,7 @@ def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Sheet, list[dict
     groups = [[runs[index] for index in members] for members in grid.cells.values()]
     meanings = dict.fromkeys(final.meaning for group in groups for final in _finals(group))
     captions = [f"ours: {', or '.join(meanings)}"] if meanings else []
-    captions += [*_signs(pairs), *beside_published(runs).captions]
+    captions += [*_signs(pairs), *with_published(runs).captions]
     captions += [DIVERGED] if any(run.diverged for run in runs) else []
     return _laid_out(grid, pairs, "%", captions, most=True)
 
@@ -169,7 +169,7 @@ def _printed(rows: Sequence[Published]) -> _Cell:
 
 def _rounds(
     runs: Sequence[RunRecord], grid: Grid, target: Target
-) -> tuple[Sheet, list[dict[str, Value]]]:
+) -> tuple[Table, list[dict[str, Value]]]:
     arrived = arrivals(runs, target)
     metrics = target.metrics
     number = f"{target.number:g}"
@@ -192,7 +192,7 @@ def _rounds(
                 _printed_speedup(speeds),
                 places(speeds),
             )
-    captions = [*_signs(pairs), *beside_target(runs, target).captions]
+    captions = [*_signs(pairs), *with_target(runs, target).captions]
     sheet, values = _laid_out(grid, pairs, f"to {target.title}", captions, most=False)
     if any(run.algorithm == BASELINE for run in runs):
         values += [_value(grid, *place, pair) for place, pair in speedups.items()]
@@ -247,7 +247,7 @@ def _laid_out(
     captions: Sequence[str],
     *,
     most: bool,
-) -> tuple[Sheet, list[dict[str, Value]]]:
+) -> tuple[Table, list[dict[str, Value]]]:
     """The table, and its numbers a row each."""
     titles, columns = ["algorithm"], [[_Cell(row.algorithm) for row in grid.rows]]
     for column, title in zip(grid.columns, grid.titles(), strict=True):
@@ -260,7 +260,7 @@ def _laid_out(
     best = frozenset((r, c) for c, column in enumerate(columns) for r in _best(column, most=most))
     rows = [[cell.text for cell in row] for row in zip(*columns, strict=True)]
     settings = [row.settings for row in grid.rows]
-    sheet = with_settings(Sheet(titles, rows, captions), 1, settings)
+    sheet = with_settings(Table(titles, rows, captions), 1, settings)
     shift = len(sheet.titles) - len(titles)
     sheet = sheet._replace(best=frozenset((r, c + shift) for r, c in best))
     return sheet, [_value(grid, *place, pair) for place, pair in pairs.items()]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from hpcfl.errors import JobError
-from hpcfl.job.settings import SEED, Settings, changed, counts, labels
+from hpcfl.job.settings import SEED, Settings, affects_results, changed, labels
 from hpcfl.report.comparison import Beside, Column, spread
 from hpcfl.report.published import Published, centralised, find, set_up
 from hpcfl.run_dir.record import RunRecord
@@ -117,7 +117,7 @@ def arrivals(runs: Sequence[RunRecord], target: Target) -> Arrivals:
     return Arrivals(rounds, speedups, baselines, captions)
 
 
-def beside_target(runs: Sequence[RunRecord], target: Target) -> Beside:
+def with_target(runs: Sequence[RunRecord], target: Target) -> Beside:
     """The arrivals as columns, with what papers print of them.
 
     Raises:
@@ -270,7 +270,7 @@ def _compared(job: Settings, key: str) -> bool:
     """Whether the setting can change when a run arrives."""
     if key == "rounds":  # a longer run passes through the same models, unless its rates look ahead
         return job.get("local.schedule") == "cosine"
-    return key not in _ELSEWHERE and (counts(key) or key in _STATED)
+    return key not in _ELSEWHERE and (affects_results(key) or key in _STATED)
 
 
 def _jobs(

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from hpcfl.job.settings import apart, labels
+from hpcfl.job.settings import distinguishing_settings, labels
 from hpcfl.report.columns import DIVERGED, NAMES, NUMBERS, SHOWN, SPENT, asked
 from hpcfl.report.comparison import Beside, spread
 from hpcfl.report.seeds import seed_sheet
-from hpcfl.report.table import Report, Sheet, Value, with_settings, without_blanks
+from hpcfl.report.table import Report, Table, Value, with_settings, without_blanks
 from hpcfl.run_dir.record import RunRecord
 
 
@@ -26,7 +26,7 @@ def by_run(runs: Sequence[RunRecord], beside: Beside | None = None) -> Report:
     return Report(sheets, _values(runs, beside))
 
 
-def _sheet(runs: Sequence[RunRecord], beside: Beside) -> Sheet:
+def _sheet(runs: Sequence[RunRecord], beside: Beside) -> Table:
     scores = asked(runs)
     names = labels([run.path for run in runs])
     shown, spent = ([title for title, _ in cells] for cells in (SHOWN, SPENT))
@@ -41,14 +41,16 @@ def _sheet(runs: Sequence[RunRecord], beside: Beside) -> Sheet:
         ]
         for index, (label, run) in enumerate(zip(names, runs, strict=True))
     ]
-    sheet = Sheet([*shown, *(title for title, _, _ in scores), *added, *spent], rows)
-    sheet = with_settings(sheet, 2, apart([run.settings for run in runs], but=["rounds"]))
+    sheet = Table([*shown, *(title for title, _, _ in scores), *added, *spent], rows)
+    sheet = with_settings(
+        sheet, 2, distinguishing_settings([run.settings for run in runs], but=["rounds"])
+    )
     return without_blanks(sheet, kept=added)
 
 
 def _values(runs: Sequence[RunRecord], beside: Beside) -> list[dict[str, Value]]:
     added = {key: values for column in beside.columns for key, values in column.values.items()}
-    differing = apart([run.settings for run in runs], but=["rounds"])
+    differing = distinguishing_settings([run.settings for run in runs], but=["rounds"])
     return [
         {
             **{key: value(run) for key, value in NAMES},

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcfl.job.settings import SEED, apart, over_seeds
+from hpcfl.job.settings import SEED, distinguishing_settings, group_by_seed
 from hpcfl.report.columns import DIVERGED, NUMBERS, OVER_SEEDS, asked, count_diverged
 from hpcfl.report.comparison import Beside, Column, mean_and_std, spread
-from hpcfl.report.table import Report, Sheet, Value, with_settings, without_blanks
+from hpcfl.report.table import Report, Table, Value, with_settings, without_blanks
 from hpcfl.run_dir.record import RunRecord
 
 CAPTION = "+-: sample standard deviation over the finished runs of a job with several seeds"
@@ -15,7 +15,7 @@ CAPTION = "+-: sample standard deviation over the finished runs of a job with se
 class SeedSheet(NamedTuple):
     """Means over seeds."""
 
-    sheet: Sheet
+    sheet: Table
     several: bool
     """Whether some job was run with several seeds."""
 
@@ -37,7 +37,7 @@ def by_seed(runs: Sequence[RunRecord], beside: Beside | None = None) -> Report:
 
 def seed_sheet(runs: Sequence[RunRecord], beside: Beside) -> SeedSheet:
     """The table, with no caption but for its standard deviations."""
-    groups = over_seeds([run.settings for run in runs])
+    groups = group_by_seed([run.settings for run in runs])
     scores = [*OVER_SEEDS, *asked(runs)]
     added = [column.title for column in beside.columns]
     rows = []
@@ -52,7 +52,7 @@ def seed_sheet(runs: Sequence[RunRecord], beside: Beside) -> SeedSheet:
         rows.append([runs[group[0]].algorithm, count, *cells])
     titles = ["algorithm", "seeds", *(title for title, _, _ in scores), *added]
     several = any(len(group) > 1 for group in groups)
-    sheet = Sheet(titles, rows, [CAPTION] if several else [])
+    sheet = Table(titles, rows, [CAPTION] if several else [])
     sheet = with_settings(sheet, 1, _settings(runs, groups))
     return SeedSheet(without_blanks(sheet, kept=added), several)
 
@@ -62,12 +62,12 @@ def _finished(runs: Sequence[RunRecord], group: Sequence[int]) -> list[int]:
 
 
 def _settings(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) -> list[str]:
-    differing = apart([run.settings for run in runs], but=[SEED])
+    differing = distinguishing_settings([run.settings for run in runs], but=[SEED])
     return [differing[group[0]] for group in groups]
 
 
 def _values(runs: Sequence[RunRecord], beside: Beside) -> list[dict[str, Value]]:
-    groups = over_seeds([run.settings for run in runs])
+    groups = group_by_seed([run.settings for run in runs])
     return [
         {
             "algorithm": runs[group[0]].algorithm,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 Value = str | float | None
 
 
-class Sheet(NamedTuple):
+class Table(NamedTuple):
     """A table for people."""
 
     titles: Sequence[str]
@@ -21,12 +21,12 @@ class Sheet(NamedTuple):
 class Report(NamedTuple):
     """Tables for people, and what they say for programs."""
 
-    sheets: Sequence[Sheet]
+    sheets: Sequence[Table]
     values: Sequence[Mapping[str, Value]]
     """Rows of the same keys: full precision, fractions and plain units, None where absent."""
 
 
-def without_blanks(sheet: Sheet, kept: Sequence[str] = ()) -> Sheet:
+def without_blanks(sheet: Table, kept: Sequence[str] = ()) -> Table:
     """The columns in which some row has something, and those to be kept; none is set off."""
     columns = [
         column
@@ -34,13 +34,13 @@ def without_blanks(sheet: Sheet, kept: Sequence[str] = ()) -> Sheet:
         if set(column[1:]) != {"-"} or column[0] in kept
     ]
     titles, *rows = zip(*columns, strict=True)
-    return Sheet(titles, rows, sheet.captions)
+    return Table(titles, rows, sheet.captions)
 
 
-def with_settings(sheet: Sheet, place: int, settings: Sequence[str]) -> Sheet:
+def with_settings(sheet: Table, place: int, settings: Sequence[str]) -> Table:
     """A column more, of what jobs differ in, if they differ in anything."""
     if not any(settings):
         return sheet
     lines = zip([sheet.titles, *sheet.rows], ["settings", *settings], strict=True)
     titles, *rows = [[*line[:place], text, *line[place:]] for line, text in lines]
-    return Sheet(titles, rows, sheet.captions)
+    return Table(titles, rows, sheet.captions)

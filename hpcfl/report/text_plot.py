@@ -10,7 +10,7 @@ _BLANK = 0x2800
 _LABEL = 9  # columns of the numbers beside the axis
 
 
-def draw(curve: Curve, rounds: int, width: int, height: int, *, braille: bool) -> list[str]:
+def text_plot(curve: Curve, rounds: int, width: int, height: int, *, braille: bool) -> list[str]:
     """The curve in ``height`` lines of ``width`` columns; its last line is the axis of rounds.
 
     Args:

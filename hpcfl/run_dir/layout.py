@@ -36,8 +36,8 @@ from hpcfl.io import checksum
 from hpcfl.io.atomic import write_file
 from hpcfl.io.files import parse_json, present, read_array, read_bytes
 from hpcfl.io.live_files import HeldPath, check_in_place
-from hpcfl.job.resume_rules import mark
-from hpcfl.job.settings import flat
+from hpcfl.job.resume_rules import job_fingerprint
+from hpcfl.job.settings import flatten
 from hpcfl.job.yaml_file import LARGEST_FILE, JobFile, read_resolved, write_resolved
 from hpcfl.run_dir.manifest import BEST, INITIAL, committed_folders, require_format
 from hpcfl.types import Vector
@@ -286,7 +286,7 @@ class RunDir:
     @cached_property
     def mark(self) -> str:
         """What identifies the job of this directory."""
-        return mark(flat(self.read_job().tree))
+        return job_fingerprint(flatten(self.read_job().tree))
 
 
 def _entry(line: bytes) -> dict[str, Any]:

@@ -99,18 +99,18 @@ def _line(record: Line) -> bytes:
     return checksum.add_to_json(json.dumps(known, allow_nan=False)) + b"\n"
 
 
-def cut(path: Path, extent: LogPosition) -> None:
+def truncate_log(path: Path, extent: LogPosition) -> None:
     """Take away what lies beyond ``extent``: the rounds after a checkpoint.
 
     Raises:
         StoreError: rounds are missing or damaged, or the disk fails.
     """
-    require(path, extent)
+    require_log_prefix(path, extent)
     with write_errors(path), suppress(FileNotFoundError):  # before the first round
         os.truncate(path, extent.length)
 
 
-def require(path: Path, extent: LogPosition) -> bytes:
+def require_log_prefix(path: Path, extent: LogPosition) -> bytes:
     """The log as it was at a checkpoint.
 
     Raises:

@@ -11,11 +11,11 @@ from typing import Any
 from hpcfl.errors import JobError, StoreError
 from hpcfl.evaluation.divergence import Divergence, find_divergence
 from hpcfl.io.files import present
-from hpcfl.job.settings import Settings, flat
+from hpcfl.job.settings import Settings, flatten
 from hpcfl.job.yaml_file import plain
 from hpcfl.run_dir.history import Outcome, last_outcome, recorded_guess
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import LogReader, require
+from hpcfl.run_dir.log import LogReader, require_log_prefix
 from hpcfl.run_dir.manifest import MANIFEST, newest
 
 SCORES = (
@@ -167,7 +167,7 @@ def require_log(folder: RunDir) -> None:
         if found is None:
             return
         try:
-            require(folder.log, found.log)
+            require_log_prefix(folder.log, found.log)
         except StoreError:
             if present(found.folder / MANIFEST) and newest(folder.checkpoints) == found:
                 raise
@@ -200,4 +200,4 @@ def read_job(path: Path) -> RunRecord:
             f"{folder.job}: not the resolved job of a run (needs algorithm.name, rounds and "
             f"evaluate.last): {error}"
         ) from error
-    return RunRecord(path, algorithm, rounds, window, (), flat(job))
+    return RunRecord(path, algorithm, rounds, window, (), flatten(job))

@@ -16,7 +16,7 @@ from hpcfl.store.shared import SharedStore, folder_of_shared
 GIB = 1 << 30
 
 
-def home(
+def make_client_store(
     config: Store, kept: StateSchema, root: Path, rank: int, life: str, clients: Sequence[int]
 ) -> ClientStore:
     """The home of the states of ``clients``.

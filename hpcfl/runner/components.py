@@ -20,7 +20,7 @@ from hpcfl.comm.reduction import Reduction
 from hpcfl.data.base import Dataset
 from hpcfl.data.holdout import hold_out
 from hpcfl.data.partition import Rows
-from hpcfl.data.split import deal
+from hpcfl.data.split import partition_examples
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.run import Run, RunHooks, Schedule, Training
 from hpcfl.engine.schema import LOSS, FullGradient, Schema, dry_round, nbytes
@@ -30,15 +30,15 @@ from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import Job, Loaded, fitted, require_filled
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.client_states import ClientStates
-from hpcfl.local.executor import MOST, Executor, block
+from hpcfl.local.executor import MOST, Executor, block_executor
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.local.test_set import TestSet
 from hpcfl.models.flat_vector import buffers
 from hpcfl.models.losses import LOSSES
-from hpcfl.runner.client_store import home
-from hpcfl.runner.configure_torch import prepare_torch
+from hpcfl.runner.client_store import make_client_store
+from hpcfl.runner.configure_torch import configure_torch
 from hpcfl.runner.initial import initial, initial_model, load_data
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
@@ -162,7 +162,7 @@ class Components:
             raise JobError("executor: auto is chosen when a run begins; say sequential or block")
         require_filled(job, len(self.rows))
         try:
-            return block(
+            return block_executor(
                 self.algorithm,
                 self.model,
                 LOSSES[self.dataset.loss],
@@ -217,7 +217,7 @@ class Components:
 
     def store(self, root: Path, rank: int, life: str, clients: Sequence[int]) -> ClientStore:
         """The home of the states of ``clients``."""
-        return home(self.job.store, self.stored, root, rank, life, clients)
+        return make_client_store(self.job.store, self.stored, root, rank, life, clients)
 
 
 def stored(job: Job, schema: Schema) -> StateSchema:
@@ -242,14 +242,14 @@ def build_components(loaded: Loaded, device: torch.device, *, resumed: bool = Fa
         JobError, DataError: something in the job does not fit.
     """
     job = loaded.job
-    prepare_torch(job, device)
+    configure_torch(job, device)
     dataset = load_data(loaded)
     with as_job_error(
         f"data.kind: {loaded.tree['data']['kind']}",
         "its examples cannot be dealt to clients",
         type(job.data).load,
     ):
-        rows, held = deal(job.data, dataset, job.seed), None
+        rows, held = partition_examples(job.data, dataset, job.seed), None
     if job.data.holdout is not None:
         rows, held = hold_out(rows, job.data.holdout, job.seed)
     loaded = fitted(loaded, len(rows))

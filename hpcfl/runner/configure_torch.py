@@ -9,7 +9,7 @@ from torch.utils import deterministic
 from hpcfl.job.schema import Job
 
 
-def prepare_torch(job: Job, device: torch.device) -> None:
+def configure_torch(job: Job, device: torch.device) -> None:
     """Set what is global in torch: threads, precision, deterministic kernels."""
     keep_freed_memory()
     torch.set_num_threads(job.threads)

@@ -15,7 +15,7 @@ from hpcfl.errors import DiskError, HpcflError, JobError, StoreError, file_error
 from hpcfl.io.atomic import PART, sync_folder
 from hpcfl.io.files import present
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import require
+from hpcfl.run_dir.log import require_log_prefix
 from hpcfl.run_dir.manifest import MANIFEST, Checkpoint, check_files
 from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema
@@ -117,7 +117,7 @@ def _copy_files(source: RunDir, at: Checkpoint, part: RunDir, job: bytes) -> Non
     _put(part.initial, source.initial.read_bytes())
     if present(source.buffers):
         _put(part.buffers, source.buffers.read_bytes())
-    _put(part.log, require(source.log, at.log))
+    _put(part.log, require_log_prefix(source.log, at.log))
     part.write_history(e for e in source.entries() if e.get("round", 0) <= at.round)
     part.note({"branch_of": str(source.root.absolute()), "round": at.round})
     for name in (*at.files, MANIFEST):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfl.data.holdout import hold_out
-from hpcfl.data.split import deal
+from hpcfl.data.split import partition_examples
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.job.schema import Loaded
 from hpcfl.runner.initial import fetch_data, load_data
@@ -29,7 +29,7 @@ def export_split(loaded: Loaded, path: Path) -> str:
     job = loaded.job
     fetch_data(loaded)
     dataset = load_data(loaded)
-    rows = deal(job.data, dataset, job.seed)
+    rows = partition_examples(job.data, dataset, job.seed)
     without = ""
     if job.data.holdout is not None:
         rows, held = hold_out(rows, job.data.holdout, job.seed)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.io.progress import Progress
-from hpcfl.job.resume_rules import differences, free
-from hpcfl.job.settings import flat
+from hpcfl.job.resume_rules import differences, mutable_settings
+from hpcfl.job.settings import flatten
 from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
 from hpcfl.run_dir.log import LogReader
 from hpcfl.runner.environment import BITS, FAST, versions, warnings
@@ -30,7 +30,7 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
     """
     folder, job = session.folder, session.components.loaded
     before = folder.last_start
-    settings = free(flat(job.tree))
+    settings = mutable_settings(flatten(job.tree))
     facts = {"ranks": session.comm.size, "summed_by": session.comm.library}
     facts |= versions(ranks.device)
     keys = (*BITS, *FAST) if job.job.reduction == "fast" else BITS

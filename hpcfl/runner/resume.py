@@ -15,7 +15,7 @@ from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS, write_file
 from hpcfl.io.files import READABLE, read_bytes
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import cut, require
+from hpcfl.run_dir.log import require_log_prefix, truncate_log
 from hpcfl.run_dir.manifest import (
     Checkpoint,
     check_files,
@@ -86,7 +86,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
         server = read_server(newest, components.schema.server, components.device)
         also_kept = read_kept(newest, components.device)
         if comm.rank == 0:
-            require(folder.log, newest.log)
+            require_log_prefix(folder.log, newest.log)
         table = Table.load(newest.folder, folder.stores)
         verify_states(
             table, components.stored, session.my_clients, rows=verify_all, speak=comm.rank == 0
@@ -153,6 +153,6 @@ def _rewind(session: RankSession, newest: Checkpoint, kept: Sequence[Path], job:
     if folder.job.read_bytes() != job:
         write_file(folder.job, job, advice=STANDS)
     session.prune_stores(list(kept))
-    cut(folder.log, newest.log)
+    truncate_log(folder.log, newest.log)
     session.best.restore(newest.best)
     folder.hold()

@@ -9,9 +9,9 @@ from hpcfl.data.fingerprints import Digests, require_same
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.files import READABLE, read_bytes
 from hpcfl.job import yaml_file
-from hpcfl.job.resume_rules import differences, is_free, require_free
+from hpcfl.job.resume_rules import differences, is_mutable, require_mutable
 from hpcfl.job.schema import Loaded, require_coherent, typed
-from hpcfl.job.settings import changed, flat
+from hpcfl.job.settings import changed, flatten
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
 from hpcfl.run_dir.manifest import find, rounds
@@ -43,12 +43,14 @@ class ResumeRequest:
             JobError: it is no run, or the overrides are wrong or would change past rounds.
         """
         source.require()
-        before = flat(load_run(source).tree)
+        before = flatten(load_run(source).tree)
         file = source.read_job()
         yaml_file.override(file, overrides)
         loaded = typed(file, yaml_file.run_name(file.name, overrides))
-        after = flat(loaded.tree)
-        require_free(before, after, source.root)  # what was changed, before what it goes ill with
+        after = flatten(loaded.tree)
+        require_mutable(
+            before, after, source.root
+        )  # what was changed, before what it goes ill with
         require_coherent(loaded.job, file)
         return cls(
             source, loaded, *_texts(source, differences(before, after)), round, verify_states
@@ -61,9 +63,9 @@ class ResumeRequest:
         Raises:
             JobError: the run in ``source`` is of another job.
         """
-        before, after = flat(load_run(source).tree), flat(loaded.tree)
+        before, after = flatten(load_run(source).tree), flatten(loaded.tree)
         for key, found, asked in changed(before, after):
-            if not (is_free(key, before) and is_free(key, after)):
+            if not (is_mutable(key, before) and is_mutable(key, after)):
                 raise JobError(
                     f"{source.root}: holds a run of another job: {key} is {found} there, {asked} "
                     "here; choose another directory with --out"

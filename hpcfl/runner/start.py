@@ -33,7 +33,7 @@ from hpcfl.io.progress import open_progress
 from hpcfl.job.registry import of_main
 from hpcfl.job.schema import Loaded
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import NOTHING, LogReader, cut
+from hpcfl.run_dir.log import NOTHING, LogReader, truncate_log
 from hpcfl.runner.choose_executor import check, choose_executor
 from hpcfl.runner.components import build_components, build_run
 from hpcfl.runner.copy_run import require_absent
@@ -203,7 +203,7 @@ def start_fresh(session: RankSession) -> StartPoint:
             session.run_files = folder.write_initial(components.x0)
             buffers.write(folder.buffers, components.buffers)
             # What a start left that died before its first checkpoint.
-            cut(folder.log, NOTHING)
+            truncate_log(folder.log, NOTHING)
             session.best.restore(None)
             session.prune_stores([])
             session.require_disk_space()

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.errors import DiskError, StoreError
-from hpcfl.io.atomic import discard
+from hpcfl.io.atomic import remove_part
 from hpcfl.store import segment
 from hpcfl.store.background_io import Place
 from hpcfl.store.schema import StateSchema
@@ -80,7 +80,7 @@ class RowAllocator:
                 self._add(min(missing, most_rows(self._schema.bytes)))
         except (DiskError, StoreError):  # a quota may be full of those that were made
             for part in self._segments[before:]:
-                discard(part.path)
+                remove_part(part.path)
             raise
 
     def ensure_free_rows(self, rows: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from rich.filesize import decimal
 
 from hpcfl.errors import DiskError, StoreError, is_disk_failure
-from hpcfl.io.atomic import PART, discard, sync_folder
+from hpcfl.io.atomic import PART, remove_part, sync_folder
 from hpcfl.io.files import read_error
 from hpcfl.store.schema import Field, StateSchema
 
@@ -63,7 +63,7 @@ def create(path: Path, schema: StateSchema, rows: int) -> None:
         part.rename(path)
         sync_folder(path.parent)
     except (OSError, RuntimeError) as error:  # h5py's close raises the latter on a full disk
-        discard(part)
+        remove_part(part)
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
         sound = isinstance(error, OSError) and error.errno and not is_disk_failure(error)
         kind = StoreError if sound else DiskError

@@ -11,8 +11,8 @@ from rich.table import Table
 from hpcfl.errors import JobError
 from hpcfl.io.atomic import write_file
 from hpcfl.io.files import present
-from hpcfl.io.table import drawn
-from hpcfl.job.settings import changed, flat
+from hpcfl.io.table import render_tables
+from hpcfl.job.settings import changed, flatten
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
 from hpcfl.run_dir.manifest import committed
@@ -22,7 +22,7 @@ from hpcfl.sweep.grid import Point, Sweep
 Action = Literal["start", "resume", "skip"]
 
 
-class Todo(NamedTuple):
+class PendingRun(NamedTuple):
     """A point, and what is to be done for it."""
 
     point: Point
@@ -32,7 +32,7 @@ class Todo(NamedTuple):
     """Rounds in its newest checkpoint."""
 
 
-def todo(sweep: Sweep, root: Path) -> list[Todo]:
+def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
     """What is to be done for every point, from what the directories hold.
 
     Raises:
@@ -42,7 +42,7 @@ def todo(sweep: Sweep, root: Path) -> list[Todo]:
     return [_entry(point, RunDir(root / point.name)) for point in sweep.points]
 
 
-def write_jobs(todos: Sequence[Todo]) -> None:
+def write_jobs(todos: Sequence[PendingRun]) -> None:
     """Write the jobs of the runs that are to be started: not the base job, which may be edited.
 
     Raises:
@@ -59,21 +59,21 @@ def job_of(folder: RunDir) -> Path:
     return folder.root.with_name(f"{folder.root.name}.yaml")
 
 
-def listed(todos: Sequence[Todo]) -> str:
+def listed(todos: Sequence[PendingRun]) -> str:
     """The runs, what is to be done for each, and what it sets over the base job."""
     made = Table("run", "to do", "overrides", box=ASCII2)
     for point, _, action, done in todos:
         told = {"start": "start", "resume": f"resume from {done}", "skip": "nothing, finished"}
         made.add_row(point.name, told[action], "  ".join(point.overrides))
     finished = sum(todo.action == "skip" for todo in todos)
-    return f"{drawn(made, width=10_000)}\n{len(todos)} runs, {finished} of them finished"
+    return f"{render_tables(made, width=10_000)}\n{len(todos)} runs, {finished} of them finished"
 
 
-def _entry(point: Point, folder: RunDir) -> Todo:
+def _entry(point: Point, folder: RunDir) -> PendingRun:
     if not present(folder.job):
-        return Todo(point, folder, "start", 0)
+        return PendingRun(point, folder, "start", 0)
     read_job(folder.root)  # it says what a damaged one is
-    before, now = flat(load_run(folder).tree), flat(point.loaded.tree)
+    before, now = flatten(load_run(folder).tree), flatten(point.loaded.tree)
     if point.loaded.job.data.population is None:  # what was settled with the data is not known here
         settled = [key for key in now if key.startswith("algorithm.") and now[key] is None]
         now |= {key: before[key] for key in settled if key in before}
@@ -92,8 +92,8 @@ def _entry(point: Point, folder: RunDir) -> Todo:
         raise JobError(f"{folder.root}: a run is alive in this directory; wait for it or stop it")
     kept = committed(folder.checkpoints)
     if not kept:
-        return Todo(point, folder, "start", 0)
+        return PendingRun(point, folder, "start", 0)
     action: Literal["skip", "resume"] = (
         "skip" if kept[-1].round == point.loaded.job.rounds else "resume"
     )
-    return Todo(point, folder, action, kept[-1].round)
+    return PendingRun(point, folder, action, kept[-1].round)

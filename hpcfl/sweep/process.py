@@ -26,7 +26,7 @@ _LATEST_S = 10.0  # until a run is told to stop whose ranks cannot be seen, and 
 _TAIL = 8192  # bytes at the end of a log that hold its last whole line
 
 
-class Spawned:
+class RunProcess:
     """A run that goes on in another process.
 
     Args:

@@ -14,7 +14,7 @@ from hpcfl.io.atomic import write_errors
 from hpcfl.run_dir.sweep_log import completion, log_line
 
 
-class Board:
+class SweepProgress:
     """Lines to a file and to a stream; on a terminal, a bar for the sweep and each of its runs.
 
     A context manager.

@@ -46,7 +46,7 @@ def family(process: int) -> list[Process]:
     return found
 
 
-def room(free: int, need: int, taken: Iterable[int]) -> bool:
+def parallel_runs(free: int, need: int, taken: Iterable[int]) -> bool:
     """Whether one more run fits.
 
     Args:

@@ -27,10 +27,10 @@ from hpcfl.runner.device import device_type
 from hpcfl.runner.initial import fetch_data, fetch_model
 from hpcfl.signals import STOP, Signals
 from hpcfl.sweep.grid import Sweep
-from hpcfl.sweep.pending import Todo, job_of, todo, write_jobs
-from hpcfl.sweep.process import Spawned, mpirun
-from hpcfl.sweep.progress import Board
-from hpcfl.sweep.resources import cores, gpus, room
+from hpcfl.sweep.pending import PendingRun, job_of, pending_runs, write_jobs
+from hpcfl.sweep.process import RunProcess, mpirun
+from hpcfl.sweep.progress import SweepProgress
+from hpcfl.sweep.resources import cores, gpus, parallel_runs
 
 LOOK_S = 0.2  # between two looks at the runs
 # Exit codes of a run that a signal ended before it listened: its own, a shell's, MPICH's mpirun's.
@@ -69,7 +69,9 @@ class Outcome:
             )
 
 
-def play(sweep: Sweep, root: Path, parallel: int | None = None, *, partly: bool = False) -> Outcome:
+def run_sweep(
+    sweep: Sweep, root: Path, parallel: int | None = None, *, partly: bool = False
+) -> Outcome:
     """Run what is not finished yet.
 
     Args:
@@ -91,7 +93,7 @@ def play(sweep: Sweep, root: Path, parallel: int | None = None, *, partly: bool 
     with RunDir(root) as folder, Signals(latch_interrupt=False) as signals:
         todos = prepare(sweep, folder, signals, partly=partly)
         signals.latch_interrupt = True
-        with Board(sweep.name, root / SWEEP_LOG, len(todos)) as board:
+        with SweepProgress(sweep.name, root / SWEEP_LOG, len(todos)) as board:
             failed = _Play(sweep, todos, parallel, board, signals).to_the_end()
     finished = [run.folder.root for run in todos if run.point.name not in failed]
     return Outcome(root, finished, failed)
@@ -99,7 +101,7 @@ def play(sweep: Sweep, root: Path, parallel: int | None = None, *, partly: bool 
 
 def prepare(
     sweep: Sweep, folder: RunDir, signals: Signals | None = None, *, partly: bool = False
-) -> list[Todo]:
+) -> list[PendingRun]:
     """Lock the sweep's directory, write the jobs that are to be started, fetch the data.
 
     Args:
@@ -118,7 +120,7 @@ def prepare(
         message = f"{folder.root}: cannot be made: {e.strerror}; say --out"
         raise file_error(e, message, JobError) from e
     folder.lock("a sweep", shared=partly)
-    todos = todo(sweep, folder.root)
+    todos = pending_runs(sweep, folder.root)
     _fetch([run.point.loaded for run in todos if run.action != "skip"], signals)
     write_jobs(todos)
     return todos
@@ -147,15 +149,15 @@ class _Play:
     def __init__(
         self,
         sweep: Sweep,
-        todos: Sequence[Todo],
+        todos: Sequence[PendingRun],
         parallel: int | None,
-        board: Board,
+        board: SweepProgress,
         signals: Signals,
     ) -> None:
         self._ranks, self._todos = sweep.ranks, todos
         self._board, self._signals = board, signals
         self._queue = deque(run for run in todos if run.action != "skip")
-        self._live: dict[int, tuple[Todo, Spawned]] = {}  # by the slot it has
+        self._live: dict[int, tuple[PendingRun, RunProcess]] = {}  # by the slot it has
         self._failed: dict[str, int] = {}
         jobs = [run.point.loaded.job for run in todos]
         self._gpus = gpus() if any(device_type(job) == "cuda" for job in jobs) else []
@@ -217,15 +219,15 @@ class _Play:
             return False  # one by one, until a run has shown what it needs
         # States may yet fill the cache of a run.
         taken = [run.taken for _, run in self._live.values()]
-        return room(free, self._largest + self._cache, taken)
+        return parallel_runs(free, self._largest + self._cache, taken)
 
-    def _start(self, entry: Todo) -> None:
+    def _start(self, entry: PendingRun) -> None:
         slot = next(slot for slot in range(self._most) if slot not in self._live)
         point, folder = entry.point, entry.folder
         command = ["resume", str(folder.root)]
         if entry.action == "start":
             command = ["run", str(job_of(folder)), "--out", str(folder.root)]
-        run = Spawned(
+        run = RunProcess(
             command,
             folder,
             point.loaded.job.rounds,

@@ -11,8 +11,8 @@ from pathlib import Path
 from hpcfl.errors import JobError
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.sweep.grid import Sweep
-from hpcfl.sweep.pending import Todo, todo
-from hpcfl.sweep.progress import Board
+from hpcfl.sweep.pending import PendingRun, pending_runs
+from hpcfl.sweep.progress import SweepProgress
 from hpcfl.sweep.run_sweep import prepare
 
 SCRIPT = Path("slurm/array.sh")
@@ -34,7 +34,7 @@ class Array:
 
     def command_line(self) -> str:
         """What a shell would run."""
-        todos = todo(self.sweep, self.root)
+        todos = pending_runs(self.sweep, self.root)
         tasks = self._tasks(todos)
         if not tasks:
             return self._nothing(todos)
@@ -57,7 +57,7 @@ class Array:
                 return self._nothing(todos)
             job = self._sbatch(tasks)
             left = sum(run.action != "skip" for run in todos)
-            with Board(self.sweep.name, self.root / SWEEP_LOG, len(todos)) as board:
+            with SweepProgress(self.sweep.name, self.root / SWEEP_LOG, len(todos)) as board:
                 board.say(
                     "submitted", "sweep", f"Slurm job {job}: {left} runs, {len(todos) - left} "
                     f"finished before, {self.pack} a task",
@@ -68,10 +68,10 @@ class Array:
     def _environment(self) -> dict[str, str]:
         return {"HPCFL_OUT": str(self.root), "HPCFL_PACK": str(self.pack)}
 
-    def _nothing(self, todos: Sequence[Todo]) -> str:
+    def _nothing(self, todos: Sequence[PendingRun]) -> str:
         return f"{self.root}: all {len(todos)} runs are finished, nothing to submit"
 
-    def _tasks(self, todos: Sequence[Todo]) -> list[int]:
+    def _tasks(self, todos: Sequence[PendingRun]) -> list[int]:
         """The tasks with something to do."""
         left = {at // self.pack for at, run in enumerate(todos) if run.action != "skip"}
         return sorted(left)

@@ -15,7 +15,7 @@ from hpcfl.cli.main import main
 from hpcfl.cli.parser import parser
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import JobError
-from hpcfl.plan import Pieces
+from hpcfl.plan import CostModel
 from tests.long_form import LONG
 from tests.parallel.harness import find_mpirun
 
@@ -52,7 +52,7 @@ def test_no_line_is_wider_than_a_terminal(monkeypatch):
     long = "a job of a sweep with a long name " * 2
     slow = Figure(long, "blocks of 1000", "s", [12345.678])
     monkeypatch.setattr("hpcfl.bench.result.versions", lambda device: dict.fromkeys(KEYS, long))
-    pieces = Pieces(
+    pieces = CostModel(
         origin=long * 3, of=long * 3, step_s=1e-9, visit_s=1e-9, round_s=1e-9, convert_s=1e-9,
         restore_s=1e-9, test_s=1e-9,
     )  # fmt: skip

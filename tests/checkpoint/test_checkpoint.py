@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfl.checkpoint.format import fingerprint, flat, read_server
+from hpcfl.checkpoint.format import fingerprint, flatten_server, read_server
 from hpcfl.checkpoint.writer import CheckpointContents, begin
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
@@ -202,7 +202,7 @@ def test_a_server_of_another_model(commit):
 
 
 def test_tensors_of_a_server_are_named():
-    assert list(flat(server(0)))[:3] == ["x", "past.0", "past.1"]
+    assert list(flatten_server(server(0)))[:3] == ["x", "past.0", "past.1"]
 
 
 def test_the_fingerprint_sees_a_single_bit():

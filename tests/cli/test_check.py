@@ -11,7 +11,7 @@ from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.cli.check import count_classes, describe
-from hpcfl.cli.listing import catalogue, multiples
+from hpcfl.cli.listing import listing, multiples
 from hpcfl.data import SOURCES
 from hpcfl.job.schema import load
 from hpcfl.job.tasks import TASKS
@@ -284,14 +284,14 @@ def test_multiples():
 @pytest.mark.parametrize("columns", ["80", "100", "200", "20"])
 def test_catalogue_fits_and_is_plain(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
-    said = catalogue()
+    said = listing()
     assert said.isascii()
     assert max(map(len, said.splitlines())) <= max(80, min(int(columns), 100))
 
 
 def test_catalogue_has_everything(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    said = catalogue()
+    said = listing()
     for name in (*ALGORITHMS, *SOURCES, *MODELS, *TASKS):
         assert re.search(rf"^\| {re.escape(name)} ", said, re.MULTILINE), name
     for cls in (*ALGORITHMS.values(), *SOURCES.values(), *MODELS.values()):
@@ -303,7 +303,7 @@ def test_catalogue_has_everything(monkeypatch):
 
 def test_catalogue_tells_defaults_ranges_and_papers(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    said = catalogue()
+    said = listing()
     for part in (
         "- beta = 1.0 (number >= 0): Momentum factor.",
         "- first = zero (zero | shared | random): ",
@@ -340,6 +340,6 @@ def test_a_name_that_is_not_in_the_catalogue(refused):
 
 
 def test_the_list_has_no_markup_and_no_endless_number():
-    assert "``" not in catalogue()
-    assert str(2**63) not in catalogue()
-    assert "< 2^63" in catalogue("iid")
+    assert "``" not in listing()
+    assert str(2**63) not in listing()
+    assert "< 2^63" in listing("iid")

@@ -9,7 +9,7 @@ from hpcfl.data.download import quiet
 from hpcfl.data.partition import Similarity
 from hpcfl.data.sources import emnist
 from hpcfl.data.sources.emnist import SPLITS, Emnist
-from hpcfl.data.split import deal
+from hpcfl.data.split import partition_examples
 from hpcfl.errors import DataError
 from tests.real_data import emnist_letters
 
@@ -216,7 +216,7 @@ def test_the_slides_partition_of_real_letters(letters, clients, percent):
     )
     assert torch.equal(torch.bincount(dataset.train.labels), torch.full((26,), 4800))
     assert torch.equal(torch.bincount(dataset.test.labels), torch.full((26,), 800))
-    rows = deal(config, dataset, 0)
+    rows = partition_examples(config, dataset, 0)
     assert {len(own) for own in rows} == {124_800 // clients}
     assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(124_800))
     counts = np.stack([np.bincount(dataset.train.labels[own], minlength=26) for own in rows])

@@ -5,7 +5,7 @@ import torch
 
 from hpcfl.data.partition import Iid
 from hpcfl.data.sources.shakespeare import ALPHABET, Shakespeare, encode
-from hpcfl.data.split import deal
+from hpcfl.data.split import partition_examples
 from hpcfl.errors import DataError, JobError
 from tests.real_data import real
 
@@ -181,9 +181,9 @@ def test_the_fedhbm_papers_recipe_on_real_data():
     config = Shakespeare(root=root, min_examples=2000, max_examples=2000, clients=100)
     dataset = config.load(0)
     assert len(dataset.natural) == 241
-    clients = deal(config, dataset, 0)
+    clients = partition_examples(config, dataset, 0)
     assert [len(rows) for rows in clients] == [2000] * 100
     assert all(np.array_equal(rows, np.arange(rows[0], rows[0] + 2000)) for rows in clients)
     iid = Shakespeare(root=root, min_examples=2000, clients=100, partition=Iid(examples=2000))
-    mixed = deal(iid, iid.load(0), 0)
+    mixed = partition_examples(iid, iid.load(0), 0)
     assert len(np.unique(np.concatenate(mixed))) == 200_000

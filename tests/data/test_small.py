@@ -9,7 +9,7 @@ from hpcfl.data import SOURCES
 from hpcfl.data.sources.concrete import Concrete
 from hpcfl.data.sources.digits import Digits
 from hpcfl.data.sources.quadratics import Quadratics
-from hpcfl.data.split import deal
+from hpcfl.data.split import partition_examples
 from hpcfl.errors import DataError, JobError
 from tests.real_data import real
 
@@ -113,7 +113,7 @@ def test_two_scalar_quadratics_are_the_slides():
     dataset = config.load(3)
     expected = torch.tensor([[[1.5], [-10.0]], [[0.5], [10.0]]], dtype=torch.float64)
     assert torch.allclose(dataset.train.inputs, expected)
-    assert [list(rows) for rows in deal(config, dataset, 0)] == [[0], [1]]
+    assert [list(rows) for rows in partition_examples(config, dataset, 0)] == [[0], [1]]
 
 
 def test_gradients_at_the_optimum_have_mean_zero_and_root_mean_square_g():

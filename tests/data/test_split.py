@@ -8,7 +8,7 @@ import torch
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.partition import Dirichlet, File, Iid, Natural, Pooled, Similarity, Spans, bytes_of
 from hpcfl.data.sources.arrays import cast
-from hpcfl.data.split import deal
+from hpcfl.data.split import partition_examples
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Examples
 from tests.real_data import real
@@ -26,7 +26,9 @@ def dataset(labels, natural=None, classes=10):
 
 
 def split(partition, clients, labels, seed=0, **rest):
-    return deal(Given(partition=partition, clients=clients), dataset(labels, **rest), seed)
+    return partition_examples(
+        Given(partition=partition, clients=clients), dataset(labels, **rest), seed
+    )
 
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 100))

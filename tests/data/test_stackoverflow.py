@@ -18,7 +18,7 @@ from hpcfl.data import token_file
 from hpcfl.data.download import quiet
 from hpcfl.data.sources import stackoverflow
 from hpcfl.data.sources.stackoverflow import StackOverflow
-from hpcfl.data.split import deal
+from hpcfl.data.split import partition_examples
 from hpcfl.errors import DataError, DiskError, JobError
 
 COUNTS = "the 9\ncat 7\nsat 3\n. 2\nunused 1\n"
@@ -110,7 +110,9 @@ def test_users_with_enough_sentences_and_no_more_than_asked(ready):
 def test_users_are_drawn_by_the_seed(ready):
     asked = config(ready, clients=2)
     data = asked.load(0)
-    drawn = {tuple(int(own[0]) for own in deal(asked, data, seed)) for seed in range(20)}
+    drawn = {
+        tuple(int(own[0]) for own in partition_examples(asked, data, seed)) for seed in range(20)
+    }
     assert drawn == {(0, 1), (0, 3), (1, 3)}
 
 

@@ -28,7 +28,7 @@ from hpcfl.data.sources.image_folder import ImageFolder
 from hpcfl.data.sources.leaf import Leaf
 from hpcfl.data.sources.shakespeare import Shakespeare
 from hpcfl.data.sources.tff import Tff
-from hpcfl.data.split import deal
+from hpcfl.data.split import partition_examples
 from hpcfl.data.tables import class_of, read_table
 from hpcfl.data.vocabulary import Vocabulary
 from hpcfl.errors import DataError
@@ -67,7 +67,7 @@ def split(root):
     np.save(path, np.arange(8) % 4)
     _, load = arrays(root)
     config = Arrays(path=str(root / "a.npz"), partition=File(path=str(path)))
-    return path, lambda seed: deal(config, load(seed), seed)
+    return path, lambda seed: partition_examples(config, load(seed), seed)
 
 
 def cifar(root):

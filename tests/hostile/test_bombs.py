@@ -19,7 +19,7 @@ from hpcfl.data.hdf5 import attribute
 from hpcfl.data.partition import File
 from hpcfl.data.photographs import grouped
 from hpcfl.data.sources.arrays import Arrays
-from hpcfl.data.split import deal
+from hpcfl.data.split import partition_examples
 from hpcfl.data.tables import Row, class_of
 from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError, HpcflError, JobError, StoreError, one_line
@@ -65,7 +65,7 @@ def test_a_client_too_many(tmp_path):
     np.save(tmp_path / "split.npy", np.array([0, 1, 10**15]))
     config = Arrays(path=str(tmp_path / "a.npz"), partition=File(path=str(tmp_path / "split.npy")))
     with pytest.raises(DataError, match=f"holds client {10**15}, but 3 examples"):
-        deal(config, config.load(0), 0)
+        partition_examples(config, config.load(0), 0)
 
 
 def test_a_class_too_many(tmp_path):

@@ -28,13 +28,13 @@ from hpcfl.engine import loop
 from hpcfl.errors import HpcflError
 from hpcfl.models import MODELS
 from hpcfl.monitor import status, watch
-from hpcfl.report.collect import read_standing
+from hpcfl.report.collect import collect_runs
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.runner.export import export
 from hpcfl.runner.start import start
 from hpcfl.sweep.grid import read_sweep
-from hpcfl.sweep.pending import todo
-from hpcfl.sweep.progress import Board
+from hpcfl.sweep.pending import pending_runs
+from hpcfl.sweep.progress import SweepProgress
 from hpcfl.sweep.run_sweep import prepare
 from tests.long_form import LONG, TIMES
 
@@ -115,7 +115,7 @@ def sweep(root):
     (root / "sweep.yaml").write_text("job: job.yaml\ngrid: {seed: [0, 1, 2, 3]}\n")
     with RunDir(root / "run") as folder:
         todos = prepare(read_sweep(root / "sweep.yaml"), folder)
-        with Board("sweep", folder.root / SWEEP_LOG, 4, io.StringIO()) as board:
+        with SweepProgress("sweep", folder.root / SWEEP_LOG, 4, io.StringIO()) as board:
             board.say("plan", "sweep", "4 runs to do, 0 finished before, 1 at once: as asked")
             for each in todos[:2]:
                 start(each.point.loaded, each.folder.root)
@@ -159,7 +159,7 @@ class Subject:
 
     def report(self):
         with self._live():
-            standing = read_standing([self.root])
+            standing = collect_runs([self.root])
         return report.plain(report.by_run(standing.runs, None)), *standing.notes
 
     def watch(self):
@@ -169,7 +169,7 @@ class Subject:
         return console.file.getvalue()
 
     def todo(self):
-        todos = todo(read_sweep(self.place / "sweep.yaml"), self.root)
+        todos = pending_runs(read_sweep(self.place / "sweep.yaml"), self.root)
         return [(each.point.name, each.action, each.done) for each in todos]
 
     def export(self):

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from hpcfl.errors import DiskError, as_disk_error, as_job_error
-from hpcfl.local.error_context import named, told
+from hpcfl.local.error_context import client_errors, round_errors
 from hpcfl.runner import preflight
 
 VISIT = SimpleNamespace(client=7, round=3)
 AROUND = {
     "a class before round 1": lambda: as_job_error("data.kind: x", "cannot", nullcontext),
     "the trial": lambda: preflight._as_one_line("data.kind: x", "cannot", ()),
-    "a client": lambda: named(VISIT, "begin"),
-    "a round": lambda: told(4),
+    "a client": lambda: client_errors(VISIT, "begin"),
+    "a round": lambda: round_errors(4),
 }
 
 

@@ -5,9 +5,17 @@ from pathlib import Path
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.job.resume_rules import BOUND, FREE, differences, free, is_free, mark, require_free
+from hpcfl.job.resume_rules import (
+    IMMUTABLE,
+    MUTABLE,
+    differences,
+    is_mutable,
+    job_fingerprint,
+    mutable_settings,
+    require_mutable,
+)
 from hpcfl.job.schema import load
-from hpcfl.job.settings import flat, over_seeds
+from hpcfl.job.settings import flatten, group_by_seed
 
 JOB = {
     "data": {"kind": "digits", "clients": 4},
@@ -20,12 +28,12 @@ JOB = {
 
 
 def settings(*overrides):
-    return flat(load(JOB, overrides).tree)
+    return flatten(load(JOB, overrides).tree)
 
 
 def test_every_key_is_free_or_bound_as_written_here():
     """A new key of a job is bound until somebody decides otherwise, and then stands here."""
-    assert sorted(free(settings())) == [
+    assert sorted(mutable_settings(settings())) == [
         "balance",
         "checkpoint.every",
         "checkpoint.keep",
@@ -53,37 +61,37 @@ def test_every_key_is_free_or_bound_as_written_here():
 
 def test_what_is_free_keeps_no_two_seeds_apart():
     jobs = [{**settings(), "seed": seed} for seed in (0, 1)]
-    for key in free(settings()).keys() - {"rounds"}:
-        assert over_seeds([jobs[0], {**jobs[1], key: "another"}]) == [[0, 1]], key
+    for key in mutable_settings(settings()).keys() - {"rounds"}:
+        assert group_by_seed([jobs[0], {**jobs[1], key: "another"}]) == [[0, 1]], key
 
 
 def test_what_is_named_exists():
     job = settings()
-    assert all(any(f"{key}.".startswith(f"{name}.") for key in job) for name in FREE)
-    assert set(BOUND) <= set(job)
+    assert all(any(f"{key}.".startswith(f"{name}.") for key in job) for name in MUTABLE)
+    assert set(IMMUTABLE) <= set(job)
 
 
 def test_the_mark_is_of_what_must_not_change():
-    whole = mark(settings())
+    whole = job_fingerprint(settings())
     for change in ("rounds=9", "evaluate.every=3", "checkpoint.keep=5", "store.kind=memory"):
-        assert mark(settings(change)) == whole, change
+        assert job_fingerprint(settings(change)) == whole, change
     for change in ("seed=1", "local.lr=0.2", "evaluate.batch_size=7", "threads=2"):
-        assert mark(settings(change)) != whole, change
-    assert mark(dict(reversed(settings().items()))) == whole
+        assert job_fingerprint(settings(change)) != whole, change
+    assert job_fingerprint(dict(reversed(settings().items()))) == whole
 
 
 def test_a_cosine_binds_the_rounds():
     cosine = settings("local.schedule=cosine")
-    assert is_free("rounds", settings())
-    assert not is_free("rounds", cosine)
-    assert mark(settings("local.schedule=cosine", "rounds=9")) != mark(cosine)
+    assert is_mutable("rounds", settings())
+    assert not is_mutable("rounds", cosine)
+    assert job_fingerprint(settings("local.schedule=cosine", "rounds=9")) != job_fingerprint(cosine)
     with pytest.raises(JobError, match=r"rounds: is 8 in runs/a, asked for is 9, .*cosine spans"):
-        require_free(cosine, settings("local.schedule=cosine", "rounds=9"), Path("runs/a"))
+        require_mutable(cosine, settings("local.schedule=cosine", "rounds=9"), Path("runs/a"))
 
 
 @pytest.mark.parametrize("key", ["rounds", "roundsX", "evaluate_more.every", "store", "storeX"])
 def test_a_key_is_free_by_its_whole_name(key):
-    assert is_free(key, {}) == (key == "rounds")
+    assert is_mutable(key, {}) == (key == "rounds")
 
 
 def test_differences():

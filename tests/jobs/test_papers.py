@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcfl.job.settings import flat
+from hpcfl.job.settings import flatten
 from hpcfl.report.published import published
 from tests.jobs.every import ROOT, sweep
 
@@ -32,7 +32,7 @@ def jobs(patterns):
         for path in (ROOT / "jobs/papers").glob(f"{pattern}.yaml"):
             for point in sweep(path).points:
                 if point.loaded.job.seed == 0:
-                    found[path.stem, point.name] = flat(point.loaded.tree)
+                    found[path.stem, point.name] = flatten(point.loaded.tree)
     return found
 
 

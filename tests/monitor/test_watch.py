@@ -20,7 +20,7 @@ from rich.console import Console
 from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.engine.timing import PARTS
 from hpcfl.monitor import watch
-from hpcfl.report.text_plot import draw
+from hpcfl.report.text_plot import text_plot
 from hpcfl.run_dir import log as runlog
 from hpcfl.run_dir.log import LogReader
 from tests.rundirs import cut_log, log_of, resolved
@@ -160,7 +160,7 @@ def test_a_log_that_a_resume_has_cut_is_read_anew(tmp_path, after):
 
 def test_a_chart_by_hand():
     """A line from the lowest value at the left to the highest at the right."""
-    assert draw([(0, 1.0), (2, 3.0), (4, 5.0)], 4, 15, 6, braille=False) == [
+    assert text_plot([(0, 1.0), (2, 3.0), (4, 5.0)], 4, 15, 6, braille=False) == [
         "        5     *",
         "             * ",
         "            *  ",
@@ -172,13 +172,13 @@ def test_a_chart_by_hand():
 
 def test_a_chart_of_dots():
     """Eight dots a cell, two columns of four."""
-    lines = draw([(0, 0.0), (1, 1.0)], 1, 11, 2, braille=True)
+    lines = text_plot([(0, 0.0), (1, 1.0)], 1, 11, 2, braille=True)
     assert [ord(line[-1]) for line in lines] == [0x2800 | 0x40 | 0x04 | 0x10 | 0x08, ord("1")]
 
 
 @pytest.mark.parametrize("values", [[], [float("nan")]])
 def test_a_chart_of_nothing(values):
-    assert draw(list(enumerate(values)), 5, 40, 5, braille=True) == ["nothing to draw yet"]
+    assert text_plot(list(enumerate(values)), 5, 40, 5, braille=True) == ["nothing to draw yet"]
 
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "Ctrl-C"])

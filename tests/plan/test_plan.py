@@ -71,7 +71,7 @@ def test_a_small_job_by_hand(job, hpcfl):
     """3 x 4 + 4 parameters; 40 examples of 4 clients, 10 each: 3 batches of 4."""
     found = planned(job, ranks=2)
     assert (found.parameters, found.vector, found.population) == (16, 64, 4)
-    assert (found.steps, found.gradients, found.surveys) == ((3, 3), 1, 0)
+    assert (found.steps, found.gradients, found.full_gradient_rounds) == ((3, 3), 1, 0)
     assert found.traffic == (64, 64)
     assert found.in_all == (64 * 2 * 4, 64 * 2 * 4)
     assert (found.overhead, found.own, found.shared, found.server) == (1, 64 + 4, 0, 64)
@@ -105,13 +105,13 @@ def test_members_that_a_rank_trains(job):
 )
 def test_gradients(job, algorithm, gradients, surveys):
     found = planned(job, f"algorithm={{name: {algorithm}}}")
-    assert (found.gradients, found.surveys) == (gradients, surveys)
+    assert (found.gradients, found.full_gradient_rounds) == (gradients, surveys)
 
 
 @pytest.mark.parametrize(("every", "surveys"), [(1, 4), (3, 1), (5, 0)])
 def test_dissimilarity_takes_full_gradients(job, hpcfl, every, surveys):
     watched = f"diagnostics={{dissimilarity: true, every: {every}}}"
-    assert planned(job, watched).surveys == surveys
+    assert planned(job, watched).full_gradient_rounds == surveys
     text = hpcfl("plan", job, watched).text
     assert ("round, and one over all its examples " in text) == (surveys == 4)
     assert ("| and one over all its examples, in 1 of the rounds " in text) == (surveys == 1)

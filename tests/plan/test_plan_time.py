@@ -12,11 +12,11 @@ import yaml
 from hpcfl.cohort.assignment import Balance, assign_owners
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.plan import Pieces, Work, foretell, read_pieces, scale, work
+from hpcfl.plan import CostModel, Work, predict, read_cost_model, scale, work
 from hpcfl.runner.components import build_components
 
 ROOT = Path(__file__).parents[2]
-PIECES = Pieces(
+PIECES = CostModel(
     origin="by hand", step_s=2.0, visit_s=0.5, round_s=0.25, convert_s=0.01, restore_s=0.02,
     test_s=0.1, latency_s=0.001, bandwidth=1000.0, read=50.0, write=25.0,
 )  # fmt: skip
@@ -30,7 +30,7 @@ WORK = Work(
 
 def test_one_rank_by_hand():
     """Visits take 0.5 + 2 + 4; rounds of 9 and 5 steps of three and two clients in turn."""
-    found = foretell(WORK, 1, PIECES)
+    found = predict(WORK, 1, PIECES)
     assert found.train == pytest.approx(((18 + 3 * 6.5) + (10 + 2 * 6.5)) / 2)
     assert found.convert == pytest.approx((0.3 + 0.2) / 2 + 0.2)
     assert found.exchange == 0
@@ -41,7 +41,7 @@ def test_one_rank_by_hand():
 
 def test_two_ranks_by_hand():
     """Even rounds: 4 steps and a visit, or 5 and two visits; odd ones: 5 and two, or nothing."""
-    found = foretell(WORK, 2, PIECES)
+    found = predict(WORK, 2, PIECES)
     assert found.train == pytest.approx(10 + 13)
     assert found.convert == pytest.approx(0.2 + 0.2)
     assert found.busiest == pytest.approx((5 / 4.5 + 5 / 2.5) / 2)
@@ -50,7 +50,7 @@ def test_two_ranks_by_hand():
 
 
 def test_more_ranks_send_more_messages_and_hardly_more_bytes():
-    found = foretell(WORK, 4, PIECES)
+    found = predict(WORK, 4, PIECES)
     assert found.exchange == pytest.approx(2 * 4 * 0.001 + 2 * 3 / 4 * 80 / 1000)
 
 
@@ -60,7 +60,7 @@ EQUAL = replace(WORK, examples=np.ones(4, np.int64), draw=lambda t: np.array([0,
 
 def test_ranks_own_by_examples_and_not_by_steps():
     """Clients 0 and 2 of rank 0: two visits, 6 steps and two states, all on one rank."""
-    found = foretell(replace(EQUAL, rounds=1), 2, PIECES)
+    found = predict(replace(EQUAL, rounds=1), 2, PIECES)
     assert found.train == pytest.approx(6 * 2 + 2 * 0.5 + 2 * 6)
     assert found.busiest == 2
 
@@ -72,17 +72,17 @@ def test_handing_over_by_hand():
     either rank, move nobody.
     """
     stealing = replace(EQUAL, balance="steal")
-    one = foretell(replace(stealing, rounds=1), 2, PIECES)
+    one = predict(replace(stealing, rounds=1), 2, PIECES)
     assert one.train == pytest.approx(4 * 2 + 0.5 + 2 * 6)
     assert one.convert == pytest.approx(0.1 + 0.2)
     assert one.ship == pytest.approx(2 * 0.001 + 2 * 0.001 + (150 + 100) / 1000)
     assert one.busiest == pytest.approx(4 / 3)
     assert one.round == pytest.approx(one.train + 0.3 + one.exchange + one.ship + 0.25)
-    found = foretell(stealing, 2, PIECES)
+    found = predict(stealing, 2, PIECES)
     assert found.train == pytest.approx((one.train + 4 * 2 + 0.5 + 6) / 2)
     assert found.ship == pytest.approx(one.ship / 2)
     assert found.hours == pytest.approx((4 * found.round + 2 * found.evaluate) / 3600)
-    assert foretell(stealing, 1, PIECES) == foretell(EQUAL, 1, PIECES)
+    assert predict(stealing, 1, PIECES) == predict(EQUAL, 1, PIECES)
 
 
 def test_the_rank_that_hands_over_most_is_waited_for():
@@ -92,10 +92,10 @@ def test_the_rank_that_hands_over_most_is_waited_for():
         WORK, steps=ones, examples=ones, taken=ones, balance="steal", rounds=1,
         draw=lambda t: np.arange(0, 18, 3),
     )  # fmt: skip
-    found = foretell(crowd, 3, PIECES)
+    found = predict(crowd, 3, PIECES)
     assert found.ship == pytest.approx(2 * 2 * 0.001 + 4 * (0.002 + 0.25))
     assert found.busiest == 1
-    assert foretell(replace(crowd, sent=0, state=0), 3, PIECES).ship == 0  # nobody remembers
+    assert predict(replace(crowd, sent=0, state=0), 3, PIECES).ship == 0  # nobody remembers
 
 
 @pytest.mark.parametrize("balance", ["owner", "steal"])
@@ -120,7 +120,7 @@ def test_the_busiest_is_the_one_of_a_run(job, arrays, balance):
         for done in [[sum(steps[i] for i in rank.assignment(t).trained) for rank in ranks]]
     ]
     steps_alone = replace(PIECES, visit_s=0.0, convert_s=0.0, read=None, write=None)
-    found = foretell(work(parts), 3, steps_alone)
+    found = predict(work(parts), 3, steps_alone)
     assert found.busiest == pytest.approx(np.mean(counted))
     assert (found.ship > 0) == (balance == "steal")
 
@@ -133,16 +133,16 @@ def test_large_cohorts_are_drawn_for_fewer_rounds():
 
 def test_pieces_of_one_rank_say_nothing_of_two():
     alone = replace(PIECES, latency_s=None, bandwidth=None)
-    assert foretell(WORK, 1, alone).exchange == 0
+    assert predict(WORK, 1, alone).exchange == 0
     with pytest.raises(JobError, match=r"2 ranks, but they say nothing of an all-reduce"):
-        foretell(WORK, 2, alone)
+        predict(WORK, 2, alone)
 
 
 def test_measured_pieces_make_hours(job, hpcfl, refused, tmp_path):
     file = tmp_path / "pieces.json"
     told = hpcfl("bench", "pieces", job, "rounds=4", "--json", file)
     assert told.code == 0, told.err
-    pieces = read_pieces(file)
+    pieces = read_cost_model(file)
     assert pieces.origin.startswith("measured with 1 rank(s)")
     assert pieces.step_s > 0
     assert "hours" not in hpcfl("plan", job).text

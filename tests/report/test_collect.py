@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.report.collect import find_runs, read_standing
+from hpcfl.report.collect import collect_runs, find_runs
 from tests.rundirs import events_of, log_of, resolved
 
 JOB = "rounds: 2\nalgorithm: {name: fedavg}\nevaluate: {last: 0}\n"
@@ -42,7 +42,7 @@ def test_where_the_runs_of_a_sweep_stand(sweep):
     )
     with (sweep / "c" / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        standing = read_standing([sweep])
+        standing = collect_runs([sweep])
     assert states(standing) == {"a": "finished", "b": "failed", "c": "alive", "d": "not running"}
     assert list(standing.notes) == [
         f"{sweep}: 6 runs: 1 finished, 2 failed, 1 alive, 1 not running, 1 not begun",
@@ -56,7 +56,7 @@ def test_jobs_written_ahead_are_points_too(sweep):
     (sweep / "sweep.log").write_bytes(events_of(PLAN.replace("5 runs", "1 runs")))
     for name in "abcdefgh":
         (sweep / f"{name}.yaml").write_text(JOB)
-    (note,) = read_standing([sweep]).notes
+    (note,) = collect_runs([sweep]).notes
     assert note == f"{sweep}: 8 runs: 1 finished, 3 not running, 4 not begun"
 
 
@@ -67,7 +67,7 @@ def test_a_failure_that_was_tried_again_is_over(sweep):
             "2026-11-21 12:52:00 resumed  b: from round 1\n"
         )
     )
-    assert states(read_standing([sweep]))["b"] == "not running"
+    assert states(collect_runs([sweep]))["b"] == "not running"
 
 
 def test_folders_of_sweeps_stand_for_their_runs(sweep):
@@ -75,15 +75,15 @@ def test_folders_of_sweeps_stand_for_their_runs(sweep):
     (sweep / "a" / "branch" / "job.yaml").write_bytes(
         resolved(JOB)
     )  # below a run: not of this folder
-    standing = read_standing([sweep.parent])
+    standing = collect_runs([sweep.parent])
     assert [run.name for run in standing.runs] == ["a", "b", "c", "d"]
     assert standing.notes == []  # nobody wrote a sweep.log
-    assert [run.name for run in read_standing([sweep / "b", sweep / "a"]).runs] == ["b", "a"]
+    assert [run.name for run in collect_runs([sweep / "b", sweep / "a"]).runs] == ["b", "a"]
 
 
 def test_a_folder_without_runs(tmp_path):
     with pytest.raises(JobError, match=r"no job\.yaml here"):
-        read_standing([tmp_path])
+        collect_runs([tmp_path])
 
 
 def unwrapped(done):

@@ -3,7 +3,7 @@
 import pytest
 
 from hpcfl.io.files import READABLE
-from hpcfl.report.collect import find_runs, read_standing
+from hpcfl.report.collect import collect_runs, find_runs
 from tests.rundirs import events_of, log_of, resolved
 
 JOB = "rounds: 2\nalgorithm: {name: fedavg}\nevaluate: {last: 0}\n"
@@ -55,7 +55,7 @@ def test_the_three_commands_agree(folder, hpcfl, tmp_path, monkeypatch):
     assert "runs: 4 finished, 1 not begun" in " ".join(" ".join(page).split())
     shown = [line.split()[0] for line in page if line.split()]
     assert [name for name in shown if name in NAMES] == NAMES
-    collect = read_standing([folder])
+    collect = collect_runs([folder])
     found = [str(run.path.relative_to(folder)) for run in collect.runs]
     assert found == [name for name in NAMES if name != "x/sweep/s1"]
     (note,) = collect.notes
@@ -95,6 +95,6 @@ def test_a_folder_that_may_not_be_listed_is_told(folder, hpcfl, monkeypatch):
     monkeypatch.setattr(collect, "_subfolders", subfolders)
     said = f"{folder}/x/y: cannot be listed: Permission denied; {READABLE}"
     assert hpcfl("status", folder).out[-2:] == [said, "4 runs: 3 finished, 1 not begun"]
-    assert said in read_standing([folder]).notes
+    assert said in collect_runs([folder]).notes
     # A page is as wide as the terminal, and breaks lines also within a path.
     assert "".join(said.split()) in "".join(hpcfl("watch", folder).text.split())

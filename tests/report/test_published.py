@@ -7,7 +7,7 @@ import pytest
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.job.schema import load
-from hpcfl.job.settings import flat
+from hpcfl.job.settings import flatten
 from hpcfl.report.published import centralised, find, published, set_up
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +16,7 @@ NONIID = "jobs/cifar10/fedhbm_noniid.yaml"
 
 
 def settings(path, *overrides):
-    return flat(load(ROOT / path, overrides).tree)
+    return flatten(load(ROOT / path, overrides).tree)
 
 
 def accuracies(job):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from hpcfl.errors import JobError, StoreError
 from hpcfl.report import by_run, by_seed, plain, tables, to_csv, to_markdown
-from hpcfl.report.collect import read_standing
+from hpcfl.report.collect import collect_runs
 from hpcfl.run_dir import record
 from hpcfl.run_dir.record import read_run
 from tests.rundirs import cut_log, log_of, resolved
@@ -131,10 +131,10 @@ def test_a_resume_that_cuts_the_log_while_it_is_read(job, tmp_path, hpcfl, monke
 
     def overtaken(path, extent):
         cut_log(run, 2)
-        monkeypatch.setattr(record, "require", require)
+        monkeypatch.setattr(record, "require_log_prefix", require)
         return require(path, extent)
 
-    monkeypatch.setattr(record, "require", overtaken)
+    monkeypatch.setattr(record, "require_log_prefix", overtaken)
     assert read_run(run).done == 4
     assert read_run(run).done == 2
 
@@ -225,7 +225,7 @@ def test_runs_of_one_name_are_told_apart_by_the_folder_above(run_dir, tmp_path):
         (tmp_path / folder).mkdir()
         run_dir(name=f"{folder}/run")
     run_dir(name="b/other", job=JOB.replace("4", "5"))
-    runs = read_standing([tmp_path / "a" / "run", tmp_path / "b"]).runs
+    runs = collect_runs([tmp_path / "a" / "run", tmp_path / "b"]).runs
     lines = to_markdown(by_run(runs)).splitlines()[2:]
     assert [line.split(" | ")[0] for line in lines] == ["| a/run", "| other", "| b/run"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.job.settings import flat
+from hpcfl.job.settings import flatten
 from hpcfl.report import as_papers, by_run, plain, to_csv, to_latex, to_markdown
 from hpcfl.report.formats import escaped
 from hpcfl.report.rounds_to_target import Target
@@ -21,7 +21,7 @@ IID = "data.partition.alpha=10000"
 
 def record(accuracies, *overrides, rounds=None, last=2, job="cifar10/fedavg_noniid"):
     """A run with an evaluation every round."""
-    settings = flat(load(ROOT / f"jobs/{job}.yaml", overrides).tree)
+    settings = flatten(load(ROOT / f"jobs/{job}.yaml", overrides).tree)
     settings["rounds"] = rounds or len(accuracies)
     log = tuple({"round": k + 1, "test_accuracy": a} for k, a in enumerate(accuracies))
     name = settings["algorithm.name"]

@@ -6,10 +6,10 @@ import pytest
 
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.job.settings import flat
+from hpcfl.job.settings import flatten
 from hpcfl.report import as_papers, by_run, by_seed, plain, to_csv, to_markdown
-from hpcfl.report.comparison import beside_published
-from hpcfl.report.rounds_to_target import Target, beside_target
+from hpcfl.report.comparison import with_published
+from hpcfl.report.rounds_to_target import Target, with_target
 from hpcfl.run_dir.record import RunRecord
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 def record(name, accuracies, *overrides, rounds=None, job="cifar10/fedavg_noniid"):
     """A run with an evaluation every 10 rounds."""
-    settings = flat(load(ROOT / f"jobs/{job}.yaml", overrides).tree)
+    settings = flatten(load(ROOT / f"jobs/{job}.yaml", overrides).tree)
     settings["rounds"] = rounds or 10 * len(accuracies)
     log = tuple(
         {"round": 10 * (k + 1), "test_accuracy": accuracy} for k, accuracy in enumerate(accuracies)
@@ -51,7 +51,7 @@ def cells(beside):
 
 def test_the_rounds_to_seventy_percent_of_the_centralised(runs):
     """0.7 x 86.48 % is 60.536 %: reached at round 40 and at round 20."""
-    beside = beside_target(runs, Target(70))
+    beside = with_target(runs, Target(70))
     assert cells(beside) == {
         "rounds\nto 70 %": ["40", "20", "-"],
         "speed-up\nx": ["1.00", "2.00", "-"],
@@ -65,18 +65,18 @@ def test_the_rounds_to_seventy_percent_of_the_centralised(runs):
 
 
 def test_what_the_paper_never_reached(runs):
-    assert cells(beside_target(runs, Target(90)))["published\nrounds"] == ["never", "2560", "never"]
+    assert cells(with_target(runs, Target(90)))["published\nrounds"] == ["never", "2560", "never"]
 
 
 def test_an_accuracy_of_ones_own(runs):
-    assert cells(beside_target(runs, Target(0.3, absolute=True))) == {
+    assert cells(with_target(runs, Target(0.3, absolute=True))) == {
         "rounds\nto 0.3": ["30", "20", "30"],
         "speed-up\nx": ["1.00", "1.50", "1.00"],
     }
 
 
 def test_columns_stay_where_nobody_arrives(runs):
-    beside = beside_target(runs, Target(0.99, absolute=True))
+    beside = with_target(runs, Target(0.99, absolute=True))
     assert "| rounds to 0.99 | speed-up x |" in to_markdown(by_run(runs, beside))
 
 
@@ -86,12 +86,12 @@ def test_a_speedup_is_over_fedavg_of_the_same_set_up_and_seed(runs):
         record("split", [0.1, 0.61], HBM, "data.partition.alpha=0.3"),
         record("slow", [0.0] * 7 + [0.7], "local.lr=0.001"),
     ]
-    found = cells(beside_target([*runs, *others], Target(0.6, absolute=True)))
+    found = cells(with_target([*runs, *others], Target(0.6, absolute=True)))
     assert found["speed-up\nx"] == ["1.00", "2.00", "-", "-", "-", "1.00"]
 
 
 def speed_ups(runs, target=0.6):
-    return beside_target(runs, Target(target, absolute=True))
+    return with_target(runs, Target(target, absolute=True))
 
 
 def test_the_baseline_agrees_in_every_setting_but_the_algorithms_own():
@@ -193,7 +193,7 @@ def mean_and_count(values):
 
 def numbers(runs, target):
     """(mean, of how many) of rounds and speed-up of each algorithm, as each layout has them."""
-    beside = beside_target(runs, target)
+    beside = with_target(runs, target)
     keys = {"target_round_0.6": "rounds_to_0.6", "speedup_0.6": "speedup_0.6"}
     each, means, papers = {}, {}, {}
     for row in csv_rows(by_run(runs, beside)):
@@ -226,7 +226,7 @@ def test_all_layouts_have_the_same_numbers():
     assert by_runs["fedhbm", "target_round_0.6"] == (30.0, 2)
     assert by_runs["fedhbm", "speedup_0.6"] == (3.0, 1)
     assert by_seeds == by_papers == by_runs
-    beside = beside_target(runs, Target(0.6, absolute=True))
+    beside = with_target(runs, Target(0.6, absolute=True))
     titles, _, fedhbm, _ = seed_rows(runs, beside)
     assert fedhbm[titles.index("rounds\nto 0.6")] == "30 +- 14 (n=2 of 3)"
     assert fedhbm[titles.index("speed-up\nx")] == "3.00 (n=1 of 3)"
@@ -235,7 +235,7 @@ def test_all_layouts_have_the_same_numbers():
 
 
 def test_without_fedavg_there_is_no_speedup(runs):
-    assert "speed-up\nx" not in cells(beside_target(runs[1:], Target(70)))
+    assert "speed-up\nx" not in cells(with_target(runs[1:], Target(70)))
 
 
 def test_means_over_seeds():
@@ -245,14 +245,14 @@ def test_means_over_seeds():
         record("h0", [0.7, 0.7, 0.7, 0.7], HBM),
         record("h1", [0.1, 0.7, 0.7, 0.7], HBM, "seed=1"),
     ]
-    beside = beside_target(runs, Target(70)).joined(beside_published(runs))
+    beside = with_target(runs, Target(70)).joined(with_published(runs))
     titles, fedavg, fedhbm = seed_rows(runs, beside)
     where = [titles.index(column.title) for column in beside.columns]
     assert [fedavg[k] for k in where] == ["35 +- 7", "1.00 +- 0.00", "5520", "66.12 +- 0.32"]
     # 30/10 and 40/20
     assert [fedhbm[k] for k in where] == ["15 +- 7", "2.50 +- 0.71", "770", "81.71 +- 0.15"]
     unfinished = [record("u0", [0.7], rounds=20), record("u1", [0.7], "seed=1", rounds=20)]
-    assert seed_rows(unfinished, beside_published(unfinished))[1][1:] == ["0 of 2", "66.12 +- 0.32"]
+    assert seed_rows(unfinished, with_published(unfinished))[1][1:] == ["0 of 2", "66.12 +- 0.32"]
 
 
 @pytest.mark.parametrize(
@@ -274,12 +274,12 @@ def test_a_run_of_which_no_centralised_accuracy_is_printed():
     with pytest.raises(
         JobError, match="q: no paper prints a centralised accuracy of linear on dig"
     ):
-        beside_target([run], Target(70))
+        with_target([run], Target(70))
 
 
 def test_published_numbers_stand_beside_ours(runs):
     runs.append(record("ghb", [0.5], "algorithm={name: ghb}"))
-    beside = beside_published(runs)
+    beside = with_published(runs)
     assert cells(beside) == {
         "published\n%": ["66.12 +- 0.32", "81.71 +- 0.15", "69.01 +- 0.26", "-"]
     }
@@ -295,14 +295,14 @@ def test_published_numbers_stand_beside_ours(runs):
 
 def test_a_note_is_told():
     runs = [record("m", [0.5], "algorithm={name: feddyn}", "task=cifar100-lenet")]
-    beside = beside_published(runs)
+    beside = with_published(runs)
     assert cells(beside) == {"published\n%": ["nan"]}
     assert "FedHBM, table 3, feddyn: printed as NaN: it does not converge" in beside.captions
 
 
 def test_nothing_is_said_where_nothing_is_printed():
     runs = [record("g", [0.5], "algorithm={name: ghb}")]
-    beside = beside_published(runs)
+    beside = with_published(runs)
     assert not beside.columns
     assert plain(by_run(runs, beside)) == plain(by_run(runs))
     assert "published" not in to_csv(by_run(runs, beside))

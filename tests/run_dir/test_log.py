@@ -8,7 +8,7 @@ import pytest
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.run_dir import log as runlog
 from hpcfl.run_dir import manifest
-from hpcfl.run_dir.log import NOTHING, RunLog, cut, require
+from hpcfl.run_dir.log import NOTHING, RunLog, require_log_prefix, truncate_log
 from hpcfl.run_dir.manifest import Checkpoint, prune
 from tests.rundirs import log_of
 
@@ -54,8 +54,8 @@ def fail(*_, **__):
 
 def test_a_log_that_cannot_be_opened_read_or_cut(tmp_path, monkeypatch):
     path = tmp_path / "log.jsonl"
-    assert require(path, NOTHING) == b""
-    cut(path, NOTHING)  # there is none yet
+    assert require_log_prefix(path, NOTHING) == b""
+    truncate_log(path, NOTHING)  # there is none yet
     path.mkdir()
     with pytest.raises(
         StoreError, match=r"log\.jsonl: cannot be written: Is a directory; the last"
@@ -64,12 +64,12 @@ def test_a_log_that_cannot_be_opened_read_or_cut(tmp_path, monkeypatch):
     with pytest.raises(
         StoreError, match=r"log\.jsonl: cannot be read: Is a directory; put the log"
     ):
-        require(path, NOTHING)
+        require_log_prefix(path, NOTHING)
     path.rmdir()
     path.write_text("{}\n")
     monkeypatch.setattr(runlog.os, "truncate", fail)
     with pytest.raises(DiskError, match=r"log\.jsonl: cannot be written: Read-only file system"):
-        cut(path, NOTHING)
+        truncate_log(path, NOTHING)
 
 
 def test_a_checkpoint_that_cannot_be_removed_or_read(tmp_path, monkeypatch):

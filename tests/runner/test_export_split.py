@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.data.split import deal
+from hpcfl.data.split import partition_examples
 from hpcfl.job.schema import load
 from hpcfl.runner.components import build_components
 from tests.real_data import cifar10, real
@@ -27,7 +27,7 @@ PARTITIONS = {
 
 def clients(job, *overrides):
     config = load(job, overrides).job
-    return deal(config.data, config.data.load(config.seed), config.seed)
+    return partition_examples(config.data, config.data.load(config.seed), config.seed)
 
 
 def same(first, second):
@@ -102,7 +102,7 @@ def test_the_published_split_of_cifar10(request, tmp_path, hpcfl, alpha):
     ]
     config = load(PUBLISHED, overrides).job.data
     dataset = config.load(0)
-    rows = deal(config, dataset, 0)
+    rows = partition_examples(config, dataset, 0)
     assert {len(own) for own in rows} == {499, 500}
     assert sum(map(len, rows)) == 49_999
     held = [len(torch.unique(dataset.train.labels[own])) for own in rows]

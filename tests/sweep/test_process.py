@@ -36,7 +36,7 @@ def starting(tmp_path, monkeypatch):
     monkeypatch.setattr(spawn, "mpirun", lambda: str(tmp_path / "mpirun"))
     folder = RunDir(tmp_path / "run")
     folder.root.mkdir()
-    run = spawn.Spawned(["resume"], folder, 20, 2, ranks=2, threads=1, gpus=[])
+    run = spawn.RunProcess(["resume"], folder, 20, 2, ranks=2, threads=1, gpus=[])
     alive, told = [Process(["mpirun"], 3), RANK], []
     monkeypatch.setattr(spawn, "family", lambda process: alive)
     monkeypatch.setattr(run._process, "terminate", lambda: told.append("stop"))
@@ -98,7 +98,7 @@ def sleeper(tmp_path, monkeypatch):
     folder.root.mkdir()
     folder.log.write_text('{"round": 9}\n')
     folder.history.write_text("{}\n")
-    run = spawn.Spawned(["resume"], folder, 20, 2, ranks=1, threads=1, gpus=[])
+    run = spawn.RunProcess(["resume"], folder, 20, 2, ranks=1, threads=1, gpus=[])
     yield folder, run
     run.kill()
 

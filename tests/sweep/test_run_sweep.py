@@ -15,8 +15,8 @@ from hpcfl.run_dir.layout import RunDir
 from hpcfl.signals import latch_early
 from hpcfl.sweep import run_sweep
 from hpcfl.sweep.grid import read_sweep
-from hpcfl.sweep.pending import todo
-from hpcfl.sweep.resources import room
+from hpcfl.sweep.pending import pending_runs
+from hpcfl.sweep.resources import parallel_runs
 from hpcfl.sweep.run_sweep import Outcome
 from tests.rundirs import cut_log, resolved
 
@@ -39,7 +39,7 @@ def file(job, tmp_path):
 
 
 def actions(path, root):
-    return [(run.point.name, run.action, run.done) for run in todo(read_sweep(path), root)]
+    return [(run.point.name, run.action, run.done) for run in pending_runs(read_sweep(path), root)]
 
 
 def events(root):
@@ -205,10 +205,10 @@ def test_exit_codes(tmp_path, codes, finished, code):
 
 
 def test_room_is_kept_for_what_the_present_runs_will_take():
-    assert room(10, 5, [5])
-    assert not room(9, 5, [0])  # 5 of them are spoken for
-    assert room(10, 5, [0])
-    assert not room(4, 5, [9])
+    assert parallel_runs(10, 5, [5])
+    assert not parallel_runs(9, 5, [0])  # 5 of them are spoken for
+    assert parallel_runs(10, 5, [0])
+    assert not parallel_runs(4, 5, [9])
 
 
 class Scripted:
@@ -247,7 +247,7 @@ class Scripted:
 @pytest.fixture
 def scripted(monkeypatch):
     """Runs that are played, not started."""
-    monkeypatch.setattr(run_sweep, "Spawned", Scripted)
+    monkeypatch.setattr(run_sweep, "RunProcess", Scripted)
     monkeypatch.setattr(run_sweep, "LOOK_S", 0)
     for name in ("alive", "begun"):
         monkeypatch.setattr(Scripted, name, 0)
@@ -265,14 +265,14 @@ def test_a_run_that_ends_early_opens_no_gate(file, tmp_path, scripted, monkeypat
         "_start",
         lambda self, run: (alive.append(scripted.alive), start(self, run)),
     )
-    run_sweep.play(read_sweep(file), tmp_path / "out")
+    run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
     assert alive == [0, 0, 0, 1]  # alone, until one has shown what it needs
 
 
 def test_what_is_started_is_what_was_checked(file, job, tmp_path, scripted):
     sweep, root = read_sweep(file), tmp_path / "out"
     job.write_text(job.read_text().replace("rounds: 4", "rounds: 5"))
-    run_sweep.play(sweep, root)
+    run_sweep.run_sweep(sweep, root)
     assert scripted.commands[2] == ["run", f"{root}/hbm-seed0.yaml", "--out", f"{root}/hbm-seed0"]
     for point in sweep.points:
         assert load(root / f"{point.name}.yaml").tree == point.loaded.tree
@@ -284,7 +284,7 @@ def test_data_are_fetched_once_before_the_first_run(file, tmp_path, scripted, mo
         DataConfig, "fetch", lambda data: fetched.append((data.clients, scripted.begun))
     )
     file.write_text(SWEEP + "  data.clients: [4, 5]\n")
-    run_sweep.play(read_sweep(file), tmp_path / "out")
+    run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
     assert fetched == [(4, 0), (5, 0)]
     assert scripted.begun == 8
 
@@ -295,7 +295,7 @@ def test_weights_are_fetched_once_before_the_first_run(file, tmp_path, scripted,
         ModelConfig, "fetch", lambda model: fetched.append((model.bias, scripted.begun))
     )
     file.write_text(SWEEP + "  model.bias: [true, false]\n")
-    run_sweep.play(read_sweep(file), tmp_path / "out")
+    run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
     assert fetched == [(True, 0), (False, 0)]
 
 
@@ -324,14 +324,14 @@ def test_a_stop_while_files_are_fetched_is_heard_before_the_next(
     monkeypatch.setattr(DataConfig, "fetch", fetch)
     file.write_text(SWEEP + "  data.clients: [4, 5]\n")
     with pytest.raises(Stopped, match="stopped by SIGTERM; the same command goes on"):
-        run_sweep.play(read_sweep(file), tmp_path / "out")
+        run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
     assert (fetched, scripted.begun) == ([4], 0)
     assert not list((tmp_path / "out").glob("*.yaml"))
 
 
 def test_a_silent_run_is_told(file, tmp_path, scripted, monkeypatch):
     monkeypatch.setattr(scripted, "words", "")
-    run_sweep.play(read_sweep(file), tmp_path / "out")
+    run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
     assert (
         "failed   avg-seed0: exit code 2: it said nothing"
         in (tmp_path / "out/sweep.log").read_text()
@@ -351,7 +351,7 @@ def stopped(file, tmp_path, scripted, monkeypatch):
         monkeypatch.setattr(scripted, "words", words)
         monkeypatch.setattr(scripted, "look", look)
         with pytest.raises(Stopped):
-            run_sweep.play(read_sweep(file), tmp_path / "out")
+            run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
         last = (tmp_path / "out/sweep.log").read_bytes().splitlines()[-1]
         return checksum.remove_from_line(last).decode()
 

@@ -3,12 +3,12 @@
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.report.collect import read_standing
+from hpcfl.report.collect import collect_runs
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.sweep_log import log_line
 from hpcfl.runner.start import start
 from hpcfl.sweep.grid import read_sweep
-from hpcfl.sweep.pending import todo
+from hpcfl.sweep.pending import pending_runs
 from hpcfl.sweep.run_sweep import prepare
 from hpcfl.sweep.slurm import Array, ranges
 
@@ -109,7 +109,8 @@ def test_what_is_not_finished_is_submitted(file, here, hpcfl, own_process):
         "not begun         -       seed4",
         "5 runs: 3 finished, 2 not begun",
     ]
-    assert [run.action for run in todo(read_sweep(file, ["rounds=2"]), here / "runs/s")] == [
+    left = pending_runs(read_sweep(file, ["rounds=2"]), here / "runs/s")
+    assert [run.action for run in left] == [
         "skip", "start", "skip", "skip", "start",
     ]  # fmt: skip
 
@@ -153,7 +154,7 @@ def test_a_failed_run_is_told_until_it_is_tried_again(job, here, hpcfl):
     assert lines[0] == "failed            -       gone"
     assert lines[1].startswith("diverged   ")
     assert lines[2] == "2 runs: 1 failed, 1 diverged"
-    told = read_standing([here / "runs/s"]).notes
+    told = collect_runs([here / "runs/s"]).notes
     assert told[1].startswith(f"{here}/runs/s/wild: failed: exit code 3: DivergedError: ")
     assert "0-1" in Array(read_sweep(here / "s.yaml"), (), here / "runs/s", 1, "").command_line()
     with (here / "runs/s/sweep.log").open("ab") as log:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from hpcfl.bench.chaos.attempt_outcome import Ending
 from hpcfl.errors import HpcflError
-from hpcfl.io.table import drawn
+from hpcfl.io.table import render_tables
 
 WIDTH = 110  # columns
 PHASES = ("import", "resume", "checkpoint", "pruning", "round")
@@ -43,7 +43,7 @@ class Tally:
             self.kills[ending.name, ending.fell] += 1
 
     def __str__(self) -> str:
-        tables = drawn(self._by_kind(), self._by_ranks(), width=WIDTH)
+        tables = render_tables(self._by_kind(), self._by_ranks(), width=WIDTH)
         return "\n".join([tables, *self._lines()])
 
     def check(self) -> None:

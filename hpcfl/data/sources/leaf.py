@@ -15,7 +15,7 @@ from hpcfl.data.grayscale import Grey
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import count_of, missing_classes
 from hpcfl.data.pack_images import commit, writable
-from hpcfl.data.source_fingerprint import digest, same, stamps
+from hpcfl.data.source_fingerprint import same, source_fingerprint, stamps
 from hpcfl.data.sources.arrays import cast, to_indices
 from hpcfl.data.sources.leaf_json import KINDS, User, check, users
 from hpcfl.data.sources.shakespeare import ALPHABET
@@ -59,7 +59,7 @@ class Leaf(DataConfig):
             DataError: the JSON is damaged, or not what the file of arrays was made from.
         """
         path, sources = self._packed, stamps(Path(self.root), self._sources())
-        origin = digest(sources)
+        origin = source_fingerprint(sources)
         if not path.exists():
             arrays = self._parse(track)
             part = path.with_name(path.name + ".part")

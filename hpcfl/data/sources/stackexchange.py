@@ -26,7 +26,7 @@ from typing import IO, ClassVar, NamedTuple
 from zlib import error as ZlibError
 
 from hpcfl.data.download import Track
-from hpcfl.data.source_fingerprint import digest, stamps
+from hpcfl.data.source_fingerprint import source_fingerprint, stamps
 from hpcfl.data.text import Sentences
 from hpcfl.data.token_file import Source
 from hpcfl.data.vocabulary import Vocabulary
@@ -70,7 +70,7 @@ class StackExchange(Sentences):
         """The file of posts, if it is there."""
         root = Path(self.root)
         found = stamps(root, [name for name in FILES if (root / name).exists()][:1])
-        return digest(found) if found else ""
+        return source_fingerprint(found) if found else ""
 
     def sources(self, track: Track) -> dict[str, Source]:
         """The posts of each user, dealt to train and test."""

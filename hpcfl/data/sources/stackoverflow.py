@@ -15,7 +15,7 @@ import h5py
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.download import Track
 from hpcfl.data.hdf5 import member, opened, strings
-from hpcfl.data.source_fingerprint import digest, stamps
+from hpcfl.data.source_fingerprint import source_fingerprint, stamps
 from hpcfl.data.text import Sentences
 from hpcfl.data.token_file import Source, Split
 from hpcfl.errors import DataError
@@ -68,7 +68,7 @@ class StackOverflow(Sentences):
     def origin(self) -> str:
         """Both HDF5 files and the word counts, if all are there."""
         found = stamps(Path(self.root), (*FILES.values(), WORD_COUNT))
-        return digest(found) if all(stamp for _, stamp in found) else ""
+        return source_fingerprint(found) if all(stamp for _, stamp in found) else ""
 
     def check(self, splits: dict[str, Split]) -> None:
         """Whether the published numbers are there, unless ``subset`` says they are not."""

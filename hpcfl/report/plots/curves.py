@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpcfl.errors import JobError
 from hpcfl.job.registry import suggestion
-from hpcfl.job.settings import SEED, Settings, apart, labels, over_seeds
+from hpcfl.job.settings import SEED, Settings, distinguishing_settings, group_by_seed, labels
 from hpcfl.report.comparison import mean_and_std
 from hpcfl.report.plots.drawing import FEW, Curve, add_legend, choose_looks, draw_curve
 from hpcfl.report.plots.figure import check_plot, new_figure, save
@@ -187,7 +187,9 @@ def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
     names = [group[0].algorithm for group in groups]
     for algorithm in _repeated(names):
         alike = [index for index, name in enumerate(names) if name == algorithm]
-        for index, text in zip(alike, apart([jobs[i] for i in alike], but=[SEED]), strict=True):
+        for index, text in zip(
+            alike, distinguishing_settings([jobs[i] for i in alike], but=[SEED]), strict=True
+        ):
             names[index] = ", ".join(filter(None, [algorithm, text]))
     again = _repeated(names)
     folders = labels([group[0].path for group in groups])
@@ -218,7 +220,7 @@ def _along(run: RunRecord, x: str) -> Mapping[int, float]:
 
 def _seeds(jobs: Sequence[Settings]) -> list[list[int]]:
     """Groups that differ in the seed alone; a job that is there twice has a group of its own."""
-    groups = over_seeds(jobs)
+    groups = group_by_seed(jobs)
     placed = {index for group in groups for index in group}
     return sorted([*groups, *([index] for index in range(len(jobs)) if index not in placed)])
 
