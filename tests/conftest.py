@@ -1,6 +1,8 @@
 """The command line in this process, and a small job for it."""
 
+import fcntl
 import signal
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -99,3 +101,17 @@ def job(tmp_path, arrays):
     path = tmp_path / "job.yaml"
     path.write_text(JOB.format(path=arrays()))
     return path
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """Is set as soon as another thread than this one is about to wait for a lock."""
+    event, flock, here = threading.Event(), fcntl.flock, threading.get_ident()
+
+    def told(fd, how):
+        if threading.get_ident() != here:
+            event.set()
+        flock(fd, how)
+
+    monkeypatch.setattr("hpcfl.io.lock.fcntl.flock", told)
+    return event

@@ -1,6 +1,5 @@
 """A server on this machine, and miniature data sets."""
 
-import fcntl
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -26,17 +25,3 @@ def served(tmp_path):
     server.shutdown()
     thread.join()
     server.server_close()
-
-
-@pytest.fixture
-def waiting(monkeypatch):
-    """Is set as soon as another thread than this one is about to wait for a lock."""
-    event, flock, here = threading.Event(), fcntl.flock, threading.get_ident()
-
-    def told(fd, how):
-        if threading.get_ident() != here:
-            event.set()
-        flock(fd, how)
-
-    monkeypatch.setattr("hpcfl.io.lock.fcntl.flock", told)
-    return event

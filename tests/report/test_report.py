@@ -127,7 +127,7 @@ def test_a_resume_that_cuts_the_log_while_it_is_read(job, tmp_path, hpcfl, monke
     """The checkpoint that knew of more rounds is given up before."""
     run = tmp_path / "run"
     assert hpcfl("run", job, "--out", run).code == 0
-    require = record.require
+    require = record.require_log_prefix
 
     def overtaken(path, extent):
         cut_log(run, 2)
