@@ -1,4 +1,4 @@
-"""What can go wrong, one class per exit code or per thing the caller must know."""
+"""The errors of hpcfl: a class for each exit code, or for each thing a caller must know."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Named random streams: every draw is keyed by (seed, purpose, round, client) and by nothing else.
+"""Random streams: every draw is keyed by (seed, purpose, round, client) and by nothing else.
 
 A stream never depends on which rank asks, in which order, or on what ran before, so the same job
 and seed give the same bits on any number of ranks and after any restart.

@@ -1,4 +1,4 @@
-"""The few types that every room speaks."""
+"""The types that every package uses."""
 
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol

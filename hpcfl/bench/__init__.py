@@ -1,1 +1,1 @@
-"""Measurements: ratios within one run, never absolute times alone."""
+"""Measurements on the user's machine, as ratios within one run."""

@@ -1,4 +1,4 @@
-"""The commands of ``hpcfl bench`` by name: what each measures for the words of a command line."""
+"""The commands of ``hpcfl bench`` by name."""
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""A local step of a client: one client after the other, against blocks of clients.
+"""Compare a local step of one client after the other with one of blocks of clients.
 
 Both are also set against what the device can do: the step's multiplications and additions, counted
 once, over the rate at which it multiplies large matrices of the job's precision.

@@ -1,4 +1,4 @@
-"""Sides that are measured in turns, and how far they are."""
+"""Measure several things in turns, so that noise of the machine falls on all of them."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Federated averaging on images like CIFAR-10's, played by pfl: a script for a Python that has it.
+"""A script for a Python that has pfl: federated averaging on images like CIFAR-10's.
 
     python peer_pfl.py '{"model": "cnn", "precision": "float32", "users": 1000, "samples": 50,
                          "cohort": 50, "batch": 10, "rate": 0.1}'

@@ -1,4 +1,4 @@
-"""A peer's rounds beside ours: hpcfl, a bare loop and, where it is installed, pfl-research.
+"""Compare rounds of hpcfl with a bare loop and, where it is installed, with pfl-research.
 
 Random images in CIFAR-10's shape, one epoch of SGD, users weighted alike.  ``cnn`` is pfl's own
 benchmark: 1000 users of 50, 50 users a round, batches of 10, rate 0.1, dropout.  Every side takes a

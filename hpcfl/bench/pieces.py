@@ -1,4 +1,4 @@
-"""What a round of a job is made of on this machine, each piece measured alone, for `hpcfl plan`.
+"""Measure the parts of a round's cost on this machine, each alone, for ``hpcfl plan``.
 
 On every rank at once, as in a run: local rounds of the job, each rank for itself; the exact mean of
 vectors of the job's size; all-reduces over the ranks.  The slowest rank's figures are kept.

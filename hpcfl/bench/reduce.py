@@ -1,4 +1,4 @@
-"""The exact mean of uploads against a plain all-reduce of floats by the same backend.
+"""Compare the exact mean of uploads with a plain all-reduce of floats by the same backend.
 
 On every rank; all sides take turns in one process, each turn after a barrier.  A side's time is
 that of rank 0, which waits for the others in each of them.

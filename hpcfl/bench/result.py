@@ -1,4 +1,4 @@
-"""What a measurement hands back: a table for people, every turn's figures for programs, a plot."""
+"""The result of a measurement: a table, every turn's figures, a plot."""
 
 import json
 import os

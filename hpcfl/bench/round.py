@@ -1,4 +1,4 @@
-"""A round of the engine against a bare PyTorch loop that does the same SGD steps and no more.
+"""Compare a round of the engine with a bare PyTorch loop that does the same SGD steps.
 
 The bare loop is what one would write by hand: the model's own parameters, torch.optim.SGD, the
 same batches and augmentation, and a running mean of the clients' models.  It draws no streams,

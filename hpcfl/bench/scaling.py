@@ -1,4 +1,4 @@
-"""A round on 1, 2, ... ranks against as many bare loops that run side by side and share nothing.
+"""Compare a round on 1, 2, ... ranks with as many bare loops that run side by side.
 
 LeNet, 20 clients of 250 random images in a round: R ranks share them out, and each of R bare loops
 trains 20 / R.  Each side's processes wait for their turn; a turn takes as long as its slowest

@@ -1,4 +1,4 @@
-"""A run whose rounds are played in turns, to be timed against something else."""
+"""A run whose rounds are played a few at a time, to be timed against something else."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing

@@ -1,4 +1,4 @@
-"""What client states cost: the disk's own speed against the store's, and a round's time.
+"""Compare the store of client states with the bare disk, and rounds with and without it.
 
 The disk: the same rows are written, fsynced and read by the store and by bare calls on a file
 that was allocated before; neither reads what memory still holds of a file.  The round: FedHBM, a

@@ -1,4 +1,4 @@
-"""A process of `hpcfl bench scaling`: python -m hpcfl.bench.worker JOB FOLDER NUMBER SHARES.
+"""A process of ``hpcfl bench scaling``: python -m hpcfl.bench.worker JOB FOLDER NUMBER SHARES.
 
 Under mpirun, one of the ranks of the engine; else with SHARES 1 the engine alone, with more a bare
 loop that trains one of so many shares of each cohort.  Each file FOLDER/go-K asks for a round.

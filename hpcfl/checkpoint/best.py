@@ -1,4 +1,4 @@
-"""The best model so far: best.safetensors in the run directory, and in every checkpoint.
+"""Keep the best model so far: best.safetensors in the run directory, and in every checkpoint.
 
 A checkpoint holds the best model as of its round, so a resume puts back what was true then: a
 better one of a later round, which the resumed run has not played yet, does not count before it is

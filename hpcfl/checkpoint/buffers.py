@@ -1,4 +1,4 @@
-"""buffers.safetensors: what a model computes with besides its parameters: frozen statistics.
+"""Write and read buffers.safetensors: a model's buffers, such as frozen statistics.
 
 No round changes it, so it is written once, at the start, and no checkpoint holds it.  A resume
 takes it from nowhere else: the file of ``model.init`` may be gone, or on another host.

@@ -1,4 +1,4 @@
-"""Checkpoints: what a run needs to go on as if nothing had happened, committed by one rename.
+"""Read and write the contents of a checkpoint.
 
     checkpoints/00000500/
         server.safetensors   the server's state, written by rank 0

@@ -1,4 +1,4 @@
-"""Reading the client states of a checkpoint before anything rests on them."""
+"""Verify the client states of a checkpoint before a run resumes from it."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a job would do, in a few lines, and who would hold which data."""
+"""Describe what a job would do, and which clients would hold which data."""
 
 from collections.abc import Iterable
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""What a job can name, read off the classes themselves."""
+"""List what a job can name, from the classes themselves."""
 
 import ast
 import inspect

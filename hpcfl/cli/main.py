@@ -1,4 +1,4 @@
-"""The command line: every command of ``hpcfl``, and the only place that prints."""
+"""Run the commands of ``hpcfl``; only this module prints results."""
 
 from __future__ import annotations
 

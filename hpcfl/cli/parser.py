@@ -1,4 +1,4 @@
-"""The words of the command line."""
+"""The parser of the command line."""
 
 import argparse
 import math

@@ -1,4 +1,4 @@
-"""Who takes part in a round: a function of the seed and the round alone, the same on every rank."""
+"""Sample the clients of a round: a function of the seed and the round, the same on every rank."""
 
 from collections import Counter
 from dataclasses import dataclass

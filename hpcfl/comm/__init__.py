@@ -1,1 +1,1 @@
-"""Groups of ranks: one process, MPI, Gloo or NCCL, and the exact sum over them."""
+"""Groups of ranks over MPI, Gloo or NCCL, and the exact mean over them."""

@@ -1,4 +1,4 @@
-"""What the engine asks of a group of ranks."""
+"""The interface of a group of ranks."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol

@@ -1,4 +1,4 @@
-"""What a rank says just before it ends all ranks is read before their launcher ends."""
+"""Wait until the launcher has read this rank's last message, before all ranks are ended."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Sums of a few scalars over ranks, correctly rounded, whoever holds which term."""
+"""Sum a few scalars over ranks, correctly rounded, whichever rank holds which term."""
 
 import math
 from collections.abc import Iterable, Sequence

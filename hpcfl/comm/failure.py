@@ -1,4 +1,4 @@
-"""Failing together: every rank learns that one failed, and one of them says why."""
+"""Fail on all ranks together: every rank learns that one failed, and one reports why."""
 
 import sys
 import traceback

@@ -1,4 +1,4 @@
-"""What every rank says of itself while it lives: one small file in the run directory.
+"""A small file for each rank of a live run, which says where the rank is and that it lives.
 
 Every life of a run has a folder of its own, ``ranks/LIFE``: a process of an earlier life that was
 stopped, and goes on, finds nobody of the new one there, and nobody of the new one hears it.

@@ -1,4 +1,4 @@
-"""Which launcher started this process, and the group of ranks that follows from it."""
+"""Detect which launcher started this process, and its rank."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple

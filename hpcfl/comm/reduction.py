@@ -1,4 +1,4 @@
-"""What every mean of uploads shares: its contract, its layout, and the look before the sum."""
+"""What every mean of uploads shares: the interface, the buffer, the check before the sum."""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""How the ranks of torch.distributed find each other: one TCP store on rank 0."""
+"""Let the ranks of torch.distributed find each other by a TCP store on rank 0."""
 
 import os
 import re

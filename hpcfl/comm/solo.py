@@ -1,4 +1,4 @@
-"""A group of one: no MPI, no torch.distributed."""
+"""The group of a single rank: no MPI, no torch.distributed."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Parcels as a library of messages takes them: flat bytes on its device, copied if need be."""
+"""Prepare messages for a communication library: flat bytes, on its device."""
 
 from collections.abc import Sequence
 

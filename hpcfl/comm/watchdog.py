@@ -1,4 +1,4 @@
-"""Ends a run in which a rank died unseen, was stopped or cut off, and says which one.
+"""End a run in which a rank died, was stopped or cut off, and say which one.
 
 Every rank has one thread that writes its heartbeat and counts how long the rank has been inside
 of one collective.  Beyond ``comm.timeout_s`` it reads the heartbeats of the others, one rank says

@@ -1,4 +1,4 @@
-"""A group of ranks under a watchdog: whoever waits in it too long ends the run."""
+"""A group of ranks under a watchdog: a rank that waits too long in a collective ends the run."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Data sets, how they are dealt to clients, and the batches clients train on."""
+"""Data sets, their partition into clients, and the batches that clients train on."""
 
 from collections.abc import Mapping
 

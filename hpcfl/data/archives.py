@@ -1,4 +1,4 @@
-"""Archives that a data set's owners publish: fetched, checked, and the wanted members taken out."""
+"""Fetch and check archives of a data set's publisher, and extract the members that are needed."""
 
 import struct
 import tarfile

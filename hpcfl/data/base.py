@@ -1,4 +1,4 @@
-"""What a data set is to the rest of the program."""
+"""The interface of a data set."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Which examples a client's local steps take."""
+"""Choose the examples of a client's local steps."""
 
 from collections.abc import Iterator
 from itertools import repeat

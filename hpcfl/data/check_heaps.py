@@ -1,4 +1,4 @@
-"""A look at the texts of an HDF5 file before HDF5 reads them: damaged ones make it loop or crash.
+"""Check the heaps of an HDF5 file before HDF5 reads them: damaged ones make it loop or crash.
 
 Texts of any length lie in "global heaps", which have no checksum.  HDF5 walks through a heap from
 object to object, each of which tells its size, and believes it: a size of 0 is a loop without end,

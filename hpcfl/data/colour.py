@@ -1,4 +1,4 @@
-"""Clients that see colours differently: FedMIM's perturbation."""
+"""Perturb the colours of each client's images (FedMIM)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Files that a data set's owners publish: fetched where there is internet, checked everywhere."""
+"""Fetch files of a data set's publisher where there is internet; check them everywhere."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Images as their files hold them, JPEG or PNG: shrunk once before packing, decoded for training.
+"""JPEG and PNG images: shrink them once before packing, decode them for training.
 
 Orientation tags are ignored, as the usual loaders of these data sets do.  What is transparent is
 laid over white.  Grey images of more than 8 bits would be cut, so they count as damaged.

@@ -1,4 +1,4 @@
-"""Fingerprints of all that a job reads: recorded by every checkpoint, compared at every resume.
+"""Fingerprints of all inputs of a job, recorded by checkpoints and compared at every resume.
 
 A fingerprint is a digest under the input's name: {"/data/own.npz": "sha256:1a2b..."}.
 """

@@ -1,4 +1,4 @@
-"""Reading HDF5 files that anyone may have written: nothing outside the file, no made-up sizes."""
+"""Read HDF5 files from untrusted sources: no external files, no invented sizes."""
 
 import os
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Setting aside some of every client's examples."""
+"""Hold out some of every client's examples."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Reading the IDX files in which MNIST and its kin are published."""
+"""Read IDX files, in which MNIST and similar data sets are published."""
 
 import gzip
 from pathlib import Path

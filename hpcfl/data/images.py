@@ -1,4 +1,4 @@
-"""From stored images to a model's inputs: crop, flip, change colours, normalise."""
+"""Turn stored images into a model's inputs: crop, flip, change colours, normalise."""
 
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""The files that a job reads, and a digest of each: a run goes on only from the same ones."""
+"""The files that a job reads, and a digest of each."""
 
 import hashlib
 from collections.abc import Iterable, Iterator

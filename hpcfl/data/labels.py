@@ -1,4 +1,4 @@
-"""How many classes labels tell of, and which of them have no example."""
+"""Count the classes of labels, and find classes without examples."""
 
 from collections.abc import Callable
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Packing image files into one HDF5 file, by several processes, in the form of ``packed.py``.
+"""Pack image files into one HDF5 file, by several processes.
 
 Every process shrinks pieces of the list and leaves each in a file of its own in NAME.h5.part, so a
 call that was interrupted goes on with the pieces that are there, unless an image has changed.  They

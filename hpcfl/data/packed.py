@@ -1,4 +1,4 @@
-"""One HDF5 file instead of a hundred thousand images: their bytes in a row, client by client.
+"""Read images from one packed HDF5 file, client by client.
 
     /                attributes format, classes, side, origin (see ``origin.py``)
     /train, /test    attribute missing: images that were listed but not to be had

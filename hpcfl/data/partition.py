@@ -1,4 +1,4 @@
-"""The ways of dealing training examples to clients, as a job names them."""
+"""The partitions of training examples into clients that a job can name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the data sets of photographs have in common: packed once, decoded ahead of the training."""
+"""What the data sets of photographs share: packed once, decoded ahead of training."""
 
 import re
 from abc import abstractmethod

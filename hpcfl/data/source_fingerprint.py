@@ -1,4 +1,4 @@
-"""What a prepared file was made from: a digest of files' names, sizes and times.
+"""A digest of the names, sizes and times of the files that a prepared file was made from.
 
 A preparation compares it while those files are there.  A job asks for the prepared file alone.
 """

@@ -1,4 +1,4 @@
-"""Dealing the training examples of a data set to clients."""
+"""Partition the training examples of a data set into clients."""
 
 from collections.abc import Sequence
 from pathlib import Path

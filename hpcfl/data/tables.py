@@ -1,4 +1,4 @@
-"""Reading a csv file that has a header, row by row, with an eye on what owners promise."""
+"""Read a csv file with a header, row by row, and check it against what its publisher says."""
 
 import csv
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Next-word prediction on sentences, every user a client: what its data sets share."""
+"""What data sets of sentences share: next-word prediction, every user a client."""
 
 from abc import abstractmethod
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""One compact file of sentences, made once by ``hpcfl data prepare`` and mapped by every rank.
+"""A compact file of sentences, made once by ``hpcfl data prepare`` and mapped by every rank.
 
     /words                   [V] texts, the vocabulary
     /done                    [2] how many users of train and of test are written

@@ -1,4 +1,4 @@
-"""Reading pickles of plain data and numpy's arrays, and nothing else.
+"""Read pickles of plain data and numpy arrays without running anything in them.
 
 A pickle is a program that Python's unpickler runs.  Here its instructions are only read, by
 ``pickletools``, and those that make plain data and arrays are followed: nothing is imported, and of

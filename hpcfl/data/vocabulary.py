@@ -1,4 +1,4 @@
-"""Words as classes: 0 is padding, 1 to V are the words, V + 1 to V + 3 the other special tokens.
+"""Words as classes: 0 is padding, 1 to V are words, V + 1 to V + 3 the other special tokens.
 
 The order is TensorFlow Federated's: out of vocabulary, begin of sentence, end of sentence.  A
 sentence becomes a row of ``length`` + 1 tokens: begin, its first ``length`` words, the end if it

@@ -1,4 +1,4 @@
-"""What the papers plot beside the scores: measured within the round, off unless asked for.
+"""Diagnostics that the papers plot beside the scores; off unless asked for.
 
 S is the round's cohort, x the model it starts from, x+ the model after it, y_i the last local
 model of client i, g_i the gradient at x of its mean loss over all its examples (no augmentation,

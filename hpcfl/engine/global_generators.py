@@ -1,4 +1,4 @@
-"""The random generators that a whole process shares, which no result may depend on.
+"""The random generators that a whole process shares; no result may depend on them.
 
 Python's ``random``, numpy's legacy global generator and torch's default ones depend on what ran
 before in the process, hence on the number of ranks and on restarts.

@@ -1,4 +1,4 @@
-"""The hooks of an algorithm played one by one, and the rules that each of them must keep.
+"""Play the hooks of an algorithm one by one, and check the rules that each must keep.
 
 Rules: a hook changes nothing in place, draws from no global generator, returns the same structure
 every time, and the same values for the same arguments, whoever was played before.

@@ -1,4 +1,4 @@
-"""What an algorithm sends and keeps, found by playing a dry round on no data."""
+"""Find the shapes that an algorithm sends and keeps, by a dry round without data."""
 
 from collections import namedtuple
 from functools import cache

@@ -1,4 +1,4 @@
-"""What a round took: wall time by what was done, load of the ranks, memory, throughput.
+"""Time the parts of a round, and the load of each rank.
 
 Every instant belongs to exactly one part.  Time is counted in whole nanoseconds, so the parts of a
 line of the log add up to its ``wall_s`` exactly, as the decimal numbers that stand there.

@@ -1,4 +1,4 @@
-"""How good the model is: scores on the test set and on the clients' data, spread over the ranks.
+"""Evaluate models on the test set and on the clients' data, spread over the ranks.
 
 ``test_loss``, ``test_accuracy``, ``test_top5_accuracy`` (of more than 5 classes): the test set.
 Of texts the loss is the mean over all labels that are no padding; accuracies, these and those

@@ -1,4 +1,4 @@
-"""How good models are on the clients' own data."""
+"""Evaluate models on the clients' own data."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Whether a run diverged though all its numbers stayed finite; the only place that decides it.
+"""Decide whether a run diverged though all its numbers stayed finite.
 
 A run that meets a number that is not finite ends by itself, with exit code 3.  Rates that are not
 quite so wrong leave a model that is worse than none: its training loss is far above the loss of

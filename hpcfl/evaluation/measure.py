@@ -1,4 +1,4 @@
-"""What a model makes of batches."""
+"""Measure a model on batches."""
 
 import math
 from collections.abc import Iterable

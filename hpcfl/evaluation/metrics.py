@@ -1,4 +1,4 @@
-"""What a batch adds to an evaluation: sums, so that batches and ranks can be added up."""
+"""The sums that a batch adds to an evaluation, so that batches and ranks can be added up."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""All scores that a job asks for."""
+"""Compute all scores that a job asks for."""
 
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums

@@ -1,4 +1,4 @@
-"""Files that are complete and on the disk, or not there at all."""
+"""Write files that are complete and on the disk, or not there at all."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Tensors as safetensors whose metadata hold a checksum of names, dtypes, shapes and values."""
+"""Safetensors files whose metadata hold a checksum of names, dtypes, shapes and values."""
 
 from collections.abc import Mapping
 from zlib import crc32

@@ -1,4 +1,4 @@
-"""Checksums inside of text files: a JSON object, or a line, that notices a change of its own bytes.
+"""Checksums inside of text files: of a JSON object, or of a line.
 
 A JSON object ends with a key of its own, ``"crc32"``: the crc32 of all that stands before it, so
 that any JSON reader still reads it.  A line of plain text ends with `` #`` and eight hexadecimal

@@ -1,4 +1,4 @@
-"""Reading numpy's files and JSON that anyone may have written.
+"""Read numpy files and JSON from untrusted sources, and the files of a run.
 
 Nothing in them is run.  What a file declares is compared with the memory that is free before it is
 read: a few kilobytes can unpack to any size, and zeros that are meant do so too, so there is no

@@ -1,4 +1,4 @@
-"""Files and folders of a live run: notice that one was deleted, replaced or changed.
+"""Notice that a file or folder of a live run was deleted, replaced or changed.
 
 An open file outlives its name.  A run that writes on into files without names ends without an
 error, and its checkpoints point at nothing.  So whoever holds a file open compares it with what its

@@ -1,4 +1,4 @@
-"""Keeping two processes from making the same files at once."""
+"""Keep two processes from making the same files at once."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""How much memory this process takes, and the machine has left for it, as Linux tells."""
+"""The memory that this process takes, and that the machine has free, on Linux."""
 
 import os
 from collections.abc import Iterator

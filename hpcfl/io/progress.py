@@ -1,4 +1,4 @@
-"""What a run tells a person: one bar on a terminal, one plain line at a time anywhere else."""
+"""Show the progress of a run: a bar on a terminal, plain lines anywhere else."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Tables as text."""
+"""Render tables as text."""
 
 from io import StringIO
 

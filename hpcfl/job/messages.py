@@ -1,4 +1,4 @@
-"""What pydantic finds wrong in a section of a file, as one line for the person who wrote it."""
+"""Turn pydantic's validation errors into one line for the author of the file."""
 
 from dataclasses import fields, is_dataclass
 from functools import reduce

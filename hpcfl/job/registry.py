@@ -1,4 +1,4 @@
-"""Sections whose class is chosen by name: from a registry, an entry point or a dotted path."""
+"""Sections whose class is chosen by name: built in, of an entry point, or by a dotted path."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""Which keys of a job may change when its run is taken up again: no past round depended on them.
+"""Which keys of a job may change at a resume: those that no past round depended on.
 
 A job is given by its values under their dotted keys: {"local.lr": 0.1, ...}.
 """

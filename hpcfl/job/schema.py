@@ -1,4 +1,4 @@
-"""The typed job: what a run is to do, checked before anything is loaded or trained."""
+"""The typed job, checked before anything is loaded or trained."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict as as_tree

@@ -1,4 +1,4 @@
-"""What tells the jobs of several runs apart: names, settings, seeds.
+"""Compare the settings of several jobs: what distinguishes them, which differ by the seed.
 
 Settings are a job's values by their dotted keys: {"local.lr": 0.1, ...}.
 """

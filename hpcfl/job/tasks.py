@@ -1,4 +1,4 @@
-"""Tasks by name: the data and the model of a published experiment, as sections of a job."""
+"""Tasks by name: the data and the model of a published experiment."""
 
 from collections.abc import Mapping
 from typing import Any

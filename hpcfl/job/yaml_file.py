@@ -1,4 +1,4 @@
-"""YAML as users write it: a tree of plain values, and the line every value came from.
+"""Read YAML into a tree of plain values that knows the line of every value.
 
 PyYAML's traps are errors here: a duplicate key, a key that is no text (``on``), one that took its
 value in (``{lr:0.1}``), ``1e-3`` (which YAML reads as text) where a number is due.

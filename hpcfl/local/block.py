@@ -1,4 +1,4 @@
-"""Many clients at once: K local rounds side by side, through the hooks that are written for one.
+"""Train a block of clients at once, through hooks that are written for one client.
 
 The hooks run under ``torch.func.vmap``; a gradient that they ask for is that of K models in one
 pass (see ``hpcfl.local.block_gradients``).  K and the width of a batch are fixed for a run, and

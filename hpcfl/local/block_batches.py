@@ -1,4 +1,4 @@
-"""The batches of a block out of memory: what all clients take is sent once, then gathered by step.
+"""Make the batches of a block from memory: one index for all clients, gathered at every step.
 
 However many clients there are, a step's batches are one gather of inputs, one of labels and one
 call of the transform.

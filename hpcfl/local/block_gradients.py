@@ -1,4 +1,4 @@
-"""The gradients of many clients at once: K models of one kind, K batches, one backward pass."""
+"""Gradients of K models on K batches by one backward pass."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""The simulated clients: whose examples are whose, and what a visit to one of them consists of."""
+"""The simulated clients: their examples, and the task of one of them in a round."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial

@@ -1,4 +1,4 @@
-"""What clients remember between their rounds, on its way between the device and the store."""
+"""Move client states between the store and the device."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter

@@ -1,4 +1,4 @@
-"""A step as one CUDA graph: recorded once, replayed for every step of every block."""
+"""Record a local step as a CUDA graph once, and replay it for every step of every block."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

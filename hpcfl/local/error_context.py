@@ -1,4 +1,4 @@
-"""Errors that say where they came from."""
+"""Add to an error the client and the round in which it was raised."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Where batches come from: memory, or a file that is read ahead of the training."""
+"""The examples of batches: in memory, or in a file that is read ahead of training."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence

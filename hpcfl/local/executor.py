@@ -1,4 +1,4 @@
-"""What all executors have in common, and how ``block`` is put together."""
+"""The interface of executors, and how the block executor is built."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""What a model computes for many clients at once, each with parameters of its own.
+"""Layers under ``vmap``: computed for many clients at once, each with its own parameters.
 
 ``torch.func.vmap`` runs a model, written for one client, on K stacked ones; this mode takes over
 the few functions that vmap refuses or plays slowly.

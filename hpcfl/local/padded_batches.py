@@ -1,4 +1,4 @@
-"""The batches of several clients side by side, filled up to one width."""
+"""Batches of several clients side by side, padded to one width."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The batches of one visit, step by step; small ones are made several at a time."""
+"""Make the batches of a client ahead; small ones several at a time."""
 
 from collections.abc import Iterator, Sequence
 from itertools import tee

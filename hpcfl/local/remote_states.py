@@ -1,4 +1,4 @@
-"""States of clients that another rank than their owner trains, on their way there and back.
+"""Send client states to ranks that train them for their owners, and back.
 
 A round's states are sent along at the end of the round before, when the ranks have just met and
 the owners' stores hold what that round left; only the first round after a start, or after an empty

@@ -1,4 +1,4 @@
-"""What local training is made of: a client's visit, and the gradient of its batches."""
+"""The parts of local training: a client's task, and the gradient of its batches."""
 
 import math
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The test examples, batch by batch, each rank its own."""
+"""The test examples in batches, each rank's own."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""How far a run is, read from its directory without disturbing it."""
+"""Tell how far a run is, from its directory, without disturbing it."""
 
 import os
 import time

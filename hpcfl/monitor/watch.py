@@ -1,4 +1,4 @@
-"""A run, or a folder of runs, as a page on the terminal that follows it; only files are read."""
+"""Show a run or a folder of runs as a page on the terminal that follows it."""
 
 import select
 import sys

@@ -1,4 +1,4 @@
-"""What a job will need, found without training: disk, memory, traffic and gradients."""
+"""Predict what a job will need, without training: disk, memory, traffic, gradients, time."""
 
 from hpcfl.plan.cost_model import CostModel, read_cost_model
 from hpcfl.plan.measured import Activations, Process, probe, this_process

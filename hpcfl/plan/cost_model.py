@@ -1,4 +1,4 @@
-"""What a round's time is made of, measured (`hpcfl bench pieces`) or assumed."""
+"""The costs that a round's time is predicted from, measured (``hpcfl bench pieces``) or assumed."""
 
 import json
 from dataclasses import asdict, dataclass

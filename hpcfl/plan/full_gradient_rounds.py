@@ -1,4 +1,4 @@
-"""The rounds in which more is measured than the algorithm's own steps."""
+"""Count the rounds that need full gradients."""
 
 from hpcfl.runner.components import Components
 

@@ -1,4 +1,4 @@
-"""What is measured before a plan is made: this process, and what an example takes in the model."""
+"""What a plan measures first: this process, and the memory of an example in the model."""
 
 import ctypes
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The host memory that a rank will need."""
+"""Predict the host memory of a rank."""
 
 from math import prod
 from typing import NamedTuple

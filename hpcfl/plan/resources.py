@@ -1,4 +1,4 @@
-"""The figures of a plan.
+"""Compute the figures of a plan.
 
 Sizes follow from the dry round, from the data and from the cohorts, all of which are drawn here:
 they are a function of the seed.  Nothing of a resumed run is counted: on another number of ranks

@@ -1,4 +1,4 @@
-"""The time of a round on many ranks, drawn from a file of jobs and pieces: nothing is loaded.
+"""Predict the time of a round on many ranks from a file of jobs and costs; nothing is loaded.
 
 The file says, for each job: how many clients there are and how unequal (sizes drawn from a
 lognormal by the seed, scaled to the number of examples), the batch and the epochs, the numbers of

@@ -1,4 +1,4 @@
-"""A plan as tables for people."""
+"""Show a plan as tables."""
 
 from collections.abc import Iterable
 from dataclasses import replace

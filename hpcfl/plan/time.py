@@ -1,4 +1,4 @@
-"""How long a round takes on so many ranks, from the pieces and from the cohorts that are drawn.
+"""Predict the time of a round on a number of ranks, from the costs and the cohorts.
 
 A rank r that trains the clients C_r of a round, of P numbers each, and keeps the states, of B bytes
 each, of the round's clients O_r, takes

@@ -1,4 +1,4 @@
-"""Runs side by side: layouts of tables, each as text, Markdown, LaTeX or CSV.
+"""Tables of finished runs: layouts, and formats as text, Markdown, LaTeX and CSV.
 
 by_run      a row a run, and the means over seeds
 by_seed     the means over seeds alone

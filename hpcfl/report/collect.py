@@ -1,4 +1,4 @@
-"""The runs below directories, and where they and the sweeps that they belong to stand."""
+"""Find the runs below directories, their state, and the sweeps that they belong to."""
 
 import os
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a table says of a run: a title, and the run's value or cell below it."""
+"""The columns of a report: a title, and the value of each run."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

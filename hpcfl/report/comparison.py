@@ -1,4 +1,4 @@
-"""What a report sets beside its runs: published numbers, in a column with a caption."""
+"""Published numbers as a column beside the runs of a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports as text, Markdown, LaTeX and CSV."""
+"""Format reports as text, Markdown, LaTeX and CSV."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Runs as the cells of a table: algorithms by set-ups."""
+"""Arrange runs as the cells of a table: algorithms by set-ups."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

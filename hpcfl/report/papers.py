@@ -1,4 +1,4 @@
-"""As the papers lay out their tables: a row an algorithm, a column a set-up, theirs beside ours.
+"""Lay out tables as the papers do: a row an algorithm, a column a set-up, theirs beside ours.
 
 A set-up is data, model, split, clients and cohort; runs that differ in the seed alone share a cell.
 """

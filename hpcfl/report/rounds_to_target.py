@@ -1,4 +1,4 @@
-"""When runs reach a target, and how much sooner than FedAvg: FedHBM's tables 2 and 9."""
+"""Find when runs reach a target, and their speed-up over FedAvg (FedHBM, tables 2 and 9)."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A row a run."""
+"""Lay out a table with a row for each run."""
 
 from collections.abc import Sequence
 

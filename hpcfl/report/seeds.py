@@ -1,4 +1,4 @@
-"""A row for the runs of each job but for its seed: mean +- sample standard deviation."""
+"""Lay out a row for the runs that differ by the seed alone: mean +- sample standard deviation."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What layouts make and formats write: tables of text, and values for programs."""
+"""Tables of text, and of values for programs: layouts make them, formats write them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""A curve as text: dots of Braille where the terminal has them, else stars."""
+"""Plot a curve as text: in Braille where the terminal has it, else in stars."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Where the wall time of a run went, from its log."""
+"""Split the wall time of a run by phase, from its log."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""How starts of a run ended, as the run's history tells; a start that was killed tells nothing."""
+"""How the starts of a run ended, from its history; a start that was killed left nothing there."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

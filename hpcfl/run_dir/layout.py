@@ -1,4 +1,4 @@
-"""The run directory: where everything a run leaves behind lies, and whose it is.
+"""The layout of a run directory, and the lock that says that a run is alive.
 
 job.yaml        the resolved job; its last line is the checksum of the others
 history.jsonl   one object a start: when, from which round, ranks, versions, git commit, what of the

@@ -1,4 +1,4 @@
-"""What a run directory says of its run."""
+"""Read what a run directory says of its run."""
 
 import math
 from collections.abc import Mapping, Sequence

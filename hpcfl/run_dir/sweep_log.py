@@ -1,4 +1,4 @@
-"""What a sweep wrote down of its runs: sweep.log, a line an event, each with a checksum."""
+"""Read sweep.log: a line for each event of a sweep, with a checksum."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""RUN/events: the numbers of log.jsonl once more, for TensorBoard, where that is installed."""
+"""Write RUN/events: the numbers of log.jsonl for TensorBoard, where it is installed."""
 
 from io import BytesIO
 from os import getpid

@@ -1,1 +1,1 @@
-"""How a run starts or resumes on a rank, and everything it needs there."""
+"""Start or resume a run on a rank, and all that it needs there."""

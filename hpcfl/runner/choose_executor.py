@@ -1,4 +1,4 @@
-"""``executor: auto``: both executors play a step of the job's own clients; the faster one stays.
+"""``executor: auto``: time both executors on a step of the job's clients, and take the faster one.
 
 Rank 0 measures, before round 1, and tells the others.  What it chose is the job's executor from
 then on, in job.yaml too: bits depend on it, so it is never chosen again.

@@ -1,4 +1,4 @@
-"""Which store the client states of one rank live in, as a job says."""
+"""Make the store of client states that a job asks for."""
 
 from collections.abc import Sequence
 from pathlib import Path

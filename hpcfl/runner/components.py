@@ -1,4 +1,4 @@
-"""A checked job becomes live objects; the only place that picks things by name."""
+"""Build the live objects of a checked job: data, clients, model, dry round, executor, stores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is global in this process: threads, precision, deterministic kernels, memory."""
+"""Configure what is global in this process: threads, precision, deterministic kernels, memory."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""A run copied as of one of its checkpoints: a directory that is complete, or not there at all."""
+"""Copy a run as of one of its checkpoints; the copy is complete, or not there at all."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Which device a rank computes on."""
+"""Choose the device that a rank computes on."""
 
 from time import perf_counter
 from typing import Literal

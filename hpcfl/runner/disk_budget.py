@@ -1,4 +1,4 @@
-"""The room that a run directory needs on the disk, and whether it is there."""
+"""Compute the disk space that a run directory needs, and check that it is free."""
 
 from pathlib import Path
 from shutil import disk_usage

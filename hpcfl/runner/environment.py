@@ -1,4 +1,4 @@
-"""What the bits of a run may depend on besides its job: libraries, the processor, the device."""
+"""What the bits of a run depend on besides its job: libraries, the processor, the device."""
 
 import platform
 import subprocess

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as files for other programs."""
+"""Export the contents of a checkpoint as files for other programs."""
 
 import io
 from pathlib import Path

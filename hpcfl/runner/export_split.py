@@ -1,4 +1,4 @@
-"""Who trains on which example, as a file that other jobs and other programs read."""
+"""Export the partition of a job's examples as a file for other jobs and programs."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The initial model of a job: drawn at random, or read from the file that it names."""
+"""The initial model of a job: drawn at random, or read from a file."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A trial of the job's own classes before round 1: real batches, a real gradient, every hook twice.
+"""Try the job's own classes before round 1: real batches, a real gradient, every hook twice.
 
 What would fail in round 1, or give another model on two ranks than on one, is found here.  The
 trial leaves no trace: neither in a random stream, nor in the model's buffers.

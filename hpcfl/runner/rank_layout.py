@@ -1,4 +1,4 @@
-"""Which rank sits where: found on every rank, compared by all, before anything is loaded."""
+"""Discover on which host and device every rank is, and check it before anything is loaded."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a run's history says of one start: what it ran on, what changed, how it ended."""
+"""Record a start of a run in its history: what it ran on, what changed, how it ended."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is asked of a run that is to be taken up again, and whether its directory allows it."""
+"""A request to resume a run: the job, the checkpoint, and whether the directory allows it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

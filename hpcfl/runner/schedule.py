@@ -1,4 +1,4 @@
-"""The rounds of a job, played without training: who takes part when, and what is done then."""
+"""Simulate the cohorts of all rounds without training, to find what they need on the disk."""
 
 from typing import NamedTuple
 

@@ -1,1 +1,1 @@
-"""The homes of client states: memory, and HDF5 files."""
+"""Stores of client states: in memory, or in HDF5 files."""

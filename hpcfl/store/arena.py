@@ -1,4 +1,4 @@
-"""Client states at rest in memory.
+"""An arena of host memory for client states, which leaves no gaps in the heap.
 
 Tensors that stay, among others that come and go with every step, leave gaps in the C library's heap
 that nothing fits into: they take up to twice their size.  Here states lie side by side in large

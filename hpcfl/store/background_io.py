@@ -1,4 +1,4 @@
-"""The disk's side of a store: rows are read and written while the rank computes.
+"""Background threads that read, checksum, write and flush rows.
 
 Rows that a round asks for are read on one thread, rows that it lets go of are written on another,
 and a commit writes and flushes on a third, which may take long; checksums have threads of their

@@ -1,4 +1,4 @@
-"""What the engine asks of the home of client states.
+"""The interface of a store of client states.
 
 A state is a NamedTuple of CPU tensors.  One store serves one rank and holds the states of the
 clients that rank owns.  Nothing staged is visible to a later life of the run until ``commit``.

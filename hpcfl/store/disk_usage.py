@@ -1,4 +1,4 @@
-"""What a store will take on the disk, from who takes part when: nothing is trained or written.
+"""Compute the disk space of a store from the cohorts, without training or writing.
 
 A state is known here by the round it was made in.  Every client has one of its own; a part of it
 that all clients of a round share is kept once a rank for every round that one of them was last

@@ -1,4 +1,4 @@
-"""What a client state costs in memory."""
+"""The host memory of one client state."""
 
 from hpcfl.store.schema import StateSchema
 

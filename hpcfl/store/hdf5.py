@@ -1,4 +1,4 @@
-"""States on disk, copy on write, with a cache in host memory.
+"""The store on disk: copy on write, with a cache in host memory.
 
 A client's new state goes to a free row, or over its old one if nobody else needs that: no kept
 checkpoint, no other client.  Rows are read ahead for clients that are expected and written behind

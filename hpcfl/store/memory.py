@@ -1,4 +1,4 @@
-"""States in host memory; a commit writes all of them to one new segment file."""
+"""The store in host memory; a commit writes all states to one new segment file."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

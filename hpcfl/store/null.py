@@ -1,4 +1,4 @@
-"""The store of algorithms whose clients remember nothing."""
+"""The store of algorithms whose clients keep nothing."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

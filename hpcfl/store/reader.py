@@ -1,4 +1,4 @@
-"""Reading the states of a checkpoint, from whatever rank wrote them."""
+"""Read the states of a checkpoint, whichever rank wrote them."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator

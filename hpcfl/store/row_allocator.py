@@ -1,4 +1,4 @@
-"""All rows of one rank's segments under one numbering: which are free, which must not change."""
+"""Allocate rows of a rank's segments: which are free, and which must not change."""
 
 from array import array
 from bisect import bisect_right

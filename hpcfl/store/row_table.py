@@ -1,4 +1,4 @@
-"""The row table of a checkpoint: which row of which segment holds each client's state.
+"""The row table of a checkpoint: the segment and row of each client's state.
 
 Every rank writes ``rows-RANK.npz`` into the checkpoint's folder; ``Table`` is all of them.  Where
 states have a shared part (see ``hpcfl.store.shared``), its tables and segments lie in folders

@@ -1,4 +1,4 @@
-"""Recognising a state that many clients share."""
+"""Recognise a state that consists of the same tensors as another."""
 
 import weakref
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""States on a disk of the node's own; a commit copies those that changed to the run directory.
+"""The store on a node's own disk; a commit copies changed states to the run directory.
 
 Rounds read and write the node's disk alone.  What a resume finds is in the run directory.
 """

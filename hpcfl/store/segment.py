@@ -1,4 +1,4 @@
-"""One file of R client states: rows are read and written in place.
+"""A segment: one file of R client states, whose rows are read and written in place.
 
 Rows go by pread and pwrite to the raw storage of the contiguous datasets, beside HDF5, not
 through it: a row's place is exact (offset + row * stride), a write can touch no metadata, an I/O

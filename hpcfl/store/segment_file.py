@@ -1,4 +1,4 @@
-"""The HDF5 file behind a segment: one contiguous dataset [R, *shape] per field, allocated whole.
+"""The HDF5 layout of a segment: one contiguous dataset [R, *shape] per field.
 
 HDF5 writes the file once, under a temporary name; after the rename nobody asks HDF5 to write to
 it again.  Its metadata (checksummed: format 1.8) never changes, so no kill can damage it.

@@ -1,4 +1,4 @@
-"""States of two parts: the client's own, and the model of some round that many clients share.
+"""The store of states of two parts: the client's own, and a model that many clients share.
 
 Each part has a store of its own.  In that of the shared parts the clients of a round have one row,
 which lives as long as one of them, or a kept checkpoint, needs it.

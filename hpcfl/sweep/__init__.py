@@ -1,1 +1,1 @@
-"""Many runs from one file: a grid over a job's keys, finished runs skipped, others taken up."""
+"""Many runs from one file: a grid over a job's keys."""

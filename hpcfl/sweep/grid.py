@@ -1,4 +1,4 @@
-"""A sweep as users write it: a grid over the keys of a job, every point of it checked.
+"""Read a sweep file, and check the job of every point of its grid.
 
 job: cifar10/fedavg_noniid.yaml         # the base job, relative to this file
 set: {rounds: 60, local.lr: 0.1}        # over the job, in every run

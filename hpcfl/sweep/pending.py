@@ -1,4 +1,4 @@
-"""What is left to do of a sweep, from what its runs' directories hold."""
+"""Find what is left to do of a sweep, from its run directories."""
 
 from collections.abc import Sequence
 from pathlib import Path

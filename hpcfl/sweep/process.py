@@ -1,4 +1,4 @@
-"""A run as a process of its own, under mpirun where it has several ranks."""
+"""Run a job as a process of its own, under mpirun where it has several ranks."""
 
 import json
 import os

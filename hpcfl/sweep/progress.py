@@ -1,4 +1,4 @@
-"""What a sweep tells a person: bars on a terminal, and a line for every event."""
+"""Show the progress of a sweep: bars on a terminal, and a line for every event."""
 
 import sys
 import time

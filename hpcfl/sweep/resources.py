@@ -1,4 +1,4 @@
-"""What this machine has room for, cores, GPUs and memory, and what its processes take."""
+"""The cores, GPUs and memory of this machine, and how many runs fit at once."""
 
 import os
 from collections.abc import Iterable, Sequence

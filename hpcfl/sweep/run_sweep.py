@@ -1,4 +1,4 @@
-"""A sweep becomes runs: each a process of its own, as many at once as fit, finished ones skipped.
+"""Run the points of a sweep as processes, as many at once as fit; skip finished ones.
 
 ROOT/NAME/      the run directory of a point
 ROOT/NAME.yaml  its job, as it was checked

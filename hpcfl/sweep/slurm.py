@@ -1,4 +1,4 @@
-"""A sweep handed to Slurm: an array whose tasks play some of its points each."""
+"""Submit a sweep to Slurm as an array."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""An endurance test: small runs are killed over and over again, and must end as if they were not.
+"""Kill small runs again and again, resume them, and compare their end with undisturbed runs.
 
 Every life of a run is started by the command line, and dies of kill -9: of one rank or all, at a
 random instant, or of one rank exactly at a system call that changes the disk.  Or a signal asks it

@@ -1,4 +1,4 @@
-"""One life from its beginning to its end, and what that end was."""
+"""Play one attempt of a run to its end, and judge how it ended."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""What ends a run's process early: kill -9 or a signal to stop, at an instant or a system call."""
+"""End a run's process early: by SIGKILL or a signal to stop, at an instant or a system call."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""One life of a run: the processes of ``hpcfl run`` or ``hpcfl resume``, seen from outside.
+"""One attempt of a run: the processes of ``hpcfl run`` or ``hpcfl resume``, seen from outside.
 
 Linux alone: what processes there are and what they have open is read from /proc.
 """

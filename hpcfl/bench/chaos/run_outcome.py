@@ -1,4 +1,4 @@
-"""What a run directory says from outside: how far the run is, and what it came to, bit for bit."""
+"""Read from a run directory how far a run is, and the bits of its model and states."""
 
 import tempfile
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The job of the runs, and what is drawn of it for every life: none of that may change a bit."""
+"""The job of the runs, and settings drawn for every attempt that must not change a bit."""
 
 import json
 from pathlib import Path

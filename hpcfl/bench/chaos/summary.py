@@ -1,4 +1,4 @@
-"""What was counted, as tables for people."""
+"""Tables of what was counted."""
 
 from collections import Counter
 from collections.abc import Iterable

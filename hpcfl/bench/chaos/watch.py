@@ -1,4 +1,4 @@
-"""What is seen of a life as it goes on, and when its time has come."""
+"""Watch an attempt from outside, and tell when it is to be ended."""
 
 import time
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Pictures: the log as curves, and who holds which classes.  matplotlib is loaded on use."""
+"""Plots of logs and of partitions.  matplotlib is loaded on use."""
 
 from hpcfl.report.plots.curves import Plot
 from hpcfl.report.plots.partition import plot_partition

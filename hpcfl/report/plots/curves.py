@@ -1,4 +1,4 @@
-"""The log against rounds, bytes or time."""
+"""Plot the log against rounds, bytes or time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A curve in a panel: its look, its band, its line of the legend."""
+"""Draw a curve in a panel: its style, its band, its entry in the legend."""
 
 from __future__ import annotations
 

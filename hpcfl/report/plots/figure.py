@@ -1,4 +1,4 @@
-"""Figures, which need no display, and the files that they become."""
+"""Make figures without a display, and write them to files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds which classes."""
+"""Plot which clients hold which classes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The numbers that the papers print, one csv per paper in this folder.
+"""The numbers that the papers print, one csv file a paper.
 
 A row says where a number stands (paper, table), which runs it belongs to (data, model, split,
 clients, cohort, algorithm, and settings by their dotted keys; what is empty is not compared), and
