@@ -154,7 +154,7 @@ def _data_lines(parts: Components) -> Iterable[tuple[str, str]]:
     tests = len(parts.tests())
     low, median, high = _spread(sizes)
     spread = f"{_between(low, high)} a client, median {median}"
-    held = f", {sum(map(len, parts.held))} held out" if parts.held else ""
+    held = f", {sum(map(len, parts.held_out))} held out" if parts.held_out else ""
     yield "examples", f"{spread}; {sizes.sum()} in all{held}, {tests} for testing"
     population = parts.clients
     steps = [int(population.task(client, 0).client.steps) for client in range(len(population))]
@@ -162,14 +162,14 @@ def _data_lines(parts: Components) -> Iterable[tuple[str, str]]:
     yield "parameters", f"{parts.x0.numel()}"
     bytes_ = traffic(parts.algorithm, parts.schema)
     yield "traffic", f"{decimal(bytes_.down)} down, {decimal(bytes_.up)} up per client and round"
-    kept = parts.stored
+    kept = parts.stored_state
     own, shared = kept.own.bytes, kept.shared.bytes
     once = f"; {decimal(shared)} a round and rank, once for all its clients" if shared else ""
     yield "states", f"{decimal(own)} a client, {decimal(own * len(sizes))} in all{once}"
     for number, note in enumerate(parts.dataset.notes):
         yield "" if number else "note", note
-    if parts.skipped:
-        yield "skipped", f"model.init left out {', '.join(parts.skipped)}"
+    if parts.missing_weights:
+        yield "skipped", f"model.init left out {', '.join(parts.missing_weights)}"
 
 
 def _input_lines(inputs: Digests) -> Iterable[tuple[str, str]]:

@@ -66,7 +66,7 @@ class Assignment(NamedTuple):
     """The members of the cohort that this rank trains."""
     owned: list[int]
     """Those whose states this rank keeps."""
-    moved: list[Transfer]
+    transfers: list[Transfer]
     """On any ranks; the same list on all of them."""
 
 

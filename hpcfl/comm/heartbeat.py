@@ -195,7 +195,7 @@ class Heartbeats:
         found = ((rank, read(self._path(rank))) for rank in range(size))
         return {rank: heartbeat for rank, heartbeat in found if heartbeat is not None}
 
-    def first_to_tell(self, line: str) -> bool:
+    def claim_report(self, line: str) -> bool:
         """Whether this rank is the first that would say why the run ends: the others need not."""
         try:
             with (self.folder / TOLD).open("x") as file:

@@ -51,14 +51,14 @@ class Watchdog:
         self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
-    def keep(self, files: Heartbeats) -> None:
+    def watch_files(self, files: Heartbeats) -> None:
         """Write heartbeats from now on, and read those of the others when it is time."""
         files.open(self.progress)
         self._files = files
 
-    def first_to_tell(self, line: str) -> bool:
+    def claim_report(self, line: str) -> bool:
         """Whether no other rank has said why the run ends."""
-        return self._files is None or self._files.first_to_tell(line)
+        return self._files is None or self._files.claim_report(line)
 
     def close(self) -> None:
         """End the thread."""
@@ -108,7 +108,7 @@ class Watchdog:
             f"RankError: [rank {self._rank} of {self._size}] waited {self._timeout_s:g} s for the "
             f"other ranks, {place(self.progress.round, self.progress.phase)}: {why}"
         )
-        if not self.first_to_tell(line):
+        if not self.claim_report(line):
             self._follow()
         try:
             sys.stderr.write(line + "\n")

@@ -49,7 +49,7 @@ class Watched:
             if self.rank == 0:
                 files.begin()
         with raise_collectively(self):
-            self._watchdog.keep(files)
+            self._watchdog.watch_files(files)
 
     def allreduce_sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` by its sum."""
@@ -94,7 +94,7 @@ class Watched:
         try:
             return collective(*args, **kwargs)
         except RankError as error:  # every rank sees that one was lost: one says so
-            if not self._watchdog.first_to_tell(str(error)):
+            if not self._watchdog.claim_report(str(error)):
                 self._comm.abort(1)
             raise
         finally:

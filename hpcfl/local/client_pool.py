@@ -138,7 +138,7 @@ class ClientPool:
         )
 
     @cached_property
-    def taken(self) -> NDArray[np.int64]:
+    def examples_per_round(self) -> NDArray[np.int64]:
         """[N], the examples that every client's local steps take in a round, repeats counted."""
         sizes, which = np.unique(self.examples, return_inverse=True)
         each = [
@@ -152,7 +152,7 @@ class ClientPool:
         ]
         return np.array(each, dtype=np.int64)[which]
 
-    def together(self) -> Lay | None:
+    def block_batches(self) -> Lay | None:
         """What lays the batches of several clients at once, out of memory.
 
         None where each visit must be asked for its own: examples come out of a file, client by

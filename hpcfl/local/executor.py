@@ -71,7 +71,7 @@ def block_executor(
     gradients = BlockGradients(model, loss, "products" if cuda else "grouped", bf16=bf16, clip=clip)
     gradients.probe(x, population.example())
     width = padded_width(population.width, x.device, bf16=bf16)
-    filling = PaddedBatches(size, width, population.together())
+    filling = PaddedBatches(size, width, population.block_batches())
     wrap = CudaGraphStep if cuda else _as_it_is
     return Block(algorithm, gradients, filling, size, weight_decay, shared, surveys, wrap)
 

@@ -94,8 +94,8 @@ class RemoteClientStates:
     def _bring(self, duty: Assignment) -> None:
         """Collective: send own clients' states to who trains them, and have those of others."""
         others: dict[int, Any | None] = {}
-        if duty.moved:
-            kept = [self._own(move) for move in duty.moved]
+        if duty.transfers:
+            kept = [self._own(move) for move in duty.transfers]
             exist = (
                 self._comm.allreduce_max(
                     np.array([state is not None for state in kept], np.float64)
@@ -104,7 +104,7 @@ class RemoteClientStates:
             )
             sent: list[P2PMessage] = []
             received: list[P2PMessage] = []
-            for move, state, exists in zip(duty.moved, kept, exist, strict=True):
+            for move, state, exists in zip(duty.transfers, kept, exist, strict=True):
                 if state is not None:
                     sent += _parcels(move.trainer, state)
                 elif move.trainer == self._comm.rank:
@@ -124,14 +124,14 @@ class RemoteClientStates:
         back: dict[int, Any] = {}
         sent: list[P2PMessage] = []
         received: list[P2PMessage] = []
-        for client, owner, trainer in duty.moved:
+        for client, owner, trainer in duty.transfers:
             if trainer == self._comm.rank:
                 sent += _parcels(owner, self._travelling(trained[client], x))
             elif owner == self._comm.rank:
                 room = _room(self._stored.own.fields, torch.device("cpu"))
                 back[client] = self._stored.join(room, [x] * len(self._stored.shared.fields))
                 received += _parcels(trainer, room)
-        if duty.moved:
+        if duty.transfers:
             self._comm.exchange(sent, received)
         return back
 

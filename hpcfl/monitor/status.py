@@ -48,7 +48,7 @@ def status(root: Path) -> str:
         folder.require()
         history = _history(folder)
         run = with_history(read_run(root), history)
-        alive = folder.held()
+        alive = folder.is_locked()
         lines = list(_lines(folder, run, history, alive=alive))
     return "\n".join(f"{title:<11} {text}" for title, text in lines)
 
@@ -74,7 +74,7 @@ def _one(folder: RunDir, name: Path, *, failed: bool) -> tuple[str, str, bool]:
             if not present(folder.job):
                 return unbegun(failed=failed), f"{'-':>6}       {name}", False
             run = with_history(read_run(folder.root), _history(folder))
-            alive = folder.held()
+            alive = folder.is_locked()
     except (JobError, DiskError) as e:  # of one run: the others are told all the same
         return "damaged", str(e), False
     found = state(run, alive=alive, failed=failed)
@@ -213,7 +213,7 @@ def _unless_gone(error: OSError) -> None:
 
 def _history(folder: RunDir) -> list[dict[str, Any]]:
     """The history, if its entries say what is shown of them."""
-    entries = folder.entries()
+    entries = folder.history_entries()
     for number, entry in enumerate(entries, 1):
         needed = ("time", "round", "ranks") if "life" in entry else ("time", "round")
         absent = [key for key in needed if key not in entry]

@@ -123,7 +123,7 @@ class _Run:
 
     def read(self) -> tuple[RunRecord, bool]:
         """The run, and whether it is alive."""
-        alive = self._folder.held()  # before its log: what is dead by now has written all
+        alive = self._folder.is_locked()  # before its log: what is dead by now has written all
         changed = self._versions()
         if changed != self._changed:  # by a resume, or an end
             self._job, self._changed = self._described(), changed
@@ -136,7 +136,7 @@ class _Run:
 
     def _described(self) -> RunRecord:
         """The run without its rounds."""
-        return with_history(read_job(self._folder.root), self._folder.entries())
+        return with_history(read_job(self._folder.root), self._folder.history_entries())
 
     def _versions(self) -> tuple[int, int]:
         """What changes when the job or the history does."""

@@ -183,12 +183,12 @@ def _read(folder: Path, notes: list[str], *, failed: bool) -> RunRecord:
     with readable(folder):
         run = read_run(folder)
         try:
-            run = with_history(run, RunDir(folder).entries())
+            run = with_history(run, RunDir(folder).history_entries())
         except (StoreError, DiskError) as e:  # its numbers are told all the same
             notes.append(str(e))
         if run.finished:
             return run
-        alive = RunDir(folder).held()
+        alive = RunDir(folder).is_locked()
     return replace(run, fate=state(run, alive=alive, failed=failed))
 
 

@@ -41,7 +41,7 @@ def record_outcome(folder: RunDir, life: str, outcome: Outcome) -> bool:
     Raises:
         StoreError: the history is damaged, or cannot be written.
     """
-    entries = folder.entries()
+    entries = folder.history_entries()
     for entry in entries:
         if entry.get("life") == life:
             entry["ended"] = datetime.now(UTC).isoformat(timespec="seconds")

@@ -103,7 +103,7 @@ class RunDir:
                 raise JobError(
                     f"{self.root}: holds a run of another job; choose another directory with --out"
                 )
-            if self.begun:
+            if self.has_checkpoint:
                 raise JobError(
                     f"{self.root}: holds a run of this job already; use "
                     f"`hpcfl resume {self.root}`, or remove the directory to start anew"
@@ -111,7 +111,7 @@ class RunDir:
         write_file(self.job, content)
 
     @property
-    def begun(self) -> bool:
+    def has_checkpoint(self) -> bool:
         """Whether there is a committed checkpoint, the first of which is that of round 0."""
         return bool(committed_folders(self.checkpoints))
 
@@ -161,7 +161,7 @@ class RunDir:
             self._held = fd
             return
 
-    def hold(self) -> None:
+    def hold_open(self) -> None:
         """Hold open what a resume needs of the directory, to notice when it goes; on rank 0.
 
         Raises:
@@ -184,7 +184,7 @@ class RunDir:
         if self._held is not None:  # else a second run could start here
             check_in_place(self.lock_file, self._held)
 
-    def held(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether a run is alive in the directory; needs no right to write there."""
         try:
             fd = os.open(self.lock_file, os.O_RDONLY)
@@ -243,17 +243,17 @@ class RunDir:
             )
         return x0
 
-    def note(self, entry: dict[str, Any]) -> None:
+    def add_to_history(self, entry: dict[str, Any]) -> None:
         """Append to the history."""
         entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}
-        self.write_history([*self.entries(), entry])
+        self.write_history([*self.history_entries(), entry])
 
     def write_history(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Replace the history."""
         lines = [checksum.add_to_json(json.dumps(entry)) + b"\n" for entry in entries]
         write_file(self.history, b"".join(lines))
 
-    def entries(self) -> list[dict[str, Any]]:
+    def history_entries(self) -> list[dict[str, Any]]:
         """The history: every start of the run, and where it branched off; oldest first.
 
         Raises:
@@ -281,10 +281,10 @@ class RunDir:
         Raises:
             StoreError: the history is damaged.
         """
-        return next((entry for entry in reversed(self.entries()) if "life" in entry), {})
+        return next((entry for entry in reversed(self.history_entries()) if "life" in entry), {})
 
     @cached_property
-    def mark(self) -> str:
+    def job_fingerprint(self) -> str:
         """What identifies the job of this directory."""
         return job_fingerprint(flatten(self.read_job().tree))
 

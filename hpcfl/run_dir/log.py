@@ -39,13 +39,13 @@ class RunLog:
 
     def __init__(self, path: Path | None) -> None:
         self._file: FileIO | None = None
-        self.extent = NOTHING
+        self.position = NOTHING
         """What stands in it."""
         if path:
             with write_errors(path):
                 # Nothing waits in a buffer for another try, and another error, at the end.
                 self._file = path.open("ab", buffering=0)
-                self.extent = NOTHING.after(path.read_bytes())
+                self.position = NOTHING.after(path.read_bytes())
 
     def write(self, record: Line) -> None:
         """Append one round; a number that is not finite, which JSON lacks, as null.
@@ -59,7 +59,7 @@ class RunLog:
                 left = memoryview(line)
                 while left:
                     left = left[self._file.write(left) :]
-            self.extent = self.extent.after(line)
+            self.position = self.position.after(line)
 
     def sync(self) -> None:
         """Make what was written durable.
@@ -78,7 +78,7 @@ class RunLog:
             LostFileError: it was deleted, replaced or changed.
         """
         if self._file:
-            check_in_place(Path(self._file.name), self._file.fileno(), self.extent.length)
+            check_in_place(Path(self._file.name), self._file.fileno(), self.position.length)
 
     def close(self) -> None:
         """Close the file.

@@ -121,7 +121,7 @@ def one_step(parts: Components, executor: Executor, clients: int) -> Callable[[]
     algorithm, population, x0 = parts.algorithm, parts.clients, parts.x0
     message = algorithm.broadcast(algorithm.init_server(x0))
     who = [client % len(population) for client in range(clients)]
-    states = [parts.first(client) for client in who]
+    states = [parts.first_state(client) for client in who]
     surveyed = torch.zeros_like(x0 if algorithm.full_gradient != "none" else x0[:0])
 
     def play() -> float:

@@ -56,11 +56,11 @@ class Components:
     dataset: Dataset
     rows: Sequence[Rows]
     """Each client's training examples."""
-    held: tuple[Rows, ...] | None
+    held_out: tuple[Rows, ...] | None
     """The examples that each client holds out, if the job says so."""
     model: nn.Module
     x0: Vector
-    skipped: tuple[str, ...]
+    missing_weights: tuple[str, ...]
     """What ``model.init`` did not provide."""
     schema: Schema
     device: torch.device
@@ -80,18 +80,18 @@ class Components:
         """The settled algorithm."""
         return self.loaded.job.algorithm
 
-    def fresh(self, client: int) -> Fresh:
+    def random_init(self, client: int) -> Fresh:
         """The client's source of random initialisations: always the same one."""
         return lambda: initial(
             self.loaded, self.dataset, key(self.job.seed, "fresh", client=client)
         )[0].to(self.device)
 
-    def first(self, client: int) -> Any:
+    def first_state(self, client: int) -> Any:
         """The state of a client that never had one, on the device."""
-        return self.algorithm.init_client(self.x0, self.fresh(client))
+        return self.algorithm.init_client(self.x0, self.random_init(client))
 
     @property
-    def stored(self) -> StateSchema:
+    def stored_state(self) -> StateSchema:
         """The shape of a client's state in its store."""
         return stored(self.job, self.schema)
 
@@ -101,7 +101,7 @@ class Components:
         return ClientPool(
             self.dataset,
             self.rows,
-            self.held,
+            self.held_out,
             self.job.local,
             rate=self.job.local_lr,
             seed=self.job.seed,
@@ -117,11 +117,13 @@ class Components:
         return sizes if self.job.weights == "examples" else np.ones_like(sizes)
 
     @property
-    def work(self) -> NDArray[np.int64]:
+    def examples_per_round(self) -> NDArray[np.int64]:
         """[N], the examples that a round with every client takes."""
         surveyed = self.algorithm.full_gradient != "none"
         sizes = np.array(self.clients.examples, dtype=np.int64)
-        return self.clients.taken + sizes if surveyed else self.clients.taken
+        return (
+            self.clients.examples_per_round + sizes if surveyed else self.clients.examples_per_round
+        )
 
     def own_model(self, store: ClientStore, client: int) -> Vector | None:
         """The client's own last local model, on the device; None while it has none."""
@@ -217,7 +219,7 @@ class Components:
 
     def store(self, root: Path, rank: int, life: str, clients: Sequence[int]) -> ClientStore:
         """The home of the states of ``clients``."""
-        return make_client_store(self.job.store, self.stored, root, rank, life, clients)
+        return make_client_store(self.job.store, self.stored_state, root, rank, life, clients)
 
 
 def stored(job: Job, schema: Schema) -> StateSchema:
@@ -318,10 +320,10 @@ def build_run(
     full_gradients = c.full_gradients(comm)
     # Two rounds are kept: the next one is looked at while this one is played.
     draw = lru_cache(2)(lambda t: job.cohort.draw(t, len(c.clients), job.seed))
-    work = c.work if job.balance == "steal" else None
+    work = c.examples_per_round if job.balance == "steal" else None
     balance = Balance(draw, job.rounds, owner, work, comm.rank, comm.size)
-    states = ClientStates(store, c.schema.client_state, c.stored, c.first, c.device)
-    shipped = work is not None and bool(c.stored.fields)
+    states = ClientStates(store, c.schema.client_state, c.stored_state, c.first_state, c.device)
+    shipped = work is not None and bool(c.stored_state.fields)
     return Run(
         algorithm=c.algorithm,
         schema=c.schema,
@@ -338,7 +340,9 @@ def build_run(
         training=Training(
             clients=c.clients,
             executor=executor,
-            states=RemoteClientStates(states, c.stored, comm, c.device) if shipped else states,
+            states=RemoteClientStates(states, c.stored_state, comm, c.device)
+            if shipped
+            else states,
             weights=c.weights,
         ),
         comm=comm,

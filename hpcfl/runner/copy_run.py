@@ -118,8 +118,8 @@ def _copy_files(source: RunDir, at: Checkpoint, part: RunDir, job: bytes) -> Non
     if present(source.buffers):
         _put(part.buffers, source.buffers.read_bytes())
     _put(part.log, require_log_prefix(source.log, at.log))
-    part.write_history(e for e in source.entries() if e.get("round", 0) <= at.round)
-    part.note({"branch_of": str(source.root.absolute()), "round": at.round})
+    part.write_history(e for e in source.history_entries() if e.get("round", 0) <= at.round)
+    part.add_to_history({"branch_of": str(source.root.absolute()), "round": at.round})
     for name in (*at.files, MANIFEST):
         _put(part.checkpoints / at.folder.name / name, (at.folder / name).read_bytes())
 

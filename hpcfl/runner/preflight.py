@@ -120,7 +120,7 @@ class _Trial:
         parts = self._parts
         visit = parts.clients.task(client, 0, steps=1)
         about = visit.client._replace(full_grad=full, cohort_grad=common)
-        state = call(parts.algorithm, "init_client", parts.x0, parts.fresh(client))
+        state = call(parts.algorithm, "init_client", parts.x0, parts.random_init(client))
         known, asked = self._known.setdefault(client, []), 0
         batch = self._batches[client]
 

@@ -66,7 +66,7 @@ class RankInfo(BaseModel):
 class Ranks:
     """Where the ranks of one start of a run are."""
 
-    seats: Sequence[RankInfo]
+    infos: Sequence[RankInfo]
     """By rank."""
     device: torch.device
     """This rank's."""

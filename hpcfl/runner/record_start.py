@@ -43,12 +43,12 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
     ]
     for change in changes:
         progress.note("{key} was {before}, is {after} ".format(**change) + f"after round {done}")
-    folder.note(
+    folder.add_to_history(
         {
             "life": session.name,
             "round": done,
             **facts,
-            "map": [seat.record for seat in ranks.seats],
+            "map": [seat.record for seat in ranks.infos],
             "told": list(ranks.notes),
             "guess_loss": guess_loss(session.components.dataset),
             "settings": settings,

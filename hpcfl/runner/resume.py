@@ -74,7 +74,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             folder.lock()
             if read_bytes(folder.job, READABLE) not in (request.job_before, request.job_after):
                 raise JobError(f"{folder.job}: was changed while it was read; resume again")
-            folder.entries()  # whose damage would be found too late when this start is added
+            folder.history_entries()  # whose damage would be found too late when this start is added
             kept = request.checkpoint_rounds(folder, session.inputs)
             prune(folder.checkpoints)
             _require_older_whole(folder.checkpoints, kept)
@@ -89,7 +89,11 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             require_log_prefix(folder.log, newest.log)
         table = Table.load(newest.folder, folder.stores)
         verify_states(
-            table, components.stored, session.my_clients, rows=verify_all, speak=comm.rank == 0
+            table,
+            components.stored_state,
+            session.my_clients,
+            rows=verify_all,
+            speak=comm.rank == 0,
         )
     folders = [folder_of(folder.checkpoints, round) for round in kept]
     with raise_collectively(comm):
@@ -121,7 +125,12 @@ def _copy(session: RankSession, request: ResumeRequest) -> None:
         _with_initial_model(session.components, source, at)  # which may be what cannot be read
     with request.suggest_older(kept):
         copy_run(
-            source, at, session.folder.root, session.components.stored, comm, request.job_after
+            source,
+            at,
+            session.folder.root,
+            session.components.stored_state,
+            comm,
+            request.job_after,
         )
 
 
@@ -155,4 +164,4 @@ def _rewind(session: RankSession, newest: Checkpoint, kept: Sequence[Path], job:
     session.prune_stores(list(kept))
     truncate_log(folder.log, newest.log)
     session.best.restore(newest.best)
-    folder.hold()
+    folder.hold_open()

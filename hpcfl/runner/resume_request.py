@@ -89,7 +89,7 @@ class ResumeRequest:
         kept = rounds(folder.checkpoints, self.round)
         with self.suggest_older(kept):
             newest = find(folder.checkpoints, kept[-1])
-        if newest.job != folder.mark:
+        if newest.job != folder.job_fingerprint:
             raise JobError(
                 f"{folder.job}: was changed after the checkpoint of round {newest.round}; put it "
                 "back, or run the changed job into another directory"

@@ -53,7 +53,7 @@ def simulate_schedule(parts: Components, ranks: int) -> ScheduleUsage:
     in_memory = job.store.kind == "memory"
     states = tuple(
         DiskUsage(owner, ranks, part.bytes, job.checkpoint.keep, shared=common, memory=in_memory)
-        for part, common in ((parts.stored.own, False), (parts.stored.shared, True))
+        for part, common in ((parts.stored_state.own, False), (parts.stored_state.shared, True))
         if part.fields
     )
     visits, last, most = 0, np.zeros(population, np.int64), np.zeros(ranks, np.int64)
@@ -72,7 +72,7 @@ def simulate_schedule(parts: Components, ranks: int) -> ScheduleUsage:
 
 def trained(parts: Components, played: ScheduleUsage) -> Counts:
     """[ranks], the largest part of a cohort that a rank trains."""
-    job, ranks, work = parts.job, len(played.members), parts.work
+    job, ranks, work = parts.job, len(played.members), parts.examples_per_round
     if job.balance == "owner":
         return played.members
     most = np.zeros(ranks, np.int64)
@@ -102,10 +102,13 @@ def rows_until_checkpoint(parts: Components, mine: NDArray[np.bool_], done: int)
         rounds += bool(mine[members].any())
         if job.checkpoint.due(t + 1, job.rounds):
             break
-    found = ((parts.stored.own, int((seen & mine).sum())), (parts.stored.shared, rounds))
+    found = (
+        (parts.stored_state.own, int((seen & mine).sum())),
+        (parts.stored_state.shared, rounds),
+    )
     return [rows for part, rows in found if part.fields]
 
 
 def state_bytes(parts: Components) -> tuple[int, int]:
     """Bytes of a client's own part of its state, and of the part that clients share."""
-    return parts.stored.own.bytes, parts.stored.shared.bytes
+    return parts.stored_state.own.bytes, parts.stored_state.shared.bytes

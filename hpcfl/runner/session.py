@@ -132,11 +132,11 @@ class RankSession:
                 f"{checkpoint.ranks}"
             )
         if checkpoint.ranks == self.comm.size:
-            self.store.adopt(table)
+            self.store.restore(table)
             self.ensure_rows()
         else:
             self.ensure_rows()
-            self.store.rehome(table)
+            self.store.restore_from_other_ranks(table)
         self.store.retain(kept)
 
     def require_disk_space(self) -> None:
@@ -248,7 +248,7 @@ class RankSession:
             round=round,
             server=server,
             kept=kept,
-            job=self.folder.mark,
+            job=self.folder.job_fingerprint,
             inputs=self.inputs,
             log=log,
             run_files=self.run_files,
@@ -302,14 +302,19 @@ class RankSession:
         algorithm = dict(components.loaded.tree["algorithm"])
         name = algorithm.pop("name")
         settings = ", ".join(f"{key} {json.dumps(value)}" for key, value in algorithm.items())
-        unscored = components.held is not None and not (job.evaluate.clients or job.evaluate.own)
+        unscored = components.held_out is not None and not (
+            job.evaluate.clients or job.evaluate.own
+        )
         return (
             f"{name} ({settings}): {len(components.rows)} clients, "
             f"{components.x0.numel()} parameters, {self.comm.size} rank(s) by "
             f"{self.comm.backend} on {components.device.type}, {job.precision}, "
             f"into {self.folder.root}"
             + (f", from round {done}" if done else "")
-            + (f"; model.init left out {', '.join(components.skipped)}" * bool(components.skipped))
+            + (
+                f"; model.init left out {', '.join(components.missing_weights)}"
+                * bool(components.missing_weights)
+            )
             + ("; TensorBoard reads events/ there" * job.log.events)
             + ("; held-out examples are not scored: evaluate.clients=true does" * unscored)
         )
@@ -335,4 +340,4 @@ class RankSession:
         """What stands in the log, and what brings it to the disk."""
         if self._outputs is None:  # at the checkpoint of round 0, before the log is opened
             return NOTHING, lambda: None
-        return self._outputs.log.extent, self._outputs.log.sync
+        return self._outputs.log.position, self._outputs.log.sync

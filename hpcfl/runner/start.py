@@ -183,7 +183,7 @@ def _has_checkpoint(folder: RunDir, comm: Watched) -> bool:
     """
     found = ""
     with raise_collectively(comm):
-        if comm.rank == 0 and folder.begun:
+        if comm.rank == 0 and folder.has_checkpoint:
             folder.require()
             found = "a checkpoint"
     return bool(comm.bcast(found))
@@ -207,7 +207,7 @@ def start_fresh(session: RankSession) -> StartPoint:
             session.best.restore(None)
             session.prune_stores([])
             session.require_disk_space()
-            folder.hold()
+            folder.hold_open()
     set_resumable(folder.root)  # a checkpoint that is committed there is this run's own
     session.comm.beat(folder.ranks, session.name)
     session.open_store()

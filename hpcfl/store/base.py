@@ -80,7 +80,7 @@ class ClientStore(Protocol):
         """
         ...
 
-    def adopt(self, table: "Table") -> None:
+    def restore(self, table: "Table") -> None:
         """Go on with the segments of a checkpoint that as many ranks as now committed.
 
         ``keep`` comes next.
@@ -90,7 +90,7 @@ class ClientStore(Protocol):
         """
         ...
 
-    def rehome(self, table: "Table") -> None:
+    def restore_from_other_ranks(self, table: "Table") -> None:
         """Copy this rank's states from a checkpoint that another number of ranks committed.
 
         Raises:

@@ -201,7 +201,7 @@ class Hdf5Store:
         for part in self._pool.segments:
             part.require_in_place()
 
-    def adopt(self, table: row_table.Table) -> None:
+    def restore(self, table: row_table.Table) -> None:
         """Go on with the segments of a checkpoint that the same ranks with the same clients made.
 
         No old row is reused before ``keep`` says which checkpoints are kept.
@@ -227,7 +227,7 @@ class Hdf5Store:
         self._address[positions] = addresses
         self._pool.restore(addresses, table.crcs[mine])
 
-    def rehome(self, table: row_table.Table) -> None:
+    def restore_from_other_ranks(self, table: row_table.Table) -> None:
         """Copy the states of this rank's clients from wherever a checkpoint has them.
 
         Raises:
@@ -238,7 +238,7 @@ class Hdf5Store:
             for client, state in reader.all():
                 self.write(client, state)
 
-    def freeze(self, clients: Sequence[int]) -> "list[Snapshot]":
+    def snapshot(self, clients: Sequence[int]) -> "list[Snapshot]":
         """The states of these clients as they are now, until ``keep``."""
         holders: dict[int, list[int]] = {}
         for client in clients:

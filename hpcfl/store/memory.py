@@ -125,15 +125,15 @@ class MemoryStore:
         for held in list(self._held.values()):
             held.check()
 
-    def adopt(self, table: row_table.Table) -> None:
+    def restore(self, table: row_table.Table) -> None:
         """Read the states of this rank's clients from wherever a checkpoint has them.
 
         Raises:
             StoreError: a state is missing or damaged.
         """
-        self.rehome(table)
+        self.restore_from_other_ranks(table)
 
-    def rehome(self, table: row_table.Table) -> None:
+    def restore_from_other_ranks(self, table: row_table.Table) -> None:
         """Read the states of this rank's clients from wherever a checkpoint has them.
 
         Raises:

@@ -52,7 +52,7 @@ class NullStore:
     def require_in_place(self) -> None:
         """No file is needed."""
 
-    def adopt(self, table: row_table.Table) -> None:
+    def restore(self, table: row_table.Table) -> None:
         """Check that the checkpoint holds no states.
 
         Raises:
@@ -64,13 +64,13 @@ class NullStore:
                 "expected none; it was made by another algorithm: resume the job that made it"
             )
 
-    def rehome(self, table: row_table.Table) -> None:
+    def restore_from_other_ranks(self, table: row_table.Table) -> None:
         """Check that the checkpoint holds no states.
 
         Raises:
             StoreError: it does, so another algorithm made it.
         """
-        self.adopt(table)
+        self.restore(table)
 
     def close(self) -> None:
         """End what was begun."""

@@ -90,7 +90,7 @@ class ScratchStore:
 
         The future raises StoreError if a disk is full or fails.
         """
-        frozen = self._near.freeze(sorted(self._changed))
+        frozen = self._near.snapshot(sorted(self._changed))
         self._changed.clear()
         return [self._copier.submit(self._copy, frozen, folder)]
 
@@ -113,21 +113,21 @@ class ScratchStore:
         with self._far_turn:
             self._far.require_in_place()
 
-    def adopt(self, table: Table) -> None:
+    def restore(self, table: Table) -> None:
         """Go on with the segments of a checkpoint that the same ranks with the same clients made.
 
         Raises:
             StoreError: a segment is missing, damaged or in use, or the clients are not the same.
         """
-        self._far.adopt(table)
+        self._far.restore(table)
 
-    def rehome(self, table: Table) -> None:
+    def restore_from_other_ranks(self, table: Table) -> None:
         """Copy the states of this rank's clients from wherever a checkpoint has them.
 
         Raises:
             StoreError: a state is missing or damaged, or the disk is full.
         """
-        self._far.rehome(table)
+        self._far.restore_from_other_ranks(table)
 
     def close(self) -> None:
         """Release the files, and remove those on the node's disk."""

@@ -103,25 +103,25 @@ class SharedStore:
         self._own.require_in_place()
         self._shared.require_in_place()
 
-    def adopt(self, table: Table) -> None:
+    def restore(self, table: Table) -> None:
         """Go on with the segments of a checkpoint that the same ranks with the same clients made.
 
         Raises:
             StoreError: a segment is missing, damaged or in use, or the clients are not the same.
         """
         shared = _shared(table)
-        self._own.adopt(table.own)
-        self._shared.adopt(shared)
+        self._own.restore(table.own)
+        self._shared.restore(shared)
 
-    def rehome(self, table: Table) -> None:
+    def restore_from_other_ranks(self, table: Table) -> None:
         """Copy the states of this rank's clients from wherever a checkpoint has them.
 
         Raises:
             StoreError: a state is missing or damaged, or the disk is full.
         """
         shared = _shared(table)
-        self._own.rehome(table.own)
-        self._shared.rehome(shared)
+        self._own.restore_from_other_ranks(table.own)
+        self._shared.restore_from_other_ranks(shared)
 
     def close(self) -> None:
         """Release the files; what was not committed is lost."""

@@ -88,7 +88,7 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
             f"{key} is {found} there, "
             f"{wanted} here{more}; remove that directory, or choose another root with --out"
         )
-    if folder.held():
+    if folder.is_locked():
         raise JobError(f"{folder.root}: a run is alive in this directory; wait for it or stop it")
     kept = committed(folder.checkpoints)
     if not kept:

@@ -111,7 +111,7 @@ class RunProcess:
     def came_to(self) -> str:
         """What the finished run came to."""
         try:
-            run = with_history(read_run(self._folder.root), self._folder.entries())
+            run = with_history(read_run(self._folder.root), self._folder.history_entries())
         except (JobError, DiskError) as e:  # its files cannot be told from: the sweep goes on
             return f"but {e}"
         accuracy, loss = run.last("test_accuracy"), run.last("test_loss")

@@ -87,7 +87,7 @@ def train(tmp_path):
 
     def go(clients):
         visits = [made.clients.task(client, 0) for client in clients]
-        trained = executor.train(message, visits, [made.first(i) for i in clients])
+        trained = executor.train(message, visits, [made.first_state(i) for i in clients])
         return dict(zip(clients, trained, strict=True))
 
     return go

@@ -113,7 +113,7 @@ def check(folder, algorithm, setting):
     job = tree(folder, PROBLEM, algorithm, **changes)
     if algorithm.get("first") == "random":
         described = parts(folder, job)
-        fields["drawn"] = {i: described.fresh(i)().numpy() for i in range(CLIENTS)}
+        fields["drawn"] = {i: described.random_init(i)().numpy() for i in range(CLIENTS)}
     found = trace(job).xs
     numbers = whole | words | {"problem": PROBLEM, "x0": found[0]}
     expected = METHODS[algorithm["name"]](Setting(**numbers), **fields)
@@ -160,7 +160,7 @@ def test_a_trace_is_a_run(tmp_path, name):
 def test_random_first_anchors_are_the_client_s_own(tmp_path):
     """Drawn as the model is, different for every client and from the model, always the same."""
     described = parts(tmp_path, tree(tmp_path, PROBLEM, ALL["fedhbm-random"]))
-    drawn = [described.fresh(i)().numpy() for i in (*range(CLIENTS), 0)]
+    drawn = [described.random_init(i)().numpy() for i in (*range(CLIENTS), 0)]
     assert (drawn[0] == drawn[-1]).all()
     vectors = np.stack([described.x0.numpy(), *drawn[:-1]])
     assert len(np.unique(vectors, axis=0)) == CLIENTS + 1

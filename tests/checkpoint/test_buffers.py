@@ -133,8 +133,8 @@ def test_damage(run, tmp_path, refused):
 def test_a_fresh_initialisation_draws_parameters_alone(frozen, weights, determinism):
     parts = build_components(load(frozen), torch.device("cpu"))
     given = load_file(weights)
-    assert not torch.equal(parts.fresh(0)(), parts.fresh(1)())
-    assert not torch.equal(parts.fresh(0)(), parts.x0)
+    assert not torch.equal(parts.random_init(0)(), parts.random_init(1)())
+    assert not torch.equal(parts.random_init(0)(), parts.x0)
     assert torch.equal(parts.buffers[FIRST], given[FIRST])
     parts = build_components(load(frozen, ["precision=float64"]), torch.device("cpu"))
     assert torch.equal(parts.buffers[FIRST], given[FIRST].double())

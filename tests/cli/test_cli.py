@@ -335,8 +335,8 @@ def test_a_look_at_the_lock_does_not_stop_a_start(run, monkeypatch):
     with RunDir(run) as folder:
         folder.lock()
         assert len(naps) == 1
-        assert RunDir(run).held()
-    assert not RunDir(run).held()
+        assert RunDir(run).is_locked()
+    assert not RunDir(run).is_locked()
 
 
 def test_a_checkpoint_of_a_clock_that_was_ahead(hpcfl, job, tmp_path):

@@ -102,14 +102,14 @@ def test_all_ranks_agree_and_everybody_is_trained_once():
     for t in range(50):
         duties, members = [rank.assignment(t) for rank in ranks], draw(t).tolist()
         assert sorted(i for duty in duties for i in duty.trained) == sorted(members)
-        assert [duty.moved for duty in duties] == [duties[0].moved] * RANKS
+        assert [duty.transfers for duty in duties] == [duties[0].transfers] * RANKS
         for rank, duty in enumerate(duties):
             assert duty.owned == [i for i in members if owner[i] == rank]
-            gone = {move.client for move in duty.moved if move.owner == rank}
-            come = {move.client for move in duty.moved if move.trainer == rank}
+            gone = {move.client for move in duty.transfers if move.owner == rank}
+            come = {move.client for move in duty.transfers if move.trainer == rank}
             assert set(duty.trained) == set(duty.owned) - gone | come
             assert duty.trained == [i for i in members if i in duty.trained]
-    assert any(ranks[0].assignment(t).moved for t in range(50))
+    assert any(ranks[0].assignment(t).transfers for t in range(50))
     assert ranks[0].assignment(50) == (50, [], [], [])
 
 
@@ -118,4 +118,4 @@ def test_without_work_owners_train():
     balance = Balance(lambda t: np.array([3, 1, 0]), 9, owner, None, 1, 2)
     assert balance.assignment(0) == (0, [3, 0], [3, 0], [])
     stealing = Balance(lambda t: np.array([3, 1, 0, 2]), 9, owner, np.ones(4, np.int64), 0, 2)
-    assert stealing.assignment(0).moved == [Transfer(3, 1, 0)]
+    assert stealing.assignment(0).transfers == [Transfer(3, 1, 0)]

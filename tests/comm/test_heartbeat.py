@@ -122,15 +122,15 @@ def test_a_file_that_is_being_written_is_read_again(files, monkeypatch):
 def test_one_rank_tells(files):
     other = Heartbeats(files.folder.parent, files.folder.name, 0)
     assert not files.told()
-    assert other.first_to_tell("rank 2 is gone")
-    assert not files.first_to_tell("rank 2 is gone, I say")
+    assert other.claim_report("rank 2 is gone")
+    assert not files.claim_report("rank 2 is gone, I say")
     assert files.told()
     assert (files.folder / "told").read_text() == "rank 2 is gone\n"
 
 
 def test_a_rank_that_cannot_leave_word_tells_all_the_same(tmp_path):
     """The directory is gone: silence would be worse than two lines."""
-    assert Heartbeats(tmp_path / "gone", "0123abcd", 0).first_to_tell("why")
+    assert Heartbeats(tmp_path / "gone", "0123abcd", 0).claim_report("why")
 
 
 def test_a_new_life_and_a_process_of_the_last_do_not_meet(files):
@@ -142,7 +142,7 @@ def test_a_new_life_and_a_process_of_the_last_do_not_meet(files):
     assert list(files.folder.parent.iterdir()) == [new.folder]
     with pytest.raises(FileNotFoundError):
         files.beat(RankProgress(9, "training"))
-    assert files.first_to_tell("connection closed")
+    assert files.claim_report("connection closed")
     files.close()
     assert not new.told()
     assert read(new.folder / "0003.json").round == 2

@@ -99,11 +99,11 @@ if sys.argv[2] == "before":
     time.sleep(1.5)
     print("goes on", flush=True)
     dog.pulse.waits = False
-dog.keep(files)
+dog.watch_files(files)
 dog.pulse.round, dog.pulse.phase = 4, "training"
 print("waits", flush=True)
 if sys.argv[2] == "told":
-    files.first_to_tell("another rank's words")
+    files.claim_report("another rank's words")
 else:
     dog.pulse.calls, dog.pulse.waits = 1, True
 time.sleep(600)
@@ -164,7 +164,7 @@ def test_heartbeats_that_cannot_be_written_are_missed_once(tmp_path, capfd, monk
     turns = count()
     monkeypatch.setattr(files, "told", lambda: thrice.set() if next(turns) == 2 else None)
     dog = Watchdog(1, 2, 0.12)
-    dog.keep(files)
+    dog.watch_files(files)
     assert thrice.wait(60)
     dog.close()
     (line,) = capfd.readouterr().err.splitlines()
@@ -204,7 +204,7 @@ def test_a_lost_group_is_an_error_of_the_first_that_sees_it(lost, tmp_path):
 
 def test_the_others_say_nothing(lost, tmp_path):
     lost.beat(tmp_path, "life")
-    Heartbeats(tmp_path, "life", 1).first_to_tell("rank 1's words")
+    Heartbeats(tmp_path, "life", 1).claim_report("rank 1's words")
     with pytest.raises(SystemExit):
         lost.barrier()
     assert lost._comm.ended == [1]

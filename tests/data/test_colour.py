@@ -122,7 +122,7 @@ def test_a_client_sees_its_colours_in_all_that_it_has_and_the_test_set_is_as_sto
     for client in range(6):
         for part in ("training", "testing"):
             (found,), (stored,) = (list(getattr(p, part)(client)) for p in (coloured, plain))
-            rows = (parts[0].rows if part == "training" else parts[0].held)[client]
+            rows = (parts[0].rows if part == "training" else parts[0].held_out)[client]
             images = parts[0].dataset.train.inputs[torch.from_numpy(rows)]
             assert torch.equal(found.inputs, personal(client)(images, torch.float32, None))
             assert not torch.allclose(found.inputs, stored.inputs, atol=0.01)

@@ -98,8 +98,10 @@ def test_accuracies_on_held_out_examples(tmp_path, job, log):
     data = {**THREE.write(tmp_path), "holdout": 0.25}
     described = parts(tmp_path, job(data=data))
     assert [len(own) for own in described.rows] == [1, 1, 3]
-    assert [len(own) for own in described.held] == [1, 0, 1]
-    right = [np.mean(np.where(X[own, 0] > 0, 2, 0) == Y[own]) for own in described.held if len(own)]
+    assert [len(own) for own in described.held_out] == [1, 0, 1]
+    right = [
+        np.mean(np.where(X[own, 0] > 0, 2, 0) == Y[own]) for own in described.held_out if len(own)
+    ]
     found = log(data=data, evaluate={"clients": True, "train": True})[0]
     assert found["client_accuracy_mean"] == near(np.mean(right))
     assert found["client_accuracy_worst_decile"] == min(right)

@@ -70,7 +70,7 @@ def write(folder: Path, life: str, tell: Callable[[int], None]) -> None:
     )
     store = SharedStore(SCHEMA, own, shared)
     if done:
-        store.adopt(Table.load(folder / str(done[-1]), root))
+        store.restore(Table.load(folder / str(done[-1]), root))
     for round in itertools.count(done[-1] + 1 if done else 0):
         kept = [folder / str(past) for past in committed(folder)[-KEEP:]]
         store.retain(kept)

@@ -308,4 +308,4 @@ def test_names_that_cannot_be(run, hpcfl, words):
     done = hpcfl(*words)
     assert (done.code, len(done.err)) == (2, 1), done.err
     assert "Error: " in done.err[0]
-    assert RunDir(run).begun
+    assert RunDir(run).has_checkpoint

@@ -66,7 +66,7 @@ def laid(made, clients, size, steps=None):
     if steps is not None:
         one = torch.tensor(steps)
         visits = [v._replace(client=v.client._replace(steps=one)) for v in visits]
-    return list(PaddedBatches(size, 13, made.together()).steps(visits))
+    return list(PaddedBatches(size, 13, made.block_batches()).steps(visits))
 
 
 @pytest.mark.parametrize("transform", [TRANSFORM, PLAIN], ids=["augmented", "plain"])
@@ -170,7 +170,7 @@ class Counted(TorchDispatchMode):
 def operations(size, made):
     """Of the second step of a block of so many clients; nothing of a first use is in it."""
     visits = [made.task(client, 2) for client in range(size)]
-    steps = PaddedBatches(size, 13, made.together()).steps(visits)
+    steps = PaddedBatches(size, 13, made.block_batches()).steps(visits)
     next(steps)
     with Counted() as counted:
         next(steps)
@@ -190,7 +190,7 @@ def test_clients_that_see_each_in_their_own_way_are_asked_one_by_one():
         return TRANSFORM if client else PLAIN
 
     made = population(personal=personal)
-    assert made.together() is None
+    assert made.block_batches() is None
     steps, alone = laid(made, (0, 6), 2), [list(made.task(i, 2).batches) for i in (0, 6)]
     for k, batches in enumerate(alone):
         assert torch.equal(steps[0].batches.inputs[k, :4], batches[0].inputs)
@@ -202,7 +202,7 @@ def test_out_of_a_file_it_is_the_same_and_read_ahead(whole, monkeypatch):
     monkeypatch.setattr("hpcfl.local.examples.WHOLE", whole)
     shelf = StateArena()
     made, held = population(inputs=shelf), population()
-    assert made.together() is None
+    assert made.block_batches() is None
     made.prefetch([0, 6, 3, 4])
     for found, expected in zip(laid(made, (0, 6), 3), laid(held, (0, 6), 3), strict=True):
         for part in ("inputs", "labels", "counts"):
@@ -231,7 +231,7 @@ def test_the_time_that_batches_take_is_counted(apart, monkeypatch):
     made = population(
         {"steps": 3, "batch_size": 4}, transform=slow, personal=(lambda _: slow) if apart else None
     )
-    for _ in PaddedBatches(2, 13, made.together()).steps([made.task(i, 2) for i in (0, 6)]):
+    for _ in PaddedBatches(2, 13, made.block_batches()).steps([made.task(i, 2) for i in (0, 6)]):
         now[0] += 1  # training
     assert made.pop_elapsed_s() == (20 if apart else 30)  # a call for each visit, or for each step
     assert made.pop_elapsed_s() == 0

@@ -152,7 +152,7 @@ def test_what_travels():
     balance = Balance(draw, ROUNDS, OWNER, work, 0, RANKS)
     seen, expected = set(), []
     for t in range(ROUNDS):
-        for move in balance.assignment(t).moved:
+        for move in balance.assignment(t).transfers:
             expected += [P, P, 1] if move.client in seen else []
             expected += [P, 1]
         seen |= set(draw(t).tolist())

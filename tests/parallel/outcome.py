@@ -34,7 +34,9 @@ def bits(tensor: torch.Tensor) -> str:
 def outcome(run: Path) -> Outcome:
     """Of the newest checkpoint of a run directory, and its log up to there."""
     newest = committed(run / "checkpoints")[-1]
-    schema = build_components(load(run / "job.yaml"), torch.device("cpu"), resumed=True).stored
+    schema = build_components(
+        load(run / "job.yaml"), torch.device("cpu"), resumed=True
+    ).stored_state
     table = Table.load(newest.folder, run / "stores")
     clients = {}
     with Reader(table, schema) as reader:

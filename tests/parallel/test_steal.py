@@ -79,7 +79,7 @@ def test_the_same_bits_as_by_owners(alone, play, ranks, backend):
     draw = partial(Bernoulli(p=0.5).draw, population=len(SIZES), seed=JOB["seed"])
     work = np.array(SIZES)
     balance = Balance(draw, JOB["rounds"], assign_owners(SIZES, ranks), work, 0, ranks)
-    moves = sum(len(balance.assignment(t).moved) for t in range(JOB["rounds"]))
+    moves = sum(len(balance.assignment(t).transfers) for t in range(JOB["rounds"]))
     assert (moves >= 10) == (ranks > 1)
 
 

@@ -87,7 +87,10 @@ def test_a_small_job_by_hand(job, hpcfl):
 def test_work_is_counted_in_examples(job, algorithm, passes):
     """One epoch of 10 examples, and another pass where the algorithm takes a full gradient."""
     loaded = load(job, [f"algorithm={{name: {algorithm}}}"])
-    assert build_components(loaded, torch.device("cpu")).work.tolist() == [10 * passes] * 4
+    assert (
+        build_components(loaded, torch.device("cpu")).examples_per_round.tolist()
+        == [10 * passes] * 4
+    )
 
 
 def test_members_that_a_rank_trains(job):

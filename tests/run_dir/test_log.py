@@ -45,7 +45,7 @@ def test_a_write_that_is_cut_short_goes_on(tmp_path):
     log.write({"round": 1, "train_loss": 0.5})
     whole.close()
     assert (tmp_path / "log.jsonl").read_bytes() == log_of([{"round": 1, "train_loss": 0.5}])
-    assert log.extent == NOTHING.after((tmp_path / "log.jsonl").read_bytes())
+    assert log.position == NOTHING.after((tmp_path / "log.jsonl").read_bytes())
 
 
 def fail(*_, **__):

@@ -120,7 +120,7 @@ def test_this_process_sits_here(tmp_path, monkeypatch):
         (tmp_path / name / "cpulist").write_text(cores + "\n")
     monkeypatch.setattr(rank_layout, "_NUMA", tmp_path)
     ranks = discover_ranks(load(JOB, ["threads=2", "device=cpu"]), tmp_path, Watched(Solo(), 10.0))
-    (own,) = ranks.seats
+    (own,) = ranks.infos
     assert (own.cores, own.numa, own.threads, own.device) == ([2, 5], [1], 2, "cpu")
     assert (ranks.device.type, ranks.notes) == ("cpu", [])
     assert own.record.keys() == {"host", "local_rank", "device", "threads", "numa", "cores"}

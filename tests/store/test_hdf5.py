@@ -184,7 +184,7 @@ def test_growth_doubles_and_small_files_bound_it(root, schema, make, bits, commi
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(CLIENTS))
     store.close()
     store = build(root, schema, 2, life="b")
-    store.adopt(table)
+    store.restore(table)
     store.retain([a])
     assert all(bits(store.read(client)) == bits(make(client, 0)) for client in range(CLIENTS))
     store.write(0, make(0, 1))
@@ -211,7 +211,7 @@ def test_adopt_refuses_other_owners(root, schema, make, commit):
     for clients in (range(15), range(0, CLIENTS, 3), range(CLIENTS)):
         store = build(root, schema, 0, clients, life="b")
         with pytest.raises(StoreError, match=r"client \d+ changed its rank since the checkpoint"):
-            store.adopt(table)
+            store.restore(table)
         store.close()
 
 
@@ -221,7 +221,7 @@ def test_two_runs_cannot_adopt_the_same_segments(root, schema, make, commit):
     _, table = commit("a", store)
     other = build(root, schema, 0, life="b")
     with pytest.raises(StoreError, match="another process has it open for writing"):
-        other.adopt(table)
+        other.restore(table)
     other.close()
     store.close()
 

@@ -209,7 +209,7 @@ def test_a_rank_copies_each_model_once(build, commit, root, path):
         stores = [build(rank, life, ranks) for rank in range(ranks)]
         if table is not None:
             for store in stores:
-                (store.adopt if table.ranks == ranks else store.rehome)(table)
+                (store.restore if table.ranks == ranks else store.restore_from_other_ranks)(table)
         assert holds(lambda client: stores[client % ranks].read(client), until)  # noqa: B023
         for round in range(until, until + 15):
             play(stores, round)
@@ -237,7 +237,7 @@ def test_equal_checksums_are_not_yet_equal_states(root, commit, build, monkeypat
     _, table = commit("a", *stores)
     assert set(table.shared.crcs.tolist()) == {7}
     store = build(0, "b", 1)
-    store.rehome(table)
+    store.restore_from_other_ranks(table)
     assert holds(store.read, 15)
     for each in (*stores, store):
         each.close()
@@ -260,7 +260,7 @@ def test_states_without_a_shared_part_are_refused(build, commit, root):
     whole.write(3, State(model(0), torch.tensor(0)))
     _, table = commit("a", whole)
     store = build(0, "b")
-    for go_on in (store.adopt, store.rehome):
+    for go_on in (store.restore, store.restore_from_other_ranks):
         with pytest.raises(StoreError, match="another algorithm made it"):
             go_on(table)
     store.close()

@@ -181,7 +181,7 @@ def test_adopt_goes_on_where_the_commit_was(build, make, bits, commit, schema):
 
     second = [build(rank, "b", range(rank, CLIENTS, 2)) for rank in range(2)]
     for store in second:
-        store.adopt(table)
+        store.restore(table)
     for client in range(CLIENTS):
         found = second[client % 2].read(client)
         assert found is None if client >= 20 else bits(found) == bits(make(client, 0))
@@ -210,7 +210,7 @@ def test_rehome_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
                 stores[at % ranks].write(client, make(at, 0))
         else:
             for store in stores:
-                store.rehome(table)
+                store.restore_from_other_ranks(table)
         folder, table = commit(life, *stores)
         assert table.ranks == ranks
         for store in stores:
@@ -232,7 +232,7 @@ def test_more_ranks_than_the_kept_checkpoint_had(build, make, bits, commit, sche
     one.close()
     two = [build(rank, "b", range(rank, CLIENTS, 2)) for rank in range(2)]
     for store in two:
-        store.rehome(table)
+        store.restore_from_other_ranks(table)
     b, table = commit("b", *two)
     for store in two:
         store.retain([a, b])
@@ -262,7 +262,7 @@ def test_a_flipped_byte_is_found_and_named(build, make, commit, schema):
         reader.read(12)
     store = build(0, "b", range(CLIENTS))
     with pytest.raises(StoreError, match=match):
-        store.rehome(table)
+        store.restore_from_other_ranks(table)
     store.close()
 
 
@@ -274,7 +274,7 @@ def test_a_lost_segment_is_named(build, make, commit):
     table.find(3).path.unlink()
     store = build(0, "b", range(CLIENTS))
     with pytest.raises(StoreError, match=r"a-r0000-s0000\.h5: the file is missing"):
-        store.adopt(table)
+        store.restore(table)
     store.close()
 
 
@@ -284,7 +284,7 @@ def test_no_states_at_all(build, commit):
     assert table.clients.size == 0
     store.close()
     store = build(0, "b", range(CLIENTS))
-    store.adopt(table)
+    store.restore(table)
     assert store.read(0) is None
     store.close()
 
@@ -323,13 +323,13 @@ def test_no_store_keeps_nothing(make, commit, build):
     assert store.read(3) is None
     folder, table = commit("a", store)
     store.retain([folder])
-    store.adopt(table)
+    store.restore(table)
     other = build(0, "a", range(CLIENTS))
     other.write(0, make(0, 0))
     _, table = commit("b", other)
     other.close()
     with pytest.raises(StoreError, match="holds 1 client states, expected none"):
-        store.adopt(table)
+        store.restore(table)
     store.close()
 
 
