@@ -74,7 +74,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             folder.lock()
             if read_bytes(folder.job, READABLE) not in (request.job_before, request.job_after):
                 raise JobError(f"{folder.job}: was changed while it was read; resume again")
-            folder.history_entries()  # whose damage would be found too late when this start is added
+            folder.history_entries()  # or damage would be found when this start is added, too late
             kept = request.checkpoint_rounds(folder, session.inputs)
             prune(folder.checkpoints)
             _require_older_whole(folder.checkpoints, kept)

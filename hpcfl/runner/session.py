@@ -305,19 +305,21 @@ class RankSession:
         unscored = components.held_out is not None and not (
             job.evaluate.clients or job.evaluate.own
         )
-        return (
+        parts = [
             f"{name} ({settings}): {len(components.rows)} clients, "
             f"{components.x0.numel()} parameters, {self.comm.size} rank(s) by "
             f"{self.comm.backend} on {components.device.type}, {job.precision}, "
             f"into {self.folder.root}"
-            + (f", from round {done}" if done else "")
-            + (
-                f"; model.init left out {', '.join(components.missing_weights)}"
-                * bool(components.missing_weights)
-            )
-            + ("; TensorBoard reads events/ there" * job.log.events)
-            + ("; held-out examples are not scored: evaluate.clients=true does" * unscored)
-        )
+        ]
+        if done:
+            parts[0] += f", from round {done}"
+        if components.missing_weights:
+            parts.append(f"model.init left out {', '.join(components.missing_weights)}")
+        if job.log.events:
+            parts.append("TensorBoard reads events/ there")
+        if unscored:
+            parts.append("held-out examples are not scored: evaluate.clients=true does")
+        return "; ".join(parts)
 
     def _require_same_models(self, round: int, x: Vector) -> None:
         """Collective: refuse a checkpoint of ranks whose models differ.
