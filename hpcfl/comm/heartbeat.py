@@ -1,6 +1,6 @@
 """A small file for each rank of a live run, which says where the rank is and that it lives.
 
-Every life of a run has a folder of its own, ``ranks/LIFE``: a process of an earlier life that was
+Every session of a run has a folder of its own, ``ranks/SESSION``: a process of an earlier session that was
 stopped, and goes on, finds nobody of the new one there, and nobody of the new one hears it.
 """
 
@@ -39,7 +39,7 @@ class RankProgress:
     phase: str = "starting"
     """What it does, in words that go on after "rank 2 was"."""
     calls: int = 0
-    """Collectives begun in this life: a rank that has begun fewer is behind."""
+    """Collectives begun in this session: a rank that has begun fewer is behind."""
     waits: bool = False
     """Whether it is inside of one."""
 
@@ -111,7 +111,7 @@ def read_all(folder: Path) -> list[Heartbeat]:
     """
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".json")
-    except (FileNotFoundError, NotADirectoryError):  # its life has just ended
+    except (FileNotFoundError, NotADirectoryError):  # its session has just ended
         return []
     found = (_read_again(path) for path in paths)
     return [heartbeat for heartbeat in found if heartbeat is not None]
@@ -137,25 +137,25 @@ def _read_again(path: Path) -> Heartbeat | None:
 
 
 def read_newest(root: Path) -> list[Heartbeat]:
-    """The heartbeats of the life that was heard of last, by rank.
+    """The heartbeats of the session that was heard of last, by rank.
 
     Raises:
         StoreError: a heartbeat is damaged, or cannot be read.
     """
-    lives = [read_all(folder) for folder in (root.iterdir() if root.is_dir() else ())]
-    return max(lives, key=lambda beats: max((b.time for b in beats), default=-1.0), default=[])
+    sessions = [read_all(folder) for folder in (root.iterdir() if root.is_dir() else ())]
+    return max(sessions, key=lambda beats: max((b.time for b in beats), default=-1.0), default=[])
 
 
 class Heartbeats:
-    """The heartbeat files of one life of a run, in a folder of its own, as one rank uses them."""
+    """The heartbeat files of one session of a run, in a folder of its own, as one rank uses them."""
 
-    def __init__(self, root: Path, life: str, rank: int) -> None:
-        self._root, self.folder, self._rank = root, root / life, rank
+    def __init__(self, root: Path, session: str, rank: int) -> None:
+        self._root, self.folder, self._rank = root, root / session, rank
         self._host, self._pid = socket.gethostname(), os.getpid()
         self._beats = 0
 
     def begin(self) -> None:
-        """Make the folder, and remove those of earlier lives; on one rank, before any other opens.
+        """Make the folder, and remove those of earlier sessions; on one rank, before any other opens.
 
         Raises:
             StoreError: the disk fails.

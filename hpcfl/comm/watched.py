@@ -34,17 +34,17 @@ class Watched:
         """The group's name: solo, mpi, gloo or nccl."""
         return type(self._comm).__name__.lower()
 
-    def beat(self, root: Path, life: str) -> None:
+    def beat(self, root: Path, session: str) -> None:
         """Collective: from now on keep heartbeats, and let nobody wait too long.
 
         Args:
-            root: where the lives of a run that rank 0 holds have a folder each.
-            life: the name of this one; the others are removed.
+            root: where the sessions of a run that rank 0 holds have a folder each.
+            session: the name of this one; the others are removed.
 
         Raises:
             StoreError: they cannot be written.
         """
-        files = Heartbeats(root, life, self.rank)
+        files = Heartbeats(root, session, self.rank)
         with raise_collectively(self):
             if self.rank == 0:
                 files.begin()

@@ -35,7 +35,7 @@ def outcome_of(error: BaseException, round: int) -> Outcome:
     return Outcome("failed", round, one_line(f"{type(error).__name__}: {error}"))
 
 
-def record_outcome(folder: RunDir, life: str, outcome: Outcome) -> bool:
+def record_outcome(folder: RunDir, session: str, outcome: Outcome) -> bool:
     """Add its outcome to a start in the history; whether the history tells of the start.
 
     Raises:
@@ -43,7 +43,7 @@ def record_outcome(folder: RunDir, life: str, outcome: Outcome) -> bool:
     """
     entries = folder.history_entries()
     for entry in entries:
-        if entry.get("life") == life:
+        if entry.get("life") == session:
             entry["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
             entry["outcome"] = outcome._asdict()
             folder.write_history(entries)

@@ -11,7 +11,7 @@ buffers.safetensors  the model's buffers, if it has any, see hpcfl.checkpoint.bu
 best.safetensors  the best evaluated model, if the job keeps it, see hpcfl.checkpoint.best
 checkpoints/    see hpcfl.run_dir.manifest and hpcfl.checkpoint.format
 stores/         segments of client states, see hpcfl.store
-ranks/LIFE/     where every rank of a live run is, see hpcfl.comm.heartbeat
+ranks/SESSION/  where every rank of a live run is, see hpcfl.comm.heartbeat
 lock            held while a run is alive
 """
 

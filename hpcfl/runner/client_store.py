@@ -10,14 +10,14 @@ from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.null import NullStore
 from hpcfl.store.schema import StateSchema
-from hpcfl.store.scratch import ScratchStore, folder_of_life
+from hpcfl.store.scratch import ScratchStore, folder_of_session
 from hpcfl.store.shared import SharedStore, folder_of_shared
 
 GIB = 1 << 30
 
 
 def make_client_store(
-    config: Store, kept: StateSchema, root: Path, rank: int, life: str, clients: Sequence[int]
+    config: Store, kept: StateSchema, root: Path, rank: int, session: str, clients: Sequence[int]
 ) -> ClientStore:
     """The home of the states of ``clients``.
 
@@ -26,7 +26,7 @@ def make_client_store(
         kept: the shape of a state.
         root: the folder of the run's stores.
         rank: whose clients they are.
-        life: the name of this start of the run.
+        session: the name of this start of the run.
         clients: those of the rank.
     """
     if not kept.fields:
@@ -35,15 +35,15 @@ def make_client_store(
 
     def build(folder: Path, schema: StateSchema, cache: int, name: str) -> ClientStore:
         if config.kind == "memory":
-            return MemoryStore(folder, rank, life, clients, schema)
+            return MemoryStore(folder, rank, session, clients, schema)
         common, disk = not schema.own.fields, config.dir
         first = cache if disk is None else 0
-        far = Hdf5Store(folder, rank, life, clients, schema, first, common=common)
+        far = Hdf5Store(folder, rank, session, clients, schema, first, common=common)
         if disk is None:
             return far
-        own = folder_of_life(Path(disk), root.parent, rank, life) / name
+        own = folder_of_session(Path(disk), root.parent, rank, session) / name
         own.mkdir()
-        near = Hdf5Store(own, rank, life, clients, schema, cache, common=common)
+        near = Hdf5Store(own, rank, session, clients, schema, cache, common=common)
         return ScratchStore(near, far, own)
 
     if kept.own.fields and kept.shared.fields:

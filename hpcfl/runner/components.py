@@ -217,9 +217,9 @@ class Components:
         kind = Exact if self.job.reduction == "exact" else Fast
         return kind(comm, template, plain, self.x0.dtype, self.device, uncounted)
 
-    def store(self, root: Path, rank: int, life: str, clients: Sequence[int]) -> ClientStore:
+    def store(self, root: Path, rank: int, session: str, clients: Sequence[int]) -> ClientStore:
         """The home of the states of ``clients``."""
-        return make_client_store(self.job.store, self.stored_state, root, rank, life, clients)
+        return make_client_store(self.job.store, self.stored_state, root, rank, session, clients)
 
 
 def stored(job: Job, schema: Schema) -> StateSchema:

@@ -1,7 +1,7 @@
 """The interface of a store of client states.
 
 A state is a NamedTuple of CPU tensors.  One store serves one rank and holds the states of the
-clients that rank owns.  Nothing staged is visible to a later life of the run until ``commit``.
+clients that rank owns.  Nothing staged is visible to a later session of the run until ``commit``.
 Clients whose states are staged one after the other and are the same tensors share one copy.
 
 A commit leaves, in the checkpoint's folder, one file per rank that says where every state lies

@@ -45,7 +45,7 @@ class Hdf5Store:
     Args:
         root: the folder of the segments, which exists.
         rank: this rank's number.
-        life: a short name (letters and digits) that no earlier start of the run had.
+        session: a short name (letters and digits) that no earlier start of the run had.
         clients: the clients this rank owns.
         schema: the shape of a state.
         cache_bytes: memory for states at most, objects included; 0 writes every state at once.
@@ -58,7 +58,7 @@ class Hdf5Store:
         self,
         root: Path,
         rank: int,
-        life: str,
+        session: str,
         clients: Sequence[int],
         schema: StateSchema,
         cache_bytes: int,
@@ -69,7 +69,7 @@ class Hdf5Store:
         # 16 bytes a client; a dict would take 150.
         self._clients = np.unique(np.asarray(clients, np.int64))
         self._address = np.full(len(self._clients), NOWHERE, np.int64)
-        self._pool = RowAllocator(root, rank, life, schema, len(self._clients))
+        self._pool = RowAllocator(root, rank, session, schema, len(self._clients))
         self._behind = BackgroundIO()
         self._capacity = cache_bytes // footprint(schema)  # states
         # By address, the least recently used first.

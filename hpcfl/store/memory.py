@@ -23,15 +23,15 @@ class MemoryStore:
     Args:
         root: the folder of the segments, which exists.
         rank: this rank's number.
-        life: a short name (letters and digits) that no earlier start of the run had.
+        session: a short name (letters and digits) that no earlier start of the run had.
         clients: the clients this rank owns.
         schema: the shape of a state.
     """
 
     def __init__(
-        self, root: Path, rank: int, life: str, clients: Sequence[int], schema: StateSchema
+        self, root: Path, rank: int, session: str, clients: Sequence[int], schema: StateSchema
     ) -> None:
-        self._root, self._rank, self._life, self._schema = root, rank, life, schema
+        self._root, self._rank, self._session, self._schema = root, rank, session, schema
         self._clients = frozenset(clients)
         self._states: dict[int, Iterable[Tensor]] = {}
         self._shelf = StateArena(schema)
@@ -39,7 +39,7 @@ class MemoryStore:
             SameTensors(()),
             (),
         )  # the latest new state
-        self._files: set[str] = set()  # this life's
+        self._files: set[str] = set()  # this session's
         self._held: dict[str, HeldPath] = {}  # those of them that are written
         self._commits = 0
         self._behind = ThreadPoolExecutor(1, "store-commit")
@@ -79,7 +79,7 @@ class MemoryStore:
         The future raises DiskError if the disk is full or fails.
         """
         states = dict(sorted(self._states.items()))
-        name = segment.name(self._life, self._rank, self._commits)
+        name = segment.name(self._session, self._rank, self._commits)
         if states:
             self._commits += 1
             self._files.add(name)
@@ -105,7 +105,7 @@ class MemoryStore:
         row_table.write(folder, self._rank, row_table.Rows(ids, first, places, crcs, names))
 
     def retain(self, folders: Iterable[Path]) -> None:
-        """These committed checkpoints are kept; this life's files of all others are deleted.
+        """These committed checkpoints are kept; this session's files of all others are deleted.
 
         Raises:
             StoreError: a row table is missing or damaged.

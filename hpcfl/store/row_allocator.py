@@ -43,8 +43,10 @@ class RowAllocator:
     both.  There are never more than twice the clients plus the pinned rows.
     """
 
-    def __init__(self, root: Path, rank: int, life: str, schema: StateSchema, clients: int) -> None:
-        self._root, self._rank, self._life, self._schema = root, rank, life, schema
+    def __init__(
+        self, root: Path, rank: int, session: str, schema: StateSchema, clients: int
+    ) -> None:
+        self._root, self._rank, self._session, self._schema = root, rank, session, schema
         self._clients = clients
         self._segments: list[Segment] = []
         self._starts = array("q")  # the first address of each segment
@@ -135,7 +137,7 @@ class RowAllocator:
         self._free = array("q", free[::-1].tolist())
 
     def adopt(self, paths: Iterable[Path]) -> None:
-        """Take over segments of an earlier life, all rows pinned until the next ``keep``.
+        """Take over segments of an earlier session, all rows pinned until the next ``keep``.
 
         Raises:
             StoreError: one is missing, damaged, or open for writing elsewhere.
@@ -189,7 +191,7 @@ class RowAllocator:
     def _add(self, rows: int) -> None:
         """Add a segment of free rows, the lowest address of which is taken first."""
         have = len(self._pinned)
-        path = self._root / segment.name(self._life, self._rank, self._created)
+        path = self._root / segment.name(self._session, self._rank, self._created)
         self._append(Segment.create(path, self._schema, rows), pinned=False)
         self._created += 1
         self._free = array("q", range(have + rows - 1, have - 1, -1)) + self._free

@@ -188,13 +188,13 @@ class Table:
         return Place(self.paths[self.segments[at]], int(self.rows[at]), int(self.crcs[at]))
 
 
-def prune(root: Path, keep_names: Iterable[str], life: str) -> list[Path]:
+def prune(root: Path, keep_names: Iterable[str], session: str) -> list[Path]:
     """Delete the segments that no kept checkpoint needs; called by rank 0 alone.
 
     Args:
         root: the folder of the segments.
         keep_names: what ``named`` says of every kept checkpoint.
-        life: the life that is running; its files, complete or not, are left to its stores.
+        session: the session that is running; its files, complete or not, are left to its stores.
 
     Returns:
         What was deleted.
@@ -203,7 +203,7 @@ def prune(root: Path, keep_names: Iterable[str], life: str) -> list[Path]:
     deleted = []
     for path in sorted(root.rglob("*")):
         match = segment.NAME.fullmatch(path.name)
-        if match and match["life"] != life and path.relative_to(root).as_posix() not in keep:
+        if match and match["session"] != session and path.relative_to(root).as_posix() not in keep:
             path.unlink()
             deleted.append(path)
     return deleted

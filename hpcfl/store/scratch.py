@@ -135,9 +135,9 @@ class ScratchStore:
         self._copier.shutdown(cancel_futures=True)
         self._near.close()
         self._far.close()
-        shutil.rmtree(self._folder, ignore_errors=True)  # what is left goes with the next life
+        shutil.rmtree(self._folder, ignore_errors=True)  # what is left goes with the next session
         with suppress(OSError):  # another rank's is there
-            for empty in list(self._folder.parents)[:3]:  # the rank's, the life's, the run's
+            for empty in list(self._folder.parents)[:3]:  # the rank's, the session's, the run's
                 empty.rmdir()
 
     def _copy(self, frozen: Iterable[Snapshot], folder: Path) -> None:
@@ -154,24 +154,24 @@ class ScratchStore:
             part.result()
 
 
-def folder_of_life(disk: Path, run: Path, rank: int, life: str) -> Path:
-    """A rank's folder on the node's disk, made; those of earlier lives of the run are removed.
+def folder_of_session(disk: Path, run: Path, rank: int, session: str) -> Path:
+    """A rank's folder on the node's disk, made; those of earlier sessions of the run are removed.
 
     Args:
         disk: the folder that the job names.
         run: the run directory.
         rank: this rank's number.
-        life: a short name that no earlier start of the run had.
+        session: a short name that no earlier start of the run had.
 
     Raises:
         StoreError: it cannot be made.
     """
     place = str(run.absolute())
     root = disk / f"hpcfl-{run.name}-{crc32(place.encode()):08x}"
-    folder = root / life / f"{rank:04d}"
+    folder = root / session / f"{rank:04d}"
     with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for other in root.iterdir():
-            if other.name != life:  # another rank may be removing it too
+            if other.name != session:  # another rank may be removing it too
                 shutil.rmtree(other, ignore_errors=True)
     return folder

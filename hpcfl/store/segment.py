@@ -25,12 +25,12 @@ from hpcfl.io.lock import NO_LOCKS
 from hpcfl.store import segment_file
 from hpcfl.store.schema import StateSchema
 
-NAME = re.compile(rf"(?P<life>[0-9A-Za-z]+)-r\d{{4,}}-s\d{{4,}}\.h5({re.escape(PART)})?")
+NAME = re.compile(rf"(?P<session>[0-9A-Za-z]+)-r\d{{4,}}-s\d{{4,}}\.h5({re.escape(PART)})?")
 
 
-def name(life: str, rank: int, index: int) -> str:
-    """The file name of the ``index``-th segment that ``rank`` makes in ``life``."""
-    return f"{life}-r{rank:04d}-s{index:04d}.h5"
+def name(session: str, rank: int, index: int) -> str:
+    """The file name of the ``index``-th segment that ``rank`` makes in ``session``."""
+    return f"{session}-r{rank:04d}-s{index:04d}.h5"
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:

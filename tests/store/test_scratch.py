@@ -10,7 +10,7 @@ from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 from hpcfl.store.schema import Field, StateSchema
-from hpcfl.store.scratch import ScratchStore, folder_of_life
+from hpcfl.store.scratch import ScratchStore, folder_of_session
 from hpcfl.store.segment import Segment
 
 CLIENTS = 12
@@ -18,7 +18,7 @@ CLIENTS = 12
 
 @pytest.fixture
 def near(tmp_path):
-    folder = folder_of_life(tmp_path / "disk", tmp_path / "run", 0, "a") / "own"
+    folder = folder_of_session(tmp_path / "disk", tmp_path / "run", 0, "a") / "own"
     folder.mkdir()
     return folder
 
@@ -79,16 +79,16 @@ def test_the_disk_is_left_as_it_was_found(store, near, make, tmp_path):
     store.write(1, make(1, 0))
     store.close()
     assert list((tmp_path / "disk").iterdir()) == []
-    dead = folder_of_life(tmp_path / "disk", tmp_path / "run", 1, "dead")
-    other = folder_of_life(tmp_path / "disk", tmp_path / "other", 0, "b")
-    folder_of_life(tmp_path / "disk", tmp_path / "run", 0, "c")
+    dead = folder_of_session(tmp_path / "disk", tmp_path / "run", 1, "dead")
+    other = folder_of_session(tmp_path / "disk", tmp_path / "other", 0, "b")
+    folder_of_session(tmp_path / "disk", tmp_path / "run", 0, "c")
     assert (dead.exists(), other.exists()) == (False, True)
 
 
 def test_a_disk_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"file.*: cannot be written: Not a directory"):
-        folder_of_life(tmp_path / "file", tmp_path / "run", 0, "a")
+        folder_of_session(tmp_path / "file", tmp_path / "run", 0, "a")
 
 
 class Anchor(NamedTuple):

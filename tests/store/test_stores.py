@@ -15,7 +15,7 @@ from hpcfl.store.null import NullStore
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.schema import Field, StateSchema
-from hpcfl.store.scratch import ScratchStore, folder_of_life
+from hpcfl.store.scratch import ScratchStore, folder_of_session
 from hpcfl.store.shared import SharedStore
 from tests.long_form import LONG
 
@@ -37,7 +37,7 @@ def one_part(request, tmp_path):
         room = KINDS[request.param] * footprint(schema)
         if request.param != "scratch":
             return Hdf5Store(root, rank, life, clients, schema, room)
-        folder = folder_of_life(tmp_path / "disk", tmp_path, rank, life) / root.name
+        folder = folder_of_session(tmp_path / "disk", tmp_path, rank, life) / root.name
         folder.mkdir()
         near = Hdf5Store(folder, rank, life, clients, schema, room)
         return ScratchStore(near, Hdf5Store(root, rank, life, clients, schema, 0), folder)
