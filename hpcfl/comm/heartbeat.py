@@ -1,7 +1,7 @@
 """A small file for each rank of a live run, which says where the rank is and that it lives.
 
-Every session of a run has a folder of its own, ``ranks/SESSION``: a process of an earlier session that was
-stopped, and goes on, finds nobody of the new one there, and nobody of the new one hears it.
+Every session of a run has a folder of its own, ``ranks/SESSION``: a process of an earlier session
+that was stopped (SIGSTOP) and continues does not disturb the heartbeats of the new one.
 """
 
 import errno
@@ -147,7 +147,7 @@ def read_newest(root: Path) -> list[Heartbeat]:
 
 
 class Heartbeats:
-    """The heartbeat files of one session of a run, in a folder of its own, as one rank uses them."""
+    """The heartbeat files of one session of a run, as one rank reads and writes them."""
 
     def __init__(self, root: Path, session: str, rank: int) -> None:
         self._root, self.folder, self._rank = root, root / session, rank
@@ -155,7 +155,7 @@ class Heartbeats:
         self._beats = 0
 
     def begin(self) -> None:
-        """Make the folder, and remove those of earlier sessions; on one rank, before any other opens.
+        """Make the folder, and remove those of earlier sessions; on one rank, before others open.
 
         Raises:
             StoreError: the disk fails.
@@ -164,7 +164,7 @@ class Heartbeats:
             self.folder.mkdir(parents=True)
             for other in self._root.iterdir():
                 if other != self.folder:
-                    shutil.rmtree(other, ignore_errors=True)  # what still lives there harms nobody
+                    shutil.rmtree(other, ignore_errors=True)  # a process that still writes there harms nobody
 
     def open(self, pulse: RankProgress) -> None:
         """Make this rank's file.

@@ -97,10 +97,10 @@ def _lines(
     for entry in history:
         if "branch_of" in entry:
             yield "branch", f"of {entry['branch_of']} at round {entry['round']}"
-    for life in [entry for entry in history if "life" in entry][-1:]:
-        yield "last start", f"{life['time']} from round {life['round']}, {life['ranks']} rank(s)"
+    for start in [entry for entry in history if "life" in entry][-1:]:
+        yield "last start", f"{start['time']} from round {start['round']}, {start['ranks']} rank(s)"
         known = ("hpcfl", "git", "python", "torch", "numpy", "h5py", "mpi4py", "processor")
-        yield "versions", ", ".join(f"{name} {life[name]}" for name in known if life.get(name))
+        yield "versions", ", ".join(f"{name} {start[name]}" for name in known if start.get(name))
 
 
 def _standing(run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:

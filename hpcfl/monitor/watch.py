@@ -283,7 +283,7 @@ def _ranks(run: RunRecord, beats: Sequence[Heartbeat], now: float, room: int) ->
     """Where the ranks are, and how busy in the last rounds, as a share of the busiest."""
     made = Table.grid(padding=(0, 1))
     lines = [line[OF_RANKS] for line in recent(run) if line.get(OF_RANKS)]
-    lines = [line for line in lines if len(line) == len(lines[-1])]  # of the last life
+    lines = [line for line in lines if len(line) == len(lines[-1])]  # of the last session
     loads = [sum(rank) for rank in zip(*lines, strict=True)]
     known = {beat.rank: beat for beat in beats}
     several = len({beat.host for beat in beats}) > 1
