@@ -222,7 +222,7 @@ wait_for_earlier() {
 
 # Start the ranks, and wait for them.
 play() {
-  local life
+  local start
   if [ -n "$sweep" ]; then
     # One task, which starts the runs itself.  srun would take over how the job's GPUs were asked
     # for, which may be more than one node has, or fewer than this one.
@@ -234,7 +234,7 @@ play() {
     # The ranks' step gets a number of its own in every start (a requeued job counts from 0 again).
     # MPICH names the memory that ranks of a node share after job and step: they would meet in what
     # those of a start that was killed left in /dev/shm, and fail.
-    for ((life = 0; life < ${SLURM_RESTART_COUNT:-0}; life++)); do
+    for ((start = 0; start < ${SLURM_RESTART_COUNT:-0}; start++)); do
       # Without GPUs, however they were asked for.  If it fails, the ranks can mostly start even so.
       env -u SLURM_GPUS_PER_NODE \
         srun --nodes=1 --ntasks=1 --mpi=none --overlap --gres=none true || true

@@ -117,7 +117,9 @@ def _add_bench(commands: Any) -> None:
         metavar="N",
         help="signals to stop among them (default 0)",
     )
-    chaos.add_argument("--ranks", type=_count, nargs="+", help="of lives in turn (default 1 2 3)")
+    chaos.add_argument(
+        "--ranks", type=_count, nargs="+", help="of attempts in turn (default 1 2 3)"
+    )
     chaos.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
     chaos.add_argument("--dir", type=Path, default=Path("runs/chaos"), help="(default runs/chaos)")
     chaos.set_defaults(command="bench chaos")

@@ -164,7 +164,8 @@ class Heartbeats:
             self.folder.mkdir(parents=True)
             for other in self._root.iterdir():
                 if other != self.folder:
-                    shutil.rmtree(other, ignore_errors=True)  # a process that still writes there harms nobody
+                    # A process that still writes there harms nobody.
+                    shutil.rmtree(other, ignore_errors=True)
 
     def open(self, pulse: RankProgress) -> None:
         """Make this rank's file.

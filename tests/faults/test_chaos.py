@@ -69,14 +69,16 @@ def scripted(tmp_path, monkeypatch):
     """Plays one run, killed once: of a life that began as told, and that left what is told."""
 
     def played(began, left=WHOLE):
-        lives = iter([Ending("finished"), KILLED, Ending("finished", seen=Seen(4, began, ROUNDS))])
+        attempts = iter(
+            [Ending("finished"), KILLED, Ending("finished", seen=Seen(4, began, ROUNDS))]
+        )
         found, starts = iter([WHOLE, left]), []
 
         def play(start, kill, folder, pace, keep):
             folder.root.mkdir(exist_ok=True)
             folder.job.touch()
             starts.append(start)
-            return next(lives)
+            return next(attempts)
 
         def outcome(folder):
             what = next(found)

@@ -1,8 +1,8 @@
 """Kill small runs again and again, resume them, and compare their end with undisturbed runs.
 
-Every life of a run is started by the command line, and dies of kill -9: of one rank or all, at a
+Every attempt of a run is started by the command line, and dies of kill -9: of one rank or all, at a
 random instant, or of one rank exactly at a system call that changes the disk.  Or a signal asks it
-to stop, at any instant, and it must do so with a checkpoint and without a traceback.  The next life
+to stop, at any instant, and it must do so with a checkpoint and without a traceback.  The next attempt
 resumes, on another number of ranks and with another store, and must begin no earlier than at the
 newest checkpoint that was ever seen.  What the last one leaves is compared with a run that nobody
 disturbed: the model, every client's state and the log, bit for bit.
@@ -37,7 +37,7 @@ ENOUGH = 4  # runs that went wrong, to begin no more of them
 def bench_chaos(
     kills: int, ranks: Sequence[int] | None, seed: int, root: Path, *, stops: int = 0
 ) -> Tally:
-    """Play runs, an algorithm after the other, until so many lives were killed or stopped.
+    """Play runs, an algorithm after the other, until so many attempts were killed or stopped.
 
     Args:
         kills: how many get kill -9.
@@ -94,7 +94,7 @@ class Chaos:
         self._stops: set[int] = set()  # which of the disturbances are signals to stop
 
     def play(self, kills: int, stops: int = 0) -> Iterator[None]:
-        """Runs until so many lives were killed, and stopped; yields after each of these."""
+        """Runs until so many attempts were killed, and stopped; yields after each of these."""
         left, number = kills + stops, 0
         most = min(KILLS, -(-left // len(ALGORITHMS)))  # so that few of them reach all algorithms
         self._stops = set(self._draw.sample(range(left), stops))
@@ -141,7 +141,7 @@ class Chaos:
                 return
             if began is not None and began < newest:
                 lost = f"began at round {began}, though round {newest} was committed before"
-                self.tally.wrong.append(f"{folder.root}: a life {lost}")
+                self.tally.wrong.append(f"{folder.root}: an attempt {lost}")
                 return
             if resuming and began is not None:
                 self.tally.resumes[before, size] += 1
@@ -154,7 +154,7 @@ class Chaos:
         self._compare(folder, algorithm)
 
     def _disturbance(self) -> Kill:
-        """What the next life gets: after what went before, a signal to stop or kill -9."""
+        """What the next attempt gets: after what went before, a signal to stop or kill -9."""
         before = self.tally.kills.total()
         if before in self._stops:
             return draw_stop(self._draw)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from signal import SIGKILL
 from typing import Literal, NamedTuple
 
+from hpcfl.bench.chaos.attempt import PATIENCE_S, Attempt
 from hpcfl.bench.chaos.kill import Kill, tracer, was_struck
-from hpcfl.bench.chaos.life import PATIENCE_S, Life
 from hpcfl.bench.chaos.watch import Pace, Seen, Watch
 from hpcfl.run_dir.layout import RunDir
 
@@ -16,7 +16,7 @@ _LINE = re.compile(r"\w+Error: .+")  # says why a run was refused
 
 
 class Ending(NamedTuple):
-    """How a life ended."""
+    """How an attempt ended."""
 
     kind: Literal["killed", "stopped", "finished", "refused", "wrong"]
     name: str = ""
@@ -27,7 +27,7 @@ class Ending(NamedTuple):
 
 
 class Start(NamedTuple):
-    """How a life is started."""
+    """How an attempt is started."""
 
     ranks: int
     arguments: Sequence[str]
@@ -37,60 +37,60 @@ class Start(NamedTuple):
 
 
 def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int) -> Ending:
-    """Let one life begin, and let it die of ``kill`` if it does not end before."""
+    """Let one attempt begin, and let it die of ``kill`` if it does not end before."""
     log, trace = (folder.root.with_name(f"{folder.root.name}.{end}") for end in ("log", "strace"))
     trace.unlink(missing_ok=True)
     before = tracer(kill, trace) if kill and kill.exact else []
     traced = kill.rank(start.ranks) if kill else 0
-    with Life(start.ranks, start.arguments, log, before, traced) as life:
-        watch = Watch(life, folder, pace)
-        while life.code is None and not (kill and watch.due(kill)):
+    with Attempt(start.ranks, start.arguments, log, before, traced) as attempt:
+        watch = Watch(attempt, folder, pace)
+        while attempt.code is None and not (kill and watch.due(kill)):
             watch.look()
             if watch.hangs:
-                return Ending("wrong", f"a life that did nothing for {PATIENCE_S:.0f} s")
+                return Ending("wrong", f"an attempt that did nothing for {PATIENCE_S:.0f} s")
             time.sleep(POLL_S)
         struck = ""
-        if life.code is None and kill:
+        if attempt.code is None and kill:
             kill = kill._replace(at="round", victim=None) if kill.exact else kill
-            pids = life.ranks() or life.processes()
+            pids = attempt.ranks() or attempt.processes()
             first = kill.rank(len(pids))
             struck = kill.name if pids else ""  # it may have ended just now
-            life.kill(pids if kill.victim is None else pids[first : first + 1], kill.signal)
-        if life.outlived():
+            attempt.kill(pids if kill.victim is None else pids[first : first + 1], kill.signal)
+        if attempt.outlived():
             return Ending("wrong", f"processes that outlived a rank by {PATIENCE_S:.0f} s")
         watch.settle()
-        if life.code == 0:
+        if attempt.code == 0:
             return Ending("finished", seen=watch.seen)
         if kill and kill.exact and was_struck(trace):
             struck = kill.name
         if struck and kill and kill.signal != SIGKILL:
-            fault = fault_of_stop(life, watch.seen)
+            fault = fault_of_stop(attempt, watch.seen)
             if fault:
                 return Ending("wrong", f"{fault}, after {struck}")
             return Ending("stopped", struck, watch.fell(keep), watch.seen)
         if struck:
             return Ending("killed", struck, watch.fell(keep), watch.seen)
-        return _by_itself(life, refusable=start.refusable)
+        return _by_itself(attempt, refusable=start.refusable)
 
 
-def fault_of_stop(life: Life, seen: Seen) -> str:
+def fault_of_stop(attempt: Attempt, seen: Seen) -> str:
     """What is wrong with the end of a run that was asked to stop; empty if nothing is."""
-    if any("Traceback" in line for line in life.words()):
+    if any("Traceback" in line for line in attempt.words()):
         return "a traceback"
     # Before its rounds, and before MPI started, the launcher's own code may stand.
-    if seen.began is not None and life.code != 75:
-        return f"exit code {life.code} where 75 was expected"
+    if seen.began is not None and attempt.code != 75:
+        return f"exit code {attempt.code} where 75 was expected"
     return ""
 
 
-def _by_itself(life: Life, *, refusable: bool) -> Ending:
-    """A life that nobody killed: a run that has nothing to go on from may be refused."""
-    words = life.words()
+def _by_itself(attempt: Attempt, *, refusable: bool) -> Ending:
+    """A attempt that nobody killed: a run that has nothing to go on from may be refused."""
+    words = attempt.words()
     errors = [line for line in words if _LINE.match(line)]
-    clear = life.code == 2 and len(errors) == 1 and not any("Traceback" in w for w in words)
+    clear = attempt.code == 2 and len(errors) == 1 and not any("Traceback" in w for w in words)
     last = errors or [word for word in words if word] or ["nothing"]
     if clear and refusable:
         return Ending("refused", errors[0])
     return Ending(
-        "wrong", f"exit code {life.code} of a life that was to resume, saying: {last[-1]}"
+        "wrong", f"exit code {attempt.code} of an attempt that was to resume, saying: {last[-1]}"
     )

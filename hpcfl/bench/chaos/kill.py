@@ -26,7 +26,7 @@ LATEST = 6  # rounds, or changes of the checkpoints, before such an instant
 
 
 class Kill(NamedTuple):
-    """How one life is to be ended."""
+    """How one attempt is to be ended."""
 
     at: str
     """One of INSTANTS, or one of CALLS."""

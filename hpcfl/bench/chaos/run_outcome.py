@@ -16,7 +16,7 @@ from hpcfl.runner.export import export
 
 
 class Marks(NamedTuple):
-    """How far a run shows itself to be; anything new shows that it lives."""
+    """How far a run shows itself to be; anything new shows that it is alive."""
 
     starts: int
     """Bytes of the history."""

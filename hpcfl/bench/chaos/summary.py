@@ -17,26 +17,26 @@ PHASES = ("import", "resume", "checkpoint", "pruning", "round")
 
 @dataclass
 class Tally:
-    """The counts of all lives so far."""
+    """The counts of all attempts so far."""
 
     notes: list[str]
     """What could not be done here."""
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By name and by what the life was at."""
+    """By name and by what the attempt was at."""
     ends: Counter[str] = field(default_factory=Counter)
     resumes: Counter[tuple[int, int]] = field(default_factory=Counter)
     """By the number of ranks before and after."""
     stores: Counter[str] = field(default_factory=Counter)
-    """Of lives that resumed, by name."""
+    """Of attempts that resumed, by name."""
     rounds: int = 0
-    """Played in all lives."""
+    """Played in all attempts."""
     runs: int = 0
     """Played to the end and compared."""
     wrong: list[str] = field(default_factory=list)
     """What must not be, a line each."""
 
     def count(self, ending: Ending) -> None:
-        """Take in a life."""
+        """Take in an attempt."""
         self.ends[ending.kind] += 1
         self.rounds += ending.seen.rounds
         if ending.kind in ("killed", "stopped"):
@@ -67,16 +67,16 @@ class Tally:
 
     def _by_ranks(self) -> Table:
         sizes = sorted({size for pair in self.resumes for size in pair})
-        made = _table("resumed after a life on", "times", *(f"on {_ranks(n)}" for n in sizes))
+        made = _table("resumed after an attempt on", "times", *(f"on {_ranks(n)}" for n in sizes))
         for before in sizes:
             _add(made, _ranks(before), [self.resumes[before, now] for now in sizes])
         return made
 
     def _lines(self) -> Iterable[str]:
         ends = ", ".join(f"{count} {kind}" for kind, count in sorted(self.ends.items()))
-        yield f"lives          {self.ends.total()}: {ends}"
+        yield f"attempts       {self.ends.total()}: {ends}"
         stores = ", ".join(f"{count} {name}" for name, count in sorted(self.stores.items()))
-        yield f"stores         {stores or 'none'} (of lives that resumed)"
+        yield f"stores         {stores or 'none'} (of attempts that resumed)"
         yield f"rounds         {self.rounds} played"
         yield f"runs           {self.runs} compared with uninterrupted ones"
         yield f"disagreements  {len(self.wrong)}"

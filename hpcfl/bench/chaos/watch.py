@@ -4,17 +4,17 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hpcfl.bench.chaos.attempt import PATIENCE_S, Attempt
 from hpcfl.bench.chaos.kill import Kill
-from hpcfl.bench.chaos.life import PATIENCE_S, Life
 from hpcfl.bench.chaos.run_outcome import interrupted, marks
 from hpcfl.run_dir.layout import RunDir
 
-FAR = 12  # rounds that a life gets at most, if the system call does not come
+FAR = 12  # rounds that an attempt gets at most, if the system call does not come
 
 
 @dataclass
 class Pace:
-    """How long it took in the lives so far, in seconds: random instants are spread over it."""
+    """How long it took in the attempts so far, in seconds: random instants are spread over it."""
 
     load: float = 2.0
     """From the start of the process to the lock of the run directory."""
@@ -24,12 +24,12 @@ class Pace:
     """A round and its part of the checkpoints."""
 
     def learn(self, name: str, seconds: float) -> None:
-        """Take note of one more life."""
+        """Take note of one more attempt."""
         setattr(self, name, (getattr(self, name) + seconds) / 2)
 
 
 class Seen(NamedTuple):
-    """What was seen of a life."""
+    """What was seen of an attempt."""
 
     rounds: int = 0
     """How many it played."""
@@ -40,10 +40,10 @@ class Seen(NamedTuple):
 
 
 class Watch:
-    """Looks at a life again and again."""
+    """Looks at an attempt again and again."""
 
-    def __init__(self, life: Life, folder: RunDir, pace: Pace) -> None:
-        self._life, self._folder, self._pace = life, folder, pace
+    def __init__(self, attempt: Attempt, folder: RunDir, pace: Pace) -> None:
+        self._attempt, self._folder, self._pace = attempt, folder, pace
         self._began = self._changed = time.monotonic()
         self._first = self._last = marks(folder)
         self._locked: float | None = None
@@ -61,7 +61,7 @@ class Watch:
         self._committed = max(self._committed, found.committed)
         if found != self._last:
             self._changed, self._last = now, found
-        if self._locked is None and self._life.holds(self._folder.root / "lock"):
+        if self._locked is None and self._attempt.holds(self._folder.root / "lock"):
             self._locked = self._changed = now
             self._pace.learn("load", now - self._began)
         if self._noted is None and found.starts != self._first.starts:
@@ -101,12 +101,12 @@ class Watch:
 
     @property
     def seen(self) -> Seen:
-        """What was seen of a life that is over."""
+        """What was seen of an attempt that is over."""
         began = None if self._noted is None else int(self._folder.last_start["round"])
         return Seen(self.rounds, began, self._committed)
 
     def fell(self, keep: int) -> str:
-        """What a killed life was at: import, resume, checkpoint, pruning or round."""
+        """What a killed attempt was at: import, resume, checkpoint, pruning or round."""
         if self._noted is None:
             return "import" if self._locked is None else "resume"
         return interrupted(self._folder, keep)

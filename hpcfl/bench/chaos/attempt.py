@@ -17,7 +17,7 @@ from uuid import uuid4
 from hpcfl.sweep.process import mpirun
 
 PATIENCE_S = 300.0
-"""A life that shows nothing new for so long hangs."""
+"""A attempt that shows nothing new for so long hangs."""
 SCAN_S = 0.05  # between two looks at all processes of the machine
 
 _PROC = Path("/proc")
@@ -28,7 +28,7 @@ _MANY = {  # more ranks than cores, whichever Open MPI it is; others know neithe
 }
 
 
-class Life:
+class Attempt:
     """The processes of one start of a run; a context manager that leaves none behind.
 
     Args:
@@ -60,7 +60,7 @@ class Life:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is the bench's, which ends the life itself
+                start_new_session=True,  # Ctrl-C is the bench's, which ends the attempt itself
             )
 
     def __enter__(self) -> Self:
