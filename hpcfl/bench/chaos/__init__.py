@@ -1,11 +1,11 @@
 """Kill small runs again and again, resume them, and compare their end with undisturbed runs.
 
 The command line starts every attempt of a run, and SIGKILL ends it: of one rank or all, at a random
-instant, or of one rank exactly at a system call that changes the disk; or a signal asks it to
-stop, and it must do so with a checkpoint and without a traceback.  The next attempt resumes, on another
-number of ranks and with another store, and must begin no earlier than at the newest checkpoint that
-was ever seen.  The end of the last attempt is compared with an undisturbed run: the model, every
-client's state, the log.
+instant, or of one rank exactly at a system call that changes the disk.  Or a signal asks it to
+stop, and it must do so with a checkpoint and without a traceback.  The next attempt resumes, on
+another number of ranks and with another store, and must begin no earlier than at the newest
+checkpoint that was ever seen.  The end of the last attempt is compared with an undisturbed run: the
+model, every client's state, the log.
 """
 
 import shutil
