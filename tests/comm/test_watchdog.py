@@ -94,18 +94,18 @@ files = Heartbeats(folder, "life", 0)
 files.begin()
 Heartbeats(folder, "life", 1).open(RankProgress(4, "training"))
 dog = Watchdog(0, 2, 0.5)
-dog.pulse.calls, dog.pulse.waits = 1, sys.argv[2] == "before"
+dog.progress.calls, dog.progress.waits = 1, sys.argv[2] == "before"
 if sys.argv[2] == "before":
     time.sleep(1.5)
     print("goes on", flush=True)
-    dog.pulse.waits = False
+    dog.progress.waits = False
 dog.watch_files(files)
-dog.pulse.round, dog.pulse.phase = 4, "training"
+dog.progress.round, dog.progress.phase = 4, "training"
 print("waits", flush=True)
 if sys.argv[2] == "told":
     files.claim_report("another rank's words")
 else:
-    dog.pulse.calls, dog.pulse.waits = 1, True
+    dog.progress.calls, dog.progress.waits = 1, True
 time.sleep(600)
 """
 
@@ -195,15 +195,15 @@ def lost():
 
 
 def test_a_lost_group_is_an_error_of_the_first_that_sees_it(lost, tmp_path):
-    lost.beat(tmp_path, "life")
+    lost.beat(tmp_path, "session")
     with pytest.raises(RankError, match="connection closed"):
         lost.barrier()
     assert (tmp_path / "life" / "told").read_text() == "gloo: connection closed\n"
-    assert not lost.pulse.waits
+    assert not lost.progress.waits
 
 
 def test_the_others_say_nothing(lost, tmp_path):
-    lost.beat(tmp_path, "life")
+    lost.beat(tmp_path, "session")
     Heartbeats(tmp_path, "life", 1).claim_report("rank 1's words")
     with pytest.raises(SystemExit):
         lost.barrier()
@@ -224,7 +224,7 @@ def test_a_watched_group_is_the_group(tmp_path):
     comm.barrier()
     assert comm.progress.calls - before == 3
     assert not comm.progress.waits
-    comm.beat(tmp_path / "ranks", "life")
+    comm.beat(tmp_path / "ranks", "session")
     assert read(tmp_path / "ranks" / "life" / "0000.json").phase == "starting"
     comm.close()
     assert list((tmp_path / "ranks").iterdir()) == []

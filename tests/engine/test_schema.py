@@ -82,9 +82,9 @@ class Twice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Doubled(FedAvg):
-    """Sends the same vector twice, the second derived."""
+    """Sends the same vector twice, the second of which is not transmitted."""
 
-    derived = frozenset({"again"})
+    not_transmitted = frozenset({"again"})
 
     def finish(self, y, local, message, state, client):
         return Twice(message.x - y, message.x - y), state
@@ -97,7 +97,7 @@ class Surveys(FedAvg):
     full_gradient = "cohort"
 
 
-def test_derived_fields_are_summed_but_not_counted():
+def test_fields_that_are_not_transmitted_are_summed_but_not_counted():
     schema = dry_round(Doubled(), P, torch.float32)
     assert traffic(Doubled(), schema) == (4 * P, 4 * P)
     assert schema.reduced._fields == ("delta", "again", "train_loss")

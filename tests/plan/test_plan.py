@@ -233,10 +233,10 @@ PLAN = """
 import sys
 import torch
 import hpcfl.runner.start
-from hpcfl.runner.components import assemble
+from hpcfl.runner.components import build_components
 from hpcfl.job.schema import load
 from hpcfl.plan import plan, probe, this_process
-parts = assemble(load(sys.argv[1], sys.argv[2:]), torch.device("cpu"))
+parts = build_components(load(sys.argv[1], sys.argv[2:]), torch.device("cpu"))
 activations = probe(parts)
 found = plan(parts, 1, process=this_process(), activations=activations)
 print("peak", found.shares[0].memory.total)

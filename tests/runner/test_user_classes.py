@@ -452,7 +452,7 @@ def test_a_shape_that_a_loss_refuses():
 FAULTS = {
     "an algorithm": (FedHBM, "finish"),
     "a model": (nn.Flatten, "forward"),
-    "the data": (ClientPool, "visit"),
+    "the data": (ClientPool, "task"),
     "the gradient": (Gradient, "stochastic"),
 }
 
