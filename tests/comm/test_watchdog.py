@@ -124,7 +124,7 @@ def test_a_rank_that_waits_too_long_says_so_and_ends(tmp_path):
         "(host "
     )
     assert "in round 4, training; resume from the last checkpoint" in line
-    assert (tmp_path / "ranks" / "life" / "told").read_text() == line + "\n"
+    assert (tmp_path / "ranks" / "session" / "told").read_text() == line + "\n"
 
 
 def test_nobody_waits_too_long_before_there_are_heartbeats(tmp_path):
@@ -198,7 +198,7 @@ def test_a_lost_group_is_an_error_of_the_first_that_sees_it(lost, tmp_path):
     lost.beat(tmp_path, "session")
     with pytest.raises(RankError, match="connection closed"):
         lost.barrier()
-    assert (tmp_path / "life" / "told").read_text() == "gloo: connection closed\n"
+    assert (tmp_path / "session" / "told").read_text() == "gloo: connection closed\n"
     assert not lost.progress.waits
 
 
@@ -225,6 +225,6 @@ def test_a_watched_group_is_the_group(tmp_path):
     assert comm.progress.calls - before == 3
     assert not comm.progress.waits
     comm.beat(tmp_path / "ranks", "session")
-    assert read(tmp_path / "ranks" / "life" / "0000.json").phase == "starting"
+    assert read(tmp_path / "ranks" / "session" / "0000.json").phase == "starting"
     comm.close()
     assert list((tmp_path / "ranks").iterdir()) == []
