@@ -90,9 +90,9 @@ from pathlib import Path
 from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.comm.watchdog import Watchdog
 folder = Path(sys.argv[1])
-files = Heartbeats(folder, "life", 0)
+files = Heartbeats(folder, "session", 0)
 files.begin()
-Heartbeats(folder, "life", 1).open(RankProgress(4, "training"))
+Heartbeats(folder, "session", 1).open(RankProgress(4, "training"))
 dog = Watchdog(0, 2, 0.5)
 dog.progress.calls, dog.progress.waits = 1, sys.argv[2] == "before"
 if sys.argv[2] == "before":
@@ -152,7 +152,7 @@ def test_a_rank_ends_in_silence_when_another_has_spoken(tmp_path):
 
 
 def test_heartbeats_that_cannot_be_written_are_missed_once(tmp_path, capfd, monkeypatch):
-    files = Heartbeats(tmp_path, "life", 1)
+    files = Heartbeats(tmp_path, "session", 1)
     files.begin()
     tries, thrice = [], Event()
 
@@ -168,7 +168,7 @@ def test_heartbeats_that_cannot_be_written_are_missed_once(tmp_path, capfd, monk
     assert thrice.wait(60)
     dog.close()
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"[rank 1 of 2] no more heartbeats in {tmp_path}/life (No space left")
+    assert line.startswith(f"[rank 1 of 2] no more heartbeats in {tmp_path}/session (No space left")
     assert len(tries) == 1
 
 
@@ -204,7 +204,7 @@ def test_a_lost_group_is_an_error_of_the_first_that_sees_it(lost, tmp_path):
 
 def test_the_others_say_nothing(lost, tmp_path):
     lost.beat(tmp_path, "session")
-    Heartbeats(tmp_path, "life", 1).claim_report("rank 1's words")
+    Heartbeats(tmp_path, "session", 1).claim_report("rank 1's words")
     with pytest.raises(SystemExit):
         lost.barrier()
     assert lost._comm.ended == [1]
