@@ -99,7 +99,7 @@ class Observer:
         cohort: Cohort,
         x: Vector,
         after: Vector,
-        visits: Sequence[ClientTask],
+        tasks: Sequence[ClientTask],
         trained: Sequence[ClientResult],
     ) -> Record:
         """Collective: what the round's line of the log is to hold.
@@ -108,8 +108,8 @@ class Observer:
             cohort: the round's, not empty.
             x: the model that was broadcast.
             after: the next one.
-            visits: this rank's clients, with their gradients where the algorithm asked for them.
-            trained: what the visits left, with their last models where ``ends`` asks for them.
+            tasks: this rank's clients, with their gradients where the algorithm asked for them.
+            trained: what they left, with their last models where ``ends`` asks for them.
 
         Raises:
             ClientError: on this rank alone, from the pass over the data.
@@ -127,7 +127,7 @@ class Observer:
         if wanted.drift:
             terms["drift"] = _squares(client.local_model - x for client in trained)
         if wanted.dissimilarity:
-            gradients, mean = self._gradients(cohort, x, visits)
+            gradients, mean = self._gradients(cohort, x, tasks)
             (record["gradient_norm2"],) = _squares([mean])
             terms["dissimilarity_g2"] = _squares(gradient - mean for gradient in gradients)
         if terms:
@@ -141,19 +141,19 @@ class Observer:
         return record
 
     def _gradients(
-        self, cohort: Cohort, x: Vector, visits: Sequence[ClientTask]
+        self, cohort: Cohort, x: Vector, tasks: Sequence[ClientTask]
     ) -> tuple[list[Vector], Vector]:
         """Collective: this rank's clients' full gradients at ``x``, and the cohort's plain mean.
 
         What the algorithm asked for is not computed again; what it did not is no traffic either.
         """
-        gradients = [visit.client.full_grad for visit in visits]
+        gradients = [task.client.full_grad for task in tasks]
         if not all(gradient.numel() for gradient in gradients):
-            gradients = self._executor.full_gradients(x, visits)
+            gradients = self._executor.full_gradients(x, tasks)
         if cohort.grad.numel():
             return gradients, cohort.grad
         own = [FullGradient(gradient) for gradient in gradients]
-        clients, ones = [visit.client_id for visit in visits], [1.0] * len(visits)
+        clients, ones = [task.client_id for task in tasks], [1.0] * len(tasks)
         size, done = cohort.size, cohort.round + 1
         (mean,), *_ = self._surveys.mean(own, clients, ones, size, size, np.zeros(0), round=done)
         return gradients, mean

@@ -58,45 +58,45 @@ class Block:
         self._shared, self._surveys = shared, surveys
         self._play = wrap(self._step)
 
-    def full_gradients(self, x: Vector, visits: Iterable[ClientTask]) -> list[Vector]:
+    def full_gradients(self, x: Vector, tasks: Iterable[ClientTask]) -> list[Vector]:
         """As ``Sequential`` does, by it."""
-        return self._surveys.full_gradients(x, visits)
+        return self._surveys.full_gradients(x, tasks)
 
     def train(
-        self, message: Any, visits: Sequence[ClientTask], states: list[Any], *, ends: bool = False
+        self, message: Any, tasks: Sequence[ClientTask], states: list[Any], *, ends: bool = False
     ) -> list[ClientResult]:
-        """As ``Sequential`` does, K visits at a time.
+        """As ``Sequential`` does, K clients at a time.
 
         Raises:
             ClientError: a client's data, or the model or the algorithm, for one of several clients
                 of which the first is named, raised.
         """
         trained: list[ClientResult] = []
-        for k in range(0, len(visits), self._size):
-            own = visits[k : k + self._size]
+        for k in range(0, len(tasks), self._size):
+            own = tasks[k : k + self._size]
             try:
                 trained += self._together(message, own, states[k : k + self._size], ends)
             except HpcflError:
                 raise
             except Exception as e:
-                others = ", ".join(str(visit.client_id) for visit in own[1:])
+                others = ", ".join(str(task.client_id) for task in own[1:])
                 stage = f"in a block with clients {others}" if others else "in a block"
                 raise ClientError(own[0].client_id, own[0].round + 1, None, stage) from e
         return trained
 
     def _together(
-        self, message: Any, visits: Sequence[ClientTask], states: list[Any], ends: bool
+        self, message: Any, tasks: Sequence[ClientTask], states: list[Any], ends: bool
     ) -> list[ClientResult]:
         """The local rounds of at most K clients."""
         device = message.x.device
-        about = self._side_by_side([visit.client for visit in visits])
+        about = self._side_by_side([task.client for task in tasks])
         about = tree_map(lambda leaf: leaf.to(device), about)
         before = self._side_by_side(states)
         begin = vmap(lambda state, client: self._algorithm.begin(message, state, client))
         local = begin(before, about)
         carry: Carry = message.x.expand(self._size, -1), local
         total = torch.zeros(self._size, dtype=torch.float64, device=device)
-        for step in self._filling.steps(visits):
+        for step in self._filling.steps(tasks):
             carry, losses = self._play(carry, about, step)
             total += losses
         # A replayed step overwrites what it returned, and an upload may be some of that.
@@ -121,7 +121,7 @@ class Block:
                 losses[k],
                 carry[0][k] if ends else carry[0].new_empty(0),
             )
-            for k in range(len(visits))
+            for k in range(len(tasks))
         ]
 
     def _side_by_side(self, trees: Sequence[Any]) -> Any:

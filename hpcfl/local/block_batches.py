@@ -33,7 +33,7 @@ class PaddedIndices(NamedTuple):
     counts: Tensor  # [K, B], 1 for an example and 0 for filling
 
 
-Lay = Callable[[Sequence[ClientTask], int, int], Iterator[PaddedIndices]]  # of visits, K and B
+Lay = Callable[[Sequence[ClientTask], int, int], Iterator[PaddedIndices]]  # of tasks, K and B
 
 
 class BlockBatches:
@@ -59,22 +59,22 @@ class BlockBatches:
         self._transform, self._dtype, self._device = transform, dtype, device
 
     def __call__(
-        self, visits: Sequence[ClientTask], size: int, width: int
+        self, tasks: Sequence[ClientTask], size: int, width: int
     ) -> Iterator[PaddedIndices]:
-        """Every local step of the longest visit.
+        """Every local step of the longest task.
 
         Args:
-            visits: at most K.
+            tasks: at most K.
             size: K.
             width: B, of the widest batch there can be.
         """
-        work = [int(visit.client.steps) for visit in visits]
-        clients = [visit.client_id for visit in visits]
+        work = [int(task.client.steps) for task in tasks]
+        clients = [task.client_id for task in tasks]
         most = max(1, AT_ONCE // (size * width))
         for begin in range(0, max(work), most):
             picks = [
-                list(islice(visit.batch_indices, min(max(steps - begin, 0), most)))
-                for visit, steps in zip(visits, work, strict=True)
+                list(islice(task.batch_indices, min(max(steps - begin, 0), most)))
+                for task, steps in zip(tasks, work, strict=True)
             ]
             yield from self._lay(clients, list(zip_longest(*picks)), size, width)
 

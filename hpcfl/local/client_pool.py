@@ -73,7 +73,7 @@ class ClientPool:
         return len(self._rows)
 
     def prefetch(self, clients: Sequence[int]) -> None:
-        """These clients will be visited, in this order: what must be read for them can be."""
+        """Read ahead what must be read for these clients, which will be asked for in this order."""
         self._supply.prefetch(clients)
 
     def pop_elapsed_s(self) -> float:
@@ -155,13 +155,13 @@ class ClientPool:
     def block_batches(self) -> Lay | None:
         """What lays the batches of several clients at once, out of memory.
 
-        None where each visit must be asked for its own: examples come out of a file, client by
+        None where each task must be asked for its own: examples come out of a file, client by
         client, or the clients do not see them alike.
         """
         if self._personal is not None or not isinstance(self._supply, InMemory):
             return None
         gather = BlockBatches(self._supply, self._rows, self._transform, self._dtype, self._device)
-        return lambda visits, size, width: self._timed(gather(visits, size, width))
+        return lambda tasks, size, width: self._timed(gather(tasks, size, width))
 
     def _picks(self, client: int, round: int, count: int, work: int) -> Iterator[BatchIndices]:
         """What each of ``work`` steps takes of the ``count`` examples of a client."""
@@ -204,7 +204,7 @@ class ClientPool:
         count, size = self.examples[client], self._full_batch
         positions = (np.arange(k, min(k + size, count)) for k in range(0, count, size))
         transform = self._transform_of(client)
-        for stored in self._supply.visit(client, positions):
+        for stored in self._supply.of_client(client, positions):
             batch = self._transformed(stored, transform)
             yield terms(self._loss, batch.labels), batch
 

@@ -22,8 +22,8 @@ class client_errors:
     No generator, which takes longer: every client enters it.
     """
 
-    def __init__(self, visit: ClientTask, stage: str) -> None:
-        self._visit, self._stage = visit, stage
+    def __init__(self, task: ClientTask, stage: str) -> None:
+        self._task, self._stage = task, stage
 
     def __enter__(self) -> None:
         pass
@@ -32,8 +32,8 @@ class client_errors:
         if isinstance(error, Exception) and not isinstance(error, HpcflError):
             if disk := as_disk_error(error):
                 raise disk from error
-            visit = self._visit
-            raise ClientError(visit.client_id, visit.round + 1, None, self._stage) from error
+            task = self._task
+            raise ClientError(task.client_id, task.round + 1, None, self._stage) from error
 
 
 @contextmanager

@@ -23,10 +23,10 @@ class ExampleSource(Protocol):
     """Every client's examples, as stored: inputs and labels, brought to the device."""
 
     def prefetch(self, clients: Sequence[int]) -> None:
-        """These clients will be visited, in about this order."""
+        """Read ahead the examples of these clients, which will be asked for in about this order."""
         ...
 
-    def visit(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
+    def of_client(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
         """The examples at these positions, out of 0..n-1, of the client; batch by batch."""
         ...
 
@@ -71,7 +71,7 @@ class InMemory:
     def prefetch(self, clients: Sequence[int]) -> None:
         """Nothing to do."""
 
-    def visit(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
+    def of_client(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
         """Copies of these rows."""
         own = self._rows[client]
         return self.stream(own[positions] for positions in batches)
@@ -95,7 +95,7 @@ class InMemory:
 class FromFile:
     """Threads read the examples of the clients that come next while the present one trains.
 
-    A client is read whole, once a visit, and at most ``AHEAD`` clients wait beside the present one;
+    A client is read whole, once a round, and at most ``AHEAD`` clients wait beside the present one;
     of a client that is larger than ``WHOLE``, so many batches.
     """
 
@@ -118,7 +118,7 @@ class FromFile:
         self._coming, self._present = deque(clients), None
         self._look_ahead()
 
-    def visit(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
+    def of_client(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
         """Wait for the client's examples, if they are not there yet."""
         own = self._rows[client]
         if len(own) > self._most:

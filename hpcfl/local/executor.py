@@ -23,14 +23,14 @@ MOST = 32  # clients in a block, unless the job says more
 class Executor(Protocol):
     """Plays local rounds; see ``hpcfl.local.sequential``, the reference."""
 
-    def full_gradients(self, x: Vector, visits: Iterable[ClientTask]) -> list[Vector]:
+    def full_gradients(self, x: Vector, tasks: Iterable[ClientTask]) -> list[Vector]:
         """Each client's gradient at ``x`` of its mean loss over all its examples."""
         ...
 
     def train(
-        self, message: Any, visits: Sequence[ClientTask], states: list[Any], *, ends: bool = False
+        self, message: Any, tasks: Sequence[ClientTask], states: list[Any], *, ends: bool = False
     ) -> list[ClientResult]:
-        """Play every visit's local round, all from the same message."""
+        """Play every task's local round, all from the same message."""
         ...
 
 

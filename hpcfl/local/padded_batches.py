@@ -34,29 +34,29 @@ class PaddedBatches:
         self._size, self._width = size, width
         self._lay = _one_by_one if together is None else together
 
-    def steps(self, visits: Sequence[ClientTask]) -> Iterator[Step]:
-        """Every local step of the longest of at most K visits; the others stand still behind.
+    def steps(self, tasks: Sequence[ClientTask]) -> Iterator[Step]:
+        """Every local step of the longest of at most K tasks; the others stop when they are done.
 
         Raises:
             ClientError: a client's data raised.
         """
-        nobody = [0] * (self._size - len(visits))
-        first = torch.tensor([*(visit.dropout_seed for visit in visits), *nobody])
-        laid = self._lay(visits, self._size, self._width)
+        nobody = [0] * (self._size - len(tasks))
+        first = torch.tensor([*(task.dropout_seed for task in tasks), *nobody])
+        laid = self._lay(tasks, self._size, self._width)
         for step, (inputs, labels, counts) in enumerate(laid):
             if step == 0:
                 first = to_device(first, labels.device)
             yield Step(Batches(inputs, labels, counts, first + step), counts[:, 0] > 0)
 
 
-def _one_by_one(visits: Sequence[ClientTask], size: int, width: int) -> Iterator[PaddedIndices]:
-    """What each visit has to give, as it comes."""
-    work = [int(visit.client.steps) for visit in visits]
+def _one_by_one(tasks: Sequence[ClientTask], size: int, width: int) -> Iterator[PaddedIndices]:
+    """The batches of each task, one step at a time."""
+    work = [int(task.client.steps) for task in tasks]
     for step in range(max(work)):
         rows: list[Batch | None] = []
-        for visit, steps in zip(visits, work, strict=True):
-            with client_errors(visit, "step"):
-                rows.append(next(visit.batches) if step < steps else None)
+        for task, steps in zip(tasks, work, strict=True):
+            with client_errors(task, "step"):
+                rows.append(next(task.batches) if step < steps else None)
         like = next(row for row in rows if row is not None)
         own = [*rows, *[None] * (size - len(rows))]
         sizes = [0 if row is None else len(row.labels) for row in own]

@@ -19,7 +19,7 @@ ALIGNED = 64  # bytes: torch's allocations begin at multiples of it
 
 
 class BatchPrefetcher:
-    """Makes the batches of visits.
+    """Makes the batches of a client's local steps.
 
     Between two steps every operation starts with cold caches, so that a few operations on several
     small batches cost less than as many on each.
@@ -46,7 +46,7 @@ class BatchPrefetcher:
     ) -> Iterator[Batch]:
         """A batch for each of the picks of a client; its bits are as if it were made alone."""
         runs, ahead = tee(_runs(picks, self._most))  # a file is read before draws are needed
-        coming = self._supply.visit(client, (together.positions for together, _ in ahead))
+        coming = self._supply.of_client(client, (together.positions for together, _ in ahead))
         for together, sizes in runs:
             yield from self._made(next(coming), together.draws, sizes, transform)
 

@@ -199,7 +199,7 @@ class BatchGradient:
 
 
 class ClientResult(NamedTuple):
-    """What a client's visit leaves."""
+    """What a client's local training leaves."""
 
     upload: Any
     state: Any

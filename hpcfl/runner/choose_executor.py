@@ -125,13 +125,13 @@ def one_step(parts: Components, executor: Executor, clients: int) -> Callable[[]
     surveyed = torch.zeros_like(x0 if algorithm.full_gradient != "none" else x0[:0])
 
     def play() -> float:
-        visits = [population.task(client, 0, steps=1) for client in who]
-        visits = [
-            visit._replace(client=visit.client._replace(full_grad=surveyed, cohort_grad=surveyed))
-            for visit in visits
+        tasks = [population.task(client, 0, steps=1) for client in who]
+        tasks = [
+            task._replace(client=task.client._replace(full_grad=surveyed, cohort_grad=surveyed))
+            for task in tasks
         ]
         began = perf_counter()
-        executor.train(message, visits, states)
+        executor.train(message, tasks, states)
         if x0.device.type == "cuda":
             torch.cuda.synchronize(x0.device)
         return perf_counter() - began

@@ -118,8 +118,8 @@ class _Trial:
     def _member(self, client: int, full: Vector, common: Vector) -> Member:
         """The client with its first state and the gradient of its batch."""
         parts = self._parts
-        visit = parts.clients.task(client, 0, steps=1)
-        about = visit.client._replace(full_grad=full, cohort_grad=common)
+        task = parts.clients.task(client, 0, steps=1)
+        about = task.client._replace(full_grad=full, cohort_grad=common)
         state = call(parts.algorithm, "init_client", parts.x0, parts.random_init(client))
         known, asked = self._known.setdefault(client, []), 0
         batch = self._batches[client]
@@ -129,7 +129,7 @@ class _Trial:
             asked += 1
             if asked <= len(known) and torch.equal(known[asked - 1][0], point):
                 return known[asked - 1][1].clone()
-            found = self._gradient_at(point, batch, visit.dropout_seed)
+            found = self._gradient_at(point, batch, task.dropout_seed)
             if asked > len(known):
                 known.append((point.clone(), found.clone()))
             return found

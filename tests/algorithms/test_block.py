@@ -86,8 +86,8 @@ def train(tmp_path):
     message = made.algorithm.broadcast(made.algorithm.init_server(made.x0))
 
     def go(clients):
-        visits = [made.clients.task(client, 0) for client in clients]
-        trained = executor.train(message, visits, [made.first_state(i) for i in clients])
+        tasks = [made.clients.task(client, 0) for client in clients]
+        trained = executor.train(message, tasks, [made.first_state(i) for i in clients])
         return dict(zip(clients, trained, strict=True))
 
     return go

@@ -204,10 +204,10 @@ def test_the_log_is_json_where_a_score_is_not_finite(tmp_path):
 def test_an_error_of_a_client_names_it(tmp_path, monkeypatch):
     train = Sequential._train_one
 
-    def broken(self, message, visit, state, ends):
-        if (visit.client_id, visit.round) == (3, 2):
-            visit = visit._replace(batches=iter([next(visit.batches)]))
-        return train(self, message, visit, state, ends)
+    def broken(self, message, task, state, ends):
+        if (task.client_id, task.round) == (3, 2):
+            task = task._replace(batches=iter([next(task.batches)]))
+        return train(self, message, task, state, ends)
 
     monkeypatch.setattr(Sequential, "_train_one", broken)
     with pytest.raises(ClientError, match="client 3, round 3, step 1: StopIteration"):

@@ -138,9 +138,9 @@ def test_gradients_that_the_algorithm_asked_for_are_not_computed_again(
     passes = Counter()
     full_gradients = Sequential.full_gradients
 
-    def counted(self, x, visits):
+    def counted(self, x, tasks):
         passes[tmp_path] += 1
-        return full_gradients(self, x, visits)
+        return full_gradients(self, x, tasks)
 
     monkeypatch.setattr(Sequential, "full_gradients", counted)
     (first, _) = play(tmp_path, one_parameter(tmp_path, algorithm)).log
@@ -207,8 +207,8 @@ def test_what_was_kept_is_checked(tmp_path):
 def test_a_gradient_that_is_not_finite_is_named(tmp_path, monkeypatch):
     full_gradients = Sequential.full_gradients
 
-    def spoiled(self, x, visits):
-        gradients = full_gradients(self, x, visits)
+    def spoiled(self, x, tasks):
+        gradients = full_gradients(self, x, tasks)
         gradients[3][0] = torch.nan
         return gradients
 

@@ -62,11 +62,11 @@ def population(local=EPOCHS, inputs=IMAGES, transform=TRANSFORM, personal=None):
 
 def laid(made, clients, size, steps=None):
     """The steps of a block of so many places, 13 wide."""
-    visits = [made.task(client, 2) for client in clients]
+    tasks = [made.task(client, 2) for client in clients]
     if steps is not None:
         one = torch.tensor(steps)
-        visits = [v._replace(client=v.client._replace(steps=one)) for v in visits]
-    return list(PaddedBatches(size, 13, made.block_batches()).steps(visits))
+        tasks = [v._replace(client=v.client._replace(steps=one)) for v in tasks]
+    return list(PaddedBatches(size, 13, made.block_batches()).steps(tasks))
 
 
 @pytest.mark.parametrize("transform", [TRANSFORM, PLAIN], ids=["augmented", "plain"])
@@ -169,8 +169,8 @@ class Counted(TorchDispatchMode):
 
 def operations(size, made):
     """Of the second step of a block of so many clients; nothing of a first use is in it."""
-    visits = [made.task(client, 2) for client in range(size)]
-    steps = PaddedBatches(size, 13, made.block_batches()).steps(visits)
+    tasks = [made.task(client, 2) for client in range(size)]
+    steps = PaddedBatches(size, 13, made.block_batches()).steps(tasks)
     next(steps)
     with Counted() as counted:
         next(steps)

@@ -70,7 +70,7 @@ MODELS = {
 }
 
 
-def visits(batches):
+def tasks(batches):
     """Of one step each, with the dropout seeds 100, 101, ..."""
 
     class About:
@@ -105,7 +105,7 @@ def test_every_model(name, convolutions, precision):
     how = {"bf16": precision == "bf16", "clip": 0.5}
     alone = Gradient(model, LOSSES[loss], **how)
     many = BlockGradients(model, LOSSES[loss], convolutions, **how)
-    (step,) = PaddedBatches(4, 5).steps(visits(rows))
+    (step,) = PaddedBatches(4, 5).steps(tasks(rows))
     losses, gradients = many(points, step.batches)
     assert step.active.tolist() == [True, True, True, False]
     assert gradients.isfinite().all()
@@ -140,7 +140,7 @@ def test_equal_clients_have_equal_bits_wherever_they_are(name, bf16):
     for size in (5, 33):
         row = Batch(torch.randn(size, 63), torch.randint(0, 3, (size,)))
         filling = PaddedBatches(5, 64)
-        (step,) = filling.steps(visits([row] * 5))
+        (step,) = filling.steps(tasks([row] * 5))
         losses, gradients = many(x.expand(5, -1).contiguous(), step.batches)
         assert (losses == losses[0]).all()
         assert (gradients == gradients[0]).all()
@@ -162,7 +162,7 @@ def test_no_operation_of_a_step_needs_the_host():
         own_dropout(model)
         x = parameters(model)
         many = BlockGradients(model, LOSSES[loss], "products")
-        (step,) = PaddedBatches(2, 4).steps(visits([row, row]))
+        (step,) = PaddedBatches(2, 4).steps(tasks([row, row]))
         with Heard():
             many(x.expand(2, -1).contiguous(), step.batches)
     aten = torch.ops.aten
@@ -183,7 +183,7 @@ def test_a_model_that_cannot_be_played_for_many_says_so():
 
     many = BlockGradients(Model(), LOSSES["quadratic"], "grouped")
     row = Batch(torch.randn(2, 5, 3), torch.zeros(2))
-    (step,) = PaddedBatches(2, 4).steps(visits([row, row]))
+    (step,) = PaddedBatches(2, 4).steps(tasks([row, row]))
     with pytest.raises(NotImplementedError, match="bidirectional"):
         many(parameters(Model()).expand(2, -1), step.batches)
 
@@ -215,7 +215,7 @@ def test_dropout_that_is_not_each_client_s_own_is_refused(kind, why):
     many = BlockGradients(model, LOSSES["quadratic"], "grouped")
     with pytest.raises(NotImplementedError, match=why):
         many.probe(parameters(model), Batch(*(part[:1] for part in row)))
-    (step,) = PaddedBatches(2, 4).steps(visits([row, row]))
+    (step,) = PaddedBatches(2, 4).steps(tasks([row, row]))
     model.eval()
     assert many(parameters(model).expand(2, -1), step.batches)[1].any()
 
@@ -226,7 +226,7 @@ def test_a_model_with_dropout_is_its_own_again_behind_a_step():
         Batch(torch.randn(2, 3), torch.tensor([0, 1])),
     )
     own_dropout(model)
-    (step,) = PaddedBatches(2, 4).steps(visits([row, row]))
+    (step,) = PaddedBatches(2, 4).steps(tasks([row, row]))
     BlockGradients(model, LOSSES["cross_entropy"], "grouped")(
         parameters(model).expand(2, -1), step.batches
     )
@@ -246,7 +246,7 @@ def test_filling_is_no_example_that_a_model_may_not_meet():
 
     model, row = Directions(), Batch(torch.randn(2, 3) + 1, torch.zeros(2))
     many = BlockGradients(model, LOSSES["quadratic"], "grouped")
-    (step,) = PaddedBatches(2, 5).steps(visits([row]))
+    (step,) = PaddedBatches(2, 5).steps(tasks([row]))
     _, gradients = many(parameters(model).expand(2, -1), step.batches)
     alone = Gradient(model, LOSSES["quadratic"]).stochastic(parameters(model), row, 0)[1]
     torch.testing.assert_close(gradients[0], alone)

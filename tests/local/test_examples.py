@@ -58,7 +58,7 @@ def test_file_and_memory_give_the_same(expected, whole, monkeypatch):
     read.prefetch(expected)
     asked = batches([39, 0, 7], range(40), [1], [2], [3, 4], [5])
     for client in [0, 1, 2, 0, 4, 4, 3]:
-        found, same = list(read.visit(client, asked)), list(held.visit(client, asked))
+        found, same = list(read.of_client(client, asked)), list(held.of_client(client, asked))
         assert len(found) == len(same) == len(asked)
         for positions, one, other in zip(asked, found, same, strict=True):
             rows = torch.from_numpy(ROWS[client][positions])
@@ -83,7 +83,7 @@ def test_reads_the_next_clients_while_one_trains():
     shelf = StateArena()
     ahead = from_file(shelf)
     ahead.prefetch([3, 1, 4, 0, 2])
-    assert len(list(ahead.visit(3, batches([0], [1], [0])))) == 3
+    assert len(list(ahead.of_client(3, batches([0], [1], [0])))) == 3
     ahead._threads.shutdown(wait=True)
     assert read_by(shelf) == sorted([3, 1, 4][: 1 + AHEAD])
     assert len(shelf.read_rows) == 40 * (1 + AHEAD)
@@ -96,7 +96,7 @@ def test_a_large_client_is_read_batch_by_batch(monkeypatch):
     ahead = from_file(shelf)
     ahead.prefetch([3, 1])
     assert not shelf.read_rows
-    coming = ahead.visit(3, batches(*([k] for k in range(40))))
+    coming = ahead.of_client(3, batches(*([k] for k in range(40))))
     next(coming)
     next(coming)
     ahead._threads.shutdown(wait=True)
@@ -109,7 +109,7 @@ def test_a_client_that_comes_twice_is_read_for_both():
     ahead = from_file(shelf)
     ahead.prefetch([0, 1, 2, 3, 0, 1, 2, 3])
     for client in (0, 1, 2, 3, 0, 1, 2, 3):
-        list(ahead.visit(client, batches([0], [1], [2])))
+        list(ahead.of_client(client, batches([0], [1], [2])))
     ahead._threads.shutdown(wait=True)
     assert len(shelf.read_rows) == 8 * 40
 
@@ -122,7 +122,7 @@ def test_waits_for_what_is_being_read():
     ahead.prefetch([2])
     assert shelf.read_rows == []
     go.set()
-    (batch,) = ahead.visit(2, batches(range(40)))
+    (batch,) = ahead.of_client(2, batches(range(40)))
     assert len(batch.inputs) == 40
 
 
@@ -130,6 +130,6 @@ def test_damage_is_told_by_the_client_that_needs_it():
     """Not by the one that trains while it is read."""
     ahead = from_file(StateArena(damaged=ROWS[1][PIECE + 1]))
     ahead.prefetch([0, 1])
-    assert len(list(ahead.visit(0, batches([0])))) == 1
+    assert len(list(ahead.of_client(0, batches([0])))) == 1
     with pytest.raises(DataError, match="is damaged"):
-        next(ahead.visit(1, batches([0])))
+        next(ahead.of_client(1, batches([0])))

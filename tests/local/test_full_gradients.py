@@ -51,10 +51,10 @@ def population(batch):
 def test_the_full_gradient_is_that_of_the_mean_over_the_words(model, batch):
     loss = tokens(model(ROWS[:4, :-1].long()), ROWS[:4, 1:])
     expected = flatten(torch.autograd.grad(loss, list(model.parameters())))
-    visit = population(batch).task(0, 0)
+    task = population(batch).task(0, 0)
     x = parameters(model)
     torch.testing.assert_close(
-        Gradient(model, tokens).full(x, visit.full_batches), expected, rtol=1e-12, atol=1e-14
+        Gradient(model, tokens).full(x, task.full_batches), expected, rtol=1e-12, atol=1e-14
     )
     found = Meter(Gradient(model, tokens), "tokens").whole(x, population(batch).training(0))
     assert found["examples"] == 2 + 4 + 1 + 4

@@ -28,23 +28,23 @@ def test_the_same_bits_as_through_the_hooks(tmp_path, monkeypatch, decay):
     x, ends = described.x0, []
     for algorithm in (FedAvg(), Spelled()):
         executor = Sequential(algorithm, described.gradient(), decay)
-        visits = [described.clients.task(client, 3) for client in range(3)]
+        tasks = [described.clients.task(client, 3) for client in range(3)]
         message = algorithm.broadcast(algorithm.init_server(x))
         states = [algorithm.init_client(x, lambda: x)] * 3
-        ends.append(executor.train(message, visits, states, ends=True))
+        ends.append(executor.train(message, tasks, states, ends=True))
     for one, other in zip(*ends, strict=True):
         assert torch.equal(one.local_model, other.local_model)
         assert torch.equal(one.loss, other.loss)
         assert not torch.equal(one.local_model, x)
-    assert len(steps) == sum(int(visit.client.steps) for visit in visits)
+    assert len(steps) == sum(int(task.client.steps) for task in tasks)
 
 
 def test_a_gradient_that_is_clipped_is_taken_whole(tmp_path, monkeypatch):
     monkeypatch.delattr(Gradient, "descend")
     job = tree(tmp_path, softmax_problem(), {"name": "fedavg"})
     described = parts(tmp_path, job | {"local": {"lr": 0.1, "batch_size": 2, "clip": 0.01}})
-    visit, x = described.clients.task(0, 0), described.x0
+    task, x = described.clients.task(0, 0), described.x0
     (trained,) = described.executor(described.gradient()).train(
-        FedAvg().broadcast(FedAvg().init_server(x)), [visit], [None], ends=True
+        FedAvg().broadcast(FedAvg().init_server(x)), [task], [None], ends=True
     )
-    assert float((trained.local_model - x).norm()) <= 0.001 * int(visit.client.steps) * (1 + 1e-9)
+    assert float((trained.local_model - x).norm()) <= 0.001 * int(task.client.steps) * (1 + 1e-9)
