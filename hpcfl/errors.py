@@ -133,15 +133,35 @@ class BrokenRuleError(TypeError):
 class HpcflError(Exception):
     """An error whose message is complete: it is printed as one line, without a traceback.
 
-    Whatever names a job or a file holds, a message has no line break and nothing that a terminal
-    obeys.
+    A message has no line break and nothing that a terminal obeys, whatever names a job or a file
+    holds.
+
+    Args:
+        message: where, what was found, what was expected, what to do.
+        collective: every rank raises an error at this point, so the group can be left in order;
+            the class's own value when absent.
+        speaker: this rank reports it for all, though it may not be rank 0.
+        exit_code: of the process; the class's own when absent.
     """
 
     exit_code = 1
     collective = False
-    """Whether every rank raises one at this point, so that the group can be left in good order."""
     speaker = False
-    """Whether this rank says it for all, though it may not be rank 0."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        collective: bool | None = None,
+        speaker: bool = False,
+        exit_code: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        if collective is not None:
+            self.collective = collective
+        if exit_code is not None:
+            self.exit_code = exit_code
+        self.speaker = speaker
 
     def __str__(self) -> str:
         return one_line(super().__str__())
@@ -243,7 +263,8 @@ class ClientError(HpcflError):
         client: the client's id.
         round: counted from one, as the log does.
         step: the local step, from zero, or None outside the local loop.
-        stage: what the client was doing: "begin", "step", "finish", "survey".
+        stage: what the client was doing: "begin", "step", "finish",
+            "full gradient".
     """
 
     def __init__(self, client: int, round: int, step: int | None, stage: str) -> None:
@@ -274,19 +295,14 @@ class LostFileError(HpcflError):
 class SweepError(HpcflError):
     """Runs of a sweep failed."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
 
 class RemoteRankError(HpcflError):
-    """Another rank failed, and it is the one that says why."""
+    """Another rank failed, and that rank reports why."""
 
     collective = True
 
-    def __init__(self, exit_code: int, said: str = "another rank failed") -> None:
-        super().__init__(said)
-        self.exit_code = exit_code
+    def __init__(self, exit_code: int, message: str = "another rank failed") -> None:
+        super().__init__(message, exit_code=exit_code)
 
 
 @contextmanager

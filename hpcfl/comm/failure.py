@@ -18,7 +18,7 @@ def raise_collectively(comm: Comm) -> Iterator[None]:
 
     Raises:
         HpcflError: the block's own, on the lowest rank whose block failed.
-        Elsewhere: on every other rank, with the text of the one that says why.
+        RemoteRankError: on every other rank, with the text of the one that says why.
     """
     failed: HpcflError | None = None
     try:
@@ -31,6 +31,7 @@ def raise_collectively(comm: Comm) -> Iterator[None]:
         return
     said = comm.allgather(f"{type(failed).__name__}: {failed}" if failed else "")
     if failed and comm.size - comm.rank == first:
+        # By now every rank raises at this point, and this one reports it.
         failed.collective = failed.speaker = True
         raise failed
     raise RemoteRankError(int(code), said[comm.size - int(first)])

@@ -168,12 +168,11 @@ def resolve(host: str, launch: Launch, advice: str) -> None:
     try:
         socket.getaddrinfo(host, None)
     except socket.gaierror as error:
-        failed = RankError(
+        raise RankError(
             f"rank {launch.rank} of {launch.size}: the name of host {host} cannot be resolved "
-            f"({error.strerror}); {advice}"
-        )
-        failed.speaker = not launch.local_rank  # once a host
-        raise failed from error
+            f"({error.strerror}); {advice}",
+            speaker=not launch.local_rank,  # once a host
+        ) from error
 
 
 def _wait_for_all(store: TCPStore, launch: Launch, deadline: float, timeout_s: float) -> None:
@@ -197,12 +196,11 @@ def _wait_for_all(store: TCPStore, launch: Launch, deadline: float, timeout_s: f
                 )
             time.sleep(LOOK_S)
     except DistError as error:
-        failed = RankError(
+        raise RankError(
             f"rank {launch.rank} of {launch.size}: rank 0 is gone before all ranks have met; its "
-            "own message, if it could say one, is above"
-        )
-        failed.speaker = True  # rank 0 cannot
-        raise failed from error
+            "own message, if it could say one, is above",
+            speaker=True,  # rank 0 cannot
+        ) from error
 
 
 def _open(host: str, port: int, launch: Launch, timeout_s: float, *, alone: bool) -> TCPStore:
@@ -255,9 +253,8 @@ def _wait_until_it_listens(host: str, port: int, deadline: float) -> None:
 
 def _unmet(what: str, host: str, port: int, launch: Launch) -> RankError:
     message = f"rank {launch.rank} of {launch.size} cannot {what} the store at {host}:{port}"
-    failed = RankError(f"{message}; is rank 0 alive, the port free and open?")
-    failed.speaker = True  # rank 0 may not be there
-    return failed
+    # Rank 0, which would report it, may not be there.
+    return RankError(f"{message}; is rank 0 alive, the port free and open?", speaker=True)
 
 
 def _nothing() -> None:

@@ -114,9 +114,7 @@ def check(seats: Sequence[RankInfo], backend: str) -> list[str]:
         JobError: the same on every rank.
     """
     for fault in _faults(seats, backend):
-        error = JobError(fault)
-        error.collective = True
-        raise error
+        raise JobError(fault, collective=True)
     return list(_oddities(seats))
 
 

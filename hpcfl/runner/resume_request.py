@@ -113,8 +113,8 @@ class ResumeRequest:
                 offer = f"the one before: `hpcfl resume {self.source.root} --round {kept[-2]}`"
             else:
                 offer = "no older one is kept: run the job again into another directory"
-            e.args = (f"{e}; {offer}",)  # the same error: which ranks raise it stays known
-            raise
+            message = f"{e}; {offer}"
+            raise type(e)(message, collective=e.collective, speaker=e.speaker) from e
 
 
 def _texts(source: RunDir, changes: Mapping[str, Any]) -> tuple[bytes, bytes]:

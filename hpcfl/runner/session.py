@@ -330,13 +330,12 @@ class RankSession:
         crc = float(fingerprint(x, *self.components.buffers.values()))
         low, high = self.comm.allreduce_max(np.array([-crc, crc]))
         if -low != high:
-            error = RankError(
+            raise RankError(
                 f"round {round}: the ranks' models differ (checksums {-low:.0f} to {high:.0f}), so "
                 "no checkpoint was written; are all ranks on one processor model and one torch, "
-                "and does a class of your own draw at random or keep something between calls?"
+                "and does a class of your own draw at random or keep something between calls?",
+                collective=True,
             )
-            error.collective = True
-            raise error
 
     def _log_position(self) -> tuple[LogPosition, Callable[[], None]]:
         """What stands in the log, and what brings it to the disk."""

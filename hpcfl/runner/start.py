@@ -257,8 +257,8 @@ def _play(session: RankSession, ranks: Ranks, point: StartPoint, signals: Signal
             server = play(run, point.server, done)
         except StoreError as e:
             session.require_in_place()  # where that is the reason, it says what is gone
-            e.exit_code = 1  # 2 says that nothing was trained
-            raise
+            # Its own exit code, 2, says that nothing was trained.
+            raise StoreError(str(e), exit_code=1, collective=e.collective, speaker=e.speaker) from e
         if comm.rank == 0 and not finished:
             warn_of_divergence(session, progress)
     final: Vector = server.x.cpu()

@@ -65,7 +65,7 @@ class Outcome:
             raise SweepError(
                 f"{len(self.failed)} of {len(self.failed) + len(self.finished)} runs failed: "
                 f"{names}; {self.root}/NAME.log says why; the same command tries them again",
-                code,
+                exit_code=code,
             )
 
 
