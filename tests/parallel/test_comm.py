@@ -154,15 +154,15 @@ def test_a_rank_zero_that_never_comes_is_an_error_after_the_timeout():
     assert "RankError: rank 1 of 2 cannot reach, within 2 s, the store at" in done.stderr
 
 
-ROOM = "exchange([], [Parcel(0, torch.empty(3))])"
+ROOM = "exchange([], [P2PMessage(0, torch.empty(3))])"
 
 
-@pytest.mark.parametrize("meeting", ["barrier()", "gather('me')", ROOM])
+@pytest.mark.parametrize("meeting", ["barrier()", "allgather('me')", ROOM])
 def test_a_peer_that_hangs_is_an_error_after_the_timeout(meeting, tmp_path):
     program = tmp_path / "hang.py"
     program.write_text(
         "import time, torch\n"
-        "from hpcfl.comm.base import Parcel\n"
+        "from hpcfl.comm.base import P2PMessage\n"
         "from hpcfl.comm.connect import connect\n"
         "comm = connect('gloo', 'cpu', 15.0)\n"  # in which the ranks must meet, too
         "if comm.rank == 0:\n"

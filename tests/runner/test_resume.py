@@ -190,7 +190,7 @@ def test_a_kill_after_the_job_was_rewritten(run, long, monkeypatch, hpcfl):
         raise Kill
 
     with monkeypatch.context() as patch:
-        patch.setattr(resuming, "cut", killed)
+        patch.setattr(resuming, "truncate_log", killed)
         with pytest.raises(Kill):
             hpcfl("resume", run, *args)
     assert len(starts(run)) == 1
