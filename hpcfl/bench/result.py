@@ -97,7 +97,7 @@ class Result:
 
         Raises:
             JobError: the file cannot be written.
-            StoreError: the disk is full or fails.
+            DiskError: the disk is full or fails.
         """
         tree = {
             "command": self.command,

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from hpcfl.errors import StoreError, file_error
 from hpcfl.io import checksum
 from hpcfl.io.atomic import write_errors
-from hpcfl.io.files import READABLE
+from hpcfl.io.files import READABLE, readable
 from hpcfl.types import Natural
 
 SIZE = 512  # bytes of every file, so that a heartbeat replaces the last one in a single write
@@ -146,6 +146,18 @@ def read_newest(root: Path) -> list[Heartbeat]:
     return max(sessions, key=lambda beats: max((b.time for b in beats), default=-1.0), default=[])
 
 
+def read_report(root: Path) -> str:
+    """The line in which a rank said why the newest session ended; "" where none did.
+
+    Raises:
+        StoreError: it cannot be read.
+        DiskError: the disk fails.
+    """
+    with readable(root):
+        found = sorted(root.glob(f"*/{TOLD}"), key=lambda path: path.stat().st_mtime)
+        return found[-1].read_text("utf-8", "replace").strip() if found else ""
+
+
 class Heartbeats:
     """The heartbeat files of one session of a run, as one rank reads and writes them."""
 
@@ -158,7 +170,7 @@ class Heartbeats:
         """Make the folder, and remove those of earlier sessions; on one rank, before others open.
 
         Raises:
-            StoreError: the disk fails.
+            DiskError: the disk fails.
         """
         with write_errors(self.folder):
             self.folder.mkdir(parents=True)
@@ -171,7 +183,7 @@ class Heartbeats:
         """Make this rank's file.
 
         Raises:
-            StoreError: the disk is full or fails.
+            DiskError: the disk is full or fails.
         """
         path = self._path(self._rank)
         with write_errors(path):

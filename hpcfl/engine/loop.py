@@ -25,7 +25,7 @@ def play(run: Run, server: Any, start: int) -> Any:
     Raises:
         Stopped: a signal asked for it; a checkpoint was committed.
         DivergedError: an upload or the server was not finite; nothing of its round was kept.
-        HookError, ClientError, StoreError: on this rank alone, perhaps.
+        HookError, ClientError, StoreError, DiskError, LostFileError: perhaps on one rank only.
     """
     schedule, hooks, timer = run.schedule, run.hooks, run.timer
     timer.start()

@@ -1,7 +1,7 @@
 """The live objects of a run on one rank, and the hooks through which the engine reaches the rest.
 
-The engine plays rounds; it writes no file and reads no clock but the timer's.  Evaluation, the log
-and checkpoints are behind ``RunHooks``.
+The engine plays rounds and writes no file: evaluation, the log and checkpoints are behind
+``RunHooks``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,10 @@ from hpcfl.types import Record, Vector
 
 
 class RunHooks(Protocol):
-    """Evaluation, log and checkpoints of a run; all but ``begin_round`` is collective."""
+    """Evaluation, log and checkpoints of a run.
+
+    ``evaluate``, ``begin_checkpoint`` and ``commit_checkpoint`` are collective.
+    """
 
     def begin_round(self, round: int) -> None:
         """Note that a round begins, counted as the log does."""

@@ -10,7 +10,7 @@ from hpcfl.engine.run import Run
 
 
 class RoundSignals(NamedTuple):
-    """What one rank asks for at the end of a round; the maximum over ranks is acted on.
+    """What one rank asks for at the end of a round, or the maximum over ranks, which is acted on.
 
     The maximum is taken along with the one that the mean of the uploads needs, so that asking costs
     no message of its own.
@@ -40,7 +40,7 @@ class RoundSignals(NamedTuple):
 def local_values(run: Run, saved: float) -> NDArray[np.float64]:
     """This rank's ``RoundSignals``, and behind them what the timer tells the other ranks.
 
-    ``saved`` is when the last checkpoint was begun, in seconds.
+    ``saved`` is when the last checkpoint was begun, in seconds of ``time.monotonic``.
     """
     minutes = run.schedule.checkpoint_minutes
     late = minutes is not None and monotonic() - saved > 60 * minutes

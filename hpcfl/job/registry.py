@@ -1,4 +1,4 @@
-"""Sections whose class is chosen by name: built in, of an entry point, or by a dotted path."""
+"""Choose the class of a section by its name: a built-in one, an entry point, a dotted path."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -31,7 +31,7 @@ RENAMED: Mapping[type[Any], Mapping[str, str]] = {
         "counted": "traffic_note",
     }
 }
-"""What a class must not define any more, which would be ignored, and its name of today."""
+"""Old name: new name.  A class that uses an old one is refused: it would be ignored."""
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
@@ -73,11 +73,7 @@ class Registry:
         if isabstract(found):
             lacks = ", ".join(sorted(found.__abstractmethods__))  # type: ignore[attr-defined]
             raise JobError(f"{at}: {name!r} cannot be used, it does not define {lacks}")
-        for old, new in RENAMED.get(self.base, {}).items():
-            if hasattr(found, old):
-                raise JobError(
-                    f"{at}: {name!r} defines {old}, which is called {new} now; rename it"
-                )
+        self._check_names(at, name, found)
         own = {key for key, hint in get_annotations(found).items() if "ClassVar" not in str(hint)}
         if unknown := own - {field.name for field in fields(found)}:
             raise JobError(
@@ -85,6 +81,29 @@ class Registry:
                 "with @dataclass(frozen=True, kw_only=True)?"
             )
         return found
+
+    def _check_names(self, at: str, name: str, found: type[Any]) -> None:
+        """Refuse methods of a class of the user's that would be ignored.
+
+        Raises:
+            JobError: one has a name of an earlier version, or nearly one of the base class.
+        """
+        settings = {field.name for field in fields(found)}
+        hooks = [key for key, hook in vars(self.base).items() if callable(hook) and key[0] != "_"]
+        for cls in found.__mro__:
+            if cls.__module__.partition(".")[0] in ("hpcfl", "builtins", "abc"):
+                continue
+            for key in sorted(vars(cls).keys() - settings):
+                if new := RENAMED.get(self.base, {}).get(key):
+                    raise JobError(
+                        f"{at}: {name!r} defines {key}, which is called {new} now; rename it"
+                    )
+                meant = get_close_matches(key, hooks, 1, cutoff=0.85)
+                if key[0] != "_" and callable(vars(cls)[key]) and meant and key not in hooks:
+                    raise JobError(
+                        f"{at}: {name!r} defines {key}, which nothing calls; did you mean "
+                        f"{meant[0]}? (a method of your own begins with an underscore)"
+                    )
 
 
 def _imported(at: str, name: str, load: Callable[[], Any]) -> Any:

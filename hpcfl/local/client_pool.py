@@ -73,7 +73,7 @@ class ClientPool:
         return len(self._rows)
 
     def prefetch(self, clients: Sequence[int]) -> None:
-        """Read ahead what must be read for these clients, which will be asked for in this order."""
+        """Start to read these clients' examples, in this order, where they are in a file."""
         self._supply.prefetch(clients)
 
     def pop_elapsed_s(self) -> float:

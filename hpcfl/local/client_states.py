@@ -58,7 +58,7 @@ class ClientStates:
             x: the model that all of them received: one tensor for all that keep it.
 
         Raises:
-            StoreError: the disk is full or fails.
+            DiskError: the disk is full or fails.
         """
         began = perf_counter()
         self.write(duty.trained, states, x)
@@ -96,7 +96,7 @@ class ClientStates:
         """Hand new states to the store; what is ``x`` itself is stored once.
 
         Raises:
-            StoreError: the disk is full or fails.
+            DiskError: the disk is full or fails.
         """
         common = {dtype: self._home(x, dtype) for dtype in self._common(states, x)}
         homes = [

@@ -76,7 +76,7 @@ class RemoteClientStates:
             x: the model that all clients received: one tensor for all that keep it.
 
         Raises:
-            StoreError: the disk is full or fails.
+            DiskError: the disk is full or fails.
         """
         began = perf_counter()
         known = dict(zip(duty.trained, states, strict=True))

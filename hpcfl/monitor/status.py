@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from hpcfl.comm.heartbeat import Heartbeat, read_newest
-from hpcfl.errors import DiskError, JobError, StoreError
+from hpcfl.comm.heartbeat import Heartbeat, read_newest, read_report
+from hpcfl.errors import DiskError, JobError, StoreError, one_line
 from hpcfl.io.files import present, readable
 from hpcfl.report import timing
 from hpcfl.report.collect import Found, find_runs, state, unbegun
@@ -86,7 +86,7 @@ def _one(folder: RunDir, name: Path, *, failed: bool) -> tuple[str, str, bool]:
 def _lines(
     folder: RunDir, run: RunRecord, history: Sequence[Mapping[str, Any]], *, alive: bool
 ) -> Iterable[tuple[str, str]]:
-    yield from _standing(run, alive=alive)
+    yield from _standing(folder, run, alive=alive)
     yield from _speed(run, alive=alive)
     beats = read_newest(folder.ranks) if alive else []
     if beats:
@@ -103,22 +103,32 @@ def _lines(
         yield "versions", ", ".join(f"{name} {start[name]}" for name in known if start.get(name))
 
 
-def _standing(run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
-    """Its state, how it ended, and how to go on."""
+def _standing(folder: RunDir, run: RunRecord, *, alive: bool) -> Iterable[tuple[str, str]]:
+    """Its state, how it ended, and how to resume it."""
     now = state(run, alive=alive)
     yield "run", f"{run.path}: {run.algorithm}, {now}"
     if now == "not running":
         yield (
             "ended",
-            "without a word: it was killed, its node was lost, or another rank than 0 failed; see "
-            "what the run printed",
+            one_line(read_report(folder.ranks))
+            or "without a message: it was killed, its node was lost, or another rank than 0 "
+            "failed; see what the run printed",
         )
     elif run.outcome and now == run.outcome.ending and run.outcome.message:
         yield "ended", run.outcome.message
     if run.divergence:
         yield "diverged", str(run.divergence)
+    kept = [int(found.name) for found in committed_folders(folder.checkpoints)]
     if now in ("not running", "stopped", "failed"):
-        yield "go on", f"hpcfl resume {run.path}"
+        again = f"hpcfl resume {run.path}"
+        yield "resume", again if kept else f"no checkpoint: hpcfl run JOB --out {run.path}"
+    elif now == "finished" and kept[-1:] != [run.done]:
+        yield (
+            "warning",
+            f"the log has {run.done} rounds, but "
+            + (f"the newest checkpoint is of round {kept[-1]}" if kept else "no checkpoint is left")
+            + ": later ones were deleted",
+        )
 
 
 def _scores(run: RunRecord) -> Iterable[tuple[str, str]]:

@@ -269,8 +269,8 @@ class RunDir:
                 entries.append(_entry(line))
             except (ValueError, TypeError) as e:
                 raise StoreError(
-                    f"{self.history}:{number}: found no JSON object of a start: {e}; remove that "
-                    "line, or the file: a resume needs neither"
+                    f"{self.history}:{number}: is damaged: {e}; remove this line, or the file, and "
+                    "try again: nothing in it is needed to resume"
                 ) from e
         return entries
 

@@ -135,8 +135,8 @@ def require_log_prefix(path: Path, extent: LogPosition) -> bytes:
 
 
 _RESTORE = (
-    "the log is damaged: a resume removes the rounds after its checkpoint; put the log back where "
-    "an earlier one is damaged"
+    "if this round came after the last checkpoint, a resume repairs the log; else put the log back "
+    "from a copy, or resume from a checkpoint before the round by --round"
 )
 
 
@@ -181,9 +181,7 @@ class LogReader:
         try:
             entry = parse_json(checksum.remove_from_json(line))
         except ValueError as error:
-            raise StoreError(
-                f"{where}: {error} where a round's JSON object was expected; {_RESTORE}"
-            ) from error
+            raise StoreError(f"{where}: is damaged: {error}; {_RESTORE}") from error
         if not isinstance(entry, dict) or type(entry.get("round")) is not int:
             raise StoreError(f'{where}: found no object with a whole number "round"')
         for key, value in entry.items():

@@ -101,7 +101,9 @@ def rounds(root: Path, newest: int | None = None) -> list[int]:
     if newest is None:
         return kept
     if newest not in kept:
-        raise JobError(f"{root}: round {newest} is not kept; kept are {', '.join(map(str, kept))}")
+        raise JobError(
+            f"{root}: round {newest} is not kept; give --round {' or '.join(map(str, kept))}"
+        )
     return [round for round in kept if round <= newest]
 
 
@@ -271,7 +273,7 @@ def require_format(folder: Path) -> Mapping[str, Any]:
 
 
 def _no_manifest(folder: Path, error: Exception) -> StoreError:
-    return StoreError(f"{folder / MANIFEST}: is not a manifest: {error!r}; {RESUME_OLDER}")
+    return StoreError(f"{folder / MANIFEST}: is not a manifest: {error}; {RESUME_OLDER}")
 
 
 def _round(folder: Path, found: Any) -> int:

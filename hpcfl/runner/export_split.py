@@ -23,7 +23,7 @@ def export_split(loaded: Loaded, path: Path) -> str:
 
     Raises:
         JobError, DataError: the data cannot be loaded or dealt, or the file cannot be written.
-        StoreError: the disk is full or fails.
+        DiskError: the disk is full or fails.
     """
     check_output(path)
     job = loaded.job

@@ -44,7 +44,7 @@ class StartPoint(NamedTuple):
 
 
 def resume_latest(session: RankSession) -> StartPoint:
-    """Collective: resume the session's own job from the newest checkpoint of its folder.
+    """Collective: resume from the newest checkpoint of the session's folder (``--continue``).
 
     Raises:
         JobError, StoreError: see ``ResumeRequest``; nothing was changed.
@@ -74,7 +74,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             folder.lock()
             if read_bytes(folder.job, READABLE) not in (request.job_before, request.job_after):
                 raise JobError(f"{folder.job}: was changed while it was read; resume again")
-            folder.history_entries()  # or damage would be found when this start is added, too late
+            folder.history_entries()  # fails now, not when this start is added, if it is damaged
             kept = request.checkpoint_rounds(folder, session.inputs)
             prune(folder.checkpoints)
             _require_older_whole(folder.checkpoints, kept)
@@ -142,7 +142,7 @@ def _with_initial_model(components: Components, folder: RunDir, at: Checkpoint) 
 
 
 def _require_older_whole(root: Path, kept: Sequence[int]) -> None:
-    """Check the files of the older checkpoints, which stay and must not fail a later save."""
+    """Check the files of the older checkpoints: they are kept, and the next commit reads them."""
     for round in kept[:-1]:
         try:
             check_files(find(root, round))
@@ -153,7 +153,7 @@ def _require_older_whole(root: Path, kept: Sequence[int]) -> None:
 
 
 def _rewind(session: RankSession, newest: Checkpoint, kept: Sequence[Path], job: bytes) -> None:
-    """Make the directory that of a run that has come as far as ``newest``; on rank 0 alone.
+    """Undo what was written after the checkpoint ``newest``; on rank 0 alone.
 
     In an order that leaves it resumable wherever a kill interrupts it.
     """

@@ -40,7 +40,7 @@ from hpcfl.types import Record, Vector
 
 
 class _Outputs(NamedTuple):
-    """Where the rounds that are played leave their results; on rank 0 but for ``evaluation``."""
+    """Log, events and progress, which rank 0 writes, and the evaluation of every rank."""
 
     log: RunLog
     events: Events | None
@@ -179,7 +179,7 @@ class RankSession:
             done: rounds that are in the log.
 
         Raises:
-            DiskError, StoreError: a file cannot be written, and nothing has failed before.
+            DiskError, StoreError: a file cannot be closed; not raised if the rounds failed before.
         """
         job, first = self.components.job, self.comm.rank == 0
         log = RunLog(self.folder.log if first else None)

@@ -1,8 +1,9 @@
 """The interface of a store of client states.
 
 A state is a NamedTuple of CPU tensors.  One store serves one rank and holds the states of the
-clients that rank owns.  Nothing staged is visible to a later session of the run until ``commit``.
-Clients whose states are staged one after the other and are the same tensors share one copy.
+clients that the rank owns.  A later session of the run sees what was written before the last
+``commit`` and nothing else.  Clients whose states are written one after the other and are the same
+tensors share one copy.
 
 A commit leaves, in the checkpoint's folder, one file per rank that says where every state lies
 (``rows-RANK.npz``, see ``hpcfl.store.row_table``); the files it points to are never changed while
@@ -24,14 +25,14 @@ class ClientStore(Protocol):
 
     @property
     def low_on_rows(self) -> bool:
-        """Whether a commit had better be finished, so that ``keep`` can let go of old rows."""
+        """Whether rows run out soon: the pending checkpoint must be committed, which frees some."""
         ...
 
     def ensure_rows(self, rows: Sequence[int]) -> None:
         """Have so many rows on the disk, free or not, of every part of the states.
 
         Raises:
-            StoreError: the disk is too small.
+            DiskError: the disk is too small.
         """
         ...
 
@@ -39,16 +40,16 @@ class ClientStore(Protocol):
         """Have so many free rows on the disk, of every part of the states.
 
         Raises:
-            StoreError: the disk is too small.
+            DiskError: the disk is too small.
         """
         ...
 
     def prefetch(self, clients: Sequence[int]) -> None:
-        """These clients are read next: their states can be fetched meanwhile."""
+        """Start to read the states of these clients, which will be asked for next."""
         ...
 
     def read(self, client: int) -> Any | None:
-        """The client's latest staged state, or None if it never had one.
+        """The state that was written last for the client, or None if it never had one.
 
         Raises:
             StoreError: its row cannot be read or its checksum is wrong.
@@ -56,20 +57,20 @@ class ClientStore(Protocol):
         ...
 
     def write(self, client: int, state: Any) -> None:
-        """Take over the client's new state; the caller does not change the tensors afterwards."""
+        """Write the client's new state in the background; its tensors must not be changed later."""
         ...
 
     def commit(self, folder: Path) -> "list[Future[None]]":
         """Begin to make the states of now durable and to write ``folder/rows-RANK.npz``.
 
-        Once the futures are done everything is flushed and fsynced, or they raise StoreError.  The
-        commit takes effect when rank 0 renames the checkpoint's manifest, which is not the store's
-        business; until then, or until ``keep``, no other may begin.
+        Once the futures are done everything is flushed and fsynced, or they raise DiskError or
+        StoreError.  The commit takes effect when rank 0 renames the checkpoint's manifest into
+        place.  No other commit may begin before ``retain``.
         """
         ...
 
     def retain(self, folders: Iterable[Path]) -> None:
-        """These committed checkpoints are kept; rows that only others name may be reused."""
+        """Keep the states of these checkpoints; rows that only others name may be reused."""
         ...
 
     def require_in_place(self) -> None:
@@ -81,9 +82,9 @@ class ClientStore(Protocol):
         ...
 
     def restore(self, table: "Table") -> None:
-        """Go on with the segments of a checkpoint that as many ranks as now committed.
+        """Continue with the segments of a checkpoint that as many ranks as now committed.
 
-        ``keep`` comes next.
+        ``retain`` is called next.
 
         Raises:
             StoreError: a segment is missing or damaged, or the owners are others.
@@ -94,7 +95,8 @@ class ClientStore(Protocol):
         """Copy this rank's states from a checkpoint that another number of ranks committed.
 
         Raises:
-            StoreError: a state is missing or damaged, or the disk is full.
+            StoreError: a state is missing or damaged.
+            DiskError: the disk is full or fails.
         """
         ...
 

@@ -69,12 +69,12 @@ class Hdf5Store:
         # 16 bytes a client; a dict would take 150.
         self._clients = np.unique(np.asarray(clients, np.int64))
         self._address = np.full(len(self._clients), NOWHERE, np.int64)
-        self._pool = RowAllocator(root, rank, session, schema, len(self._clients))
-        self._behind = BackgroundIO()
+        self._rows = RowAllocator(root, rank, session, schema, len(self._clients))
+        self._io = BackgroundIO()
         self._capacity = cache_bytes // footprint(schema)  # states
         # By address, the least recently used first.
         self._cache: OrderedDict[int, Iterable[Tensor]] = OrderedDict()
-        self._shelf = StateArena(schema)
+        self._arena = StateArena(schema)
         self._dirty: set[int] = set()
         self._writing: dict[int, _Writing] = {}  # by address, the newest
         self._outside: deque[_Writing] = deque()  # those of them that no cache holds
@@ -95,7 +95,7 @@ class Hdf5Store:
             self._coming[client] = fetched[address]
 
     def read(self, client: int) -> Any | None:
-        """The client's latest staged state, or None if it never had one.
+        """The state that was written last for the client, or None if it never had one.
 
         Raises:
             StoreError: its row cannot be read or its checksum is wrong.
@@ -116,14 +116,14 @@ class Hdf5Store:
         """
         position = self._position(client)
         old, (address, marks) = int(self._address[position]), self._last
-        new = None if marks.of(state) else self._shelf.keep(state, briefly=not self._capacity)
+        new = None if marks.of(state) else self._arena.keep(state, briefly=not self._capacity)
         if new is not None:
-            changeable = old != NOWHERE and self._pool.changeable(old)
-            address = old if changeable else self._pool.take()
+            changeable = old != NOWHERE and self._rows.changeable(old)
+            address = old if changeable else self._rows.take()
         if address != old:
-            self._pool.hold(address)
+            self._rows.hold(address)
             self._address[position] = address
-            if old != NOWHERE and self._pool.release(old):
+            if old != NOWHERE and self._rows.release(old):
                 self._forget(old)
         if new is not None:
             self._last = address, SameTensors(state)
@@ -137,13 +137,13 @@ class Hdf5Store:
 
         The future raises DiskError if the disk is full or fails.
         """
-        dirty = [self._write(at, self._behind.write_of_commit) for at in sorted(self._dirty)]
+        dirty = [self._write(at, self._io.write_of_commit) for at in sorted(self._dirty)]
         written = [writing.future for writing in (*self._outside, *dirty)]
         known = np.flatnonzero(self._address != NOWHERE)
         taken = self._address[known]
-        self._pool.pin(taken)
-        segments, places = self._pool.split(taken)
-        parts, names = self._pool.segments, self._pool.names
+        self._rows.pin(taken)
+        segments, places = self._rows.split(taken)
+        parts, names = self._rows.segments, self._rows.names
 
         def tabulate() -> None:
             crcs = np.zeros(len(taken), np.int64)
@@ -153,12 +153,12 @@ class Hdf5Store:
             row_table.write(folder, self._rank, table)
 
         flushed, self._unflushed = self._unflushed, set()
-        return [self._behind.flush(written, flushed, tabulate)]
+        return [self._io.flush(written, flushed, tabulate)]
 
     @property
     def low_on_rows(self) -> bool:
         """Whether free rows may not last for two more rounds: this one, and one to say so in."""
-        return self._pool.free < ROUNDS * (1 if self._common else self._cohort)
+        return self._rows.free < ROUNDS * (1 if self._common else self._cohort)
 
     def ensure_rows(self, rows: Sequence[int]) -> None:
         """Have so many rows on the disk, before they are needed.
@@ -166,7 +166,7 @@ class Hdf5Store:
         Raises:
             DiskError: the disk is too small for them.
         """
-        self._pool.ensure_rows(sum(rows))
+        self._rows.ensure_rows(sum(rows))
 
     def ensure_free_rows(self, rows: Sequence[int]) -> None:
         """Have so many free rows on the disk.
@@ -174,7 +174,7 @@ class Hdf5Store:
         Raises:
             DiskError: the disk is too small for them.
         """
-        self._pool.ensure_free_rows(sum(rows))
+        self._rows.ensure_free_rows(sum(rows))
 
     def retain(self, folders: Iterable[Path]) -> None:
         """These committed checkpoints are kept; rows that only others name may be reused.
@@ -188,9 +188,9 @@ class Hdf5Store:
             # A checkpoint of fewer ranks than now has no part of this rank.
             if self._rank < row_table.ranks(folder):
                 part = row_table.read(folder, self._rank)
-                pinned.append(self._pool.addresses(part.names, part.segments, part.rows))
+                pinned.append(self._rows.addresses(part.names, part.segments, part.rows))
         every = np.concatenate(pinned)
-        self._pool.keep(every[every != NOWHERE])
+        self._rows.retain(every[every != NOWHERE])
 
     def require_in_place(self) -> None:
         """Refuse to commit where a file that a checkpoint needs was deleted or replaced.
@@ -198,13 +198,13 @@ class Hdf5Store:
         Raises:
             LostFileError: one was.
         """
-        for part in self._pool.segments:
+        for part in self._rows.segments:
             part.require_in_place()
 
     def restore(self, table: row_table.Table) -> None:
         """Go on with the segments of a checkpoint that the same ranks with the same clients made.
 
-        No old row is reused before ``keep`` says which checkpoints are kept.
+        No old row is reused before ``retain`` says which checkpoints are kept.
 
         Raises:
             StoreError: a segment is missing, damaged or in use, or the clients are not the same.
@@ -220,12 +220,12 @@ class Hdf5Store:
                 f"rank {self._rank}: client {odd} changed its rank since the checkpoint, expected "
                 "the same owners; rehome the states"
             )
-        self._pool.adopt(paths)
+        self._rows.adopt(paths)
         names = [path.name for path in table.paths]
         positions = np.searchsorted(self._clients, table.clients[mine])
-        addresses = self._pool.addresses(names, table.segments[mine], table.rows[mine])
+        addresses = self._rows.addresses(names, table.segments[mine], table.rows[mine])
         self._address[positions] = addresses
-        self._pool.restore(addresses, table.crcs[mine])
+        self._rows.restore(addresses, table.crcs[mine])
 
     def restore_from_other_ranks(self, table: row_table.Table) -> None:
         """Copy the states of this rank's clients from wherever a checkpoint has them.
@@ -239,11 +239,11 @@ class Hdf5Store:
                 self.write(client, state)
 
     def snapshot(self, clients: Sequence[int]) -> "list[Snapshot]":
-        """The states of these clients as they are now, until ``keep``."""
+        """The states of these clients as they are now, until ``retain``; for ``ScratchStore``."""
         holders: dict[int, list[int]] = {}
         for client in clients:
             holders.setdefault(int(self._address[self._position(client)]), []).append(client)
-        self._pool.pin(np.array(list(holders), np.int64))
+        self._rows.pin(np.array(list(holders), np.int64))
         return [
             Snapshot(tuple(own), partial(self._state, at, own[0], self._held(at)))
             for at, own in holders.items()
@@ -251,8 +251,8 @@ class Hdf5Store:
 
     def close(self) -> None:
         """Release the files; what was not committed is lost."""
-        self._behind.close()
-        self._pool.close()
+        self._io.close()
+        self._rows.close()
         self._cache.clear()
         self._dirty.clear()
 
@@ -280,8 +280,8 @@ class Hdf5Store:
 
     def _read(self, address: int, client: int) -> Callable[[], Iterable[Tensor]]:
         """What gives the state at an address, which is on its way from the disk."""
-        place, home = self._pool.locate(address), self._shelf.place()
-        return self._behind.read(place, client, home).result
+        place, home = self._rows.locate(address), self._arena.place()
+        return self._io.read(place, client, home).result
 
     def _remember(self, address: int, kept: Iterable[Tensor]) -> None:
         self._cache[address] = kept
@@ -289,7 +289,7 @@ class Hdf5Store:
         while len(self._cache) > self._capacity:
             oldest = next(iter(self._cache))
             if oldest in self._dirty:
-                self._write(oldest, self._behind.write)
+                self._write(oldest, self._io.write)
             self._forget(oldest)
         self._reap()
 
@@ -304,7 +304,7 @@ class Hdf5Store:
 
     def _write(self, address: int, write: "Write") -> "_Writing":
         """Begin to write a dirty state from the cache to its row."""
-        place, state = self._pool.locate(address), self._cache[address]
+        place, state = self._rows.locate(address), self._cache[address]
         self._writing[address] = _Writing(address, state, write(place, state))
         self._unflushed.add(place.part)
         self._dirty.discard(address)

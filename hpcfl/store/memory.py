@@ -34,7 +34,7 @@ class MemoryStore:
         self._root, self._rank, self._session, self._schema = root, rank, session, schema
         self._clients = frozenset(clients)
         self._states: dict[int, Iterable[Tensor]] = {}
-        self._shelf = StateArena(schema)
+        self._arena = StateArena(schema)
         self._last: tuple[SameTensors, Iterable[Tensor]] = (
             SameTensors(()),
             (),
@@ -57,7 +57,7 @@ class MemoryStore:
         """They are at hand."""
 
     def read(self, client: int) -> Any | None:
-        """The client's latest staged state, or None if it never had one."""
+        """The state that was written last for the client, or None if it never had one."""
         state = self._states.get(client)
         if state is None:
             self._check(client)
@@ -69,7 +69,7 @@ class MemoryStore:
         self._check(client)
         marks, kept = self._last
         if not marks.of(state):
-            kept = self._shelf.keep(state)
+            kept = self._arena.keep(state)
             self._last = SameTensors(state), kept
         self._states[client] = kept
 

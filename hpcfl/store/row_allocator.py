@@ -128,7 +128,7 @@ class RowAllocator:
         """Promise these rows to a checkpoint."""
         self._pinned[addresses] = True
 
-    def keep(self, pinned: Addresses) -> None:
+    def retain(self, pinned: Addresses) -> None:
         """Pin exactly ``pinned``; every row that is neither pinned nor held becomes free."""
         self._pinned[:] = False
         self._pinned[pinned] = True
@@ -137,7 +137,7 @@ class RowAllocator:
         self._free = array("q", free[::-1].tolist())
 
     def adopt(self, paths: Iterable[Path]) -> None:
-        """Take over segments of an earlier session, all rows pinned until the next ``keep``.
+        """Take over segments of an earlier session, all rows pinned until the next ``retain``.
 
         Raises:
             StoreError: one is missing, damaged, or open for writing elsewhere.

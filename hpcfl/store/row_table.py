@@ -46,7 +46,7 @@ def write(folder: Path, rank: int, rows: Rows) -> None:
     """Write a rank's part into a checkpoint's folder, durably.
 
     Raises:
-        StoreError: the disk is full or fails.
+        DiskError: the disk is full or fails.
     """
     buffer = io.BytesIO()
     arrays = {name: getattr(rows, name) for name in Rows._fields[:-1]}

@@ -36,14 +36,14 @@ class ScratchStore:
 
     @property
     def low_on_rows(self) -> bool:
-        """Whether a commit had better be finished, so that ``keep`` can let go of old rows."""
+        """Whether rows run out soon: the pending checkpoint must be committed, which frees some."""
         return self._near.low_on_rows
 
     def ensure_rows(self, rows: Sequence[int]) -> None:
         """Have so many rows on both disks, before they are needed.
 
         Raises:
-            StoreError: a disk is too small for them.
+            DiskError: a disk is too small for them.
         """
         self._near.ensure_rows(rows)
         self._far.ensure_rows(rows)
@@ -52,7 +52,7 @@ class ScratchStore:
         """Have so many free rows on both disks.
 
         Raises:
-            StoreError: a disk is too small for them.
+            DiskError: a disk is too small for them.
         """
         self._near.ensure_free_rows(rows)
         with self._far_turn:
@@ -65,7 +65,7 @@ class ScratchStore:
             self._far.prefetch([client for client in clients if client not in self._here])
 
     def read(self, client: int) -> Any | None:
-        """The client's latest staged state, or None if it never had one.
+        """The state that was written last for the client, or None if it never had one.
 
         Raises:
             StoreError: its row cannot be read or its checksum is wrong.
@@ -125,7 +125,8 @@ class ScratchStore:
         """Copy the states of this rank's clients from wherever a checkpoint has them.
 
         Raises:
-            StoreError: a state is missing or damaged, or the disk is full.
+            StoreError: a state is missing or damaged.
+            DiskError: the disk is full or fails.
         """
         self._far.restore_from_other_ranks(table)
 

@@ -30,14 +30,14 @@ class SharedStore:
 
     @property
     def low_on_rows(self) -> bool:
-        """Whether a commit had better be finished, so that ``keep`` can let go of old rows."""
+        """Whether rows run out soon: the pending checkpoint must be committed, which frees some."""
         return self._own.low_on_rows or self._shared.low_on_rows
 
     def ensure_rows(self, rows: Sequence[int]) -> None:
         """Have room on the disk for so many own and so many shared parts.
 
         Raises:
-            StoreError: the disk is too small for them.
+            DiskError: the disk is too small for them.
         """
         own, shared = rows
         self._own.ensure_rows([own])
@@ -47,7 +47,7 @@ class SharedStore:
         """Have so many free rows on the disk for own and for shared parts.
 
         Raises:
-            StoreError: the disk is too small for them.
+            DiskError: the disk is too small for them.
         """
         own, shared = rows
         self._own.ensure_free_rows([own])
@@ -59,7 +59,7 @@ class SharedStore:
         self._shared.prefetch(clients)
 
     def read(self, client: int) -> Any | None:
-        """The client's latest staged state, or None if it never had one.
+        """The state that was written last for the client, or None if it never had one.
 
         Raises:
             StoreError: one of its rows cannot be read or its checksum is wrong.
@@ -71,7 +71,7 @@ class SharedStore:
         """Take over the client's new state; the caller does not change the tensors afterwards.
 
         Raises:
-            StoreError: a part had to be written and the disk is full or fails.
+            DiskError: a part had to be written and the disk is full or fails.
         """
         own, shared = self._schema.split(state)
         self._own.write(client, own)
@@ -117,7 +117,8 @@ class SharedStore:
         """Copy the states of this rank's clients from wherever a checkpoint has them.
 
         Raises:
-            StoreError: a state is missing or damaged, or the disk is full.
+            StoreError: a state is missing or damaged.
+            DiskError: the disk is full or fails.
         """
         shared = _shared(table)
         self._own.restore_from_other_ranks(table.own)

@@ -277,11 +277,11 @@ def test_status_of_a_dead_run(run, hpcfl):
     said = lines(hpcfl("status", run))
     assert said["run"].endswith("fedhbm, not running")
     assert said["rounds"] == "3 of 4"
-    assert said["go on"] == f"hpcfl resume {run}"
+    assert said["resume"] == f"hpcfl resume {run}"
 
 
 def test_a_finished_run_is_not_taken_up_again(run, refused, hpcfl):
-    assert "go on" not in lines(hpcfl("status", run))
+    assert "resume" not in lines(hpcfl("status", run))
     done = hpcfl("resume", run)
     assert done.code == 0
     assert done.err[0] == f"{run}: finished, nothing to do"

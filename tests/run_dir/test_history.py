@@ -1,6 +1,7 @@
 """How a start of a run ended: what the history, `hpcfl status` and `hpcfl report` say of it."""
 
 import os
+import shutil
 import signal
 
 import pytest
@@ -42,7 +43,7 @@ def test_a_run_that_diverged(job, tmp_path, hpcfl):
     said = lines(hpcfl("status", run))
     assert said["run"].endswith("fedhbm, diverged")
     assert said["ended"] == done.err[-1].removeprefix("DivergedError: ")
-    assert "go on" not in said  # it would diverge again
+    assert "resume" not in said  # it would diverge again
     (start,) = starts(run)
     assert (start["outcome"]["ending"], start["outcome"]["round"]) == ("diverged", 1)
     assert start["ended"] >= start["time"]
@@ -59,7 +60,7 @@ def test_a_run_that_was_stopped_and_went_on(job, tmp_path, hpcfl, monkeypatch):
     said = lines(hpcfl("status", run))
     assert said["run"].endswith("fedhbm, stopped")
     assert said["ended"].startswith("stopped by SIGTERM after round 3 of 4, with a checkpoint")
-    assert said["go on"] == f"hpcfl resume {run}"
+    assert said["resume"] == f"hpcfl resume {run}"
     assert "| 3/4 stopped |" in hpcfl("report", run).text
     assert hpcfl("resume", run).code == 0
     said = lines(hpcfl("status", run))
@@ -76,7 +77,7 @@ def test_a_run_that_failed(job, tmp_path, hpcfl, monkeypatch):
     said = lines(hpcfl("status", run))
     assert said["run"].endswith("fedhbm, failed")
     assert said["ended"] == "RuntimeError: no such matrix"
-    assert said["go on"] == f"hpcfl resume {run}"
+    assert said["resume"] == f"hpcfl resume {run}"
 
 
 def test_a_run_that_was_killed(job, tmp_path, hpcfl, monkeypatch):
@@ -89,7 +90,36 @@ def test_a_run_that_was_killed(job, tmp_path, hpcfl, monkeypatch):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     said = lines(hpcfl("status", run))
     assert said["run"].endswith("fedhbm, not running")
-    assert said["ended"].startswith("without a word: it was killed, its node was lost, or another ")
+    assert said["ended"].startswith(
+        "without a message: it was killed, its node was lost, or another "
+    )
+    (session,) = (run / "ranks").iterdir()
+    (session / "told").write_text("rank 1 of 2 is gone\n")  # as the rank that notices it does
+    assert lines(hpcfl("status", run))["ended"] == "rank 1 of 2 is gone"
+
+
+@pytest.mark.parametrize(
+    ("left", "said"), [(2, "the newest checkpoint is of round 2"), (0, "no checkpoint is left")]
+)
+def test_a_finished_run_whose_checkpoints_were_deleted(job, tmp_path, hpcfl, left, said):
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    assert "warning" not in lines(hpcfl("status", run))
+    for folder in (run / "checkpoints").iterdir():
+        if int(folder.name) > left or not left:
+            shutil.rmtree(folder)
+    warning = lines(hpcfl("status", run))["warning"]
+    assert warning == f"the log has 4 rounds, but {said}: later ones were deleted"
+
+
+def test_a_run_that_was_interrupted_before_its_first_checkpoint(job, tmp_path, hpcfl):
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    for name in ("checkpoints", "log.jsonl", "history.jsonl"):
+        path = run / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    said = lines(hpcfl("status", run))
+    assert said["resume"] == f"no checkpoint: hpcfl run JOB --out {run}"
 
 
 def test_a_start_that_is_refused_leaves_the_outcome_alone(job, tmp_path, hpcfl, refused):
@@ -128,4 +158,4 @@ def test_a_damaged_history_does_not_keep_numbers_back(job, tmp_path, hpcfl):
     RunDir(run).history.write_text("{\n")
     done = hpcfl("report", run, "--format", "csv")
     assert (done.code, len(done.out)) == (0, 2)
-    assert "history.jsonl:1: found no JSON object of a start" in done.err[0]
+    assert "history.jsonl:1: is damaged: " in done.err[0]

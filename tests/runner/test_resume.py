@@ -152,7 +152,7 @@ def test_a_damaged_history_is_refused_before_anything_changes(run, refused, hpcf
     (run / "history.jsonl").write_bytes(whole + content)
     before = text(run)
     said = refused("resume", run, "--round", "2", "rounds=5")
-    assert f"{run}/history.jsonl:2: found no JSON object of a start: " in said
+    assert f"{run}/history.jsonl:2: is damaged: " in said
     assert said.endswith("; remove that line, or the file: a resume needs neither")
     assert text(run) == before
     (run / "history.jsonl").unlink()
@@ -237,7 +237,7 @@ def test_from_an_older_checkpoint(run, hpcfl):
 
 
 def test_a_round_that_is_not_kept(run, refused):
-    assert "round 3 is not kept; kept are 2, 4" in refused("resume", run, "--round", 3)
+    assert "round 3 is not kept; give --round 2 or 4" in refused("resume", run, "--round", 3)
     assert rounds(run / "checkpoints") == [2, 4]
 
 

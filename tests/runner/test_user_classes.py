@@ -129,6 +129,17 @@ class OfVersion1(FedAvg):
         return y
 
 
+@own
+class OldName(FedAvg):
+    lookahead: int = 5
+
+
+@own
+class Misspelt(FedAvg):
+    def updat_local(self, local, step, client):
+        return local
+
+
 COUNT = 0
 
 
@@ -325,6 +336,20 @@ def override(module, section, name):
         return f"data={{kind: mine.{name}, path: {tree['path']}, clients: 4}}"
     key = "algorithm" if section == "algorithm" else "model"
     return f"{key}={{name: mine.{name}}}"
+
+
+def test_a_setting_may_have_the_name_of_an_old_hook(module, job, hpcfl):
+    done = hpcfl("check", job, override(module, "algorithm", "OldName"))
+    assert done.code == 0
+
+
+def test_a_misspelt_hook_is_refused(module, job, refused):
+    """It would be left out in silence."""
+    line = refused("check", job, override(module, "algorithm", "Misspelt"))
+    assert (
+        "'mine.Misspelt' defines updat_local, which nothing calls; did you mean update_local?"
+        in line
+    )
 
 
 def test_a_hook_that_was_renamed_is_refused(module, job, refused):

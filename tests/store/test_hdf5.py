@@ -167,7 +167,7 @@ def test_a_checkpoint_that_was_never_kept_frees_its_rows(root, schema, make, com
         store.retain([kept])
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(CLIENTS))
-    assert sum(part.rows for part in store._pool._segments) <= 3 * CLIENTS
+    assert sum(part.rows for part in store._rows._segments) <= 3 * CLIENTS
     store.close()
 
 
@@ -179,7 +179,7 @@ def test_growth_doubles_and_small_files_bound_it(root, schema, make, bits, commi
     for client in range(CLIENTS):
         store.write(client, make(client, 0))
     a, table = commit("a", store)
-    assert [part.rows for part in store._pool._segments] == [4, 4, 8, 8, 8]
+    assert [part.rows for part in store._rows._segments] == [4, 4, 8, 8, 8]
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(CLIENTS))
     store.close()
@@ -197,7 +197,7 @@ def test_growth_doubles_and_small_files_bound_it(root, schema, make, bits, commi
 def test_no_more_than_two_rows_a_client_at_first(root, schema, make):
     store = build(root, schema, 0, clients=[7, 9])
     store.write(7, make(7, 0))
-    assert [part.rows for part in store._pool._segments] == [4]
+    assert [part.rows for part in store._rows._segments] == [4]
     store.close()
 
 
@@ -422,10 +422,10 @@ def test_free_rows_are_provided(root, schema, make, commit):
     for client in range(10):
         store.write(client, make(client, 0))
     store.ensure_free_rows([2])
-    assert [part.rows for part in store._pool.segments] == [12]
+    assert [part.rows for part in store._rows.segments] == [12]
     store.ensure_free_rows([7])
-    assert [part.rows for part in store._pool.segments] == [12, 5]
-    assert store._pool.free == 7
+    assert [part.rows for part in store._rows.segments] == [12, 5]
+    assert store._rows.free == 7
     store.close()
 
 
@@ -434,7 +434,7 @@ def test_reserved_rows_are_all_there_is(root, schema, make, commit, monkeypatch)
     store = build(root, schema, 0)
     store.prefetch(range(10))
     store.ensure_rows([60])
-    assert [part.rows for part in store._pool.segments] == [25, 25, 10]
+    assert [part.rows for part in store._rows.segments] == [25, 25, 10]
     for client in range(CLIENTS):
         store.write(client, make(client, 0))
     assert not store.low_on_rows
@@ -445,5 +445,5 @@ def test_reserved_rows_are_all_there_is(root, schema, make, commit, monkeypatch)
     assert store.low_on_rows  # 19 rows are free, two cohorts may need 20
     store.retain([])
     assert not store.low_on_rows
-    assert len(store._pool.segments) == 3
+    assert len(store._rows.segments) == 3
     store.close()

@@ -169,7 +169,7 @@ def test_rows_are_used_again_within_a_round_s_reach(root, monkeypatch):
         for client in (1, 2, 3):
             store.write(client, (x,))
         assert all(torch.equal(store.read(client)[0], x) for client in (1, 2, 3))
-    assert [part.rows for part in store._pool._segments] == [4]
+    assert [part.rows for part in store._rows._segments] == [4]
     store.close()
 
 

@@ -100,7 +100,7 @@ def test_places_in_memory_are_as_many_as_states(one_part, root, make, schema, mo
     """Read, let go and staged, round after round, no state has two."""
     monkeypatch.setattr("hpcfl.store.arena.BLOCK", 1)  # a block a state
     store = one_part(root, 0, "a", range(CLIENTS), schema)
-    home = getattr(store, "_near", store)._shelf
+    home = getattr(store, "_near", store)._arena
     for version in range(5):
         store.prefetch(range(CLIENTS))
         states = [store.read(client) for client in range(CLIENTS)]
