@@ -153,7 +153,7 @@ def test_a_damaged_history_is_refused_before_anything_changes(run, refused, hpcf
     before = text(run)
     said = refused("resume", run, "--round", "2", "rounds=5")
     assert f"{run}/history.jsonl:2: is damaged: " in said
-    assert said.endswith("; remove that line, or the file: nothing in it is needed to resume")
+    assert said.endswith("or the file, and try again: nothing in it is needed to resume")
     assert text(run) == before
     (run / "history.jsonl").unlink()
     assert hpcfl("resume", run).code == 0
