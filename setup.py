@@ -48,7 +48,7 @@ setup(
         "tensorboard": ["tensorboard>=2.18,<3"],
         "test": [
             "pytest>=8.3,<10",
-            "pytest-xdist>=3.6,<4",
+            "pytest-xdist>=3.8,<4",
             "hypothesis>=6.100,<7",
             "tensorboard>=2.18,<3",
             "torchvision>=0.24,<1",
