@@ -318,7 +318,7 @@ def test_status_of_what_is_no_run(tmp_path, refused):
 
 def test_damaged_history_is_told(run, refused):
     (run / "history.jsonl").write_text('{"time"\n')
-    assert "history.jsonl:1: found no JSON object" in refused("status", run)
+    assert "history.jsonl:1: is damaged: " in refused("status", run)
 
 
 def test_a_look_at_the_lock_does_not_stop_a_start(run, monkeypatch):
