@@ -96,7 +96,7 @@ from pathlib import Path
 from hpcfl.local.client_pool import ClientPool
 from tests.parallel import runs
 
-counted, visit = Counter(), Population.visit
+counted, visit = Counter(), ClientPool.task
 
 def counting(self, client, round, steps=None):
     if steps is not None:  # of the trial before round 1
@@ -109,7 +109,7 @@ def counting(self, client, round, steps=None):
     made = visit(self, client, round)
     return made._replace(batches=batches())
 
-Population.visit = counting
+ClientPool.task = counting
 runs.main(json.loads(Path(sys.argv[1]).read_text()))
 Path(sys.argv[2], f"{os.getpid()}.counted").write_text(json.dumps(counted))
 """
