@@ -67,8 +67,8 @@ def defined(function: Callable[..., Any]) -> str:
 def is_own_fault(error: BaseException, *called: object) -> bool:
     """Whether an error is hpcfl's own fault: no line and no class of the user's took part.
 
-    Such an error keeps its traceback; it is not told as a fault of the job.  One that says that
-    memory cannot be had is the job's, whoever asked for the memory.
+    Such an error keeps its traceback.  A lack of memory is never hpcfl's own fault: the job asks
+    for too much, whichever code allocates it.
 
     Args:
         error: any.
@@ -306,6 +306,27 @@ class RemoteRankError(HpcflError):
 
 
 @contextmanager
+def convert_errors(convert: Callable[[Exception], HpcflError | None]) -> Iterator[None]:
+    """Convert what the block raises; errors of hpcfl pass unchanged.
+
+    Args:
+        convert: gives the error to raise instead; None: the original keeps its traceback.
+
+    Raises:
+        DiskError: the disk is full or fails.
+    """
+    try:
+        with disk_errors():
+            yield
+    except HpcflError:
+        raise
+    except Exception as e:
+        if error := convert(e):
+            raise error from e
+        raise
+
+
+@contextmanager
 def as_job_error(
     where: str, does: str, function: Callable[..., Any], advice: str = ""
 ) -> Iterator[None]:
@@ -321,17 +342,16 @@ def as_job_error(
         JobError: the block raised, and its class is the user's own or ran out of memory.
         DiskError: a file could not be written or read because the disk is full or fails.
     """
-    try:
-        with disk_errors():
-            yield
-    except HpcflError:
-        raise
-    except Exception as e:
+
+    def convert(e: Exception) -> JobError | None:
         # A fault of a class of hpcfl is a fault of the program: it keeps its traceback.
         if not (place(e) or defined(function) or lacks_memory(e)):
-            raise
+            return None
         said = described(e, otherwise=defined(function))
-        raise JobError(f"{where}: {does}{said}{advice or hint()}") from e
+        return JobError(f"{where}: {does}{said}{advice or hint()}")
+
+    with convert_errors(convert):
+        yield
 
 
 def lacks_memory(error: BaseException) -> bool:

@@ -71,14 +71,14 @@ class Assignment(NamedTuple):
 
 
 class Balance:
-    """The duties of one rank.
+    """Computes the assignments of one rank, round by round.
 
     Args:
         draw: round -> its cohort.
         rounds: of the run.
         owner: [N], the rank of every client.
         work: [N], positive, the examples that every client takes in a round; None: owners train.
-        rank: whose duties.
+        rank: the one whose assignments are computed.
         ranks: how many there are.
     """
 

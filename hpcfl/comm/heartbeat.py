@@ -39,7 +39,7 @@ class RankProgress:
     phase: str = "starting"
     """What it does, in words that go on after "rank 2 was"."""
     calls: int = 0
-    """Collectives begun in this session: a rank that has begun fewer is behind."""
+    """Collectives that the rank has begun since the run was started; one with fewer is behind."""
     waits: bool = False
     """Whether it is inside of one."""
 
@@ -137,7 +137,7 @@ def _read_again(path: Path) -> Heartbeat | None:
 
 
 def read_newest(root: Path) -> list[Heartbeat]:
-    """The heartbeats of the session that was heard of last, by rank.
+    """The heartbeats of the newest start of the run, by rank.
 
     Raises:
         StoreError: a heartbeat is damaged, or cannot be read.

@@ -33,12 +33,12 @@ class RoundSignals(NamedTuple):
 
     @classmethod
     def metrics(cls, maxima: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What the timers told, from the same maxima."""
+        """The maxima over ranks of what ``RoundTimer.local_metrics`` gives."""
         return maxima[len(cls._fields) :]
 
 
 def local_values(run: Run, saved: float) -> NDArray[np.float64]:
-    """This rank's ``RoundSignals``, and behind them what the timer tells the other ranks.
+    """This rank's ``RoundSignals``, followed by ``RoundTimer.local_metrics``.
 
     ``saved`` is when the last checkpoint was begun, in seconds of ``time.monotonic``.
     """

@@ -29,12 +29,12 @@ def measured(key: str) -> bool:
 
 
 class RoundTimer:
-    """The account of one rank; a lap costs about a microsecond.
+    """Times the parts of one rank's rounds; a ``mark`` costs about a microsecond.
 
     Args:
         rank: whose it is.
         ranks: how many there are.
-        device: is waited for at every lap: what was only handed to a GPU is not done yet.
+        device: is waited for at every ``mark``: a GPU may not have done yet what it was given.
         now: a clock in nanoseconds.
     """
 
@@ -57,7 +57,7 @@ class RoundTimer:
         self._reset()
 
     def mark(self, part: str) -> None:
-        """What was done since the last lap was this ``part``; another begins."""
+        """Count the time since the last ``mark`` as this ``part``; another part begins."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         at = self._now()
@@ -71,7 +71,7 @@ class RoundTimer:
         self._move(round(seconds * _NS), source, target)
 
     def local_metrics(self) -> list[float]:
-        """What the ranks want the maximum of, for ``met``.
+        """The values of this rank whose maxima over ranks ``record_wait`` takes.
 
         Bytes in memory and on the device, then a place for each rank: this one's work in ns since
         the round began, or since a reduction in it, and the others' 0.
@@ -81,13 +81,16 @@ class RoundTimer:
         own[len(_MEMORY) + self._rank] = float(self._now() - self._loaded)
         return own
 
-    def record_wait(self, told: NDArray[np.float64]) -> None:
-        """The ranks met in a reduction; the maximum of what they had to ``tell``.
+    def record_wait(self, maxima: NDArray[np.float64]) -> None:
+        """Record a reduction that just ended, and how long this rank waited in it.
 
-        It could begin when the slowest came: this rank waited for as long as that one worked
-        longer.
+        A reduction begins when the slowest rank is there: this one waited for as long as that one
+        worked longer.
+
+        Args:
+            maxima: over the ranks, of what ``local_metrics`` gave before the reduction.
         """
-        values = told.tolist()
+        values = maxima.tolist()
         memory, busy = values[: len(_MEMORY)], values[len(_MEMORY) :]
         before = self._parts["reduce"]
         self.mark("reduce")

@@ -313,14 +313,13 @@ def fitted(loaded: Loaded, population: int | None) -> Loaded:
         return loaded
     require_filled(job, population)
     name = loaded.tree["algorithm"]["name"]
-    try:
-        algorithm = job.algorithm.resolve_defaults(job.cohort.participation(population), population)
-    except ValueError as e:
-        raise JobError(f"algorithm.name: {name} {e}") from e
-    except Exception:
-        own = type(job.algorithm).resolve_defaults
-        with as_job_error(f"algorithm.name: {name}", "cannot settle its defaults", own):
-            raise
+    hook = type(job.algorithm).resolve_defaults
+    with as_job_error(f"algorithm.name: {name}", "cannot resolve its defaults", hook):
+        try:
+            participation = job.cohort.participation(population)
+            algorithm = job.algorithm.resolve_defaults(participation, population)
+        except ValueError as e:
+            raise JobError(f"algorithm.name: {name} {e}") from e
     return settled(loaded, algorithm)
 
 

@@ -179,7 +179,7 @@ class ClientPool:
             yield BatchIndices(positions, draws[begin:end])
 
     def _timed(self, coming: Iterator[Item]) -> Iterator[Item]:
-        """The same; ``spent`` tells how long it took to come."""
+        """The same items; the time that they took to come is added to ``pop_elapsed_s``."""
         began = perf_counter()
         for item in coming:
             self._spent += perf_counter() - began

@@ -8,8 +8,8 @@ from hpcfl.errors import (
     HookError,
     HpcflError,
     as_disk_error,
+    convert_errors,
     described,
-    disk_errors,
     hint,
     place,
 )
@@ -17,9 +17,9 @@ from hpcfl.local.step import ClientTask
 
 
 class client_errors:
-    """Lets an error say which client, round and stage it came from.
+    """Adds the client, the round and the stage to an error.
 
-    No generator, which takes longer: every client enters it.
+    A class and no generator, which takes longer: every client enters it.
     """
 
     def __init__(self, task: ClientTask, stage: str) -> None:
@@ -38,18 +38,16 @@ class client_errors:
 
 @contextmanager
 def round_errors(round: int) -> Iterator[None]:
-    """Let an error of a class of the user's say which round, counted as the log does, it is of.
+    """Add the round, counted as the log does, to an error of a class of the user's.
 
     Raises:
         HookError: the block raised, in a line of the user's.
         DiskError: the disk is full or fails.
     """
-    try:
-        with disk_errors():
-            yield
-    except HpcflError:
-        raise
-    except Exception as e:
-        if not place(e):  # a fault of the program keeps its traceback
-            raise
-        raise HookError(f"round {round}{described(e)}{hint()}") from e
+
+    def convert(e: Exception) -> HookError | None:
+        # A fault of the program keeps its traceback.
+        return HookError(f"round {round}{described(e)}{hint()}") if place(e) else None
+
+    with convert_errors(convert):
+        yield

@@ -26,11 +26,10 @@ from hpcfl.engine.hook_rules import (
 )
 from hpcfl.errors import (
     BrokenRuleError,
-    HpcflError,
     JobError,
+    convert_errors,
     defined,
     described,
-    disk_errors,
     hint,
     is_own_fault,
 )
@@ -287,17 +286,16 @@ def _as_one_line(
             lacking, or the data do not fit the model.
         DiskError: the disk is full or fails.
     """
-    try:
-        with disk_errors():
-            yield
-    except HpcflError:
-        raise
-    except Exception as e:
+
+    def convert(e: Exception) -> JobError | None:
         if is_own_fault(e, *called) and not (unfit and _refused_by_torch(e)):
-            raise
+            return None
         more = "" if isinstance(e, BrokenRuleError) else hint()
         said = described(e, otherwise=otherwise)
-        raise JobError(f"{name}: {does}{said}{advice}{more}") from e
+        return JobError(f"{name}: {does}{said}{advice}{more}")
+
+    with convert_errors(convert):
+        yield
 
 
 def _refused_by_torch(error: Exception) -> bool:

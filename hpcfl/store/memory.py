@@ -39,7 +39,7 @@ class MemoryStore:
             SameTensors(()),
             (),
         )  # the latest new state
-        self._files: set[str] = set()  # this session's
+        self._files: set[str] = set()  # written since the run was started
         self._held: dict[str, HeldPath] = {}  # those of them that are written
         self._commits = 0
         self._behind = ThreadPoolExecutor(1, "store-commit")
@@ -105,7 +105,7 @@ class MemoryStore:
         row_table.write(folder, self._rank, row_table.Rows(ids, first, places, crcs, names))
 
     def retain(self, folders: Iterable[Path]) -> None:
-        """These committed checkpoints are kept; this session's files of all others are deleted.
+        """Keep these checkpoints; delete the files of others that this store wrote.
 
         Raises:
             StoreError: a row table is missing or damaged.

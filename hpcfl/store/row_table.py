@@ -194,7 +194,7 @@ def prune(root: Path, keep_names: Iterable[str], session: str) -> list[Path]:
     Args:
         root: the folder of the segments.
         keep_names: what ``named`` says of every kept checkpoint.
-        session: the session that is running; its files, complete or not, are left to its stores.
+        session: the name of the running start; its files, complete or not, are not touched.
 
     Returns:
         What was deleted.

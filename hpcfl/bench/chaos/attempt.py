@@ -17,7 +17,7 @@ from uuid import uuid4
 from hpcfl.sweep.process import mpirun
 
 PATIENCE_S = 300.0
-"""A attempt that shows nothing new for so long hangs."""
+"""An attempt that shows nothing new for so long hangs."""
 SCAN_S = 0.05  # between two looks at all processes of the machine
 
 _PROC = Path("/proc")

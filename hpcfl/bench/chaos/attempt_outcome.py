@@ -84,7 +84,7 @@ def fault_of_stop(attempt: Attempt, seen: Seen) -> str:
 
 
 def _by_itself(attempt: Attempt, *, refusable: bool) -> Ending:
-    """A attempt that nobody killed: a run that has nothing to go on from may be refused."""
+    """The end of an attempt that was not killed; without a checkpoint it may be refused."""
     words = attempt.words()
     errors = [line for line in words if _LINE.match(line)]
     clear = attempt.code == 2 and len(errors) == 1 and not any("Traceback" in w for w in words)

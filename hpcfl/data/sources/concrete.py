@@ -98,7 +98,7 @@ def _table(path: Path) -> NDArray[np.float64]:
             f"hpcfl data prepare concrete --root {path.parent}"
         )
     try:
-        # A file without rows, of which numpy warns, is told below.
+        # numpy warns of a file without rows; the error below says it.
         with path.open(encoding="utf-8-sig") as file, catch_warnings():
             filterwarnings("ignore", "loadtxt: input contained no data", UserWarning)
             table = np.loadtxt(file, delimiter=",", skiprows=1, ndmin=2)
