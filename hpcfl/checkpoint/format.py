@@ -10,7 +10,7 @@
                              the commit
 
 A folder without a manifest was never committed and is pruned.  All files but the manifest are
-written while rounds go on.
+written in the background, while the next rounds are played.
 """
 
 import re

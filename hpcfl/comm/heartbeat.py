@@ -24,7 +24,7 @@ from hpcfl.types import Natural
 
 SIZE = 512  # bytes of every file, so that a heartbeat replaces the last one in a single write
 _TRIES = 10  # to read a file that is being written, which happens every few seconds
-TOLD = "told"  # the file of the rank that says for all why the run ends
+REPORT = "told"  # the file in which one rank reports why the run ends
 
 # It is shown to a person, and the file may be anybody's: one plain line.
 Plain = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,128}$")]
@@ -154,7 +154,7 @@ def read_report(root: Path) -> str:
         DiskError: the disk fails.
     """
     with readable(root):
-        found = sorted(root.glob(f"*/{TOLD}"), key=lambda path: path.stat().st_mtime)
+        found = sorted(root.glob(f"*/{REPORT}"), key=lambda path: path.stat().st_mtime)
         return found[-1].read_text("utf-8", "replace").strip() if found else ""
 
 
@@ -211,7 +211,7 @@ class Heartbeats:
     def claim_report(self, line: str) -> bool:
         """Whether this rank is the first that would say why the run ends: the others need not."""
         try:
-            with (self.folder / TOLD).open("x") as file:
+            with (self.folder / REPORT).open("x") as file:
                 file.write(line + "\n")
         except FileExistsError:
             return False
@@ -219,9 +219,9 @@ class Heartbeats:
             return True
         return True
 
-    def told(self) -> bool:
-        """Whether a rank has said why the run ends."""
-        return (self.folder / TOLD).exists()
+    def has_report(self) -> bool:
+        """Whether a rank has reported why the run ends."""
+        return (self.folder / REPORT).exists()
 
     def close(self) -> None:
         """Remove this rank's file, and the last rank the folder: it has left in good order."""

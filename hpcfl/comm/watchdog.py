@@ -77,7 +77,7 @@ class Watchdog:
             if not self._files:
                 waited = 0
                 continue
-            if self._files.told():
+            if self._files.has_report():
                 self._follow()
             if waited == self._patience - LOOK:
                 before = self._files.read(self._size)

@@ -38,7 +38,7 @@ class Block:
         size: K.
         weight_decay: added to every direction.
         shared: for each field of a state, whether it is the model that the client received.
-        surveys: takes the gradients over whole clients, in large batches anyway.
+        one_by_one: computes full gradients, whose batches are large anyway.
         wrap: makes a step faster to play, see ``hpcfl.local.cuda_graph``.
     """
 
@@ -50,17 +50,17 @@ class Block:
         size: int,
         weight_decay: float,
         shared: Sequence[bool],
-        surveys: Sequential,
+        one_by_one: Sequential,
         wrap: Callable[[Play], Play],
     ) -> None:
         self._algorithm, self._gradients, self._filling = algorithm, gradients, filling
         self._size, self._weight_decay = size, weight_decay
-        self._shared, self._surveys = shared, surveys
+        self._shared, self._one_by_one = shared, one_by_one
         self._play = wrap(self._step)
 
     def full_gradients(self, x: Vector, tasks: Iterable[ClientTask]) -> list[Vector]:
         """As ``Sequential`` does, by it."""
-        return self._surveys.full_gradients(x, tasks)
+        return self._one_by_one.full_gradients(x, tasks)
 
     def train(
         self, message: Any, tasks: Sequence[ClientTask], states: list[Any], *, ends: bool = False

@@ -37,23 +37,23 @@ class ClientStates:
         self._stored = [field.dtype for field in stored.fields]
         self._spent = 0.0
 
-    def load(self, duty: Assignment, coming: Assignment) -> list[Any]:
+    def load(self, assignment: Assignment, coming: Assignment) -> list[Any]:
         """The states of the clients that are trained; the coming ones are fetched meanwhile.
 
         Raises:
             StoreError: a state cannot be read.
         """
         began = perf_counter()
-        states = [self.to_device(client, self.read(client)) for client in duty.trained]
+        states = [self.to_device(client, self.read(client)) for client in assignment.trained]
         self.prefetch(coming.trained)
         self._spent += perf_counter() - began
         return states
 
-    def save(self, duty: Assignment, states: Sequence[Any], x: Vector) -> None:
+    def save(self, assignment: Assignment, states: Sequence[Any], x: Vector) -> None:
         """Take over the new states of the clients that were trained.
 
         Args:
-            duty: this rank's.
+            assignment: this rank's.
             states: theirs.
             x: the model that all of them received: one tensor for all that keep it.
 
@@ -61,7 +61,7 @@ class ClientStates:
             DiskError: the disk is full or fails.
         """
         began = perf_counter()
-        self.write(duty.trained, states, x)
+        self.write(assignment.trained, states, x)
         self._spent += perf_counter() - began
 
     def pop_elapsed_s(self) -> float:

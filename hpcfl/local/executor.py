@@ -40,7 +40,7 @@ def block_executor(
     loss: Loss,
     population: ClientPool,
     x: Vector,
-    surveys: Sequential,
+    one_by_one: Sequential,
     *,
     shared: Sequence[bool],
     size: int,
@@ -56,7 +56,7 @@ def block_executor(
         loss: the job's.
         population: gives the widest batch, and an example.
         x: [P], any point.
-        surveys: takes full gradients.
+        one_by_one: computes full gradients.
         shared: for each field of a state, whether it is the model that the client received.
         size: K.
         weight_decay: the job's.
@@ -73,7 +73,7 @@ def block_executor(
     width = padded_width(population.width, x.device, bf16=bf16)
     filling = PaddedBatches(size, width, population.block_batches())
     wrap = CudaGraphStep if cuda else _as_it_is
-    return Block(algorithm, gradients, filling, size, weight_decay, shared, surveys, wrap)
+    return Block(algorithm, gradients, filling, size, weight_decay, shared, one_by_one, wrap)
 
 
 def padded_width(examples: int, device: torch.device, *, bf16: bool) -> int:

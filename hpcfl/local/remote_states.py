@@ -3,7 +3,7 @@
 A round's states are sent along at the end of the round before, when the ranks have just met and
 the owners' stores hold what that round left; only the first round after a start, or after an empty
 one, must wait for them at its beginning.  The new states come back before they are stored, so
-stores, evaluations and checkpoints know of no move.
+stores, evaluations and checkpoints are the same as without transfers.
 
 Who sends what to whom follows from the seed, how much from the schema.  Only whether a client has
 a state yet is its owner's to tell: one that has none begins where it is trained, with the first
@@ -41,37 +41,37 @@ class RemoteClientStates:
     ) -> None:
         self._memories, self._stored, self._comm = memories, stored, comm
         self._device = device
-        self._coming: Assignment | None = None  # the duty after this round's
+        self._coming: Assignment | None = None  # that of the next round
         self._brought: tuple[int, dict[int, Any | None]] = -1, {}  # a round, others' states for it
         self._spent = 0.0
 
-    def load(self, duty: Assignment, coming: Assignment) -> list[Any]:
+    def load(self, assignment: Assignment, coming: Assignment) -> list[Any]:
         """Collective: the states of the clients that are trained; the coming ones are fetched.
 
         Raises:
             StoreError: a state cannot be read.
         """
         began = perf_counter()
-        if self._brought[0] != duty.round:
-            self._bring(duty)
+        if self._brought[0] != assignment.round:
+            self._bring(assignment)
         _, others = self._brought
         memories = self._memories
         states = [
             memories.to_device(
                 client, others[client] if client in others else memories.read(client)
             )
-            for client in duty.trained
+            for client in assignment.trained
         ]
         memories.prefetch(coming.owned)
         self._coming = coming
         self._spent += perf_counter() - began
         return states
 
-    def save(self, duty: Assignment, states: Sequence[Any], x: Vector) -> None:
+    def save(self, assignment: Assignment, states: Sequence[Any], x: Vector) -> None:
         """Collective: take over the new states of own clients, and send those of others home.
 
         Args:
-            duty: this rank's.
+            assignment: this rank's.
             states: those of the clients that it trained.
             x: the model that all clients received: one tensor for all that keep it.
 
@@ -79,9 +79,9 @@ class RemoteClientStates:
             DiskError: the disk is full or fails.
         """
         began = perf_counter()
-        known = dict(zip(duty.trained, states, strict=True))
-        known |= self._returned(duty, known, x)
-        self._memories.write(duty.owned, [known[client] for client in duty.owned], x)
+        known = dict(zip(assignment.trained, states, strict=True))
+        known |= self._returned(assignment, known, x)
+        self._memories.write(assignment.owned, [known[client] for client in assignment.owned], x)
         if self._coming is not None:
             self._bring(self._coming)
         self._spent += perf_counter() - began
@@ -91,11 +91,11 @@ class RemoteClientStates:
         spent, self._spent = self._spent, 0.0
         return round(spent, 9)
 
-    def _bring(self, duty: Assignment) -> None:
+    def _bring(self, assignment: Assignment) -> None:
         """Collective: send own clients' states to who trains them, and have those of others."""
         others: dict[int, Any | None] = {}
-        if duty.transfers:
-            kept = [self._own(move) for move in duty.transfers]
+        if assignment.transfers:
+            kept = [self._own(move) for move in assignment.transfers]
             exist = (
                 self._comm.allreduce_max(
                     np.array([state is not None for state in kept], np.float64)
@@ -104,7 +104,7 @@ class RemoteClientStates:
             )
             sent: list[P2PMessage] = []
             received: list[P2PMessage] = []
-            for move, state, exists in zip(duty.transfers, kept, exist, strict=True):
+            for move, state, exists in zip(assignment.transfers, kept, exist, strict=True):
                 if state is not None:
                     sent += _parcels(move.trainer, state)
                 elif move.trainer == self._comm.rank:
@@ -112,26 +112,28 @@ class RemoteClientStates:
                     others[move.client] = self._stored.type(*room) if exists else None
                     received += _parcels(move.owner, room if exists else ())
             self._comm.exchange(sent, received)
-        self._brought = duty.round, others
+        self._brought = assignment.round, others
 
     def _own(self, move: Transfer) -> Any | None:
         """The state of an own client that has one; None of any other."""
         own = move.owner == self._comm.rank
         return self._memories.read(move.client) if own else None
 
-    def _returned(self, duty: Assignment, trained: Mapping[int, Any], x: Vector) -> dict[int, Any]:
+    def _returned(
+        self, assignment: Assignment, trained: Mapping[int, Any], x: Vector
+    ) -> dict[int, Any]:
         """Collective: send others' new states home, and have own clients' from who trained them."""
         back: dict[int, Any] = {}
         sent: list[P2PMessage] = []
         received: list[P2PMessage] = []
-        for client, owner, trainer in duty.transfers:
+        for client, owner, trainer in assignment.transfers:
             if trainer == self._comm.rank:
                 sent += _parcels(owner, self._travelling(trained[client], x))
             elif owner == self._comm.rank:
                 room = _room(self._stored.own.fields, torch.device("cpu"))
                 back[client] = self._stored.join(room, [x] * len(self._stored.shared.fields))
                 received += _parcels(trainer, room)
-        if duty.transfers:
+        if assignment.transfers:
             self._comm.exchange(sent, received)
         return back
 

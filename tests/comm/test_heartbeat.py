@@ -121,10 +121,10 @@ def test_a_file_that_is_being_written_is_read_again(files, monkeypatch):
 
 def test_one_rank_tells(files):
     other = Heartbeats(files.folder.parent, files.folder.name, 0)
-    assert not files.told()
+    assert not files.has_report()
     assert other.claim_report("rank 2 is gone")
     assert not files.claim_report("rank 2 is gone, I say")
-    assert files.told()
+    assert files.has_report()
     assert (files.folder / "told").read_text() == "rank 2 is gone\n"
 
 
@@ -144,7 +144,7 @@ def test_a_new_life_and_a_process_of_the_last_do_not_meet(files):
         files.beat(RankProgress(9, "training"))
     assert files.claim_report("connection closed")
     files.close()
-    assert not new.told()
+    assert not new.has_report()
     assert read(new.folder / "0003.json").round == 2
 
 
