@@ -1,22 +1,17 @@
-"""The process that lives are forked from, and the tracer that kills them."""
+"""The tracer that kills processes at a system call."""
 
 import os
 import shutil
-import sys
-from multiprocessing import forkserver
 
 import pytest
 
 from hpcfl.bench.chaos.kill import no_tracer
+from tests.forked import ensure_server
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm_forkserver():
-    """Start it where it finds the modules to preload: Python 3.11 does not hand sys.path on."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        patch.setenv("OMP_NUM_THREADS", "1")  # the threads of a pool do not survive a fork
-        forkserver.ensure_running()
+def forkserver():
+    ensure_server()
 
 
 @pytest.fixture(scope="session")

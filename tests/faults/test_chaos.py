@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
-from forked import live, write
+from runs import write
 from safetensors.torch import load_file, save_file
 
 from hpcfl.bench import chaos
@@ -27,6 +27,7 @@ from hpcfl.errors import HpcflError, StoreError
 from hpcfl.io import checksum
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import MANIFEST, SERVER
+from tests.forked import finish
 from tests.parallel.harness import environment, find_mpirun
 
 KILLS, STOPS = 6, 2
@@ -133,7 +134,7 @@ def test_sees_what_differs(scripted, name, left):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
-    assert live("run", write(folder), "--out", folder / "run").code == 0
+    assert finish(1, "run", write(folder), "--out", folder / "run").returncode == 0
     return RunDir(folder / "run")
 
 

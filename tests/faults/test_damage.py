@@ -6,11 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from forked import go_on, killed, live, write
+from runs import complete, error_line, killed, write
 
 from hpcfl.bench.chaos.run_outcome import outcome
 from hpcfl.errors import StoreError
 from hpcfl.run_dir.layout import RunDir
+from tests.forked import finish
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def job(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(job, tmp_path_factory):
     root = tmp_path_factory.mktemp("whole") / "run"
-    assert live("run", job, "--out", root).code == 0
+    assert finish(1, "run", job, "--out", root).returncode == 0
     return outcome(RunDir(root))
 
 
@@ -59,12 +60,12 @@ def test_damaged_files(job, whole, dead, tmp_path, damage):
         folder = RunDir(tmp_path / "run")
         shutil.copytree(dead.root, folder.root)
         damage(folder.root / name)
-        said = live("resume", folder.root)
-        if said.code:
-            assert name.name in said.line or name.parent.name in said.line
+        ended = finish(1, "resume", folder.root)
+        if ended.returncode:
+            assert name.name in error_line(ended) or name.parent.name in error_line(ended)
             noticed.append(name)
             shutil.copy2(dead.root / name, folder.root / name)
-            assert go_on(folder, job).differences(whole) == []
+            assert complete(folder, job).differences(whole) == []
         else:
             try:
                 assert outcome(folder).differences(whole) == []

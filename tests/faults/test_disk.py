@@ -6,10 +6,11 @@ from functools import partial
 
 import pytest
 from deny import deny_from
-from forked import go_on, killed, live, write
+from runs import complete, error_line, killed, write
 
 from hpcfl.bench.chaos.run_outcome import outcome
 from hpcfl.run_dir.layout import RunDir
+from tests.forked import finish
 
 STRERROR = {
     "ENOSPC": "No space left on device",
@@ -28,7 +29,7 @@ def job(tmp_path_factory):
 def whole(job, tmp_path_factory):
     """What the undisturbed run left, and how many bytes."""
     root = tmp_path_factory.mktemp("whole") / "run"
-    assert live("run", job, "--out", root).code == 0
+    assert finish(1, "run", job, "--out", root).returncode == 0
     size = sum(path.stat().st_blocks for path in root.rglob("*")) * 512
     return outcome(RunDir(root)), size
 
@@ -54,12 +55,12 @@ NEEDED = {"write", "pwrite", "sync", "rename", "open"}  # no run does without
 def test_calls_that_fail_from_some_moment_on(job, whole, tmp_path, kind, error, nth):
     folder = RunDir(tmp_path / "run")
     fault = partial(deny_from, folder.root, nth, kind, error)
-    said = live("run", job, "--out", folder.root, prepare=fault)
-    assert said.code or kind not in NEEDED
-    if said.code:
-        assert said.code == 74, said
-        assert STRERROR[error] in said.line
-    assert go_on(folder, job).differences(whole[0]) == []
+    ended = finish(1, "run", job, "--out", folder.root, prepare=fault)
+    assert ended.returncode or kind not in NEEDED
+    if ended.returncode:
+        assert ended.returncode == 74, ended
+        assert STRERROR[error] in error_line(ended)
+    assert complete(folder, job).differences(whole[0]) == []
 
 
 @pytest.fixture
@@ -88,29 +89,29 @@ def mount(tmp_path):
 def test_a_file_system_that_is_too_small(job, whole, mount, share):
     size = int(share * whole[1])
     folder = RunDir(mount(f"size={size}") / "run")
-    said = live("run", job, "--out", folder.root)
-    assert "make room" in said.line
-    planned = "the disk is too small: the run needs" in said.line
-    assert said.code == (2 if planned else 74)
+    ended = finish(1, "run", job, "--out", folder.root)
+    assert "make room" in error_line(ended)
+    planned = "the disk is too small: the run needs" in error_line(ended)
+    assert ended.returncode == (2 if planned else 74)
     mount("size=64m")
-    assert go_on(folder, job).differences(whole[0]) == []
+    assert complete(folder, job).differences(whole[0]) == []
 
 
 @pytest.mark.parametrize("files", [3, 6, 9, 14])
 def test_a_file_system_with_too_few_files(job, whole, mount, files):
     folder = RunDir(mount(f"nr_inodes={files}") / "run")
-    said = live("run", job, "--out", folder.root)
-    assert STRERROR["ENOSPC"] in said.line
-    assert said.code == 74
+    ended = finish(1, "run", job, "--out", folder.root)
+    assert STRERROR["ENOSPC"] in error_line(ended)
+    assert ended.returncode == 74
     mount("nr_inodes=1000")
-    assert go_on(folder, job).differences(whole[0]) == []
+    assert complete(folder, job).differences(whole[0]) == []
 
 
 def test_a_file_system_that_becomes_read_only(job, whole, mount):
     folder = killed(mount("size=64m") / "run", job, 7)
     mount("ro")
-    said = live("resume", folder.root)
-    assert STRERROR["EROFS"] in said.line
-    assert said.code == 74
+    ended = finish(1, "resume", folder.root)
+    assert STRERROR["EROFS"] in error_line(ended)
+    assert ended.returncode == 74
     mount("rw")
-    assert go_on(folder, job).differences(whole[0]) == []
+    assert complete(folder, job).differences(whole[0]) == []

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import store_writer
 import torch
-from forked import CONTEXT
 
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
+from tests.forked import CONTEXT
 
 KILLS = 12
 

@@ -58,10 +58,10 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def finish(
+def finish_mpi(
     ranks: int, *args: str | Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """``hpcfl ARGS`` to its end."""
+    """``mpirun -n RANKS python -m hpcfl ARGS`` to its end."""
     return mpirun(ranks, "-m", "hpcfl", *args, env=env, timeout=PATIENCE_S)
 
 

@@ -2,12 +2,9 @@
 
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import yaml
 
 from hpcfl.errors import JobError
 from hpcfl.sweep import process
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,16 +41,6 @@ def environment(**changes: str) -> dict[str, str]:
     }
 
 
-def free_ports(count: int) -> int:
-    """The first of so many free ports in a row, below those that Linux gives out by itself."""
-    while True:
-        first = random.randrange(20_000, 30_000)
-        with ExitStack() as stack, suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-
-
 def mpirun(
     ranks: int, *args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
@@ -69,11 +57,21 @@ def mpirun(
 
 
 def play_all(
-    root: Path, jobs: Mapping[str, Mapping[str, Any]], ranks: int, *, stop: int = 0
+    root: Path,
+    jobs: Mapping[str, Mapping[str, Any]],
+    ranks: int,
+    *,
+    stop: int = 0,
+    mpi: bool = True,
 ) -> None:
     """Play the jobs in one launch, each into ``root/NAME``; resume those that are there already.
 
-    With ``stop``, every one is stopped by a signal after so many rounds.
+    Args:
+        root: gets the job files and the run directories.
+        jobs: their contents, by name.
+        ranks: how many.
+        stop: after so many rounds a signal stops every one; 0: never.
+        mpi: under mpirun if there are several ranks, else as torchrun starts them.
     """
     plan = []
     for name, job in jobs.items():
@@ -83,11 +81,12 @@ def play_all(
         plan.append(
             {**(again if out.exists() else {"job": str(file)}), "out": str(out), "stop": stop}
         )
-    launch(root, plan, ranks)
+    launch(root, plan, ranks, mpi=mpi)
 
 
-def launch(root: Path, plan: Sequence[Mapping[str, Any]], ranks: int) -> None:
+def launch(root: Path, plan: Sequence[Mapping[str, Any]], ranks: int, *, mpi: bool = True) -> None:
     """Play a plan of ``runs.py``, which is written to ``root``, in one launch."""
     (root / "plan.json").write_text(json.dumps(plan))
-    done = mpirun(ranks, Path(__file__).with_name("runs.py"), root / "plan.json")
+    start = mpirun if mpi and ranks > 1 else forked.python
+    done = start(ranks, Path(__file__).with_name("runs.py"), root / "plan.json")
     assert done.returncode == 0, done.stderr

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import free_ports
 from tests.parallel.background import write
 from tests.parallel.collectives import CLIENTS, PARAMETERS, WEIGHTS, upload
-from tests.parallel.harness import environment, find_mpirun, free_ports, mpirun
+from tests.parallel.harness import environment, find_mpirun, mpirun
 
 PROGRAM = Path(__file__).with_name("collectives.py")
 

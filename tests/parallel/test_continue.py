@@ -2,7 +2,8 @@
 
 import shutil
 
-from tests.parallel.background import Going, finish, rounds, write
+from tests.forked import finish
+from tests.parallel.background import Going, rounds, write
 from tests.parallel.outcome import outcome
 
 

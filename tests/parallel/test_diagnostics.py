@@ -33,7 +33,7 @@ def play(tmp_path_factory):
     def go(ranks, stop=0, folder=None):
         root = folder or tmp_path_factory.mktemp(f"on{ranks}")
         jobs = {name: {**JOB, "algorithm": algorithm} for name, algorithm in METHODS.items()}
-        play_all(root, jobs, ranks, stop=stop)
+        play_all(root, jobs, ranks, stop=stop, mpi=False)
         return {name: outcome(root / name) for name in METHODS}, root
 
     return go

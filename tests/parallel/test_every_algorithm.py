@@ -29,7 +29,7 @@ def play(tmp_path_factory):
             jobs[name] = tree(root, softmax_problem(), ALL[name], local=local, comm=comm)
             if name != "centralized":
                 jobs[name] |= {"cohort": COHORTS, "precision": precision}
-        play_all(root, jobs, ranks, stop=stop)
+        play_all(root, jobs, ranks, stop=stop, mpi=backend == "mpi")
         return root
 
     return go

@@ -8,7 +8,8 @@ import pytest
 
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import committed
-from tests.parallel.background import Going, changed, finish, held, rounds, write
+from tests.forked import finish
+from tests.parallel.background import Going, changed, finish_mpi, held, rounds, write
 from tests.parallel.harness import ROOT, mpirun
 from tests.parallel.outcome import outcome
 
@@ -40,7 +41,7 @@ LARGEST = 33
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch):
+def write_job(tmp_path, monkeypatch):
     """Writes a user's module with a fault; returns the job and the environment to find it."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "user_module", raising=False)
@@ -68,9 +69,10 @@ def start(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("ranks", "backend"), [(1, "auto"), (3, "mpi"), (2, "gloo")])
-def test_an_algorithm_raises(start, tmp_path, ranks, backend):
-    job, env = start(RAISES, comm={"backend": backend, "timeout_s": 60.0})
-    done = finish(ranks, "run", job, "--out", tmp_path / "run", env=env)
+def test_an_algorithm_raises(write_job, tmp_path, ranks, backend):
+    job, env = write_job(RAISES, comm={"backend": backend, "timeout_s": 60.0})
+    start = finish_mpi if backend == "mpi" else finish
+    done = start(ranks, "run", job, "--out", tmp_path / "run", env=env)
     assert done.returncode not in (0, 2, 3, 75)
     told = [line for line in done.stderr.splitlines() if "client 7, round 4" in line]
     assert len(told) == 1, done.stderr
@@ -81,11 +83,11 @@ def test_an_algorithm_raises(start, tmp_path, ranks, backend):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_an_upload_is_not_finite(start, tmp_path, ranks):
+def test_an_upload_is_not_finite(write_job, tmp_path, ranks):
     """Exit code 3, one line; with the fault mended the run goes on from the last checkpoint."""
     run = tmp_path / "run"
-    job, env = start(DIVERGES)
-    done = finish(ranks, "run", job, "--out", run, env=env)
+    job, env = write_job(DIVERGES)
+    done = finish_mpi(ranks, "run", job, "--out", run, env=env)
     assert done.returncode == 3, done.stderr
     (told,) = [line for line in done.stderr.splitlines() if "DivergedError" in line]
     assert "client 7 on rank" in told
@@ -93,7 +95,7 @@ def test_an_upload_is_not_finite(start, tmp_path, ranks):
     assert "'delta' is not finite" in told
     assert "Traceback" not in done.stderr
     assert outcome(run).round == 3
-    start("pass")
+    write_job("pass")
     again = finish(2, "resume", run, env=env)
     assert again.returncode == 0, again.stderr
     whole = tmp_path / "whole"
@@ -106,7 +108,7 @@ def test_a_data_error_on_one_rank(tmp_path):
     """One line, and no rank waits for ever."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
-        "if os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '1':\n"
+        "if os.environ['RANK'] == '1':\n"
         "    from hpcfl.data.sources.digits import Digits\n"
         "    from hpcfl.errors import DataError\n"
         "    def load(self, seed):\n"
@@ -178,7 +180,7 @@ def test_the_disk_is_full_for_one_rank(tmp_path, ranks, rank, backend):
     """Every launcher is told the exit code of a disk, and the line says which file."""
     env = {**changed("full"), "HPCFL_TEST_RANK": str(rank), "HPCFL_TEST_ROUND": "9"}
     job = write(tmp_path, comm={"backend": backend, "timeout_s": 60.0})
-    done = finish(ranks, "run", job, "--out", tmp_path / "run", env=env)
+    done = finish_mpi(ranks, "run", job, "--out", tmp_path / "run", env=env)
     assert done.returncode == 74, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "DiskError" in line]
     assert line.startswith(f"[rank {rank} of {ranks}] DiskError: {tmp_path}/run/stores/")

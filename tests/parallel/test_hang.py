@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from tests.parallel.background import PATIENCE_S, Going, changed, finish, held, rounds, write
-from tests.parallel.harness import environment, free_ports
+from tests.forked import finish, free_ports
+from tests.parallel.background import PATIENCE_S, Going, changed, finish_mpi, held, rounds, write
+from tests.parallel.harness import environment
 from tests.parallel.outcome import outcome
 from tests.parallel.test_comm import torchrun_style
 
@@ -97,7 +98,7 @@ def test_without_a_launcher_every_rank_ends_by_itself(tmp_path):
 def test_a_round_that_takes_longer_than_the_timeout(tmp_path):
     """The rank that does not come is alive: the line says what to raise."""
     file = job(tmp_path, timeout_s=20.0)  # a twelfth, and the slow one is heard of in time
-    done = finish(2, "run", file, "--out", tmp_path / "run", env=held(5))
+    done = finish_mpi(2, "run", file, "--out", tmp_path / "run", env=held(5))
     assert done.returncode not in (0, 2, 3, 75), done.stderr
     line = said(done.stderr)
     assert line.startswith("RankError: [rank 0 of 2] waited 20 s for the other ranks")

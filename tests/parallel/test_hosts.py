@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from tests.parallel.background import PATIENCE_S, changed, finish, rounds, write
+from tests.forked import finish
+from tests.parallel.background import PATIENCE_S, changed, rounds, write
 from tests.parallel.harness import environment, find_mpirun
 from tests.parallel.hosts import Hosts, gone, require
 from tests.parallel.outcome import outcome

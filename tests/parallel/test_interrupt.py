@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from hpcfl.run_dir.manifest import committed
-from tests.parallel.background import changed, finish, write
+from tests.forked import finish
+from tests.parallel.background import changed, finish_mpi, write
 from tests.parallel.harness import environment
 
 LOAD = "hpcfl.data.sources.digits:Digits.load"
@@ -98,7 +99,7 @@ def test_a_resume_that_starts(job, tmp_path, at, command):
 )
 def test_on_two_ranks(job, tmp_path, at, send, codes):
     env = {**changed("interrupted"), "HPCFL_TEST_AT": at, "HPCFL_TEST_SEND": send}
-    done = finish(2, "run", job, "--out", tmp_path / "run", env=env)
+    done = finish_mpi(2, "run", job, "--out", tmp_path / "run", env=env)
     assert done.returncode in codes, done.stderr
     assert "Traceback" not in done.stderr
     assert "KeyboardInterrupt" not in done.stderr

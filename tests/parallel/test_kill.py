@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from tests.parallel.background import Going, finish, held, kill, rounds, write
+from tests.forked import finish
+from tests.parallel.background import Going, held, kill, rounds, write
 from tests.parallel.outcome import outcome
 
 

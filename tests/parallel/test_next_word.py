@@ -50,7 +50,7 @@ def jobs(tmp_path_factory):
 def test_on_two_ranks(jobs, tmp_path):
     for ranks in (1, 2):
         (tmp_path / str(ranks)).mkdir()
-        play_all(tmp_path / str(ranks), jobs, ranks)
+        play_all(tmp_path / str(ranks), jobs, ranks, mpi=False)
     for name in jobs:
         alone = outcome(tmp_path / "1" / name)
         assert len(alone.log) == 3

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import free_ports
 from tests.parallel.background import write
-from tests.parallel.harness import environment, free_ports
+from tests.parallel.harness import environment
 
 HANG_S = 300.0  # only against a hang
 

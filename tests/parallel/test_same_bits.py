@@ -90,7 +90,7 @@ def play(images, tmp_path_factory):
                 shares = {"kind": "file", "path": str(images / "shares.npy")}
                 job["data"] = {"root": str(images), "clients": 8, "partition": shares}
             jobs[name] = job
-        play_all(root, jobs, ranks, stop=stop)
+        play_all(root, jobs, ranks, stop=stop, mpi=backend != "gloo")
         return root
 
     return go

@@ -1,14 +1,12 @@
-"""Inputs that changed, or that are not the same on all hosts, under a real mpirun."""
+"""Inputs that changed, or that are not the same on all hosts, are refused."""
 
 import os
-import subprocess
-import sys
 from hashlib import sha256
 
 import numpy as np
 
-from tests.parallel.background import finish, rounds, write
-from tests.parallel.harness import environment, find_mpirun
+from tests.forked import finish
+from tests.parallel.background import rounds, write
 from tests.parallel.outcome import outcome
 from tests.rundirs import text
 
@@ -51,17 +49,6 @@ def test_labels_that_changed_are_refused_on_any_number_of_ranks(tmp_path):
     assert rounds(run) == 8
 
 
-def apart(folders, *args):
-    """``hpcfl ARGS`` on a rank in each of these folders, as hosts with disks of their own have."""
-    command = [find_mpirun()]
-    for number, folder in enumerate(folders):
-        more = [sys.executable, "-m", "hpcfl", *map(str, args)]
-        command += [*([":"] if number else []), "-n", "1", "-wdir", str(folder), *more]
-    return subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=300, check=False
-    )
-
-
 def test_a_host_with_another_copy_is_refused_at_every_start(tmp_path):
     """Rank 1 sees another file under the same path, as a copy on its node's own disk may be."""
     folders = [tmp_path / name for name in ("a", "b")]
@@ -75,7 +62,7 @@ def test_a_host_with_another_copy_is_refused_at_every_start(tmp_path):
     command = ("run", job(tmp_path, here), "--out", run)
 
     def refused(*args):
-        ended = apart(folders, *args)
+        ended = finish(2, *args, folders=folders)
         assert ended.returncode == 2, ended.stderr
         (line,) = [line for line in ended.stderr.splitlines() if line.startswith("DataError")]
         assert line == (
@@ -87,11 +74,11 @@ def test_a_host_with_another_copy_is_refused_at_every_start(tmp_path):
     refused(*command)
     assert not (run / "job.yaml").exists()
     same = [folders[0]] * 2
-    ended = apart(same, *command)
+    ended = finish(2, *command, folders=same)
     assert ended.returncode == 0, ended.stderr
     before = text(run)
     refused(*command, "--continue")
     refused("resume", run, "rounds=8")
     assert text(run) == before
-    ended = apart(same, "resume", run, "rounds=8")
+    ended = finish(2, "resume", run, "rounds=8", folders=same)
     assert ended.returncode == 0, ended.stderr

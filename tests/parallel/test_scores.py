@@ -35,7 +35,7 @@ def play(tmp_path_factory):
 
     def go(ranks, stop=0, folder=None):
         root = folder or tmp_path_factory.mktemp(f"on{ranks}")
-        play_all(root, JOBS, ranks, stop=stop)
+        play_all(root, JOBS, ranks, stop=stop, mpi=False)
         return root
 
     return go

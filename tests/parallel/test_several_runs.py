@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.background import finish, write
-from tests.parallel.harness import environment, free_ports, mpirun
+from tests.forked import finish, free_ports
+from tests.parallel.background import write
+from tests.parallel.harness import environment, mpirun
 from tests.parallel.outcome import outcome
 
 SCRIPT = Path(__file__).with_name("several.py")

@@ -10,8 +10,9 @@ from hpcfl.run_dir.manifest import committed, rounds
 from hpcfl.runner.components import build_components
 from hpcfl.store.row_table import Table
 from hpcfl.store.segment_file import inspect
+from tests.forked import finish
 from tests.parallel import background
-from tests.parallel.background import DIGITS, Going, finish, write
+from tests.parallel.background import DIGITS, Going, write
 from tests.parallel.harness import launch, play_all
 from tests.parallel.outcome import outcome
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.harness import free_ports
+from tests.forked import free_ports
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -1,4 +1,4 @@
-"""Preloaded where lives are forked: what torch loads at a first run is loaded once for all."""
+"""Trains one round in the process that others are forked from, so that torch is fully loaded."""
 
 import contextlib
 import io
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+import hpcfl.comm.torch_distributed  # noqa: F401  of runs on several ranks
 from hpcfl.bench.chaos.settings import JOB
 from hpcfl.job.schema import load
 from hpcfl.runner.start import start

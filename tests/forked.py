@@ -1,0 +1,174 @@
+"""Python in processes forked from one that has imported torch, which start in 0.1 s.
+
+Several ranks find each other as under torchrun, by Gloo.  A test that needs MPI, a launcher or the
+import of a module uses ``tests.parallel.harness`` instead, which starts Python anew.
+"""
+
+import multiprocessing
+import os
+import random
+import runpy
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["pytest", "tests.forked", "tests.warm"])
+PATIENCE_S = 300.0  # only against a hang
+
+
+def ensure_server() -> None:
+    """Start the process that others are forked from."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Python 3.11 does not give it sys.path, so it would not find the modules to preload.
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        patch.setenv("OMP_NUM_THREADS", "1")  # the threads of a pool do not survive a fork
+        forkserver.ensure_running()
+
+
+class Ended(NamedTuple):
+    """How the ranks of a command ended, and what they printed."""
+
+    returncode: int
+    """Minus the number of the signal that killed it."""
+    stdout: str
+    stderr: str
+
+
+def finish(
+    ranks: int,
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    prepare: Callable[[], None] | None = None,
+    folders: Sequence[Path] = (),
+) -> Ended:
+    """``hpcfl ARGS`` to its end; see :func:`python`."""
+    return python(ranks, "-m", "hpcfl", *args, env=env, prepare=prepare, folders=folders)
+
+
+def python(
+    ranks: int,
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    prepare: Callable[[], None] | None = None,
+    folders: Sequence[Path] = (),
+) -> Ended:
+    """``python ARGS`` to its end, on so many ranks.
+
+    Args:
+        ranks: processes; several are launched as torchrun does it, so they use Gloo.
+        args: "-m" and a module, or a script; then its arguments.
+        env: variables to set; a ``sitecustomize.py`` of a folder in PYTHONPATH is run.
+        prepare: is called in every process before it starts.
+        folders: the working directory of every rank, the present one without it.
+
+    Raises:
+        AssertionError: the ranks ended with different exit codes, or not at all.
+    """
+    ensure_server()
+    words = [str(word) for word in args]
+    launcher = [{} for _ in range(ranks)] if ranks == 1 else torchrun(ranks)
+    out, err = (socket.socketpair() for _ in range(2))
+    places = [str(folder) for folder in folders] or [str(Path.cwd())] * ranks
+    processes = [
+        CONTEXT.Process(
+            target=_rank,
+            args=(words, {**(env or {}), **variables}, place, out[1], err[1], prepare),
+        )
+        for variables, place in zip(launcher, places, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    for pair in (out, err):
+        pair[1].close()
+    stdout, stderr = _read([out[0], err[0]])
+    deadline = time.monotonic() + PATIENCE_S
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+        process.join()
+    codes = {process.exitcode for process in processes}
+    assert len(codes) == 1, (codes, stderr)
+    return Ended(codes.pop(), stdout, stderr)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row, below those that Linux gives out by itself."""
+    while True:
+        first = random.randrange(20_000, 30_000)
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+
+
+def torchrun(ranks: int) -> list[dict[str, str]]:
+    """The variables that torchrun sets for each rank, of ranks on this host."""
+    port = str(free_ports(1))
+    return [
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        for rank in range(ranks)
+    ]
+
+
+def _read(sockets: list[socket.socket]) -> list[str]:
+    """All that is written to the other ends, until every process has closed them."""
+    found = dict.fromkeys(sockets, b"")
+    with selectors.DefaultSelector() as selector:
+        for end in sockets:
+            selector.register(end, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(PATIENCE_S)
+            assert ready, f"nothing is printed for {PATIENCE_S:g} s: {found}"
+            for key, _ in ready:
+                content = key.fileobj.recv(65536)
+                found[key.fileobj] += content
+                if not content:
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()
+    return [content.decode() for content in found.values()]
+
+
+def _rank(
+    words: list[str],
+    env: Mapping[str, str],
+    folder: str,
+    out: socket.socket,
+    err: socket.socket,
+    prepare: Callable[[], None] | None,
+) -> None:
+    """Become ``python WORDS``."""
+    # Sockets and not files, because some tests let every file operation fail.
+    for number, end in ((1, out), (2, err)):
+        os.dup2(end.fileno(), number)
+        end.close()
+    # The parent's objects of these names write to pytest's capture.
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
+    os.chdir(folder)
+    os.environ.update(env)
+    for place in env.get("PYTHONPATH", "").split(os.pathsep):
+        sys.path.insert(0, place)
+        if (changes := Path(place) / "sitecustomize.py").is_file():
+            runpy.run_path(str(changes))
+    if prepare:
+        prepare()
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__")
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
