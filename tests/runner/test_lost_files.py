@@ -48,7 +48,12 @@ def told(done):
 def delete(name):
     def happens(out):
         path = out / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.is_dir():
+            # Away first: a checkpoint may be on its way, whose thread adds and renames files.
+            aside = path.rename(out.with_name("aside"))
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            path.unlink()
 
     return happens
 
@@ -60,7 +65,7 @@ def replace(name):
         path = out / name
         path.rename(aside := out.with_name("aside"))
         if aside.is_dir():
-            shutil.copytree(aside, path)
+            shutil.copytree(aside, path, ignore=shutil.ignore_patterns("*.part"))
         else:
             shutil.copy(aside, path)
 
