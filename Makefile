@@ -18,8 +18,7 @@ RANKS := tests/golden tests/faults tests/parallel
 BFLOAT16 := tests/runner/test_device.py tests/models tests/local/test_autocast.py \
   tests/local/test_gradient.py tests/local/test_block_gradients.py tests/jobs/test_miniatures.py
 
-.PHONY: help install quickstart check format test unit avx2 ranks slurm clean
-.NOTPARALLEL:
+.PHONY: help install quickstart check format test unit others processes slow avx2 ranks slurm clean
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,17 +60,28 @@ format: $(STAMP)  ## Let ruff repair what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: check unit avx2 ranks slurm  ## The checks and all tests
+test: check unit others  ## The checks and all tests
 
-unit: $(STAMP)  ## Tests of one process
-	$(BIN)/pytest -q -n 2 $(addprefix --ignore=,$(RANKS) tests/slurm)
+unit: $(STAMP)  ## Quick tests of one process
+	$(BIN)/pytest -q -n 2 -m "not slow" $(addprefix --ignore=,$(RANKS) tests/slurm)
+
+# Slurm's tests mostly wait for its daemons, so the others run at the same time.
+others: $(STAMP)  ## All tests that are not quick
+	$(MAKE) --no-print-directory --keep-going --jobs=2 slurm processes
+
+processes: $(STAMP)
+	$(MAKE) --no-print-directory --keep-going --jobs=1 slow avx2 ranks
+
+slow: $(STAMP)  ## Slow tests of one process
+	$(BIN)/pytest -q -n 2 -m slow $(addprefix --ignore=,$(RANKS) tests/slurm)
 
 avx2: $(STAMP)  ## Tests of bfloat16 on a processor without instructions for it
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(BIN)/pytest -q -n 2 $(BFLOAT16) \
 	  -k "bf16 or bfloat16 or autocast or device or shakespeare"
 
+# Three workers for two cores: many of these tests wait for a signal, a time-out or a dead rank.
 ranks: $(STAMP)  ## Tests under mpirun, and the faults
-	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(RANKS)
+	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(RANKS)
 
 slurm: $(STAMP)  ## Tests on a Slurm of their own
 	$(BIN)/pytest -q tests/slurm

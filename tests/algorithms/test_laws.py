@@ -163,6 +163,7 @@ def rest(folder, method: Method, weights, *, start=(3.0, -1.0, 2.0), steps=3, ro
     return trace(tree(folder, QUADRATICS, method.fields, **changes)).xs[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["examples", "uniform"])
 @pytest.mark.parametrize(
     "method",

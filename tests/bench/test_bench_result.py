@@ -19,6 +19,8 @@ from hpcfl.plan import CostModel
 from tests.long_form import LONG
 from tests.parallel.harness import find_mpirun
 
+pytestmark = pytest.mark.slow
+
 KEYS = ("processor", "gpu", "python", "torch", "numpy", "hpcfl", "git")
 A = Figure("4 rows", "a", "s", [1.0, 2.0, 3.0, 4.0, 5.0])
 B = Figure("4 rows", "b", "s", [2.0, 2.0, 2.0, 16.0, 10.0])

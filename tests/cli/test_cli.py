@@ -72,6 +72,7 @@ def test_overrides_stand_anywhere(job, hpcfl):
     assert "9 rounds, float32, seed 3" in done.text
 
 
+@pytest.mark.slow
 def test_nobody_reads_on():
     """As in `hpcfl list | head -1`: no traceback."""
     read, write = os.pipe()
@@ -132,6 +133,7 @@ def test_a_plot_that_nobody_asked_for_may_fail(run, tmp_path, monkeypatch, hpcfl
     assert hpcfl("report", run, "--plot", "runs/x.png").code == 2
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_has_an_exit_code_of_its_own(run, tmp_path, monkeypatch, hpcfl):
     """Of a plot, asked for or not, after the table; and of what is printed."""
     monkeypatch.chdir(tmp_path)
@@ -348,6 +350,7 @@ def test_a_checkpoint_of_a_clock_that_was_ahead(hpcfl, job, tmp_path):
     assert hpcfl("resume", run).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
     ("words", "code", "interrupted"),

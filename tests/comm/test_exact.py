@@ -135,6 +135,7 @@ def bits(mean):
     return [field.numpy().tobytes() for field in mean]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(rounds())
 def test_any_grouping_and_order_gives_the_same_bits(case):

@@ -113,6 +113,7 @@ def test_a_named_backend_without_its_library_is_an_error(backend, monkeypatch):
         connect(backend, "cpu", 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_an_mpi_that_cannot_be_loaded_is_an_error(backend):
     """As on a cluster before the site's module is loaded."""

@@ -139,6 +139,7 @@ def test_a_missing_file_and_a_missing_folder(tmp_path):
         Cifar10(root=str(tmp_path)).load(0)
 
 
+@pytest.mark.slow
 def test_real_cifar10(request):
     dataset = Cifar10(root=str(cifar10(request.config))).load(0)
     assert dataset.train.inputs.shape == (50_000, 32, 32, 3)

@@ -207,6 +207,7 @@ def letters(request):
     return root, config.load(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [100, 400])
 @pytest.mark.parametrize("percent", [0.0, 10.0, 100.0])
 def test_the_slides_partition_of_real_letters(letters, clients, percent):

@@ -566,6 +566,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_killed_call_leaves_nothing_that_looks_finished(tmp_path, monkeypatch):
     root = image_layouts.landmarks(tmp_path / "root")
     script = tmp_path / "killed.py"

@@ -176,6 +176,7 @@ def test_missing_truncated_and_scrambled_files(root):
         Shakespeare(root=str(root)).load(0)
 
 
+@pytest.mark.slow
 def test_the_fedhbm_papers_recipe_on_real_data():
     root = str(real("shakespeare_train.h5").parent)
     config = Shakespeare(root=root, min_examples=2000, max_examples=2000, clients=100)

@@ -169,6 +169,7 @@ def test_no_file_and_nothing_to_test_on(tmp_path):
         config(tmp_path).prepare(quiet)
 
 
+@pytest.mark.slow
 def test_the_real_posts(tmp_path):
     for name in ("stackexchange_posts.jsonl.gz", "stackexchange_word_count.txt"):
         (tmp_path / name).symlink_to(real(name))

@@ -155,6 +155,7 @@ StackOverflow(root=sys.argv[1], **keys).prepare(track)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 2, 3, 4])
 def test_a_killed_preparation_goes_on(root, after):
     config(root).prepare(quiet)

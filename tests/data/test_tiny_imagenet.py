@@ -180,6 +180,7 @@ def test_it_is_mapped_and_read_without_a_lock(root):
         assert config.load(0).mapped
 
 
+@pytest.mark.slow
 def test_real_images(tmp_path):
     """200 classes of 50 + 10 images of 32x32."""
     with tarfile.open(real("tiny_imagenet32_subset.tar.xz")) as archive:

@@ -28,6 +28,8 @@ from hpcfl.io.files import read_array, read_arrays
 from hpcfl.models.weights import read_weights
 from hpcfl.run_dir import manifest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def little_memory(monkeypatch):

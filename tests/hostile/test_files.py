@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tests.hostile.damage import damaged, ends_well, many
 from tests.hostile.files import HDF5, PLAIN
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", PLAIN, ids=lambda case: case.__name__)

@@ -38,6 +38,8 @@ from hpcfl.sweep.progress import SweepProgress
 from hpcfl.sweep.run_sweep import prepare
 from tests.long_form import LONG, TIMES
 
+pytestmark = pytest.mark.slow
+
 FIGURES = logging.getLogger("flips")  # pytest --log-cli-level=info shows them
 NOW = 4e9  # seconds since the epoch, whenever a command asks
 ROUNDS = 4

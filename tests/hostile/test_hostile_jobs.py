@@ -12,6 +12,8 @@ from hpcfl.job.schema import fitted, load
 from hpcfl.sweep.grid import read_sweep
 from tests.hostile.damage import damaged, ends_well, many
 
+pytestmark = pytest.mark.slow
+
 ALL = sorted((Path(__file__).parents[2] / "jobs").rglob("*.yaml"))
 SWEEPS = [path for path in ALL if "\ngrid:" in path.read_text()]
 JOBS = [path for path in ALL if path not in SWEEPS] + sorted(

@@ -11,6 +11,8 @@ from hpcfl.monitor.status import status
 from hpcfl.runner.export import export
 from tests.hostile.damage import damaged, ends_well, many
 
+pytestmark = pytest.mark.slow
+
 JOB = {
     "task": "digits",
     "data": {"clients": 4},

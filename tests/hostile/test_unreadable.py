@@ -35,6 +35,8 @@ from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.sweep_log import read_sweep_log
 from hpcfl.sweep.progress import SweepProgress
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = {
     "status": ["status"],
     "watch": ["watch"],

@@ -68,6 +68,7 @@ def test_onednn_stays_as_it_was():
     assert torch._C._get_mkldnn_enabled() == before
 
 
+@pytest.mark.slow
 @x86
 def test_a_newer_processor_can_be_held_to_avx2():
     """Else the suite under these variables would prove nothing there."""
@@ -78,6 +79,7 @@ def test_a_newer_processor_can_be_held_to_avx2():
     assert found == ["AVX2", "False"]
 
 
+@pytest.mark.slow
 @x86
 def test_without_bfloat16_in_onednn_an_lstm_needs_this_module():
     found = on_avx2(

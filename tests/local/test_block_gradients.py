@@ -86,6 +86,7 @@ PRECISE = [(name, how, "float64") for name in MODELS for how in ("grouped", "pro
 ROUGH = [(name, "products", "bf16") for name in ("linear", "lenet", "word_lstm")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "convolutions", "precision"), [*PRECISE, *ROUGH])
 def test_every_model(name, convolutions, precision):
     """Batches that are not full, one place without a client, dropout from each client's seed."""
@@ -147,6 +148,7 @@ def test_equal_clients_have_equal_bits_wherever_they_are(name, bf16):
         assert gradients.any()
 
 
+@pytest.mark.slow
 def test_no_operation_of_a_step_needs_the_host():
     """A CUDA graph can have none that waits, copies to the host or scatters by an index."""
     found = set()

@@ -68,6 +68,7 @@ def test_outputs_follow_the_memory_that_parameters_point_to(name, shape, outputs
     assert torch.equal(model(inputs), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "shape", "outputs", "parameters"), CASES)
 def test_bfloat16_autocast_is_close(name, shape, outputs, parameters):
     model, inputs = build(name, shape, outputs), batch(name, shape)

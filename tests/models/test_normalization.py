@@ -68,6 +68,7 @@ def test_parameters_are_those_of_group_norm(name):
     assert not buffers(group)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_precisions(name):
     model = build(name).eval().double()

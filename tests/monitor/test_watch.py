@@ -181,6 +181,7 @@ def test_a_chart_of_nothing(values):
     assert text_plot(list(enumerate(values)), 5, 40, 5, braille=True) == ["nothing to draw yet"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
 def test_a_key_leaves_the_page(run, key):
     """On a terminal of its own: the alternate screen is entered and left, the exit code is 0."""

@@ -155,6 +155,7 @@ def size(root):
     return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
@@ -251,13 +252,16 @@ def peak(script, *arguments):
     return int(re.search(r"peak (\d+)", done.stdout)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("algorithm", "watched"),
     [
         pytest.param("fedhbm", "", marks=long_form),
         pytest.param("mime", "", marks=long_form),
-        ("fedavg", "consistency: true, dissimilarity: true, cosine: true"),
+        pytest.param(
+            "fedavg", "consistency: true, dissimilarity: true, cosine: true", marks=long_form
+        ),
         ("fedhbm, first: zero", "executor=block"),
     ],
 )

@@ -36,6 +36,7 @@ def test_links_lead_somewhere():
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+@pytest.mark.slow
 def test_your_own(tmp_path):
     page = (DOCS / "your_own.md").read_text()
     for name, text in blocks(page).items():

@@ -65,6 +65,7 @@ def shell(folder, hpcfl):
     return run
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_printed(folder, shell):
     given = list(commands())
     assert given.pop(0) == ("export PYTHONPATH=.", [])

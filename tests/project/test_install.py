@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = "import hpcfl\n\nprint(hpcfl.run.__name__, hpcfl.__file__)\n"
 WRONG = 'import hpcfl\n\nhpcfl.run("job.yaml", out=3)\n'

@@ -32,6 +32,7 @@ def colours(path):
 BLUE, VERMILION = (0, 114, 178), (213, 94, 0)
 
 
+@pytest.mark.slow
 def test_every_run_has_its_curve(tmp_path):
     plot([run("one")], tmp_path / "one.png")
     plot([run("one"), run("two")], tmp_path / "two.png")
@@ -92,6 +93,7 @@ def test_partitions(tmp_path, clients):
     assert imread(tmp_path / "sizes.png").shape[1] == 7 * 150
 
 
+@pytest.mark.slow
 def test_matplotlib_is_loaded_on_use_only():
     code = "import sys, hpcfl.report.plots; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -44,6 +44,7 @@ def test_a_checkpoint_under_the_name_of_another_round(run, refused):
     assert "its round is 4, expected that of its folder" in line
 
 
+@pytest.mark.slow
 def test_the_initial_model(run, tmp_path, refused):
     path, draw = run / "initial.npy", random.Random(0)
     content = path.read_bytes()
@@ -71,6 +72,7 @@ def test_a_resume_records_the_initial_model_as_it_was(run, tmp_path, hpcfl, refu
         assert f"{path}: checksum " in refused("resume", root, "rounds=9")
 
 
+@pytest.mark.slow
 def test_the_best_model(run, tmp_path, hpcfl):
     """Bits all over its file."""
     path, target = run / "best.safetensors", tmp_path / "x.npz"

@@ -80,6 +80,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHANGED)
 def test_what_changed_since_is_refused_by_every_way_to_go_on(
     what, job, files, tmp_path, hpcfl, refused

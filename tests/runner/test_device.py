@@ -42,6 +42,7 @@ def test_nothing_is_measured_elsewhere(monkeypatch, precision, where):
     assert bfloat16_warning(a_job(precision), where) is None
 
 
+@pytest.mark.slow
 @x86
 def test_a_processor_with_avx2_alone_is_slow():
     """Measured there: some 50 times; the limit is 1.5."""

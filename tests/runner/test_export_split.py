@@ -93,6 +93,7 @@ def test_a_folder_that_is_not_there(job, tmp_path, refused):
     assert "split.npz: cannot be written: there is no directory" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", ["0.00", "0.50"])
 def test_the_published_split_of_cifar10(request, tmp_path, hpcfl, alpha):
     overrides = [

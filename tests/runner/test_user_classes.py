@@ -535,6 +535,7 @@ hpcfl.run({job!r}, ["algorithm={{name: __main__.Mine}}"], out={out!r})
 """
 
 
+@pytest.mark.slow
 def test_a_class_of_a_script_runs_and_is_warned_of(tmp_path, job, refused):
     script, out = tmp_path / "script.py", tmp_path / "run"
     script.write_text(NOTEBOOK.format(job=str(job), out=str(out)))

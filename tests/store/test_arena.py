@@ -131,6 +131,7 @@ print("ratio", (resident() - before) / (4 * size * room))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_kept_states_leave_no_gaps_in_memory():
     """Steps come and go between them; as tensors of their own they would take 1.3 to 2.2."""

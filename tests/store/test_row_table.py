@@ -57,6 +57,7 @@ def test_a_client_on_two_ranks(tmp_path):
         Table.load(tmp_path, tmp_path)
 
 
+@pytest.mark.slow
 def test_any_flipped_byte_is_found_or_harmless(tmp_path):
     good = part([3, 4])
     row_table.write(tmp_path, 0, good)

@@ -239,6 +239,7 @@ def test_a_failed_allocation_leaves_nothing(root, schema, monkeypatch, code):
     assert not list(root.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 100, 1000])
 def test_a_disk_that_fills_up_inside_hdf5(root, room):
     """A file's size limit stands for the disk; in a process of its own, for HDF5 may crash it."""

@@ -16,6 +16,7 @@ from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.shared import SharedStore
+from tests.long_form import LONG
 
 CLIENTS = 100
 COHORT = 10
@@ -122,7 +123,8 @@ def test_clients_in_memory_have_one_copy(root, build):
     store.close()
 
 
-def test_files_stay_small_and_kept_checkpoints_whole_over_hundreds_of_rounds(
+@pytest.mark.slow
+def test_files_stay_small_and_kept_checkpoints_whole_over_many_rounds(
     build, commit, root, monkeypatch
 ):
     """Some 30 models live at a time; two kept checkpoints pin as many each."""
@@ -130,7 +132,7 @@ def test_files_stay_small_and_kept_checkpoints_whole_over_hundreds_of_rounds(
     monkeypatch.setattr(row_allocator, "FIRST_BYTES", 0)
     store = build()
     kept = []
-    for round in range(300):
+    for round in range(300 if LONG else 100):
         play([store], round)
         if round % 20 == 19:
             folder, table = commit(f"{round}", store)
@@ -201,6 +203,7 @@ def test_a_client_s_change_is_not_its_fellows(build, commit):
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [(2, 3, 1), (3, 3, 2), (1, 3, 2)])
 def test_a_rank_copies_each_model_once(build, commit, root, path):
     """Also where several ranks had kept it; then the same ranks or others go on."""

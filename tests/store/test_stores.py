@@ -144,6 +144,7 @@ def test_a_kept_checkpoint_never_changes(build, make, bits, commit, schema):
     store.close()
 
 
+@pytest.mark.slow
 def test_disk_stays_bounded_over_many_commits(build, make, bits, commit, schema, root):
     """At most what four commits take."""
     commits = 50 if LONG else 16

@@ -48,6 +48,7 @@ def events(root):
     return [(line.split()[2], line.split()[3].rstrip(":")) for line in lines]
 
 
+@pytest.mark.slow
 def test_all_runs_are_made_reported_and_skipped_the_next_time(file, tmp_path, hpcfl):
     root = tmp_path / "out"
     done = hpcfl("sweep", file, "--out", root, "--parallel", 2)
@@ -172,6 +173,7 @@ def test_under_mpirun_is_refused(file, tmp_path, monkeypatch, refused):
     assert "start a sweep without mpirun" in refused("sweep", file, "--out", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_failed_run_stops_no_other(job, tmp_path, hpcfl):
     path = tmp_path / "s.yaml"
     path.write_text(
