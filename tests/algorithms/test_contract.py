@@ -159,6 +159,7 @@ def test_an_algorithm_is_a_frozen_value(name):
         one.server_lr = 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64", "float32", "bf16"])
 @pytest.mark.parametrize("name", ALL)
 def test_runs_in_every_precision(tmp_path, name, precision):

@@ -7,6 +7,7 @@ from tests.algorithms.play import softmax_problem, tree, xs
 from tests.algorithms.zoo import ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALL)
 def test_the_first_step_grows_with_the_server_learning_rate(tmp_path, algorithm):
     """In proportion; of FedDyn only the mean delta, not the step of its dual."""

@@ -33,6 +33,7 @@ def test_method_has_a_demo(method):
     assert type(load(path).job.algorithm) is ALGORITHMS[method]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SWEEPS, ids=name)
 def test_every_run_of_a_sweep_passes_the_check(path):
     """Each is checked as it is read; a summary is made of each kind, whatever rates and seeds."""

@@ -11,6 +11,8 @@ from hpcfl.models.flat_vector import buffers
 from hpcfl.models.init import load_initial
 from hpcfl.models.normalization import FrozenNorm
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["resnet18", "mobilenet_v2"]
 LAYERS = {"resnet18": 20, "mobilenet_v2": 52}
 
@@ -68,7 +70,6 @@ def test_parameters_are_those_of_group_norm(name):
     assert not buffers(group)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_precisions(name):
     model = build(name).eval().double()

@@ -12,6 +12,8 @@ from hpcfl.runner import copy_run
 from tests.parallel.outcome import outcome
 from tests.rundirs import damage_a_row, flip, segment, starts, text
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(job, tmp_path, hpcfl):

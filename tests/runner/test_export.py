@@ -15,6 +15,8 @@ from hpcfl.run_dir import manifest
 from hpcfl.run_dir.manifest import SERVER, committed
 from hpcfl.runner import export
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(job, tmp_path, hpcfl):

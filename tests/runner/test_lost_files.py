@@ -9,6 +9,8 @@ import pytest
 from hpcfl.run_dir.manifest import committed
 from hpcfl.runner.session import RankSession
 
+pytestmark = pytest.mark.slow
+
 JOB = ["rounds=8", "checkpoint={every: 2, keep: 1}"]
 SHARED = "algorithm={name: localghb}"
 

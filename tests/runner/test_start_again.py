@@ -11,6 +11,8 @@ from hpcfl.run_dir.layout import RunDir
 from tests.parallel.outcome import outcome
 from tests.rundirs import starts, text
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def go(job, tmp_path, hpcfl):
