@@ -148,7 +148,7 @@ def begin(
             files[KEPT] = {name: copied(tensor) for name, tensor in contents.kept.items()}
         written.append(background.submit(_write, folder, files, contents.best, sync_log))
     comm.barrier()
-    written += store.commit(folder)
+    written += store.snapshot(folder)
     return PendingCheckpoint(folder, contents, written)
 
 

@@ -51,7 +51,7 @@ def commit(tmp_path):
 
     def go(round, keep=2):
         for client in range(2):
-            store.write(client, State(torch.full((3,), float(10 * round + client)).double()))
+            store.save(client, State(torch.full((3,), float(10 * round + client)).double()))
         root = tmp_path / "checkpoints"
         contents = CheckpointContents(
             round=round,
