@@ -79,7 +79,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             prune(folder.checkpoints)
             _require_older_whole(folder.checkpoints, kept)
             names = " ".join(map(str, kept))
-    comm.beat(folder.ranks, session.name)
+    comm.start_heartbeats(folder.ranks, session.name)
     kept = [int(name) for name in comm.bcast(names).split()]
     with raise_collectively(comm), request.suggest_older(kept):
         newest = find(folder.checkpoints, kept[-1])
