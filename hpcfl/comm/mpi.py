@@ -23,8 +23,8 @@ from hpcfl.comm.staging import StagedExchange
 from hpcfl.errors import INTERRUPTED, RankError
 
 # MPI cannot start again once it has ended, and a script may run several jobs.  So the first call of
-# ``start`` starts it, and it ends with the interpreter (``_end_with_process``).  If mpi4py ended it,
-# a rank with an uncaught exception would wait in MPI_Finalize for the other ranks for ever.
+# ``start`` starts it, and it ends with the interpreter (``_end_with_process``).  Ended by mpi4py, a
+# rank with an uncaught exception would wait in MPI_Finalize for the other ranks for ever.
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 from mpi4py import MPI  # noqa: E402

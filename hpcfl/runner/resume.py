@@ -93,7 +93,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             components.stored_state,
             session.my_clients,
             rows=verify_all,
-            speak=comm.rank == 0,
+            show_progress=comm.rank == 0,
         )
     folders = [folder_of(folder.checkpoints, round) for round in kept]
     with raise_collectively(comm):

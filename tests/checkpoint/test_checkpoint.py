@@ -139,7 +139,7 @@ def test_a_damaged_manifest_says_which(tmp_path, commit, damage):
     commit(1)
     path = tmp_path / "checkpoints" / "00000001" / "manifest.json"
     path.write_text(damage(path.read_text()))
-    with pytest.raises(StoreError, match=r"00000001/manifest.json: is not a manifest: .*older"):
+    with pytest.raises(StoreError, match=r"00000001/manifest.json: is damaged: .*older"):
         committed(tmp_path / "checkpoints")
 
 
