@@ -68,19 +68,19 @@ def test_a_place_is_taken_as_long_as_a_view_of_it_lives():
 def test_blocks_are_added_and_used_again(monkeypatch):
     monkeypatch.setattr(arena, "FIRST_STATES", 2)
     monkeypatch.setattr(arena, "BLOCK_BYTES", 5 * 128 + 1)
-    home = StateArena(PAIR)
+    memory = StateArena(PAIR)
     for _ in range(3):
-        kept = [home.copy_of(pair(number)) for number in range(12)]
+        kept = [memory.copy_of(pair(number)) for number in range(12)]
         assert all(same(state, number) for number, state in enumerate(kept))
-        assert [block.nbytes for block in home._blocks] == [2 * 128, 2 * 128, 4 * 128, 5 * 128]
+        assert [block.nbytes for block in memory._blocks] == [2 * 128, 2 * 128, 4 * 128, 5 * 128]
         del kept
 
 
 def test_a_state_larger_than_a_block(monkeypatch):
     monkeypatch.setattr(arena, "BLOCK_BYTES", 100)
-    home = StateArena(PAIR)
-    assert same(home.copy_of(pair(1)), 1)
-    assert [block.nbytes for block in home._blocks] == [128]
+    memory = StateArena(PAIR)
+    assert same(memory.copy_of(pair(1)), 1)
+    assert [block.nbytes for block in memory._blocks] == [128]
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,14 @@ keep_freed_memory()
 torch.set_num_threads(1)
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 size, room = 50_000, 500
-shelf = StateArena(StateSchema(tuple, (Field("last", (size,), torch.float32),)))
+arena = StateArena(StateSchema(tuple, (Field("last", (size,), torch.float32),)))
 before, kept = resident(), deque(maxlen=room)
 for _ in range(2000):
     y = torch.rand(size)
     for _ in range(3):
         d = torch.cat([y[:1000], y[1000:]]).add(y, alpha=0.1)
         y = torch.add(y, d, alpha=-0.1)
-    kept.append(shelf.copy_of((y,)))
+    kept.append(arena.copy_of((y,)))
 print("ratio", (resident() - before) / (4 * size * room))
 """
 

@@ -50,7 +50,7 @@ def gate(monkeypatch):
 
 
 def settle(store):
-    """Wait until all states on their way have arrived."""
+    """Wait until all states are written."""
     for writing in list(store._writing.values()):
         writing.future.result()
     store._collect_writes()
@@ -201,7 +201,7 @@ def test_no_more_than_two_rows_a_client_at_first(root, schema, make):
     store.close()
 
 
-def test_adopt_refuses_other_owners(root, schema, make, commit):
+def test_restore_refuses_other_owners(root, schema, make, commit):
     stores = [build(root, schema, 0, range(rank, CLIENTS, 2), rank=rank) for rank in range(2)]
     for client in range(CLIENTS):
         stores[client % 2].save(client, make(client, 0))
@@ -215,7 +215,7 @@ def test_adopt_refuses_other_owners(root, schema, make, commit):
         store.close()
 
 
-def test_two_runs_cannot_adopt_the_same_segments(root, schema, make, commit):
+def test_two_runs_cannot_restore_the_same_segments(root, schema, make, commit):
     store = build(root, schema, 0)
     store.save(0, make(0, 0))
     _, table = commit("a", store)
@@ -280,7 +280,7 @@ def reader_that_notes(rows):
     return noted
 
 
-def test_a_state_staged_after_it_was_expected_is_what_is_read(root, schema, make, bits, gate):
+def test_a_state_saved_after_its_prefetch_is_loaded(root, schema, make, bits, gate):
     """A client that takes part in two rounds running."""
     store = build(root, schema, 0)
     store.save(1, make(1, 0))
@@ -354,7 +354,9 @@ def test_reading_waits_for_no_write(root, schema, make, bits, monkeypatch, tmp_p
     store.close()
 
 
-def test_what_is_staged_during_a_commit_is_not_part_of_it(root, schema, make, bits, gate, tmp_path):
+def test_states_saved_during_a_snapshot_are_not_part_of_it(
+    root, schema, make, bits, gate, tmp_path
+):
     store = build(root, schema, 10)
     store.prefetch(range(8))
     for client in range(8):

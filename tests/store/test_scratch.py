@@ -30,7 +30,7 @@ def store(root, near, schema):
 
 
 def settle(store):
-    """Wait until the disk near has what is on its way there."""
+    """Wait until the scratch disk has all that is being written."""
     for writing in list(store._scratch._writing.values()):
         writing.future.result()
 
@@ -57,7 +57,7 @@ def test_a_commit_copies_what_changed(root, near, store, make, commit, monkeypat
     store.close()
 
 
-def test_what_is_staged_during_a_copy_is_not_part_of_it(
+def test_states_saved_during_a_copy_are_not_part_of_it(
     root, store, make, bits, schema, tmp_path, monkeypatch
 ):
     for client in range(CLIENTS):
@@ -96,7 +96,7 @@ class Anchor(NamedTuple):
 
 
 def test_clients_that_share_a_state_share_a_row_in_the_run_directory(root, near, commit):
-    """Whatever of it the near cache holds, and whoever was staged in between."""
+    """Whatever of it the scratch cache holds, and whichever clients were saved in between."""
     schema = StateSchema(Anchor, (Field("x", (4,), torch.float32, shared=True),))
     stores = (
         Hdf5Store(folder, 0, "a", range(CLIENTS), schema, 0, row_per_round=True)

@@ -66,14 +66,14 @@ def holds(read, until: int) -> bool:
     return True
 
 
-@pytest.fixture(params=["memory", "hdf5", "hdf5 without cache", "hdf5 with room for 3"])
+@pytest.fixture(params=["memory", "hdf5", "hdf5 without cache", "hdf5 with a cache of 3"])
 def build(request, root):
     (root / SHARED).mkdir()
 
     def part(folder, rank, session, clients, schema):
         if request.param == "memory":
             return MemoryStore(folder, rank, session, clients, schema)
-        states = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with room for 3": 3}[request.param]
+        states = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with a cache of 3": 3}[request.param]
         return Hdf5Store(folder, rank, session, clients, schema, states * footprint(schema))
 
     def store(rank: int = 0, session: str = "a", ranks: int = 1):
@@ -173,7 +173,7 @@ def test_rows_are_used_again_within_a_round_s_reach(root, monkeypatch):
     store.close()
 
 
-def test_what_is_read_may_be_staged_again(build):
+def test_a_loaded_state_may_be_saved_again(build):
     """An algorithm may keep what it had: it is right, if not shared."""
     store = build()
     play([store], 0)

@@ -26,7 +26,7 @@ class One(NamedTuple):
     x: torch.Tensor
 
 
-KINDS = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with room for 3": 3, "scratch": 2}
+KINDS = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with a cache of 3": 3, "scratch": 2}
 
 
 @pytest.fixture(params=["memory", *KINDS])
@@ -63,7 +63,7 @@ def rows(store) -> list[int]:
     return [0, 0] if isinstance(store, SharedStore) else [0]
 
 
-def test_the_latest_staged_state_is_read(build, make, bits):
+def test_the_latest_saved_state_is_loaded(build, make, bits):
     store = build(0, "a", range(CLIENTS))
     for version in range(3):
         for client in range(0, CLIENTS, 2):
@@ -102,10 +102,10 @@ def test_a_state_of_another_shape_changes_nothing(build, make, bits, commit, sch
 
 
 def test_places_in_memory_are_as_many_as_states(one_part, root, make, schema, monkeypatch):
-    """Read, let go and staged, round after round, no state has two."""
+    """Loaded, evicted and saved, round after round, no state has two copies."""
     monkeypatch.setattr("hpcfl.store.arena.BLOCK_BYTES", 1)  # a block a state
     store = one_part(root, 0, "a", range(CLIENTS), schema)
-    home = getattr(store, "_scratch", store)._arena
+    arena = getattr(store, "_scratch", store)._arena
     for version in range(5):
         store.prefetch(range(CLIENTS))
         states = [store.load(client) for client in range(CLIENTS)]
@@ -115,7 +115,7 @@ def test_places_in_memory_are_as_many_as_states(one_part, root, make, schema, mo
             store.save(client, make(client, version))
     # All of them and one that is taken while the old one is there; on their way from and to a disk
     # three cohorts more.
-    assert len(home._blocks) <= CLIENTS * (1 if isinstance(store, MemoryStore) else 4) + 1
+    assert len(arena._blocks) <= CLIENTS * (1 if isinstance(store, MemoryStore) else 4) + 1
     store.close()
 
 
@@ -139,7 +139,7 @@ def test_a_kept_checkpoint_never_changes(build, make, bits, commit, schema):
             store.save(client, make(client, version))
     b, table_b = commit("b", store)
     store.retain([a, b])
-    for client in range(CLIENTS):  # staged after b, never committed
+    for client in range(CLIENTS):  # saved after b, never in a snapshot
         store.save(client, make(client, 9))
     with Reader(table_a, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(20))
@@ -174,7 +174,7 @@ def test_disk_stays_bounded_over_many_commits(build, make, bits, commit, schema,
     store.close()
 
 
-def test_adopt_goes_on_where_the_commit_was(build, make, bits, commit, schema):
+def test_restore_continues_from_the_snapshot(build, make, bits, commit, schema):
     first = [build(rank, "a", range(rank, CLIENTS, 2)) for rank in range(2)]
     for client in range(20):
         first[client % 2].save(client, make(client, 0))
@@ -190,7 +190,7 @@ def test_adopt_goes_on_where_the_commit_was(build, make, bits, commit, schema):
     for client in range(CLIENTS):
         found = second[client % 2].load(client)
         assert found is None if client >= 20 else bits(found) == bits(make(client, 0))
-    for client in range(10, CLIENTS):  # before keep: nothing old may be overwritten
+    for client in range(10, CLIENTS):  # before retain: no old row may be overwritten
         second[client % 2].save(client, make(client, 2))
     for store in second:
         store.retain([a])
@@ -205,7 +205,7 @@ def test_adopt_goes_on_where_the_commit_was(build, make, bits, commit, schema):
         store.close()
 
 
-def test_rehome_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
+def test_restore_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
     ids = np.random.default_rng(0).choice(10**6, CLIENTS, replace=False).tolist()
     table = None
     for session, ranks in (("a", 2), ("b", 3), ("c", 1)):
