@@ -27,7 +27,7 @@ def run(
         job: a job file, or the same as a mapping.
         overrides: ``key.path=value`` settings over the job's.
         out: the run directory; runs/NAME when absent ("job" is a mapping's name).
-        continued: go on where the directory holds a checkpoint of this job.
+        continued: resume if the directory holds a checkpoint of this job.
 
     Returns:
         The run directory, the final model and the log.
@@ -51,13 +51,13 @@ def resume(
     round: int | None = None,
     verify: bool = True,
 ) -> "Result":
-    """Take up a run again from a checkpoint, on any number of ranks.
+    """Resume a run from a checkpoint, on any number of ranks.
 
     Args:
         directory: the run directory.
         overrides: ``key.path=value`` settings over the job's, which change no past round.
-        out: go on there, in a copy; the run in ``directory`` stays as it is, and may be alive.
-        round: which checkpoint; the newest when absent.  Later ones are given up.
+        out: copy the run there and resume the copy; the run in ``directory`` may be alive.
+        round: of the checkpoint; None: the newest.  Later checkpoints are deleted.
         verify: read all client states first; else each one when it is first used.
 
     Raises:

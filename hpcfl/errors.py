@@ -1,4 +1,7 @@
-"""The errors of hpcfl: a class for each exit code, or for each thing a caller must know."""
+"""The errors of hpcfl, and the conversion of others into errors of one line.
+
+There is a class for each exit code, and for each case that a caller treats differently.
+"""
 
 import errno
 import os
@@ -10,39 +13,39 @@ from pathlib import Path
 from typing import Any
 
 INTERRUPTED = 130
-"""The exit code of what Ctrl-C (SIGINT) ended, with no checkpoint to go on from."""
-TRACEBACK = "HPCFL_TRACEBACK"  # set to 1, the whole traceback of an error is printed besides
+"""The exit code of a command that Ctrl-C (SIGINT) ended without a checkpoint to resume from."""
+TRACEBACK = "HPCFL_TRACEBACK"  # the variable that, set to 1, also prints an error's traceback
 _LONG = 4000  # characters of a message
-_OURS = Path(__file__).parent
-_STANDARD = Path(sysconfig.get_path("stdlib"))
+_HPCFL = Path(__file__).parent
+_PYTHON = Path(sysconfig.get_path("stdlib"))
 _INSTALLED = ("site-packages", "dist-packages")
 _CALLERS = ("torch", "numpy", "pydantic")  # installed packages that call a user's code
-# The file system is full, over a quota or a limit, read-only, or fails; the last five are what
-# network file systems report when a server is lost.
+# The file system is full, over a quota or a limit, read-only, or fails; network file systems report
+# the last five when a server is lost.
 _DISK_FAILURES = frozenset(
     number
     for name in (
         *("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "ENXIO", "ENODEV", "EUCLEAN"),
         *("ESTALE", "ETIMEDOUT", "EREMOTEIO", "ENOTCONN", "ESHUTDOWN"),
     )
-    if (number := getattr(errno, name, None)) is not None  # systems differ in what they know
+    if (number := getattr(errno, name, None)) is not None  # not every system has all of them
 )
-# Sockets raise these, too: they are of a file system where the error names a file.
+# Sockets raise these, too, so they count as disk failures only if the error names a file.
 _OF_SOCKETS = (errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
 
 
 def one_line(text: str) -> str:
-    """The text, cut where it is long; line breaks are spaces, what else is not seen is escaped."""
+    """Make a text one printable line: cut if long, line breaks as spaces, the rest escaped."""
     text = text.rstrip()
     cut = text if len(text) <= _LONG else f"{text[:_LONG]}..."
     return "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in cut)
 
 
 def place(error: BaseException) -> str:
-    """The innermost line of the user's own code that an error went through.
+    """Find the innermost line of the user's own code in an error's traceback.
 
     Returns:
-        " in NAME (FILE:LINE)", or "" where the error went through no such line.
+        " in NAME (FILE:LINE)", or "" if no line of the traceback is the user's.
     """
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     found = [(Path(code.co_filename), line, code.co_name) for code, line in frames]
@@ -54,7 +57,7 @@ def place(error: BaseException) -> str:
 
 
 def defined(function: Callable[..., Any]) -> str:
-    """The line where a function of the user's own is defined, as ``place`` says it; "" for ours."""
+    """The definition of a user's function, in the form of ``place``; "" for a function of hpcfl."""
     code = getattr(function, "__code__", None)
     if code is None:
         return ""
@@ -65,14 +68,14 @@ def defined(function: Callable[..., Any]) -> str:
 
 
 def is_own_fault(error: BaseException, *called: object) -> bool:
-    """Whether an error is hpcfl's own fault: no line and no class of the user's took part.
+    """Whether an error is a fault of hpcfl: neither code nor a class of the user was involved.
 
-    Such an error keeps its traceback.  A lack of memory is never hpcfl's own fault: the job asks
-    for too much, whichever code allocates it.
+    Such an error keeps its traceback.  Running out of memory is never a fault of hpcfl: the job
+    needs too much, whichever code allocates it.
 
     Args:
         error: any.
-        called: the parts of the job that were called: its algorithm, its model, its data.
+        called: the objects of the job that were called: its algorithm, its model, its data.
     """
     package = __name__.partition(".")[0]
     of_user = any(type(part).__module__.partition(".")[0] != package for part in called)
@@ -80,16 +83,16 @@ def is_own_fault(error: BaseException, *called: object) -> bool:
 
 
 def described(error: BaseException, *, otherwise: str = "") -> str:
-    """The error behind the place that it came from: " in NAME (FILE:LINE): TYPE: MESSAGE".
+    """Describe an error with its place: " in NAME (FILE:LINE): TYPE: MESSAGE".
 
     Args:
         error: any.
-        otherwise: the place, where the error went through no line of the user's.
+        otherwise: the place if no line of the traceback is the user's.
     """
     if isinstance(error, BrokenRuleError):
         return f"{error.place}: {error}"
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return f"{place(error) or otherwise}: {said}"
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{place(error) or otherwise}: {text}"
 
 
 def traceback_wanted() -> bool:
@@ -105,13 +108,13 @@ def print_traceback(error: BaseException) -> None:
 
 def _is_ours(file: Path) -> bool:
     """Whether a file is hpcfl's or Python's own."""
-    if str(file).startswith("<frozen ") or file.is_relative_to(_OURS):
+    if str(file).startswith("<frozen ") or file.is_relative_to(_HPCFL):
         return True
-    return file.is_relative_to(_STANDARD) and not _package(file)
+    return file.is_relative_to(_PYTHON) and not _package(file)
 
 
 def _package(file: Path) -> str:
-    """The installed package that a file is of; "" for a file that is not installed."""
+    """The installed package that a file belongs to; "" for a file that is not installed."""
     parts = file.parts
     ends = [k for k, part in enumerate(parts) if part in _INSTALLED]
     return parts[ends[-1] + 1] if ends else ""
@@ -122,7 +125,7 @@ class BrokenRuleError(TypeError):
 
     Args:
         message: which rule, and what to do.
-        place: of the hook, as ``place`` says it.
+        place: of the hook, in the form of the function ``place``.
     """
 
     def __init__(self, message: str, place: str = "") -> None:
@@ -131,17 +134,16 @@ class BrokenRuleError(TypeError):
 
 
 class HpcflError(Exception):
-    """An error whose message is complete: it is printed as one line, without a traceback.
+    """An error with a complete message, which is printed as one line without a traceback.
 
-    A message has no line break and nothing that a terminal obeys, whatever names a job or a file
-    holds.
+    ``str`` of it has no line break and no control character, whatever names a job or a file has.
 
     Args:
         message: where, what was found, what was expected, what to do.
-        collective: every rank raises an error at this point, so the group can be left in order;
-            the class's own value when absent.
-        speaker: this rank reports it for all, though it may not be rank 0.
-        exit_code: of the process; the class's own when absent.
+        collective: whether every rank raises an error at this point, so that all can close the
+            group; None: the class's value.
+        speaker: whether this rank prints it, even if it is not rank 0.
+        exit_code: of the process; None: the class's value.
     """
 
     exit_code = 1
@@ -178,15 +180,14 @@ class DataError(JobError):
 
 
 class StoreError(JobError):
-    """A store or checkpoint file is missing, damaged or of another run."""
+    """A file of a run (a store, a checkpoint, a log) is missing, damaged or of another run."""
 
 
 class DiskError(HpcflError):
-    """A file cannot be written or read: no space, no quota, a read-only or failing file system.
+    """A file cannot be written or read: the file system is full, over a quota, read-only or fails.
 
-    Neither the job nor a file's content is wrong: the same command goes on once a person has made
-    room or repaired the file system, and fails again before.  The exit code is sysexits.h's
-    EX_IOERR.
+    Neither the job nor a file's content is wrong: the same command continues once a person has made
+    room or repaired the file system.  The exit code is EX_IOERR of sysexits.h.
     """
 
     exit_code = 74
@@ -198,24 +199,22 @@ def is_disk_failure(error: OSError) -> bool:
 
 
 def file_error(error: OSError, message: str, otherwise: type[HpcflError]) -> HpcflError:
-    """The error to raise for a file that the system refuses.
+    """Make the error to raise for an OSError about a file.
 
     Args:
         error: the system's.
-        message: says which file, what failed and what to do.
-        otherwise: the class where the file system itself is sound.
+        message: which file, what failed and what to do.
+        otherwise: the class to use unless the file system itself failed.
     """
     return (DiskError if is_disk_failure(error) else otherwise)(message)
 
 
 def as_disk_error(error: BaseException, path: Path | None = None) -> DiskError | None:
-    """A failure of the file system that nobody has told yet, as the error that tells it.
-
-    None where ``error`` is something else.
+    """Convert an OSError of a failing file system to a DiskError; None for every other error.
 
     Args:
         error: any.
-        path: the file, where the error names none, as that of a read or a write does not.
+        path: the file, if the error names none, as errors of reads and writes do.
     """
     if not (isinstance(error, OSError) and is_disk_failure(error)):
         return None
@@ -229,10 +228,10 @@ def as_disk_error(error: BaseException, path: Path | None = None) -> DiskError |
 
 @contextmanager
 def disk_errors(path: Path | None = None) -> Iterator[None]:
-    """Tell a failure of the file system inside the block; let every other error pass.
+    """Convert a failure of the file system in the block to a DiskError; other errors pass.
 
     Args:
-        path: the only file that the block reads or writes, if it does nothing else with files.
+        path: the file that the block reads or writes, if it uses only one.
 
     Raises:
         DiskError: the disk is full or fails.
@@ -253,18 +252,17 @@ class DivergedError(HpcflError):
 
 
 class HookError(HpcflError):
-    """A class of the user's raised in a round, outside of the training of a client."""
+    """A class of the user raised in a round, outside the training of a client."""
 
 
 class ClientError(HpcflError):
-    """An algorithm, a model or a data set raised while one client was being trained.
+    """An algorithm, a model or a data set raised during the training of a client.
 
     Args:
         client: the client's id.
-        round: counted from one, as the log does.
+        round: counted from one, as in the log.
         step: the local step, from zero, or None outside the local loop.
-        stage: what the client was doing: "begin", "step", "finish",
-            "full gradient".
+        stage: "begin", "step", "finish" or "full gradient".
     """
 
     def __init__(self, client: int, round: int, step: int | None, stage: str) -> None:
@@ -278,7 +276,7 @@ class ClientError(HpcflError):
 
 
 class RankError(HpcflError):
-    """Ranks disagree on what must be the same everywhere, or the launcher and MPI do not match."""
+    """Ranks cannot connect, were lost, or differ in a value that must be the same on all."""
 
 
 class Stopped(HpcflError):
@@ -289,7 +287,7 @@ class Stopped(HpcflError):
 
 
 class LostFileError(HpcflError):
-    """A file or folder of the run was deleted, replaced or cut while the run was alive."""
+    """A file or folder of the run was deleted, replaced or changed while the run used it."""
 
 
 class SweepError(HpcflError):
@@ -297,7 +295,7 @@ class SweepError(HpcflError):
 
 
 class RemoteRankError(HpcflError):
-    """Another rank failed, and that rank reports why."""
+    """Another rank failed, and reports the reason."""
 
     collective = True
 
@@ -307,10 +305,10 @@ class RemoteRankError(HpcflError):
 
 @contextmanager
 def convert_errors(convert: Callable[[Exception], HpcflError | None]) -> Iterator[None]:
-    """Convert what the block raises; errors of hpcfl pass unchanged.
+    """Convert the errors of the block; those of hpcfl pass unchanged.
 
     Args:
-        convert: gives the error to raise instead; None: the original keeps its traceback.
+        convert: returns the error to raise instead, or None to let the original pass.
 
     Raises:
         DiskError: the disk is full or fails.
@@ -330,12 +328,13 @@ def convert_errors(convert: Callable[[Exception], HpcflError | None]) -> Iterato
 def as_job_error(
     where: str, does: str, function: Callable[..., Any], advice: str = ""
 ) -> Iterator[None]:
-    """Turn what a user's class raises before round 1 into a JobError of one line.
+    """Convert an error that a user's class raises before round 1 to a JobError of one line.
 
     Args:
         where: the key of the job that names the class, and its value.
-        does: what hpcfl asked the class for: "cannot load the data".
-        function: the method that is called; it tells the place where the traceback does not.
+        does: what failed: "cannot load the data".
+        function: the method that is called; its definition is named if the traceback has no line
+            of the user's.
         advice: what to do.
 
     Raises:
@@ -344,22 +343,22 @@ def as_job_error(
     """
 
     def convert(e: Exception) -> JobError | None:
-        # A fault of a class of hpcfl is a fault of the program: it keeps its traceback.
+        # An error without any code of the user is a fault of hpcfl, and keeps its traceback.
         if not (place(e) or defined(function) or lacks_memory(e)):
             return None
-        said = described(e, otherwise=defined(function))
-        return JobError(f"{where}: {does}{said}{advice or hint()}")
+        text = described(e, otherwise=defined(function))
+        return JobError(f"{where}: {does}{text}{advice or hint()}")
 
     with convert_errors(convert):
         yield
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error says that memory cannot be had, as numpy or as torch says it."""
-    said = ("can't allocate memory", "CUDA out of memory", "Storage size calculation overflowed")
-    return isinstance(error, MemoryError) or any(text in str(error) for text in said)
+    """Whether an error means that memory cannot be allocated, as raised by numpy or torch."""
+    texts = ("can't allocate memory", "CUDA out of memory", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
 
 def hint() -> str:
-    """How to see more of an error, for the end of its line."""
+    """How to see an error's traceback, for the end of its line."""
     return "" if traceback_wanted() else f"; {TRACEBACK}=1 shows the whole traceback"

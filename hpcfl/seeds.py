@@ -1,7 +1,7 @@
-"""Random streams: every draw is keyed by (seed, purpose, round, client) and by nothing else.
+"""Random streams: each is determined by (seed, purpose, round, client) and by nothing else.
 
-A stream never depends on which rank asks, in which order, or on what ran before, so the same job
-and seed give the same bits on any number of ranks and after any restart.
+A stream depends neither on the rank nor on the draws before it, so the same job and seed give the
+same bits on any number of ranks and after any restart.
 """
 
 from hashlib import blake2b
@@ -16,29 +16,32 @@ NO_CLIENT = -1  # for draws that belong to the server
 
 
 def key(seed: int, purpose: str, round: int = NO_ROUND, client: int = NO_CLIENT) -> int:
-    """A 63-bit number that only these four determine."""
+    """A 63-bit number determined by the four arguments."""
     return int.from_bytes(_digest(8, seed, purpose, round, client), "little") >> 1
 
 
 def stream(
     seed: int, purpose: str, round: int = NO_ROUND, client: int = NO_CLIENT
 ) -> np.random.Generator:
-    """A numpy generator of the stream's own."""
+    """A new numpy generator, at the beginning of the stream."""
     words = np.frombuffer(_digest(32, seed, purpose, round, client), dtype="<u8")
     return np.random.Generator(np.random.PCG64(_Words(words)))  # type: ignore[arg-type]
 
 
 class _Words:
-    """A generator's state: a digest is mixed already, and numpy would mix it at length again."""
+    """Passes a digest to PCG64 as its state.
+
+    numpy's SeedSequence would hash it again, which takes longer than the digest.
+    """
 
     def __init__(self, words: NDArray[np.uint64]) -> None:
         self._words = words
 
     def generate_state(self, count: int, dtype: type = np.uint64) -> NDArray[np.uint64]:
-        """The four words that PCG64 asks for.
+        """The four words of PCG64's state.
 
         Raises:
-            NotImplementedError: something else asks for others.
+            NotImplementedError: another generator requests other words.
         """
         if (count, dtype) != (4, np.uint64):
             raise NotImplementedError(f"{count} words of {dtype}; a stream is PCG64's")

@@ -1,10 +1,12 @@
-"""The signals of this process: those that stop a run or ask for a checkpoint, and Ctrl-C.
+"""Handle the signals that stop a run or ask for a checkpoint, and Ctrl-C.
 
-In the rounds of a run, ``Signals`` latches them and the engine acts on them after a round, on all
-ranks together.  Ctrl-C (SIGINT) outside of the rounds ends the ``hpcfl`` command: while the program
-starts, at once and without a message, since a KeyboardInterrupt raised in the middle of an import
-becomes a traceback of a library's, or is printed and lost; once a command works, by a
-KeyboardInterrupt, so that it can clean up.  A second Ctrl-C ends the process at once.
+During the rounds, ``Signals`` latches them, and the engine acts on them after a round, on all ranks
+together.
+
+At other times Ctrl-C (SIGINT) ends the ``hpcfl`` command.  While the program starts, it does so at
+once and without a message: a KeyboardInterrupt in the middle of an import would become a traceback
+of some library, or would be printed and lost.  Later it raises KeyboardInterrupt, so that the
+command can clean up.  A second Ctrl-C ends the process at once.
 """
 
 import os
@@ -20,22 +22,22 @@ from hpcfl.errors import INTERRUPTED, Stopped
 STOP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SAVE = signal.SIGUSR2
 BATCH = (signal.SIGTERM, signal.SIGUSR1)
-"""What a batch system sends to ask for a stop; it may do so while the program still starts."""
+"""Sent by a batch system to request a stop, maybe while the program still starts."""
 _IMPORT = "<frozen importlib._bootstrap>"
 
 
 class _Latched:
-    """What was asked of this process before a ``Signals`` was open."""
+    """The signals that arrived before a ``Signals`` was open."""
 
     stop = 0
     save = False
 
 
 def latch_early() -> None:
-    """Latch a batch system's signals from now on; the next ``Signals`` that opens takes them over.
+    """Latch a batch system's signals from now on, for the next ``Signals`` that is opened.
 
-    Called before the slow imports and the set-up, in which such a signal would kill the process:
-    nothing would be left to tell a stop that was asked for from a crash.  Only a process's main
+    Call it before the slow imports and the set-up.  Without it such a signal would kill the process
+    there, and a requested stop could not be distinguished from a crash.  Only a process's main
     thread can call it.
     """
     for number in BATCH:
@@ -52,7 +54,7 @@ def _latch_save_early(number: int, frame: FrameType | None) -> None:
 
 
 def stopped(number: int, done: int, rounds: int) -> Stopped:
-    """The end of a run that the signal ``number`` stopped after ``done`` of ``rounds`` rounds."""
+    """Make the error that ends a run stopped by the signal ``number``."""
     return Stopped(
         f"stopped by {signal.Signals(number).name} after round {done} of {rounds}, with a "
         "checkpoint: resume to go on"
@@ -60,24 +62,24 @@ def stopped(number: int, done: int, rounds: int) -> Stopped:
 
 
 class Signals:
-    """What was asked of this process; a context manager that listens while it is open.
+    """The signals that this process received; a context manager that latches them while open.
 
-    It begins with what ``latch_early`` latched.
+    It starts with the signals that ``latch_early`` latched.
 
-    The first signal to stop counts; those that follow it (Slurm sends more than one) do not, but
-    for a SIGINT (Ctrl-C) after another signal: whoever presses it twice does not want to wait.
-    A context that ends by Stopped goes on latching: the process is on its way out, and signals
-    that follow must not change its exit code.  Only a process's main thread can open it.
+    The first signal to stop counts.  Later ones (Slurm sends more than one) are ignored, except
+    SIGINT (Ctrl-C) after another signal, which raises KeyboardInterrupt: the user does not want to
+    wait.  If the context ends by Stopped, signals are still latched: the process is ending, and
+    later signals must not change its exit code.  Only a process's main thread can open it.
     """
 
     def __init__(self, *, latch_interrupt: bool = True) -> None:
         self.latch_interrupt = latch_interrupt
-        """Whether a first SIGINT waits to be agreed on, as those of batch systems do; else it
-        raises KeyboardInterrupt.  False while there is nothing that is worth the wait."""
+        """Whether a first SIGINT stops the run after the round, as other signals do; if not, it
+        raises KeyboardInterrupt.  False while there is no round that a checkpoint would save."""
         self.stop = 0
-        """The number of the signal that asked for a stop, or 0."""
+        """The number of the signal that requested a stop, or 0."""
         self.save = False
-        """Whether a checkpoint was asked for."""
+        """Whether a signal requested a checkpoint."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -103,19 +105,19 @@ class Signals:
 
 
 class _Command:
-    """What Ctrl-C must know of the ``hpcfl`` command in this process."""
+    """The state that decides how Ctrl-C ends this process."""
 
     runs = False
-    """Whether this process is the ``hpcfl`` command; else signals belong to the caller."""
-    resumes: Path | None = None
-    """The run directory whose checkpoints the command resumes from, once it is known."""
+    """Whether this process is the ``hpcfl`` command; if not, signals are the caller's business."""
+    resumable: Path | None = None
+    """The run directory from whose checkpoints a resume can start, once it is known."""
 
 
 def exit_on_interrupt() -> None:
-    """From now on Ctrl-C ends this process, the ``hpcfl`` command, at once."""
+    """Declare this process to be the ``hpcfl`` command; from now on Ctrl-C ends it at once."""
     _Command.runs = True
-    # Where KeyboardInterrupt cannot be raised (in a __del__, in a callback of a library), Python
-    # would print a traceback and go on.
+    # A KeyboardInterrupt in a ``__del__`` or in a callback of a library cannot be raised further:
+    # Python would print a traceback and continue.
     sys.unraisablehook = _end_if_interrupted(sys.unraisablehook)
     signal.signal(signal.SIGINT, _end)
 
@@ -130,16 +132,16 @@ def raise_on_interrupt() -> None:
 
 
 def set_resumable(run: Path | None) -> None:
-    """Set the run directory whose checkpoints, if any, a resume of this command starts from.
+    """Set the run directory from whose checkpoints, if there are any, a resume can start.
 
-    Ctrl-C then ends the process with the exit code that asks for a resume.
+    With it Ctrl-C ends the process with the exit code that requests a resume.
     """
-    _Command.resumes = run
+    _Command.resumable = run
 
 
 def interrupt_exit_code() -> int:
     """The exit code of a process that Ctrl-C ends: 75 where it can be resumed, else 130."""
-    run = _Command.resumes
+    run = _Command.resumable
     resumable = run is not None and any(run.glob("checkpoints/*/manifest.json"))
     return Stopped.exit_code if resumable else INTERRUPTED
 

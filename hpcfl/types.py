@@ -1,4 +1,4 @@
-"""The types that every package uses."""
+"""Types that all packages use: tensors, numbers of a job, examples and batches."""
 
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
@@ -15,7 +15,7 @@ def absolute(path: str) -> str:
     """The absolute path.
 
     Raises:
-        ValueError: no file can be called so.
+        ValueError: it has a zero byte.
     """
     if "\0" in path:
         raise ValueError(f"found {path!r}, which has a zero byte, as no path does")
@@ -49,13 +49,13 @@ class Section:
 
 
 class Stored(Protocol):
-    """Inputs that stay in a file until they are needed: images to be decoded, say."""
+    """Inputs that stay in a file until they are needed, such as encoded images."""
 
     shape: tuple[int, ...]
-    """[n, ...], as a tensor of them all would have it."""
+    """[n, ...], the shape of a tensor of all inputs."""
     dtype: torch.dtype
     workers: int
-    """Threads that read ahead of the training."""
+    """Threads that read inputs before the training needs them."""
 
     def read(self, rows: NDArray[np.int64]) -> Tensor:
         """The inputs [B, ...] of these rows, on the CPU; called by several threads at once.
@@ -67,14 +67,14 @@ class Stored(Protocol):
 
 
 class Examples(NamedTuple):
-    """Rows of data, as stored: n examples."""
+    """n examples, as they are stored."""
 
     inputs: Tensor | Stored  # [n, ...]
     labels: Tensor  # [n, ...]
 
 
 class Batch(NamedTuple):
-    """What a model and a loss take: B examples, on the device, in the compute dtype."""
+    """B examples for a model and a loss, on the device and in the compute dtype."""
 
     inputs: Tensor  # [B, ...]
     labels: Tensor  # [B, ...]
@@ -87,5 +87,5 @@ class Loss(Protocol):
     """The mean loss of a batch."""
 
     def __call__(self, outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
-        """Of outputs and labels, [B, ...] each; over the examples whose ``counts`` [B] is 1."""
+        """The mean over the examples whose ``counts`` [B] is 1; outputs and labels are [B, ...]."""
         ...

@@ -146,8 +146,8 @@ def _mean(comm: Comm, reduction: Reduction, uploads: Sequence[Upload]) -> Callab
     count = len(uploads)
     ids = [comm.rank * count + k for k in range(count)]
     cohort = comm.size * count
-    weights, flags = [500.0] * count, np.zeros(1)
-    return lambda: reduction.mean(uploads, ids, weights, 500.0 * cohort, cohort, flags, round=1)
+    weights, values = [500.0] * count, np.zeros(1)
+    return lambda: reduction.mean(uploads, ids, weights, 500.0 * cohort, cohort, values, round=1)
 
 
 def _draw(size: int, rank: int, client: int) -> Tensor:

@@ -23,7 +23,7 @@ from hpcfl.bench.result import Figure, Result
 from hpcfl.bench.round import LENET, images
 from hpcfl.bench.single_rank import Engine, single_rank
 from hpcfl.job.schema import load
-from hpcfl.store.disk_usage import ROUNDS
+from hpcfl.store.disk_usage import ROUNDS_BEFORE_COMMIT
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.schema import Field, StateSchema
 
@@ -119,16 +119,16 @@ class _ByStore:
         self._folder.mkdir()
         schema = StateSchema(State, (Field("z", (STATE_BYTES // 4,), torch.float32),))
         self._store = Hdf5Store(root / "stores", 0, "bench", range(clients), schema, 0)
-        self._store.ensure_rows([clients + ROUNDS * COHORT])
+        self._store.ensure_rows([clients + ROUNDS_BEFORE_COMMIT * COHORT])
         self._store.prefetch(self._cohorts[0])  # as many as a round has
         self.close = self._store.close
 
     def write(self) -> None:
-        """Stage and commit all."""
+        """Save all states, and take a snapshot."""
         for cohort in self._cohorts:
             for client in cohort:
-                self._store.write(client, self._states[client % COHORT])
-        for part in self._store.commit(self._folder):
+                self._store.save(client, self._states[client % COHORT])
+        for part in self._store.snapshot(self._folder):
             part.result()
         self._store.retain([])
 
@@ -136,7 +136,7 @@ class _ByStore:
         """Read all, as rounds do."""
         for cohort, coming in zip(self._cohorts, [*self._cohorts[1:], range(0)], strict=True):
             for client in cohort:
-                self._store.read(client)
+                self._store.load(client)
             self._store.prefetch(coming)
 
 

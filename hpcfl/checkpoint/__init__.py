@@ -1,1 +1,1 @@
-"""Checkpoints: what a run needs to resume, committed by one rename."""
+"""Checkpoints: all that a run needs to resume, committed by one rename."""

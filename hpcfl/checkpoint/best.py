@@ -1,8 +1,8 @@
-"""Keep the best model so far: best.safetensors in the run directory, and in every checkpoint.
+"""Keep the best evaluated model in best.safetensors, in the run directory and every checkpoint.
 
-A checkpoint holds the best model as of its round, so a resume puts back what was true then: a
-better one of a later round, which the resumed run has not played yet, does not count before it is
-found again.  The file tells its round and its score itself, and holds a checksum of all of it.
+A checkpoint holds the best model as of its round, and a resume restores it: a better one of a later
+round must not count before the resumed run finds it again.  The file holds the model, its round,
+its score and a checksum of them.
 """
 
 import math
@@ -17,11 +17,11 @@ from hpcfl.io.atomic import STANDS, write_errors, write_file
 from hpcfl.io.checked_tensors import pack, unpack
 from hpcfl.types import Vector
 
-SCORES = {"test_accuracy": 1, "test_loss": -1}  # the first that a run has decides; -1: the lower
+SCORES = {"test_accuracy": 1, "test_loss": -1}  # the first that a run has counts; -1: lower wins
 
 
 class BestModel(NamedTuple):
-    """A model with the round it is of and the score that made it the best."""
+    """A model, its round, and the name and value of its score."""
 
     x: Vector
     round: int
@@ -30,20 +30,20 @@ class BestModel(NamedTuple):
 
     @property
     def rank(self) -> float:
-        """The higher the better."""
+        """The score as a number that is higher for a better model."""
         return SCORES[self.name] * self.score
 
     def pack(self) -> bytes:
-        """As safetensors: x [P], round, and the score under its name."""
+        """The content of the file: safetensors of x [P], the round, and the score by its name."""
         score = torch.tensor(self.score, dtype=torch.float64)
         return pack({"x": self.x, "round": torch.tensor(self.round), self.name: score})
 
     @classmethod
     def unpack(cls, content: bytes, path: Path) -> "BestModel":
-        """What ``pack`` made.
+        """Read what ``pack`` returned.
 
         Raises:
-            StoreError: it is damaged; ``path`` says where it is from.
+            StoreError: it is damaged; ``path`` is for the message.
         """
         try:
             tensors = unpack(content)
@@ -54,13 +54,13 @@ class BestModel(NamedTuple):
 
 
 class Best:
-    """Keeps the best model of a run; on rank 0 alone."""
+    """Keeps the best model of a run; used on rank 0 alone."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._rank = -math.inf
         self.content: bytes | None = None
-        """The file, or None before the first evaluation."""
+        """The content of the file, or None before the first evaluation."""
 
     def offer(self, round: int, scores: Mapping[str, float], x: Vector) -> None:
         """Keep ``x``, the model after ``round`` rounds, if it is better than all before.
@@ -70,12 +70,12 @@ class Best:
         """
         name = next(name for name in SCORES if name in scores)
         found = BestModel(x.detach().cpu(), round, name, scores[name])
-        if found.rank > self._rank:  # of equals the earlier stays; a NaN never comes
+        if found.rank > self._rank:  # the first of equals is kept, and never a NaN
             self._rank, self.content = found.rank, found.pack()
             write_file(self._path, self.content, advice=STANDS)
 
     def restore(self, content: bytes | None) -> None:
-        """Go on from the best model of a checkpoint; None where there is none yet.
+        """Continue with the best model of a checkpoint; None if it has none.
 
         Raises:
             StoreError: it is damaged, or cannot be written.

@@ -1,7 +1,7 @@
 """Write and read buffers.safetensors: a model's buffers, such as frozen statistics.
 
-No round changes it, so it is written once, at the start, and no checkpoint holds it.  A resume
-takes it from nowhere else: the file of ``model.init`` may be gone, or on another host.
+No round changes them, so they are written once, at the start, and not to every checkpoint.  A
+resume reads this file and not ``model.init``, which may be deleted by then, or on another host.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from hpcfl.io.checked_tensors import pack, unpack
 
 
 def write(path: Path, buffers: Mapping[str, Tensor]) -> None:
-    """Keep the buffers; no file where there are none.
+    """Write the buffers; no file if there are none.
 
     Raises:
         DiskError: the disk is full or fails.
@@ -26,7 +26,7 @@ def write(path: Path, buffers: Mapping[str, Tensor]) -> None:
 
 
 def read(path: Path, into: Mapping[str, Tensor]) -> None:
-    """Overwrite a model's buffers with those of the file; nothing is read where it has none.
+    """Overwrite a model's buffers with those of the file; do nothing if it has none.
 
     Raises:
         StoreError: the file is missing, damaged or of another model.
@@ -48,8 +48,8 @@ def read(path: Path, into: Mapping[str, Tensor]) -> None:
 
 
 _LOST = (
-    "it holds what the model computes with besides its parameters: put it back, or run the job "
-    "again into another directory"
+    "the model computes other values without its buffers: put the file back, or run the job again "
+    "into another directory"
 )
 
 

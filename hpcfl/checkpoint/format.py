@@ -1,22 +1,21 @@
 """Read and write the contents of a checkpoint.
 
     checkpoints/00000500/
-        server.safetensors   the server's state, written by rank 0
-        kept.safetensors     what else the coming rounds need, if anything; by rank 0
-        best.safetensors     the best model so far, where the job keeps one
-        rows-RANK.npz        where the states of the clients of RANK lie, one file a rank
-        shared/rows-RANK.npz the same of the part of the states that clients share, if there is one
-        manifest.json        round, ranks, job, checksums, its own too; the rename into place is
-                             the commit
+        server.safetensors   the server's state
+        kept.safetensors     other tensors that later rounds need, if there are any
+        best.safetensors     the best model so far, if the job keeps it
+        rows-RANK.npz        the segment and row of the state of each client of RANK
+        shared/rows-RANK.npz the same for the part of the states that clients share, if there is one
+        manifest.json        round, ranks, job and checksums, also of itself
 
-A folder without a manifest was never committed and is pruned.  All files but the manifest are
-written in the background, while the next rounds are played.
+Each rank writes its rows, rank 0 everything else.  All files but the manifest are written in the
+background, while the next rounds are played.  Renaming the manifest into place commits the
+checkpoint; a folder without a manifest is deleted at the next resume.
 """
 
 import re
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import torch
 from safetensors import SafetensorError
@@ -25,10 +24,11 @@ from torch import Tensor
 
 from hpcfl.errors import StoreError
 from hpcfl.run_dir.manifest import KEPT, RESUME_OLDER, SERVER, Checkpoint, check_files, read_file
+from hpcfl.store.segment import checksum
 
 
 def read_server(checkpoint: Checkpoint, template: Any, device: torch.device) -> Any:
-    """The server of a checkpoint, on ``device``; ``template`` is the dry round's server.
+    """Read the server of a checkpoint, to ``device``; ``template`` is the dry round's server.
 
     Raises:
         StoreError: a file is missing, damaged, or of another model.
@@ -39,7 +39,7 @@ def read_server(checkpoint: Checkpoint, template: Any, device: torch.device) -> 
 
 
 def read_kept(checkpoint: Checkpoint, device: torch.device) -> dict[str, Tensor]:
-    """What a checkpoint kept beside the server, on ``device``; ``read_server`` checks its file.
+    """Read the other tensors of a checkpoint; call ``read_server`` first, which checks the file.
 
     Raises:
         StoreError: the file is damaged.
@@ -57,7 +57,7 @@ def _load(path: Path, device: torch.device) -> dict[str, Tensor]:
 
 
 def flatten_server(server: Any) -> dict[str, Tensor]:
-    """A server's tensors by name; those of a tuple get a number: "past.0"."""
+    """A server's tensors by name; those of a tuple are numbered: "past.0"."""
     tensors: dict[str, Tensor] = {}
     for name, value in zip(server._fields, server, strict=True):
         if isinstance(value, Tensor):
@@ -68,7 +68,7 @@ def flatten_server(server: Any) -> dict[str, Tensor]:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """On the CPU, sharing memory with no other: safetensors refuses that."""
+    """Copy a tensor to the CPU, in memory of its own: safetensors refuses shared memory."""
     return tensor.detach().cpu().clone()
 
 
@@ -78,9 +78,9 @@ def _nested(tensors: dict[str, Tensor], template: Any, path: Path) -> Any:
         if isinstance(value, Tensor):
             found = tensors.get(name)
             if found is None or (found.shape, found.dtype) != (value.shape, value.dtype):
-                what = "nothing" if found is None else f"{tuple(found.shape)} {found.dtype}"
+                seen = "nothing" if found is None else f"{tuple(found.shape)} {found.dtype}"
                 raise StoreError(
-                    f"{path}: {name}: found {what}, expected {tuple(value.shape)} {value.dtype}"
+                    f"{path}: {name}: found {seen}, expected {tuple(value.shape)} {value.dtype}"
                 )
             values.append(found)
         else:
@@ -93,9 +93,5 @@ def _nested(tensors: dict[str, Tensor], template: Any, path: Path) -> Any:
 
 
 def fingerprint(*tensors: Tensor) -> int:
-    """A checksum of the bits of all tensors together."""
-    mark = 0
-    for tensor in tensors:
-        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        mark = crc32(content.numpy().data, mark)
-    return mark
+    """The crc32 of the bits of all tensors together, on any device."""
+    return checksum(tensor.detach().cpu() for tensor in tensors)

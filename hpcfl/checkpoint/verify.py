@@ -1,6 +1,7 @@
 """Verify the client states of a checkpoint before a run resumes from it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from hpcfl.io.progress import track
 from hpcfl.store.reader import Reader
@@ -10,16 +11,21 @@ from hpcfl.store.segment import Segment
 
 
 def verify_states(
-    table: Table, schema: StateSchema, clients: Sequence[int] | Ints, *, rows: bool, speak: bool
+    table: Table,
+    schema: StateSchema,
+    clients: Sequence[int] | Ints,
+    *,
+    rows: bool,
+    show_progress: bool,
 ) -> None:
-    """Check the segments of these clients' states and, with ``rows``, every state's checksum.
+    """Check the segment files of clients' states and, with ``rows``, every state's checksum.
 
     Args:
-        table: of the checkpoint.
-        schema: the shape of a whole state.
-        clients: whose states.
-        rows: read them all, which takes as long as the disk needs.
-        speak: tell how far it is, where it takes long.
+        table: the checkpoint's row table.
+        schema: of a whole state.
+        clients: whose states are checked.
+        rows: whether to read all states, which takes as long as the disk needs.
+        show_progress: whether to print how far it is.
 
     Raises:
         StoreError: a segment is missing or damaged, or a state's checksum is wrong.
@@ -27,12 +33,14 @@ def verify_states(
     parts = [(table.own, schema.own if table.shared else schema)]
     if table.shared:
         parts.append((table.shared, schema.shared))
-    for whole, fields in parts:
-        part = whole.for_clients(clients)
-        for index in sorted(set(part.segments.tolist())):
-            Segment.open(part.paths[index], fields, "r").close()
+    for part, fields in parts:
+        entries = part.for_clients(clients)
+        for index in sorted(set(entries.segments.tolist())):
+            Segment.open(entries.paths[index], fields, "r").close()
         if rows:
-            with Reader(part, fields) as reader:
-                states = reader.all()
-                for _ in track(states, "verified states", part.clients.size) if speak else states:
+            with Reader(entries, fields) as reader:
+                states: Iterable[Any] = reader.all()
+                if show_progress:
+                    states = track(states, "verified states", entries.clients.size)
+                for _ in states:  # reading a state compares its checksum
                     pass

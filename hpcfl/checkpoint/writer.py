@@ -1,4 +1,7 @@
-"""Write checkpoints: begun after one round, committed after a later one."""
+"""Write checkpoints: ``begin`` one after a round, ``commit`` it after a later round.
+
+In between, the files are written in the background while the rounds continue.
+"""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -32,24 +35,27 @@ from hpcfl.store.row_table import files as row_tables
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointContents:
-    """What a checkpoint holds besides the clients' states; the same on every rank unless said."""
+    """The contents of a checkpoint besides the clients' states.
+
+    The same on every rank, except where rank 0 is named.
+    """
 
     round: int
     """Rounds completed."""
     server: Any
-    """The algorithm's."""
+    """The server's state."""
     kept: Mapping[str, Tensor]
-    """What else the coming rounds need, by name."""
+    """Other tensors that later rounds need, by name."""
     job: str
     """The fingerprint of the job; a resume refuses another."""
     inputs: Mapping[str, str]
     """The digests of the job's inputs; a resume refuses others."""
     log: LogPosition
-    """What stands in the log."""
+    """The end of the log; on rank 0."""
     run_files: Mapping[str, int]
-    """The crc32 of the files of the run directory that no round changes; rank 0's is written."""
+    """The crc32 of the files of the run directory that no round changes; on rank 0."""
     best: bytes | None = None
-    """The file of the best model so far, if there is one; rank 0's is written."""
+    """The file of the best model so far, if there is one; on rank 0."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class PendingCheckpoint:
     folder: Path
     contents: CheckpointContents
     written: "list[Future[None]]"
-    """What this rank is still writing."""
+    """Done once this rank has written its part."""
 
     @property
     def ready(self) -> bool:
@@ -69,26 +75,27 @@ class PendingCheckpoint:
     def commit(
         self, store: ClientStore, comm: Comm, keep: int, require_in_place: Callable[[], None]
     ) -> list[Path]:
-        """Collective: wait until all is written, commit it and let go of the oldest.
+        """Collective: wait until all ranks have written, commit, and delete the oldest checkpoint.
 
         Args:
             store: this rank's client states.
             comm: the ranks.
-            keep: how many checkpoints.
-            require_in_place: refuses where a file that the checkpoint needs is gone; called on
-                every rank before anything is committed or removed.
+            keep: how many checkpoints to keep.
+            require_in_place: raises LostFileError if a file that the checkpoint needs is gone;
+                called on every rank before anything is committed or deleted.
 
         Returns:
-            The folders of the ``keep`` checkpoints that are kept, oldest first.
+            The folders of the checkpoints that are kept, oldest first.
 
         Raises:
-            LostFileError: nothing was committed, and nothing removed.
+            LostFileError: nothing was committed, and nothing deleted.
             DiskError: on this rank alone: the disk is full or fails.
             StoreError: on this rank alone: a file cannot be written for another reason.
         """
         for part in self.written:
             part.result()
-        with raise_collectively(comm):  # and all ranks have written
+        # Collective, so after it all ranks have written their part.
+        with raise_collectively(comm):
             require_in_place()
         root, names = self.folder.parent, ""
         if comm.rank == 0:
@@ -96,7 +103,7 @@ class PendingCheckpoint:
                 self._commit(comm.size)
             with write_errors(root):
                 names = " ".join(found.folder.name for found in _prune(root, keep))
-        # Only what rank 0 knows to be kept: another host's view of the folder may be seconds old.
+        # Rank 0 sends the names, because on NFS another host may see an older state of the folder.
         folders = [root / name for name in comm.bcast(names).split()]
         store.retain(folders)
         return folders
@@ -110,9 +117,10 @@ class PendingCheckpoint:
             self.folder, c.round, ranks, c.job, c.log, files, c.inputs, c.run_files
         )
         content = write_manifest(checkpoint)
+        # The names of all files must be on the disk before the manifest that commits them.
         sync_folder(self.folder)
         write_file(self.folder / MANIFEST, content, advice=STANDS)
-        sync_folder(self.folder.parent)
+        sync_folder(self.folder.parent)  # the folder's own name
 
 
 def begin(
@@ -123,15 +131,15 @@ def begin(
     background: Executor,
     sync_log: Callable[[], None],
 ) -> PendingCheckpoint:
-    """Collective: begin to write a checkpoint: its contents, and every rank's client states.
+    """Collective: begin to write a checkpoint, with every rank's client states.
 
     Args:
         root: the folder of the checkpoints.
-        contents: what it holds besides the states.
+        contents: everything but the states.
         store: this rank's client states.
         comm: the ranks.
-        background: where rank 0 writes its files.
-        sync_log: brings the log to the disk; called by ``background`` on rank 0.
+        background: the executor of rank 0's writes.
+        sync_log: fsyncs the log; called by ``background`` on rank 0.
 
     Raises:
         DiskError: on this rank alone: the disk is full or fails.
@@ -147,8 +155,8 @@ def begin(
         if contents.kept:
             files[KEPT] = {name: copied(tensor) for name, tensor in contents.kept.items()}
         written.append(background.submit(_write, folder, files, contents.best, sync_log))
-    comm.barrier()
-    written += store.commit(folder)
+    comm.barrier()  # no rank may write into the folder before rank 0 has made it
+    written += store.snapshot(folder)
     return PendingCheckpoint(folder, contents, written)
 
 
@@ -158,6 +166,7 @@ def _write(
     best: bytes | None,
     sync: Callable[[], None],
 ) -> None:
+    # Before the manifest, which names a length of the log.
     sync()
     for name, tensors in files.items():
         write_file(folder / name, save_tensors(tensors), advice=STANDS)
@@ -166,10 +175,13 @@ def _write(
 
 
 def _prune(root: Path, keep: int) -> list[Checkpoint]:
-    """Remove all but the newest ``keep`` checkpoints, which are returned."""
+    """Delete all but the newest ``keep`` checkpoints; return those."""
     found = committed(root)
     for old in found[:-keep]:
         (old.folder / MANIFEST).unlink()
-        sync_folder(old.folder)  # before any row that it names is written again
-        shutil.rmtree(old.folder, ignore_errors=True)  # `prune` removes what is left of it
+        # Before any of its rows is overwritten: after a loss of power, a checkpoint whose rows have
+        # changed must not look committed.
+        sync_folder(old.folder)
+        # The next resume deletes what is left (``manifest.prune``).
+        shutil.rmtree(old.folder, ignore_errors=True)
     return found[-keep:]

@@ -9,37 +9,45 @@ from torch import Tensor
 
 
 class P2PMessage(NamedTuple):
-    """A tensor that goes to another rank, or room for one that comes from there."""
+    """A tensor to send to another rank, or a buffer for one to receive from there."""
 
     rank: int
-    """The other one."""
+    """The other rank."""
     tensor: Tensor
-    """Of any dtype, not empty, on any device; contiguous where it is room."""
+    """Of any dtype, not empty, on any device; a buffer is contiguous."""
 
 
 class Comm(Protocol):
-    """A group of ranks; every method but ``abort`` is collective."""
+    """A group of ranks; every method but ``abort`` is collective.
+
+    All ranks must call the collective methods in the same order: a rank that skips one waits for
+    ever in the next, or receives what was meant for another.  Implementations: ``Solo``, ``Mpi``,
+    ``Gloo``, ``Nccl``; ``Watched`` wraps any of them.
+    """
 
     rank: int
     size: int
     local_rank: int
-    """This rank's place among the ranks of its host: which GPU it takes."""
+    """This rank's number among the ranks of its host, by which it takes a GPU."""
     library: str
-    """What sums, with its version, for the record."""
+    """The name of the communication library, with its version, for the run's history."""
 
     def allreduce_sum(self, tensor: Tensor) -> None:
-        """Collective: replace ``tensor`` (contiguous; int64, float32 or float64) by its sum."""
+        """Collective: replace ``tensor`` by the sum over ranks.
+
+        It is contiguous; int64, float32 or float64; of the same size on every rank.
+        """
         ...
 
     def allreduce_max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Collective: the elementwise maximum of a few finite numbers."""
+        """Collective: the elementwise maximum over ranks of a few finite numbers."""
         ...
 
     def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
-        """Collective: fill the room in ``received`` with what other ranks send.
+        """Collective: send tensors to other ranks, and fill the buffers in ``received``.
 
-        Every rank calls it, also one that neither sends nor receives.  From one rank to another
-        tensors go in one order, and what is sent has the shape and dtype of the room for it.
+        Every rank calls it, also one that neither sends nor receives.  Between two ranks the
+        tensors and their buffers are in the same order, with the same shapes and dtypes.
         """
         ...
 
@@ -48,7 +56,7 @@ class Comm(Protocol):
         ...
 
     def allgather(self, text: str) -> list[str]:
-        """Collective: every rank's text, by rank; needs no device."""
+        """Collective: every rank's text, by rank; works also where the ranks' GPUs do not."""
         ...
 
     def barrier(self) -> None:
@@ -56,7 +64,7 @@ class Comm(Protocol):
         ...
 
     def close(self) -> None:
-        """Collective: leave the group in good order."""
+        """Collective: leave the group, so that no rank waits for this one."""
         ...
 
     def abort(self, code: int) -> None:

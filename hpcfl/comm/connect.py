@@ -16,19 +16,20 @@ Backend = Literal["auto", "mpi", "gloo", "nccl"]
 def connect(backend: Backend, device_type: str, timeout_s: float) -> Comm:
     """Collective: the group of all launched ranks.
 
-    auto: one process needs no group; ranks with GPUs use nccl; ranks on CPUs use mpi if mpi4py is
-    installed and the launcher is not torchrun, else gloo.  A backend that is named is used, or
-    the run ends.
+    "auto" uses nccl for ranks with GPUs; for ranks on CPUs mpi, if mpi4py is installed and the
+    launcher is not torchrun, else gloo; a single process needs no library.  A backend that the job
+    names is used or refused, never replaced.
 
     Args:
         backend: the job's choice.
-        device_type: "cpu" or "cuda", where the tensors to be summed live.
-        timeout_s: how long Gloo and NCCL wait for the others, at the start; later a little more;
-            and how long a rank of MPI that fails waits, under Slurm, until the others know it.
+        device_type: "cpu" or "cuda": of the tensors that are summed.
+        timeout_s: how long Gloo and NCCL wait for other ranks at the start, and a little less than
+            they wait later; also how long, under Slurm, a rank of MPI that fails waits until the
+            others know it.
 
     Raises:
         JobError: the backend cannot work here.
-        RankError: launcher and library disagree on the ranks, or the ranks do not meet.
+        RankError: launcher and library disagree on the ranks, or the ranks cannot connect.
     """
     launch = detect(os.environ)
     if backend == "auto":
@@ -38,7 +39,7 @@ def connect(backend: Backend, device_type: str, timeout_s: float) -> Comm:
     if backend == "mpi":
         if device_type != "cpu":
             message = f"comm.backend: mpi sums CPU tensors, the device is {device_type}"
-            raise JobError(f"{message}; say nccl (or gloo)")
+            raise JobError(f"{message}; use nccl (or gloo)")
         group: Comm = load_mpi("comm.backend: mpi").Mpi(launch, timeout_s)
         return group
     from hpcfl.comm.torch_distributed import Gloo, Nccl
@@ -51,7 +52,7 @@ def connect(backend: Backend, device_type: str, timeout_s: float) -> Comm:
 
 
 def choose(launch: Launch, device_type: str) -> tuple[Literal["mpi", "gloo", "nccl"], str]:
-    """What auto takes for several ranks, and why."""
+    """The backend that "auto" uses for several ranks, and the reason in words."""
     if device_type == "cuda":
         return "nccl", "the ranks have GPUs"
     if launch.launcher == "torchrun":

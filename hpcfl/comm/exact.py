@@ -33,7 +33,7 @@ from hpcfl.comm.reduction import Column, FieldBuffer, Reduction
 
 _SHIFTER = 3.0 * 2.0**51
 _BLOCK = {"cpu": 1 << 19, "cuda": 1 << 24}  # doubles of scratch: 4 MiB stay in cache, 128 MiB
-_ROWS = 16  # clients side by side in it: more would leave each too short a piece
+_ROWS = 16  # clients at once in it: with more, the piece of each would be too short
 _LARGEST_SHIFT = 900  # _SHIFTER x 2.0**shift must itself be a finite double, and 2.0**-shift
 
 
@@ -41,16 +41,16 @@ class Exact(Reduction):
     """A reduction whose result does not depend on the number of ranks, bit for bit."""
 
     def summed(self, dtype: torch.dtype) -> torch.dtype:
-        """Integers, whatever is averaged."""
+        """int64, for uploads of any dtype."""
         return torch.int64
 
-    def accumulate(self, place: FieldBuffer, column: Column, weights: Sequence[float]) -> None:
-        """Set the place's sum to that of this rank's clients, in units of 2^-shift."""
-        _accumulate(column, weights, _shift(place), place.sum, self._scratch)
+    def accumulate(self, field: FieldBuffer, column: Column, weights: Sequence[float]) -> None:
+        """Set the buffer's sum to that of this rank's clients, in units of 2^-shift."""
+        _accumulate(column, weights, _shift(field), field.sum, self._scratch)
 
-    def restore(self, place: FieldBuffer) -> Tensor:
+    def restore(self, field: FieldBuffer) -> Tensor:
         """The flat mean, from the integers summed over all ranks."""
-        return _restore(place.sum, place.divisor, _shift(place), self._dtype, self._scratch)
+        return _restore(field.sum, field.divisor, _shift(field), self._dtype, self._scratch)
 
     @cached_property
     def _scratch(self) -> Tensor:
@@ -58,11 +58,11 @@ class Exact(Reduction):
         return torch.empty(_BLOCK[device.type], dtype=torch.float64, device=device)
 
 
-def _shift(place: FieldBuffer) -> int:
+def _shift(field: FieldBuffer) -> int:
     """The s for which terms up to the peak, times 2^s, can be rounded and summed in int64."""
-    if place.peak == 0:
+    if field.peak == 0:
         return 0
-    return min(51, 62 - (place.cohort - 1).bit_length()) - math.frexp(place.peak)[1]
+    return min(51, 62 - (field.cohort - 1).bit_length()) - math.frexp(field.peak)[1]
 
 
 def _accumulate(

@@ -1,4 +1,4 @@
-"""Sum a few scalars over ranks, correctly rounded, whichever rank holds which term."""
+"""Sum a few scalars over ranks, correctly rounded, however the terms are spread over ranks."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -44,9 +44,9 @@ def _limbs(terms: list[float]) -> list[int]:
 
 
 def _value(row: list[int]) -> float:
-    """What ``_limbs`` stands for, also after rows were added."""
-    *limbs, spoiled = row
-    if spoiled:
+    """The number that a row of ``_limbs``, or a sum of such rows, represents."""
+    *limbs, not_finite = row
+    if not_finite:
         return math.nan
     whole = sum(limb << _LIMB * i for i, limb in enumerate(limbs))
     try:

@@ -1,4 +1,7 @@
-"""Fail on all ranks together: every rank learns that one failed, and one reports why."""
+"""Fail on all ranks together: every rank learns that one failed, and one rank reports why.
+
+A rank that raised alone would leave the others waiting in their next collective.
+"""
 
 import sys
 import traceback
@@ -14,36 +17,37 @@ from hpcfl.signals import interrupt_exit_code
 
 @contextmanager
 def raise_collectively(comm: Comm) -> Iterator[None]:
-    """Collective: after the block, which communicates nothing, fail on all ranks or on none.
+    """Collective: run a block without communication, then raise on all ranks or on none.
 
     Raises:
         HpcflError: the block's own, on the lowest rank whose block failed.
-        RemoteRankError: on every other rank, with the text of the one that says why.
+        RemoteRankError: on every other rank, with that error's text and exit code.
     """
     failed: HpcflError | None = None
     try:
         yield
     except HpcflError as e:
         failed = e
+    # The maximum finds the lowest failed rank, and 0 means that none failed.
     mine = [comm.size - comm.rank, failed.exit_code] if failed else [0, 0]
     first, code = comm.allreduce_max(np.array(mine, dtype=np.float64))
     if not first:
         return
-    said = comm.allgather(f"{type(failed).__name__}: {failed}" if failed else "")
+    messages = comm.allgather(f"{type(failed).__name__}: {failed}" if failed else "")
     if failed and comm.size - comm.rank == first:
         # By now every rank raises at this point, and this one reports it.
         failed.collective = failed.speaker = True
         raise failed
-    raise RemoteRankError(int(code), said[comm.size - int(first)])
+    raise RemoteRankError(int(code), messages[comm.size - int(first)])
 
 
 @contextmanager
 def group(comm: Comm) -> Iterator[Comm]:
-    """Leave ``comm`` in good order, or end every rank: no failure leaves others waiting.
+    """Close ``comm`` after the block, or end every rank: no failure leaves others waiting.
 
-    A failure of this rank alone is told on standard error, and every rank ends with exit code 1,
-    or 74 where the disk failed; Ctrl-C is not, see ``hpcfl.signals.interrupt_exit_code``.
-    On a single rank errors pass unchanged.
+    An error that every rank raises passes through.  An error of this rank alone is printed, and
+    every rank ends with exit code 1, or 74 where the disk failed.  Ctrl-C ends every rank without
+    a message, see ``hpcfl.signals.interrupt_exit_code``.  On a single rank errors pass unchanged.
     """
     try:
         yield comm
@@ -62,7 +66,7 @@ def group(comm: Comm) -> Iterator[Comm]:
 
 def _end_all(comm: Comm, error: BaseException) -> None:
     where = f"[rank {comm.rank} of {comm.size}]"
-    if isinstance(error, KeyboardInterrupt):  # of a launcher, which sends it to all
+    if isinstance(error, KeyboardInterrupt):  # the launcher sends it to every rank
         comm.abort(interrupt_exit_code())
     try:
         if isinstance(error, HpcflError):
@@ -70,5 +74,5 @@ def _end_all(comm: Comm, error: BaseException) -> None:
             print_traceback(error)
         else:
             traceback.print_exception(error.__cause__ or error)
-    finally:  # where nobody can hear it, too
+    finally:  # also where standard error is closed
         comm.abort(error.exit_code if isinstance(error, DiskError) else 1)

@@ -1,4 +1,4 @@
-"""The fast mean: floats summed as they come; the last bits depend on the number of ranks."""
+"""The fast mean: a sum of floats, whose last bits depend on the number of ranks."""
 
 from collections.abc import Sequence
 
@@ -16,15 +16,17 @@ class Fast(Reduction):
     """
 
     def summed(self, dtype: torch.dtype) -> torch.dtype:
-        """What is averaged."""
+        """The uploads' own dtype."""
         return dtype
 
-    def accumulate(self, place: FieldBuffer, column: Column, weights: Sequence[float]) -> None:
-        """Set the place's sum to this rank's part of the mean."""
-        place.sum.zero_()
+    def accumulate(self, field: FieldBuffer, column: Column, weights: Sequence[float]) -> None:
+        """Set the buffer's sum to this rank's part of the mean."""
+        field.sum.zero_()
         for tensor, weight in zip(column, weights, strict=True):
-            place.sum.add_(tensor, alpha=weight / place.divisor)  # stays below the largest upload
+            # Divided before the sum: each partial sum stays below the largest upload, so a mean
+            # of large floats cannot overflow.
+            field.sum.add_(tensor, alpha=weight / field.divisor)
 
-    def restore(self, place: FieldBuffer) -> Tensor:
-        """The flat mean: the buffer is written anew in the next round."""
-        return place.sum.clone()
+    def restore(self, field: FieldBuffer) -> Tensor:
+        """The flat mean; a copy, because the next round overwrites the buffer."""
+        return field.sum.clone()

@@ -1,7 +1,8 @@
-"""A small file for each rank of a live run, which says where the rank is and that it lives.
+"""Heartbeats: a small file that each rank of a running session rewrites every few seconds.
 
-Every session of a run has a folder of its own, ``ranks/SESSION``: a process of an earlier session
-that was stopped (SIGSTOP) and continues does not disturb the heartbeats of the new one.
+The watchdogs of the other ranks and ``hpcfl status`` read them.  Every session of a run has
+a folder of its own, ``ranks/SESSION``: a process of an earlier session that was stopped (SIGSTOP)
+and continues cannot overwrite the heartbeats of the new one.
 """
 
 import errno
@@ -22,30 +23,31 @@ from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import READABLE, readable
 from hpcfl.types import Natural
 
-SIZE = 512  # bytes of every file, so that a heartbeat replaces the last one in a single write
+SIZE = 512  # bytes of every file, so that one write replaces the whole heartbeat
 _TRIES = 10  # to read a file that is being written, which happens every few seconds
-REPORT = "told"  # the file in which one rank reports why the run ends
+REPORT = "report"  # the file in which one rank reports why the run ends
+OLD_REPORT = "told"  # its name in runs of earlier versions
 
-# It is shown to a person, and the file may be anybody's: one plain line.
+# Printed on a terminal, from a file that anybody may have written: no control characters.
 Plain = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,128}$")]
 
 
 @dataclass
 class RankProgress:
-    """Where a rank is: set by the main thread, which it costs nothing, read by another."""
+    """Where a rank is: set by the main thread, read by the watchdog's thread."""
 
     round: int = 0
-    """As the log counts; 0: before the first."""
+    """Counted as the log does; 0: before the first."""
     phase: str = "starting"
-    """What it does, in words that go on after "rank 2 was"."""
+    """Its activity, in words that fit after "rank 2 was"."""
     calls: int = 0
-    """Collectives that the rank has begun since the run was started; one with fewer is behind."""
+    """Collectives that the rank has begun in this session; a rank with fewer is behind."""
     waits: bool = False
-    """Whether it is inside of one."""
+    """Whether it is in a collective now."""
 
 
 class Heartbeat(BaseModel):
-    """What a rank's file says."""
+    """The content of a rank's file."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -53,9 +55,9 @@ class Heartbeat(BaseModel):
     host: Plain
     pid: Natural
     beat: Natural
-    """How many came before."""
+    """Counts the heartbeats of the rank from 0."""
     time: float
-    """When, in seconds since the epoch, by the clock of the host."""
+    """When it was written, in seconds since the epoch, by the host's clock."""
     round: Natural
     phase: Plain
     calls: Natural
@@ -63,16 +65,16 @@ class Heartbeat(BaseModel):
 
     @property
     def who(self) -> str:
-        """The rank, and where a person finds it."""
+        """The rank, its host and its process, in words."""
         return f"rank {self.rank} (host {self.host}, pid {self.pid})"
 
     @property
     def where(self) -> str:
-        """Its round and phase."""
+        """Its round and phase, in words."""
         return place(self.round, self.phase)
 
     def age(self, now: float) -> float:
-        """Seconds since it was written; not less than 0 where clocks differ."""
+        """Seconds since it was written; 0 where the hosts' clocks differ by more."""
         return max(0.0, now - self.time)
 
 
@@ -82,7 +84,7 @@ def place(round: int, phase: str) -> str:
 
 
 def read(path: Path) -> Heartbeat | None:
-    """What the file says; None where it is missing, damaged or cannot be read."""
+    """Read a heartbeat; None where it is missing, damaged or cannot be read."""
     try:
         return _read(path)
     except (OSError, ValueError):
@@ -90,11 +92,11 @@ def read(path: Path) -> Heartbeat | None:
 
 
 def _read(path: Path) -> Heartbeat:
-    """What the file says.
+    """Read a heartbeat.
 
     Raises:
         OSError: it is missing, or cannot be read.
-        ValueError: it is damaged, or just being written.
+        ValueError: it is damaged, or being written.
     """
     with path.open("rb") as file:
         content = file.read(SIZE)
@@ -104,21 +106,21 @@ def _read(path: Path) -> Heartbeat:
 
 
 def read_all(folder: Path) -> list[Heartbeat]:
-    """The heartbeats in a folder, by rank.
+    """Read all heartbeats in a folder, sorted by rank.
 
     Raises:
         StoreError: one is damaged, or cannot be read.
     """
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".json")
-    except (FileNotFoundError, NotADirectoryError):  # its session has just ended
+    except (FileNotFoundError, NotADirectoryError):  # the session has ended meanwhile
         return []
     found = (_read_again(path) for path in paths)
     return [heartbeat for heartbeat in found if heartbeat is not None]
 
 
 def _read_again(path: Path) -> Heartbeat | None:
-    """What the file says, also where its rank is just writing it; None where the rank has left."""
+    """Read a heartbeat, again if its rank is writing it; None where the rank has ended."""
     for tries_left in reversed(range(_TRIES)):
         try:
             return _read(path)
@@ -130,14 +132,14 @@ def _read_again(path: Path) -> Heartbeat | None:
         except ValueError as e:
             if not tries_left:
                 raise StoreError(
-                    f"{path}: found no heartbeat of a rank: {e}; its rank writes it anew every few "
+                    f"{path}: found no heartbeat of a rank: {e}; its rank rewrites it every few "
                     "seconds: try again"
                 ) from e
     return None
 
 
 def read_newest(root: Path) -> list[Heartbeat]:
-    """The heartbeats of the newest start of the run, by rank.
+    """Read the heartbeats of the newest session of the run, sorted by rank.
 
     Raises:
         StoreError: a heartbeat is damaged, or cannot be read.
@@ -147,19 +149,20 @@ def read_newest(root: Path) -> list[Heartbeat]:
 
 
 def read_report(root: Path) -> str:
-    """The line in which a rank said why the newest session ended; "" where none did.
+    """Read the line in which a rank reported why the newest session ended; "" where none did.
 
     Raises:
         StoreError: it cannot be read.
         DiskError: the disk fails.
     """
     with readable(root):
-        found = sorted(root.glob(f"*/{REPORT}"), key=lambda path: path.stat().st_mtime)
+        reports = [*root.glob(f"*/{REPORT}"), *root.glob(f"*/{OLD_REPORT}")]
+        found = sorted(reports, key=lambda path: path.stat().st_mtime)
         return found[-1].read_text("utf-8", "replace").strip() if found else ""
 
 
 class Heartbeats:
-    """The heartbeat files of one session of a run, as one rank reads and writes them."""
+    """The heartbeat files of one session, for one rank: it writes its own and reads the others'."""
 
     def __init__(self, root: Path, session: str, rank: int) -> None:
         self._root, self.folder, self._rank = root, root / session, rank
@@ -167,7 +170,7 @@ class Heartbeats:
         self._beats = 0
 
     def begin(self) -> None:
-        """Make the folder, and remove those of earlier sessions; on one rank, before others open.
+        """Make the folder and remove those of earlier sessions; rank 0 alone, before all ``open``.
 
         Raises:
             DiskError: the disk fails.
@@ -176,10 +179,10 @@ class Heartbeats:
             self.folder.mkdir(parents=True)
             for other in self._root.iterdir():
                 if other != self.folder:
-                    # A process that still writes there harms nobody.
+                    # Its processes have ended, or are stopped and fail at their next heartbeat.
                     shutil.rmtree(other, ignore_errors=True)
 
-    def open(self, pulse: RankProgress) -> None:
+    def open(self, progress: RankProgress) -> None:
         """Make this rank's file.
 
         Raises:
@@ -187,35 +190,39 @@ class Heartbeats:
         """
         path = self._path(self._rank)
         with write_errors(path):
-            path.write_bytes(self._say(pulse))
+            path.write_bytes(self._encode(progress))
 
-    def beat(self, pulse: RankProgress) -> None:
-        """Write where the rank is now.
+    def beat(self, progress: RankProgress) -> None:
+        """Write a heartbeat.
 
-        The file is opened and closed for it, which is what shows it to the other hosts on NFS.
+        The file is opened and closed each time: NFS shows a write to other hosts at the close.
 
         Raises:
             OSError: the disk fails.
         """
         fd = os.open(self._path(self._rank), os.O_WRONLY)
         try:
-            os.pwrite(fd, self._say(pulse), 0)
+            os.pwrite(fd, self._encode(progress), 0)
         finally:
             os.close(fd)
 
     def read(self, size: int) -> dict[int, Heartbeat]:
-        """The heartbeats of ranks 0 to ``size - 1``, by rank, as far as they can be read."""
+        """Read the heartbeats of ranks 0 to ``size - 1``, by rank; without those unreadable."""
         found = ((rank, read(self._path(rank))) for rank in range(size))
         return {rank: heartbeat for rank, heartbeat in found if heartbeat is not None}
 
     def claim_report(self, line: str) -> bool:
-        """Whether this rank is the first that would say why the run ends: the others need not."""
+        """Write ``line`` as the reason why the run ends; False where another rank did so before.
+
+        Only the rank that gets True prints the line.  Creating a file is atomic, so of several
+        ranks that notice a failure at once exactly one prints it.
+        """
         try:
             with (self.folder / REPORT).open("x") as file:
                 file.write(line + "\n")
         except FileExistsError:
             return False
-        except OSError:  # rather twice than never
+        except OSError:  # better printed by two ranks than by none
             return True
         return True
 
@@ -224,25 +231,25 @@ class Heartbeats:
         return (self.folder / REPORT).exists()
 
     def close(self) -> None:
-        """Remove this rank's file, and the last rank the folder: it has left in good order."""
-        with suppress(OSError):  # nobody needs it to be gone
+        """Remove this rank's file; the last rank to do so removes the folder, too."""
+        with suppress(OSError):  # the next session removes what is left
             self._path(self._rank).unlink(missing_ok=True)
             self.folder.rmdir()
 
     def _path(self, rank: int) -> Path:
         return self.folder / f"{rank:04d}.json"
 
-    def _say(self, pulse: RankProgress) -> bytes:
+    def _encode(self, progress: RankProgress) -> bytes:
         heartbeat = Heartbeat(
             rank=self._rank,
             host=self._host,
             pid=self._pid,
             beat=self._beats,
             time=time.time(),
-            round=pulse.round,
-            phase=pulse.phase,
-            calls=pulse.calls,
-            waits=pulse.waits,
+            round=progress.round,
+            phase=progress.phase,
+            calls=progress.calls,
+            waits=progress.waits,
         )
         self._beats += 1
         return checksum.add_to_json(heartbeat.model_dump_json()).ljust(SIZE - 1) + b"\n"

@@ -12,20 +12,20 @@ _FIRST_SPECIAL_STEP = 4294967290  # Slurm's interactive, batch and extern steps 
 
 
 class Launch(NamedTuple):
-    """What the environment says of this process."""
+    """This process's place among the ranks, as the environment gives it."""
 
     rank: int
     size: int
     local_rank: int | None
-    """Place among the ranks of the host; None: the launcher does not say, MPI must be asked."""
+    """Number among the ranks of the host; None where the launcher does not set it, but MPI can."""
     launcher: Launcher
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
-    """The innermost launcher that shows in ``environ``.
+    """Detect the innermost launcher by its variables in ``environ``.
 
-    mpirun and torchrun may themselves run inside a Slurm job, whose variables then describe their
-    daemons and not the ranks, so they are looked for first.
+    mpirun and torchrun may run inside a Slurm job, whose variables then describe the daemons of
+    mpirun and not the ranks.  So Slurm's variables are read last.
 
     Raises:
         RankError: the launcher's variables are incomplete or not numbers.

@@ -1,4 +1,4 @@
-"""Load the group over MPI, where mpi4py and an MPI are installed."""
+"""Import the group over MPI, or report which part of MPI is missing."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -7,18 +7,18 @@ from types import ModuleType
 from hpcfl.errors import JobError
 
 
-def load_mpi(who: str) -> ModuleType:
-    """``hpcfl.comm.mpi``.
+def load_mpi(where: str) -> ModuleType:
+    """Import ``hpcfl.comm.mpi``; ``where``, what needs it, begins the message of an error.
 
     Raises:
         JobError: mpi4py is not installed, or finds no MPI.
     """
     if find_spec("mpi4py") is None:
-        raise JobError(f"{who}: mpi4py is not installed; pip install mpi4py, or say gloo")
+        raise JobError(f"{where}: mpi4py is not installed; pip install mpi4py, or use gloo")
     try:
         return import_module("hpcfl.comm.mpi")
     except (ImportError, RuntimeError) as error:
         raise JobError(
-            f"{who}: mpi4py finds no MPI ({error}); load the site's MPI module, pip install mpich, "
-            "or say gloo"
+            f"{where}: mpi4py finds no MPI ({error}); load the site's MPI module, pip install "
+            "mpich, or use gloo"
         ) from error

@@ -22,9 +22,9 @@ from hpcfl.comm.solo import end_process
 from hpcfl.comm.staging import StagedExchange
 from hpcfl.errors import INTERRUPTED, RankError
 
-# MPI starts in the first ``start`` and ends with the interpreter, because it cannot start again:
-# a script may run several jobs.  Left to mpi4py, an uncaught exception would run into MPI_Finalize,
-# which waits for the other ranks for ever: ``_end_with_process`` sees to both.
+# MPI cannot start again once it has ended, and a script may run several jobs.  So the first call of
+# ``start`` starts it, and it ends with the interpreter (``_end_with_process``).  Ended by mpi4py, a
+# rank with an uncaught exception would wait in MPI_Finalize for the other ranks for ever.
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 from mpi4py import MPI  # noqa: E402
@@ -34,27 +34,27 @@ _REMEDY = (
     " or comm.backend: gloo with srun or torchrun"
 )
 
-LEFT = 1  # the tag of the message of a rank that ends
-SPINS, NAP_S = 200, 1e-4  # about 0.05 ms of trying, then 0.1 ms between two tries
+ENDING_TAG = 1  # of the message that a rank sends when its process ends
+SPINS, NAP_S = 200, 1e-4  # test a request 200 times (0.05 ms), then every 0.1 ms
 
 
 class _Process:
-    """What this process knows of its MPI."""
+    """The state of MPI in this process."""
 
-    ends: MPI.Intracomm | None = None
-    """A communicator for ranks that end, once MPI was started here."""
+    ending: MPI.Intracomm | None = None
+    """The communicator of the messages of ranks that end, once MPI was started here."""
     in_use = False
-    """Whether a group was started and not left in good order: others may wait for this rank."""
-    failed = 0
-    """With which exit code an exception that nobody caught ends all ranks."""
+    """Whether a group was started and not closed: other ranks may wait for this one."""
+    exit_code = 0
+    """The exit code of an uncaught exception, which ends all ranks; 0: there was none."""
 
 
 class Mpi:
-    """All ranks of MPI_COMM_WORLD; buffers only, nothing is pickled."""
+    """All ranks of MPI_COMM_WORLD; it sends buffers only, and pickles nothing."""
 
     def __init__(self, launch: Launch, timeout_s: float) -> None:
         self._world = start(launch, "mpi")
-        # Slurm reports an aborted step as killed (137), whatever code MPI's Abort was given.
+        # Slurm reports exit code 137 for a step that MPI_Abort ends, whatever code it was given.
         slurm = launch.launcher == "slurm"
         self._failures = Failures(self._world, timeout_s) if slurm else None
         self.rank, self.size = self._world.rank, self._world.size
@@ -72,13 +72,15 @@ class Mpi:
         return out
 
     def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
-        """Collective: fill the room in ``received`` with what other ranks send."""
-        freight = StagedExchange(sent, received, torch.device("cpu"))
-        requests = [self._world.Irecv(room.numpy(), rank) for rank, room in freight.received]
-        requests += [self._world.Isend(data.numpy(), rank) for rank, data in freight.sent]
+        """Collective: send tensors to other ranks, and fill the buffers in ``received``."""
+        staged = StagedExchange(sent, received, torch.device("cpu"))
+        # All requests begin before any is waited for: two ranks that send to each other would
+        # otherwise wait for each other.
+        requests = [self._world.Irecv(data.numpy(), rank) for rank, data in staged.received]
+        requests += [self._world.Isend(data.numpy(), rank) for rank, data in staged.sent]
         for request in requests:
             self._wait(request)
-        freight.deliver()
+        staged.deliver()
 
     def bcast(self, text: str) -> str:
         """Collective: rank 0's text."""
@@ -103,7 +105,7 @@ class Mpi:
         self._wait(self._world.Ibarrier())
 
     def close(self) -> None:
-        """Collective: leave the group in good order; another may be started afterwards."""
+        """Collective: leave the group; another one may be started afterwards."""
         finish(self._failures)
         if self._failures:
             self._failures.close()
@@ -115,85 +117,88 @@ class Mpi:
         abort(self._world, code)
 
     def _wait(self, request: MPI.Request) -> None:
-        """Wait; a rank that hears of another's failure meanwhile ends with that rank's code."""
+        """Wait for a request; if another rank fails meanwhile, end with that rank's exit code."""
         _wait(request, self._failures)
 
 
 class Failures:
-    """How a rank that must end tells the others, so that all end by themselves, with its code.
+    """Messages by which all ranks end by themselves with the exit code of the rank that failed.
 
-    Whoever learns of a failure tells all others, and ends once each of them knows.  So ranks may
-    fail at once, and they leave together: srun kills those that stay long behind the first.
-    Collective: of all ranks of ``world``.
+    A rank that fails, or that receives such a message, sends its exit code to all others and ends
+    once each of them has received it.  Several ranks may fail at once.  All end together, because
+    srun kills the ranks that are still there some time after the first has ended.
+
+    Making one is collective.
 
     Args:
         world: the ranks.
-        timeout_s: how long a rank that ends waits for the others, each of which hears of it only
-            when it next waits for others.
+        timeout_s: how long a rank that ends waits for the others, which receive its message only
+            when they next wait in a collective.
     """
 
     def __init__(self, world: MPI.Intracomm, timeout_s: float) -> None:
         self._comm, self._timeout_s = world.Dup(), timeout_s
-        self._received, self._told = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        self._received, self._sent = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
         self._status = MPI.Status()
-        self._heard: dict[int, int] = {}  # the exit code of each rank that said it, first first
-        self._expect()
+        self._codes: dict[int, int] = {}  # the exit codes received, by rank, the first one first
+        self._post_receive()
 
-    def heard(self) -> int:
-        """The exit code with which another rank ends, the first that said so; 0: none does."""
+    def received_code(self) -> int:
+        """The exit code of the first other rank that failed; 0: none did so far."""
         while self._request.Test(self._status):
-            self._heard[self._status.source] = int(self._received[0])
-            self._expect()
-        return next(iter(self._heard.values()), 0)
+            self._codes[self._status.source] = int(self._received[0])
+            self._post_receive()
+        return next(iter(self._codes.values()), 0)
 
     def end(self, code: int) -> NoReturn:
-        """End this process with ``code`` once all others know that it does, or the time is up."""
+        """Send ``code`` to all others, and end this process once they have it or time is up."""
         deadline = time.monotonic() + self._timeout_s
-        self._told[0] = code
+        self._sent[0] = code
         try:
-            self.heard()
+            self.received_code()
             others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
-            # Issend: an Isend may be complete before the other has received anything.
+            # Issend is complete when the other has begun to receive; Isend may be before that.
             waiting = {
-                rank: self._comm.Issend(self._told, rank)
+                rank: self._comm.Issend(self._sent, rank)
                 for rank in others
-                if rank not in self._heard
+                if rank not in self._codes
             }
             while waiting and time.monotonic() < deadline:
-                self.heard()  # a rank that ends, too, may be gone before it has received
+                self.received_code()  # a rank that fails, too, may end without receiving
                 waiting = {
                     rank: request
                     for rank, request in waiting.items()
-                    if not request.Test() and rank not in self._heard
+                    if not request.Test() and rank not in self._codes
                 }
                 time.sleep(NAP_S)
-        except MPI.Exception as error:  # the way to a rank that has ended already is cut
-            sys.stderr.write(f"rank {self._comm.rank} cannot tell the others: {error}\n")
-        finally:  # after a Ctrl-C, too
+        except MPI.Exception as error:  # a rank that has ended already cannot be reached
+            sys.stderr.write(f"rank {self._comm.rank} cannot notify the others: {error}\n")
+        finally:  # also after Ctrl-C
             wait_until_read()
             end_process(code)
 
     def close(self) -> None:
-        """Expect no failure any more."""
+        """Collective: stop receiving."""
         self._request.Cancel()
         self._request.Wait()
         self._comm.Free()
 
-    def _expect(self) -> None:
-        """Receive the next code, of whatever rank."""
+    def _post_receive(self) -> None:
+        """Begin to receive the next exit code, from any rank."""
         self._request = self._comm.Irecv(self._received, MPI.ANY_SOURCE)
 
 
 def _wait(request: MPI.Request, failures: Failures | None = None) -> None:
-    """Wait without keeping the core from ranks that still work, where ranks exceed cores.
+    """Wait for a request; sleep between tests, so that other ranks can use the core.
 
-    MPI's own wait spins; so does this one at first, for the sake of short waits.
+    MPI's own wait spins, which slows down ranks that still compute where there are more ranks than
+    cores.  This one spins only at first, because a sleep would delay short waits.
     """
     for _ in range(SPINS):
         if request.Test():
             return
     while not request.Test():
-        if failures and (code := failures.heard()):
+        if failures and (code := failures.received_code()):
             failures.end(code)
         time.sleep(NAP_S)
 
@@ -202,19 +207,19 @@ def start(launch: Launch, backend: str) -> MPI.Intracomm:
     """Collective: start MPI and return its world.
 
     Args:
-        launch: what the launcher says.
-        backend: what this rank is to sum with.
+        launch: the rank and size that the launcher set.
+        backend: the backend of this rank.
 
     Raises:
-        RankError: MPI sees other ranks than the launcher started (it would run N worlds of one
-            rank each, all of them rank 0), ranks have other backends (each would wait for its
-            own), a rank has ended instead of coming here, or somebody else has ended MPI in this
-            process.
+        RankError: MPI sees other ranks than the launcher started (there would be N worlds of one
+            rank each, all of them rank 0); ranks have different backends (each would wait for
+            others of its own); a rank has ended without calling this; or MPI was ended in this
+            process by other code.
     """
     if MPI.Is_finalized():
         raise RankError("MPI has ended in this process and cannot start again; use a new process")
     if not MPI.Is_initialized():
-        with warnings.catch_warnings():  # of a launcher that is not this MPI's: told below
+        with warnings.catch_warnings():  # about another MPI's launcher, which is an error below
             warnings.simplefilter("ignore", RuntimeWarning)
             MPI.Init_thread(MPI.THREAD_FUNNELED)  # only the main thread calls MPI
     world = MPI.COMM_WORLD
@@ -222,18 +227,19 @@ def start(launch: Launch, backend: str) -> MPI.Intracomm:
         seen = f"{launch.launcher} started rank {launch.rank} of {launch.size}"
         found = f"MPI ({library()}) sees rank {world.rank} of {world.size}"
         raise RankError(f"launcher and MPI do not match: {seen}, but {found}; {_REMEDY}")
-    mark = crc32(backend.encode())
-    marks = np.array([mark, -mark], dtype=np.int64)
-    meeting = world.Iallreduce(MPI.IN_PLACE, marks, op=MPI.MAX)
-    while not meeting.Test():
-        _require_nobody_left(world)
+    # The maxima of a code and of its negative are opposite only if all ranks have the same code.
+    code = crc32(backend.encode())
+    codes = np.array([code, -code], dtype=np.int64)
+    request = world.Iallreduce(MPI.IN_PLACE, codes, op=MPI.MAX)
+    while not request.Test():
+        _require_none_ended(world)
         time.sleep(NAP_S)
-    if marks[0] != -marks[1]:
+    if codes[0] != -codes[1]:
         raise RankError(
             f"comm.backend: rank {world.rank} takes {backend}, others do not; give all ranks the "
             "same job, and GPUs to all of them or to none"
         )
-    if _Process.ends is None:
+    if _Process.ending is None:
         _end_with_process(world)
     _Process.in_use = True
     return world
@@ -246,23 +252,23 @@ def library() -> str:
 
 
 def finish(failures: Failures | None = None) -> None:
-    """Collective: let this process go on without the others, until it starts again or ends.
+    """Collective: wait for all ranks; then no rank waits for this one until the next ``start``.
 
     Args:
-        failures: how to hear meanwhile that another rank failed.
+        failures: receives the failure of another rank meanwhile.
     """
     _wait(MPI.COMM_WORLD.Ibarrier(), failures)
     _Process.in_use = False
 
 
-def _require_nobody_left(world: MPI.Intracomm) -> None:
+def _require_none_ended(world: MPI.Intracomm) -> None:
     """Refuse to wait for ranks whose process is ending.
 
     Raises:
-        RankError: there is one; rank 0 hears of every one, the others of rank 0.
+        RankError: a rank is; rank 0 gets the message of every rank, the others that of rank 0.
     """
     status = MPI.Status()
-    if _Process.ends and _Process.ends.Iprobe(MPI.ANY_SOURCE, LEFT, status):
+    if _Process.ending and _Process.ending.Iprobe(MPI.ANY_SOURCE, ENDING_TAG, status):
         raise RankError(
             f"rank {status.source} of {world.size} has ended instead of starting the run that "
             f"rank {world.rank} starts; let every rank start the same runs, one after the other"
@@ -270,38 +276,39 @@ def _require_nobody_left(world: MPI.Intracomm) -> None:
 
 
 def _end_with_process(world: MPI.Intracomm) -> None:
-    """Collective: end MPI when the interpreter ends, and all ranks when one has an exception."""
-    _Process.ends = world.Dup()
+    """Collective: have the interpreter's end also end MPI, or, after an exception, all ranks."""
+    _Process.ending = world.Dup()
     atexit.register(_end)
     show = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # Not here: torch.distributed's hook calls this one, and writes what it says afterwards.
-        _Process.failed = INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
+        # Do not abort here: torch.distributed's hook calls this one, and prints afterwards.
+        _Process.exit_code = INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
         show(kind, error, trace)
 
     sys.excepthook = hook
 
 
 def _end() -> None:
-    """Collective: end MPI, once every rank says that it ends; or all ranks, after an exception.
+    """Collective: end MPI once every rank's process ends; after an exception, end all ranks.
 
-    Those that start another run instead hear it (see ``start``).  Finalize itself waits too, but
-    tells nobody, listens to no signal and keeps Python's lock.
+    A rank that starts another run instead receives the message in ``start``, and raises.  Without
+    it MPI_Finalize would wait for that rank for ever, deaf to signals and holding Python's lock.
     """
-    ends = _Process.ends
-    if ends and ends.size > 1 and _Process.failed and not MPI.Is_finalized():
-        abort(MPI.COMM_WORLD, _Process.failed)
-    # Where a group was not left in good order, others may wait for this rank: they end when the
-    # launcher sees that it ended without a word.
-    if ends is None or _Process.in_use or MPI.Is_finalized():
+    comm = _Process.ending
+    if comm and comm.size > 1 and _Process.exit_code and not MPI.Is_finalized():
+        abort(MPI.COMM_WORLD, _Process.exit_code)
+    # Where a group was not closed, other ranks may wait for this one.  Without MPI_Finalize the
+    # launcher notices that this rank ended, and ends them.
+    if comm is None or _Process.in_use or MPI.Is_finalized():
         return
-    others = range(1, ends.size) if ends.rank == 0 else range(1)
-    word = np.zeros(1, np.uint8)
-    words = [ends.Isend(word, other, LEFT) for other in others]
-    words += [ends.Irecv(np.empty(1, np.uint8), other, LEFT) for other in others]
+    # Rank 0 exchanges a byte with every rank.
+    others = range(1, comm.size) if comm.rank == 0 else range(1)
+    byte = np.zeros(1, np.uint8)
+    requests = [comm.Isend(byte, other, ENDING_TAG) for other in others]
+    requests += [comm.Irecv(np.empty(1, np.uint8), other, ENDING_TAG) for other in others]
     try:
-        for request in words:
+        for request in requests:
             _wait(request)
     except KeyboardInterrupt:
         abort(MPI.COMM_WORLD, INTERRUPTED)
@@ -309,15 +316,15 @@ def _end() -> None:
 
 
 def local_rank(launch: Launch, world: MPI.Intracomm) -> tuple[int, bool]:
-    """Collective: this rank's place on its host, and whether all ranks are on one host."""
+    """Collective: this rank's number on its host, and whether all ranks are on one host."""
     host = world.Split_type(MPI.COMM_TYPE_SHARED)
-    place = host.rank if launch.local_rank is None else launch.local_rank
-    alone = host.size == world.size
+    rank = host.rank if launch.local_rank is None else launch.local_rank
+    one_host = host.size == world.size
     host.Free()
-    return place, alone
+    return rank, one_host
 
 
-def share(world: MPI.Intracomm, text: str) -> str:
+def bcast_text(world: MPI.Intracomm, text: str) -> str:
     """Collective: rank 0's text."""
     data = np.frombuffer(text.encode(), dtype=np.uint8)
     length = np.array([data.size], dtype=np.int64)
@@ -328,7 +335,7 @@ def share(world: MPI.Intracomm, text: str) -> str:
 
 
 def abort(world: MPI.Intracomm, code: int) -> NoReturn:
-    """End every rank with exit code ``code``, once the launcher has read what this one said."""
+    """End every rank with exit code ``code``, once the launcher has read this rank's output."""
     wait_until_read()
     world.Abort(code)
     end_process(code)  # MPICH's Abort may return while the launcher is still ending the ranks

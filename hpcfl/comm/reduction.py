@@ -1,4 +1,7 @@
-"""What every mean of uploads shares: the interface, the buffer, the check before the sum."""
+"""The mean of a round's uploads over all ranks: the interface, the buffer, the check for NaN.
+
+``Exact`` and ``Fast`` are the two implementations.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,7 +17,7 @@ from torch import Tensor
 from hpcfl.comm.base import Comm
 from hpcfl.errors import DivergedError
 
-_NOBODY = -(2.0**53)  # below every marker of a non-finite upload
+_ALL_FINITE = -(2.0**53)  # less than the code of any upload that is not finite
 _SMALL = 1 << 14  # elements up to which one stacked tensor beats one call per client
 
 Column = Tensor | list[Tensor]
@@ -22,13 +25,13 @@ Column = Tensor | list[Tensor]
 
 
 class Layout(NamedTuple):
-    """Where each field of an upload lies in one flat buffer."""
+    """The offsets of the fields of an upload in one flat buffer."""
 
     type: type[Any]
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     bounds: tuple[tuple[int, int], ...]  # [begin, end) in the buffer, one per field
-    unweighted: frozenset[str]
+    unweighted: frozenset[str]  # fields averaged with weight 1
 
     @classmethod
     def of(cls, template: Any, unweighted: frozenset[str]) -> "Layout":
@@ -43,7 +46,7 @@ class Layout(NamedTuple):
         return self.bounds[-1][1]
 
     def columns(self, uploads: Sequence[Any]) -> list[Column]:
-        """For each field, what the clients sent."""
+        """For each field, the values of all clients."""
         return [_column([u[i] for u in uploads]) for i in range(len(self.names))]
 
     def factors(self, weights: Sequence[float]) -> list[Sequence[float]]:
@@ -52,7 +55,7 @@ class Layout(NamedTuple):
         return [ones if name in self.unweighted else weights for name in self.names]
 
     def totals(self, total: float, cohort: int) -> list[float]:
-        """For each field, what its sum is divided by."""
+        """For each field, the divisor that makes a mean of its sum."""
         return [float(cohort) if name in self.unweighted else total for name in self.names]
 
 
@@ -61,7 +64,7 @@ class FieldBuffer(NamedTuple):
 
     sum: Tensor  # [n], a view of the buffer
     peak: float  # the largest |weight x value| over the cohort
-    divisor: float  # what makes a mean of the sum
+    divisor: float  # of the sum, which gives the mean
     cohort: int  # clients over all ranks
 
 
@@ -84,46 +87,61 @@ def _magnitudes(column: Column) -> list[float]:
     return [max(-low, high) for low, high in zip(ends[::2], ends[1::2], strict=True)]
 
 
-def inspect(
+class ReducedMean(NamedTuple):
+    """The result of ``Reduction.mean``, the same on every rank."""
+
+    mean: Any
+    """The mean upload, a NamedTuple as the clients' uploads are."""
+    bytes: int
+    """The size of all clients' uploads together, without the uncounted fields."""
+    maxima: NDArray[np.float64]
+    """The elementwise maximum over ranks of the ``local_values``."""
+
+
+def find_peaks(
     comm: Comm,
     layout: Layout,
     columns: list[Column],
     factors: list[Sequence[float]],
     clients: Sequence[int],
-    flags: NDArray[np.float64],
+    local_values: NDArray[np.float64],
     round: int,
 ) -> tuple[list[float], NDArray[np.float64]]:
-    """Collective: each field's largest |weight x value| over the cohort, and the flags' maxima.
+    """Collective: check that all uploads are finite, and find each field's peak.
 
-    The lowest client whose upload is not finite rides in the same maximum, as one number that
-    also tells the field and the rank (exact while clients x fields x ranks < 2**53).
+    One all-reduced maximum does it all.  The lowest client whose upload is not finite is coded with
+    the field and the rank into one number, exact while clients x fields x ranks < 2**53.
+
+    Returns:
+        Each field's largest |weight x value| over the cohort; the maxima of ``local_values``.
 
     Raises:
-        DivergedError: on every rank, if there is such a client.
+        DivergedError: on every rank, if a client's upload is not finite.
     """
     fields = len(layout.names)
-    peaks, worst = [0.0] * fields, _NOBODY
+    # Negative codes, so that the maximum is the lowest client's.
+    peaks, code = [0.0] * fields, _ALL_FINITE
     for field, (column, weights) in enumerate(zip(columns, factors, strict=True)):
         terms = [w * top for w, top in zip(weights, _magnitudes(column), strict=True)]
         if all(map(math.isfinite, terms)):
             peaks[field] = max(terms, default=0.0)
         else:
             client = min(c for c, t in zip(clients, terms, strict=True) if not math.isfinite(t))
-            worst = max(worst, -float((client * fields + field) * comm.size + comm.rank))
-    agreed = comm.allreduce_max(np.concatenate(([*peaks, worst], flags)))
-    if agreed[fields] > _NOBODY:
-        place, rank = divmod(int(-agreed[fields]), comm.size)
-        client, field = divmod(place, fields)
+            code = max(code, -float((client * fields + field) * comm.size + comm.rank))
+    maxima = comm.allreduce_max(np.concatenate(([*peaks, code], local_values)))
+    if maxima[fields] > _ALL_FINITE:
+        rest, rank = divmod(int(-maxima[fields]), comm.size)
+        client, field = divmod(rest, fields)
         message = (
             f"client {client} on rank {rank}, round {round}: its upload {layout.names[field]!r} is"
             " not finite; the round was not summed. Lower local.lr or set local.clip"
         )
         raise DivergedError(message)
-    return agreed[:fields].tolist(), agreed[fields + 1 :]
+    return maxima[:fields].tolist(), maxima[fields + 1 :]
 
 
 class Reduction(ABC):
-    """How the uploads of a round, spread over the ranks, become one mean on every rank.
+    """Averages the uploads of a round, spread over the ranks, into one mean on every rank.
 
     Args:
         comm: the group of ranks.
@@ -131,7 +149,7 @@ class Reduction(ABC):
         unweighted: fields averaged with weight 1 over |S|.
         dtype: of the uploads and of the mean, float32 or float64.
         device: of the uploads and of the mean.
-        uncounted: fields that are summed, but are no traffic of a real client.
+        uncounted: fields that are averaged, but that a real client would not send.
     """
 
     def __init__(
@@ -154,25 +172,22 @@ class Reduction(ABC):
         weights: Sequence[float],
         total: float,
         cohort: int,
-        flags: NDArray[np.float64],
+        local_values: NDArray[np.float64],
         *,
         round: int,
-    ) -> tuple[Any, int, NDArray[np.float64]]:
-        """Collective: the mean of the cohort's uploads, their bytes, and the maximum of ``flags``.
-
-        The bytes are those of all clients' uploads as they were handed over, less the uncounted
-        fields.  A rank that has no client learns them from the maximum: what is summed has one
-        shape, so every client sends as much.
+    ) -> ReducedMean:
+        """Collective: average the uploads of the cohort.
 
         Two all-reduces: a small maximum, then the sum of one buffer for all fields.
 
         Args:
             uploads: those of the clients that this rank trained, one NamedTuple each; may be empty.
             clients: their ids, each in the cohort of one rank only.
-            weights: theirs, not negative; what is averaged plainly ignores them.
+            weights: theirs, not negative; unweighted fields ignore them.
             total: the weights' sum over the whole cohort, positive, the same on every rank.
             cohort: clients over all ranks, at least 1, the same on every rank.
-            flags: finite numbers that the ranks want the maximum of.
+            local_values: finite numbers of this rank; the maximum over ranks is returned, which
+                costs no all-reduce of its own.
             round: for the error message only.
 
         Raises:
@@ -180,34 +195,35 @@ class Reduction(ABC):
         """
         layout = self._layout
         columns, factors = layout.columns(uploads), layout.factors(weights)
-        counted = max((self._bytes(upload) for upload in uploads), default=0)
-        asked = np.append(flags, counted)
-        peaks, agreed = inspect(self._comm, layout, columns, factors, clients, asked, round)
+        # Every upload has one shape.  A rank without a client learns its size by the maximum.
+        size = max((self._bytes(upload) for upload in uploads), default=0)
+        values = np.append(local_values, size)
+        peaks, maxima = find_peaks(self._comm, layout, columns, factors, clients, values, round)
         divisors = layout.totals(total, cohort)
-        places = [
+        fields = [
             FieldBuffer(self._buffer[begin:end], peak, divisor, cohort)
             for (begin, end), peak, divisor in zip(layout.bounds, peaks, divisors, strict=True)
         ]
-        for place, column, factor in zip(places, columns, factors, strict=True):
-            self.accumulate(place, column, factor)
+        for field, column, factor in zip(fields, columns, factors, strict=True):
+            self.accumulate(field, column, factor)
         self._comm.allreduce_sum(self._buffer)
-        means = map(self.restore, places)
+        means = map(self.restore, fields)
         shaped = (mean.view(shape) for mean, shape in zip(means, layout.shapes, strict=True))
-        return layout.type(*shaped), cohort * int(agreed[-1]), agreed[:-1]
+        return ReducedMean(layout.type(*shaped), cohort * int(maxima[-1]), maxima[:-1])
 
     def _bytes(self, upload: Any) -> int:
-        """What one client sends, in bytes."""
+        """The bytes that a real client would send."""
         fields = zip(self._layout.names, upload, strict=True)
         return sum(field.nbytes for name, field in fields if name not in self._uncounted)
 
     @abstractmethod
     def summed(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype of what the ranks sum."""
+        """The dtype of the buffer that the ranks sum, for uploads of ``dtype``."""
 
     @abstractmethod
-    def accumulate(self, place: FieldBuffer, column: Column, weights: Sequence[float]) -> None:
-        """Set the place's sum to that of this rank's clients."""
+    def accumulate(self, field: FieldBuffer, column: Column, weights: Sequence[float]) -> None:
+        """Set the buffer's sum to that of this rank's clients."""
 
     @abstractmethod
-    def restore(self, place: FieldBuffer) -> Tensor:
-        """The flat mean, a tensor of its own, from the sum over all ranks."""
+    def restore(self, field: FieldBuffer) -> Tensor:
+        """The flat mean, a new tensor, from the buffer's sum over all ranks."""

@@ -1,4 +1,4 @@
-"""Let the ranks of torch.distributed find each other by a TCP store on rank 0."""
+"""Connect the ranks of torch.distributed by a TCP store on rank 0."""
 
 import os
 import re
@@ -21,69 +21,72 @@ from hpcfl.errors import RankError
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "GLOO_SOCKET_IFNAME"
-ADDRESS = "set MASTER_ADDR to an address of rank 0's host that all hosts reach"
-LOOK_S = 0.05  # between two tries to reach the store, and between two looks at who is there
+SET_ADDRESS = "set MASTER_ADDR to an address of rank 0's host that all hosts reach"
+POLL_S = 0.05  # between two tries to reach the store, and between two checks for absent ranks
 
-_MEETINGS = count()  # of this process; every rank comes to the same ones
-_KEPT: dict[tuple[str, int], TCPStore] = {}
-"""Stores at a port that the launcher chose, for the next run of this process.
+_RENDEZVOUS = count()  # numbers those of this process, which are the same on every rank
+_STORES: dict[tuple[str, int], TCPStore] = {}
+"""Stores at a port that the launcher chose, kept open for the next run of this process.
 
-Were rank 0 to close its own after a run, and open another at the same port for the next, a rank
-that is ahead would find the old one.
+If rank 0 closed its store after a run and opened another at the same port for the next one, a rank
+that is ahead of rank 0 would connect to the old store.
 """
 
 
 class Rendezvous(NamedTuple):
-    """What a rank knows once it has found the others."""
+    """The connection of a rank to the others."""
 
     store: TCPStore
     local_rank: int
-    alone: bool
+    one_host: bool
     """Whether all ranks are on this host."""
     finish: Callable[[], None]
-    """Collective: end what the meeting began."""
+    """Collective: called when the group is closed."""
     abort: Callable[[int], NoReturn]
+    """Ends every rank that it can reach with an exit code."""
 
 
 def meet(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
-    """Collective: reach rank 0's store; the way there is MPI's if an MPI launched us.
+    """Collective: connect to rank 0's store, and wait until all ranks have.
+
+    Under a launcher of MPI the ranks get the store's address by MPI, else from the environment.
 
     Raises:
         RankError: a host's name cannot be resolved, or the store cannot be opened, or not all ranks
             reach it within ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
-    meeting = _meet(launch, backend, timeout_s)
-    if backend == "gloo" and not meeting.alone and INTERFACE not in os.environ:
-        # Gloo listens at the address that the host's own name has; without one it would take the
-        # loopback address, and the others would try it until their time is up.
+    found = _connect(launch, backend, timeout_s)
+    if backend == "gloo" and not found.one_host and INTERFACE not in os.environ:
+        # Gloo listens at the address of the host's own name.  If the name has none, it listens at
+        # the loopback address, and ranks on other hosts try to connect until their time is up.
         resolve(socket.gethostname(), launch, f"set {INTERFACE} to the host's network interface")
-    _wait_for_all(meeting.store, launch, deadline, timeout_s)
-    return meeting
+    _wait_for_all(found.store, launch, deadline, timeout_s)
+    return found
 
 
-def _meet(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
+def _connect(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
     if launch.launcher in ("mpich", "openmpi"):
-        return _meet_by_mpi(launch, backend, timeout_s)
+        return _connect_by_mpi(launch, backend, timeout_s)
     host, port = address(launch, os.environ)
-    alone = on_one_host(launch, os.environ)
-    store = _KEPT.get((host, port))
+    one_host = on_one_host(launch, os.environ)
+    store = _STORES.get((host, port))
     if store is None:
-        # torchrun itself may listen there.
+        # With this variable, torchrun itself listens at the address, and rank 0 must connect, too.
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        where = LOOPBACK if alone and not agent else host
+        where = LOOPBACK if one_host and not agent else host
         if launch.rank == 0 and not agent:
-            store = _open(where, port, launch, timeout_s, alone=alone)
+            store = _open(where, port, launch, timeout_s, one_host=one_host)
         else:
             store = _reach(where, port, launch, timeout_s)
         if port:
-            _KEPT[host, port] = store
-    place = 0 if launch.local_rank is None else launch.local_rank
-    return Rendezvous(store, place, alone, _nothing, end_process)
+            _STORES[host, port] = store
+    local_rank = 0 if launch.local_rank is None else launch.local_rank
+    return Rendezvous(store, local_rank, one_host, _do_nothing, end_process)
 
 
 def address(launch: Launch, environ: Mapping[str, str]) -> tuple[str, int]:
-    """Where rank 0's store listens, from the launcher's variables; port 0: any that is free."""
+    """The host and port of rank 0's store, from the launcher's variables; port 0: any free one."""
     if launch.launcher == "none":
         return LOOPBACK, 0
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
@@ -99,7 +102,7 @@ def address(launch: Launch, environ: Mapping[str, str]) -> tuple[str, int]:
 
 
 def on_one_host(launch: Launch, environ: Mapping[str, str]) -> bool:
-    """Whether all ranks are, as the launcher says, or else as MASTER_ADDR does."""
+    """Whether all ranks are on one host, by the launcher's variables, or else by MASTER_ADDR."""
     if launch.launcher == "none":
         return True
     if launch.launcher == "torchrun" and "LOCAL_WORLD_SIZE" in environ:
@@ -116,40 +119,41 @@ def first_host(nodes: str) -> str:
 
 
 def _slurm_port(environ: Mapping[str, str]) -> int:
-    """A port of the step's own, below the range that systems hand out."""
+    """A port for this step, below the range from which the system assigns ports to others."""
     job, step = (int(environ.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return 15000 + (31 * job + step) % 15000
 
 
-def _meet_by_mpi(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
+def _connect_by_mpi(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
     mpi = load_mpi(f"{launch.launcher} without MPI")
     world = mpi.start(launch, backend)
-    place, alone = mpi.local_rank(launch, world)
-    host = mpi.share(world, os.environ.get("MASTER_ADDR") or socket.gethostname())
-    host = LOOPBACK if alone else host
-    # Rank 0 listens before it tells the port, which the system chose: no race for it.
-    server = _open(host, 0, launch, timeout_s, alone=alone) if launch.rank == 0 else None
-    port = int(mpi.share(world, str(server.port) if server else ""))
+    local_rank, one_host = mpi.local_rank(launch, world)
+    host = mpi.bcast_text(world, os.environ.get("MASTER_ADDR") or socket.gethostname())
+    host = LOOPBACK if one_host else host
+    # Rank 0 listens at a port that the system chose before it sends the port to the others, so no
+    # other process can take it in between.
+    server = _open(host, 0, launch, timeout_s, one_host=one_host) if launch.rank == 0 else None
+    port = int(mpi.bcast_text(world, str(server.port) if server else ""))
     store = server or _reach(host, port, launch, timeout_s)
-    return Rendezvous(store, place, alone, mpi.finish, lambda code: mpi.abort(world, code))
+    return Rendezvous(store, local_rank, one_host, mpi.finish, lambda code: mpi.abort(world, code))
 
 
-def listen(host: str, port: int, *, alone: bool) -> socket.socket:
+def listen(host: str, port: int, *, one_host: bool) -> socket.socket:
     """A socket at the address by which the other ranks know this host, and at no other.
 
     Args:
         host: its name or address.
-        port: 0: any that is free.
-        alone: whether all ranks are on this host; else a loopback address cannot be the one that
-            the others know, and the socket listens on all interfaces, with a warning.
+        port: 0: any free one.
+        one_host: whether all ranks are on this host.  If not, and the name is a loopback address
+            here, other hosts know another address: then listen on all interfaces, with a warning.
 
     Raises:
-        OSError: the name or the port cannot be had.
+        OSError: the name cannot be resolved, or the port is not free.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    # A client tries all addresses of a name: an IPv4 one, where there is one, is among them.
+    # A client tries all addresses of a name, so it also tries the IPv4 address chosen here.
     family, _, _, _, where = min(found, key=lambda info: info[0] != socket.AF_INET)
-    if not alone and ip_address(where[0]).is_loopback:
+    if not one_host and ip_address(where[0]).is_loopback:
         warnings.warn(
             f"{host} is {where[0]} on the host itself, so rank 0 listens on all its interfaces; "
             "set MASTER_ADDR to the address that the other hosts reach",
@@ -160,10 +164,10 @@ def listen(host: str, port: int, *, alone: bool) -> socket.socket:
 
 
 def resolve(host: str, launch: Launch, advice: str) -> None:
-    """Find out whether the system knows the name of a host.
+    """Check that a host's name can be resolved.
 
     Raises:
-        RankError: it does not.
+        RankError: it cannot; ``advice`` ends the message.
     """
     try:
         socket.getaddrinfo(host, None)
@@ -171,18 +175,18 @@ def resolve(host: str, launch: Launch, advice: str) -> None:
         raise RankError(
             f"rank {launch.rank} of {launch.size}: the name of host {host} cannot be resolved "
             f"({error.strerror}); {advice}",
-            speaker=not launch.local_rank,  # once a host
+            speaker=not launch.local_rank,  # one rank of each host
         ) from error
 
 
 def _wait_for_all(store: TCPStore, launch: Launch, deadline: float, timeout_s: float) -> None:
-    """Collective: wait until every rank is there.
+    """Collective: wait until every rank has connected.
 
     Raises:
-        RankError: one does not come in time, or rank 0 is gone.
+        RankError: a rank does not connect in time, or rank 0 has ended.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store
-    run = next(_MEETINGS)  # a process may play several runs, through one store
+    run = next(_RENDEZVOUS)  # several runs of a process use one store
     here = [f"hpcfl/{attempt}/here/{run}/{rank}" for rank in range(launch.size)]
     try:
         store.set(here[launch.rank], "")
@@ -194,21 +198,21 @@ def _wait_for_all(store: TCPStore, launch: Launch, deadline: float, timeout_s: f
                     f"{timeout_s:g} s{f' (and {len(absent) - 1} more)' * (len(absent) > 1)}; it "
                     "has ended or hangs (comm.timeout_s)"
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     except DistError as error:
         raise RankError(
             f"rank {launch.rank} of {launch.size}: rank 0 is gone before all ranks have met; its "
-            "own message, if it could say one, is above",
-            speaker=True,  # rank 0 cannot
+            "own message, if it printed one, is above",
+            speaker=True,  # because rank 0 cannot
         ) from error
 
 
-def _open(host: str, port: int, launch: Launch, timeout_s: float, *, alone: bool) -> TCPStore:
-    """Rank 0's end of the store; left to itself, TCPStore listens on all interfaces."""
-    resolve(host, launch, ADDRESS)
+def _open(host: str, port: int, launch: Launch, timeout_s: float, *, one_host: bool) -> TCPStore:
+    """Open the store on rank 0, at one address: TCPStore itself would listen on all interfaces."""
+    resolve(host, launch, SET_ADDRESS)
     timeout = timedelta(seconds=timeout_s)
     try:
-        with listen(host, port, alone=alone) as server:
+        with listen(host, port, one_host=one_host) as server:
             port = server.getsockname()[1]
             return TCPStore(
                 host,
@@ -219,26 +223,26 @@ def _open(host: str, port: int, launch: Launch, timeout_s: float, *, alone: bool
                 master_listen_fd=server.detach(),
             )
     except (DistError, OSError) as error:
-        raise _unmet("open", host, port, launch) from error
+        raise _failed("open", host, port, launch) from error
 
 
 def _reach(host: str, port: int, launch: Launch, timeout_s: float) -> TCPStore:
-    """Another rank's end of the store."""
-    resolve(host, launch, ADDRESS)
+    """Connect another rank to the store."""
+    resolve(host, launch, SET_ADDRESS)
     timeout = timedelta(seconds=timeout_s)
     deadline = time.monotonic() + timeout_s
     try:
         _wait_until_it_listens(host, port, deadline)
         return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
     except (DistError, OSError) as error:
-        raise _unmet(f"reach, within {timeout_s:g} s,", host, port, launch) from error
+        raise _failed(f"reach, within {timeout_s:g} s,", host, port, launch) from error
 
 
 def _wait_until_it_listens(host: str, port: int, deadline: float) -> None:
-    """Wait for the store of rank 0; TCPStore, left to try, writes the stack of each failure.
+    """Wait until rank 0 listens; TCPStore itself would print a stack trace for each failed try.
 
     Raises:
-        OSError: nobody listens there in time.
+        OSError: it does not listen in time.
     """
     while True:
         try:
@@ -246,16 +250,16 @@ def _wait_until_it_listens(host: str, port: int, deadline: float) -> None:
         except OSError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         else:
             return
 
 
-def _unmet(what: str, host: str, port: int, launch: Launch) -> RankError:
-    message = f"rank {launch.rank} of {launch.size} cannot {what} the store at {host}:{port}"
-    # Rank 0, which would report it, may not be there.
+def _failed(verb: str, host: str, port: int, launch: Launch) -> RankError:
+    message = f"rank {launch.rank} of {launch.size} cannot {verb} the store at {host}:{port}"
+    # Every rank reports it: rank 0, which usually does, may not be there.
     return RankError(f"{message}; is rank 0 alive, the port free and open?", speaker=True)
 
 
-def _nothing() -> None:
-    """A launcher's variables leave nothing to end."""
+def _do_nothing() -> None:
+    """Do nothing: without MPI there is nothing to finish."""

@@ -1,4 +1,4 @@
-"""The group of a single rank: no MPI, no torch.distributed."""
+"""The group of a single rank, which needs no MPI and no torch.distributed."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from hpcfl.comm.base import P2PMessage
 
 
 class Solo:
-    """One process; every collective is already done."""
+    """One process: every collective returns at once."""
 
     rank = 0
     size = 1
@@ -29,7 +29,7 @@ class Solo:
         return values.copy()
 
     def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
-        """Nothing: there is nobody to send to."""
+        """Do nothing: there is no other rank."""
 
     def bcast(self, text: str) -> str:
         """``text`` itself."""
@@ -40,10 +40,10 @@ class Solo:
         return [text]
 
     def barrier(self) -> None:
-        """Wait for nobody."""
+        """Return at once."""
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Do nothing."""
 
     def abort(self, code: int) -> NoReturn:
         """End this process at once with exit code ``code``."""
@@ -51,13 +51,13 @@ class Solo:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process at once, its printed output written, nothing else waited for."""
+    """End this process at once: flush its output, but wait for no thread and no exit handler."""
     flush()
     os._exit(code)
 
 
 def flush() -> None:
-    """Write what was printed, as far as somebody takes it: the process ends whether or not."""
+    """Flush standard output and standard error; a failure must not keep the process alive."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # none, a full disk, a closed one
+        with suppress(AttributeError, OSError, ValueError):  # absent; a full disk; closed
             stream.flush()

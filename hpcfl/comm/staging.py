@@ -1,4 +1,4 @@
-"""Prepare messages for a communication library: flat bytes, on its device."""
+"""Prepare tensors for a communication library: as flat bytes, on the library's device."""
 
 from collections.abc import Sequence
 
@@ -9,37 +9,37 @@ from hpcfl.comm.base import P2PMessage
 
 
 class StagedExchange:
-    """What one rank sends and receives in one exchange.
+    """The buffers of one rank for one exchange.
 
     Args:
-        sent: what it sends.
-        received: room for what it receives.
-        device: where the library takes and leaves tensors.
+        sent: the tensors to send.
+        received: the buffers to fill.
+        device: where the library reads and writes tensors.
     """
 
     def __init__(
         self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage], device: torch.device
     ) -> None:
-        self._room = [(room, _on(room, device)) for _, room in received]
-        self.sent = [(rank, _octets(_on(tensor, device).contiguous())) for rank, tensor in sent]
-        """Ranks, and bytes for them: uint8 [n]."""
+        self._targets = [(target, _on(target, device)) for _, target in received]
+        self.sent = [(rank, _as_bytes(_on(tensor, device).contiguous())) for rank, tensor in sent]
+        """Ranks, and the bytes to send to each: uint8 [n]."""
         self.received = [
-            (parcel.rank, _octets(landing))
-            for parcel, (_, landing) in zip(received, self._room, strict=True)
+            (message.rank, _as_bytes(staged))
+            for message, (_, staged) in zip(received, self._targets, strict=True)
         ]
-        """Ranks, and room for bytes of them: uint8 [n]."""
+        """Ranks, and a buffer for the bytes of each: uint8 [n]."""
 
     def deliver(self) -> None:
-        """All has arrived: bring it to where it was wanted."""
-        for room, landing in self._room:
-            if landing is not room:
-                room.copy_(landing)
+        """Copy what was received to the tensors on other devices; call it after the exchange."""
+        for target, staged in self._targets:
+            if staged is not target:
+                target.copy_(staged)
 
 
 def _on(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor, or a copy on another device than its own."""
+    """The tensor itself if it is on ``device``, else a copy there."""
     return tensor.detach().to(device) if tensor.device != device else tensor
 
 
-def _octets(tensor: Tensor) -> Tensor:
+def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)

@@ -22,36 +22,36 @@ from hpcfl.comm.rendezvous import INTERFACE, meet
 from hpcfl.comm.staging import StagedExchange
 from hpcfl.errors import JobError, RankError
 
-LATER = 1.25  # times the time-out: torch's own comes after the watchdog's, which says more
+TIMEOUT_FACTOR = 1.25  # torch's time-out must come after the watchdog's, whose message says more
 
-_GROUPS = count()  # of this process; every rank starts the same ones
+_GROUPS = count()  # numbers those of this process, which are the same on every rank
 
 
 class _ProcessGroup:
-    """What both backends share; small host values travel where the backend's tensors live."""
+    """The common part of Gloo and NCCL; small host values are sent from the backend's device."""
 
     backend: ClassVar[str]
 
     def __init__(self, launch: Launch, timeout_s: float) -> None:
-        self._meeting = meet(launch, self.backend, timeout_s)
-        # torchrun keeps the store when it starts ranks again, and so does a process that plays
-        # several runs.
+        self._rendezvous = meet(launch, self.backend, timeout_s)
+        # Keys of this group alone: torchrun keeps the store when it starts ranks again, and a
+        # process that plays several runs keeps it, too.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = PrefixStore(f"hpcfl/{attempt}/{next(_GROUPS)}", self._meeting.store)
+        self._store = PrefixStore(f"hpcfl/{attempt}/{next(_GROUPS)}", self._rendezvous.store)
         self.rank, self.size = launch.rank, launch.size
-        self.local_rank = self._meeting.local_rank
+        self.local_rank = self._rendezvous.local_rank
         self.library = self.backend
-        self._summed, self._gathered = False, 0
-        with _loopback(self._meeting.alone):
+        self._used, self._gathered = False, 0
+        with _loopback(one_host=self._rendezvous.one_host):
             try:
                 dist.init_process_group(
                     self.backend,
                     store=self._store,
                     rank=launch.rank,
                     world_size=launch.size,
-                    timeout=timedelta(seconds=LATER * timeout_s),
+                    timeout=timedelta(seconds=TIMEOUT_FACTOR * timeout_s),
                 )
-            except RuntimeError as error:  # DistError, too, is one
+            except RuntimeError as error:  # DistError is a subclass of it
                 raise RankError(
                     f"rank {self.rank} of {self.size}: {self.backend}: the ranks do not meet "
                     f"({str(error).splitlines()[0]}); another rank has ended or hangs "
@@ -63,43 +63,43 @@ class _ProcessGroup:
 
     def allreduce_sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` (contiguous) by its sum."""
-        self._all(lambda: dist.all_reduce(tensor, dist.ReduceOp.SUM))
+        self._run(lambda: dist.all_reduce(tensor, dist.ReduceOp.SUM))
 
     def allreduce_max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective: the elementwise maximum."""
         out = torch.tensor(values, device=self._device())
-        self._all(lambda: dist.all_reduce(out, dist.ReduceOp.MAX))
+        self._run(lambda: dist.all_reduce(out, dist.ReduceOp.MAX))
         result: NDArray[np.float64] = out.numpy(force=True)
         return result
 
     def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
-        """Collective: fill the room in ``received`` with what other ranks send."""
-        freight = StagedExchange(sent, received, self._device())
-        steps = [dist.P2POp(dist.irecv, room, rank) for rank, room in freight.received]
-        steps += [dist.P2POp(dist.isend, data, rank) for rank, data in freight.sent]
+        """Collective: send tensors to other ranks, and fill the buffers in ``received``."""
+        staged = StagedExchange(sent, received, self._device())
+        operations = [dist.P2POp(dist.irecv, data, rank) for rank, data in staged.received]
+        operations += [dist.P2POp(dist.isend, data, rank) for rank, data in staged.sent]
 
-        def travel() -> None:
-            for work in dist.batch_isend_irecv(steps):
+        def send_and_receive() -> None:
+            for work in dist.batch_isend_irecv(operations):
                 work.wait()
 
-        if steps:
-            self._all(travel)
-        freight.deliver()
+        if operations:
+            self._run(send_and_receive)
+        staged.deliver()
 
     def bcast(self, text: str) -> str:
         """Collective: rank 0's text."""
         data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self._device())
         length = torch.tensor([data.numel()], device=self._device())
-        self._all(lambda: dist.broadcast(length, 0))
+        self._run(lambda: dist.broadcast(length, 0))
         payload = data if self.rank == 0 else data.new_empty(int(length.item()))
         if length.item():
-            self._all(lambda: dist.broadcast(payload, 0))
+            self._run(lambda: dist.broadcast(payload, 0))
         return bytes(payload.tolist()).decode()
 
     def allgather(self, text: str) -> list[str]:
-        """Collective: every rank's text, by rank; through the store.
+        """Collective: every rank's text, by rank.
 
-        It needs no GPU, so it works, and the group can be left, where NCCL would not.
+        It uses the store and no GPU, so ranks can report an error where NCCL does not work.
         """
         self._gathered += 1
         store = PrefixStore(f"{self._gathered}", self._store)
@@ -110,7 +110,7 @@ class _ProcessGroup:
                 store.set("texts", json.dumps([store.get(f"text/{r}").decode() for r in ranks]))
             texts: list[str] = json.loads(store.get("texts"))
             store.set(f"read/{self.rank}", "")
-            if self.rank == 0:  # with whom the store goes
+            if self.rank == 0:  # whose process holds the store, and may end after this
                 store.wait([f"read/{rank}" for rank in ranks])
         except dist.DistError as error:
             raise RankError(
@@ -125,21 +125,24 @@ class _ProcessGroup:
         self.allreduce_max(np.zeros(1))
 
     def close(self) -> None:
-        """Collective: leave the group; rank 0's store outlives every use of it."""
-        if self._summed:
+        """Collective: leave the group; the barrier keeps rank 0's store open until then."""
+        if self._used:
             self.barrier()
         dist.destroy_process_group()
-        self._meeting.finish()
+        self._rendezvous.finish()
 
     def abort(self, code: int) -> NoReturn:
-        """End every rank (this one, if no MPI is there to end the others) with ``code``."""
-        self._meeting.abort(code)
+        """End this rank with exit code ``code``, and under MPI every rank.
 
-    def _all(self, collective: Callable[[], object]) -> None:
-        self._summed = True
+        Without MPI the launcher ends the others when it sees that this one failed.
+        """
+        self._rendezvous.abort(code)
+
+    def _run(self, collective: Callable[[], object]) -> None:
+        self._used = True
         try:
             collective()
-        except RuntimeError as error:  # torch has no narrower one for a timeout or a lost peer
+        except RuntimeError as error:  # torch raises no narrower class for a time-out or lost rank
             cause = str(error).split("\n")[0]
             message = f"rank {self.rank} of {self.size}: {self.backend}: {cause}"
             raise RankError(
@@ -148,9 +151,9 @@ class _ProcessGroup:
 
 
 @contextmanager
-def _loopback(alone: bool) -> Iterator[None]:
-    """Let Gloo listen to this host only, if all ranks are there and the user says nothing else."""
-    if not alone or INTERFACE in os.environ:
+def _loopback(*, one_host: bool) -> Iterator[None]:
+    """Let Gloo use the loopback interface if all ranks are on this host and the user set none."""
+    if not one_host or INTERFACE in os.environ:
         yield
         return
     os.environ[INTERFACE] = "lo0" if sys.platform == "darwin" else "lo"
@@ -161,35 +164,36 @@ def _loopback(alone: bool) -> Iterator[None]:
 
 
 class Gloo(_ProcessGroup):
-    """Ranks over TCP; ``GLOO_SOCKET_IFNAME`` names the network interface where it must be told."""
+    """Ranks over TCP; the variable ``GLOO_SOCKET_IFNAME`` can name the network interface."""
 
     backend = "gloo"
 
 
 class Nccl(_ProcessGroup):
-    """Ranks with one GPU each; ``torch.cuda.set_device`` comes before the first collective.
+    """Ranks with one GPU each; call ``torch.cuda.set_device`` before the first collective.
 
-    Small host values are reduced on the GPU too: the maximum waits for the GPU anyhow, and a
-    companion Gloo group would need a second network set up on every cluster.
+    Small host values are reduced on the GPU, too: the maximum waits for the GPU anyway, and a
+    second group over Gloo would have to be configured on every cluster.
     """
 
     backend = "nccl"
 
     def __init__(self, launch: Launch, timeout_s: float) -> None:
         if not dist.is_nccl_available():
-            raise JobError("comm.backend: nccl: this torch was built without NCCL; say gloo")
+            raise JobError("comm.backend: nccl: this torch was built without NCCL; use gloo")
         super().__init__(launch, timeout_s)
 
     def allreduce_sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` (contiguous) by its sum, and wait for it.
 
-        NCCL only queues the sum; the wait for the other ranks belongs here, where it is watched.
+        NCCL only queues the sum.  The wait for the other ranks must happen here, where the
+        watchdog counts the time.
         """
         super().allreduce_sum(tensor)
         torch.cuda.current_stream().synchronize()
 
     def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
-        """Collective: fill the room in ``received`` with what other ranks send; wait for it."""
+        """Collective: send tensors to other ranks, fill the buffers in ``received``, and wait."""
         super().exchange(sent, received)
         torch.cuda.current_stream().synchronize()
 

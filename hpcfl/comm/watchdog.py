@@ -1,16 +1,17 @@
-"""End a run in which a rank died, was stopped or cut off, and say which one.
+"""End a run in which a rank has died, hangs or is cut off, and name that rank.
 
-Every rank has one thread that writes its heartbeat and counts how long the rank has been inside
-of one collective.  Beyond ``comm.timeout_s`` it reads the heartbeats of the others, one rank says
-which is behind, and every rank that is alive ends: the launcher ends the rest.  The thread makes no
-MPI call, which only the main thread may.
+MPI waits for ever for a rank that has died unnoticed.  So every rank has a thread that writes its
+heartbeat and measures the time that the rank has been in one collective.  After ``comm.timeout_s``
+it reads the heartbeats of the other ranks.  One rank reports which rank is behind, every rank that
+can ends itself, and the launcher ends the others.  A thread, because the main thread is blocked in
+the collective; it makes no MPI call, which only the main thread may.
 
-Before the first round it waits for others that are alive and busy as long as they are: they read
-and compare a whole store, which takes what it takes.
+Before the first round the time is not limited while another rank is alive and not in a collective:
+ranks read and verify whole stores then, for as long as the disk needs.
 
-Not covered: what comes before there are heartbeats, the meeting of the ranks and the loading of the
-data, which may have to be fetched (MPI waits there as long as its launcher lets it; Gloo and NCCL
-give up by themselves); and a file system that hangs, before the first round or for all ranks.
+Not covered: the time before heartbeats are started, when the ranks connect and load their data
+(MPI waits there until its launcher gives up; Gloo and NCCL have time-outs of their own); and a file
+system that hangs, before the first round or for all ranks.
 """
 
 import math
@@ -27,37 +28,37 @@ from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, RankProgress, place
 from hpcfl.comm.solo import end_process
 
 PERIOD_S = 5.0  # between two heartbeats, at most ...
-SHARE = 12  # ... and at most such a part of the time-out
-LOOK = 3  # periods between two looks at a heartbeat: one that lives has beaten meanwhile
-MOMENT_S = 1.0  # for the rank that speaks to be heard before a launcher ends it too
+PERIODS_PER_TIMEOUT = 12  # at least
+COMPARED_PERIODS = 3  # between two readings of the heartbeats: a live rank writes in between
+REPORT_S = 1.0  # for the launcher to read the reporting rank's line, before it ends that rank
 ADVICE = "resume from the last checkpoint"
 
 
 class Watchdog:
-    """The thread of one rank.
+    """The watchdog thread of one rank.
 
-    Time is counted in turns of the thread, so that the time in which this process was itself
-    stopped (Slurm suspends jobs), or a clock that jumped, is no waiting.
+    It counts periods of its own, not the clock's time: time in which this process itself was
+    stopped (Slurm suspends jobs), or by which the clock jumped, must not count as waiting.
     """
 
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:
         self.progress = RankProgress()
         self._rank, self._size, self._timeout_s = rank, size, timeout_s
-        self._period = min(PERIOD_S, timeout_s / SHARE)
-        self._patience = math.ceil(timeout_s / self._period)  # turns
+        self._period = min(PERIOD_S, timeout_s / PERIODS_PER_TIMEOUT)
+        self._patience = math.ceil(timeout_s / self._period)  # periods
         self._files: Heartbeats | None = None
-        self._mute = False
+        self._failed = False
         self._over = Event()
         self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
     def watch_files(self, files: Heartbeats) -> None:
-        """Write heartbeats from now on, and read those of the others when it is time."""
+        """Write heartbeats into ``files`` from now on, and limit the time in collectives."""
         files.open(self.progress)
         self._files = files
 
     def claim_report(self, line: str) -> bool:
-        """Whether no other rank has said why the run ends."""
+        """Whether this rank shall print ``line``, see ``Heartbeats.claim_report``."""
         return self._files is None or self._files.claim_report(line)
 
     def close(self) -> None:
@@ -78,23 +79,23 @@ class Watchdog:
                 waited = 0
                 continue
             if self._files.has_report():
-                self._follow()
-            if waited == self._patience - LOOK:
+                self._end_after_report()
+            if waited == self._patience - COMPARED_PERIODS:
                 before = self._files.read(self._size)
             if waited >= self._patience:
                 now = self._files.read(self._size)
                 wait = Wait(self.progress, self._rank, self._size, before, now)
-                if wait.is_for_work():
+                if wait.is_for_preparation():
                     waited = 0
                 else:
-                    self._tell(wait.blame(self._files.folder))
+                    self._report(wait.explain(self._files.folder))
 
     def _beat(self) -> None:
-        if self._files and not self._mute:
+        if self._files and not self._failed:
             try:
                 self._files.beat(self.progress)
             except OSError as e:
-                self._mute = True
+                self._failed = True
                 with suppress(AttributeError, OSError):
                     sys.stderr.write(
                         f"[rank {self._rank} of {self._size}] no more heartbeats in "
@@ -102,48 +103,48 @@ class Watchdog:
                         "be named\n"
                     )
 
-    def _tell(self, why: str) -> None:
-        """Say why the run ends, unless another rank does, and end this process."""
+    def _report(self, reason: str) -> None:
+        """Print why the run ends, unless another rank does, and end this process."""
         line = (
             f"RankError: [rank {self._rank} of {self._size}] waited {self._timeout_s:g} s for the "
-            f"other ranks, {place(self.progress.round, self.progress.phase)}: {why}"
+            f"other ranks, {place(self.progress.round, self.progress.phase)}: {reason}"
         )
         if not self.claim_report(line):
-            self._follow()
+            self._end_after_report()
         try:
             sys.stderr.write(line + "\n")
-        finally:  # where nobody can hear it, too
+        finally:  # also where standard error is closed
             end_process(1)
 
-    def _follow(self) -> None:
-        """End this process, another rank having said why."""
-        time.sleep(MOMENT_S)
+    def _end_after_report(self) -> None:
+        """End this process, some time after another rank has reported the reason."""
+        time.sleep(REPORT_S)
         end_process(1)
 
 
 class Wait(NamedTuple):
-    """A rank that waits in a collective, and what it can see of the others."""
+    """A rank that has waited too long in a collective, and the heartbeats of the others."""
 
-    pulse: RankProgress
-    """Its own."""
+    progress: RankProgress
+    """Of the rank that waits."""
     rank: int
     size: int
     before: Mapping[int, Heartbeat]
-    """Heartbeats by rank, a few periods ago."""
+    """Heartbeats by rank, read ``COMPARED_PERIODS`` periods ago."""
     now: Mapping[int, Heartbeat]
 
     @property
     def _others(self) -> list[int]:
         return [i for i in range(self.size) if i != self.rank]
 
-    def is_for_work(self) -> bool:
-        """Whether it may take any time: others, alive, prepare the rounds."""
+    def is_for_preparation(self) -> bool:
+        """Whether it waits, before the first round, for ranks that are alive and not waiting."""
         before, now = self.before, self.now
         alive = all(i in now and now[i] != before.get(i) for i in self._others)
-        return self.pulse.round == 0 and alive and any(not now[i].waits for i in self._others)
+        return self.progress.round == 0 and alive and any(not now[i].waits for i in self._others)
 
-    def blame(self, folder: Path) -> str:
-        """Which rank keeps the others waiting, in words, and what to do.
+    def explain(self, folder: Path) -> str:
+        """Say in words which rank keeps the others waiting, and what to do.
 
         Args:
             folder: where the heartbeats are.
@@ -161,8 +162,9 @@ class Wait(NamedTuple):
         lost = [i for i in others if i not in now]
         if lost:
             return f"rank {lost[0]} has no readable heartbeat in {folder}{_besides(lost)}; {ADVICE}"
-        # One that waits in an earlier collective, which this rank has left, misses a message.
-        behind = (now[i] for i in others if now[i].calls < self.pulse.calls)
+        # A rank that waits in an earlier collective, which this rank has left, did come: what it
+        # waits for was lost on the way to it.
+        behind = (now[i] for i in others if now[i].calls < self.progress.calls)
         late = [found for found in behind if not found.waits]
         if late:
             last = min(late, key=lambda found: found.calls)

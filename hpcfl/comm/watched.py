@@ -1,4 +1,4 @@
-"""A group of ranks under a watchdog: a rank that waits too long in a collective ends the run."""
+"""A group of ranks with a watchdog, which ends the run if a collective takes too long."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Watched:
-    """Another group, its collectives counted; what a round pays for it is a few attributes set."""
+    """Wraps a group and counts its collectives for the watchdog, at the cost of some attributes."""
 
     def __init__(self, comm: Comm, timeout_s: float) -> None:
         self._comm = comm
@@ -27,19 +27,19 @@ class Watched:
         self.library = comm.library
         self._watchdog = Watchdog(comm.rank, comm.size, timeout_s)
         self.progress = self._watchdog.progress
-        """Where this rank is: to be kept true by whoever knows."""
+        """Where this rank is; the session sets its round and phase."""
 
     @property
     def backend(self) -> str:
-        """The group's name: solo, mpi, gloo or nccl."""
+        """The name of the wrapped group: solo, mpi, gloo or nccl."""
         return type(self._comm).__name__.lower()
 
-    def beat(self, root: Path, session: str) -> None:
-        """Collective: from now on keep heartbeats, and let nobody wait too long.
+    def start_heartbeats(self, root: Path, session: str) -> None:
+        """Collective: write heartbeats from now on, and end the run if a rank waits too long.
 
         Args:
-            root: where the sessions of a run that rank 0 holds have a folder each.
-            session: the name of this one; the others are removed.
+            root: the folder in which each session has a folder; rank 0 holds the run's lock.
+            session: the name of this session; the folders of others are removed.
 
         Raises:
             StoreError: they cannot be written.
@@ -48,6 +48,7 @@ class Watched:
         with raise_collectively(self):
             if self.rank == 0:
                 files.begin()
+        # After the first: the folder must exist before any rank opens its file.
         with raise_collectively(self):
             self._watchdog.watch_files(files)
 
@@ -60,7 +61,7 @@ class Watched:
         return self._wait(self._comm.allreduce_max, values)
 
     def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
-        """Collective: fill the room in ``received`` with what other ranks send."""
+        """Collective: send tensors to other ranks, and fill the buffers in ``received``."""
         self._wait(self._comm.exchange, sent, received)
 
     def bcast(self, text: str) -> str:
@@ -88,12 +89,13 @@ class Watched:
         self._comm.abort(code)
 
     def _wait(self, collective: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Collective: what ``collective`` gives, under the eyes of the watchdog."""
+        """Collective: call ``collective`` while the watchdog counts the time."""
         self.progress.calls += 1
         self.progress.waits = True
         try:
             return collective(*args, **kwargs)
-        except RankError as error:  # every rank sees that one was lost: one says so
+        except RankError as error:
+            # Every rank sees that one was lost; only the first to claim the report prints it.
             if not self._watchdog.claim_report(str(error)):
                 self._comm.abort(1)
             raise

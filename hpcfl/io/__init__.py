@@ -1,1 +1,1 @@
-"""Files, memory and progress: what every package above may use."""
+"""Atomic files, checksums, locks, memory, progress and tables, for all packages above."""

@@ -1,4 +1,4 @@
-"""Write files that are complete and on the disk, or not there at all."""
+"""Write files atomically: after a kill or a loss of power a file is complete, or not there."""
 
 import os
 import stat
@@ -16,11 +16,12 @@ KINDS = {
     stat.S_IFBLK: "a device",
 }
 PART = ".part"  # ends the name of a file that is not complete yet
-STANDS = "the last checkpoint stands: make room or repair the disk, then resume"  # of a run's files
+# The advice for files of a run, whose checkpoints are not harmed by the failure.
+STANDS = "the last checkpoint stands: make room or repair the disk, then resume"
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and new names in ``folder`` survive a loss of power."""
+    """Fsync a folder: renames, new and deleted names in it survive a loss of power."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -40,8 +41,8 @@ def write_file(
     Args:
         path: its final name.
         content: all of it.
-        advice: what a person can do when it fails: the end of the error's message.
-        mode: the file's permissions; those of any new file when None.
+        advice: what the user can do if it fails; ends the error's message.
+        mode: the file's permissions; None: those of any new file.
 
     Raises:
         DiskError: the disk is full or fails; nothing is left behind.
@@ -51,9 +52,11 @@ def write_file(
     try:
         with part.open("wb") as file:
             if mode is not None and mode != stat.S_IMODE(os.fstat(file.fileno()).st_mode):
-                os.fchmod(file.fileno(), mode)  # before the content: it may be private
+                # Before the content, which others may not be allowed to read.
+                os.fchmod(file.fileno(), mode)
             file.write(content)
             file.flush()
+            # Before the rename: some file systems write the rename to the disk before the content.
             os.fsync(file.fileno())
         part.replace(path)
         sync_folder(path.parent)
@@ -68,7 +71,7 @@ def write_file(
 
 @contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Turn a failure of the disk under ``path``, in a run, into one line.
+    """Convert an OSError in the block, about a run's file ``path``, into an error of one line.
 
     Raises:
         DiskError: the block raised OSError because the disk is full or fails.
@@ -82,20 +85,20 @@ def write_errors(path: Path) -> Iterator[None]:
 
 
 def remove_part(part: Path) -> None:
-    """Remove what a failed write left, as far as the disk lets us: its error is told already."""
+    """Remove the partial file of a failed write; failing here must not hide that error."""
     with suppress(OSError):
         part.unlink(missing_ok=True)
 
 
 def check_output(path: Path, *, make_folder: bool = False) -> Path:
-    """Refuse an output file that cannot be written, or that would destroy what is no file.
+    """Refuse an output path that cannot be written, or that is no regular file.
 
-    Called before any work is done for the file's content, and again by ``write_output``.  Python's
-    own questions (``is_dir`` and the like) are not asked: they raise where a name is too long.
+    Call it before the work for the file's content; ``write_output`` calls it again.  It does not
+    use ``Path.is_dir`` and the like, which raise where a name is too long.
 
     Args:
         path: as the user named it.
-        make_folder: whether ``write_output`` makes the folders that are missing.
+        make_folder: whether ``write_output`` makes missing folders.
 
     Returns:
         The regular file to write, which may not exist yet: where ``path`` is a symbolic link, the
@@ -107,7 +110,7 @@ def check_output(path: Path, *, make_folder: bool = False) -> Path:
     """
     target = Path(os.path.realpath(path))
     try:
-        # The system's own way through the links: /dev/stdout leads to a pipe that has no name.
+        # ``stat`` follows links as the system does: /dev/stdout leads to a pipe without a name.
         found = path.stat()
     except FileNotFoundError:
         found = None
@@ -126,7 +129,7 @@ def check_output(path: Path, *, make_folder: bool = False) -> Path:
 
 
 def _check_folder(path: Path, target: Path, *, make_folder: bool) -> None:
-    """Refuse ``target``, which the user named ``path``, where its folder cannot take it.
+    """Refuse ``target``, which the user named ``path``, if no such file can be made.
 
     Raises:
         JobError: see ``check_output``.
@@ -151,14 +154,14 @@ def _check_folder(path: Path, target: Path, *, make_folder: bool) -> None:
 
 
 def write_output(path: Path, content: bytes, *, make_folder: bool = False) -> None:
-    """Write a file that the user named, whole or not at all; a symbolic link is followed.
+    """Write a file that the user named, atomically; a symbolic link is followed.
 
-    A file that is replaced hands on its permissions.
+    A file that is replaced keeps its permissions.
 
     Args:
         path: as the user named it.
         content: all of it.
-        make_folder: whether missing folders are made.
+        make_folder: whether to make missing folders.
 
     Raises:
         JobError: see ``check_output``.
@@ -174,5 +177,5 @@ def write_output(path: Path, content: bytes, *, make_folder: bool = False) -> No
     write_file(target, content, mode=mode)
 
 
-def _refused(path: Path, why: str) -> JobError:
-    return JobError(f"{path}: cannot be written: {why}; choose another file")
+def _refused(path: Path, reason: str) -> JobError:
+    return JobError(f"{path}: cannot be written: {reason}; choose another file")

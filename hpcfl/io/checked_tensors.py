@@ -1,4 +1,4 @@
-"""Safetensors files whose metadata hold a checksum of names, dtypes, shapes and values."""
+"""Safetensors files with a checksum of names, dtypes, shapes and values in their metadata."""
 
 from collections.abc import Mapping
 from zlib import crc32
@@ -14,8 +14,8 @@ _CHECK = "crc32"
 
 
 def pack(tensors: Mapping[str, Tensor]) -> bytes:
-    """The tensors as the content of a file."""
-    # Apart from each other and row-major, or safetensors refuses them.
+    """Return the content of a file with these tensors."""
+    # Safetensors refuses tensors that share memory or are not row-major.
     layout = torch.contiguous_format
     own = {
         name: tensor.detach().cpu().clone(memory_format=layout) for name, tensor in tensors.items()
@@ -24,14 +24,14 @@ def pack(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def unpack(content: bytes) -> dict[str, Tensor]:
-    """The tensors that ``pack`` was given, on the CPU.
+    """Read the tensors from what ``pack`` returned, to the CPU.
 
     Raises:
-        ValueError: the content is damaged; the text says how.
+        ValueError: the content is damaged.
     """
     try:
         tensors = load(content)
-        # Its length stands in the first eight bytes, and is right, or `load` would have refused it.
+        # The first eight bytes are the header's length; ``load`` has checked that it is right.
         header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
         expected = header.get("__metadata__", {}).get(_CHECK)
     except (SafetensorError, ValueError, LookupError, RuntimeError, AttributeError) as e:

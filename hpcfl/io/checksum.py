@@ -1,8 +1,8 @@
-"""Checksums inside of text files: of a JSON object, or of a line.
+"""Add and compare checksums inside text files: of a JSON object, or of a line.
 
-A JSON object ends with a key of its own, ``"crc32"``: the crc32 of all that stands before it, so
-that any JSON reader still reads it.  A line of plain text ends with `` #`` and eight hexadecimal
-digits.  A crc32 finds every flipped bit, and every burst of up to 32 bits.
+The last key of a JSON object is ``"crc32"``, the crc32 of the text before it, so any JSON reader
+still reads the object.  A line of plain text ends with `` #`` and eight hexadecimal digits.  A
+crc32 detects every flipped bit, and every damage within 32 consecutive bits.
 """
 
 import re
@@ -11,20 +11,20 @@ from zlib import crc32
 KEY = "crc32"
 _JSON = re.compile(rb'(?P<body>\{.+), "crc32": (?P<sum>\d{1,10})\}', re.DOTALL)
 _LINE = re.compile(rb"(?P<body>.*) #(?P<sum>[0-9a-f]{8})", re.DOTALL)
-# A file is read while a line is being appended: its beginning is no damage, anything behind its end
-# is, for instance a line break that became another character.
+# A line that is being appended may be incomplete, which is no damage.  Bytes after its checksum
+# are damage, for instance a line break that became another character.
 _OVERLONG_JSON = re.compile(rb', "crc32": \d{1,10}\}.', re.DOTALL)
 _OVERLONG_LINE = re.compile(rb" #[0-9a-f]{8}.", re.DOTALL)
 
 
 def add_to_json(text: str) -> bytes:
-    """A JSON object, which is not empty, with its checksum as the last key; on as many lines."""
+    """Add the checksum as the last key to the text of a JSON object, which is not empty."""
     body = text.removesuffix("}").rstrip().encode()
     return body + f', "{KEY}": {crc32(body)}}}'.encode()
 
 
 def remove_from_json(content: bytes) -> bytes:
-    """The JSON object that ``add_to_json`` was given, up to white space at its end.
+    """Compare and remove the checksum that ``add_to_json`` added.
 
     Raises:
         ValueError: it has no checksum, or another one.
@@ -37,17 +37,17 @@ def remove_from_json(content: bytes) -> bytes:
 
 
 def is_checked_json(content: bytes) -> bool:
-    """Whether a checksum, right or wrong, is the last key."""
+    """Whether the last key is a checksum, right or wrong."""
     return _JSON.fullmatch(content) is not None
 
 
 def is_json_prefix(tail: bytes) -> bool:
-    """Whether the bytes behind the last line break may be the beginning of a line of JSON."""
+    """Whether bytes after the last line break may be the beginning of a JSON line."""
     return _OVERLONG_JSON.search(tail) is None
 
 
 def add_to_line(text: bytes) -> bytes:
-    """A line of text, without a line break, with its checksum."""
+    """Add the checksum to a line of text without a line break."""
     return text + b" #%08x" % crc32(text)
 
 
@@ -57,12 +57,12 @@ def is_checked_line(line: bytes) -> bool:
 
 
 def is_line_prefix(tail: bytes) -> bool:
-    """Whether the bytes behind the last line break may be the beginning of a line of text."""
+    """Whether bytes after the last line break may be the beginning of a line of text."""
     return _OVERLONG_LINE.search(tail) is None
 
 
 def remove_from_line(line: bytes) -> bytes:
-    """The text that ``add_to_line`` was given.
+    """Compare and remove the checksum that ``add_to_line`` added.
 
     Raises:
         ValueError: the line has no checksum, or another one.

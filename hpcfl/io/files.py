@@ -1,8 +1,8 @@
 """Read numpy files and JSON from untrusted sources, and the files of a run.
 
-Nothing in them is run.  What a file declares is compared with the memory that is free before it is
-read: a few kilobytes can unpack to any size, and zeros that are meant do so too, so there is no
-other limit.
+No code in them is executed.  The size that a file declares is compared with the free memory before
+the file is read, since a few kilobytes can unpack to any size.  There is no other limit: a large
+array of zeros is as small a file, and may be what the user wants.
 """
 
 import json
@@ -24,7 +24,7 @@ from rich.filesize import decimal
 from hpcfl.errors import DataError, DiskError, HpcflError, StoreError, file_error
 from hpcfl.io.memory import too_little_memory
 
-# What numpy and zipfile raise when they parse a damaged file, found by flipping every byte of one.
+# The errors that numpy and zipfile raise for damaged files, found by flipping every byte of one.
 _DAMAGED = (
     OSError,
     ValueError,
@@ -45,18 +45,19 @@ _DAMAGED = (
 def read_arrays(
     path: Path, required: Iterable[str], optional: Iterable[str] = ()
 ) -> dict[str, NDArray[Any]]:
-    """The named arrays of an .npz, in the machine's byte order; nothing is unpickled.
+    """Read arrays of an .npz by name, in the machine's byte order; nothing is unpickled.
 
     Raises:
         DataError: the file is missing or damaged, lacks a required array, or is too large.
     """
     with _open(path) as archive:
         if not isinstance(archive, NpzFile) or archive.zip is None:
-            raise DataError(f"{path}: a single array, expected an .npz archive")
+            raise DataError(f"{path}: found a single array, expected an .npz archive")
         absent = [name for name in required if name not in archive.files]
         if absent:
             raise DataError(
-                f"{path}: no array {absent[0]!r}; found {', '.join(archive.files) or 'none'}"
+                f"{path}: found {', '.join(archive.files) or 'no array'}, expected an array "
+                f"{absent[0]!r}; add it to the file"
             )
         present = [*required, *(name for name in optional if name in archive.files)]
         sizes = {
@@ -67,7 +68,7 @@ def read_arrays(
 
 
 def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
-    """The array of an .npy, or the one called ``key`` (or the only one) of an .npz.
+    """Read the array of an .npy, or that called ``key`` (or the only one) of an .npz.
 
     Raises:
         DataError: the file is missing or damaged, or holds no such array.
@@ -75,33 +76,33 @@ def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
     with _open(path) as content:
         if isinstance(content, np.ndarray):
             if key is not None:
-                raise DataError(f"{path}: a single array, which has no key {key!r}")
+                raise DataError(f"{path}: found a single array, expected an archive with {key!r}")
             return _native(content)
         names = content.files if key is None else [key]
         if len(names) != 1:
-            raise DataError(f"{path}: say which array by key; found {', '.join(names) or 'none'}")
+            raise DataError(f"{path}: name the array by key; found {', '.join(names) or 'none'}")
     return read_arrays(path, names)[names[0]]
 
 
 def refuse_large_file(path: Path, needed: int) -> None:
-    """Refuse to read so many bytes of ``path`` where they do not fit into this machine's memory.
+    """Refuse to read ``needed`` bytes from ``path`` if this machine has less memory free.
 
     Raises:
-        DataError: there is less memory free.
+        DataError: it has less.
     """
     free = too_little_memory(needed)
     if free is not None:
         raise DataError(
-            f"{path}: takes {decimal(needed)} of memory as it says, {decimal(free)} are free; "
+            f"{path}: declares {decimal(needed)} of content, {decimal(free)} of memory are free; "
             "it is damaged, or too large for this machine"
         )
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What JSON says.
+    """Parse JSON.
 
     Raises:
-        ValueError: it is none, or is nested too deep.
+        ValueError: it is not JSON, or is nested too deep for the parser.
     """
     try:
         return json.loads(text)
@@ -110,10 +111,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_bytes(path: Path, advice: str) -> bytes:
-    """A whole file of a run.
+    """Read a whole file of a run.
 
     Raises:
-        StoreError: it cannot be read; ``advice``, what a person can do, ends the message.
+        StoreError: it cannot be read; ``advice``, what the user can do, ends the message.
         DiskError: the disk fails.
         FileNotFoundError: there is none.
     """
@@ -127,9 +128,9 @@ def read_bytes(path: Path, advice: str) -> bytes:
 
 
 def present(path: Path) -> bool:
-    """Whether anything has this name: also a link that leads nowhere, or what cannot be read.
+    """Whether there is anything of this name, also a broken link or an unreadable file.
 
-    ``Path.exists`` says no of these, so that damage would look like a file that never was.
+    ``Path.exists`` returns False for these, so a damaged file would look like one never written.
 
     Raises:
         StoreError: the folder cannot be searched.
@@ -146,7 +147,7 @@ def present(path: Path) -> bool:
 
 
 def folders_with(root: Path, name: str) -> list[Path]:
-    """The folders in ``root`` that have something called ``name``, sorted; none without a root.
+    """The folders in ``root`` that contain ``name``, sorted; none if ``root`` does not exist.
 
     Raises:
         StoreError: ``root`` cannot be listed.
@@ -163,16 +164,16 @@ def folders_with(root: Path, name: str) -> list[Path]:
 
 
 def has(folder: Path, name: str) -> bool:
-    """Whether the folder has something called ``name``, or cannot be searched for it."""
+    """Whether the folder contains ``name``, or cannot be searched for it."""
     try:
         return present(folder / name)
-    except (DiskError, StoreError):  # which is said by whoever reads it
+    except (DiskError, StoreError):  # the caller that reads the file reports the error
         return True
 
 
 @contextmanager
 def readable(root: Path) -> Iterator[None]:
-    """Turn a failure to read a file below ``root`` into one line.
+    """Convert an OSError in the block, which reads files below ``root``, into an error of one line.
 
     Raises:
         DiskError: the block raised OSError because the disk fails.
@@ -190,12 +191,12 @@ READABLE = "repair its permissions or the disk"
 
 
 def read_error(error: Exception, message: str, otherwise: type[HpcflError]) -> HpcflError:
-    """The error to raise for a file that cannot be read, or is found damaged while it is read.
+    """Make the error to raise for a file that cannot be read or parsed.
 
     Args:
-        error: what the reader raised: the system's, or a parser's.
-        message: says which file, what failed and what to do.
-        otherwise: the class where the file system itself is sound.
+        error: the system's or a parser's.
+        message: which file, what failed and what to do.
+        otherwise: the class to use unless the file system itself failed.
     """
     return (
         file_error(error, message, otherwise) if isinstance(error, OSError) else otherwise(message)
@@ -204,21 +205,21 @@ def read_error(error: Exception, message: str, otherwise: type[HpcflError]) -> H
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """What ``np.load`` makes of the file; damage found inside the block becomes a DataError.
+    """Open a file by ``np.load``; an error of a damaged file in the block becomes a DataError.
 
     Raises:
         DataError: the file is missing or damaged.
         DiskError: the disk fails.
     """
     try:
-        # Opened here, because numpy does not close a file in which it finds a broken archive.
+        # Opened here: ``np.load`` itself leaves a file with a broken archive open.
         with path.open("rb") as file:
             yield np.load(file, allow_pickle=False)
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error
     except _DAMAGED as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        if "allow_pickle" in reason:  # numpy's own text, of any file that is none of its own
+        if "allow_pickle" in reason:  # numpy's text for every file that is not a numpy file
             reason = "it is of another kind, or holds Python objects"
         reason = reason or type(error).__name__
         message = f"{path}: not a readable file of numpy arrays: {reason}"
@@ -226,7 +227,7 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _native(array: Any) -> NDArray[Any]:
-    """Contiguous and in the machine's byte order, as torch needs it."""
-    if not isinstance(array, np.ndarray):  # an archive's member that numpy hands out as bytes
+    """The array, contiguous and in the machine's byte order, as torch needs it."""
+    if not isinstance(array, np.ndarray):  # numpy returns a member that is no array as bytes
         raise ValueError("a member of the archive is no array")  # noqa: TRY004
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")

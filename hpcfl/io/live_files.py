@@ -1,8 +1,8 @@
-"""Notice that a file or folder of a live run was deleted, replaced or changed.
+"""Notice that a file or folder of a running run was deleted, replaced or changed.
 
-An open file outlives its name.  A run that writes on into files without names ends without an
-error, and its checkpoints point at nothing.  So whoever holds a file open compares it with what its
-name leads to before a checkpoint is committed.
+A process can write to an open file after the file was deleted.  Such a run would end without an
+error, while its checkpoints name files that no longer exist.  So before a checkpoint is committed,
+each open file is compared with the file that its path leads to.
 """
 
 import os
@@ -14,9 +14,9 @@ from hpcfl.errors import LostFileError
 
 
 class HeldPath:
-    """A file that no longer changes, or a folder, that is kept open.
+    """A folder, or a file that no longer changes, that is kept open.
 
-    Open, so that its inode's number cannot be given to another.
+    Open, because the system may give the inode number of a deleted file to a new one.
     """
 
     def __init__(self, path: Path, fd: int) -> None:
@@ -25,10 +25,10 @@ class HeldPath:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Hold what is at ``path``, for reading.
+        """Open ``path`` for reading, and keep it open.
 
         Raises:
-            LostFileError: it is not there.
+            LostFileError: it cannot be opened.
         """
         try:
             return cls(path, os.open(path, os.O_RDONLY))
@@ -36,7 +36,7 @@ class HeldPath:
             raise lost(path, f"cannot be opened ({e.strerror})") from e
 
     def check(self) -> None:
-        """Compare the name with what is held.
+        """Compare the file at the path with the open one.
 
         Raises:
             LostFileError: it was deleted, replaced or written to.
@@ -46,22 +46,22 @@ class HeldPath:
             raise lost(self._path, "was changed")
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         os.close(self._fd)
 
 
 def _version(found: os.stat_result) -> tuple[int, int] | None:
-    """What changes when a file is written to; None of a folder, in which files come and go."""
+    """Size and time of the last change of a file; None for a folder, whose content may change."""
     return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def check_in_place(path: Path, fd: int, size: int | None = None) -> None:
-    """Refuse to go on where ``path`` no longer leads to the file or folder that ``fd`` is.
+    """Raise unless ``path`` leads to the open file or folder ``fd``.
 
     Args:
-        path: its name.
-        fd: the same, open.
-        size: the bytes that it must have, if they are known.
+        path: of the file.
+        fd: its descriptor.
+        size: the bytes that it must have, if known.
 
     Raises:
         LostFileError: it was deleted, replaced or cut.
@@ -78,9 +78,9 @@ def check_in_place(path: Path, fd: int, size: int | None = None) -> None:
         raise lost(path, f"has {held.st_size} bytes, expected {size}: it was changed")
 
 
-def lost(path: Path, what: str) -> LostFileError:
-    """The error that says so."""
+def lost(path: Path, change: str) -> LostFileError:
+    """Make the error for a file that was lost; ``change`` says how."""
     return LostFileError(
-        f"{path}: {what} while the run was alive, so no checkpoint was committed; put it back and "
-        "resume from the last checkpoint, or run the job again into another directory"
+        f"{path}: {change} while the run was alive, so no checkpoint was committed; put it back "
+        "and resume from the last checkpoint, or run the job again into another directory"
     )

@@ -1,4 +1,7 @@
-"""Keep two processes from making the same files at once."""
+"""Locks that keep two processes from making the same files at once.
+
+A run directory has a lock of its own (``RunDir.lock``), as has a segment (``hpcfl.store.segment``).
+"""
 
 import errno
 import fcntl
@@ -10,15 +13,15 @@ from pathlib import Path
 from hpcfl.errors import DataError, file_error
 
 NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
-"""What a file system without locks answers."""
-_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""The errors of a file system without locks."""
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def preparing(root: Path, kind: str) -> AbstractContextManager[None]:
-    """Be the only one who prepares data of this kind in ``root``.
+    """Hold the lock for preparing data of this kind in ``root``.
 
     Raises:
-        DataError: another process does.
+        DataError: another process holds it.
     """
     busy = f"{root}: another prepare of {kind} is at work there; wait for it or stop it"
     return locked(root / f".{kind}", busy)
@@ -26,16 +29,16 @@ def preparing(root: Path, kind: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def locked(path: Path, busy: str | None = None) -> Iterator[None]:
-    """Be the only one who makes ``path``, by a lock on PATH.lock, which is gone afterwards.
+    """Hold a lock on PATH.lock while ``path`` is made; the lock file is deleted afterwards.
 
-    Whoever may not write there can spoil nothing, and needs no lock.
+    A process that may not write there can damage nothing, and runs the block without the lock.
 
     Args:
-        path: what is to be made; its folder is made if need be, and goes again if it stays empty.
-        busy: what is said if another process makes it; it is waited for when absent.
+        path: the file to make.  A missing folder is made, and removed again if it stays empty.
+        busy: the message if another process holds the lock; None: wait for that process.
 
     Raises:
-        DataError: another process makes it and is not waited for; or there can be no such file.
+        DataError: another process holds the lock, or the lock file cannot be made.
     """
     lock = path.with_name(path.name + ".lock")
     absent = [folder for folder in (lock.parent, *lock.parent.parents) if not folder.exists()]
@@ -51,19 +54,19 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
         if fd is not None:
             lock.unlink(missing_ok=True)
             os.close(fd)
-        with suppress(OSError):  # they are not empty: something was made
+        with suppress(OSError):  # not empty: the block made something
             for folder in absent:
                 folder.rmdir()
 
 
 def _take(lock: Path, wait: bool) -> int | None:
-    """The descriptor of the file, locked; None where this process may not write."""
+    """Lock the file; return its descriptor, or None if this process may not write there."""
     while True:
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            if error.errno in _NOT_OURS:
+            if error.errno in _NOT_WRITABLE:
                 return None
             raise
         try:
@@ -73,12 +76,15 @@ def _take(lock: Path, wait: bool) -> int | None:
             if error.errno not in NO_LOCKS:
                 os.close(fd)
                 raise
-        if _names(lock, fd):
+        if _leads_to(lock, fd):
             return fd
-        os.close(fd)  # whoever held it has removed it
+        # The process that held it has deleted it meanwhile: a lock on a file without a name keeps
+        # nobody out, so try again.
+        os.close(fd)
 
 
-def _names(path: Path, fd: int) -> bool:
+def _leads_to(path: Path, fd: int) -> bool:
+    """Whether ``path`` is the name of the open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The memory that this process takes, and that the machine has free, on Linux."""
+"""Measure the memory of this process and the free memory of the machine, on Linux."""
 
 import os
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from hpcfl.errors import JobError
 
 PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
-# The limit, the use and the reclaimable part of it, in version 2 and 1 of Linux's cgroups.
+# The files of limit and use, and the key of the reclaimable part, in versions 2 and 1 of cgroups.
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_SMALL = 1 << 20  # bytes that need no look at the machine
+_SMALL = 1 << 20  # bytes; less is never compared with the free memory
 
 
 def free_memory() -> int | None:
-    """Bytes that may still be taken, or None where the system does not say."""
+    """Bytes that this process may still allocate; None if the system does not tell."""
     try:
         return min([number(PROC / "meminfo", "MemAvailable:") * 1024, *_left_in_cgroups()])
     except OSError:
@@ -26,24 +26,21 @@ def free_memory() -> int | None:
 
 
 def too_little_memory(needed: int) -> int | None:
-    """Bytes that are free, where they are fewer than ``needed``; None where memory suffices.
-
-    None also where the system does not say.
-    """
+    """The free bytes if they are fewer than ``needed``; None if they suffice or are unknown."""
     free = free_memory() if needed > _SMALL else None
     return free if free is not None and needed > free else None
 
 
 def refuse_large_job(key: str, what: str, needed: int) -> None:
-    """Refuse what a job asks for and this machine cannot hold in memory, before it is made.
+    """Refuse a job that needs more memory than this machine has free.
 
     Args:
-        key: of the job, which makes it so large.
-        what: it is.
-        needed: bytes.
+        key: the job's key that makes the object so large.
+        what: the object, in words.
+        needed: its bytes.
 
     Raises:
-        JobError: more is needed than is free.
+        JobError: less is free.
     """
     free = too_little_memory(needed)
     if free is not None:
@@ -54,9 +51,9 @@ def refuse_large_job(key: str, what: str, needed: int) -> None:
 
 
 def resident_memory() -> int:
-    """Bytes that this process takes in memory now; 0 where the system does not say."""
+    """Bytes of memory that this process occupies now; 0 if the system does not tell."""
     try:
-        # At every round: a quarter of the time of `Path.read_text`.
+        # Called in every round: this takes a quarter of the time of ``Path.read_text``.
         with open("/proc/self/statm", "rb", buffering=0) as file:  # noqa: PTH123
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -64,12 +61,12 @@ def resident_memory() -> int:
 
 
 def allocated_memory(device: torch.device) -> int:
-    """Bytes that tensors took on a GPU at most so far; 0 on a CPU."""
+    """The most bytes that tensors have occupied on a GPU so far; 0 on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 def number(path: Path, name: str) -> int:
-    """The number behind ``name`` in a file of such lines; 0 where it is absent."""
+    """The number after ``name`` in a file of such lines; 0 if there is none."""
     for line in path.read_text().splitlines():
         if line.startswith((f"{name} ", f"{name}\t")):
             return int(line.split()[1])
@@ -77,7 +74,7 @@ def number(path: Path, name: str) -> int:
 
 
 def _left_in_cgroups() -> Iterator[int]:
-    """What the limits of this process's control groups leave, such as Slurm's of a job."""
+    """Free bytes within each limit of this process's control groups (Slurm limits jobs by them)."""
     for line in (PROC / "self/cgroup").read_text().splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers not in ("", "memory"):

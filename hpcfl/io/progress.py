@@ -20,30 +20,31 @@ Clock = Callable[[], float]  # seconds
 
 DRAW_S = 0.1  # between two draws of the bar
 LINE_S = 1.0  # between two plain lines, and between two lines of evaluated rounds
-TRACK_S = 10.0  # between two lines about what is neither rounds nor a bar
+TRACK_S = 10.0  # between two lines of ``track``
 SCORES = ("objective", "test_", "client_accuracy", "own_accuracy")  # begin an evaluation's names
 
 
 class Progress:
-    """The silent one, of ranks other than 0, and the base of those that speak."""
+    """Prints nothing: for ranks other than 0, and the base class of the others."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
     def round(self, record: Record) -> None:
-        """Report a round; called once a round with what goes to log.jsonl."""
+        """Report a round; called once a round with its line of log.jsonl."""
 
     def note(self, text: str) -> None:
-        """Say one line."""
+        """Print a line."""
 
 
 class _Paced(Progress, ABC):
-    """Rank 0: speaks when ``interval`` seconds have passed, and at the end.
+    """Prints rounds at intervals of ``interval`` seconds, and the last one.
 
-    Evaluated rounds are paced apart from the others, so that rare ones are seen among quick ones.
+    Evaluated rounds have an interval of their own: otherwise a rare evaluation among quick rounds
+    would often not be printed.
     """
 
     def __init__(
@@ -67,9 +68,9 @@ class _Paced(Progress, ABC):
         self._show(int(record["round"]), record, now - self._began)
 
     def note(self, text: str) -> None:
-        self._say(text)
+        self._print(text)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
 
@@ -86,18 +87,18 @@ class _Paced(Progress, ABC):
 
 
 class _Lines(_Paced):
-    """One line a round, aligned, for a log file: about one a second, and one of evaluations."""
+    """Aligned lines for a log file, about one each second, and one of evaluated rounds."""
 
     def _show(self, round: int, record: Record, elapsed: float) -> None:
         width = len(str(self._rounds))
         scores = {k: v for k, v in record.items() if k.startswith(("train_loss", *SCORES))}
         fields = [f"{name} {value:<9.4g}" for name, value in scores.items()]
         where = f"{self._job_name} round {round:{width}d}/{self._rounds}"
-        self._say("  ".join([where, self._pace(round, elapsed), *fields]).rstrip())
+        self._print("  ".join([where, self._pace(round, elapsed), *fields]).rstrip())
 
 
 class _Bar(_Paced):
-    """One bar for the whole run, drawn from the calls: no thread beside MPI's."""
+    """A bar for the whole run, drawn by ``round`` itself: a thread would disturb MPI's."""
 
     def __init__(
         self, job_name: str, rounds: int, start: int, console: Console, clock: Clock
@@ -123,7 +124,7 @@ class _Bar(_Paced):
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _show(self, round: int, record: Record, elapsed: float) -> None:
@@ -144,17 +145,17 @@ def open_progress(
     stream: IO[str] | None = None,
     clock: Clock = time.monotonic,
 ) -> Progress:
-    """The progress of a run, to be used as a context manager.
+    """Make the progress of a run, a context manager.
 
-    A bar where rich finds an interactive terminal.  Under mpirun, which hands its ranks a pipe,
-    TTY_COMPATIBLE=1 TTY_INTERACTIVE=1 in the environment ask for it.
+    It is a bar if rich finds an interactive terminal.  mpirun gives its ranks a pipe; set
+    TTY_COMPATIBLE=1 TTY_INTERACTIVE=1 in the environment to get a bar there.
 
     Args:
-        job_name: what the lines begin with.
-        rounds: how many rounds the run shall complete.
-        start: how many are already complete.
-        rank: of this process; only rank 0 speaks.
-        stream: where to speak; standard error when absent.
+        job_name: begins each line.
+        rounds: rounds of the run.
+        start: rounds that are already completed.
+        rank: of this process; only rank 0 prints.
+        stream: where to print; None: standard error.
         clock: a monotonic clock, in seconds.
     """
     stream = sys.stderr if stream is None else stream
@@ -169,13 +170,13 @@ def open_progress(
 def track(
     items: Iterable[T], what: str, total: int | None = None, *, thread: bool = True
 ) -> Iterator[T]:
-    """The items themselves: with a bar on a terminal, with a line now and then anywhere else.
+    """Iterate over items and show the progress: a bar on a terminal, else a line every 10 s.
 
     Args:
-        items: what is gone through.
-        what: is done with them.
-        total: how many there are.
-        thread: whether a thread draws the bar meanwhile; else it is drawn between two items.
+        items: any.
+        what: names what is counted: "verified states".
+        total: how many items there are, if known.
+        thread: whether a thread draws the bar; else it is drawn between two items.
     """
     if sys.stderr.isatty():
         console = Console(stderr=True)

@@ -79,7 +79,7 @@ class ClientStates:
         Raises:
             StoreError: it cannot be read.
         """
-        return self._store.read(client)
+        return self._store.load(client)
 
     def to_device(self, client: int, kept: Any | None) -> Any:
         """A state out of a store as the hooks take it; the client's first one for None."""
@@ -111,7 +111,7 @@ class ClientStates:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         for client, state in zip(clients, homes, strict=True):
-            self._store.write(client, state)
+            self._store.save(client, state)
 
     def _common(self, states: Sequence[Any], x: Vector) -> set[torch.dtype]:
         """The dtypes in which states keep ``x`` itself."""

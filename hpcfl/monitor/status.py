@@ -97,7 +97,7 @@ def _lines(
     for entry in history:
         if "branch_of" in entry:
             yield "branch", f"of {entry['branch_of']} at round {entry['round']}"
-    for start in [entry for entry in history if "life" in entry][-1:]:
+    for start in [entry for entry in history if "session" in entry][-1:]:
         yield "last start", f"{start['time']} from round {start['round']}, {start['ranks']} rank(s)"
         known = ("hpcfl", "git", "python", "torch", "numpy", "h5py", "mpi4py", "processor")
         yield "versions", ", ".join(f"{name} {start[name]}" for name in known if start.get(name))
@@ -225,7 +225,7 @@ def _history(folder: RunDir) -> list[dict[str, Any]]:
     """The history, if its entries say what is shown of them."""
     entries = folder.history_entries()
     for number, entry in enumerate(entries, 1):
-        needed = ("time", "round", "ranks") if "life" in entry else ("time", "round")
+        needed = ("time", "round", "ranks") if "session" in entry else ("time", "round")
         absent = [key for key in needed if key not in entry]
         if absent:
             raise StoreError(f"{folder.history}:{number}: found no {absent[0]!r}: of no start")

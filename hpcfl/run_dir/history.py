@@ -1,4 +1,4 @@
-"""How the starts of a run ended, from its history; a start that was killed left nothing there."""
+"""How each start of a run ended, in its history; a start that was killed has no outcome there."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,13 +16,13 @@ class Outcome(NamedTuple):
 
     ending: Ending
     round: int
-    """The round that it was at, counted as the log does."""
+    """The round that it had reached, counted as the log does."""
     message: str
-    """What it said last; empty of a finished one."""
+    """The last line that it printed; empty if it finished."""
 
 
 def outcome_of(error: BaseException, round: int) -> Outcome:
-    """The outcome of a start that an error ends, also one of another rank."""
+    """The outcome of a start that ends by ``error``, of this rank or another."""
     code = getattr(error, "exit_code", None)
     if isinstance(error, KeyboardInterrupt):
         return Outcome("stopped", round, f"stopped by Ctrl-C in round {round}")
@@ -30,20 +30,20 @@ def outcome_of(error: BaseException, round: int) -> Outcome:
         return Outcome("stopped", round, str(error))
     if code == DivergedError.exit_code:
         return Outcome("diverged", round, str(error))
-    if isinstance(error, RemoteRankError):  # whose text is the other rank's line
+    if isinstance(error, RemoteRankError):  # its text names the error of the other rank already
         return Outcome("failed", round, str(error))
     return Outcome("failed", round, one_line(f"{type(error).__name__}: {error}"))
 
 
 def record_outcome(folder: RunDir, session: str, outcome: Outcome) -> bool:
-    """Add its outcome to a start in the history; whether the history tells of the start.
+    """Add the outcome of a session to the history; False if the history has no such session.
 
     Raises:
         StoreError: the history is damaged, or cannot be written.
     """
     entries = folder.history_entries()
     for entry in entries:
-        if entry.get("life") == session:
+        if entry.get("session") == session:
             entry["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
             entry["outcome"] = outcome._asdict()
             folder.write_history(entries)
@@ -52,28 +52,28 @@ def record_outcome(folder: RunDir, session: str, outcome: Outcome) -> bool:
 
 
 def last_outcome(history: Sequence[Mapping[str, Any]]) -> Outcome | None:
-    """How the newest start ended; None where it is alive, was killed, or is of another directory.
+    """How the newest start ended; None if it is running, was killed, or is of another directory.
 
     Args:
-        history: its objects, oldest first.
+        history: the entries, oldest first.
     """
     for entry in reversed(history):
-        if "branch_of" in entry:  # what stands before it was copied
+        if "branch_of" in entry:  # the entries before it are of the run that was copied
             return None
-        if "life" in entry:
+        if "session" in entry:
             return _outcome(entry.get("outcome"))
     return None
 
 
 def recorded_guess(history: Sequence[Mapping[str, Any]]) -> float | None:
-    """The loss of guessing in the newest start's line, see ``hpcfl.evaluation.divergence``."""
-    starts = [entry for entry in history if "life" in entry]
+    """The loss of guessing, in the newest start's entry; see ``hpcfl.evaluation.divergence``."""
+    starts = [entry for entry in history if "session" in entry]
     found = starts[-1].get("guess_loss") if starts else None
     return float(found) if isinstance(found, int | float) else None
 
 
 def _outcome(found: object) -> Outcome | None:
-    """An outcome as it is written; None where it is not, as in the history of earlier versions."""
+    """Parse an outcome; None if there is none, as in the history of earlier versions."""
     if not isinstance(found, Mapping):
         return None
     ending, round, message = (found.get(key) for key in Outcome._fields)

@@ -1,18 +1,18 @@
-"""The layout of a run directory, and the lock that says that a run is alive.
+"""The files of a run directory, and its lock.
 
 job.yaml        the resolved job; its last line is the checksum of the others
-history.jsonl   one object a start: when, from which round, ranks, versions, git commit, what of the
-                job may change and what did, how it ended (see hpcfl.run_dir.history); and one where
-                the run was copied from another
-log.jsonl       one object a round; in both files every line ends with its checksum
-events/         the same for TensorBoard, where that is installed, see hpcfl.run_dir.tensorboard
-initial.npy     the initial model, flat; every manifest of a checkpoint has its checksum
-buffers.safetensors  the model's buffers, if it has any, see hpcfl.checkpoint.buffers
-best.safetensors  the best evaluated model, if the job keeps it, see hpcfl.checkpoint.best
-checkpoints/    see hpcfl.run_dir.manifest and hpcfl.checkpoint.format
-stores/         segments of client states, see hpcfl.store
-ranks/SESSION/  where every rank of a live run is, see hpcfl.comm.heartbeat
-lock            held while a run is alive
+history.jsonl   an object for each start of the run: time, first round, ranks, versions, git commit,
+                the settings that a resume may change, those that it changed, and the outcome
+                (hpcfl.run_dir.history); also one where the run was copied from another
+log.jsonl       an object for each round; in both files every line ends with its checksum
+events/         the log for TensorBoard, if the job asks for it (hpcfl.run_dir.tensorboard)
+initial.npy     the initial model as a flat vector; every checkpoint's manifest has its checksum
+buffers.safetensors  the model's buffers, if it has any (hpcfl.checkpoint.buffers)
+best.safetensors  the best evaluated model, if the job keeps it (hpcfl.checkpoint.best)
+checkpoints/    hpcfl.run_dir.manifest and hpcfl.checkpoint.format
+stores/         segments of client states (hpcfl.store)
+ranks/SESSION/  the heartbeats of a running session's ranks (hpcfl.comm.heartbeat)
+lock            locked while a run uses the directory
 """
 
 import fcntl
@@ -43,12 +43,13 @@ from hpcfl.run_dir.manifest import BEST, INITIAL, committed_folders, require_for
 from hpcfl.types import Vector
 
 SWEEP_LOG = "sweep.log"
-"""Stands where a sweep has its runs."""
-PATIENCE = 3  # more tries for the lock, which someone may hold for an instant to look
+"""The log of a sweep, in the directory that holds the sweep's runs."""
+RENAMED_KEYS = {"life": "session", "told": "notes"}  # of the history, by earlier versions
+RETRIES = 3  # for the lock, which ``is_locked`` of another process may hold for a moment
 
 
 class RunDir:
-    """The paths of one run directory; as a context manager, it lets go of the lock at the end."""
+    """The paths of one run directory; a context manager that releases the lock at the end."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -63,27 +64,27 @@ class RunDir:
         self.stores = root / "stores"
         self.ranks = root / "ranks"
         self.lock_file = root / "lock"
-        self._held: int | None = None
-        self._paths: list[HeldPath] = []
+        self._lock: int | None = None  # the descriptor of the locked file
+        self._held_paths: list[HeldPath] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
-        while self._paths:
-            self._paths.pop().close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        while self._held_paths:
+            self._held_paths.pop().close()
 
     def claim(self, tree: dict[str, Any]) -> None:
-        """Make the directory, for a new run of the job ``tree``; called on rank 0.
+        """Make and lock the directory for a new run of the job ``tree``; on rank 0 alone.
 
         Raises:
-            JobError: it cannot be written, or holds a run or a sweep already.
+            JobError: it cannot be written, holds a run or a sweep already, or is locked.
         """
         content = write_resolved(tree)
-        if len(content) > LARGEST_FILE:  # no resume would read it
+        if len(content) > LARGEST_FILE:  # a resume refuses to read so large a file
             raise JobError(
                 f"{self.job}: {len(content)} bytes are too many for a job; put the rounds of "
                 "cohort into a JSON file, cohort.path"
@@ -106,13 +107,13 @@ class RunDir:
             if self.has_checkpoint:
                 raise JobError(
                     f"{self.root}: holds a run of this job already; use "
-                    f"`hpcfl resume {self.root}`, or remove the directory to start anew"
+                    f"`hpcfl resume {self.root}`, or remove the directory to start again"
                 )
         write_file(self.job, content)
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is a committed checkpoint, the first of which is that of round 0."""
+        """Whether a checkpoint is committed; that of round 0 is written before the first round."""
         return bool(committed_folders(self.checkpoints))
 
     def require(self) -> None:
@@ -128,25 +129,25 @@ class RunDir:
             )
 
     def lock(self, holder: str = "a run", *, shared: bool = False) -> None:
-        """Hold the directory until the context or this process ends.
+        """Lock the directory until the context or this process ends.
 
         Args:
-            holder: what is said to be alive there if it is held already.
-            shared: together with others that say so.
+            holder: names the process that may have locked it, in the message of the error.
+            shared: lock it together with others that do so, too.
 
         Raises:
-            JobError: it is not writable, or another run holds it.
+            JobError: it is not writable, or another process has locked it.
         """
         try:
             fd = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as e:
             message = f"{self.lock_file}: cannot be opened: {e.strerror}"
             raise file_error(e, message, JobError) from e
-        for patience in range(PATIENCE, -1, -1):
+        for retries_left in range(RETRIES, -1, -1):
             try:
                 fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError as e:
-                if patience:
+                if retries_left:
                     time.sleep(0.1)
                     continue
                 os.close(fd)
@@ -158,40 +159,40 @@ class RunDir:
                     f"{self.lock_file}: no locks on this file system ({e.strerror}): nothing keeps "
                 )
                 warnings.warn(text + "a second run out of the directory", stacklevel=2)
-            self._held = fd
+            self._lock = fd
             return
 
     def hold_open(self) -> None:
-        """Hold open what a resume needs of the directory, to notice when it goes; on rank 0.
+        """Open the files that a resume needs, to notice if they are deleted; on rank 0 alone.
 
         Raises:
-            LostFileError: something is gone already.
+            LostFileError: one is missing already.
         """
         paths = [self.root, self.checkpoints, self.stores, self.job, self.initial]
         if self.buffers.exists():
             paths.append(self.buffers)
         for path in paths:
-            self._paths.append(HeldPath.open(path))
+            self._held_paths.append(HeldPath.open(path))
 
     def require_in_place(self) -> None:
-        """Refuse to commit where something that ``hold`` holds, or the lock, is gone.
+        """Refuse to commit a checkpoint where the lock or a file of ``hold_open`` is gone.
 
         Raises:
-            LostFileError: it was deleted or replaced, or a file that stays as it is was changed.
+            LostFileError: it was deleted, replaced or changed.
         """
-        for held in self._paths:
+        for held in self._held_paths:
             held.check()
-        if self._held is not None:  # else a second run could start here
-            check_in_place(self.lock_file, self._held)
+        if self._lock is not None:  # without its file, a second run could lock the directory
+            check_in_place(self.lock_file, self._lock)
 
     def is_locked(self) -> bool:
-        """Whether a run is alive in the directory; needs no right to write there."""
+        """Whether a run uses the directory; needs no permission to write there."""
         try:
             fd = os.open(self.lock_file, os.O_RDONLY)
         except FileNotFoundError:
             return False
         try:
-            # Shared, and for an instant: `lock` has the patience to outlast it.
+            # A shared lock for a moment: a run that starts right now tries again (RETRIES).
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -202,10 +203,10 @@ class RunDir:
         return False
 
     def read_job(self) -> JobFile:
-        """The resolved job.
+        """Read the resolved job.
 
         Raises:
-            StoreError: job.yaml is not as hpcfl wrote it, or another version of hpcfl did.
+            StoreError: job.yaml was changed, or another version of hpcfl wrote it.
             JobError: it is no YAML mapping.
         """
         try:
@@ -216,7 +217,7 @@ class RunDir:
             raise
 
     def write_initial(self, x0: Vector) -> dict[str, int]:
-        """Keep the initial model.
+        """Write the initial model.
 
         Returns:
             The name of the file and its crc32, for the manifests.
@@ -227,14 +228,14 @@ class RunDir:
         return {INITIAL: crc32(buffer.getvalue())}
 
     def read_initial(self, like: Vector | None = None) -> Vector:
-        """The initial model, of the shape and dtype of ``like`` if that is given.
+        """Read the initial model; if ``like`` is given, require its shape and dtype.
 
         Raises:
             StoreError: it is missing, damaged or of another model.
         """
         try:
             x0 = torch.from_numpy(read_array(self.initial))
-        except (DataError, TypeError) as e:  # the latter of what torch does not know
+        except (DataError, TypeError) as e:  # torch raises TypeError for a dtype it does not have
             raise StoreError(f"{self.initial}: cannot be read: {e}") from e
         if like is not None and (x0.shape, x0.dtype) != (like.shape, like.dtype):
             raise StoreError(
@@ -244,7 +245,7 @@ class RunDir:
         return x0
 
     def add_to_history(self, entry: dict[str, Any]) -> None:
-        """Append to the history."""
+        """Append an entry with the time to the history."""
         entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}
         self.write_history([*self.history_entries(), entry])
 
@@ -254,7 +255,7 @@ class RunDir:
         write_file(self.history, b"".join(lines))
 
     def history_entries(self) -> list[dict[str, Any]]:
-        """The history: every start of the run, and where it branched off; oldest first.
+        """Read the history: the starts of the run, and where it was copied; oldest first.
 
         Raises:
             StoreError: it is damaged, or cannot be read.
@@ -276,26 +277,26 @@ class RunDir:
 
     @property
     def last_start(self) -> dict[str, Any]:
-        """The newest start in the history; empty before the first.
+        """The entry of the newest start in the history; empty before the first start.
 
         Raises:
             StoreError: the history is damaged.
         """
-        return next((entry for entry in reversed(self.history_entries()) if "life" in entry), {})
+        return next((entry for entry in reversed(self.history_entries()) if "session" in entry), {})
 
     @cached_property
     def job_fingerprint(self) -> str:
-        """What identifies the job of this directory."""
+        """A digest of the settings that a resume must not change."""
         return job_fingerprint(flatten(self.read_job().tree))
 
 
 def _entry(line: bytes) -> dict[str, Any]:
-    """One line of the history.
+    """Parse a line of the history; keys of earlier versions get their present names.
 
     Raises:
         ValueError, TypeError: it is damaged.
     """
-    if not line.endswith(b"\n"):  # the whole file was written at once
+    if not line.endswith(b"\n"):  # the file is replaced as a whole, so it is no partial line
         raise ValueError("its line break is missing")
     entry = parse_json(checksum.remove_from_json(line[:-1]))
     if not isinstance(entry, dict):
@@ -303,4 +304,7 @@ def _entry(line: bytes) -> dict[str, Any]:
     for key, kind in (("round", int), ("settings", dict)):
         if not isinstance(entry.get(key, kind()), kind):
             raise TypeError(f"{key} is {entry[key]!r}")
+    for old, new in RENAMED_KEYS.items():
+        if old in entry:
+            entry[new] = entry.pop(old)
     return entry

@@ -1,4 +1,4 @@
-"""log.jsonl: one JSON object a round, appended by rank 0, each with a checksum of its line."""
+"""Write and read log.jsonl: a line for each round, appended by rank 0, with a checksum."""
 
 import json
 import math
@@ -19,36 +19,38 @@ from hpcfl.io.live_files import check_in_place
 
 
 class LogPosition(NamedTuple):
-    """How much there was of the log, and its checksum."""
+    """The length of the log at some round, and its checksum up to there."""
 
     length: int
+    """Bytes."""
     crc: int
 
     def after(self, more: bytes) -> "LogPosition":
-        """With these bytes behind it."""
+        """The position after appending ``more``."""
         return LogPosition(self.length + len(more), crc32(more, self.crc))
 
 
 NOTHING = LogPosition(0, 0)
 Line = Mapping[str, float | int | Sequence[float]]
-OF_RANKS = "busy_s"  # the only key with a list: a number a rank
+OF_RANKS = "busy_s"  # the only key whose value is a list: a number for each rank
 
 
 class RunLog:
-    """The log of a run; on ranks other than 0, a log that keeps nothing."""
+    """The log of a run, open for appending; without a path (not rank 0) it writes nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._file: FileIO | None = None
         self.position = NOTHING
-        """What stands in it."""
+        """The end of the log."""
         if path:
             with write_errors(path):
-                # Nothing waits in a buffer for another try, and another error, at the end.
+                # Unbuffered: after a failed write (a full disk), a buffer would be written again at
+                # the close, and fail again.
                 self._file = path.open("ab", buffering=0)
                 self.position = NOTHING.after(path.read_bytes())
 
     def write(self, record: Line) -> None:
-        """Append one round; a number that is not finite, which JSON lacks, as null.
+        """Append the line of a round; numbers that are not finite, which JSON lacks, are null.
 
         Raises:
             DiskError: the disk is full or fails.
@@ -62,7 +64,7 @@ class RunLog:
             self.position = self.position.after(line)
 
     def sync(self) -> None:
-        """Make what was written durable.
+        """Fsync the file.
 
         Raises:
             DiskError: the disk fails.
@@ -72,7 +74,7 @@ class RunLog:
                 os.fsync(self._file.fileno())
 
     def require_in_place(self) -> None:
-        """Refuse to commit where the log is not what this run wrote; between two writes.
+        """Refuse to commit a checkpoint where the log is no longer the file that this run writes.
 
         Raises:
             LostFileError: it was deleted, replaced or changed.
@@ -84,7 +86,7 @@ class RunLog:
         """Close the file.
 
         Raises:
-            DiskError: the disk fails, as NFS tells now.
+            DiskError: the disk fails; NFS may report a failed write only now.
         """
         if self._file:
             with write_errors(Path(self._file.name)):
@@ -100,7 +102,7 @@ def _line(record: Line) -> bytes:
 
 
 def truncate_log(path: Path, extent: LogPosition) -> None:
-    """Take away what lies beyond ``extent``: the rounds after a checkpoint.
+    """Cut the log at ``extent``, the position of a checkpoint: later rounds are played again.
 
     Raises:
         StoreError: rounds are missing or damaged, or the disk fails.
@@ -111,14 +113,14 @@ def truncate_log(path: Path, extent: LogPosition) -> None:
 
 
 def require_log_prefix(path: Path, extent: LogPosition) -> bytes:
-    """The log as it was at a checkpoint.
+    """Read the log up to ``extent``, the position of a checkpoint.
 
     Raises:
         StoreError: rounds are missing or damaged, or the disk fails.
     """
     try:
         found = read_bytes(path, "put the log back")
-    except FileNotFoundError:  # before the first round
+    except FileNotFoundError:  # it is written from the first round on
         found = b""
     if len(found) < extent.length:
         raise StoreError(
@@ -135,21 +137,21 @@ def require_log_prefix(path: Path, extent: LogPosition) -> bytes:
 
 
 _RESTORE = (
-    "if this round came after the last checkpoint, a resume repairs the log; else put the log back "
+    "if this round is after the last checkpoint, a resume repairs the log; else put the log back "
     "from a copy, or resume from a checkpoint before the round by --round"
 )
 
 
 class LogReader:
-    """Reads a log that may be growing: every line is parsed once."""
+    """Reads a log to which a run may be appending; parses every line once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._rounds: list[Mapping[str, Any]] = []
-        self._end, self._last = 0, b""  # of what was read, and its last line
+        self._end, self._last = 0, b""  # how far it was read, and the last line
 
     def read(self) -> tuple[Mapping[str, Any], ...]:
-        """One object per round, in order; a last line without its end is not written yet.
+        """The objects of all rounds, in order; a last line without its line break is ignored.
 
         Raises:
             StoreError: a line is damaged.
@@ -163,7 +165,7 @@ class LogReader:
             raise file_error(e, message, StoreError) from e
         with file, readable(self._path):
             file.seek(self._end - len(self._last))
-            if file.read(len(self._last)) != self._last:  # a resume has cut it
+            if file.read(len(self._last)) != self._last:  # a resume cut the log meanwhile
                 self._rounds, self._end, self._last = [], 0, b""
                 file.seek(0)
             more = file.read()

@@ -1,4 +1,8 @@
-"""The checkpoints of a run directory: which are committed, and what their manifests say."""
+"""Find, read, check and delete the checkpoints of a run directory.
+
+A checkpoint is a folder, named by its round, with a manifest.  Renaming the manifest into place
+commits the checkpoint: a folder without one does not count, and is deleted.
+"""
 
 import json
 import re
@@ -14,8 +18,9 @@ from hpcfl.io.atomic import sync_folder, write_errors
 from hpcfl.io.files import folders_with, parse_json, present, read_bytes
 from hpcfl.run_dir.log import LogPosition
 
-# 1 had no shared part of the states; 2 marked jobs by all keys; 3 drew other numbers; 4 had no
-# digests of inputs, and no checksum of the manifest, job.yaml, initial.npy and the logs' lines.
+# Format 1 had no shared part of states; 2 put all keys into the job's fingerprint; 3 drew other
+# random numbers; 4 had no digests of inputs, and no checksums of the manifest, job.yaml,
+# initial.npy and the lines of the logs.
 FORMAT = 5
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
@@ -33,19 +38,19 @@ class Checkpoint(NamedTuple):
     ranks: int
     """The number of ranks that wrote it."""
     job: str
-    """The mark of the job it belongs to."""
+    """The fingerprint of the job, which a resume compares with its own."""
     log: LogPosition
-    """What stood in log.jsonl."""
+    """The length and checksum of log.jsonl at that round."""
     files: dict[str, int]
-    """The crc32 of every file of the folder."""
+    """The crc32 of every other file of the folder, by name."""
     inputs: Mapping[str, str]
-    """The digest of every input of the job, by its name, see hpcfl.data.fingerprints."""
+    """The digest of every input of the job, by name (hpcfl.data.fingerprints)."""
     run_files: Mapping[str, int]
-    """The crc32 of the files of the run directory that no round changes."""
+    """The crc32 of files of the run directory that no round changes, by name."""
 
     @property
     def best(self) -> bytes | None:
-        """Its best model, if there is one; ``read_server`` looked at the checksums.
+        """The file of the best model, if there is one; ``check_files`` compares its checksum.
 
         Raises:
             StoreError: it cannot be read.
@@ -54,19 +59,21 @@ class Checkpoint(NamedTuple):
 
 
 def committed(root: Path) -> list[Checkpoint]:
-    """The committed checkpoints under ``root``, oldest first.
+    """Read the committed checkpoints under ``root``, oldest first.
 
     Raises:
-        StoreError: a manifest is not one.
+        StoreError: a manifest is damaged.
     """
     return [read(folder) for folder in committed_folders(root)]
 
 
 def newest(root: Path) -> Checkpoint | None:
-    """The newest committed checkpoint under ``root``, which a live run may replace meanwhile.
+    """Read the newest committed checkpoint under ``root``; None if there is none.
+
+    A running run may delete it meanwhile; then the next newest is read.
 
     Raises:
-        StoreError: its manifest is not one.
+        StoreError: its manifest is damaged.
     """
     while True:
         folders = committed_folders(root)
@@ -74,7 +81,7 @@ def newest(root: Path) -> Checkpoint | None:
             return None
         try:
             return read(folders[-1])
-        except (StoreError, DiskError):  # the latter of what is removed meanwhile, on NFS
+        except (StoreError, DiskError):  # NFS reports a deleted file as a failing disk (ESTALE)
             if present(folders[-1] / MANIFEST):
                 raise
 
@@ -89,11 +96,11 @@ def committed_folders(root: Path) -> list[Path]:
 
 
 def rounds(root: Path, newest: int | None = None) -> list[int]:
-    """The rounds whose checkpoints are kept under ``root``, ascending, up to ``newest``.
+    """The rounds of the kept checkpoints under ``root``, ascending; not after ``newest``, if given.
 
     Raises:
-        StoreError: there is none.
-        JobError: ``newest`` is none of them.
+        StoreError: there is no checkpoint.
+        JobError: there is none of round ``newest``.
     """
     kept = [int(folder.name) for folder in committed_folders(root)]
     if not kept:
@@ -108,33 +115,38 @@ def rounds(root: Path, newest: int | None = None) -> list[int]:
 
 
 def find(root: Path, round: int) -> Checkpoint:
-    """The checkpoint of a round that is kept.
+    """Read the kept checkpoint of a round.
 
     Raises:
-        StoreError: its manifest is not one.
+        StoreError: its manifest is damaged.
     """
     return read(folder_of(root, round))
 
 
 def delete_newer(root: Path, after: int) -> None:
-    """Remove the checkpoints of later rounds than ``after``, the newest first.
+    """Delete the checkpoints of later rounds than ``after``, the newest first.
+
+    Each manifest is deleted first, and the deletion fsynced: a checkpoint whose rows are being
+    overwritten must not look committed after a loss of power.
 
     Raises:
-        StoreError: one cannot be removed.
+        DiskError: the disk fails.
+        StoreError: one cannot be deleted.
     """
     with write_errors(root):
         for folder in reversed(_folders(root)):
             if int(folder.name) > after:
                 (folder / MANIFEST).unlink(missing_ok=True)
-                sync_folder(folder)  # before any row that it names is written again
+                sync_folder(folder)
                 shutil.rmtree(folder)
 
 
 def prune(root: Path) -> None:
-    """Remove the folders that a killed run left uncommitted.
+    """Delete the folders of checkpoints that were not committed, as a kill leaves them.
 
     Raises:
-        StoreError: one cannot be removed.
+        DiskError: the disk fails.
+        StoreError: one cannot be deleted.
     """
     with write_errors(root):
         for folder in _folders(root):
@@ -143,7 +155,7 @@ def prune(root: Path) -> None:
 
 
 def _folders(root: Path) -> list[Path]:
-    """Those named like checkpoints, in the order of their rounds."""
+    """The folders of checkpoints, committed or not, in the order of their rounds."""
     return sorted(path for path in root.iterdir() if _ROUND.fullmatch(path.name) and path.is_dir())
 
 
@@ -151,12 +163,12 @@ _ROUND = re.compile(r"[0-9]{8}")
 
 
 def folder_of(root: Path, round: int) -> Path:
-    """Where the checkpoint of a round lies."""
+    """The folder of the checkpoint of a round."""
     return root / f"{round:08d}"
 
 
 def check_files(checkpoint: Checkpoint) -> None:
-    """Compare the checksums of a checkpoint's files.
+    """Compare the checksums of a checkpoint's files with its manifest.
 
     Raises:
         StoreError: one is missing or damaged.
@@ -169,7 +181,7 @@ def check_files(checkpoint: Checkpoint) -> None:
 
 
 def check_run_files(checkpoint: Checkpoint, root: Path) -> None:
-    """Compare the checksums of the files in the run directory ``root`` that no round changes.
+    """Compare the checksums of the files of the run directory ``root`` that no round changes.
 
     Raises:
         StoreError: one is missing or damaged.
@@ -185,13 +197,13 @@ RESUME_OLDER = "resume from an older checkpoint"
 
 
 def read_file(path: Path, advice: str = RESUME_OLDER) -> bytes:
-    """The content of a file that a manifest names.
+    """Read a file that a manifest names.
 
     Raises:
         StoreError: it is missing or cannot be read; ``advice`` ends the message.
         DiskError: the disk fails.
     """
-    """The content of a file that a manifest names.
+    """Read a file that a manifest names.
 
     Raises:
         StoreError: it is missing or cannot be read; ``advice`` ends the message.
@@ -204,10 +216,10 @@ def read_file(path: Path, advice: str = RESUME_OLDER) -> bytes:
 
 
 def read(folder: Path) -> Checkpoint:
-    """The committed checkpoint in ``folder``.
+    """Read the manifest of the committed checkpoint in ``folder``.
 
     Raises:
-        StoreError: its manifest is missing or not one.
+        StoreError: it is missing or damaged, or another version of hpcfl wrote it.
         DiskError: the disk fails.
     """
     manifest = require_format(folder)
@@ -223,11 +235,11 @@ def read(folder: Path) -> Checkpoint:
             _sums(manifest["run_files"], INITIAL),
         )
     except (ValueError, KeyError, TypeError, OverflowError) as e:
-        raise _no_manifest(folder, e) from e
+        raise _damaged(folder, e) from e
 
 
 def write_manifest(checkpoint: Checkpoint) -> bytes:
-    """The content of the manifest of a checkpoint."""
+    """Return the content of a checkpoint's manifest; the caller writes the file."""
     manifest = {
         "format": FORMAT,
         "round": checkpoint.round,
@@ -243,27 +255,29 @@ def write_manifest(checkpoint: Checkpoint) -> bytes:
 
 
 def require_format(folder: Path) -> Mapping[str, Any]:
-    """Refuse the checkpoint in ``folder`` where another version of hpcfl wrote its manifest.
+    """Refuse the checkpoint in ``folder`` if another version of hpcfl wrote its manifest.
 
     Returns:
-        What the manifest says; only its format and its checksum were looked at.
+        The manifest's object; only its format and its checksum are checked.
 
     Raises:
-        StoreError: it did, or the manifest cannot be read or is damaged.
+        StoreError: another version wrote it, or it cannot be read or is damaged.
         DiskError: the disk fails.
     """
     path = folder / MANIFEST
     content = read_file(path)
     try:
-        # Up to format 4 a manifest had no checksum; what keys a later one has, nobody knows.
+        # The format is read before the rest is required: manifests up to format 4 had no
+        # checksum, and later formats may have other keys.
         checked = checksum.is_checked_json(content)
         text = checksum.remove_from_json(content) if checked else content
         manifest: Mapping[str, Any] = parse_json(text)
         found = int(manifest["format"])
-        if found == FORMAT:  # which has one
+        if found == FORMAT:
+            # Raises if there is no checksum, which this format always has.
             checksum.remove_from_json(content)
     except (ValueError, KeyError, TypeError, OverflowError) as e:
-        raise _no_manifest(folder, e) from e
+        raise _damaged(folder, e) from e
     if found != FORMAT:
         raise StoreError(
             f"{path}: found format {found}, expected {FORMAT}: another version of hpcfl wrote "
@@ -272,15 +286,15 @@ def require_format(folder: Path) -> Mapping[str, Any]:
     return manifest
 
 
-def _no_manifest(folder: Path, error: Exception) -> StoreError:
-    return StoreError(f"{folder / MANIFEST}: is not a manifest: {error}; {RESUME_OLDER}")
+def _damaged(folder: Path, error: Exception) -> StoreError:
+    return StoreError(f"{folder / MANIFEST}: is damaged: {error}; {RESUME_OLDER}")
 
 
 def _round(folder: Path, found: Any) -> int:
-    """The round of a manifest, if its folder is named by it.
+    """The round in a manifest, which must be that in the folder's name.
 
     Raises:
-        ValueError: it is not.
+        ValueError: they differ.
     """
     if folder.name != f"{int(found):08d}":
         raise ValueError(f"its round is {found}, expected that of its folder")
@@ -288,7 +302,7 @@ def _round(folder: Path, found: Any) -> int:
 
 
 def _sums(files: dict[str, int], required: str) -> dict[str, int]:
-    """The checksums of a manifest, if they are of files in one folder, with the required one."""
+    """Check the checksums in a manifest: files inside the folder, ``required`` among them."""
     for name, crc in dict(files).items():
         inside = not Path(name).is_absolute() and ".." not in Path(name).parts
         if not (inside and type(crc) is int):
@@ -299,7 +313,7 @@ def _sums(files: dict[str, int], required: str) -> dict[str, int]:
 
 
 def _digests(inputs: dict[str, str]) -> dict[str, str]:
-    """The digests of a manifest, if they are texts."""
+    """Check that the digests in a manifest are strings."""
     for name, digest in dict(inputs).items():
         if not isinstance(digest, str):
             raise TypeError(f"{name!r}: {digest!r} is no digest")

@@ -1,4 +1,4 @@
-"""Read what a run directory says of its run."""
+"""Read a run from its directory: job, log, scores, outcome."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,29 +28,29 @@ SCORES = (
     "own_accuracy_mean",
     "own_accuracy_worst_decile",
 )
-"""What an evaluation may leave in the log, see ``hpcfl.evaluation``."""
+"""The scores that an evaluation may write to the log (``hpcfl.evaluation``)."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its directory tells it, finished or not."""
+    """A run as read from its directory, finished or not."""
 
     path: Path
     algorithm: str
     rounds: int
-    """How many rounds the job asks for."""
+    """Rounds of the job."""
     window: int
     """The job's evaluate.last: every one of the last ``window`` rounds is evaluated."""
     log: tuple[Mapping[str, Any], ...]
-    """One object per round, in order; round 0 is the initial model."""
+    """An object for each round, in order; round 0 is the initial model."""
     settings: Settings = field(default_factory=dict)
     """The job's values by their dotted keys."""
     fate: str = "unfinished"
-    """Its state while it is not finished, see ``hpcfl.report.collect.state``."""
+    """Its state while it is not finished (``hpcfl.report.collect.state``)."""
     guess_loss: float | None = None
-    """The training loss of guessing, as the history has it, see ``hpcfl.evaluation.divergence``."""
+    """The training loss of guessing, from the history (``hpcfl.evaluation.divergence``)."""
     outcome: Outcome | None = None
-    """How its newest start ended, as the history has it."""
+    """How its newest start ended, from the history."""
 
     @property
     def name(self) -> str:
@@ -69,17 +69,17 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """finished, else its fate."""
+        """The word "finished", or else the ``fate``."""
         return "finished" if self.finished else self.fate
 
     @cached_property
     def divergence(self) -> Divergence | None:
-        """How far its training loss is from what it should be; None where it did not diverge."""
+        """By how much its training loss diverged; None if it did not."""
         return find_divergence(self.log, self.guess_loss)
 
     @property
     def diverged(self) -> bool:
-        """Whether it diverged, to numbers that are not finite or to finite ones."""
+        """Whether it diverged, also if all its numbers are finite."""
         ending = self.outcome.ending if self.outcome and not self.finished else ""
         return ending == "diverged" or self.divergence is not None
 
@@ -89,7 +89,7 @@ class RunRecord:
         return {key: self.curve(key) for key in SCORES}
 
     def curve(self, key: str) -> tuple[tuple[int, float], ...]:
-        """(round, value) of every round whose line of the log has the key."""
+        """(round, value) of every round whose line in the log has the key."""
         found = ((entry["round"], entry.get(key)) for entry in self.log)
         return tuple((t, float(value)) for t, value in found if isinstance(value, int | float))
 
@@ -115,11 +115,11 @@ class RunRecord:
 
     @property
     def accuracy_last100(self) -> float | None:
-        """Mean test accuracy of the last 100 rounds, if the run made and evaluated them all."""
+        """Mean test accuracy of the last 100 rounds, if all of them were evaluated."""
         return self._mean_accuracy(100, whole=True)
 
     def _mean_accuracy(self, window: int, *, whole: bool = False) -> float | None:
-        """Of the evaluated ones of the last ``window`` rounds; ``whole``: only if all are."""
+        """Mean over the evaluated of the last ``window`` rounds; ``whole``: None unless all are."""
         if not self.finished:
             return None
         first = max(self.rounds - window, 0)
@@ -128,23 +128,23 @@ class RunRecord:
         return math.fsum(tail) / len(tail) if enough else None
 
     def spent(self, *keys: str) -> dict[int, float]:
-        """By rounds, the sum of what they and all before them spent; empty if none spent any."""
+        """For each round, the sum of the keys' values up to it; empty if all are zero."""
         sums = accumulate(math.fsum(entry.get(key) or 0 for key in keys) for entry in self.log)
-        spent = {entry["round"]: total for entry, total in zip(self.log, sums, strict=True)}
-        return spent if any(spent.values()) else {}
+        cumulated = {entry["round"]: total for entry, total in zip(self.log, sums, strict=True)}
+        return cumulated if any(cumulated.values()) else {}
 
     def total(self, key: str) -> float:
-        """The sum over the rounds of what a round spends ("wall_s", "down_bytes", "up_bytes")."""
+        """The sum of a key ("wall_s", "down_bytes", "up_bytes") over all rounds."""
         return math.fsum(entry.get(key, 0) for entry in self.log)
 
 
 def with_history(run: RunRecord, history: Sequence[Mapping[str, Any]]) -> RunRecord:
-    """The run with what its history tells of it, oldest first."""
+    """Add to a run the values that its history holds; ``history`` is oldest first."""
     return replace(run, guess_loss=recorded_guess(history), outcome=last_outcome(history))
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read a run directory; a run in progress, its last line cut short, is read up to there.
+    """Read a run directory; a last line of the log that is not complete is ignored.
 
     Raises:
         JobError: the directory holds no run.
@@ -157,10 +157,10 @@ def read_run(path: Path) -> RunRecord:
 
 
 def require_log(folder: RunDir) -> None:
-    """Refuse a log that lacks rounds of the newest checkpoint; the run may be alive.
+    """Refuse a log that lacks rounds of the newest checkpoint.
 
     Raises:
-        StoreError: it does, or the checkpoint's manifest is damaged.
+        StoreError: it lacks some, or the checkpoint's manifest is damaged.
     """
     while True:
         found = newest(folder.checkpoints)
@@ -169,14 +169,15 @@ def require_log(folder: RunDir) -> None:
         try:
             require_log_prefix(folder.log, found.log)
         except StoreError:
+            # A run that is resumed meanwhile may delete the checkpoint and cut the log.
             if present(found.folder / MANIFEST) and newest(folder.checkpoints) == found:
                 raise
         else:
-            return  # else a resume gave up the checkpoint meanwhile, and cut the log
+            return
 
 
 def read_job(path: Path) -> RunRecord:
-    """Read the job of a run directory alone, without its rounds.
+    """Read the job of a run directory, without its log.
 
     Raises:
         JobError: the directory holds no run.

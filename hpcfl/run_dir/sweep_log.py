@@ -15,16 +15,16 @@ _PLAN = re.compile(r"(\d+) runs to do, (\d+) finished before")
 
 
 class SweepEvents(NamedTuple):
-    """What there is to do, and what failed."""
+    """The number of runs of a sweep, and those that failed."""
 
     points: int
-    """How many runs the sweep plans, or the largest part of it that was played on its own."""
+    """Runs of the sweep, or of the largest part of it if parts were run separately."""
     failed: Mapping[str, str]
-    """Why, by the names of the runs whose last event it is."""
+    """The reasons, by the names of the runs whose last event is a failure."""
 
 
 def read_sweep_log(root: Path) -> SweepEvents | None:
-    """The diary of the sweep in a directory; None where no sweep wrote one.
+    """Read the sweep.log in a directory; None if there is none.
 
     Raises:
         StoreError: it cannot be read, or a line is damaged.
@@ -53,14 +53,14 @@ def read_sweep_log(root: Path) -> SweepEvents | None:
 
 
 def log_line(text: str) -> bytes:
-    """A line of sweep.log that tells an event."""
+    """The line of sweep.log for an event."""
     return checksum.add_to_line(one_line(text).encode()) + b"\n"
 
 
 def completion(path: Path, content: bytes) -> bytes:
-    """What is to be appended to a sweep.log whose last line a killed sweep left half; else nothing.
+    """The bytes that complete a last line which a kill left incomplete; none if it is complete.
 
-    Nothing is taken away: another part of the sweep may be appending.
+    The line is completed, not removed: another part of the sweep may be appending to the file.
 
     Raises:
         StoreError: the end is damaged, or another version of hpcfl wrote the file.
@@ -74,7 +74,7 @@ def completion(path: Path, content: bytes) -> bytes:
 
 
 def _lines(path: Path, content: bytes) -> Iterator[str]:
-    """The whole lines; a last one without its end is not written yet."""
+    """The complete lines, their checksums compared; a last one without a line break is ignored."""
     *lines, tail = content.split(b"\n")
     _require_version(path, lines)
     for number, line in enumerate(lines, 1):
@@ -89,7 +89,7 @@ def _lines(path: Path, content: bytes) -> Iterator[str]:
 
 
 def _require_version(path: Path, lines: Sequence[bytes]) -> None:
-    """Refuse a file of events none of which has a checksum, as earlier versions wrote them."""
+    """Refuse a file of events without any checksum, as earlier versions wrote it."""
     if any(checksum.is_checked_line(line) for line in lines):
         return
     if any(_EVENT.fullmatch(line.decode(errors="replace")) for line in lines):
@@ -100,6 +100,6 @@ def _require_version(path: Path, lines: Sequence[bytes]) -> None:
 
 
 def _require_prefix(where: str, tail: bytes) -> None:
-    """Refuse what cannot be the beginning of a line."""
+    """Refuse bytes after the last line break that cannot be the beginning of a line."""
     if not checksum.is_line_prefix(tail):
         raise StoreError(f"{where}: its end is damaged, expected a line break; remove the line")

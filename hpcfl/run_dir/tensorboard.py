@@ -1,4 +1,4 @@
-"""Write RUN/events: the numbers of log.jsonl for TensorBoard, where it is installed."""
+"""Write the numbers of log.jsonl to RUN/events, for TensorBoard."""
 
 from io import BytesIO
 from os import getpid
@@ -12,32 +12,32 @@ from hpcfl.io.atomic import write_errors
 from hpcfl.run_dir.record import SCORES
 from hpcfl.types import Record
 
-FLUSH_S = 10  # between two times that a live TensorBoard sees more
+FLUSH_S = 10  # seconds between two writes, which a running TensorBoard shows
 
 
 class Events:
-    """The events of one start of a run, on rank 0 alone.
+    """The events of one start of a run; rank 0 alone writes them.
 
-    They are collected in memory and written now and then, on the thread of the rounds: the one of
-    TensorBoard's own writer does not say in one line that the disk is full.
+    They are collected in memory, and written every ``FLUSH_S`` by the thread of the rounds.
+    TensorBoard's own writer has a thread in which a full disk ends in a traceback.
 
     Args:
-        folder: is made where it is not there.
-        done: rounds that are kept from earlier starts: TensorBoard forgets what lies beyond.
+        folder: where the file is made; the folder, too, if it is missing.
+        done: rounds completed by earlier starts; TensorBoard drops their events of later rounds.
 
     Raises:
         DiskError: the disk is full or fails.
     """
 
     def __init__(self, folder: Path, done: int) -> None:
-        # Here, not above: what a run without events need not wait for.
+        # Imported here: it takes seconds, and most runs have no events.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = Event, Summary
-        self._kept = BytesIO()
-        self._records = RecordWriter(self._kept)
+        self._buffer = BytesIO()
+        self._records = RecordWriter(self._buffer)
         name = f"events.out.tfevents.{time_ns() // 10**9}.{gethostname()}.{getpid()}.{token_hex(4)}"
         self._path, self._written = folder / name, monotonic()
         with write_errors(self._path):
@@ -49,7 +49,7 @@ class Events:
         self.flush()
 
     def round(self, record: Record) -> None:
-        """Take down a line of the log.
+        """Add the events of a round.
 
         Raises:
             DiskError: the disk is full or fails.
@@ -64,21 +64,22 @@ class Events:
             self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the system.
+        """Write the collected events to the file.
 
         Raises:
             DiskError: the disk is full or fails.
         """
-        content = self._kept.getvalue()
-        self._kept.seek(0)
-        self._kept.truncate()  # so that a failure is told once
+        content = self._buffer.getvalue()
+        self._buffer.seek(0)
+        # Emptied before the write: a failed write must not be tried, and reported, again.
+        self._buffer.truncate()
         self._written = monotonic()
         with write_errors(self._path):
             while content:
                 content = content[self._file.write(content) :]
 
     def close(self) -> None:
-        """Write what is left.
+        """Write the remaining events, and close the file.
 
         Raises:
             DiskError: the disk is full or fails.
@@ -89,13 +90,13 @@ class Events:
             with write_errors(self._path):
                 self._file.close()
 
-    def _add(self, **what: Any) -> None:
-        event = self._event(wall_time=time_ns() / 1e9, **what)
+    def _add(self, **fields: Any) -> None:
+        event = self._event(wall_time=time_ns() / 1e9, **fields)
         self._records.write(event.SerializeToString())
 
 
 def _tag(key: str) -> str:
-    """The name of a curve; TensorBoard puts those of one folder side by side."""
+    """The name of a curve; TensorBoard groups curves by the part before the slash."""
     if key in SCORES or key == "train_loss":
         return f"score/{key}"
     if key.endswith("_s") and not key.endswith("_per_s"):

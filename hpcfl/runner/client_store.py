@@ -36,15 +36,17 @@ def make_client_store(
     def build(folder: Path, schema: StateSchema, cache: int, name: str) -> ClientStore:
         if config.kind == "memory":
             return MemoryStore(folder, rank, session, clients, schema)
-        common, disk = not schema.own.fields, config.dir
+        row_per_round, disk = not schema.own.fields, config.dir
         first = cache if disk is None else 0
-        far = Hdf5Store(folder, rank, session, clients, schema, first, common=common)
+        permanent = Hdf5Store(
+            folder, rank, session, clients, schema, first, row_per_round=row_per_round
+        )
         if disk is None:
-            return far
+            return permanent
         own = folder_of_session(Path(disk), root.parent, rank, session) / name
         own.mkdir()
-        near = Hdf5Store(own, rank, session, clients, schema, cache, common=common)
-        return ScratchStore(near, far, own)
+        scratch = Hdf5Store(own, rank, session, clients, schema, cache, row_per_round=row_per_round)
+        return ScratchStore(scratch, permanent, own)
 
     if kept.own.fields and kept.shared.fields:
         # The own parts, small as a rule, first; but never more than half.

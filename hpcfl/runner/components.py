@@ -127,7 +127,7 @@ class Components:
 
     def own_model(self, store: ClientStore, client: int) -> Vector | None:
         """The client's own last local model, on the device; None while it has none."""
-        state, name = store.read(client), self.schema.local_model_field
+        state, name = store.load(client), self.schema.local_model_field
         if state is None or name is None:
             return None
         model: Vector = getattr(state, name)

@@ -163,7 +163,7 @@ def _check(at: Checkpoint, run: RunDir, schema: StateSchema, comm: Comm) -> None
         check_files(at)
     table = Table.load(at.folder, run.stores)
     share = np.array_split(table.clients, comm.size)[comm.rank]
-    verify_states(table, schema, share, rows=True, speak=comm.rank == 0)
+    verify_states(table, schema, share, rows=True, show_progress=comm.rank == 0)
 
 
 def _finish(at: Checkpoint, part: RunDir, copy: Path) -> None:

@@ -11,7 +11,7 @@ from hpcfl.engine.schema import nbytes
 from hpcfl.errors import JobError
 from hpcfl.runner.components import Components
 from hpcfl.runner.schedule import ScheduleUsage
-from hpcfl.store.disk_usage import ENTRY, INDEX
+from hpcfl.store.disk_usage import TABLE_ENTRY, TABLE_HEADER
 
 HEADER, TENSOR_HEADER = 16, 60  # bytes of a safetensors file before its numbers, of each tensor
 CHECKSUM = 36  # bytes of the checksum that a safetensors file may hold
@@ -49,7 +49,7 @@ def disk_budget(parts: Components, played: ScheduleUsage) -> DiskBudget:
     return DiskBudget(
         stores=int(played.stores.sum()),
         checkpoint=_checkpoint(parts, best, tables * ranks)
-        + tables * (ranks * INDEX + rows * ENTRY),
+        + tables * (ranks * TABLE_HEADER + rows * TABLE_ENTRY),
         checkpoints=min(job.checkpoint.keep, due) + 1,
         best=best,
         model=nbytes(parts.x0),

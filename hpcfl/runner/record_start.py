@@ -45,11 +45,11 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
         progress.note("{key} was {before}, is {after} ".format(**change) + f"after round {done}")
     folder.add_to_history(
         {
-            "life": session.name,
+            "session": session.name,
             "round": done,
             **facts,
             "map": [seat.record for seat in ranks.infos],
-            "told": list(ranks.notes),
+            "notes": list(ranks.notes),
             "guess_loss": guess_loss(session.components.dataset),
             "settings": settings,
             "changes": changes,

@@ -79,7 +79,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             prune(folder.checkpoints)
             _require_older_whole(folder.checkpoints, kept)
             names = " ".join(map(str, kept))
-    comm.beat(folder.ranks, session.name)
+    comm.start_heartbeats(folder.ranks, session.name)
     kept = [int(name) for name in comm.bcast(names).split()]
     with raise_collectively(comm), request.suggest_older(kept):
         newest = find(folder.checkpoints, kept[-1])
@@ -93,7 +93,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             components.stored_state,
             session.my_clients,
             rows=verify_all,
-            speak=comm.rank == 0,
+            show_progress=comm.rank == 0,
         )
     folders = [folder_of(folder.checkpoints, round) for round in kept]
     with raise_collectively(comm):

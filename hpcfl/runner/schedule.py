@@ -39,7 +39,9 @@ class ScheduleUsage(NamedTuple):
     @property
     def held(self) -> Counts:
         """[ranks], bytes of the states that the clients have at the end."""
-        return sum((part.states * part.each for part in self.states), np.zeros_like(self.members))
+        return sum(
+            (part.states * part.row_bytes for part in self.states), np.zeros_like(self.members)
+        )
 
 
 def simulate_schedule(parts: Components, ranks: int) -> ScheduleUsage:
@@ -66,7 +68,7 @@ def simulate_schedule(parts: Components, ranks: int) -> ScheduleUsage:
             for part in states:
                 part.commit(last.copy())
     for part in states:
-        part.spare(most)
+        part.add_spare_rows(most)
     return ScheduleUsage(owner, visits, last, most, states)
 
 

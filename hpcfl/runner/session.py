@@ -115,8 +115,12 @@ class RankSession:
         Raises:
             DiskError: the disk, or a quota, is too small.
         """
-        rank = self.comm.rank
-        self.store.ensure_rows([int(part.rows[rank]) for part in self._usage.states])
+        self.store.ensure_rows(self._rows_of_run)
+
+    @property
+    def _rows_of_run(self) -> list[int]:
+        """The rows that this rank needs for all rounds, for each part of the states."""
+        return [int(part.rows[self.comm.rank]) for part in self._usage.states]
 
     def restore_states(self, checkpoint: Checkpoint, kept: list[Path]) -> None:
         """Restore the states of a checkpoint, with rows for the rounds to come.
@@ -131,12 +135,7 @@ class RankSession:
                 f"{checkpoint.folder}: row tables of {table.ranks} ranks, expected "
                 f"{checkpoint.ranks}"
             )
-        if checkpoint.ranks == self.comm.size:
-            self.store.restore(table)
-            self.ensure_rows()
-        else:
-            self.ensure_rows()
-            self.store.restore_from_other_ranks(table)
+        self.store.restore(table, self.comm.size, self._rows_of_run)
         self.store.retain(kept)
 
     def require_disk_space(self) -> None:
@@ -286,7 +285,8 @@ class RankSession:
         if saved and not job.checkpoint.due(saved, job.rounds):
             # One that a signal or the clock asked for: its rows were not counted in advance.
             owned = self.owner == self.comm.rank
-            self.store.ensure_free_rows(rows_until_checkpoint(self.components, owned, round))
+            rows = rows_until_checkpoint(self.components, owned, round)
+            self.store.ensure_rows(rows, free=True)
         if self.comm.rank == 0:
             self.prune_stores(folders)
 

@@ -1,9 +1,10 @@
-"""Background threads that read, checksum, write and flush rows.
+"""Background threads that read, checksum, write and flush rows of segments.
 
-Rows that a round asks for are read on one thread, rows that it lets go of are written on another,
-and a commit writes and flushes on a third, which may take long; checksums have threads of their
-own, so that the disk need not wait.  Nothing here knows in which order reads and writes of a row
-must come: who asks for a row that is on its way to the disk must take it from memory.
+Reads, writes and snapshots have a thread each, so that a flush, which may take long, delays no
+read.  Checksums have threads of their own, so that the disk is busy while they are computed.
+
+Nothing here orders a read of a row after a write of it: the caller must take a state that is still
+being written from memory.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,84 +17,86 @@ from hpcfl.store.reader import verify
 from hpcfl.store.segment import Segment, checksum
 
 
-class Place(NamedTuple):
-    """A row of a segment."""
+class SegmentRow(NamedTuple):
+    """A row of an open segment."""
 
-    part: Segment
+    segment: Segment
     row: int
 
 
 class BackgroundIO:
-    """Reads and writes rows behind the back of the thread that asks for it."""
+    """The threads of one store."""
 
     def __init__(self) -> None:
-        self._reads, self._checks, self._writes, self._sums, self._commits = (
+        self._reads, self._checks, self._writes, self._sums, self._snapshots = (
             ThreadPoolExecutor(1, f"store-{name}")
-            for name in ("read", "check", "write", "sum", "commit")
+            for name in ("read", "check", "write", "sum", "snapshot")
         )
 
-    def read(self, place: Place, client: int, home: Iterable[Tensor]) -> "Future[Iterable[Tensor]]":
-        """Read the client's state from a row into ``home``, which the future gives.
+    def read(
+        self, at: SegmentRow, client: int, target: Iterable[Tensor]
+    ) -> "Future[Iterable[Tensor]]":
+        """Read a row into ``target`` and compare its checksum.
 
-        The future raises StoreError if the row cannot be read or its checksum is wrong.
+        Returns:
+            A future of ``target``, which raises StoreError if the row cannot be read or its
+            checksum is wrong.  ``client`` is for that message only.
         """
-        crc = self._reads.submit(_read, place, home)
-        return self._checks.submit(_checked, place, home, crc, client)
+        crc = self._reads.submit(_read, at, target)
+        return self._checks.submit(_verify, at, target, crc, client)
 
-    def write(self, place: Place, state: Iterable[Tensor]) -> "Future[None]":
-        """Replace a row.
+    def write(self, at: SegmentRow, state: Iterable[Tensor]) -> "Future[None]":
+        """Write a row; the future raises StoreError or DiskError if the disk fails."""
+        return self._writes.submit(_write, at, state, self._sums.submit(checksum, state))
 
-        The future raises StoreError if the disk fails.
-        """
-        return self._writes.submit(_write, place, state, self._sums.submit(checksum, state))
-
-    def write_of_commit(self, place: Place, state: Iterable[Tensor]) -> "Future[None]":
-        """Replace a row, after those of the commit that were asked for before."""
-        return self._commits.submit(_write, place, state, self._sums.submit(checksum, state))
+    def write_for_snapshot(self, at: SegmentRow, state: Iterable[Tensor]) -> "Future[None]":
+        """As ``write``, on the snapshots' thread, where no write of a later round delays it."""
+        return self._snapshots.submit(_write, at, state, self._sums.submit(checksum, state))
 
     def flush(
         self,
         written: Sequence["Future[None]"],
-        parts: Iterable[Segment],
+        segments: Iterable[Segment],
         then: Callable[[], None],
     ) -> "Future[None]":
-        """Bring segments to the disk once these rows are written, and go on with ``then``.
+        """Fsync ``segments`` once all of ``written`` are done, then call ``then``.
 
-        The future raises StoreError if a row could not be written or the disk fails.
+        The future raises StoreError or DiskError if a row could not be written or the disk fails.
         """
-        return self._commits.submit(_flush, written, tuple(parts), then)
+        return self._snapshots.submit(_flush, written, tuple(segments), then)
 
     def close(self) -> None:
-        """End what was begun; what was only asked for is lost."""
-        # A check waits for its read, a flush for writes, a write for its checksum.
-        for thread in (self._reads, self._checks, self._writes, self._commits, self._sums):
-            thread.shutdown(cancel_futures=True)
+        """Finish the calls that are being executed; those that are queued are cancelled."""
+        # A check waits for its read, a flush for writes, a write for its checksum.  In this order
+        # such a future is done or cancelled, or its thread still runs: nothing waits for ever.
+        for executor in (self._reads, self._checks, self._writes, self._snapshots, self._sums):
+            executor.shutdown(cancel_futures=True)
 
 
-def _read(place: Place, home: Iterable[Tensor]) -> int:
-    """Read a row; the checksum that it should have."""
-    crc = int(place.part.crcs[place.row])
-    place.part.fill(place.row, home)
+def _read(at: SegmentRow, target: Iterable[Tensor]) -> int:
+    """Read a row; return the checksum that it should have."""
+    crc = int(at.segment.crcs[at.row])
+    at.segment.fill(at.row, target)
     return crc
 
 
-def _checked(
-    place: Place, home: Iterable[Tensor], crc: "Future[int]", client: int
+def _verify(
+    at: SegmentRow, target: Iterable[Tensor], crc: "Future[int]", client: int
 ) -> Iterable[Tensor]:
-    verify(place.part, place.row, home, crc.result(), client)
-    return home
+    verify(at.segment, at.row, target, crc.result(), client)
+    return target
 
 
-def _write(place: Place, state: Iterable[Tensor], crc: "Future[int]") -> None:
-    place.part.write(place.row, state)
-    place.part.crcs[place.row] = crc.result()
+def _write(at: SegmentRow, state: Iterable[Tensor], crc: "Future[int]") -> None:
+    at.segment.write(at.row, state)
+    at.segment.crcs[at.row] = crc.result()
 
 
 def _flush(
-    written: Sequence["Future[None]"], parts: Sequence[Segment], then: Callable[[], None]
+    written: Sequence["Future[None]"], segments: Sequence[Segment], then: Callable[[], None]
 ) -> None:
     for row in written:
         row.result()
-    for part in parts:
-        part.flush()
+    for segment in segments:
+        segment.flush()
     then()

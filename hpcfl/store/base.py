@@ -1,105 +1,126 @@
 """The interface of a store of client states.
 
-A state is a NamedTuple of CPU tensors.  One store serves one rank and holds the states of the
-clients that the rank owns.  A later session of the run sees what was written before the last
-``commit`` and nothing else.  Clients whose states are written one after the other and are the same
-tensors share one copy.
-
-A commit leaves, in the checkpoint's folder, one file per rank that says where every state lies
-(``rows-RANK.npz``, see ``hpcfl.store.row_table``); the files it points to are never changed while
-any kept checkpoint names them.  It is written while rounds go on: what these write is not part of
-it.
+``hpcfl.runner.client_store`` makes the store that a job asks for.  ``hpcfl.local.client_states``
+loads and saves states through it in every round, and ``hpcfl.checkpoint.writer`` calls it for
+checkpoints.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcfl.store.row_table import Table
 
 
-class ClientStore(Protocol):
-    """The states of one rank's clients."""
+class ClientStore(ABC):
+    """The states of the clients that one rank owns.
+
+    A state is a NamedTuple of CPU tensors with the fields of one
+    ``hpcfl.store.schema.StateSchema``.  One thread calls all methods, in this order:
+
+        ensure_rows                     at a fresh start
+        restore; retain                 at a resume, instead
+        prefetch; load; save            in every round, for the round's clients
+        snapshot                        when a checkpoint begins
+        prefetch; load; save            in the rounds that continue while it is written
+        require_in_place                when the futures of ``snapshot`` are done, on every rank
+        retain                          when rank 0 has renamed the checkpoint's manifest
+        close                           at the end, also after an error
+
+    A store of your own implements the six abstract methods; the others have defaults for a store
+    that holds all states in memory.  What it must guarantee:
+
+    - A checkpoint stays readable.  ``snapshot`` writes ``rows-RANK.npz``, which names the segment
+      file and the row of every state (``hpcfl.store.row_table``).  Until ``retain`` leaves a
+      checkpoint out, no row that it names may change: a run that is killed resumes from it.
+    - A snapshot is of one moment.  ``save`` may be called while the snapshot is written, and must
+      not change it.
+    - Equal states are stored once.  Where consecutive calls of ``save`` pass the very same
+      tensors, as the clients of a round do with the model that they received, one copy is kept.
+    """
+
+    @abstractmethod
+    def load(self, client: int) -> Any | None:
+        """The state that was saved last for the client, or None if there is none.
+
+        Raises:
+            StoreError: its row cannot be read, or its checksum is wrong.
+        """
+
+    @abstractmethod
+    def save(self, client: int, state: Any) -> None:
+        """Replace the client's state.
+
+        The store may still read the tensors later, so the caller must not change them.
+
+        Raises:
+            DiskError: the disk is full or fails, now or when an earlier state was written.
+        """
+
+    @abstractmethod
+    def snapshot(self, folder: Path) -> "list[Future[None]]":
+        """Begin to write all states, as they are now, and their row table into ``folder``.
+
+        Returns:
+            Futures that are done once everything is fsynced.  They raise DiskError or StoreError.
+            ``retain`` must be called before the next snapshot.
+        """
+
+    @abstractmethod
+    def retain(self, folders: Iterable[Path]) -> None:
+        """Keep the rows that the checkpoints in ``folders`` name; all others may be reused.
+
+        Raises:
+            StoreError: a row table is missing or damaged.
+        """
+
+    @abstractmethod
+    def restore(self, table: "Table", ranks: int, rows: Sequence[int]) -> None:
+        """Take this rank's states from a checkpoint; ``retain`` must be called next.
+
+        A store on disk continues to use the segments of the checkpoint where the same number of
+        ranks wrote them, and copies its clients' states otherwise.
+
+        Args:
+            table: the row table of all ranks that wrote the checkpoint.
+            ranks: how many ranks the run has now.
+            rows: as for ``ensure_rows``.  Passed here because a copy needs its rows first, while
+                the rows of segments that are used again count towards them.
+
+        Raises:
+            StoreError: a segment is missing or damaged, or is of other clients.
+            DiskError: the disk is full or fails.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the files and end the threads; states without a snapshot are lost."""
+
+    def prefetch(self, clients: Sequence[int]) -> None:  # noqa: B027
+        """Begin to read the states of these clients, which will be loaded next."""
 
     @property
     def low_on_rows(self) -> bool:
-        """Whether rows run out soon: the pending checkpoint must be committed, which frees some."""
-        ...
+        """Whether the rounds must wait until the pending checkpoint is committed, to free rows."""
+        return False
 
-    def ensure_rows(self, rows: Sequence[int]) -> None:
-        """Have so many rows on the disk, free or not, of every part of the states.
+    def ensure_rows(self, rows: Sequence[int], *, free: bool = False) -> None:  # noqa: B027
+        """Allocate rows on the disk, so that a full disk is found before the rounds begin.
 
-        Raises:
-            DiskError: the disk is too small.
-        """
-        ...
-
-    def ensure_free_rows(self, rows: Sequence[int]) -> None:
-        """Have so many free rows on the disk, of every part of the states.
+        Args:
+            rows: how many, for each part of the states (``SharedStore`` has two).
+            free: whether so many must be free; else rows in use count, too.
 
         Raises:
             DiskError: the disk is too small.
         """
-        ...
 
-    def prefetch(self, clients: Sequence[int]) -> None:
-        """Start to read the states of these clients, which will be asked for next."""
-        ...
-
-    def read(self, client: int) -> Any | None:
-        """The state that was written last for the client, or None if it never had one.
-
-        Raises:
-            StoreError: its row cannot be read or its checksum is wrong.
-        """
-        ...
-
-    def write(self, client: int, state: Any) -> None:
-        """Write the client's new state in the background; its tensors must not be changed later."""
-        ...
-
-    def commit(self, folder: Path) -> "list[Future[None]]":
-        """Begin to make the states of now durable and to write ``folder/rows-RANK.npz``.
-
-        Once the futures are done everything is flushed and fsynced, or they raise DiskError or
-        StoreError.  The commit takes effect when rank 0 renames the checkpoint's manifest into
-        place.  No other commit may begin before ``retain``.
-        """
-        ...
-
-    def retain(self, folders: Iterable[Path]) -> None:
-        """Keep the states of these checkpoints; rows that only others name may be reused."""
-        ...
-
-    def require_in_place(self) -> None:
-        """Refuse to commit where a file that a checkpoint needs was deleted or replaced.
+    def require_in_place(self) -> None:  # noqa: B027
+        """Refuse to commit a checkpoint where a file that it needs was deleted or replaced.
 
         Raises:
             LostFileError: one was.
         """
-        ...
-
-    def restore(self, table: "Table") -> None:
-        """Continue with the segments of a checkpoint that as many ranks as now committed.
-
-        ``retain`` is called next.
-
-        Raises:
-            StoreError: a segment is missing or damaged, or the owners are others.
-        """
-        ...
-
-    def restore_from_other_ranks(self, table: "Table") -> None:
-        """Copy this rank's states from a checkpoint that another number of ranks committed.
-
-        Raises:
-            StoreError: a state is missing or damaged.
-            DiskError: the disk is full or fails.
-        """
-        ...
-
-    def close(self) -> None:
-        """Release the files; what was not committed is lost."""
-        ...

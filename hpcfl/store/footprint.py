@@ -1,13 +1,13 @@
-"""The host memory of one client state."""
+"""Compute the host memory that one cached client state takes."""
 
 from hpcfl.store.schema import StateSchema
 
-ALIGNMENT = 64  # bytes, of a processor's cache line, as torch aligns its tensors
-STATE_OVERHEAD = 300  # bytes of a cached state's objects and entries; measured as resident memory
+ALIGNMENT = 64  # bytes: a cache line of the processor, to which torch aligns tensors too
+STATE_OVERHEAD = 300  # bytes of the Python objects of a cached state; measured as resident memory
 
 
 def offsets(schema: StateSchema) -> tuple[list[int], int]:
-    """Where a state's tensors begin, and where the next state does, in bytes."""
+    """The offset of each tensor of a state in its slot of memory, and the slot's size, in bytes."""
     starts, end = [], 0
     for field in schema.fields:
         starts.append(end)
@@ -16,5 +16,5 @@ def offsets(schema: StateSchema) -> tuple[list[int], int]:
 
 
 def footprint(schema: StateSchema) -> int:
-    """Bytes of memory that one cached state takes."""
+    """Bytes of memory of one cached state, Python objects included."""
     return offsets(schema)[1] + STATE_OVERHEAD

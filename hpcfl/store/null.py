@@ -1,4 +1,4 @@
-"""The store of algorithms whose clients keep nothing."""
+"""The store of algorithms whose clients keep no state."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,69 +9,36 @@ import numpy as np
 
 from hpcfl.errors import StoreError
 from hpcfl.store import row_table
+from hpcfl.store.base import ClientStore
 
 
-class NullStore:
-    """Keeps nothing; its commits say so."""
+class NullStore(ClientStore):
+    """Stores nothing; its snapshots are empty row tables."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._behind = ThreadPoolExecutor(1, "store-commit")
+        self._executor = ThreadPoolExecutor(1, "store-snapshot")
 
-    low_on_rows = False
-    """There is nothing to run short of."""
-
-    def ensure_rows(self, rows: Sequence[int]) -> None:
-        """Nothing needs room."""
-
-    def ensure_free_rows(self, rows: Sequence[int]) -> None:
-        """Nothing needs room."""
-
-    def prefetch(self, clients: Sequence[int]) -> None:
-        """Nothing is to be fetched."""
-
-    def read(self, client: int) -> Any | None:
-        """None: no client ever has a state."""
+    def load(self, client: int) -> Any | None:
         return None
 
-    def write(self, client: int, state: Any) -> None:
-        """Forget the empty state."""
+    def save(self, client: int, state: Any) -> None:
+        """Drop the state, which has no fields."""
 
-    def commit(self, folder: Path) -> "list[Future[None]]":
-        """Begin to write an empty ``folder/rows-RANK.npz``, durably.
-
-        The future raises StoreError if the disk is full or fails.
-        """
+    def snapshot(self, folder: Path) -> "list[Future[None]]":
         none = np.zeros(0, np.int64)
         table = row_table.Rows(none, none, none, none, ())
-        return [self._behind.submit(row_table.write, folder, self._rank, table)]
+        return [self._executor.submit(row_table.write, folder, self._rank, table)]
 
     def retain(self, folders: Iterable[Path]) -> None:
-        """Nothing lies anywhere."""
+        """Do nothing: a checkpoint has no rows."""
 
-    def require_in_place(self) -> None:
-        """No file is needed."""
-
-    def restore(self, table: row_table.Table) -> None:
-        """Check that the checkpoint holds no states.
-
-        Raises:
-            StoreError: it does, so another algorithm made it.
-        """
+    def restore(self, table: row_table.Table, ranks: int, rows: Sequence[int]) -> None:
         if table.clients.size:
             raise StoreError(
                 f"{table.paths[0]}: the checkpoint holds {table.clients.size} client states, "
                 "expected none; it was made by another algorithm: resume the job that made it"
             )
 
-    def restore_from_other_ranks(self, table: row_table.Table) -> None:
-        """Check that the checkpoint holds no states.
-
-        Raises:
-            StoreError: it does, so another algorithm made it.
-        """
-        self.restore(table)
-
     def close(self) -> None:
-        """End what was begun."""
-        self._behind.shutdown(cancel_futures=True)
+        self._executor.shutdown(cancel_futures=True)

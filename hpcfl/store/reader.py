@@ -1,4 +1,4 @@
-"""Read the states of a checkpoint, whichever rank wrote them."""
+"""Read the client states of a checkpoint, whichever ranks wrote them."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from hpcfl.errors import StoreError
 from hpcfl.store import segment
-from hpcfl.store.row_table import Place, Table
+from hpcfl.store.row_table import RowEntry, Table
 from hpcfl.store.schema import StateSchema
 from hpcfl.store.segment import Segment
 
-OPEN_FILES = 64  # a machine may have more segments than a process has handles
+OPEN_FILES = 64  # at once; a run may have more segments than a process may open files
 
 
 class Reader:
-    """Reads the states of a checkpoint, from whatever rank wrote them; a context manager."""
+    """Reads the states that a row table names; a context manager that closes the files."""
 
     def __init__(self, table: Table, schema: StateSchema) -> None:
         self._table, self._whole = table, schema
@@ -32,31 +32,34 @@ class Reader:
         Raises:
             StoreError: its file is missing or damaged, or its checksum is wrong.
         """
-        place = self._table.find(client)
-        if place is None:
+        entry = self._table.find(client)
+        if entry is None:
             return None
-        state = self._at(place, client)
+        state = self._read_row(entry, client)
         return self._whole.join(state, self._shared.read(client)) if self._shared else state
 
     def all(self) -> Iterator[tuple[int, Any]]:
-        """Every client and its state, shared parts apart, in the order of the disk.
+        """Every client of the table and its state, without the shared part, in the disk's order.
 
-        Equal states follow each other and are one object, though several ranks wrote them.
+        Equal states come one after the other and as one object, also where several ranks wrote
+        them, so that a store that saves them in this order stores them once.
 
         Raises:
             StoreError: a file is missing or damaged, or a checksum is wrong.
         """
         table = self._table
-        disk = np.lexsort((table.rows, table.segments))
-        _, first, group = np.unique(table.crcs[disk], return_index=True, return_inverse=True)
-        order = disk[np.argsort(first[group], kind="stable")]
-        last, state = None, None
+        # Sort by segment and row, then move rows of one checksum to where the first of them is.
+        by_row = np.lexsort((table.rows, table.segments))
+        _, first, group = np.unique(table.crcs[by_row], return_index=True, return_inverse=True)
+        order = by_row[np.argsort(first[group], kind="stable")]
+        previous, state = None, None
         for at in order.tolist():
-            place, client = table.place(at), int(table.clients[at])
-            if place != last:
-                found = self._at(place, client)
+            entry, client = table.entry(at), int(table.clients[at])
+            if entry != previous:
+                found = self._read_row(entry, client)
+                # Different states may have one checksum, so their bytes are compared.
                 state = state if state and segment.same_bits(found, state) else found
-                last = place
+                previous = entry
             yield client, state
 
     def close(self) -> None:
@@ -72,10 +75,10 @@ class Reader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _at(self, place: Place, client: int) -> Any:
-        source = self._segment(place.path)
-        tensors = source.read(place.row)
-        verify(source, place.row, tensors, place.crc, client)
+    def _read_row(self, entry: RowEntry, client: int) -> Any:
+        source = self._segment(entry.path)
+        tensors = source.read(entry.row)
+        verify(source, entry.row, tensors, entry.crc, client)
         return self._schema.type(*tensors)
 
     def _segment(self, path: Path) -> Segment:
@@ -87,10 +90,10 @@ class Reader:
 
 
 def verify(source: Segment, row: int, tensors: Iterable[Tensor], crc: int, client: int) -> None:
-    """Compare the checksum of the client's state, as it was read from a row.
+    """Compare the checksum of a client's state, read from a row of ``source``, with ``crc``.
 
     Raises:
-        StoreError: it is not ``crc``.
+        StoreError: they differ.
     """
     found = segment.checksum(tensors)
     if found != crc:

@@ -1,4 +1,4 @@
-"""Allocate rows of a rank's segments: which are free, and which must not change."""
+"""Allocate the rows of a rank's segments, and know which of them must not change."""
 
 from array import array
 from bisect import bisect_right
@@ -11,24 +11,25 @@ from numpy.typing import NDArray
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.io.atomic import remove_part
 from hpcfl.store import segment
-from hpcfl.store.background_io import Place
+from hpcfl.store.background_io import SegmentRow
 from hpcfl.store.schema import StateSchema
 from hpcfl.store.segment import Segment
 
-FIRST_ROWS, FIRST_BYTES = 64, 8 * 2**20  # the first segment has at least one of the two
-FILE_BYTES = 16 * 2**30  # no segment is larger, unless one row is
+FIRST_ROWS, FIRST_BYTES = 64, 8 * 2**20  # the first segment has so many rows, or bytes if more
+FILE_BYTES = 16 * 2**30  # of a segment at most, unless one row is larger
 
 Addresses = NDArray[np.int64]
 
 
 def growth(have: int, clients: int, pinned: int, state_bytes: int) -> int:
-    """Rows of the segment that is added when none of ``have`` rows, ``pinned`` of them, is free.
+    """How many rows to add when none of ``have`` rows, ``pinned`` of them, is free.
 
-    As many as there are, within the bounds.  A run reserves all its rows beforehand.
+    As many as there are, within the bounds.  A run rarely needs it: it allocates the rows that its
+    cohorts will need before the first round (``RowAllocator.ensure_rows``).
     """
-    each = max(1, state_bytes)
-    rows = max(FIRST_ROWS, FIRST_BYTES // each, have)
-    return min(rows, most_rows(each), 2 * clients + pinned - have)
+    row_bytes = max(1, state_bytes)
+    rows = max(FIRST_ROWS, FIRST_BYTES // row_bytes, have)
+    return min(rows, most_rows(row_bytes), 2 * clients + pinned - have)
 
 
 def most_rows(state_bytes: int) -> int:
@@ -37,10 +38,12 @@ def most_rows(state_bytes: int) -> int:
 
 
 class RowAllocator:
-    """Rows numbered from 0 on, through all segments; a row's number is its address.
+    """The rows of all segments, numbered consecutively from 0; a row's number is its address.
 
-    A row is free, or held by clients whose latest state it is, or pinned by a kept checkpoint, or
-    both.  There are never more than twice the clients plus the pinned rows.
+    A row is held by the clients whose newest state it has, and pinned by kept checkpoints that name
+    it.  A row that is neither is free.  A pinned row is never written: a run that is killed now
+    resumes from it.  Without ``ensure_rows`` there are never more rows than twice the clients plus
+    the pinned rows.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class RowAllocator:
     @property
     def names(self) -> tuple[str, ...]:
         """The file names of the segments, in order."""
-        return tuple(part.path.name for part in self._segments)
+        return tuple(file.path.name for file in self._segments)
 
     @property
     def free(self) -> int:
@@ -71,7 +74,7 @@ class RowAllocator:
         return len(self._free)
 
     def ensure_rows(self, rows: int) -> None:
-        """Have so many rows in all, free or not.
+        """Add segments until there are so many rows, free or not.
 
         Raises:
             DiskError: the disk is too small for them.
@@ -80,13 +83,14 @@ class RowAllocator:
         try:
             while (missing := rows - len(self._pinned)) > 0:
                 self._add(min(missing, most_rows(self._schema.bytes)))
-        except (DiskError, StoreError):  # a quota may be full of those that were made
-            for part in self._segments[before:]:
-                remove_part(part.path)
+        except (DiskError, StoreError):
+            # Else the user's quota would stay full of segments that no checkpoint names.
+            for file in self._segments[before:]:
+                remove_part(file.path)
             raise
 
     def ensure_free_rows(self, rows: int) -> None:
-        """Have so many free rows.
+        """Add segments until so many rows are free.
 
         Raises:
             DiskError: the disk is too small for them.
@@ -94,7 +98,7 @@ class RowAllocator:
         self.ensure_rows(len(self._pinned) + rows - self.free)
 
     def take(self) -> int:
-        """The address of a free row, in a new segment if need be.
+        """Take a free row, from a new segment if none is left; return its address.
 
         Raises:
             DiskError: the disk is too small for one.
@@ -104,40 +108,40 @@ class RowAllocator:
         return self._free.pop()
 
     def hold(self, address: int) -> None:
-        """Let one more client hold the row."""
+        """Count one more client that holds the row."""
         self._holders[address] += 1
 
     def release(self, address: int) -> bool:
-        """Let one client less hold the row; whether none is left."""
+        """Count one client less; return whether no client holds the row any more."""
         self._holders[address] -= 1
         last = not self._holders[address]
         if last and not self._pinned[address]:
             self._free.append(address)
         return last
 
-    def changeable(self, address: int) -> bool:
-        """Whether the row is one client's alone and no kept checkpoint needs it."""
+    def replaceable(self, address: int) -> bool:
+        """Whether the row may be overwritten: one client holds it, and it is not pinned."""
         return bool(self._holders[address] == 1 and not self._pinned[address])
 
-    def locate(self, address: int) -> Place:
+    def locate(self, address: int) -> SegmentRow:
         """The segment and the row of an address."""
         index = bisect_right(self._starts, address) - 1
-        return Place(self._segments[index], address - self._starts[index])
+        return SegmentRow(self._segments[index], address - self._starts[index])
 
     def pin(self, addresses: Addresses) -> None:
-        """Promise these rows to a checkpoint."""
+        """Keep these rows unchanged until the next ``retain``."""
         self._pinned[addresses] = True
 
     def retain(self, pinned: Addresses) -> None:
-        """Pin exactly ``pinned``; every row that is neither pinned nor held becomes free."""
+        """Pin ``pinned`` and no other row; rows that are neither pinned nor held become free."""
         self._pinned[:] = False
         self._pinned[pinned] = True
-        # Lowest address on top: neighbouring rows are written one after the other.
+        # The lowest address is taken first, so that neighbouring rows are written in order.
         free = np.flatnonzero(~self._pinned & (self._holders == 0))
         self._free = array("q", free[::-1].tolist())
 
-    def adopt(self, paths: Iterable[Path]) -> None:
-        """Take over segments of an earlier session, all rows pinned until the next ``retain``.
+    def reuse(self, paths: Iterable[Path]) -> None:
+        """Open segments of an earlier session; all their rows are pinned until ``retain``.
 
         Raises:
             StoreError: one is missing, damaged, or open for writing elsewhere.
@@ -146,25 +150,31 @@ class RowAllocator:
             self._append(Segment.open(path, self._schema, "r+"), pinned=True)
 
     def restore(self, addresses: Addresses, crcs: NDArray[np.int64]) -> None:
-        """Let one client each hold these rows, whose checksums are known."""
+        """Count a client as a holder for each address, and set the rows' checksums."""
+        # Not ``+=``: an address may be there several times, for clients that share a row.
         np.add.at(self._holders, addresses, 1)
-        segments, rows = self.split(addresses)
-        for index, part in enumerate(self._segments):
-            own = segments == index
-            part.crcs[rows[own]] = crcs[own]
+        index, rows = self.split(addresses)
+        for number, file in enumerate(self._segments):
+            own = index == number
+            file.crcs[rows[own]] = crcs[own]
 
     def addresses(
         self, names: Sequence[str], segments: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> Addresses:
-        """Addresses of rows of named segments; -1 for a segment that is not in the pool.
+        """The addresses of rows of named segments; -1 for a segment that is not open here.
+
+        Args:
+            names: file names of segments.
+            segments: [n], an index into ``names``.
+            rows: [n], in that segment.
 
         Raises:
             StoreError: a segment has no such row.
         """
-        mine = {name: index for index, name in enumerate(self.names)}
-        index = np.array([mine.get(name, -1) for name in names], np.int64)[segments]
+        opened = {name: index for index, name in enumerate(self.names)}
+        index = np.array([opened.get(name, -1) for name in names], np.int64)[segments]
         starts = np.array([*self._starts, 0], np.int64)[index]
-        sizes = np.array([*(part.rows for part in self._segments), 0], np.int64)[index]
+        sizes = np.array([*(file.rows for file in self._segments), 0], np.int64)[index]
         if ((index >= 0) & (rows >= sizes)).any():
             raise StoreError(
                 f"{self._root}: a row table names rows that its segments do not have; "
@@ -173,7 +183,7 @@ class RowAllocator:
         return np.where(index >= 0, starts + rows, -1)
 
     def split(self, addresses: Addresses) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Segment and row of each address."""
+        """The index of the segment, and the row in it, of each address."""
         starts = np.array(self._starts, np.int64)
         index = np.searchsorted(starts, addresses, side="right") - 1
         return index, addresses - starts[index] if len(starts) else addresses
@@ -184,20 +194,20 @@ class RowAllocator:
             self._segments.pop().close()
 
     def _grow(self) -> None:
-        """Add a segment, though none was reserved."""
+        """Add a segment for rows that nobody allocated in advance."""
         have, pinned = len(self._pinned), int(self._pinned.sum())
         self._add(growth(have, self._clients, pinned, self._schema.bytes))
 
     def _add(self, rows: int) -> None:
-        """Add a segment of free rows, the lowest address of which is taken first."""
+        """Add a segment of free rows; its lowest address is taken first."""
         have = len(self._pinned)
-        path = self._root / segment.name(self._session, self._rank, self._created)
+        path = self._root / segment.file_name(self._session, self._rank, self._created)
         self._append(Segment.create(path, self._schema, rows), pinned=False)
         self._created += 1
         self._free = array("q", range(have + rows - 1, have - 1, -1)) + self._free
 
-    def _append(self, part: Segment, *, pinned: bool) -> None:
+    def _append(self, file: Segment, *, pinned: bool) -> None:
         self._starts.append(len(self._pinned))
-        self._segments.append(part)
-        self._pinned = np.concatenate([self._pinned, np.full(part.rows, pinned)])
-        self._holders = np.concatenate([self._holders, np.zeros(part.rows, np.int32)])
+        self._segments.append(file)
+        self._pinned = np.concatenate([self._pinned, np.full(file.rows, pinned)])
+        self._holders = np.concatenate([self._holders, np.zeros(file.rows, np.int32)])

@@ -1,8 +1,8 @@
 """The row table of a checkpoint: the segment and row of each client's state.
 
-Every rank writes ``rows-RANK.npz`` into the checkpoint's folder; ``Table`` is all of them.  Where
-states have a shared part (see ``hpcfl.store.shared``), its tables and segments lie in folders
-``shared`` beside the others.
+Every rank writes its rows to ``rows-RANK.npz`` in the checkpoint's folder; ``Table`` joins the rows
+of all ranks.  Where states have a shared part (``hpcfl.store.shared``), the row tables and segments
+of that part are in subfolders ``shared``.
 """
 
 import io
@@ -25,17 +25,17 @@ Ints = NDArray[np.int64]
 
 
 class Rows(NamedTuple):
-    """One rank's part: n states in named segments (arrays of n numbers)."""
+    """The row table of one rank: n states (arrays of n numbers)."""
 
     clients: Ints
-    segments: Ints  # index into names
+    segments: Ints  # an index into names
     rows: Ints
     crcs: Ints  # crc32 of the state's bytes
-    names: tuple[str, ...]  # every segment of the rank, with or without states, below the root
+    names: tuple[str, ...]  # file names of all segments of the rank, also of those without states
 
 
-class Place(NamedTuple):
-    """Where a state lies, and its checksum."""
+class RowEntry(NamedTuple):
+    """The segment file and the row of a state, and its checksum."""
 
     path: Path
     row: int
@@ -43,7 +43,7 @@ class Place(NamedTuple):
 
 
 def write(folder: Path, rank: int, rows: Rows) -> None:
-    """Write a rank's part into a checkpoint's folder, durably.
+    """Write a rank's row table into a checkpoint's folder, and fsync it.
 
     Raises:
         DiskError: the disk is full or fails.
@@ -55,7 +55,7 @@ def write(folder: Path, rank: int, rows: Rows) -> None:
 
 
 def read(folder: Path, rank: int) -> Rows:
-    """Read a rank's part.
+    """Read the row table of a rank.
 
     Raises:
         StoreError: it is missing or damaged.
@@ -79,10 +79,10 @@ def read(folder: Path, rank: int) -> Rows:
 
 
 def ranks(folder: Path) -> int:
-    """How many ranks wrote their part of a checkpoint.
+    """How many ranks wrote a row table into a checkpoint's folder.
 
     Raises:
-        StoreError: there is none, or one of the first is missing.
+        StoreError: there is none, or that of a lower rank is missing.
     """
     files = list(folder.glob("rows-*.npz"))
     missing = [rank for rank in range(max(1, len(files))) if folder / file_name(rank) not in files]
@@ -95,7 +95,7 @@ def ranks(folder: Path) -> int:
 
 
 def named(folders: Iterable[Path]) -> set[str]:
-    """The segments that these checkpoints need, by their paths below the segments' folder."""
+    """The segments that these checkpoints name: paths relative to the folder of the segments."""
     names = set()
     for folder in folders:
         names |= {name for rank in range(ranks(folder)) for name in read(folder, rank).names}
@@ -109,32 +109,32 @@ class Table:
     """The row table of all ranks (arrays of n states, sorted by client)."""
 
     clients: Ints
-    segments: Ints  # index into paths
+    segments: Ints  # an index into paths
     rows: Ints
     crcs: Ints
     paths: tuple[Path, ...]
     owners: tuple[int, ...]
-    """The rank that wrote each path."""
+    """For each path, the rank that wrote it."""
     ranks: int
-    """How many ranks wrote the checkpoint: compare it with the manifest's."""
+    """How many row tables there are; the caller compares it with the manifest's number of ranks."""
     shared: "Table | None" = None
-    """Where the shared parts of the same clients' states lie, if states have one."""
+    """The row table of the shared parts of the same clients' states, if states have one."""
 
     @classmethod
     def load(cls, folder: Path, root: Path) -> Self:
-        """Read every rank's part.
+        """Read the row tables of all ranks.
 
         Args:
             folder: the checkpoint's.
             root: the folder of the segments.
 
         Raises:
-            StoreError: a part is missing or damaged, or a client stands in it twice.
+            StoreError: a row table is missing or damaged, or a client is in two of them.
         """
         shared = cls.load(folder / SHARED, root / SHARED) if (folder / SHARED).is_dir() else None
-        parts = [read(folder, rank) for rank in range(ranks(folder))]
-        starts = np.cumsum([0] + [len(part.names) for part in parts])
-        clients = np.concatenate([part.clients for part in parts])
+        tables = [read(folder, rank) for rank in range(ranks(folder))]
+        starts = np.cumsum([0] + [len(table.names) for table in tables])
+        clients = np.concatenate([table.clients for table in tables])
         order = np.argsort(clients, kind="stable")
         clients = clients[order]
         double = clients[1:][clients[1:] == clients[:-1]]
@@ -148,25 +148,25 @@ class Table:
                 f"{folder / SHARED}: holds other clients than {folder}, expected the same; "
                 "resume from an older checkpoint"
             )
-        shifted = [part.segments + start for part, start in zip(parts, starts, strict=False)]
+        shifted = [table.segments + start for table, start in zip(tables, starts, strict=False)]
         return cls(
             clients,
             np.concatenate(shifted)[order],
-            np.concatenate([part.rows for part in parts])[order],
-            np.concatenate([part.crcs for part in parts])[order],
-            tuple(root / name for part in parts for name in part.names),
-            tuple(rank for rank, part in enumerate(parts) for _ in part.names),
-            len(parts),
+            np.concatenate([table.rows for table in tables])[order],
+            np.concatenate([table.crcs for table in tables])[order],
+            tuple(root / name for table in tables for name in table.names),
+            tuple(rank for rank, table in enumerate(tables) for _ in table.names),
+            len(tables),
             shared,
         )
 
     @property
     def own(self) -> "Table":
-        """This table without the shared parts."""
+        """This table without that of the shared parts."""
         return replace(self, shared=None)
 
     def for_clients(self, ids: Sequence[int] | Ints) -> "Table":
-        """The states of these clients alone; clients without a state are left out."""
+        """The entries of these clients; clients without a state have none."""
         chosen = np.flatnonzero(np.isin(self.clients, np.asarray(ids, np.int64)))
         return replace(
             self,
@@ -176,28 +176,30 @@ class Table:
             crcs=self.crcs[chosen],
         )
 
-    def find(self, client: int) -> Place | None:
-        """Where the client's state lies, or None if it has none."""
+    def find(self, client: int) -> RowEntry | None:
+        """The entry of a client, or None if it has no state."""
         at = int(np.searchsorted(self.clients, client))
         if at == len(self.clients) or self.clients[at] != client:
             return None
-        return self.place(at)
+        return self.entry(at)
 
-    def place(self, at: int) -> Place:
-        """Where the ``at``-th client's state lies."""
-        return Place(self.paths[self.segments[at]], int(self.rows[at]), int(self.crcs[at]))
+    def entry(self, at: int) -> RowEntry:
+        """The entry of the ``at``-th client."""
+        return RowEntry(self.paths[self.segments[at]], int(self.rows[at]), int(self.crcs[at]))
 
 
 def prune(root: Path, keep_names: Iterable[str], session: str) -> list[Path]:
-    """Delete the segments that no kept checkpoint needs; called by rank 0 alone.
+    """Delete the segments of earlier sessions that no kept checkpoint names.
+
+    Only rank 0 calls it: other ranks may see an older content of the folder on a network disk.
 
     Args:
         root: the folder of the segments.
-        keep_names: what ``named`` says of every kept checkpoint.
-        session: the name of the running start; its files, complete or not, are not touched.
+        keep_names: what ``named`` returns for the kept checkpoints.
+        session: the name of this session; its files, complete or not, are not deleted.
 
     Returns:
-        What was deleted.
+        The files that were deleted.
     """
     keep = set(keep_names)
     deleted = []
@@ -210,18 +212,18 @@ def prune(root: Path, keep_names: Iterable[str], session: str) -> list[Path]:
 
 
 def file_name(rank: int) -> str:
-    """The name of a rank's part."""
+    """The name of a rank's row table."""
     return f"rows-{rank:04d}.npz"
 
 
 def files(folder: Path, ranks: int) -> list[str]:
-    """The names of all row tables that so many ranks wrote into a checkpoint's folder."""
+    """The names of the row tables of ``ranks`` ranks, relative to the checkpoint's folder."""
     names = [file_name(rank) for rank in range(ranks)]
     return names + [f"{SHARED}/{n}" for n in names] if (folder / SHARED).is_dir() else names
 
 
 def _check(path: Path, rows: Rows) -> None:
-    """Refuse a table that points outside its own segments."""
+    """Refuse a table that names segments or rows that cannot be."""
     arrays = rows[:-1]
     same = {(array.dtype, array.shape) for array in arrays} == {
         (np.dtype(np.int64), (rows.clients.size,))

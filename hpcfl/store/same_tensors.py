@@ -1,4 +1,4 @@
-"""Recognise a state that consists of the same tensors as another."""
+"""Recognize a state that consists of the same tensor objects as another."""
 
 import weakref
 from collections.abc import Sequence
@@ -7,13 +7,17 @@ from torch import Tensor
 
 
 class SameTensors:
-    """Recognises a state by its very tensors, without keeping them."""
+    """Remembers the tensor objects of a state by weak references, without keeping them alive.
+
+    The clients of a round often keep the model that they all received.  Comparing objects finds
+    that at once; comparing values would read every state.
+    """
 
     def __init__(self, state: Sequence[Tensor]) -> None:
         self._tensors = [weakref.ref(tensor) for tensor in state]
 
-    def of(self, state: Sequence[Tensor]) -> bool:
-        """Whether ``state`` is the one."""
+    def match(self, state: Sequence[Tensor]) -> bool:
+        """Whether ``state`` consists of the remembered tensors."""
         return len(state) == len(self._tensors) and all(
-            mark() is tensor for mark, tensor in zip(self._tensors, state, strict=True)
+            reference() is tensor for reference, tensor in zip(self._tensors, state, strict=True)
         )

@@ -1,4 +1,4 @@
-"""The schema of a client state: its fields, their shapes and dtypes."""
+"""The schema of a client state: its fields with their shapes and dtypes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ class Field(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     shared: bool = False
-    """Whether all clients of a round keep one and the same tensor, the model that they received."""
+    """Whether all clients of a round keep the same tensor: the model that they received."""
 
     @property
     def bytes(self) -> int:
@@ -22,10 +22,10 @@ class Field(NamedTuple):
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def check(self, tensor: Tensor) -> None:
-        """Compare a tensor's dtype and shape.
+        """Check a tensor's dtype and shape.
 
         Raises:
-            ValueError: they are others.
+            ValueError: they differ from the field's.
         """
         if tensor.dtype != self.dtype or tensor.shape != self.shape:
             raise ValueError(
@@ -35,7 +35,7 @@ class Field(NamedTuple):
 
 
 class StateSchema(NamedTuple):
-    """The shape of a state: its type and its fields, found by the dry round."""
+    """The type and the fields of a state, which the dry round finds (``hpcfl.engine.schema``)."""
 
     type: Callable[..., Any]
     fields: tuple[Field, ...]
@@ -47,16 +47,16 @@ class StateSchema(NamedTuple):
 
     @property
     def own(self) -> "StateSchema":
-        """The part of a state that is its client's alone."""
+        """The schema of the fields that are the client's own."""
         return StateSchema(part, tuple(f for f in self.fields if not f.shared))
 
     @property
     def shared(self) -> "StateSchema":
-        """The part of a state that the clients of a round have in common."""
+        """The schema of the fields that the clients of a round share."""
         return StateSchema(part, tuple(f for f in self.fields if f.shared))
 
     def narrowed(self, dtype: torch.dtype) -> "StateSchema":
-        """With every field of wider floating-point numbers in ``dtype``."""
+        """This schema, with fields of wider floating-point numbers changed to ``dtype``."""
         fields = (
             f._replace(dtype=dtype)
             if f.dtype.is_floating_point and f.dtype.itemsize > dtype.itemsize
@@ -66,18 +66,18 @@ class StateSchema(NamedTuple):
         return StateSchema(self.type, tuple(fields))
 
     def split(self, state: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The own and the shared part of a state."""
+        """Split a state into its own part and its shared part."""
         pairs = list(zip(self.fields, state, strict=True))
         return part(*(t for f, t in pairs if not f.shared)), part(
             *(t for f, t in pairs if f.shared)
         )
 
     def join(self, own: Any, shared: Any) -> Any:
-        """The state of two parts, as ``split`` makes them."""
+        """Join the two parts that ``split`` returns."""
         left, right = iter(own), iter(shared)
         return self.type(*(next(right if f.shared else left) for f in self.fields))
 
 
 def part(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The type of a part of a state: takes its tensors one by one, as a state's type does."""
+    """The type of a part of a state: called with its tensors, as the type of a state is."""
     return tensors

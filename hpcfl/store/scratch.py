@@ -1,6 +1,7 @@
-"""The store on a node's own disk; a commit copies changed states to the run directory.
+"""The store on a disk of the node; a snapshot copies changed states to the run directory.
 
-Rounds read and write the node's disk alone.  What a resume finds is in the run directory.
+Rounds save states on the node's disk, which may be lost with the node.  A resume reads the run
+directory alone.
 """
 
 import shutil
@@ -13,150 +14,100 @@ from typing import Any
 from zlib import crc32
 
 from hpcfl.io.atomic import write_errors
-from hpcfl.store.hdf5 import Hdf5Store, Snapshot
+from hpcfl.store.base import ClientStore
+from hpcfl.store.hdf5 import Hdf5Store, PinnedState
 from hpcfl.store.row_table import Table
 
 
-class ScratchStore:
+class ScratchStore(ClientStore):
     """A store on the node's disk in front of one in the run directory.
 
     Args:
-        near: on the node's disk.
-        far: in the run directory.
-        folder: of near's files, removed when the store is closed.
+        scratch: the store on the node's disk.
+        permanent: the store in the run directory.
+        folder: of the scratch store's files, removed when the store is closed.
     """
 
-    def __init__(self, near: Hdf5Store, far: Hdf5Store, folder: Path) -> None:
-        self._near, self._far, self._folder = near, far, folder
-        self._here: set[int] = set()  # clients whose newest state is near
-        self._changed: set[int] = set()  # since the last commit
+    def __init__(self, scratch: Hdf5Store, permanent: Hdf5Store, folder: Path) -> None:
+        self._scratch, self._permanent, self._folder = scratch, permanent, folder
+        self._on_scratch: set[int] = set()  # clients whose newest state is there
+        self._changed: set[int] = set()  # since the last snapshot
         self._copier = ThreadPoolExecutor(1, "store-copy")
-        self._far_turn = Lock()  # of the rounds and the copier
+        # The rounds and the copier both use the permanent store, which is not thread-safe.
+        self._permanent_lock = Lock()
         self._closed = False
 
     @property
     def low_on_rows(self) -> bool:
-        """Whether rows run out soon: the pending checkpoint must be committed, which frees some."""
-        return self._near.low_on_rows
+        return self._scratch.low_on_rows
 
-    def ensure_rows(self, rows: Sequence[int]) -> None:
-        """Have so many rows on both disks, before they are needed.
-
-        Raises:
-            DiskError: a disk is too small for them.
-        """
-        self._near.ensure_rows(rows)
-        self._far.ensure_rows(rows)
-
-    def ensure_free_rows(self, rows: Sequence[int]) -> None:
-        """Have so many free rows on both disks.
-
-        Raises:
-            DiskError: a disk is too small for them.
-        """
-        self._near.ensure_free_rows(rows)
-        with self._far_turn:
-            self._far.ensure_free_rows(rows)
+    def ensure_rows(self, rows: Sequence[int], *, free: bool = False) -> None:
+        self._scratch.ensure_rows(rows, free=free)
+        with self._permanent_lock:
+            self._permanent.ensure_rows(rows, free=free)
 
     def prefetch(self, clients: Sequence[int]) -> None:
-        """These clients are read next: their states are fetched meanwhile."""
-        self._near.prefetch([client for client in clients if client in self._here])
-        with self._far_turn:
-            self._far.prefetch([client for client in clients if client not in self._here])
+        self._scratch.prefetch([client for client in clients if client in self._on_scratch])
+        with self._permanent_lock:
+            self._permanent.prefetch([c for c in clients if c not in self._on_scratch])
 
-    def read(self, client: int) -> Any | None:
-        """The state that was written last for the client, or None if it never had one.
+    def load(self, client: int) -> Any | None:
+        if client in self._on_scratch:
+            return self._scratch.load(client)
+        with self._permanent_lock:
+            return self._permanent.load(client)
 
-        Raises:
-            StoreError: its row cannot be read or its checksum is wrong.
-        """
-        if client in self._here:
-            return self._near.read(client)
-        with self._far_turn:
-            return self._far.read(client)
-
-    def write(self, client: int, state: Any) -> None:
-        """Take over the client's new state; the caller does not change the tensors afterwards.
-
-        Raises:
-            StoreError: an earlier state could not be written.
-        """
-        self._near.write(client, state)
-        self._here.add(client)
+    def save(self, client: int, state: Any) -> None:
+        self._scratch.save(client, state)
+        self._on_scratch.add(client)
         self._changed.add(client)
 
-    def commit(self, folder: Path) -> "list[Future[None]]":
-        """Begin to copy the changed states of now and to write ``folder/rows-RANK.npz``.
-
-        The future raises StoreError if a disk is full or fails.
-        """
-        frozen = self._near.snapshot(sorted(self._changed))
+    def snapshot(self, folder: Path) -> "list[Future[None]]":
+        pinned = self._scratch.pin(sorted(self._changed))
         self._changed.clear()
-        return [self._copier.submit(self._copy, frozen, folder)]
+        return [self._copier.submit(self._copy, pinned, folder)]
 
     def retain(self, folders: Iterable[Path]) -> None:
-        """These committed checkpoints are kept; rows that only others name may be reused.
-
-        Raises:
-            StoreError: a row table is missing or damaged.
-        """
-        self._near.retain([])
-        with self._far_turn:
-            self._far.retain(folders)
+        # No checkpoint names rows of the scratch store: they were pinned for the copier alone.
+        self._scratch.retain([])
+        with self._permanent_lock:
+            self._permanent.retain(folders)
 
     def require_in_place(self) -> None:
-        """Refuse to commit where a file of the run directory was deleted or replaced.
+        with self._permanent_lock:
+            self._permanent.require_in_place()
 
-        Raises:
-            LostFileError: one was.
-        """
-        with self._far_turn:
-            self._far.require_in_place()
-
-    def restore(self, table: Table) -> None:
-        """Go on with the segments of a checkpoint that the same ranks with the same clients made.
-
-        Raises:
-            StoreError: a segment is missing, damaged or in use, or the clients are not the same.
-        """
-        self._far.restore(table)
-
-    def restore_from_other_ranks(self, table: Table) -> None:
-        """Copy the states of this rank's clients from wherever a checkpoint has them.
-
-        Raises:
-            StoreError: a state is missing or damaged.
-            DiskError: the disk is full or fails.
-        """
-        self._far.restore_from_other_ranks(table)
+    def restore(self, table: Table, ranks: int, rows: Sequence[int]) -> None:
+        self._scratch.ensure_rows(rows)
+        self._permanent.restore(table, ranks, rows)
 
     def close(self) -> None:
-        """Release the files, and remove those on the node's disk."""
         self._closed = True
         self._copier.shutdown(cancel_futures=True)
-        self._near.close()
-        self._far.close()
-        shutil.rmtree(self._folder, ignore_errors=True)  # what is left goes with the next session
-        with suppress(OSError):  # another rank's is there
+        self._scratch.close()
+        self._permanent.close()
+        # The next session removes what cannot be removed now (see ``folder_of_session``).
+        shutil.rmtree(self._folder, ignore_errors=True)
+        with suppress(OSError):  # not empty: another rank's folder is there
             for empty in list(self._folder.parents)[:3]:  # the rank's, the session's, the run's
                 empty.rmdir()
 
-    def _copy(self, frozen: Iterable[Snapshot], folder: Path) -> None:
-        for clients, fetch in frozen:
+    def _copy(self, pinned: Iterable[PinnedState], folder: Path) -> None:
+        for clients, fetch in pinned:
             if self._closed:
                 return
             state = fetch()
-            with self._far_turn:
-                for client in clients:  # one after the other, so that they share a row
-                    self._far.write(client, state)
-        with self._far_turn:
-            written = self._far.commit(folder)
-        for part in written:
-            part.result()
+            with self._permanent_lock:
+                for client in clients:  # consecutively, so that they share a row
+                    self._permanent.save(client, state)
+        with self._permanent_lock:
+            written = self._permanent.snapshot(folder)
+        for future in written:
+            future.result()
 
 
 def folder_of_session(disk: Path, run: Path, rank: int, session: str) -> Path:
-    """A rank's folder on the node's disk, made; those of earlier sessions of the run are removed.
+    """Make a rank's folder on the node's disk, and remove those of earlier sessions of the run.
 
     Args:
         disk: the folder that the job names.
@@ -165,14 +116,16 @@ def folder_of_session(disk: Path, run: Path, rank: int, session: str) -> Path:
         session: a short name that no earlier start of the run had.
 
     Raises:
-        StoreError: it cannot be made.
+        DiskError: the disk is full or fails.
+        StoreError: it cannot be made for another reason.
     """
-    place = str(run.absolute())
-    root = disk / f"hpcfl-{run.name}-{crc32(place.encode()):08x}"
+    # Runs of one name in different places may use the same node's disk.
+    path = str(run.absolute())
+    root = disk / f"hpcfl-{run.name}-{crc32(path.encode()):08x}"
     folder = root / session / f"{rank:04d}"
     with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for other in root.iterdir():
-            if other.name != session:  # another rank may be removing it too
+            if other.name != session:  # another rank may be removing it, too
                 shutil.rmtree(other, ignore_errors=True)
     return folder

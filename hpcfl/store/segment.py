@@ -1,9 +1,9 @@
-"""A segment: one file of R client states, whose rows are read and written in place.
+"""A segment: one HDF5 file of R client states, whose rows are read and written in place.
 
-Rows go by pread and pwrite to the raw storage of the contiguous datasets, beside HDF5, not
-through it: a row's place is exact (offset + row * stride), a write can touch no metadata, an I/O
-error is a plain OSError (inside HDF5 it can crash the interpreter), and both calls release the
-interpreter lock.  The file stays a valid HDF5 file for any reader.
+Rows are read by ``preadv`` and written by ``pwrite`` at their offset in the file, without HDF5.
+So a write cannot touch metadata, which a kill could leave damaged; an I/O error is an OSError,
+where HDF5 can crash the interpreter; and other Python threads run meanwhile.  The file stays a
+valid HDF5 file for any reader.
 """
 
 import fcntl
@@ -28,8 +28,8 @@ from hpcfl.store.schema import StateSchema
 NAME = re.compile(rf"(?P<session>[0-9A-Za-z]+)-r\d{{4,}}-s\d{{4,}}\.h5({re.escape(PART)})?")
 
 
-def name(session: str, rank: int, index: int) -> str:
-    """The file name of the ``index``-th segment that ``rank`` makes in ``session``."""
+def file_name(session: str, rank: int, index: int) -> str:
+    """The name of the ``index``-th segment file that ``rank`` makes in ``session``."""
     return f"{session}-r{rank:04d}-s{index:04d}.h5"
 
 
@@ -50,20 +50,20 @@ class Segment:
     """An open segment file; use ``create`` or ``open``."""
 
     def __init__(
-        self, path: Path, schema: StateSchema, place: segment_file.Layout, fd: int
+        self, path: Path, schema: StateSchema, layout: segment_file.Layout, fd: int
     ) -> None:
-        self.path, self.rows = path, place.rows
-        self.crcs = np.zeros(place.rows, np.uint32)
-        """The checksums of the rows, as far as they are known; who writes one sets it."""
-        self._schema, self._offsets, self._fd = schema, place.offsets, fd
+        self.path, self.rows = path, layout.rows
+        self.crcs = np.zeros(layout.rows, np.uint32)
+        """The checksums of the rows; the caller sets that of a row after writing it."""
+        self._schema, self._offsets, self._fd = schema, layout.offsets, fd
         self._size = os.fstat(fd).st_size
 
     @classmethod
     def create(cls, path: Path, schema: StateSchema, rows: int) -> "Segment":
-        """Make a new, complete file of ``rows`` rows of undefined content; open it for writing.
+        """Make a file of ``rows`` rows of undefined content, and open it for writing.
 
         Raises:
-            DiskError: the disk is too small.
+            DiskError: the disk is too small or fails.
             StoreError: the file exists.
         """
         segment_file.create(path, schema, rows)
@@ -74,9 +74,10 @@ class Segment:
         """Open a file that ``create`` made.
 
         Raises:
-            StoreError: it is missing, damaged, not of this schema, or another process writes it.
+            StoreError: it is missing, damaged, not of this schema, or another process has it open
+                for writing.
         """
-        place = segment_file.inspect(path, schema)
+        layout = segment_file.inspect(path, schema)
         try:
             fd = os.open(path, os.O_RDWR if mode == "r+" else os.O_RDONLY)
         except OSError as error:
@@ -84,10 +85,10 @@ class Segment:
             raise file_error(error, f"{message}; repair its permissions", StoreError) from error
         if mode == "r+":
             _lock(path, fd)
-        return cls(path, schema, place, fd)
+        return cls(path, schema, layout, fd)
 
     def read(self, row: int) -> tuple[Tensor, ...]:
-        """The tensors of a row, in new memory.
+        """Read a row into new tensors.
 
         Raises:
             StoreError: there is no such row.
@@ -98,7 +99,7 @@ class Segment:
         return tensors
 
     def fill(self, row: int, tensors: Iterable[Tensor]) -> None:
-        """Read a row into these tensors, which are contiguous and of the schema.
+        """Read a row into ``tensors``, which must be contiguous and of the schema.
 
         Raises:
             StoreError: there is no such row.
@@ -110,7 +111,7 @@ class Segment:
             self._read(row, view, start + row * len(view))
 
     def write(self, row: int, tensors: Iterable[Tensor]) -> None:
-        """Replace a row in place; durable only after ``flush``.
+        """Overwrite a row; it is on the disk for certain only after ``flush``.
 
         Raises:
             StoreError: there is no such row.
@@ -124,7 +125,7 @@ class Segment:
             self._write(row, view, start + row * len(view))
 
     def flush(self) -> None:
-        """Bring all written rows to the disk.
+        """Fsync the file: all rows that were written survive a loss of power.
 
         Raises:
             DiskError: the disk fails.
@@ -138,7 +139,7 @@ class Segment:
             ) from error
 
     def require_in_place(self) -> None:
-        """Compare the file with what its name leads to; its size never changes.
+        """Refuse to commit a checkpoint where the path no longer leads to this file.
 
         Raises:
             LostFileError: it was deleted, replaced or cut.
@@ -152,8 +153,8 @@ class Segment:
     def _check(self, row: int) -> None:
         if not 0 <= row < self.rows:
             raise StoreError(
-                f"{self.path}: row {row} was asked for, found {self.rows} rows; the row table "
-                "is of another run: resume from an older checkpoint"
+                f"{self.path}: found {self.rows} rows, the row table names row {row}; it is of "
+                "another run: resume from an older checkpoint"
             )
 
     def _read(self, row: int, view: memoryview, offset: int) -> None:
@@ -169,7 +170,7 @@ class Segment:
 
     def _write(self, row: int, view: memoryview, offset: int) -> None:
         done = 0
-        while done < len(view):  # one call moves 2 GiB at most
+        while done < len(view):  # Linux moves at most 2 GiB in one call
             try:
                 done += os.pwrite(self._fd, view[done:], offset + done)
             except OSError as error:
@@ -191,12 +192,12 @@ def _view(tensor: Tensor) -> memoryview:
 
 
 def _lock(path: Path, fd: int) -> None:
-    """Refuse a file that another process has open for writing, where the disk knows locks."""
+    """Lock a file for writing; refuse it if another process has locked it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # Some parallel file systems have no flock; the lock guards against two runs in one
-        # directory and nothing else rests on it.
+        # Some parallel file systems have no flock.  The lock only keeps a second run out of the
+        # directory, by which states would be damaged; a single run is safe without it.
         if error.errno in NO_LOCKS:
             return
         os.close(fd)

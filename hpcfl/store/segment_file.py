@@ -1,7 +1,8 @@
-"""The HDF5 layout of a segment: one contiguous dataset [R, *shape] per field.
+"""Create and check the HDF5 file of a segment: one contiguous dataset [R, *shape] per field.
 
-HDF5 writes the file once, under a temporary name; after the rename nobody asks HDF5 to write to
-it again.  Its metadata (checksummed: format 1.8) never changes, so no kill can damage it.
+HDF5 writes the file once, under a temporary name, and never again after the rename: rows are
+written without HDF5 (``hpcfl.store.segment``).  The metadata, which format 1.8 checksums, never
+change, so a kill cannot damage them.
 """
 
 import os
@@ -19,12 +20,12 @@ from hpcfl.io.atomic import PART, remove_part, sync_folder
 from hpcfl.io.files import read_error
 from hpcfl.store.schema import Field, StateSchema
 
-# Texts have fixed length: they lie in the checksummed header.  HDF5 keeps others in a heap without
-# a checksum, and one flipped byte there makes it loop for ever.
+# A text attribute of fixed length is part of the checksummed header.  HDF5 stores texts of variable
+# length in a heap without a checksum, where one flipped byte makes it loop for ever.
 FORMAT = np.bytes_(b"hpcfl client states 1")
-METADATA = 2**20  # bytes, generous: HDF5 needs a few KiB per file
+METADATA = 2**20  # bytes, an upper bound: HDF5 needs a few KiB per file
 
-STORED = {  # numpy has no bfloat16: its bits are kept as uint16, the attribute "dtype" says so
+STORED = {  # numpy has no bfloat16: its bits are stored as uint16, with "bfloat16" as an attribute
     torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64),
     torch.int64: np.dtype(np.int64),
@@ -33,14 +34,14 @@ STORED = {  # numpy has no bfloat16: its bits are kept as uint16, the attribute 
 
 
 class Layout(NamedTuple):
-    """Where the raw storage of each field begins."""
+    """The number of rows, and where the dataset of each field begins in the file."""
 
     rows: int
     offsets: tuple[int, ...]  # bytes from the start of the file, one per field
 
 
 def create(path: Path, schema: StateSchema, rows: int) -> None:
-    """Make a complete segment file of ``rows`` rows: allocated, fsynced, then renamed in.
+    """Create a segment file of ``rows`` rows: allocate it, fsync it, then rename it into place.
 
     Raises:
         DiskError: the disk is too small, or fails.
@@ -50,28 +51,30 @@ def create(path: Path, schema: StateSchema, rows: int) -> None:
     if path.exists():
         raise StoreError(f"{path}: exists already, expected a new name; is another run using it?")
     need = rows * schema.bytes
-    # A full disk inside HDF5 ends in a segmentation fault, so it is met before.
+    # Checked before HDF5 writes: where the disk is full, HDF5 can end in a segmentation fault.
     free = shutil.disk_usage(path.parent).free
     if need + METADATA > free:
-        raise DiskError(_no_room(path, need + METADATA, free, "too little room"))
+        raise DiskError(_too_small(path, need + METADATA, free, "too little room"))
     part = path.with_name(path.name + PART)
     try:
         _write_datasets(part, schema, rows)
         with part.open("r+b") as file:
+            # Else the file is sparse, and a write of a row in a later round finds the disk full.
             os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
+            # Before the rename: after a loss of power a file of this name must be complete.
             os.fsync(file.fileno())
         part.rename(path)
         sync_folder(path.parent)
     except (OSError, RuntimeError) as error:  # h5py's close raises the latter on a full disk
         remove_part(part)
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
-        sound = isinstance(error, OSError) and error.errno and not is_disk_failure(error)
-        kind = StoreError if sound else DiskError
-        raise kind(_no_room(path, need, free, reason)) from error
+        disk_is_sound = isinstance(error, OSError) and error.errno and not is_disk_failure(error)
+        kind = StoreError if disk_is_sound else DiskError
+        raise kind(_too_small(path, need, free, reason)) from error
 
 
 def inspect(path: Path, schema: StateSchema) -> Layout:
-    """Check that a file is a whole segment of this schema and find its rows.
+    """Check that a file is a complete segment of this schema, and find its rows.
 
     Raises:
         StoreError: it is missing, truncated, damaged, or holds something else.
@@ -79,7 +82,7 @@ def inspect(path: Path, schema: StateSchema) -> Layout:
     _check_dtypes(path, schema)
     try:
         size = path.stat().st_size
-        # No lock: the file's metadata never changes, and a writer holds its own (see Segment).
+        # Without HDF5's lock: the metadata never change, and ``Segment`` has a lock of its own.
         with h5py.File(path, "r", locking=False) as file:
             return _layout(path, file, schema, size)
     except FileNotFoundError as error:
@@ -104,7 +107,7 @@ def _check_dtypes(path: Path, schema: StateSchema) -> None:
             )
 
 
-def _no_room(path: Path, need: int, free: int, reason: str) -> str:
+def _too_small(path: Path, need: int, free: int, reason: str) -> str:
     return (
         f"{path}: cannot allocate client states ({reason}): needs {decimal(need)}, "
         f"{decimal(free)} free; make room, then resume"
@@ -137,7 +140,11 @@ def _layout(path: Path, file: Any, schema: StateSchema, size: int) -> Layout:
 
 
 def _dataset(path: Path, file: Any, field: Field, size: int) -> Any:
-    """The dataset of ``field``, if its bytes are plain, of this file and all there."""
+    """The dataset of ``field``, if its bytes are stored plainly, completely and in this file.
+
+    A file may come from elsewhere: a link or an external dataset would read another file, and
+    the rows of a chunked or compressed one are not at their offsets.
+    """
     where = f"field {field.name!r}: "
     link = file.get(field.name, getlink=True)
     _expect(path, where + "link", type(link).__name__, "HardLink")
@@ -156,10 +163,10 @@ def _dataset(path: Path, file: Any, field: Field, size: int) -> Any:
     return dataset
 
 
-def _expect(path: Path, what: str, found: Any, expected: Any) -> None:
+def _expect(path: Path, name: str, found: Any, expected: Any) -> None:
     if found != expected:
         raise StoreError(
-            f"{path}: {what}: found {_plain(found)}, expected {_plain(expected)}; the file "
+            f"{path}: {name}: found {_plain(found)}, expected {_plain(expected)}; the file "
             "is of another run or damaged: resume from an older checkpoint"
         )
 

@@ -120,7 +120,7 @@ def test_auto_takes_the_faster_one_and_keeps_it(tmp_path, name):
     job = tree(tmp_path, softmax_problem(), {"name": name}, rounds=2, executor="auto")
     run = play(tmp_path, job)
     chosen = load(run.path / "job.yaml").job
-    (told,) = [line for line in RunDir(run.path).last_start["told"] if "executor" in line]
+    (told,) = [line for line in RunDir(run.path).last_start["notes"] if "executor" in line]
     alone, many = map(float, re.findall(r"([\d.e+-]+) ms", told))
     block = chosen.executor == "block"
     assert many <= alone if block else alone <= many
@@ -159,7 +159,7 @@ def test_what_cannot_be_done_at_once_is_told_or_done_alone(tmp_path):
         play(tmp_path, {**job, "executor": "block"})
     assert not list(tmp_path.glob("run*"))
     run = play(tmp_path, {**job, "executor": "auto"})
-    (told,) = [line for line in RunDir(run.path).last_start["told"] if "executor" in line]
+    (told,) = [line for line in RunDir(run.path).last_start["notes"] if "executor" in line]
     assert "executor: sequential (" in told
     assert "because executor: block cannot play" in told
 

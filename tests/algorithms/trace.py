@@ -78,7 +78,7 @@ class _Hooks:
 
     def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, torch.Tensor]) -> None:
         self._trace.servers.append(server)
-        self._trace.states.append([self._store.read(i) for i in self._clients])
+        self._trace.states.append([self._store.load(i) for i in self._clients])
         self._trace.gradients.append(self._gradient.answers)
         self._gradient.answers = []
 

@@ -51,7 +51,7 @@ def commit(tmp_path):
 
     def go(round, keep=2):
         for client in range(2):
-            store.write(client, State(torch.full((3,), float(10 * round + client)).double()))
+            store.save(client, State(torch.full((3,), float(10 * round + client)).double()))
         root = tmp_path / "checkpoints"
         contents = CheckpointContents(
             round=round,
@@ -139,7 +139,7 @@ def test_a_damaged_manifest_says_which(tmp_path, commit, damage):
     commit(1)
     path = tmp_path / "checkpoints" / "00000001" / "manifest.json"
     path.write_text(damage(path.read_text()))
-    with pytest.raises(StoreError, match=r"00000001/manifest.json: is not a manifest: .*older"):
+    with pytest.raises(StoreError, match=r"00000001/manifest.json: is damaged: .*older"):
         committed(tmp_path / "checkpoints")
 
 

@@ -248,10 +248,10 @@ def test_status_of_a_run_at_work(run, hpcfl):
 
 def test_status_says_where_the_ranks_of_a_live_run_are(run, hpcfl, refused):
     """As far as the last of them is; who was not heard of lately is named; the dead say nothing."""
-    pulses = RankProgress(3, "training", 9, waits=True), RankProgress(3, "checkpointing", 8)
+    progresses = RankProgress(3, "training", 9, waits=True), RankProgress(3, "checkpointing", 8)
     folder = run / "ranks" / "0123abcd"
     folder.mkdir()
-    for rank, pulse in enumerate(pulses):
+    for rank, pulse in enumerate(progresses):
         Heartbeats(run / "ranks", folder.name, rank).open(pulse)
     path = folder / "0001.json"
     with (run / "lock").open() as lock:

@@ -75,7 +75,7 @@ def spread(
     kind=Exact,
     unweighted=frozenset(),
     uncounted=frozenset(),
-    flags=None,
+    local_values=None,
 ):
     """The outcome on every rank when rank ``owners[i]`` holds client i."""
     dtype = uploads[0].delta.dtype
@@ -89,7 +89,7 @@ def spread(
             [weights[i] for i in mine],
             sum(weights),
             len(uploads),
-            np.zeros(0) if flags is None else flags[comm.rank],
+            np.zeros(0) if local_values is None else local_values[comm.rank],
             round=4,
         )
 
@@ -210,10 +210,10 @@ def test_a_non_finite_upload_names_the_lowest_client_and_its_rank_everywhere(kin
 
 
 @pytest.mark.parametrize("kind", [Exact, Fast])
-def test_flags_ride_in_the_maximum(kind):
+def test_local_values_share_the_maximum(kind):
     uploads = make([[1.0, 2.0, 3.0, 4.0]] * 2, torch.float32)
-    flags = [np.array([0.0, 5.0]), np.array([1.0, 2.0])]
-    outcomes = spread(uploads, [1.0, 1.0], [1, 1], 2, kind=kind, flags=flags)
+    values = [np.array([0.0, 5.0]), np.array([1.0, 2.0])]
+    outcomes = spread(uploads, [1.0, 1.0], [1, 1], 2, kind=kind, local_values=values)
     assert [agreed.tolist() for *_, agreed in outcomes] == [[1.0, 5.0]] * 2
 
 

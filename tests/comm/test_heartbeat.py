@@ -20,14 +20,14 @@ def files(tmp_path):
 
 
 def test_a_heartbeat_says_where_the_rank_is(files):
-    pulse = RankProgress(12, "training", calls=7, waits=True)
-    files.open(pulse)
+    progress = RankProgress(12, "training", calls=7, waits=True)
+    files.open(progress)
     first = read(files.folder / "0003.json")
     assert (first.rank, first.pid, first.beat) == (3, os.getpid(), 0)
     assert (first.round, first.phase, first.calls, first.waits) == (12, "training", 7, True)
     assert first.where == "in round 12, training"
-    pulse.round, pulse.phase, pulse.waits = 13, "evaluating", False
-    files.beat(pulse)
+    progress.round, progress.phase, progress.waits = 13, "evaluating", False
+    files.beat(progress)
     second = read(files.folder / "0003.json")
     assert (second.beat, second.round, second.phase, second.waits) == (1, 13, "evaluating", False)
     assert second.time >= first.time
@@ -125,7 +125,7 @@ def test_one_rank_tells(files):
     assert other.claim_report("rank 2 is gone")
     assert not files.claim_report("rank 2 is gone, I say")
     assert files.has_report()
-    assert (files.folder / "told").read_text() == "rank 2 is gone\n"
+    assert (files.folder / "report").read_text() == "rank 2 is gone\n"
 
 
 def test_a_rank_that_cannot_leave_word_tells_all_the_same(tmp_path):

@@ -127,7 +127,7 @@ def test_an_mpi_that_cannot_be_loaded_is_an_error(backend):
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     (line,) = done.stdout.splitlines()
     assert "mpi4py finds no MPI (" in line
-    assert line.endswith("; load the site's MPI module, pip install mpich, or say gloo")
+    assert line.endswith("; load the site's MPI module, pip install mpich, or use gloo")
 
 
 def test_nccl_is_refused_on_a_cpu_and_mpi_on_a_gpu():
@@ -139,7 +139,7 @@ def test_nccl_is_refused_on_a_cpu_and_mpi_on_a_gpu():
 
 def test_nccl_is_refused_where_torch_has_none(monkeypatch):
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: False)
-    with pytest.raises(JobError, match="this torch was built without NCCL; say gloo"):
+    with pytest.raises(JobError, match="this torch was built without NCCL; use gloo"):
         connect("nccl", "cuda", 1.0)
 
 

@@ -26,7 +26,7 @@ def test_on_one_host_only_the_loopback_address_is_open():
     """127.0.0.2 is another address of this host: a socket on all interfaces answers there."""
     with socket.create_server(("", 0)) as everywhere:
         assert reaches("127.0.0.2", everywhere.getsockname()[1])
-    with listen("127.0.0.1", 0, alone=True) as server:
+    with listen("127.0.0.1", 0, one_host=True) as server:
         port = server.getsockname()[1]
         assert reaches("127.0.0.1", port)
         assert not reaches("127.0.0.2", port)
@@ -35,7 +35,7 @@ def test_on_one_host_only_the_loopback_address_is_open():
 def test_the_store_of_a_job_is_open_there_only():
     """TCPStore by itself would listen on all interfaces."""
     met = meet(Launch(0, 1, 0, "none"), "gloo", 60.0)
-    assert met.alone
+    assert met.one_host
     assert reaches("127.0.0.1", met.store.port)
     assert not reaches("127.0.0.2", met.store.port)
 
@@ -45,7 +45,7 @@ def test_across_hosts_it_is_the_address_that_the_others_know(monkeypatch):
     known = [(socket.AF_INET6, 1, 6, "", ("::1", 0, 0, 0)), (socket.AF_INET, 1, 6, "", FAR)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: known)
     monkeypatch.setattr("hpcfl.comm.rendezvous.ip_address", lambda text: Public)
-    with warnings.catch_warnings(), listen("node0", 0, alone=False) as server:
+    with warnings.catch_warnings(), listen("node0", 0, one_host=False) as server:
         warnings.simplefilter("error")
         assert server.getsockname()[0] == FAR[0]
         assert not reaches("127.0.0.1", server.getsockname()[1])
@@ -62,7 +62,7 @@ def test_a_name_that_only_this_host_knows_is_said():
     """As Debian's 127.0.1.1 for a host's own name: other hosts know another address."""
     with (
         pytest.warns(UserWarning, match="localhost is 127.0.0.1 on the host itself, so rank 0"),
-        listen("localhost", 0, alone=False) as server,
+        listen("localhost", 0, one_host=False) as server,
     ):
         assert reaches("127.0.0.2", server.getsockname()[1])
 
@@ -88,7 +88,7 @@ def test_whether_all_ranks_are_on_one_host(launch, environ, expected):
 def test_the_store_of_torchrun_itself_is_joined_and_not_made(monkeypatch):
     """Every rank, 0 too, is a client of the launcher's; each run of a process waits for all."""
     agent = meet(Launch(0, 1, 0, "none"), "gloo", 60.0).store
-    monkeypatch.setattr(rendezvous, "_MEETINGS", count())
+    monkeypatch.setattr(rendezvous, "_RENDEZVOUS", count())
     agent.set("from", "torchrun")
     agent.set("hpcfl/0/here/0/1", "")  # the other rank, in the first run
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")

@@ -28,9 +28,9 @@ def beat(rank, *, at=NOW, number=5, round=12, phase="training", calls=40, waits=
 
 def asked(before, now, size=4, calls=40):
     """What rank 0, which waits in its 40th collective, says."""
-    pulse = RankProgress(12, "training", calls=calls, waits=True)
+    progress = RankProgress(12, "training", calls=calls, waits=True)
     by_rank = [{found.rank: found for found in look} for look in (before, now)]
-    return Wait(pulse, 0, size, *by_rank).blame(Path("RUN/ranks"))
+    return Wait(progress, 0, size, *by_rank).explain(Path("RUN/ranks"))
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ if sys.argv[2] == "before":
 dog.watch_files(files)
 dog.progress.round, dog.progress.phase = 4, "training"
 print("waits", flush=True)
-if sys.argv[2] == "told":
+if sys.argv[2] == "report":
     files.claim_report("another rank's words")
 else:
     dog.progress.calls, dog.progress.waits = 1, True
@@ -124,7 +124,7 @@ def test_a_rank_that_waits_too_long_says_so_and_ends(tmp_path):
         "(host "
     )
     assert "in round 4, training; resume from the last checkpoint" in line
-    assert (tmp_path / "ranks" / "session" / "told").read_text() == line + "\n"
+    assert (tmp_path / "ranks" / "session" / "report").read_text() == line + "\n"
 
 
 def test_nobody_waits_too_long_before_there_are_heartbeats(tmp_path):
@@ -135,19 +135,19 @@ def test_nobody_waits_too_long_before_there_are_heartbeats(tmp_path):
 
 def test_before_the_first_round_a_rank_at_work_is_waited_for():
     """It reads a store; not so one that is silent, that waits too, or in the rounds."""
-    pulse, others = RankProgress(0, "starting", 3, waits=True), {2: beat(2)}
+    progress, others = RankProgress(0, "starting", 3, waits=True), {2: beat(2)}
     at_work = beat(1, round=0, calls=2, waits=False)
     before, now = {1: beat(1, number=4), 2: beat(2, number=4)}, {1: at_work, **others}
-    assert Wait(pulse, 0, 3, before, now).is_for_work()
-    assert not Wait(pulse, 0, 3, {**before, 1: at_work}, now).is_for_work()
-    assert not Wait(pulse, 0, 3, before, {1: at_work}).is_for_work()
-    assert not Wait(pulse, 0, 3, before, {1: beat(1), **others}).is_for_work()
+    assert Wait(progress, 0, 3, before, now).is_for_preparation()
+    assert not Wait(progress, 0, 3, {**before, 1: at_work}, now).is_for_preparation()
+    assert not Wait(progress, 0, 3, before, {1: at_work}).is_for_preparation()
+    assert not Wait(progress, 0, 3, before, {1: beat(1), **others}).is_for_preparation()
     training = RankProgress(1, "training", 3, waits=True)
-    assert not Wait(training, 0, 3, before, now).is_for_work()
+    assert not Wait(training, 0, 3, before, now).is_for_preparation()
 
 
 def test_a_rank_ends_in_silence_when_another_has_spoken(tmp_path):
-    done = alone(tmp_path / "ranks", "told")
+    done = alone(tmp_path / "ranks", "report")
     assert (done.returncode, done.stdout, done.stderr) == (1, "waits\n", "")
 
 
@@ -156,8 +156,8 @@ def test_heartbeats_that_cannot_be_written_are_missed_once(tmp_path, capfd, monk
     files.begin()
     tries, thrice = [], Event()
 
-    def fail(pulse):
-        tries.append(pulse)
+    def fail(progress):
+        tries.append(progress)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "beat", fail)
@@ -195,15 +195,15 @@ def lost():
 
 
 def test_a_lost_group_is_an_error_of_the_first_that_sees_it(lost, tmp_path):
-    lost.beat(tmp_path, "session")
+    lost.start_heartbeats(tmp_path, "session")
     with pytest.raises(RankError, match="connection closed"):
         lost.barrier()
-    assert (tmp_path / "session" / "told").read_text() == "gloo: connection closed\n"
+    assert (tmp_path / "session" / "report").read_text() == "gloo: connection closed\n"
     assert not lost.progress.waits
 
 
 def test_the_others_say_nothing(lost, tmp_path):
-    lost.beat(tmp_path, "session")
+    lost.start_heartbeats(tmp_path, "session")
     Heartbeats(tmp_path, "session", 1).claim_report("rank 1's words")
     with pytest.raises(SystemExit):
         lost.barrier()
@@ -224,7 +224,7 @@ def test_a_watched_group_is_the_group(tmp_path):
     comm.barrier()
     assert comm.progress.calls - before == 3
     assert not comm.progress.waits
-    comm.beat(tmp_path / "ranks", "session")
+    comm.start_heartbeats(tmp_path / "ranks", "session")
     assert read(tmp_path / "ranks" / "session" / "0000.json").phase == "starting"
     comm.close()
     assert list((tmp_path / "ranks").iterdir()) == []

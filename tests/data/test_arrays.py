@@ -56,7 +56,7 @@ def test_clients_own_their_rows(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": X}, "no array 'y'; found x"),
+        ({"x": X}, "found x, expected an array 'y'"),
         ({"x": X, "y": Y[:4]}, r"x has 6 rows but y has shape \(4,\)"),
         ({"x": X, "y": X}, r"y has shape \(6, 2\)"),
         ({"x": X[:0], "y": Y[:0]}, "x has no example"),
@@ -142,7 +142,7 @@ def test_broken_files(tmp_path):
         assert "\n" not in str(caught.value)
     with path.open("wb") as file:
         np.save(file, X)
-    with pytest.raises(DataError, match="a single array, expected an"):
+    with pytest.raises(DataError, match="found a single array, expected an"):
         Arrays(path=str(path)).load(0)
 
 

@@ -208,9 +208,9 @@ def test_a_missing_file_or_key(tmp_path):
     with pytest.raises(DataError, match="there is no such file"):
         split(File(path=str(tmp_path / "none.npy")), None, [0])
     np.savez(tmp_path / "two.npz", a=[0], b=[0])
-    with pytest.raises(DataError, match="say which array by key; found a, b"):
+    with pytest.raises(DataError, match="name the array by key; found a, b"):
         split(File(path=str(tmp_path / "two.npz")), None, [0])
-    with pytest.raises(DataError, match="no array 'c'; found a, b"):
+    with pytest.raises(DataError, match="found a, b, expected an array 'c'"):
         split(File(path=str(tmp_path / "two.npz"), key="c"), None, [0])
 
 

@@ -314,7 +314,7 @@ def test_states_that_were_read_are_let_go_before_the_new_ones_come(tmp_path, mon
             shelves.append(self)
 
     monkeypatch.setattr("hpcfl.store.memory.StateArena", Noted)
-    monkeypatch.setattr("hpcfl.store.arena.BLOCK", 1)  # a block a state
+    monkeypatch.setattr("hpcfl.store.arena.BLOCK_BYTES", 1)  # a block a state
     cohort, store = {"kind": "replay", "rounds": [[0, 1, 2, 3, 4]] * 3}, {"kind": "memory"}
     play(tmp_path, job(tmp_path, cohort=cohort, rounds=3, store=store, executor=executor))
     (shelf,) = shelves

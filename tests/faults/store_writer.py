@@ -58,32 +58,32 @@ def committed(folder: Path) -> list[int]:
     return sorted(int(path.parent.name) for path in folder.glob("*/manifest.json"))
 
 
-def write(folder: Path, life: str, tell: Callable[[int], None]) -> None:
+def write(folder: Path, session: str, tell: Callable[[int], None]) -> None:
     """Go on from the last checkpoint, commit after every round and keep two checkpoints."""
     root = folder / "stores"
     root.mkdir(exist_ok=True)
     done = committed(folder)
     (root / SHARED).mkdir(exist_ok=True)
     own, shared = (
-        Hdf5Store(folder, 0, life, range(CLIENTS), schema, states * footprint(schema))
+        Hdf5Store(folder, 0, session, range(CLIENTS), schema, states * footprint(schema))
         for folder, schema, states in ((root, SCHEMA.own, 5), (root / SHARED, SCHEMA.shared, 1))
     )
     store = SharedStore(SCHEMA, own, shared)
     if done:
-        store.restore(Table.load(folder / str(done[-1]), root))
+        store.restore(Table.load(folder / str(done[-1]), root), 1, [0, 0])
     for round in itertools.count(done[-1] + 1 if done else 0):
         kept = [folder / str(past) for past in committed(folder)[-KEEP:]]
         store.retain(kept)
-        row_table.prune(root, row_table.named(kept), life)
+        row_table.prune(root, row_table.named(kept), session)
         x = model(round)
         for client in range(CLIENTS):
             if (client + round) % 3:
                 state = expected(client, round)
                 assert state is not None
-                store.write(client, state._replace(anchor=x))
+                store.save(client, state._replace(anchor=x))
         place = folder / str(round)
         place.mkdir(exist_ok=True)
-        for written in store.commit(place):
+        for written in store.snapshot(place):
             written.result()
         with (place / "part").open("w") as file:
             os.fsync(file.fileno())
@@ -91,11 +91,11 @@ def write(folder: Path, life: str, tell: Callable[[int], None]) -> None:
         tell(round)
 
 
-def write_and_tell(folder: Path, life: str, pipe) -> None:
-    write(folder, life, pipe.send)
+def write_and_tell(folder: Path, session: str, pipe) -> None:
+    write(folder, session, pipe.send)
 
 
-def write_when_told(folder: Path, life: str, pipe) -> None:
+def write_when_told(folder: Path, session: str, pipe) -> None:
     ctypes.CDLL(None).prctl(ANY_TRACER, ctypes.c_ulong(-1))  # fails where any may trace anyway
     pipe.recv()
-    write(folder, life, lambda round: None)
+    write(folder, session, lambda round: None)

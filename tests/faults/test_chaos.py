@@ -166,7 +166,7 @@ def test_remembers_what_was_committed(finished, tmp_path):
     watch = Watch(SimpleNamespace(holds=lambda file: False), folder, Pace())
     assert watch.seen == Seen(0, None, newest)
     shutil.rmtree(folder.checkpoints / f"{newest:08d}")
-    folder.add_to_history({"life": "next", "round": committed(folder)})
+    folder.add_to_history({"session": "next", "round": committed(folder)})
     watch.settle()
     assert 0 < committed(folder) < newest
     assert watch.seen == Seen(0, committed(folder), newest)

@@ -39,7 +39,7 @@ def little_memory(monkeypatch):
 def test_zeros_that_unpack_to_more_than_there_is(tmp_path, little_memory):
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros(10**6), y=np.zeros(3))
     assert (tmp_path / "a.npz").stat().st_size < 10_000
-    with pytest.raises(DataError, match=r"takes 8\.0 MB of memory as it says, 1\.0 MB are free"):
+    with pytest.raises(DataError, match=r"declares 8\.0 MB of content, 1\.0 MB of memory are free"):
         read_arrays(tmp_path / "a.npz", ["x"])
     assert len(read_arrays(tmp_path / "a.npz", ["y"])["y"]) == 3
 
@@ -187,7 +187,7 @@ def test_a_pickle_that_copies_the_same_bytes_again_and_again(tmp_path, kind, lit
     path.write_bytes(pickle.dumps({"data": [COPIES[kind]() for _ in range(40)]}, 4))
     assert path.stat().st_size < 2 * len(BLOB)
     with pytest.raises(
-        DataError, match=r"batch: takes 1\.[01] MB of memory as it says, 1\.0 MB are"
+        DataError, match=r"batch: declares 1\.[01] MB of content, 1\.0 MB of memory are"
     ):
         unpickle(path)
 
@@ -324,7 +324,7 @@ def test_a_manifest_that_points_elsewhere(tmp_path, change):
         checksum.add_to_json('{"a": ' + "[" * 100_000 + "}"),
     ):
         path.write_bytes(content)
-        with pytest.raises(StoreError, match="is not a manifest"):
+        with pytest.raises(StoreError, match="is damaged"):
             manifest.read(path.parent)
 
 

@@ -19,7 +19,7 @@ REFUSED = {
     "file": (
         lambda needed: refuse_large_file(Path("a.npz"), needed),
         DataError,
-        r"^a\.npz: takes 2\.1 MB of memory as it says, 2\.0 MB are free; it is damaged, or",
+        r"^a\.npz: declares 2\.1 MB of content, 2\.0 MB of memory are free; it is damaged, or",
     ),
 }
 

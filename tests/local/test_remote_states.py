@@ -76,11 +76,11 @@ class Store:
         assert set(clients) <= self.own
         self.expected = list(clients)
 
-    def read(self, client):
+    def load(self, client):
         assert client in self.own
         return self.states.get(client)
 
-    def write(self, client, state):
+    def save(self, client, state):
         assert client in self.own
         self.states[client] = state
         self.staged.append((client, state))

@@ -167,7 +167,7 @@ def test_a_segment_of_one_rank_is_deleted(tmp_path):
     assert code == 1, err
     (told,) = [line for line in err.splitlines() if "Error" in line]
     assert told.startswith(f"LostFileError: {segment}: was deleted while the run was alive")
-    start = [entry for entry in RunDir(run).history_entries() if "life" in entry][-1]
+    start = [entry for entry in RunDir(run).history_entries() if "session" in entry][-1]
     assert start["outcome"]["message"] == told  # of rank 1, written by rank 0
     assert "Traceback" not in err
     assert committed(run / "checkpoints")[-1].round in (4, 8)  # as far as the disk was by then

@@ -55,7 +55,7 @@ def test_a_stopped_rank_ends_the_run_and_is_named(whole, tmp_path):
     assert f": rank {victim} (host " in line
     assert f", pid {pids[victim]}) was last heard of " in line
     assert line.endswith("; resume from the last checkpoint")
-    assert [path.read_text() for path in run.glob("ranks/*/told")] == [line + "\n"]
+    assert [path.read_text() for path in run.glob("ranks/*/report")] == [line + "\n"]
     done = finish(1, "resume", run)
     assert done.returncode == 0, done.stderr
     assert outcome(run) == whole

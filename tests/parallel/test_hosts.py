@@ -75,7 +75,7 @@ def test_a_cut_cable_ends_the_run_with_one_line(whole, hosts, tmp_path, backend)
         gone(hosts, number, f"{sys.executable} -m hpcfl", PATIENCE_S)
     process.kill()  # MPICH's mpirun waits for what it started behind the cut
     told = [line for line in process.communicate()[1].splitlines() if "RankError" in line]
-    (written,) = [path.read_text() for path in run.glob("ranks/*/told")]
+    (written,) = [path.read_text() for path in run.glob("ranks/*/report")]
     assert f"waited {TIMEOUT_S:g} s for the other ranks, in round" in written
     assert "all of them are alive and wait too: is the network between them (" in written
     assert told in ([], [written.rstrip()])  # the line of the host behind the cut is not seen

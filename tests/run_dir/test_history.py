@@ -94,8 +94,25 @@ def test_a_run_that_was_killed(job, tmp_path, hpcfl, monkeypatch):
         "without a message: it was killed, its node was lost, or another "
     )
     (session,) = (run / "ranks").iterdir()
-    (session / "told").write_text("rank 1 of 2 is gone\n")  # as the rank that notices it does
-    assert lines(hpcfl("status", run))["ended"] == "rank 1 of 2 is gone"
+    for name in ("told", "report"):  # the former by earlier versions
+        (session / name).write_text(f"{name}: rank 1 of 2 is gone\n")  # as the rank that notices
+        assert lines(hpcfl("status", run))["ended"] == f"{name}: rank 1 of 2 is gone"
+        (session / name).unlink()
+
+
+def test_a_history_of_an_earlier_version_is_read_and_continued(job, tmp_path, hpcfl):
+    """Its sessions are called lives, its notes are what was told."""
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    folder, names = RunDir(run), {"session": "life", "notes": "told"}
+    (entry,) = folder.history_entries()
+    folder.write_history([{names.get(key, key): value for key, value in entry.items()}])
+    assert b'"life"' in folder.history.read_bytes()
+    assert folder.last_start == entry
+    assert "last start" in lines(hpcfl("status", run))
+    assert hpcfl("resume", run, "rounds=5").code == 0
+    assert [start["round"] for start in folder.history_entries()] == [0, 4]
+    assert b'"life"' not in folder.history.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -141,15 +158,15 @@ def test_a_history_that_cannot_be_written_changes_no_exit_code(job, tmp_path, hp
 
 def test_a_copy_has_not_ended_yet():
     """What it has of the history is of the run that it was copied from."""
-    start = {"life": "a", "round": 0, "outcome": Outcome("stopped", 3, "x")._asdict()}
+    start = {"session": "a", "round": 0, "outcome": Outcome("stopped", 3, "x")._asdict()}
     assert last_outcome([start]) == Outcome("stopped", 3, "x")
     assert last_outcome([start, {"branch_of": "r", "round": 2}]) is None
-    assert last_outcome([start, {"life": "b", "round": 3}]) is None  # alive, or killed
+    assert last_outcome([start, {"session": "b", "round": 3}]) is None  # alive, or killed
 
 
 @pytest.mark.parametrize("outcome", ["diverged", {"ending": "lost"}, {"ending": []}, 3, None])
 def test_what_is_no_outcome(outcome):
-    assert last_outcome([{"life": "a", "outcome": outcome}]) is None
+    assert last_outcome([{"session": "a", "outcome": outcome}]) is None
 
 
 def test_a_damaged_history_does_not_keep_numbers_back(job, tmp_path, hpcfl):

@@ -30,9 +30,9 @@ def test_the_round_of_a_manifest(run, tmp_path, refused):
     assert b'"round": 6' in path.read_bytes()
     before = text(run)
     for words in (["resume", run, "rounds=9"], ["export", run, "-o", tmp_path / "x.npz"]):
-        assert f"{path}: is not a manifest: " in refused(*words)
+        assert f"{path}: is damaged: " in refused(*words)
     for command in ("status", "report", "watch"):
-        assert f"{path}: is not a manifest: " in refused(command, run)
+        assert f"{path}: is damaged: " in refused(command, run)
     assert text(run) == before
 
 
@@ -40,7 +40,7 @@ def test_a_checkpoint_under_the_name_of_another_round(run, refused):
     """Its own checksum is right."""
     (run / "checkpoints/00000004").rename(run / "checkpoints/00000003")
     line = refused("resume", run, "rounds=9")
-    assert "00000003/manifest.json: is not a manifest: " in line
+    assert "00000003/manifest.json: is damaged: " in line
     assert "its round is 4, expected that of its folder" in line
 
 

@@ -79,7 +79,7 @@ def commit(tmp_path: Path, root: Path) -> Callable[..., tuple[Path, Table]]:
         folder = tmp_path / name
         folder.mkdir()
         for store in stores:
-            for written in store.commit(folder):
+            for written in store.snapshot(folder):
                 written.result()
         return folder, Table.load(folder, root)
 

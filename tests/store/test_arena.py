@@ -28,14 +28,14 @@ def same(kept, number):
 
 def test_every_dtype_comes_back_with_its_bits(schema, make, bits):
     arena = StateArena(schema)
-    kept = [arena.keep(make(client, 0)) for client in range(100)]
+    kept = [arena.copy_of(make(client, 0)) for client in range(100)]
     for client, state in enumerate(kept):
         assert bits(schema.type(*state)) == bits(make(client, 0))
 
 
 def test_it_is_a_copy_and_what_is_read_are_views():
     arena, given = StateArena(PAIR), pair(1)
-    kept = arena.keep(given)
+    kept = arena.copy_of(given)
     given[0].zero_()
     assert same(kept, 1)
     first, second = list(kept), list(kept)
@@ -53,34 +53,34 @@ def test_offsets_by_hand(schema):
 def test_a_place_is_taken_as_long_as_a_view_of_it_lives():
     """The next state takes the place of one that is gone, never of one that somebody looks at."""
     arena = StateArena(PAIR)
-    kept = arena.keep(pair(1))
+    kept = arena.copy_of(pair(1))
     place = next(iter(kept)).data_ptr()
     view = next(iter(kept))[1:].reshape(1, 2)
     del kept
     gc.collect()
-    others = [arena.keep(pair(number)) for number in range(2, 50)]
+    others = [arena.copy_of(pair(number)) for number in range(2, 50)]
     assert view.tolist() == [[1, 1]]
     del view
-    assert next(iter(arena.keep(pair(50)))).data_ptr() == place
+    assert next(iter(arena.copy_of(pair(50)))).data_ptr() == place
     assert all(same(other, number) for number, other in enumerate(others, 2))
 
 
 def test_blocks_are_added_and_used_again(monkeypatch):
-    monkeypatch.setattr(arena, "FIRST", 2)
-    monkeypatch.setattr(arena, "BLOCK", 5 * 128 + 1)
-    home = StateArena(PAIR)
+    monkeypatch.setattr(arena, "FIRST_STATES", 2)
+    monkeypatch.setattr(arena, "BLOCK_BYTES", 5 * 128 + 1)
+    memory = StateArena(PAIR)
     for _ in range(3):
-        kept = [home.keep(pair(number)) for number in range(12)]
+        kept = [memory.copy_of(pair(number)) for number in range(12)]
         assert all(same(state, number) for number, state in enumerate(kept))
-        assert [block.nbytes for block in home._blocks] == [2 * 128, 2 * 128, 4 * 128, 5 * 128]
+        assert [block.nbytes for block in memory._blocks] == [2 * 128, 2 * 128, 4 * 128, 5 * 128]
         del kept
 
 
 def test_a_state_larger_than_a_block(monkeypatch):
-    monkeypatch.setattr(arena, "BLOCK", 100)
-    home = StateArena(PAIR)
-    assert same(home.keep(pair(1)), 1)
-    assert [block.nbytes for block in home._blocks] == [128]
+    monkeypatch.setattr(arena, "BLOCK_BYTES", 100)
+    memory = StateArena(PAIR)
+    assert same(memory.copy_of(pair(1)), 1)
+    assert [block.nbytes for block in memory._blocks] == [128]
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,14 @@ def test_a_state_larger_than_a_block(monkeypatch):
 )
 def test_another_shape_dtype_or_number_is_refused(state):
     with pytest.raises(ValueError, match=r"expected torch\.float|shorter"):
-        StateArena(PAIR).keep(state)
+        StateArena(PAIR).copy_of(state)
 
 
 def test_a_state_in_pinned_memory_stays_there(monkeypatch):
     """Where a GPU can read it behind our back; the pinned one decides for the whole state."""
     state = pair(1)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is state[1])
-    assert StateArena(PAIR).keep(state) is state
+    assert StateArena(PAIR).copy_of(state) is state
 
 
 HEAP = """
@@ -119,14 +119,14 @@ keep_freed_memory()
 torch.set_num_threads(1)
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 size, room = 50_000, 500
-shelf = StateArena(StateSchema(tuple, (Field("last", (size,), torch.float32),)))
+arena = StateArena(StateSchema(tuple, (Field("last", (size,), torch.float32),)))
 before, kept = resident(), deque(maxlen=room)
 for _ in range(2000):
     y = torch.rand(size)
     for _ in range(3):
         d = torch.cat([y[:1000], y[1000:]]).add(y, alpha=0.1)
         y = torch.add(y, d, alpha=-0.1)
-    kept.append(shelf.keep((y,)))
+    kept.append(arena.copy_of((y,)))
 print("ratio", (resident() - before) / (4 * size * room))
 """
 

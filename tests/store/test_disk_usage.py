@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.store.disk_usage import HEADER, DiskUsage
+from hpcfl.store.disk_usage import SEGMENT_HEADER, DiskUsage
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.schema import Field, StateSchema
@@ -44,16 +44,16 @@ def test_rows_by_hand():
     assert found.states.tolist() == [2, 1]
     found.commit(last(3, 3, 2))
     assert found.rows.tolist() == [5, 1]
-    found.spare(last(1, 8))
+    found.add_spare_rows(last(1, 8))
     assert found.rows.tolist() == [7, 17]
-    assert found.bytes.tolist() == [(7 << 30) + HEADER, (17 << 30) + 2 * HEADER]
+    assert found.bytes.tolist() == [(7 << 30) + SEGMENT_HEADER, (17 << 30) + 2 * SEGMENT_HEADER]
 
 
 def test_a_rank_that_sees_no_client_needs_nothing():
     found = DiskUsage(np.array([0, 1]), 2, 8, keep=2, shared=False, memory=False)
     found.commit(last(1, 0))
-    found.spare(last(1, 0))
-    assert found.bytes.tolist() == [3 * 8 + HEADER, 0]
+    found.add_spare_rows(last(1, 0))
+    assert found.bytes.tolist() == [3 * 8 + SEGMENT_HEADER, 0]
 
 
 def test_a_shared_row_stands_for_a_round():
@@ -86,14 +86,14 @@ def test_a_store_takes_as_much(tmp_path, monkeypatch, kind, keep):
         if t % 4 == 0:
             found.commit(seen.copy())
             taken.append(found.bytes.tolist())
-    found.spare(np.array([5]))
+    found.add_spare_rows(np.array([5]))
     store = kind(root, 0, "a", list(range(CLIENTS)), SCHEMA, *(() if in_memory else (0,)))
     store.ensure_rows(found.rows.tolist())
     folders, pending = [], None
     for t, clients in visits.items():
         store.prefetch(clients)
         for client in clients:
-            store.write(client, State(torch.full((100,), float(t))))
+            store.save(client, State(torch.full((100,), float(t))))
         if t % 4 == 2 and pending:  # the commit of two rounds ago
             for written in pending:
                 written.result()
@@ -103,7 +103,7 @@ def test_a_store_takes_as_much(tmp_path, monkeypatch, kind, keep):
             store.retain(folders[-keep:])
         if t % 4 == 0:
             (tmp_path / f"{t}").mkdir()
-            pending = store.commit(tmp_path / f"{t}")
+            pending = store.snapshot(tmp_path / f"{t}")
     if not in_memory:
         assert [size(root)] == found.bytes.tolist()
     store.close()

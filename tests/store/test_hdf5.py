@@ -50,14 +50,14 @@ def gate(monkeypatch):
 
 
 def settle(store):
-    """Wait until all states on their way have arrived."""
+    """Wait until all states are written."""
     for writing in list(store._writing.values()):
         writing.future.result()
-    store._reap()
+    store._collect_writes()
 
 
-def build(root, schema, states, clients=range(CLIENTS), life="a", rank=0):
-    return Hdf5Store(root, rank, life, clients, schema, states * footprint(schema))
+def build(root, schema, states, clients=range(CLIENTS), session="a", rank=0):
+    return Hdf5Store(root, rank, session, clients, schema, states * footprint(schema))
 
 
 @pytest.fixture
@@ -74,12 +74,12 @@ def test_cached_states_stay_in_memory_and_wait_for_the_commit(
     store = build(root, schema, 10)
     states = [make(client, 0) for client in range(10)]
     for client, state in enumerate(states):
-        store.write(client, state)
-    assert all(bits(store.read(client)) == bits(state) for client, state in enumerate(states))
+        store.save(client, state)
+    assert all(bits(store.load(client)) == bits(state) for client, state in enumerate(states))
     assert written == [0]
     commit("a", store)
     assert written == [10]
-    assert all(bits(store.read(client)) == bits(state) for client, state in enumerate(states))
+    assert all(bits(store.load(client)) == bits(state) for client, state in enumerate(states))
     commit("b", store)
     assert written == [10]  # nothing changed
     assert reads == []
@@ -92,26 +92,26 @@ def test_the_cache_keeps_its_limit_and_evicts_the_least_recently_used(
     store = build(root, schema, 3)
     states = [make(client, 0) for client in range(5)]
     for client in range(3):
-        store.write(client, states[client])
-    store.read(0)  # now 1 is the oldest
-    store.write(3, states[3])
+        store.save(client, states[client])
+    store.load(0)  # now 1 is the oldest
+    store.save(3, states[3])
     settle(store)
     assert written == [1]
-    assert bits(store.read(0)) == bits(states[0])
+    assert bits(store.load(0)) == bits(states[0])
     assert reads == []
-    assert bits(store.read(1)) == bits(states[1])  # evicts 2
+    assert bits(store.load(1)) == bits(states[1])  # evicts 2
     assert reads == [1]
     settle(store)
     assert written == [2]
     for client in range(4, CLIENTS):
-        store.write(client, make(client, 0))
+        store.save(client, make(client, 0))
         assert len(store._cache) == 3
     for client in range(CLIENTS):  # clean states are dropped without a write
-        store.read(client)
+        store.load(client)
     settle(store)
     count = written[0]
     for client in range(CLIENTS):
-        assert bits(store.read(client)) == bits(make(client, 0))
+        assert bits(store.load(client)) == bits(make(client, 0))
     assert written == [count]
     store.close()
 
@@ -119,21 +119,21 @@ def test_the_cache_keeps_its_limit_and_evicts_the_least_recently_used(
 def test_without_cache_every_state_is_written_at_once(root, schema, make, bits, written):
     store = build(root, schema, 0)
     state = make(1, 0)
-    store.write(1, state)
+    store.save(1, state)
     settle(store)
     assert written == [1]
-    assert store.read(1) is not state
-    assert bits(store.read(1)) == bits(state)
+    assert store.load(1) is not state
+    assert bits(store.load(1)) == bits(state)
     store.close()
 
 
 def test_a_row_written_since_the_commit_is_overwritten_in_place(root, schema, make, commit):
     store = build(root, schema, 0)
     for version in range(20):
-        store.write(4, make(4, version))
+        store.save(4, make(4, version))
     _, first = commit("a", store)
     for version in range(20):
-        store.write(4, make(4, version))
+        store.save(4, make(4, version))
     _, second = commit("b", store)
     assert [first.find(4).row, second.find(4).row] == [0, 1]
     store.close()
@@ -141,7 +141,7 @@ def test_a_row_written_since_the_commit_is_overwritten_in_place(root, schema, ma
 
 def test_a_damaged_row_is_found_when_the_store_reads_it(root, schema, make, commit):
     store = build(root, schema, 0)
-    store.write(4, make(4, 0))
+    store.save(4, make(4, 0))
     _, table = commit("a", store)
     place = table.find(4)
     with place.path.open("r+b") as file:
@@ -150,19 +150,19 @@ def test_a_damaged_row_is_found_when_the_store_reads_it(root, schema, make, comm
         file.seek(at)
         file.write(bytes([content[at] ^ 128]))
     with pytest.raises(StoreError, match=rf"{place.path}: row 0 \(client 4\): found checksum"):
-        store.read(4)
+        store.load(4)
     store.close()
 
 
 def test_a_checkpoint_that_was_never_kept_frees_its_rows(root, schema, make, commit, bits):
     store = build(root, schema, 0)
     for client in range(CLIENTS):
-        store.write(client, make(client, 0))
+        store.save(client, make(client, 0))
     kept, table = commit("kept", store)
     store.retain([kept])
     for version in range(1, 20):  # commits whose manifest never came
         for client in range(CLIENTS):
-            store.write(client, make(client, version))
+            store.save(client, make(client, version))
         commit(f"lost{version}", store)
         store.retain([kept])
     with Reader(table, schema) as reader:
@@ -177,18 +177,18 @@ def test_growth_doubles_and_small_files_bound_it(root, schema, make, bits, commi
     monkeypatch.setattr(row_allocator, "FILE_BYTES", 8 * schema.bytes)
     store = build(root, schema, 2)
     for client in range(CLIENTS):
-        store.write(client, make(client, 0))
+        store.save(client, make(client, 0))
     a, table = commit("a", store)
     assert [part.rows for part in store._rows._segments] == [4, 4, 8, 8, 8]
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(CLIENTS))
     store.close()
-    store = build(root, schema, 2, life="b")
-    store.restore(table)
+    store = build(root, schema, 2, session="b")
+    store.restore(table, 1, [0])
     store.retain([a])
-    assert all(bits(store.read(client)) == bits(make(client, 0)) for client in range(CLIENTS))
-    store.write(0, make(0, 1))
-    store.write(1, make(1, 1))
+    assert all(bits(store.load(client)) == bits(make(client, 0)) for client in range(CLIENTS))
+    store.save(0, make(0, 1))
+    store.save(1, make(1, 1))
     _, table = commit("b", store)
     assert table.find(0).path.name == "a-r0000-s0004.h5"  # its free rows first
     store.close()
@@ -196,32 +196,32 @@ def test_growth_doubles_and_small_files_bound_it(root, schema, make, bits, commi
 
 def test_no_more_than_two_rows_a_client_at_first(root, schema, make):
     store = build(root, schema, 0, clients=[7, 9])
-    store.write(7, make(7, 0))
+    store.save(7, make(7, 0))
     assert [part.rows for part in store._rows._segments] == [4]
     store.close()
 
 
-def test_adopt_refuses_other_owners(root, schema, make, commit):
+def test_restore_refuses_other_owners(root, schema, make, commit):
     stores = [build(root, schema, 0, range(rank, CLIENTS, 2), rank=rank) for rank in range(2)]
     for client in range(CLIENTS):
-        stores[client % 2].write(client, make(client, 0))
+        stores[client % 2].save(client, make(client, 0))
     _, table = commit("a", *stores)
     for store in stores:
         store.close()
     for clients in (range(15), range(0, CLIENTS, 3), range(CLIENTS)):
-        store = build(root, schema, 0, clients, life="b")
+        store = build(root, schema, 0, clients, session="b")
         with pytest.raises(StoreError, match=r"client \d+ changed its rank since the checkpoint"):
-            store.restore(table)
+            store.restore(table, 2, [0])
         store.close()
 
 
-def test_two_runs_cannot_adopt_the_same_segments(root, schema, make, commit):
+def test_two_runs_cannot_restore_the_same_segments(root, schema, make, commit):
     store = build(root, schema, 0)
-    store.write(0, make(0, 0))
+    store.save(0, make(0, 0))
     _, table = commit("a", store)
-    other = build(root, schema, 0, life="b")
+    other = build(root, schema, 0, session="b")
     with pytest.raises(StoreError, match="another process has it open for writing"):
-        other.restore(table)
+        other.restore(table, 1, [0])
     other.close()
     store.close()
 
@@ -231,17 +231,17 @@ def test_a_full_disk_is_met_at_growth_and_the_checkpoint_stands(
 ):
     store = build(root, schema, 0, clients=[0, 1])
     for client in range(2):
-        store.write(client, make(client, 0))
+        store.save(client, make(client, 0))
     a, table = commit("a", store)
     for client in range(2):
-        store.write(client, make(client, 1))
+        store.save(client, make(client, 1))
     b, _ = commit("b", store)
     store.retain([a, b])
     monkeypatch.setattr(
         "hpcfl.store.segment_file.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})
     )
     with pytest.raises(DiskError, match=r"needs 1.0 MB, 10 bytes free; make room"):
-        store.write(0, make(0, 2))
+        store.save(0, make(0, 2))
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(2))
     store.close()
@@ -259,13 +259,13 @@ def test_a_small_state_is_charged_for_its_objects():
 def test_expected_states_are_read_ahead(root, schema, make, bits, reads):
     store = build(root, schema, 0)
     for client in range(6):
-        store.write(client, make(client, 0))
+        store.save(client, make(client, 0))
     settle(store)
     store.prefetch([1, 2, 29])
-    store._read(0, 0)()  # after those that were asked before
+    store._begin_read(0, 0)()  # after those that were asked before
     assert reads == [1, 2, 0]
-    assert [bits(store.read(client)) for client in (1, 2)] == [bits(make(c, 0)) for c in (1, 2)]
-    assert store.read(29) is None
+    assert [bits(store.load(client)) for client in (1, 2)] == [bits(make(c, 0)) for c in (1, 2)]
+    assert store.load(29) is None
     assert reads == [1, 2, 0]
     store.close()
 
@@ -280,18 +280,18 @@ def reader_that_notes(rows):
     return noted
 
 
-def test_a_state_staged_after_it_was_expected_is_what_is_read(root, schema, make, bits, gate):
+def test_a_state_saved_after_its_prefetch_is_loaded(root, schema, make, bits, gate):
     """A client that takes part in two rounds running."""
     store = build(root, schema, 0)
-    store.write(1, make(1, 0))
+    store.save(1, make(1, 0))
     settle(store)
     gate.clear()
     store.prefetch([1, 2])
     after, new = make(1, 1), make(2, 1)
-    store.write(1, after)
-    store.write(2, new)
-    assert bits(store.read(1)) == bits(after)  # nobody waits for the disk
-    assert bits(store.read(2)) == bits(new)
+    store.save(1, after)
+    store.save(2, new)
+    assert bits(store.load(1)) == bits(after)  # nobody waits for the disk
+    assert bits(store.load(2)) == bits(new)
     gate.set()
     store.close()
 
@@ -301,13 +301,13 @@ def test_states_on_their_way_to_the_disk_are_two_cohorts_at_most(root, schema, m
     store.prefetch([0, 1, 2])
     gate.clear()
     for client in range(6):
-        store.write(client, make(client, 0))
-    assert len(store._outside) == 6
+        store.save(client, make(client, 0))
+    assert len(store._evicted) == 6
     Timer(0.05, gate.set).start()
-    store.write(6, make(6, 0))  # waits for the first
-    assert len(store._outside) <= 6
+    store.save(6, make(6, 0))  # waits for the first
+    assert len(store._evicted) <= 6
     settle(store)
-    assert (len(store._outside), store._writing) == (0, {})
+    assert (len(store._evicted), store._writing) == (0, {})
     store.close()
 
 
@@ -317,15 +317,15 @@ def test_states_replaced_during_a_commit_are_two_cohorts_at_most(
     store = build(root, schema, 10)
     store.prefetch([0, 1])
     for client in range(10):
-        store.write(client, make(client, 0))
+        store.save(client, make(client, 0))
     gate.clear()
-    (written,) = store.commit(tmp_path)
+    (written,) = store.snapshot(tmp_path)
     for client in range(4):
-        store.write(client, make(client, 1))
-    assert len(store._outside) == 4
+        store.save(client, make(client, 1))
+    assert len(store._evicted) == 4
     Timer(0.05, gate.set).start()
-    store.write(4, make(4, 1))  # waits for the first
-    assert len(store._outside) <= 4
+    store.save(4, make(4, 1))  # waits for the first
+    assert len(store._evicted) <= 4
     written.result()
     store.close()
 
@@ -335,7 +335,7 @@ def test_reading_waits_for_no_write(root, schema, make, bits, monkeypatch, tmp_p
     store = build(root, schema, 1)
     store.prefetch(range(5))
     for client in range(3):
-        store.write(client, make(client, 0))
+        store.save(client, make(client, 0))
     settle(store)
     held, write = Event(), Segment.write
 
@@ -344,32 +344,34 @@ def test_reading_waits_for_no_write(root, schema, make, bits, monkeypatch, tmp_p
         write(self, row, tensors)
 
     monkeypatch.setattr(Segment, "write", wait)
-    (written,) = store.commit(tmp_path)
-    store.write(3, make(3, 0))
-    store.write(4, make(4, 0))
-    assert bits(store.read(0)) == bits(make(0, 0))
+    (written,) = store.snapshot(tmp_path)
+    store.save(3, make(3, 0))
+    store.save(4, make(4, 0))
+    assert bits(store.load(0)) == bits(make(0, 0))
     assert not written.done()
     held.set()
     written.result()
     store.close()
 
 
-def test_what_is_staged_during_a_commit_is_not_part_of_it(root, schema, make, bits, gate, tmp_path):
+def test_states_saved_during_a_snapshot_are_not_part_of_it(
+    root, schema, make, bits, gate, tmp_path
+):
     store = build(root, schema, 10)
     store.prefetch(range(8))
     for client in range(8):
-        store.write(client, make(client, 0))
+        store.save(client, make(client, 0))
     gate.clear()
     (tmp_path / "a").mkdir()
-    (written,) = store.commit(tmp_path / "a")
+    (written,) = store.snapshot(tmp_path / "a")
     for client in range(8):
-        store.write(client, make(client, 1))
+        store.save(client, make(client, 1))
     assert not written.done()
     gate.set()
     written.result()
     with Reader(Table.load(tmp_path / "a", root), schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(8))
-    assert all(bits(store.read(client)) == bits(make(client, 1)) for client in range(8))
+    assert all(bits(store.load(client)) == bits(make(client, 1)) for client in range(8))
     store.close()
 
 
@@ -380,7 +382,7 @@ def test_a_write_that_fails_behind_fails_the_commit(
 ):
     """Of a state that was let go of, and of one in the cache."""
     store = build(root, schema, states)
-    store.write(1, make(1, 0))
+    store.save(1, make(1, 0))
     settle(store)
 
     def fail(self, row, tensors):
@@ -389,9 +391,9 @@ def test_a_write_that_fails_behind_fails_the_commit(
 
     monkeypatch.setattr(Segment, "write", fail)
     gate.clear()
-    store.write(2, make(2, 0))
+    store.save(2, make(2, 0))
     gate.set()
-    (written,) = store.commit(tmp_path)
+    (written,) = store.snapshot(tmp_path)
     with pytest.raises(error, match="the disk fails"):
         written.result()
     assert not list(tmp_path.glob("rows-*.npz"))
@@ -420,10 +422,10 @@ def test_free_rows_are_provided(root, schema, make, commit):
     store = build(root, schema, 0)
     store.ensure_rows([12])
     for client in range(10):
-        store.write(client, make(client, 0))
-    store.ensure_free_rows([2])
+        store.save(client, make(client, 0))
+    store.ensure_rows([2], free=True)
     assert [part.rows for part in store._rows.segments] == [12]
-    store.ensure_free_rows([7])
+    store.ensure_rows([7], free=True)
     assert [part.rows for part in store._rows.segments] == [12, 5]
     assert store._rows.free == 7
     store.close()
@@ -436,12 +438,12 @@ def test_reserved_rows_are_all_there_is(root, schema, make, commit, monkeypatch)
     store.ensure_rows([60])
     assert [part.rows for part in store._rows.segments] == [25, 25, 10]
     for client in range(CLIENTS):
-        store.write(client, make(client, 0))
+        store.save(client, make(client, 0))
     assert not store.low_on_rows
     _, table = commit("a", store)
     assert set(table.segments) == {0, 1}
     for client in range(11):
-        store.write(client, make(client, 1))
+        store.save(client, make(client, 1))
     assert store.low_on_rows  # 19 rows are free, two cohorts may need 20
     store.retain([])
     assert not store.low_on_rows

@@ -30,8 +30,8 @@ def store(root, near, schema):
 
 
 def settle(store):
-    """Wait until the disk near has what is on its way there."""
-    for writing in list(store._near._writing.values()):
+    """Wait until the scratch disk has all that is being written."""
+    for writing in list(store._scratch._writing.values()):
         writing.future.result()
 
 
@@ -44,39 +44,39 @@ def test_a_commit_copies_what_changed(root, near, store, make, commit, monkeypat
 
     monkeypatch.setattr(Segment, "write", noted)
     for client in range(CLIENTS):
-        store.write(client, make(client, 0))
+        store.save(client, make(client, 0))
     kept, _ = commit("a", store)
     settle(store)
     store.retain([kept])
     assert (writes.count(near), writes.count(root)) == (CLIENTS, CLIENTS)
-    store.write(3, make(3, 1))
-    store.write(3, make(3, 2))
+    store.save(3, make(3, 1))
+    store.save(3, make(3, 2))
     commit("b", store)
     settle(store)
     assert (writes.count(near), writes.count(root)) == (CLIENTS + 2, CLIENTS + 1)
     store.close()
 
 
-def test_what_is_staged_during_a_copy_is_not_part_of_it(
+def test_states_saved_during_a_copy_are_not_part_of_it(
     root, store, make, bits, schema, tmp_path, monkeypatch
 ):
     for client in range(CLIENTS):
-        store.write(client, make(client, 0))
+        store.save(client, make(client, 0))
     (tmp_path / "a").mkdir()
-    with store._far_turn:  # the copier waits
-        (copied,) = store.commit(tmp_path / "a")
+    with store._permanent_lock:  # the copier waits
+        (copied,) = store.snapshot(tmp_path / "a")
         for client in range(CLIENTS):
-            store.write(client, make(client, 1))
+            store.save(client, make(client, 1))
         assert not copied.done()
     copied.result()
     with Reader(Table.load(tmp_path / "a", root), schema) as reader:
         assert all(bits(reader.read(i)) == bits(make(i, 0)) for i in range(CLIENTS))
-    assert all(bits(store.read(i)) == bits(make(i, 1)) for i in range(CLIENTS))
+    assert all(bits(store.load(i)) == bits(make(i, 1)) for i in range(CLIENTS))
     store.close()
 
 
 def test_the_disk_is_left_as_it_was_found(store, near, make, tmp_path):
-    store.write(1, make(1, 0))
+    store.save(1, make(1, 0))
     store.close()
     assert list((tmp_path / "disk").iterdir()) == []
     dead = folder_of_session(tmp_path / "disk", tmp_path / "run", 1, "dead")
@@ -96,16 +96,17 @@ class Anchor(NamedTuple):
 
 
 def test_clients_that_share_a_state_share_a_row_in_the_run_directory(root, near, commit):
-    """Whatever of it the near cache holds, and whoever was staged in between."""
+    """Whatever of it the scratch cache holds, and whichever clients were saved in between."""
     schema = StateSchema(Anchor, (Field("x", (4,), torch.float32, shared=True),))
     stores = (
-        Hdf5Store(folder, 0, "a", range(CLIENTS), schema, 0, common=True) for folder in (near, root)
+        Hdf5Store(folder, 0, "a", range(CLIENTS), schema, 0, row_per_round=True)
+        for folder in (near, root)
     )
     store = ScratchStore(*stores, near)
     for t, clients in enumerate(([0, 4, 8], [1, 2, 5], [3, 6])):
         x = torch.full((4,), float(t))
         for client in clients:
-            store.write(client, Anchor(x))
+            store.save(client, Anchor(x))
     _, table = commit("a", store)
     assert len(set(zip(table.segments, table.rows, strict=True))) == 3
     store.close()

@@ -50,7 +50,7 @@ def rounds_of(until: int) -> dict[int, int]:
 def play(stores, round: int) -> None:
     x = model(round)
     for client in cohort(round):
-        stores[client % len(stores)].write(client, State(x, torch.tensor(round)))
+        stores[client % len(stores)].save(client, State(x, torch.tensor(round)))
 
 
 def holds(read, until: int) -> bool:
@@ -67,20 +67,20 @@ def holds(read, until: int) -> bool:
     return True
 
 
-@pytest.fixture(params=["memory", "hdf5", "hdf5 without cache", "hdf5 with room for 3"])
+@pytest.fixture(params=["memory", "hdf5", "hdf5 without cache", "hdf5 with a cache of 3"])
 def build(request, root):
     (root / SHARED).mkdir()
 
-    def part(folder, rank, life, clients, schema):
+    def part(folder, rank, session, clients, schema):
         if request.param == "memory":
-            return MemoryStore(folder, rank, life, clients, schema)
-        states = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with room for 3": 3}[request.param]
-        return Hdf5Store(folder, rank, life, clients, schema, states * footprint(schema))
+            return MemoryStore(folder, rank, session, clients, schema)
+        states = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with a cache of 3": 3}[request.param]
+        return Hdf5Store(folder, rank, session, clients, schema, states * footprint(schema))
 
-    def store(rank: int = 0, life: str = "a", ranks: int = 1):
+    def store(rank: int = 0, session: str = "a", ranks: int = 1):
         clients = range(rank, CLIENTS, ranks)
-        own = part(root, rank, life, clients, SCHEMA.own)
-        return SharedStore(SCHEMA, own, part(root / SHARED, rank, life, clients, SCHEMA.shared))
+        own = part(root, rank, session, clients, SCHEMA.own)
+        return SharedStore(SCHEMA, own, part(root / SHARED, rank, session, clients, SCHEMA.shared))
 
     return store
 
@@ -99,7 +99,7 @@ def test_the_clients_of_a_round_have_one_row(build, commit):
     store = build()
     for round in range(8):
         play([store], round)
-    assert holds(store.read, 8)
+    assert holds(store.load, 8)
     folder, table = commit("a", store)
     assert distinct(table) == len(set(rounds_of(8).values())) == 8
     assert len(set(zip(table.segments.tolist(), table.rows.tolist(), strict=True))) == len(
@@ -118,7 +118,7 @@ def test_clients_in_memory_have_one_copy(root, build):
     if not cached:
         for writing in list(store._shared._writing.values()):
             writing.future.result()
-    first, second = map(store.read, cohort(0)[:2])
+    first, second = map(store.load, cohort(0)[:2])
     assert (first.anchor.data_ptr() == second.anchor.data_ptr()) == cached
     store.close()
 
@@ -153,7 +153,7 @@ def test_a_model_that_only_an_older_checkpoint_names_stays(build, commit, root):
     store.retain([a])
     for round in range(1, 40):  # every client of round 0 comes again
         for client in cohort(0):
-            store.write(client, State(model(round), torch.tensor(round)))
+            store.save(client, State(model(round), torch.tensor(round)))
         b, _ = commit(f"b{round}", store)
         store.retain([a, b])
     with Reader(table, SCHEMA) as reader:
@@ -169,21 +169,21 @@ def test_rows_are_used_again_within_a_round_s_reach(root, monkeypatch):
     for round in range(50):
         x = model(round)
         for client in (1, 2, 3):
-            store.write(client, (x,))
-        assert all(torch.equal(store.read(client)[0], x) for client in (1, 2, 3))
+            store.save(client, (x,))
+        assert all(torch.equal(store.load(client)[0], x) for client in (1, 2, 3))
     assert [part.rows for part in store._rows._segments] == [4]
     store.close()
 
 
-def test_what_is_read_may_be_staged_again(build):
+def test_a_loaded_state_may_be_saved_again(build):
     """An algorithm may keep what it had: it is right, if not shared."""
     store = build()
     play([store], 0)
     play([store], 1)
     for client in cohort(0):
-        before = store.read(client)
-        store.write(client, State(before.anchor, before.last))
-    assert holds(store.read, 2)
+        before = store.load(client)
+        store.save(client, State(before.anchor, before.last))
+    assert holds(store.load, 2)
     store.close()
 
 
@@ -193,11 +193,11 @@ def test_a_client_s_change_is_not_its_fellows(build, commit):
     play([store], 0)
     one, *others = cohort(0)
     for version in range(5):
-        store.write(one, State(torch.full((P,), float(version)), torch.tensor(0)))
-        store.write(others[0], State(torch.full((P,), -1.0), torch.tensor(0)))
-    assert (store.read(one).anchor == 4).all()
-    assert (store.read(others[0]).anchor == -1).all()
-    assert all(torch.equal(store.read(other).anchor, model(0)) for other in others[1:])
+        store.save(one, State(torch.full((P,), float(version)), torch.tensor(0)))
+        store.save(others[0], State(torch.full((P,), -1.0), torch.tensor(0)))
+    assert (store.load(one).anchor == 4).all()
+    assert (store.load(others[0]).anchor == -1).all()
+    assert all(torch.equal(store.load(other).anchor, model(0)) for other in others[1:])
     _, table = commit("a", store)
     assert distinct(table) == 3
     store.close()
@@ -208,16 +208,16 @@ def test_a_client_s_change_is_not_its_fellows(build, commit):
 def test_a_rank_copies_each_model_once(build, commit, root, path):
     """Also where several ranks had kept it; then the same ranks or others go on."""
     until, table = 0, None
-    for life, ranks in zip("abc", path, strict=True):
-        stores = [build(rank, life, ranks) for rank in range(ranks)]
+    for session, ranks in zip("abc", path, strict=True):
+        stores = [build(rank, session, ranks) for rank in range(ranks)]
         if table is not None:
             for store in stores:
-                (store.restore if table.ranks == ranks else store.restore_from_other_ranks)(table)
-        assert holds(lambda client: stores[client % ranks].read(client), until)  # noqa: B023
+                store.restore(table, ranks, [0, 0])
+        assert holds(lambda client: stores[client % ranks].load(client), until)  # noqa: B023
         for round in range(until, until + 15):
             play(stores, round)
         until += 15
-        folder, table = commit(life, *stores)
+        folder, table = commit(session, *stores)
         last = rounds_of(until)
         assert distinct(table) == sum(
             len({last[client] for client in last if client % ranks == rank})
@@ -226,7 +226,7 @@ def test_a_rank_copies_each_model_once(build, commit, root, path):
         for store in stores:
             store.retain([folder])
             store.close()
-        row_table.prune(root, row_table.named([folder]), life)
+        row_table.prune(root, row_table.named([folder]), session)
         with Reader(table, SCHEMA) as reader:
             assert holds(reader.read, until)
 
@@ -240,8 +240,8 @@ def test_equal_checksums_are_not_yet_equal_states(root, commit, build, monkeypat
     _, table = commit("a", *stores)
     assert set(table.shared.crcs.tolist()) == {7}
     store = build(0, "b", 1)
-    store.restore_from_other_ranks(table)
-    assert holds(store.read, 15)
+    store.restore(table, 1, [0, 0])
+    assert holds(store.load, 15)
     for each in (*stores, store):
         each.close()
 
@@ -260,10 +260,10 @@ def test_parts_of_different_clients_are_refused(build, commit, root):
 
 def test_states_without_a_shared_part_are_refused(build, commit, root):
     whole = MemoryStore(root, 0, "a", range(CLIENTS), SCHEMA)
-    whole.write(3, State(model(0), torch.tensor(0)))
+    whole.save(3, State(model(0), torch.tensor(0)))
     _, table = commit("a", whole)
     store = build(0, "b")
-    for go_on in (store.restore, store.restore_from_other_ranks):
+    for ranks in (1, 2):
         with pytest.raises(StoreError, match="another algorithm made it"):
-            go_on(table)
+            store.restore(table, ranks, [0, 0])
     store.close()

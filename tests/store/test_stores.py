@@ -26,46 +26,51 @@ class One(NamedTuple):
     x: torch.Tensor
 
 
-KINDS = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with room for 3": 3, "scratch": 2}
+KINDS = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with a cache of 3": 3, "scratch": 2}
 
 
 @pytest.fixture(params=["memory", *KINDS])
 def one_part(request, tmp_path):
-    def store(root, rank: int, life: str, clients, schema):
+    def store(root, rank: int, session: str, clients, schema):
         if request.param == "memory":
-            return MemoryStore(root, rank, life, clients, schema)
+            return MemoryStore(root, rank, session, clients, schema)
         room = KINDS[request.param] * footprint(schema)
         if request.param != "scratch":
-            return Hdf5Store(root, rank, life, clients, schema, room)
-        folder = folder_of_session(tmp_path / "disk", tmp_path, rank, life) / root.name
+            return Hdf5Store(root, rank, session, clients, schema, room)
+        folder = folder_of_session(tmp_path / "disk", tmp_path, rank, session) / root.name
         folder.mkdir()
-        near = Hdf5Store(folder, rank, life, clients, schema, room)
-        return ScratchStore(near, Hdf5Store(root, rank, life, clients, schema, 0), folder)
+        near = Hdf5Store(folder, rank, session, clients, schema, room)
+        return ScratchStore(near, Hdf5Store(root, rank, session, clients, schema, 0), folder)
 
     return store
 
 
 @pytest.fixture(params=["whole", "in two parts"])
 def build(request, root, schema, one_part):
-    def store(rank: int, life: str, clients):
+    def store(rank: int, session: str, clients):
         if request.param == "whole":
-            return one_part(root, rank, life, clients, schema)
+            return one_part(root, rank, session, clients, schema)
         (root / SHARED).mkdir(exist_ok=True)
-        own = one_part(root, rank, life, clients, schema.own)
-        shared = one_part(root / SHARED, rank, life, clients, schema.shared)
+        own = one_part(root, rank, session, clients, schema.own)
+        shared = one_part(root / SHARED, rank, session, clients, schema.shared)
         return SharedStore(schema, own, shared)
 
     return store
 
 
-def test_the_latest_staged_state_is_read(build, make, bits):
+def rows(store) -> list[int]:
+    """No rows allocated in advance, for each part of the states."""
+    return [0, 0] if isinstance(store, SharedStore) else [0]
+
+
+def test_the_latest_saved_state_is_loaded(build, make, bits):
     store = build(0, "a", range(CLIENTS))
     for version in range(3):
         for client in range(0, CLIENTS, 2):
-            store.write(client, make(client, version))
+            store.save(client, make(client, version))
     for client in range(0, CLIENTS, 2):
-        assert bits(store.read(client)) == bits(make(client, 2))
-    assert all(store.read(client) is None for client in range(1, CLIENTS, 2))
+        assert bits(store.load(client)) == bits(make(client, 2))
+    assert all(store.load(client) is None for client in range(1, CLIENTS, 2))
     store.close()
 
 
@@ -73,22 +78,22 @@ def test_what_a_store_keeps_is_a_copy(one_part, root, make, bits, schema):
     """Not of what it only hands on to the disk."""
     store = one_part(root, 0, "a", range(CLIENTS), schema)
     given = make(1, 0)
-    store.write(1, given)
+    store.save(1, given)
     if getattr(store, "_capacity", 1):
         for tensor in given:
             tensor.zero_()
-    assert bits(store.read(1)) == bits(make(1, 0))
+    assert bits(store.load(1)) == bits(make(1, 0))
     store.close()
 
 
 def test_a_state_of_another_shape_changes_nothing(build, make, bits, commit, schema):
     store = build(0, "a", range(CLIENTS))
-    store.write(1, make(1, 0))
+    store.save(1, make(1, 0))
     for client in (1, 2):
         with pytest.raises(ValueError, match=r"'drift': got torch\.float32 \(3,\)"):
-            store.write(client, make(client, 1)._replace(drift=torch.zeros(3)))
-    assert bits(store.read(1)) == bits(make(1, 0))
-    assert store.read(2) is None
+            store.save(client, make(client, 1)._replace(drift=torch.zeros(3)))
+    assert bits(store.load(1)) == bits(make(1, 0))
+    assert store.load(2) is None
     _, table = commit("a", store)
     with Reader(table, schema) as reader:
         assert bits(reader.read(1)) == bits(make(1, 0))
@@ -97,45 +102,45 @@ def test_a_state_of_another_shape_changes_nothing(build, make, bits, commit, sch
 
 
 def test_places_in_memory_are_as_many_as_states(one_part, root, make, schema, monkeypatch):
-    """Read, let go and staged, round after round, no state has two."""
-    monkeypatch.setattr("hpcfl.store.arena.BLOCK", 1)  # a block a state
+    """Loaded, evicted and saved, round after round, no state has two copies."""
+    monkeypatch.setattr("hpcfl.store.arena.BLOCK_BYTES", 1)  # a block a state
     store = one_part(root, 0, "a", range(CLIENTS), schema)
-    home = getattr(store, "_near", store)._arena
+    arena = getattr(store, "_scratch", store)._arena
     for version in range(5):
         store.prefetch(range(CLIENTS))
-        states = [store.read(client) for client in range(CLIENTS)]
+        states = [store.load(client) for client in range(CLIENTS)]
         assert (states[0] is None) == (version == 0)
         del states
         for client in range(CLIENTS):
-            store.write(client, make(client, version))
+            store.save(client, make(client, version))
     # All of them and one that is taken while the old one is there; on their way from and to a disk
     # three cohorts more.
-    assert len(home._blocks) <= CLIENTS * (1 if isinstance(store, MemoryStore) else 4) + 1
+    assert len(arena._blocks) <= CLIENTS * (1 if isinstance(store, MemoryStore) else 4) + 1
     store.close()
 
 
 def test_a_client_of_another_rank_is_refused(build, make):
     store = build(1, "a", [5, 3])
     with pytest.raises(ValueError, match="client 4 is not one of rank 1's"):
-        store.write(4, make(4, 0))
+        store.save(4, make(4, 0))
     with pytest.raises(ValueError, match="client 4 is not one of rank 1's"):
-        store.read(4)
+        store.load(4)
     store.close()
 
 
 def test_a_kept_checkpoint_never_changes(build, make, bits, commit, schema):
     store = build(0, "a", range(CLIENTS))
     for client in range(20):
-        store.write(client, make(client, 0))
+        store.save(client, make(client, 0))
     a, table_a = commit("a", store)
     store.retain([a])
     for version in range(1, 6):
         for client in range(CLIENTS):
-            store.write(client, make(client, version))
+            store.save(client, make(client, version))
     b, table_b = commit("b", store)
     store.retain([a, b])
-    for client in range(CLIENTS):  # staged after b, never committed
-        store.write(client, make(client, 9))
+    for client in range(CLIENTS):  # saved after b, never in a snapshot
+        store.save(client, make(client, 9))
     with Reader(table_a, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(20))
         assert all(reader.read(client) is None for client in range(20, CLIENTS))
@@ -152,7 +157,7 @@ def test_disk_stays_bounded_over_many_commits(build, make, bits, commit, schema,
     folders = []
     for version in range(commits):
         for client in range(CLIENTS):
-            store.write(client, make(client, version))
+            store.save(client, make(client, version))
         folder, table = commit(f"c{version}", store)
         folders.append(folder)
         store.retain(folders[-2:])
@@ -170,28 +175,28 @@ def test_disk_stays_bounded_over_many_commits(build, make, bits, commit, schema,
     store.close()
 
 
-def test_adopt_goes_on_where_the_commit_was(build, make, bits, commit, schema):
+def test_restore_continues_from_the_snapshot(build, make, bits, commit, schema):
     first = [build(rank, "a", range(rank, CLIENTS, 2)) for rank in range(2)]
     for client in range(20):
-        first[client % 2].write(client, make(client, 0))
+        first[client % 2].save(client, make(client, 0))
     a, table = commit("a", *first)
     for client in range(CLIENTS):  # lost
-        first[client % 2].write(client, make(client, 1))
+        first[client % 2].save(client, make(client, 1))
     for store in first:
         store.close()
 
     second = [build(rank, "b", range(rank, CLIENTS, 2)) for rank in range(2)]
     for store in second:
-        store.restore(table)
+        store.restore(table, 2, rows(store))
     for client in range(CLIENTS):
-        found = second[client % 2].read(client)
+        found = second[client % 2].load(client)
         assert found is None if client >= 20 else bits(found) == bits(make(client, 0))
-    for client in range(10, CLIENTS):  # before keep: nothing old may be overwritten
-        second[client % 2].write(client, make(client, 2))
+    for client in range(10, CLIENTS):  # before retain: no old row may be overwritten
+        second[client % 2].save(client, make(client, 2))
     for store in second:
         store.retain([a])
     for client in range(10):
-        second[client % 2].write(client, make(client, 2))
+        second[client % 2].save(client, make(client, 2))
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(20))
     _, table = commit("b", *second)
@@ -201,43 +206,43 @@ def test_adopt_goes_on_where_the_commit_was(build, make, bits, commit, schema):
         store.close()
 
 
-def test_rehome_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
+def test_restore_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
     ids = np.random.default_rng(0).choice(10**6, CLIENTS, replace=False).tolist()
     table = None
-    for life, ranks in (("a", 2), ("b", 3), ("c", 1)):
-        stores = [build(rank, life, ids[rank::ranks]) for rank in range(ranks)]
+    for session, ranks in (("a", 2), ("b", 3), ("c", 1)):
+        stores = [build(rank, session, ids[rank::ranks]) for rank in range(ranks)]
         if table is None:
             for at, client in enumerate(ids[:25]):
-                stores[at % ranks].write(client, make(at, 0))
+                stores[at % ranks].save(client, make(at, 0))
         else:
             for store in stores:
-                store.restore_from_other_ranks(table)
-        folder, table = commit(life, *stores)
+                store.restore(table, ranks, rows(store))
+        folder, table = commit(session, *stores)
         assert table.ranks == ranks
         for store in stores:
             store.retain([folder])
         for at, client in enumerate(ids):
-            found = stores[at % ranks].read(client)
+            found = stores[at % ranks].load(client)
             assert found is None if at >= 25 else bits(found) == bits(make(at, 0))
         for store in stores:
             store.close()
         row_table.prune(
-            root, row_table.named([folder]), life
-        )  # the earlier lives are no longer needed
+            root, row_table.named([folder]), session
+        )  # the earlier sessions are no longer needed
 
 
 def test_more_ranks_than_the_kept_checkpoint_had(build, make, bits, commit, schema):
     one = build(0, "a", range(CLIENTS))
-    one.write(7, make(7, 0))
+    one.save(7, make(7, 0))
     a, table = commit("a", one)
     one.close()
     two = [build(rank, "b", range(rank, CLIENTS, 2)) for rank in range(2)]
     for store in two:
-        store.restore_from_other_ranks(table)
+        store.restore(table, 2, rows(store))
     b, table = commit("b", *two)
     for store in two:
         store.retain([a, b])
-    two[1].write(7, make(7, 1))
+    two[1].save(7, make(7, 1))
     with Reader(table, schema) as reader:
         assert bits(reader.read(7)) == bits(make(7, 0))
     for store in two:
@@ -253,7 +258,7 @@ def flip(path, needle: bytes):
 def test_a_flipped_byte_is_found_and_named(build, make, commit, schema):
     store = build(0, "a", range(CLIENTS))
     for client in range(CLIENTS):
-        store.write(client, make(client, 0))
+        store.save(client, make(client, 0))
     _, table = commit("a", store)
     store.close()
     place = table.find(12)
@@ -263,19 +268,19 @@ def test_a_flipped_byte_is_found_and_named(build, make, commit, schema):
         reader.read(12)
     store = build(0, "b", range(CLIENTS))
     with pytest.raises(StoreError, match=match):
-        store.restore_from_other_ranks(table)
+        store.restore(table, 2, rows(store))  # another number of ranks: copies
     store.close()
 
 
 def test_a_lost_segment_is_named(build, make, commit):
     store = build(0, "a", range(CLIENTS))
-    store.write(3, make(3, 0))
+    store.save(3, make(3, 0))
     _, table = commit("a", store)
     store.close()
     table.find(3).path.unlink()
     store = build(0, "b", range(CLIENTS))
     with pytest.raises(StoreError, match=r"a-r0000-s0000\.h5: the file is missing"):
-        store.restore(table)
+        store.restore(table, 1, rows(store))
     store.close()
 
 
@@ -285,22 +290,22 @@ def test_no_states_at_all(build, commit):
     assert table.clients.size == 0
     store.close()
     store = build(0, "b", range(CLIENTS))
-    store.restore(table)
-    assert store.read(0) is None
+    store.restore(table, 1, rows(store))
+    assert store.load(0) is None
     store.close()
 
 
 def test_sweep_deletes_what_nobody_names(build, make, commit, root):
     store = build(0, "old", range(CLIENTS))
-    store.write(0, make(0, 0))
+    store.save(0, make(0, 0))
     a, _ = commit("a", store)
     store.close()
     lost = build(0, "lost", range(CLIENTS))
-    lost.write(0, make(0, 1))
+    lost.save(0, make(0, 1))
     commit("never-kept", lost)
     lost.close()
     open_store = build(0, "now", range(CLIENTS))
-    open_store.write(0, make(0, 2))
+    open_store.save(0, make(0, 2))
     commit("b", open_store)
     (root / "lost-r0001-s0000.h5.part").touch()
     (root / "now-r0001-s0000.h5.part").touch()
@@ -320,17 +325,17 @@ def test_sweep_deletes_what_nobody_names(build, make, commit, root):
 
 def test_no_store_keeps_nothing(make, commit, build):
     store = NullStore(0)
-    store.write(3, make(3, 0))
-    assert store.read(3) is None
+    store.save(3, make(3, 0))
+    assert store.load(3) is None
     folder, table = commit("a", store)
     store.retain([folder])
-    store.restore(table)
+    store.restore(table, 1, rows(store))
     other = build(0, "a", range(CLIENTS))
-    other.write(0, make(0, 0))
+    other.save(0, make(0, 0))
     _, table = commit("b", other)
     other.close()
     with pytest.raises(StoreError, match="holds 1 client states, expected none"):
-        store.restore(table)
+        store.restore(table, 1, rows(store))
     store.close()
 
 
@@ -338,7 +343,7 @@ def test_ten_thousand_small_states_take_few_files(root, commit):
     schema = StateSchema(One, (Field("x", (8,), torch.float32),))
     store = Hdf5Store(root, 0, "a", range(10_000), schema, 0)
     for client in range(10_000):
-        store.write(client, One(torch.full((8,), float(client))))
+        store.save(client, One(torch.full((8,), float(client))))
     _, table = commit("a", store)
     assert len(list(root.iterdir())) == 1
     assert table.find(9_999).row < 20_000
