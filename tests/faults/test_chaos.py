@@ -13,7 +13,6 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
-from runs import write
 from safetensors.torch import load_file, save_file
 
 from hpcfl.bench import chaos
@@ -27,6 +26,7 @@ from hpcfl.errors import HpcflError, StoreError
 from hpcfl.io import checksum
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import MANIFEST, SERVER
+from runs import write
 from tests.forked import finish
 from tests.parallel.harness import environment, find_mpirun
 
