@@ -35,8 +35,11 @@ def play(folder: Path, way: str) -> None:
     elif way == "last":
         comm.close()
     elif way == "hangs":  # rank 2 never waits for others until they are gone
+        passed = folder / "passed"  # the barrier above, in which it would hear of the others' end
         if comm.rank < 2:
+            written(passed)
             comm.abort(74)
+        passed.touch()
         for rank in range(2):
             written(folder / f"code-{rank}")
         os._exit(9)
