@@ -123,7 +123,7 @@ def extents(path: Path, names: Iterable[str]) -> list[tuple[int, int]]:
                 continue
             begin = dataset.id.get_offset()
             if begin is None:
-                raise DataError(f"{path}: {name} does not lie in the file as a whole")
+                raise DataError(f"{path}: {name} is not in one piece of the file")
             found.append((begin, begin + dataset.nbytes))
     return sorted(found)
 

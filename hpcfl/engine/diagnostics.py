@@ -89,8 +89,8 @@ class Observer:
         # Whoever does not want it now does not keep it up to date for one who may want it later.
         self._previous = kept.get(_PREVIOUS) if self._wanted.cosine else None
 
-    def ends(self, round: int) -> bool:
-        """Whether ``observe`` will want the last local models of the round ``round`` (from 0)."""
+    def needs_local_models(self, round: int) -> bool:
+        """Whether ``observe`` needs the last local models of ``round``, counted from zero."""
         wanted = self._wanted
         return wanted.due(round + 1) and (wanted.consistency or wanted.drift)
 
@@ -109,7 +109,7 @@ class Observer:
             x: the model that was broadcast.
             after: the next one.
             tasks: this rank's clients, with their gradients where the algorithm asked for them.
-            trained: what they left, with their last models where ``ends`` asks for them.
+            trained: their results, with local models where ``needs_local_models`` is True.
 
         Raises:
             ClientError: on this rank alone, from the pass over the data.

@@ -114,7 +114,9 @@ def play_round(
 
     states = training.states.load(schedule.assignment(t), schedule.assignment(t + 1))
     timer.mark("read")
-    results = training.executor.train(message, tasks, states, ends=run.observer.ends(t))
+    results = training.executor.train(
+        message, tasks, states, local_models=run.observer.needs_local_models(t)
+    )
     del states  # their memory is for the new ones
     timer.mark("compute")
     record["data_s"] = training.clients.pop_elapsed_s()

@@ -133,7 +133,7 @@ class Job(Section):
 
     def local_lr(self, round: int) -> float:
         """Eta of a round, counted from zero."""
-        return self.local.rate(round, self.rounds)
+        return self.local.lr_of_round(round, self.rounds)
 
 
 # The job less the sections whose class is chosen by name.

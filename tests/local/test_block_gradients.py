@@ -254,5 +254,5 @@ def test_filling_is_no_example_that_a_model_may_not_meet():
 
 
 def test_outside_of_vmap_nothing_is_stacked():
-    with VmapLayers("products", alike=True), pytest.raises(RuntimeError, match="outside vmap"):
+    with VmapLayers("products", pad=True), pytest.raises(RuntimeError, match="outside vmap"):
         stacked(torch.neg, torch.ones(3))
