@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hpcfl.algorithms.base import Algorithm, Fresh
+from hpcfl.algorithms.base import Algorithm, RandomInit
 from hpcfl.cohort.assignment import Balance
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import Exact
@@ -80,7 +80,7 @@ class Components:
         """The settled algorithm."""
         return self.loaded.job.algorithm
 
-    def random_init(self, client: int) -> Fresh:
+    def random_init(self, client: int) -> RandomInit:
         """The client's source of random initialisations: always the same one."""
         return lambda: initial(
             self.loaded, self.dataset, key(self.job.seed, "fresh", client=client)
