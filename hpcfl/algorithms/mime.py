@@ -65,6 +65,6 @@ class Mime(Algorithm):
         return self.advance(server, mean.delta, cohort.grad)
 
     def advance(self, server: Server, delta: Vector, c: Vector) -> Server:
-        """The server after a step along ``delta``, and its momentum after the cohort's gradient c."""
+        """The server after a step along ``delta`` and the cohort's gradient ``c``."""
         m = self.blend(c, server.m) if self.beta else server.m
         return Server(server.x - self.server_lr * delta, m)

@@ -1,4 +1,4 @@
-"""Count the classes of labels, and find classes without examples."""
+"""Check labels, count their classes, and find classes without examples."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -10,6 +10,23 @@ from numpy.typing import NDArray
 from hpcfl.errors import DataError
 
 _LISTED = 5  # classes in a note
+
+
+def require_integers(where: str, labels: NDArray[Any], count: int) -> None:
+    """Check that there is one integer label for each of ``count`` examples, at least one.
+
+    Args:
+        where: the file, and the labels' name in it.
+        labels: as they were read.
+        count: number of inputs.
+
+    Raises:
+        DataError: there is not.
+    """
+    if labels.shape != (count,) or labels.dtype.kind not in "iu" or not count:
+        raise DataError(
+            f"{where}: labels are {labels.dtype} of shape {labels.shape}, expected {count} integers"
+        )
 
 
 def count_of(

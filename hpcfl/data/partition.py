@@ -15,8 +15,18 @@ Rows = NDArray[np.int64]  # indices into a data set's training examples
 Percent = Annotated[float, Interval(ge=0, le=100)]
 
 
+def consecutive_rows(sizes: Sequence[int] | Rows) -> list[Rows]:
+    """The rows of clients whose examples follow one another, ``sizes[i]`` of client i."""
+    ends = np.cumsum(sizes)
+    return np.split(np.arange(ends[-1]), ends[:-1])
+
+
 class Spans(Sequence[Rows]):
-    """The rows of clients that hold consecutive ones, made when asked for: there may be many."""
+    """The rows of clients that hold consecutive rows.
+
+    An array of rows is made when it is indexed, as a text data set has hundreds of thousands of
+    clients.
+    """
 
     def __init__(self, starts: Rows, sizes: Rows) -> None:
         self._starts, self._sizes = starts, sizes

@@ -10,9 +10,10 @@ from typing import ClassVar, NamedTuple
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import Track
+from hpcfl.data.image_listing import Listing, Photo, check_origin, sources_remain
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.pack_images import Listing, Photo, check_origin, pack, sources_remain
+from hpcfl.data.pack_images import pack
 from hpcfl.data.packed import Contents, read_packed
 from hpcfl.data.tables import Row
 from hpcfl.errors import DataError

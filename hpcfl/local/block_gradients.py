@@ -116,5 +116,5 @@ class BlockGradients:
                 found: Tensor = vmap(one)(views, *batches)
         finally:
             for dropout in self._dropouts:
-                dropout.rest()
+                dropout.end()
         return found

@@ -65,7 +65,7 @@ def test_a_client_without_a_word_to_score_has_no_accuracy(model):
     meter, x = Meter(Gradient(model, tokens), "tokens"), parameters(model)
     people = population(4)
     clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None)
-    found = clients.shared(meter, x, Solo(), objective=False, accuracy=True)
+    found = clients.global_scores(meter, x, Solo(), objective=False, accuracy=True)
     sums = meter.whole(x, people.training(0))
     assert (sums["scored"], sums["examples"]) == (1 + 3 + 4, 11)
     assert (

@@ -14,6 +14,7 @@ from hpcfl.data.colour import Coloured
 from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.labels import require_integers
 from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays
@@ -162,10 +163,7 @@ def _examples(where: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> Exa
             f"{where}: images are {x.dtype} of shape {x.shape}, expected uint8 [n, 3, 32, 32] or "
             "[n, 32, 32, 3]"
         )
-    if y.shape != (len(x),) or y.dtype.kind not in "iu" or not len(y):
-        raise DataError(
-            f"{where}: labels are {y.dtype} of shape {y.shape}, expected {len(x)} integers"
-        )
+    require_integers(where, y, len(x))
     if y.min() < 0 or y.max() >= classes:
         raise DataError(
             f"{where}: labels run from {y.min()} to {y.max()}, expected 0 to {classes - 1}"

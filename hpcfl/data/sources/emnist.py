@@ -15,6 +15,7 @@ from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.grayscale import SIDE, Grey
 from hpcfl.data.idx import idx_place, read_idx
 from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.labels import require_integers
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays
 from hpcfl.types import Examples, PathText
@@ -164,10 +165,7 @@ def _examples(where: str, x: NDArray[Any], y: NDArray[Any], split: Split, first:
         raise DataError(
             f"{where}: images are {x.dtype} of shape {x.shape}, expected uint8 [n, {SIDE}, {SIDE}]"
         )
-    if y.shape != (len(x),) or y.dtype.kind not in "iu" or not len(y):
-        raise DataError(
-            f"{where}: labels are {y.dtype} of shape {y.shape}, expected {len(x)} integers"
-        )
+    require_integers(where, y, len(x))
     labels = y.astype(np.int64) - first
     if labels.min() < 0 or labels.max() >= split.classes:
         row = int(np.argmax((labels < 0) | (labels >= split.classes)))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hpcfl.data.download import Track
-from hpcfl.data.pack_images import Listing, Photo
+from hpcfl.data.image_listing import Listing, Photo
 from hpcfl.data.photographs import Photos, grouped
 from hpcfl.errors import DataError
 

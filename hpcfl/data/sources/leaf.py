@@ -14,7 +14,8 @@ from hpcfl.data.download import Track, quiet
 from hpcfl.data.grayscale import Grey
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import count_of, missing_classes
-from hpcfl.data.pack_images import commit, writable
+from hpcfl.data.partition import consecutive_rows
+from hpcfl.data.prepared_file import commit, preparing
 from hpcfl.data.source_fingerprint import same, source_fingerprint, stamps
 from hpcfl.data.sources.arrays import cast, to_indices
 from hpcfl.data.sources.leaf_json import KINDS, User, check, users
@@ -63,7 +64,7 @@ class Leaf(DataConfig):
         if not path.exists():
             arrays = self._parse(track)
             part = path.with_name(path.name + ".part")
-            with writable(path):
+            with preparing(path):
                 with part.open("wb") as file:
                     np.savez(file, allow_pickle=False, origin=np.array(origin), **arrays)
                 commit(part, path)
@@ -94,7 +95,7 @@ class Leaf(DataConfig):
             self._check(arrays)
         else:
             arrays = self._parse(quiet)
-        ends, y_train = np.cumsum(arrays["sizes"]), arrays["y_train"]
+        y_train = arrays["y_train"]
         if self.examples == "vectors" and self.classes is None:
             where, tests = f"{self.root}: y", arrays["y_test"]
             count_of(where, y_train, tests, lambda low: f"subtract {low} from every y in the JSON")
@@ -102,7 +103,7 @@ class Leaf(DataConfig):
         return Dataset(
             train=_examples(arrays["x_train"], arrays["y_train"]),
             test=_examples(arrays["x_test"], arrays["y_test"]),
-            natural=np.split(np.arange(ends[-1]), ends[:-1]),
+            natural=consecutive_rows(arrays["sizes"]),
             classes=classes,
             loss="cross_entropy",
             transform=_TRANSFORMS.get(self.examples, Grey(self.flat)),

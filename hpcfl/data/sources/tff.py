@@ -15,7 +15,7 @@ from hpcfl.data.grayscale import SIDE, Grey, levels
 from hpcfl.data.hdf5 import feature, open_examples
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.inputs import InputFile, input_files
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import Rows, consecutive_rows
 from hpcfl.data.sources.cifar100 import Cifar100
 from hpcfl.errors import DataError
 from hpcfl.types import Examples, PathText
@@ -150,8 +150,7 @@ def _read(path: Path, files: Files, track: Track) -> tuple[Examples, list[Rows]]
     if not parts:
         raise DataError(f"{path}: the group 'examples' holds no client")
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    ends = np.cumsum([len(own) for _, own in parts])
-    rows = np.split(np.arange(ends[-1]), ends[:-1])
+    rows = consecutive_rows([len(own) for _, own in parts])
     return Examples(torch.from_numpy(images), torch.from_numpy(labels)), rows
 
 
