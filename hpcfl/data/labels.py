@@ -34,13 +34,13 @@ def count_of(
 ) -> int:
     """The number of classes 0, 1, ...: the largest label + 1.
 
-    Labels that count from 1 would silently make a class more, which no example has.
+    Labels that count from 1 would silently add a class without examples.
 
     Args:
         where: the file, and the labels' name in it.
         labels: integers [n] to train on.
         tests: those to test on, if there are any.
-        subtract: says how all of them are lowered by so much.
+        subtract: a number -> advice how to subtract it from all labels.
 
     Raises:
         DataError: none of the labels is 0.
@@ -59,7 +59,7 @@ def count_of(
 
 
 def missing_classes(labels: NDArray[Any], classes: int) -> tuple[str, ...]:
-    """A line about the classes, out of so many, that no training example [n] is of; or none."""
+    """A line about the classes without a training example [n]; empty if there are none."""
     present = {*np.unique(labels).tolist()}
     missing = classes - len(present)
     if not missing:

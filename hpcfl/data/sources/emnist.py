@@ -107,7 +107,7 @@ class Emnist(DataConfig):
         return all(f.exists() or f.with_name(f.name + ".gz").exists() for f in files)
 
     def _provide(self, track: Track) -> None:
-        """Bring this split's files into place, packed as they are in the owners' archive."""
+        """Extract this split's files from the owners' archive; they stay compressed."""
         if self._files_exist():
             return
         members = {f"gzip/{file.name}.gz": f"{file}.gz" for file in self._idx_files()}
@@ -139,7 +139,7 @@ class Emnist(DataConfig):
         )
 
     def _official(self, part: str) -> Examples:
-        """Two of the owners' files; their images are transposed, which is undone here."""
+        """Two of the owners' files, whose transposed images are turned upright."""
         root, split = Path(self.root), SPLITS[self.split]
         x = read_idx(root / self._idx(part, "images-idx3"), (SIDE, SIDE))
         y = read_idx(root / self._idx(part, "labels-idx1"), ())
@@ -148,7 +148,7 @@ class Emnist(DataConfig):
 
 
 def _first(path: Path, labels: Sequence[NDArray[Any]], split: Split) -> int:
-    """The label of the first class: some count letters from 0 and some, as the owners, from 1."""
+    """The label of the first class: some files count letters from 0, the owners' from 1."""
     if any(np.any(y == 0) for y in labels):
         return 0
     if any(np.any(y == split.classes) for y in labels):

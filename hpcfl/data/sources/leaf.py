@@ -50,7 +50,7 @@ class Leaf(DataConfig):
 
     @property
     def _packed(self) -> Path:
-        """What ``prepare`` writes."""
+        """The file that ``prepare`` writes."""
         return Path(self.root) / f"leaf_{self.examples}.npz"
 
     def prepare(self, track: Track) -> Path:
@@ -89,7 +89,7 @@ class Leaf(DataConfig):
         return input_files(*(Path(self.root) / file for file in self._sources()))
 
     def load(self, seed: int) -> Dataset:
-        """Read what ``prepare`` wrote, or else parse the JSON."""
+        """Read the file that ``prepare`` wrote, or else parse the JSON."""
         if self._packed.exists():
             arrays = read_arrays(self._packed, _ARRAYS)
             self._check(arrays)
@@ -107,7 +107,7 @@ class Leaf(DataConfig):
             classes=classes,
             loss="cross_entropy",
             transform=_TRANSFORMS.get(self.examples, Grey(self.flat)),
-            # A character that nobody says is nothing to tell.
+            # A character that no client has is not worth a note.
             notes=() if self.examples == "text" else missing_classes(y_train, classes),
         )
 
@@ -115,7 +115,7 @@ class Leaf(DataConfig):
         return self.classes or KINDS[self.examples].classes or max(int(labels.max()) + 1, 1)
 
     def _parse(self, track: Track) -> dict[str, NDArray[Any]]:
-        """All users' examples; a file's text is in memory as a whole, its numbers user by user."""
+        """Parse all users' examples; a file's text is in memory as a whole, its numbers by user."""
         kind = KINDS[self.examples]
         train, test = (users(Path(self.root) / part, kind, track) for part in ("train", "test"))
         for user in train:
@@ -135,7 +135,7 @@ class Leaf(DataConfig):
         }
 
     def _check(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """What was packed is still whole, and fits the job."""
+        """Check that the prepared arrays are whole and fit the job."""
         sizes, x_train, x_test = arrays["sizes"], arrays["x_train"], arrays["x_test"]
         form = np.dtype(np.float32 if self.examples == "vectors" else np.uint8)
         whole = (

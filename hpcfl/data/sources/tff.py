@@ -24,7 +24,7 @@ URL = "https://storage.googleapis.com/tff-datasets-public"
 
 
 class Files(NamedTuple):
-    """One of the data sets, as its owners publish it: NAME_train.h5 and NAME_test.h5."""
+    """The files and numbers of one of the data sets: NAME_train.h5 and NAME_test.h5."""
 
     name: str
     sha256: str
@@ -33,7 +33,7 @@ class Files(NamedTuple):
     shape: tuple[int, ...]
     classes: int
     clients: tuple[int, int]
-    """Who have training examples, and test examples."""
+    """Numbers of clients with training examples and with test examples."""
     counts: tuple[int, int]
     """Of training and test examples."""
 
@@ -73,7 +73,7 @@ DATASETS = {
 class Tff(DataConfig):
     """EMNIST of 3400 writers, uint8 [n, 28, 28], or CIFAR-100 of 500 clients, uint8 [n, 32, 32, 3].
 
-    Clients are numbered in the order of their names.  The test examples are everyone's.
+    Clients are numbered in the order of their names.  All clients' test examples form the test set.
     """
 
     root: PathText = "data"
