@@ -213,7 +213,7 @@ def test_check_reads_a_replay_of_an_unknown_population(job, tmp_path, refused, h
     path = tmp_path / "cohorts.json"
     path.write_text(json.dumps([[0, 1], [1, 1], [2], [3]]))
     setting = f"cohort={{kind: replay, path: {path}}}"
-    assert "client 1 stands twice" in refused("check", job, setting)
+    assert "client 1 is listed twice" in refused("check", job, setting)
     path.write_text(json.dumps([[0, 1], [1], [2], [3]]))
     assert hpcfl("check", job, setting).code == 0
 
