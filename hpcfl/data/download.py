@@ -55,7 +55,7 @@ class PublishedFile:
 def provide(root: Path, files: Sequence[PublishedFile], track: Track) -> None:
     """Make sure that these files are in ``root`` and are the owners'; download missing ones.
 
-    A download that was cut off goes on where it ended; one that another process is at is waited
+    A download that was interrupted resumes where it ended; one that another process is at is waited
     for.
 
     Raises:
