@@ -1,4 +1,4 @@
-"""Federated algorithms, one file each; a job names them by the keys of ``ALGORITHMS``."""
+"""Federated algorithms, one file each; the keys of ``ALGORITHMS`` are their names in a job."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""AdaBest: client drift is estimated adaptively, and forgotten with absence.
+"""AdaBest: estimates of client drift that decay with a client's absence.
 
     server  x, xbar = x                       client i  h_i = 0, t_i = 0
     send    x
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from torch import int64, zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Fresh, Grad, Message, Upload
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Message, RandomInit, Upload
 from hpcfl.types import NonNegative, Scalar, Share, Vector
 
 
@@ -39,14 +39,14 @@ class AdaBest(Algorithm):
     """AdaBest (Varno et al., 2022)."""
 
     mu: NonNegative = 0.02
-    """Weight of a round's movement in the client's estimate."""
+    """Weight of x - y in the client's new estimate."""
     beta: Share = 0.9
-    """Extrapolation of the server's mean."""
+    """Factor of the extrapolation from the last mean of the clients' models."""
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, xbar=x0)
 
-    def init_client(self, x0: Vector, fresh: Fresh) -> State:
+    def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(h=zeros_like(x0), seen=x0.new_zeros((), dtype=int64))
 
     def begin(self, message: Message, state: State, client: Client) -> State:

@@ -17,17 +17,15 @@ One round, as the engine plays it (x, y, delta, ... are flat vectors [P]):
             upload_i, state_i <- finish(y, local, message, state_i, client_i)
         server <- update(server, mean of upload_i, cohort)
 
-The defaults are FedAvg's client, so a file holds what its paper adds.  ``grad`` is a function: a
-hook calls it where, and as often as, the paper does; every call of one step sees the same batch,
-augmentation and dropout mask.
+The default hooks are FedAvg's: a file holds what its paper adds.  A hook may call ``grad`` at any
+point, any number of times; calls of one step share the batch, augmentation and dropout mask.
 
-Laws.  Hooks are written for ONE client; they branch on hyperparameters, never on a tensor's
-value; they change nothing in place, draw nothing, and make no tensor from nothing (``zeros_like``,
-never ``torch.zeros``).  ``delta = x - y`` points where a gradient would.  Server, message, local,
-state and upload are NamedTuples of tensors, never None; in the first three a field may also be a
-tuple of tensors (past models).  What is sent and
-kept, its shapes and its bytes are found by playing a dry round: no algorithm declares them.
-A state that keeps ``message.x`` itself shares it with all clients of the round: it is stored once.
+Rules.  Hooks are written for ONE client; they branch on hyperparameters, never on the value of a
+tensor; they change nothing in place, draw no random numbers, and make new tensors from old ones
+(``zeros_like``, never ``torch.zeros``).  ``delta = x - y`` points where a gradient would.  Server,
+message, local, state and upload are NamedTuples of tensors, never None; in the first three a field
+may also be a tuple of tensors (past models).  Their shapes and bytes are found by a dry round: no
+algorithm declares them.  States that keep ``message.x`` itself share one stored copy.
 """
 
 from abc import ABC, abstractmethod
@@ -38,49 +36,50 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from hpcfl.types import Positive, Scalar, Section, Vector
 
 Grad = Callable[[Vector], Vector]  # the gradient of the step's mean batch loss, at a point
-Fresh = Callable[[], Vector]  # a random initialisation of the client's own
-Survey = Literal["none", "client", "cohort"]
+RandomInit = Callable[[], Vector]  # makes a random initial model, of one client alone
+Fresh = RandomInit  # its name in 0.1
+FullGradientScope = Literal["none", "client", "cohort"]
 
 
 class Client(NamedTuple):
-    """What a client knows of itself in this round; numbers are 0-d tensors."""
+    """A client in one round; numbers are 0-d tensors."""
 
     round: Scalar  # t, counted from zero (int64)
     steps: Scalar  # K, local steps of this round
     lr: Scalar  # eta, local learning rate of this round
-    examples: Scalar  # n, examples it holds
-    full_grad: Vector  # [P], of its mean loss over all its examples at x; [0] if not asked for
-    cohort_grad: Vector  # [P], plain mean of full_grad over the cohort; [0] if not asked for
+    examples: Scalar  # n, its number of training examples
+    full_grad: Vector  # [P], of its mean loss over all examples at x; [0] unless full_gradient
+    cohort_grad: Vector  # [P], plain mean of full_grad; [0] unless full_gradient is "cohort"
 
 
 class Cohort(NamedTuple):
-    """What the server knows of the round's clients."""
+    """The clients of one round together."""
 
     round: int  # t, counted from zero
-    size: int  # |S|, realised
+    size: int  # |S|, as drawn
     population: int  # N
     lr: float  # eta, local learning rate of this round
-    grad: Vector  # [P], plain mean of the clients' full_grad; [0] if not asked for
+    grad: Vector  # [P], plain mean of full_grad; [0] unless full_gradient is "cohort"
 
 
 class Server(NamedTuple):
-    """The least a server keeps; every server and message starts with a field ``x``."""
+    """The smallest server state; every server and every message starts with a field ``x``."""
 
     x: Vector
 
 
 class Message(NamedTuple):
-    """The least a server sends."""
+    """The smallest message to the clients."""
 
     x: Vector
 
 
 class Nothing(NamedTuple):
-    """The state of a client that remembers nothing."""
+    """The state of a client of a method that keeps none."""
 
 
 class Upload(NamedTuple):
-    """The least a client sends."""
+    """The smallest upload."""
 
     delta: Vector  # x - y
 
@@ -90,18 +89,18 @@ class Algorithm(Section, ABC):
     """A method: its hyperparameters as fields (the keys of the job), its mathematics as hooks."""
 
     unweighted: ClassVar[frozenset[str]] = frozenset()
-    """Upload fields averaged as 1/|S| sum, whatever the job's weights are."""
+    """Fields of the upload with a plain mean, 1/|S| sum, whatever the job's weights are."""
     not_transmitted: ClassVar[frozenset[str]] = frozenset()
-    """Upload fields the server could compute from the others: summed, but not counted as sent."""
+    """Fields of the upload that the server could compute itself: not counted as traffic."""
     traffic_note: ClassVar[str] = ""
-    """How a paper counts the traffic, where it counts otherwise: shown by ``hpcfl plan``."""
+    """The paper's count of the traffic, where it differs: shown by ``hpcfl plan``."""
 
     server_lr: Positive = 1.0
     """eta_g, the server's learning rate."""
 
     @property
-    def full_gradient(self) -> Survey:
-        """Which full-batch gradients at x a round needs before local training.
+    def full_gradient(self) -> FullGradientScope:
+        """The full-batch gradients at x that a round computes before local training.
 
         "client": each client's own, in ``client.full_grad``; "cohort": also their plain mean, in
         ``client.cohort_grad`` and ``cohort.grad`` (one more vector up and one more down).
@@ -114,14 +113,10 @@ class Algorithm(Section, ABC):
         return 1.0
 
     def resolve_defaults(self, participation: float, population: int) -> "Algorithm":
-        """This algorithm with the defaults that depend on the job's clients.
-
-        Args:
-            participation: C, the configured one.
-            population: N.
+        """This algorithm, with the defaults that follow from the job's participation C and N.
 
         Raises:
-            ValueError: it cannot run with them.
+            ValueError: the method cannot run with them.
         """
         return self
 
@@ -129,20 +124,20 @@ class Algorithm(Section, ABC):
     def init_server(self, x0: Vector) -> Any:
         """The server before round 0."""
 
-    def init_client(self, x0: Vector, fresh: Fresh) -> Any:
-        """The state of a client that was never in a cohort; ``x0`` is the initial model."""
+    def init_client(self, x0: Vector, random_init: RandomInit) -> Any:
+        """The state of a client before its first round; ``x0`` is the initial model."""
         return Nothing()
 
     def broadcast(self, server: Any) -> Any:
-        """What every client of the cohort receives."""
+        """The message to every client of the cohort."""
         return Message(server.x)
 
     def begin(self, message: Any, state: Any, client: Client) -> Any:
-        """What the client holds during its local steps."""
+        """The client's local quantities before its first local step."""
         return message
 
     def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
-        """The point from which the step leaves."""
+        """The point from which the step starts."""
         return y
 
     def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
@@ -150,7 +145,7 @@ class Algorithm(Section, ABC):
         return y
 
     def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:
-        """What the step follows downhill, without weight decay."""
+        """The direction that the step follows downhill, without weight decay."""
         return grad(point)
 
     def update_local(self, local: Any, step: Vector, client: Client) -> Any:
@@ -160,7 +155,7 @@ class Algorithm(Section, ABC):
     def finish(
         self, y: Vector, local: Any, message: Any, state: Any, client: Client
     ) -> tuple[Any, Any]:
-        """What the client sends and what it keeps, once it has arrived at ``y``."""
+        """The client's upload and its new state, after the local steps that end at ``y``."""
         return Upload(message.x - y), state
 
     @abstractmethod

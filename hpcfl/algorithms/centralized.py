@@ -1,4 +1,4 @@
-"""Centralised training: SGD with momentum on the pooled data, what targets are fractions of.
+"""Centralised training: SGD with momentum on the pooled data, the baseline of target accuracies.
 
     server  x                                 client  v = 0, of the only client
     send    x
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Client, Fresh, Grad, Message, Upload
+from hpcfl.algorithms.base import Client, Grad, Message, RandomInit, Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Decay, Vector
 
@@ -39,12 +39,12 @@ class Centralized(FedAvg):
     def resolve_defaults(self, participation: float, population: int) -> "Centralized":
         if population != 1:
             raise ValueError(
-                f"trains on pooled data, but the data is dealt to {population} clients; say "
+                f"trains on pooled data, but the data is divided among {population} clients; set "
                 "data.partition={kind: pooled}, data.clients=1 and cohort={kind: cyclic, size: 1}"
             )
         return self
 
-    def init_client(self, x0: Vector, fresh: Fresh) -> State:
+    def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(zeros_like(x0))
 
     def begin(self, message: Message, state: State, client: Client) -> State:

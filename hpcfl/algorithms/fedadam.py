@@ -26,8 +26,8 @@ from hpcfl.types import Decay, NonNegative, Positive, Vector
 
 class Server(NamedTuple):
     x: Vector
-    m: Vector  # mean of the steps, decaying
-    v: Vector  # mean of their squares, decaying
+    m: Vector  # decaying mean of -D
+    v: Vector  # decaying mean of D^2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class FedAdam(Algorithm):
     v0: NonNegative = 0.0
     """v before the first round, in every coordinate."""
     bias_correction: bool = False
-    """Divide m and v by what their zero start takes from them."""
+    """Correct m and v for their zero start, as Adam does."""
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, m=zeros_like(x0), v=full_like(x0, self.v0))

@@ -14,11 +14,11 @@ Departures: none.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Upload
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing, Upload
 from hpcfl.types import Decay, NonNegative, Vector
 
 
@@ -38,9 +38,9 @@ class FedADC(Algorithm):
     beta: Decay = 0.9
     """Momentum factor of the server."""
     beta_local: NonNegative = 1.0
-    """How much of the momentum a client's steps hold in all."""
+    """Factor of the momentum in all local steps of a round together."""
     nesterov: bool = False
-    """Take the gradient where the momentum leads."""
+    """Take the gradient after the step along the momentum."""
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, m=zeros_like(x0))
@@ -48,7 +48,7 @@ class FedADC(Algorithm):
     def broadcast(self, server: Server) -> Server:
         return server
 
-    def begin(self, message: Server, state: Any, client: Client) -> Local:
+    def begin(self, message: Server, state: Nothing, client: Client) -> Local:
         return Local(self.beta_local / client.steps * message.m)
 
     def start_point(self, y: Vector, local: Local, client: Client) -> Vector:

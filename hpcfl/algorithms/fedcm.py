@@ -21,13 +21,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Upload
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing, Upload
 from hpcfl.types import Fraction, Vector
 
 
 class Server(NamedTuple):
     x: Vector
-    momentum: Vector  # Delta, a gradient; mean(delta) where clients divide
+    momentum: Vector  # Delta, a gradient; for norm client the undivided mean(delta)
 
 
 class Local(NamedTuple):
@@ -35,7 +35,7 @@ class Local(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """The upload where the server divides."""
+    """The upload for norm server."""
 
     delta: Vector
     gradient: Vector  # delta / (eta K)
@@ -50,7 +50,7 @@ class FedCM(Algorithm):
     alpha: Fraction = 0.1
     """Weight of the client's own gradient."""
     norm: Literal["server", "client"] = "server"
-    """Who divides by eta K: the server by those of the round past, or each client by its own."""
+    """The division by eta K: at the server, by the last round's; or at each client, by its own."""
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, momentum=zeros_like(x0))
@@ -58,7 +58,7 @@ class FedCM(Algorithm):
     def broadcast(self, server: Server) -> Server:
         return server
 
-    def begin(self, message: Server, state: Any, client: Client) -> Local:
+    def begin(self, message: Server, state: Nothing, client: Client) -> Local:
         if self.norm == "server":
             return Local(message.momentum)
         return Local(message.momentum / (client.lr * client.steps))
@@ -67,8 +67,8 @@ class FedCM(Algorithm):
         return self.alpha * grad(point) + (1 - self.alpha) * local.momentum
 
     def finish(
-        self, y: Vector, local: Local, message: Server, state: Any, client: Client
-    ) -> tuple[Scaled | Upload, Any]:
+        self, y: Vector, local: Local, message: Server, state: Nothing, client: Client
+    ) -> tuple[Scaled | Upload, Nothing]:
         delta = message.x - y
         if self.norm == "server":
             return Scaled(delta, delta / (client.lr * client.steps)), state

@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Fresh, Grad, Message
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Message, RandomInit
 from hpcfl.types import Positive, Vector
 
 
@@ -29,7 +29,7 @@ class Server(NamedTuple):
 
 
 class State(NamedTuple):
-    l: Vector  # noqa: E741  # l_i, the gradient of f_i where this client last arrived
+    l: Vector  # noqa: E741  # l_i, the gradient of f_i at this client's last local model
 
 
 class Local(NamedTuple):
@@ -39,7 +39,7 @@ class Local(NamedTuple):
 
 class Upload(NamedTuple):
     delta: Vector
-    moved: Vector  # delta once more, averaged plainly
+    moved: Vector  # delta again, for its plain mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class FedDyn(Algorithm):
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, h=zeros_like(x0))
 
-    def init_client(self, x0: Vector, fresh: Fresh) -> State:
+    def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(zeros_like(x0))
 
     def begin(self, message: Message, state: State, client: Client) -> Local:

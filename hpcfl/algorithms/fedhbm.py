@@ -1,4 +1,4 @@
-"""FedHBM: heavy-ball momentum from what each client itself last arrived at.
+"""FedHBM: heavy-ball momentum from each client's own last local model.
 
     server  x                                 client i  z_i = none
     send    x
@@ -21,7 +21,7 @@ the authors' configuration, not in the algorithm's listing.
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from hpcfl.algorithms.base import Client, Fresh, Message, Upload
+from hpcfl.algorithms.base import Client, Message, RandomInit, Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Fraction, NonNegative, Scalar, Vector
 
@@ -47,15 +47,15 @@ class FedHBM(FedAvg):
     first: Literal["zero", "shared", "random"] = "zero"
     """The momentum of a client's first participation."""
     nesterov: bool = False
-    """Displace before the gradient is taken."""
+    """Take the gradient and the weight decay after the step along the momentum."""
     participation: Fraction | None = None
     """C; the job's configured participation when absent (1 outside a job)."""
 
     def resolve_defaults(self, participation: float, population: int) -> "FedHBM":
         return replace(self, participation=self.participation or participation)
 
-    def init_client(self, x0: Vector, fresh: Fresh) -> State:
-        return State(fresh() if self.first == "random" else x0, known=x0.new_zeros(()))
+    def init_client(self, x0: Vector, random_init: RandomInit) -> State:
+        return State(random_init() if self.first == "random" else x0, known=x0.new_zeros(()))
 
     def begin(self, message: Message, state: State, client: Client) -> Local:
         active = state.known if self.first == "zero" else 1.0

@@ -1,4 +1,4 @@
-"""FedMIM: every local step holds the inertia of the last rounds of the global model.
+"""FedMIM: every local step moves along the last differences of the global model, too.
 
     server  x, x_(t-1) ... x_(t-J), all x_0   client  nothing
     send    x, x_(t-1) ... x_(t-J)
@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Upload
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Nothing, Upload
 from hpcfl.types import NonNegative, Vector
 
 
@@ -70,7 +70,7 @@ class FedMIM(Algorithm):
     def broadcast(self, server: Server) -> Server:
         return server
 
-    def begin(self, message: Server, state: Any, client: Client) -> Local:
+    def begin(self, message: Server, state: Nothing, client: Client) -> Local:
         differences = [
             (older - newer) / client.steps for newer, older in pairwise((message.x, *message.past))
         ]

@@ -14,12 +14,12 @@ the authors' configuration, not in the paper.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Upload
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Nothing, Upload
 from hpcfl.types import Count, Fraction, NonNegative, Vector
 
-MOST = 100_000  # rounds that the momentum reaches back by default
+MAX_DEFAULT_TAU = 100_000  # the server keeps tau models
 
 
 class Server(NamedTuple):
@@ -45,16 +45,16 @@ class GHB(Algorithm):
     tau: Count | None = None
     """How many rounds the momentum reaches back; round(1 / C) when absent (1 outside a job)."""
     nesterov: bool = False
-    """Displace before the gradient is taken."""
+    """Take the gradient and the weight decay after the step along the momentum."""
     participation: Fraction | None = None
     """C; the job's configured participation when absent."""
 
     def resolve_defaults(self, participation: float, population: int) -> "GHB":
         participation = self.participation or participation
-        if self.tau is None and participation * MOST < 1:
+        if self.tau is None and participation * MAX_DEFAULT_TAU < 1:
             raise ValueError(
-                f"takes tau = round(1 / C), which is more than {MOST} for C = {participation:g}; "
-                "say algorithm.tau"
+                f"takes tau = round(1 / C), which is more than {MAX_DEFAULT_TAU} for "
+                f"C = {participation:g}; set algorithm.tau"
             )
         return replace(self, participation=participation, tau=self.tau or round(1 / participation))
 
@@ -64,7 +64,7 @@ class GHB(Algorithm):
     def broadcast(self, server: Server) -> Message:
         return Message(server.x, server.past[0])
 
-    def begin(self, message: Message, state: Any, client: Client) -> Local:
+    def begin(self, message: Message, state: Nothing, client: Client) -> Local:
         tau = self.tau or 1
         factor = self.beta / (tau * client.steps) * (client.round >= tau)
         return Local(factor * (message.x - message.anchor))

@@ -20,7 +20,7 @@ the authors' configuration, not in the paper.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hpcfl.algorithms.base import Client, Fresh, Message, Upload
+from hpcfl.algorithms.base import Client, Message, RandomInit, Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Fraction, NonNegative, Scalar, Vector
 
@@ -41,14 +41,14 @@ class LocalGHB(FedAvg):
     beta: NonNegative = 0.9
     """Momentum factor."""
     nesterov: bool = False
-    """Displace before the gradient is taken."""
+    """Take the gradient and the weight decay after the step along the momentum."""
     participation: Fraction | None = None
     """C; the job's configured participation when absent (1 outside a job)."""
 
     def resolve_defaults(self, participation: float, population: int) -> "LocalGHB":
         return replace(self, participation=self.participation or participation)
 
-    def init_client(self, x0: Vector, fresh: Fresh) -> State:
+    def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(anchor=x0, known=x0.new_zeros(()))
 
     def begin(self, message: Message, state: State, client: Client) -> Local:

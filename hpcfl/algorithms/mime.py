@@ -1,7 +1,7 @@
 """Mime: clients correct their gradients by the cohort's and apply the server's fixed momentum.
 
     server  x, m = 0                          client  nothing
-    survey  grad f_i(x) of every client of the cohort;  c = their plain mean
+    first   grad f_i(x) of every client of the cohort;  c = their plain mean
     send    x, c, and m where beta > 0
     step    G = g(y; b) - g(x; b) + c
             y <- y - eta (G + beta m)                     (heavy)
@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Survey
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
 from hpcfl.types import Decay, Vector
 
 
@@ -42,8 +42,8 @@ class Mime(Algorithm):
     """Momentum as a heavy ball, or as an exponential moving average."""
 
     @property
-    def full_gradient(self) -> Survey:
-        """The cohort's, and each client's for it."""
+    def full_gradient(self) -> FullGradientScope:
+        """The cohort's mean, for which each client computes its own."""
         return "cohort"
 
     def init_server(self, x0: Vector) -> Server:
@@ -53,7 +53,7 @@ class Mime(Algorithm):
         return server
 
     def blend(self, gradient: Vector, m: Vector) -> Vector:
-        """A gradient and the momentum: what a step follows, and the next momentum."""
+        """A gradient mixed with the momentum: a step's direction, and the next momentum."""
         if not self.beta:
             return gradient
         return (gradient if self.form == "heavy" else (1 - self.beta) * gradient) + self.beta * m
@@ -65,6 +65,6 @@ class Mime(Algorithm):
         return self.advance(server, mean.delta, cohort.grad)
 
     def advance(self, server: Server, delta: Vector, c: Vector) -> Server:
-        """The server after a step along ``delta``, its momentum with the cohort's gradient."""
+        """The server after a step along ``delta`` and the cohort's gradient ``c``."""
         m = self.blend(c, server.m) if self.beta else server.m
         return Server(server.x - self.server_lr * delta, m)

@@ -18,7 +18,7 @@ Departures: Mime's.  At beta = 0 the model is FedAvg's, but full gradients are c
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from hpcfl.algorithms.base import Client, Cohort, Grad, Survey
+from hpcfl.algorithms.base import Client, Cohort, FullGradientScope, Grad, Nothing
 from hpcfl.algorithms.mime import Mime, Server
 from hpcfl.types import Vector
 
@@ -35,7 +35,7 @@ class MimeLite(Mime):
     unweighted: ClassVar[frozenset[str]] = frozenset({"grad"})
 
     @property
-    def full_gradient(self) -> Survey:
+    def full_gradient(self) -> FullGradientScope:
         """Each client's own."""
         return "client"
 
@@ -43,8 +43,8 @@ class MimeLite(Mime):
         return self.blend(grad(point), local.m)
 
     def finish(
-        self, y: Vector, local: Server, message: Server, state: Any, client: Client
-    ) -> tuple[Upload, Any]:
+        self, y: Vector, local: Server, message: Server, state: Nothing, client: Client
+    ) -> tuple[Upload, Nothing]:
         return Upload(message.x - y, client.full_grad), state
 
     def update(self, server: Server, mean: Any, cohort: Cohort) -> Server:

@@ -21,7 +21,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Fresh, Grad, Survey
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad, RandomInit
 from hpcfl.types import Vector
 
 
@@ -50,17 +50,17 @@ class Scaffold(Algorithm):
     unweighted: ClassVar[frozenset[str]] = frozenset({"dc"})
 
     option: Literal[1, 2] = 2
-    """How a client renews c_i: 1, a full gradient at x; 2, the mean of its local steps."""
+    """The new c_i of a client: 1, its full gradient at x; 2, the mean of its local steps."""
 
     @property
-    def full_gradient(self) -> Survey:
-        """Option 1 needs the client's own."""
+    def full_gradient(self) -> FullGradientScope:
+        """Each client's own, for option 1."""
         return "client" if self.option == 1 else "none"
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, c=zeros_like(x0))
 
-    def init_client(self, x0: Vector, fresh: Fresh) -> State:
+    def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(c=zeros_like(x0))
 
     def broadcast(self, server: Server) -> Server:

@@ -17,11 +17,11 @@ server's.  Weight decay is part of G.  A last partial batch weighs as much as a 
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Message
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Message, Nothing
 from hpcfl.types import Decay, Positive, Vector
 
 
@@ -33,7 +33,7 @@ class Server(NamedTuple):
 
 class Local(NamedTuple):
     x: Vector
-    total: Vector  # of the gradients so far
+    total: Vector  # sum of the gradients so far
 
 
 class Upload(NamedTuple):
@@ -45,7 +45,7 @@ class ServerOnly(Algorithm):
     """The server's optimiser over large-batch gradients (FedSGD)."""
 
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
-    """What the server steps by."""
+    """The optimiser of the server."""
     beta: Decay = 0.9
     """Momentum factor of momentum."""
     b1: Decay = 0.9
@@ -59,7 +59,7 @@ class ServerOnly(Algorithm):
         m = zeros_like(x0) if self.optimizer != "sgd" else x0[:0]
         return Server(x0, m, zeros_like(x0) if self.optimizer == "adam" else x0[:0])
 
-    def begin(self, message: Message, state: Any, client: Client) -> Local:
+    def begin(self, message: Message, state: Nothing, client: Client) -> Local:
         return Local(message.x, zeros_like(message.x))
 
     def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
@@ -69,8 +69,8 @@ class ServerOnly(Algorithm):
         return Local(local.x, local.total + step)
 
     def finish(
-        self, y: Vector, local: Local, message: Message, state: Any, client: Client
-    ) -> tuple[Upload, Any]:
+        self, y: Vector, local: Local, message: Message, state: Nothing, client: Client
+    ) -> tuple[Upload, Nothing]:
         return Upload(local.total / client.steps), state
 
     def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:

@@ -166,7 +166,7 @@ def _data_lines(parts: Components) -> Iterable[tuple[str, str]]:
     own, shared = kept.own.bytes, kept.shared.bytes
     once = f"; {decimal(shared)} a round and rank, once for all its clients" if shared else ""
     yield "states", f"{decimal(own)} a client, {decimal(own * len(sizes))} in all{once}"
-    for number, note in enumerate(parts.dataset.notes):
+    for number, note in enumerate((*parts.loaded.notes, *parts.dataset.notes)):
         yield "" if number else "note", note
     if parts.missing_weights:
         yield "skipped", f"model.init left out {', '.join(parts.missing_weights)}"

@@ -1,15 +1,16 @@
 """Assign clients to ranks: the rank that owns each one's state, and the rank that trains it.
 
-A client has one owner for the whole run.  In a round it is trained by its owner; with
-``balance: steal`` ranks that would be busiest give some of their clients to others.  The result
-does not depend on the rank that trains: each client's draws are its own, and sums are exact.
-Balancing transfers few clients (seldom one more than it must), until the busiest rank has at most a
-twentieth more to do than by the longest-processing-time rule (LPT: the largest first, each to the
-rank with the least so far), which ignores owners.  All of it is a function of the cohort, the same
-on every rank.
+A client has one owner for the whole run, which trains it in every round; with ``balance: steal``
+the busiest ranks transfer some of their clients to others for a round.  The result does not depend
+on the rank that trains: every client has its own random generators, and sums are exact.
 
-Work is counted in examples, not in steps: the time of a step is that of its batch, and the only
-step of a small client, or the last of any, may have few examples.
+Balancing transfers as few clients as possible, seldom one more, such that the busiest rank has at
+most a twentieth more work than by the longest-processing-time rule (LPT: the largest client first,
+each to the rank with the least work so far), which ignores owners.  Assignments are a function of
+the cohort, computed alike on every rank, so that nothing needs to be communicated.
+
+Work is counted in examples, not in steps: a step takes the time of its batch, and the only step of
+a small client, or the last step of any, may have few examples.
 """
 
 from bisect import bisect_left
@@ -24,13 +25,13 @@ from numpy.typing import NDArray
 
 from hpcfl.errors import JobError
 
-_SLACK = 20  # a move costs more than the twentieth part of a rank's work that it may save
+_SLACK = 20  # a transfer costs more than the twentieth of a rank's work that it could save
 
 Ints = NDArray[np.int64]
 
 
 def assign_owners(examples: Sequence[int], ranks: int) -> NDArray[np.int64]:
-    """The owner of every client: the largest first, each to the rank with the least so far.
+    """The owner of every client: the largest first, each to the rank with the fewest examples.
 
     Raises:
         JobError: there are more ranks than clients.
@@ -59,15 +60,15 @@ class Transfer(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """What falls to one rank in a round, in the cohort's order."""
+    """The clients of one rank in a round, in the cohort's order."""
 
     round: int
     trained: list[int]
     """The members of the cohort that this rank trains."""
     owned: list[int]
-    """Those whose states this rank keeps."""
+    """The members whose states this rank keeps."""
     transfers: list[Transfer]
-    """On any ranks; the same list on all of them."""
+    """The transfers between all ranks; the same list on every rank."""
 
 
 class Balance:
@@ -76,10 +77,10 @@ class Balance:
     Args:
         draw: round -> its cohort.
         rounds: of the run.
-        owner: [N], the rank of every client.
-        work: [N], positive, the examples that every client takes in a round; None: owners train.
-        rank: the one whose assignments are computed.
-        ranks: how many there are.
+        owner: [N], the rank that owns each client.
+        work: [N], positive, examples in a round of each client; None: owners train.
+        rank: whose assignments are computed.
+        ranks: their number.
     """
 
     def __init__(
@@ -93,11 +94,11 @@ class Balance:
     ) -> None:
         self._draw, self._rounds, self._rank, self._ranks = draw, rounds, rank, ranks
         self._owner, self._work = owner, work
-        # Two rounds are kept: the coming one is looked at while this one is played.
-        self.assignment = lru_cache(2)(self._duty)
-        """Round -> what falls to this rank; of a round past the end, nothing."""
+        # Two rounds are cached: the next one is used while this one is played.
+        self.assignment = lru_cache(2)(self._assignment)
+        """Round -> the assignment of this rank; after the last round, an empty one."""
 
-    def _duty(self, round: int) -> Assignment:
+    def _assignment(self, round: int) -> Assignment:
         if round >= self._rounds:
             return Assignment(round, [], [], [])
         members = self._draw(round)
@@ -110,39 +111,42 @@ class Balance:
             round,
             members[trainer == self._rank].tolist(),
             members[owner == self._rank].tolist(),
-            [Transfer(*move) for move in zip(*(part.tolist() for part in columns), strict=True)],
+            [Transfer(*row) for row in zip(*(column.tolist() for column in columns), strict=True)],
         )
 
 
 def assign_trainers(owner: Ints, work: Ints, ranks: int) -> Ints:
-    """Who trains each member of a cohort.
+    """The rank that trains each member of a cohort.
 
     Args:
-        owner: [K], the rank that keeps the member's state.
-        work: [K], positive, what there is to do for it.
-        ranks: how many.
+        owner: [K], the rank that owns the member.
+        work: [K], positive, its examples in the round.
+        ranks: their number.
 
     Returns:
         [K], ranks; the busiest has at most 1.05 times the work of the busiest by LPT.
     """
     load = np.bincount(owner, work, ranks).astype(np.int64)
-    least = max(int(work.max(initial=0)), -(-int(work.sum()) // ranks))  # whatever is done
+    # The busiest rank has at least the largest client, and at least the mean over ranks.
+    least = max(int(work.max(initial=0)), -(-int(work.sum()) // ranks))
     if load.max() <= least + least // _SLACK:
         return owner
-    where, size = owner.tolist(), work.tolist()
-    spread, most = _spread(size, ranks)
+    owners, sizes = owner.tolist(), work.tolist()
+    spread, most = _lpt(sizes, ranks)
     limit = most + most // _SLACK
-    ways = (
-        _unburdened(where, size, load.tolist(), limit),
-        _crowded_out(where, size, ranks, limit),
-        _renamed(where, spread, ranks),
+    # Finding the fewest transfers is a bin-packing problem; three heuristics, of which the last one
+    # always succeeds, come close.
+    candidates = (
+        _transfer_from_busiest(owners, sizes, load.tolist(), limit),
+        _transfer_what_exceeds(owners, sizes, ranks, limit),
+        _match_groups(owners, spread, ranks),
     )
-    found = [np.array(way, dtype=np.int64) for way in ways if way is not None]
-    return min(found, key=lambda way: int(np.count_nonzero(way != owner)))
+    found = [np.array(trainer, dtype=np.int64) for trainer in candidates if trainer is not None]
+    return min(found, key=lambda trainer: int(np.count_nonzero(trainer != owner)))
 
 
-def _spread(work: Sequence[int], ranks: int) -> tuple[list[int], int]:
-    """The rank of every client by LPT, and the work of the busiest."""
+def _lpt(work: Sequence[int], ranks: int) -> tuple[list[int], int]:
+    """The rank of every client by the LPT rule, and the work of the busiest rank."""
     rank_of, loads = [0] * len(work), [(0, rank) for rank in range(ranks)]
     for i in _largest_first(work):
         load, rank = loads[0]
@@ -151,12 +155,13 @@ def _spread(work: Sequence[int], ranks: int) -> tuple[list[int], int]:
     return rank_of, max(loads)[0]
 
 
-def _unburdened(
+def _transfer_from_busiest(
     owner: Sequence[int], work: Sequence[int], load: list[int], limit: int
 ) -> list[int] | None:
-    """Let the overburdened hand clients to the others; None where a client fits nowhere.
+    """Transfer clients from ranks above ``limit`` to the others; None if a client fits nowhere.
 
-    One that is enough by itself goes, the smallest such one, else the largest that fits.
+    The smallest client that brings its rank below the limit is transferred, else the largest one
+    that fits on another rank.
     """
     trainer = list(owner)
     least = [(of, rank) for rank, of in enumerate(load) if of <= limit]
@@ -178,10 +183,13 @@ def _unburdened(
     return trainer
 
 
-def _crowded_out(
+def _transfer_what_exceeds(
     owner: Sequence[int], work: Sequence[int], ranks: int, limit: int
 ) -> list[int] | None:
-    """Let the largest stay, and whoever no longer fits go; None where one fits nowhere."""
+    """Keep the largest clients with their owners up to ``limit``, and transfer the rest.
+
+    None if a client fits nowhere.
+    """
     trainer, load = list(owner), [0] * ranks
     for i in _largest_first(work):
         rank = owner[i]
@@ -192,18 +200,19 @@ def _crowded_out(
     return trainer if max(load) <= limit else None
 
 
-def _renamed(owner: Sequence[int], spread: Sequence[int], ranks: int) -> list[int]:
-    """LPT's groups, each given to a rank that owns many of its clients."""
+def _match_groups(owner: Sequence[int], spread: Sequence[int], ranks: int) -> list[int]:
+    """The groups of the LPT rule, each on a rank that owns many of its clients."""
     shared = Counter(zip(spread, owner, strict=True))
-    name: dict[int, int] = {}
+    rank_of: dict[int, int] = {}
     free = dict.fromkeys(range(ranks))
     for group, rank in sorted(shared, key=lambda pair: (-shared[pair], pair)):
-        if group not in name and rank in free:
-            name[group] = rank
+        if group not in rank_of and rank in free:
+            rank_of[group] = rank
             del free[rank]
     rest = iter(free)
     return [
-        name[group] if group in name else name.setdefault(group, next(rest)) for group in spread
+        rank_of[group] if group in rank_of else rank_of.setdefault(group, next(rest))
+        for group in spread
     ]
 
 

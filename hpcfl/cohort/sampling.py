@@ -52,7 +52,7 @@ class Uniform(_Sized):
 
 @dataclass(frozen=True, kw_only=True)
 class Bernoulli(Section):
-    """Every client independently with probability ``p``; a round may be empty."""
+    """Each client independently with probability ``p``; a round may be empty."""
 
     kind: Literal["bernoulli"] = "bernoulli"
     p: Fraction
@@ -62,7 +62,7 @@ class Bernoulli(Section):
         return self.p
 
     def check(self, population: int, rounds: int) -> None:
-        """Any population will do."""
+        """Nothing to check: any population is valid."""
 
     def draw(self, round: int, population: int, seed: int) -> Clients:
         """The round's clients, ascending."""
@@ -135,7 +135,7 @@ class Replay(Section):
                 )
             if len(set(ids)) < len(ids):
                 ((double, _),) = Counter(ids).most_common(1)
-                raise JobError(f"cohort.rounds[{t}]: client {double} stands twice")
+                raise JobError(f"cohort.rounds[{t}]: client {double} is listed twice")
         if not any(self.cohorts):
             raise JobError("cohort.rounds: every cohort is empty")
 

@@ -1,4 +1,4 @@
-"""Fetch and check archives of a data set's publisher, and extract the members that are needed."""
+"""Download and check archives of a data set's publisher, and extract the members in use."""
 
 import struct
 import tarfile
@@ -38,15 +38,15 @@ class Archive(PublishedFile):
     """A tar or zip file as its owners publish it."""
 
     members: Mapping[str, str]
-    """The names of the wanted members in it, and their paths below the data set's root."""
+    """The names of members in use, and their paths below the data set's root."""
 
     def unpacked(self, root: Path) -> bool:
-        """Whether every wanted member lies in ``root``."""
+        """Whether every member in use is in ``root``."""
         return all((root / place).exists() for place in self.members.values())
 
 
 def provide_members(root: Path, archive: Archive, track: Track) -> None:
-    """Make sure that the wanted members lie in ``root``; fetch the archive where it is needed.
+    """Make sure that the members in use are in ``root``; download the archive if one is missing.
 
     The archive is checked before it is unpacked, also where it was put there by hand, and stays.
     Nothing but the wanted members is written, each under the name given here and whole or not at
@@ -71,7 +71,7 @@ def provide_members(root: Path, archive: Archive, track: Track) -> None:
 def provide_folder(
     root: Path, archive: PublishedFile, folder: str, wanted: Pattern[str], track: Track
 ) -> None:
-    """Take a folder out of an archive that is fetched if need be, as ``provide_members`` does.
+    """Extract a folder from an archive, which is downloaded if it is missing.
 
     Args:
         root: of the data set.
@@ -104,7 +104,7 @@ def provide_folder(
 
 
 def _unpack(path: Path, place: Callable[[str], Path | None], track: Track) -> None:
-    """Write every member to where it belongs, if anywhere.
+    """Write every member in use to its path.
 
     Raises:
         DataError: the archive is damaged.
@@ -127,7 +127,7 @@ Content = Callable[[], Any]  # opens a member for reading
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Iterable[tuple[str, Content]]]:
-    """The regular files of an archive, in its order: names, and what opens them."""
+    """The regular files of an archive, in its order: names, and functions that open them."""
     if is_zipfile(path):
         with ZipFile(path) as bag:
             files = (info for info in bag.infolist() if not info.is_dir())
@@ -140,12 +140,12 @@ def _opened(path: Path) -> Iterator[Iterable[tuple[str, Content]]]:
 
 
 def _plain(name: str) -> str:
-    """A member's name without the "./" that some archives put before it."""
+    """A member's name without the prefix "./" of some archives."""
     return name.removeprefix("./")
 
 
 def _write(path: Path, content: Content) -> None:
-    """Write PATH.part, which becomes PATH when it is whole."""
+    """Write PATH.part, which is renamed to PATH when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     with content() as source, part.open("wb") as out:

@@ -22,13 +22,14 @@ Part = Annotated[float, Interval(gt=0, lt=1)]
 LossName = Literal["cross_entropy", "tokens", "squared", "quadratic"]
 
 
-DRAWS = 2**63  # how many numbers an example's draw may be
+DRAWS = 2**63  # an example's draw is a number below
 
 
 class Transform(Protocol):
-    """Stored rows to model inputs, each from its own row alone.
+    """Makes model inputs from stored rows, each from its own row alone.
 
-    An object has an attribute ``augment``: whether it takes draws.  A plain function takes none.
+    A transform that is an object has an attribute ``augment``: whether it uses draws.  A plain
+    function uses none.
     """
 
     def __call__(self, inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
@@ -38,16 +39,16 @@ class Transform(Protocol):
             inputs: the rows.
             dtype: of the model.
             draws: [B] int64 on the same device, a random number from 0 to 2^63 - 1 for each
-                example, all that its augmentation may depend on; None means no augmentation.
+                example, the only source of its augmentation; None: no augmentation.
         """
         ...
 
 
 def augments(transform: Transform) -> bool:
-    """Whether the transform takes draws.
+    """Whether the transform uses draws.
 
     Raises:
-        JobError: it is an object that does not say so.
+        JobError: it is an object without a boolean attribute ``augment``.
     """
     if isfunction(transform):
         return False
@@ -63,7 +64,7 @@ def augments(transform: Transform) -> bool:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set in memory (or memory-mapped), before it is dealt to clients."""
+    """A data set in memory, or mapped into memory, before it is divided among clients."""
 
     train: Examples
     test: Examples | None
@@ -74,12 +75,12 @@ class Dataset:
     loss: LossName
     transform: Transform
     personal: Callable[[int], Transform] | None = None
-    """A client's own transform, where clients do not see alike; ``transform`` for all if None."""
+    """Client -> its transform, where transforms differ; None: all clients have ``transform``."""
     mapped: bool = False
-    """Whether the examples lie in a file that the system maps into memory as far as there is room,
-    and so take none of their own."""
+    """Whether the examples are in a file that is mapped into memory: the system loads its pages
+    when they are used, and drops them when memory is short."""
     notes: tuple[str, ...] = ()
-    """What a person should know of them: said when a run starts, and by ``hpcfl check --data``."""
+    """Lines for the user, printed when a run starts, and by ``hpcfl check --data``."""
 
     def sample(self, count: int) -> Tensor:
         """The first so many training inputs [count, ...], as stored."""
@@ -88,7 +89,7 @@ class Dataset:
 
 
 def counted(data: Dataset) -> str:
-    """How much there is: "100 clients, 50000 training and 10000 test examples, 10 classes"."""
+    """The size of a data set: "100 clients, 50000 training and 10000 test examples, 10 classes"."""
     clients = "" if data.natural is None else f"{len(data.natural)} clients, "
     tested = "" if data.test is None else f" and {len(data.test.labels)} test"
     classes = "" if data.classes is None else f", {data.classes} classes"
@@ -100,41 +101,41 @@ class DataConfig(Section):
     """The ``data`` section of a job; a data set's own keys are the fields of its subclass."""
 
     clients: Count | None = None
-    """N: how many clients the examples are dealt to; of a natural split, how many are drawn."""
+    """N: number of clients that the examples are divided among, or drawn of natural clients."""
     partition: Partition | None = None
-    """How the training examples are dealt; when absent, natural if the data has owners, or iid."""
+    """How to divide the training examples; natural if the data has owners, or iid, when absent."""
     holdout: Part | None = None
-    """The share of each client's examples that it keeps back from training, to be tested on."""
+    """The share of each client's examples that is held out of training, for tests."""
 
     def __post_init__(self) -> None:
         if isinstance(self.partition, Pooled) and self.clients not in (None, 1):
             raise ValueError(
                 f"clients is {self.clients}, but the partition is pooled: one client holds "
-                "everything; say 1 or null"
+                "everything; set clients to 1 or null"
             )
 
     @property
     def population(self) -> int | None:
-        """N, or None where only the data knows it."""
+        """N, or None where it follows from the data."""
         return 1 if isinstance(self.partition, Pooled) else self.clients
 
     def fetch(self) -> None:
-        """Bring files that ``load`` needs into place; called before it, on one rank alone.
+        """Download files that ``load`` needs; called before it, on one rank only.
 
         Raises:
-            DataError: they cannot be had.
+            DataError: they cannot be downloaded.
         """
 
     def prepare(self, track: Track) -> Path:
-        """Fetch or find the owners' files, check them, make the file that ranks read by client.
+        """Fetch or find the owners' files, check them, and make the file that jobs read.
 
-        What an earlier call has done is not done again.
+        Work of an earlier call is not repeated.
 
         Returns:
-            The file or folder that is now ready.
+            The file or folder that is ready for jobs.
 
         Raises:
-            DataError: a file is missing, and where it belongs; or it is damaged.
+            DataError: a file is missing (the message says where it belongs) or damaged.
             JobError: there is nothing to prepare.
         """
         raise JobError(
@@ -142,11 +143,11 @@ class DataConfig(Section):
         )
 
     def input_files(self) -> Sequence[InputFile] | None:
-        """The files that ``load`` reads, once they are fetched; none where it draws its examples.
+        """The files that ``load`` reads, once they are fetched; empty where it draws its examples.
 
-        A run records their contents when it starts, and goes on only from the same ones.  None (the
-        default) is for a class that does not tell: every start then digests what ``load`` returns,
-        which takes longer.  A file that is not there may be among them: ``load`` refuses it.
+        A run records their digests at its first start, and refuses to resume from other contents.
+        None (the default) means unknown: every start then digests the examples themselves, which
+        takes longer.  A missing file may be among them: ``load`` refuses it.
         """
         return None
 
@@ -158,5 +159,5 @@ class DataConfig(Section):
             seed: the job's, for data that is itself drawn at random.
 
         Raises:
-            DataError: a file is missing, damaged or not what it should be.
+            DataError: a file is missing, damaged or of another kind.
         """

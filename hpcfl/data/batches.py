@@ -12,14 +12,14 @@ def steps(
 ) -> int:
     """K, the local steps of a client in a round: ``steps``, or ``epochs`` passes.
 
-    A pass is ceil(examples / batch_size) steps; floor with ``drop_last``, but one at least.
+    A pass is ceil(examples / batch_size) steps; floor with ``drop_last``, but at least one.
 
     Args:
-        examples: n, those of the client.
+        examples: n, of the client.
         batch_size: B, or None for full batches.
         epochs: E; exactly one of ``epochs`` and ``steps`` is given.
         steps: K itself.
-        drop_last: leave out the last partial batch of every pass.
+        drop_last: skip the last partial batch of every pass.
     """
     if (epochs is None) == (steps is None):
         raise ValueError("exactly one of epochs and steps must be given")
@@ -37,10 +37,10 @@ def order(
     drop_last: bool,
     generator: np.random.Generator,
 ) -> Iterator[NDArray[np.int64]]:
-    """The positions, out of 0..n-1, of the batch of each local step.
+    """The positions, from 0 to n - 1, of the batch of each local step.
 
-    Every pass is shuffled anew; ``steps`` goes on through as many passes as it takes.  A batch
-    that holds every example is not shuffled.
+    Every pass is shuffled anew; ``steps`` takes as many passes as it needs.  A batch of all
+    examples is not shuffled.
     """
     count = _steps(examples, batch_size=batch_size, epochs=epochs, steps=steps, drop_last=drop_last)
     if batch_size is None or batch_size >= examples:
@@ -51,7 +51,7 @@ def order(
 
 
 def taken(examples: int, *, batch_size: int | None, steps: int, drop_last: bool) -> int:
-    """The examples that the batches of ``order`` hold raise_collectively, of so many ``steps``."""
+    """The number of examples in all batches of ``order``, for so many ``steps``."""
     if batch_size is None or batch_size >= examples:
         return steps * examples
     per_pass = _per_pass(examples, batch_size, drop_last)

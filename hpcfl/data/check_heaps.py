@@ -24,7 +24,7 @@ _BLOCK = 1 << 24  # bytes searched at a time
 
 
 def check_heaps(path: Path) -> None:
-    """Walk through all global heaps of a file, once for as long as it does not change.
+    """Check all global heaps of a file, once while it does not change.
 
     Raises:
         DataError: one of them is damaged.
@@ -48,7 +48,7 @@ def _check(path: Path, size: int, changed: int) -> None:
 
 
 def _walk(path: Path, content: NDArray[np.uint8], heaps: NDArray[np.int64]) -> None:
-    """Walk through the heaps that begin at these places, all at once."""
+    """Check the heaps at these offsets, all at once."""
     heaps = heaps[heaps + _HEADER <= len(content)]
     ends = heaps + _sizes(content, heaps)
     # HDF5 refuses a heap that is too small or ends behind the file.
@@ -72,6 +72,6 @@ def _walk(path: Path, content: NDArray[np.uint8], heaps: NDArray[np.int64]) -> N
 
 
 def _sizes(content: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What the 8 bytes say that end each header; what does not fit a file, as -1."""
+    """The sizes in the last 8 bytes of each header; -1 for sizes larger than any file."""
     raw = content[places[:, None] + np.arange(8, 16)].view("<i8")[:, 0]
     return np.where((raw < 0) | (raw > 1 << 62), -1, raw)

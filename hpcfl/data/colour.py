@@ -13,7 +13,7 @@ from hpcfl.types import Section, Share
 
 @dataclass(frozen=True, kw_only=True)
 class Colour(Section):
-    """How far brightness and saturation of a client's images may be from the stored ones."""
+    """The ranges of the factors of brightness and saturation of a client's images."""
 
     brightness: Share = 0.0
     """A client's factor is uniform in 1 - brightness to 1 + brightness."""
@@ -41,7 +41,7 @@ class Coloured(DataConfig):
     ) -> Callable[[int], Transform] | None:
         """Each client's transform: ``transform`` with factors drawn once, from a stream of its own.
 
-        They hold for all that the client has, to train on or held out; the test set is as stored.
+        They apply to the client's training and held-out examples; the test set is unchanged.
         """
         colour = self.colour
         if colour is None:

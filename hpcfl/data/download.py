@@ -1,4 +1,4 @@
-"""Fetch files of a data set's publisher where there is internet; check them everywhere."""
+"""Download files of a data set's publisher, and check files that are there."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,10 +21,10 @@ _DIGITS = 18  # of a size
 
 
 class Track(Protocol):
-    """What shows that something long goes on."""
+    """Shows the progress of a long operation."""
 
     def __call__(self, items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
-        """The items themselves, shown as progress on ``what``, out of ``total``."""
+        """The same items; shows progress on ``what``, out of ``total``."""
         ...
 
 
@@ -36,12 +36,12 @@ class PublishedFile:
     """Its path below the data set's root."""
     url: str
     md5: str | None = None
-    """Of the file, in hexadecimal; None where the owners give none."""
+    """md5 of the file, in hexadecimal; None where the owners give none."""
     sha256: str | None = None
-    """Likewise."""
+    """sha256 of the file, in hexadecimal; None where the owners give none."""
 
     def check(self, path: Path, track: Track) -> None:
-        """Compare a file with the checksums that the owners give.
+        """Compare a file with the owners' checksums.
 
         Raises:
             DataError: it is another one, or cannot be read.
@@ -53,9 +53,9 @@ class PublishedFile:
 
 
 def provide(root: Path, files: Sequence[PublishedFile], track: Track) -> None:
-    """Make sure that these files lie in ``root`` and are the owners': download what is missing.
+    """Make sure that these files are in ``root`` and are the owners'; download missing ones.
 
-    A download that was cut off goes on where it ended; one that another process is at is waited
+    A download that was interrupted resumes where it ended; one that another process is at is waited
     for.
 
     Raises:
@@ -91,7 +91,7 @@ def provide(root: Path, files: Sequence[PublishedFile], track: Track) -> None:
 
 
 def check_count(path: Path, what: str, found: int, expected: int) -> None:
-    """Compare how many there are with what the owners tell.
+    """Compare a number with the owners' number.
 
     Raises:
         DataError: there are more or fewer.
@@ -101,7 +101,7 @@ def check_count(path: Path, what: str, found: int, expected: int) -> None:
 
 
 def quiet(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
-    """The track that shows nothing."""
+    """The ``Track`` that shows nothing."""
     return items
 
 
@@ -124,7 +124,7 @@ def _check(path: Path, algorithm: str, expected: str, track: Track) -> None:
 
 
 def _download(path: Path, file: PublishedFile, track: Track) -> None:
-    """Fetch into PATH.part, which becomes PATH when it is whole."""
+    """Download into PATH.part, which is renamed to PATH when it is complete."""
     part = path.with_name(path.name + ".part")
     total = _append(part, file, track)
     found = part.stat().st_size
@@ -142,7 +142,7 @@ def _download(path: Path, file: PublishedFile, track: Track) -> None:
 
 
 def _append(part: Path, file: PublishedFile, track: Track) -> int | None:
-    """Fetch what ``part`` lacks; how many bytes the whole file has, where the server tells."""
+    """Download the bytes that ``part`` lacks; return the size of the file, if it is known."""
     begun = part.stat().st_size if part.exists() else 0
     request = Request(file.url, headers={"Range": f"bytes={begun}-"} if begun else {})  # noqa: S310
     try:
@@ -166,7 +166,7 @@ def _append(part: Path, file: PublishedFile, track: Track) -> int | None:
 
 
 def _received(answer: Any) -> bytes:
-    """The next bytes of an answer."""
+    """The next bytes of a response."""
     with _network():
         content: bytes = answer.read(_BLOCK)
         return content
@@ -174,7 +174,7 @@ def _received(answer: Any) -> bytes:
 
 @contextmanager
 def _network() -> Iterator[None]:
-    """Let an error of a connection have no errno: disks raise some of the same ones."""
+    """Convert an error of a connection to one without errno, as disks raise some of the same."""
     try:
         yield
     except URLError:

@@ -1,7 +1,7 @@
 """JPEG and PNG images: shrink them once before packing, decode them for training.
 
-Orientation tags are ignored, as the usual loaders of these data sets do.  What is transparent is
-laid over white.  Grey images of more than 8 bits would be cut, so they count as damaged.
+Orientation tags are ignored, as by the usual loaders of these data sets.  Transparent images are
+composed over white.  Grey images of more than 8 bits would lose bits, so they count as damaged.
 """
 
 import struct
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-QUALITY = 90  # of JPEG, where an image is written anew
+QUALITY = 90  # of the JPEG of a shrunk image
 _MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK"}  # Pillow's, with 8 bits a channel at most
 DAMAGED = (
     OSError,
@@ -26,7 +26,7 @@ DAMAGED = (
     ZlibError,
     Image.DecompressionBombError,
 )
-"""What Pillow raises for files that are no images, or damaged ones."""
+"""The exceptions of Pillow for files that are no images, or damaged ones."""
 
 
 def shrunk(content: bytes, side: int) -> bytes:

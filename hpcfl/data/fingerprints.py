@@ -87,7 +87,7 @@ class Fingerprints:
 
 
 def require_alike(inputs: Digests, comm: Comm) -> None:
-    """Collective: refuse ranks that read other inputs than rank 0, as copies on hosts may be.
+    """Collective: refuse ranks that read other inputs than rank 0, such as other copies on a host.
 
     Raises:
         DataError: an input is another one on this rank.
@@ -104,7 +104,7 @@ def require_alike(inputs: Digests, comm: Comm) -> None:
 
 
 def require_same(before: Digests, now: Digests, run: Path) -> None:
-    """Refuse inputs that changed since a run began: its past rounds depended on them.
+    """Refuse inputs that changed since a run began, as its rounds so far depend on them.
 
     Args:
         before: of the run's checkpoint.
@@ -133,7 +133,7 @@ def require_same(before: Digests, now: Digests, run: Path) -> None:
 
 
 def _differing(before: Digests, now: Digests) -> str | None:
-    """The first input that differs; one that came on top before those that it replaced."""
+    """The first input that differs; added inputs before those that they replaced."""
     names = [*sorted(now.keys() - before.keys()), *sorted(before)]
     return next((name for name in names if before.get(name) != now.get(name)), None)
 
@@ -143,7 +143,7 @@ def _told(digests: Digests, name: str) -> str:
 
 
 def _loaded(dataset: Dataset) -> str:
-    """A digest of all examples, and of who owns them."""
+    """A digest of all examples and their owners."""
     found = hashlib.sha256()
     for examples in (dataset.train, dataset.test):
         if examples is not None:
@@ -158,7 +158,7 @@ def _loaded(dataset: Dataset) -> str:
 
 
 def _tensors(examples: Examples) -> Iterator[Tensor]:
-    """Inputs and labels, the former a piece at a time where they lie in a file."""
+    """Inputs and labels; inputs in a file are read in pieces."""
     inputs, count = examples.inputs, len(examples.labels)
     if isinstance(inputs, Tensor):
         yield inputs

@@ -1,4 +1,4 @@
-"""Grey images, as stored and as a model takes them."""
+"""Grey images: their stored form and the transform to model inputs."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,16 +20,16 @@ class Grey:
     flat: bool
 
     def __call__(self, inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
-        """Model inputs; nothing is augmented, and mean and variance stay what they are."""
+        """Model inputs, without augmentation and normalisation."""
         images = inputs.to(dtype) / 255
         return images.flatten(1) if self.flat else images.unsqueeze(1)
 
 
 def levels(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """The bytes whose 255ths these values [n, ...] are: nothing is lost.
+    """The bytes k of values k / 255 [n, ...], without loss.
 
     Raises:
-        ValueError: a value is no 255th of a byte, and in which row.
+        ValueError: a value is not of this form; names its row.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # such values are found below
         scaled = values * 255.0

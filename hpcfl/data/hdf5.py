@@ -48,7 +48,7 @@ def open_examples(path: Path) -> Iterator[Any]:
 
 
 def feature(path: Path, group: Any, client: str, name: str) -> Any:
-    """A client's dataset examples/CLIENT/NAME, which is going to be read.
+    """A client's dataset examples/CLIENT/NAME, for a reader of all its values.
 
     Raises:
         DataError: there is too little memory for it, or as ``member``.
@@ -59,10 +59,10 @@ def feature(path: Path, group: Any, client: str, name: str) -> Any:
 
 
 def member(path: Path, group: Any, name: str, kind: type[Any]) -> Any:
-    """A member of a group that lies in this very file, with all that it claims to hold.
+    """A member of a group, whose data are in this file as a whole.
 
     Raises:
-        DataError: there is none, it is of another kind, or its data lie elsewhere or nowhere.
+        DataError: there is none, it is of another kind, or its data are missing or in another file.
     """
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
         raise DataError(f"{path}: expected {name!r} in {group.name} of the file itself; not found")
@@ -86,7 +86,7 @@ def strings(path: Path, group: Any, name: str) -> Any:
     """The dataset of that name, a list of strings, not read yet.
 
     Raises:
-        DataError: it is none, or where the strings lie is damaged, or as ``member``.
+        DataError: it is none, its strings are damaged, or as ``member``.
     """
     found = member(path, group, name, h5py.Dataset)
     form = h5py.check_string_dtype(found.dtype)
@@ -102,7 +102,7 @@ def strings(path: Path, group: Any, name: str) -> Any:
 
 
 def extents(path: Path, names: Iterable[str]) -> list[tuple[int, int]]:
-    """Where in the file the named datasets lie, ascending: begin and end of each.
+    """The byte ranges of the named datasets in the file, ascending: begin and end of each.
 
     Args:
         path: of the file.
@@ -110,7 +110,7 @@ def extents(path: Path, names: Iterable[str]) -> list[tuple[int, int]]:
             those that are empty.
 
     Raises:
-        DataError: the file is damaged, or one does not lie in it as a whole.
+        DataError: the file is damaged, or a dataset is not in one piece of it.
     """
     found = []
     with opened(path) as file:
@@ -119,11 +119,11 @@ def extents(path: Path, names: Iterable[str]) -> list[tuple[int, int]]:
             if file.get(group, getlink=True) is None:
                 continue
             dataset = member(path, member(path, file, group, h5py.Group), last, h5py.Dataset)
-            if not dataset.size:  # it has no place in the file, and no byte to be changed
+            if not dataset.size:  # it has no bytes in the file
                 continue
             begin = dataset.id.get_offset()
             if begin is None:
-                raise DataError(f"{path}: {name} does not lie in the file as a whole")
+                raise DataError(f"{path}: {name} is not in one piece of the file")
             found.append((begin, begin + dataset.nbytes))
     return sorted(found)
 
@@ -131,7 +131,7 @@ def extents(path: Path, names: Iterable[str]) -> list[tuple[int, int]]:
 def attribute(file: Any, name: str) -> Any:
     """A number or a text of fixed length in the file's attributes; None where it is neither.
 
-    No other is read: where HDF5 keeps it there is no checksum.
+    Others are not read: HDF5 keeps them without a checksum.
     """
     if name not in file.attrs:
         return None
@@ -140,5 +140,5 @@ def attribute(file: Any, name: str) -> Any:
 
 
 def encoded(texts: Iterable[str]) -> NDArray[np.bytes_]:
-    """Texts as HDF5 keeps them beside its checksums: of one length."""
+    """Texts of one length, which HDF5 covers by its checksums."""
     return np.array([os.fsencode(text) for text in texts], dtype=np.bytes_)

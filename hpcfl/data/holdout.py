@@ -1,4 +1,4 @@
-"""Hold out some of every client's examples."""
+"""Hold out some examples of every client for tests."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ from hpcfl.seeds import stream
 def hold_out(
     clients: Sequence[Rows], share: float, seed: int
 ) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
-    """Each client's rows to train on, and those held out; both in the order they had.
+    """Each client's training rows, and its held-out rows; both in their previous order.
 
-    A client keeps back ``share`` of its examples, rounded, at least one; but one at least is left
-    for training, so a client with a single example holds nothing out.
+    A client holds out ``share`` of its examples, rounded, at least one; but at least one remains
+    for training, so that a client with a single example holds out none.
 
     Raises:
         DataError: no client has two examples.

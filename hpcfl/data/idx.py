@@ -15,12 +15,12 @@ _MOST = 1 << 30  # bytes; the largest published file has two thirds of it
 
 
 def idx_place(path: Path) -> Path:
-    """The IDX file, or where there is none, the same file with .gz behind its name."""
+    """The IDX file, or if there is none, the same file with the suffix .gz."""
     return path if path.exists() else path.with_name(path.name + ".gz")
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """The bytes [n, *shape] of an IDX file, or of the same file with .gz behind its name.
+    """The bytes [n, *shape] of an IDX file, or of the same file with the suffix .gz.
 
     Raises:
         DataError: there is neither, or it is damaged or of another type or shape.

@@ -17,10 +17,10 @@ class CropFlipNormalize:
     """Images uint8 [B, H, W, C] to normalised [B, C, H, W], channels last in memory.
 
     Augmentation, per image: a crop from the image padded with black, and a horizontal flip with
-    probability 1/2.  Without it the middle is cut out.  Only the rows and the draws determine the
-    bits, and each image's own alone.
+    probability 1/2.  Without it the middle is cut out.  The bits of an image follow from its own
+    row and draw alone.
 
-    Colours are changed as torchvision does it, on pixels p in [0, 1]: first p <- b p, then
+    Colours are changed as by torchvision, on pixels p in [0, 1]: first p <- b p, then
     p <- s p + (1 - s) grey with grey = 0.2989 red + 0.587 green + 0.114 blue, each cut to [0, 1].
     """
 
@@ -30,9 +30,9 @@ class CropFlipNormalize:
     padding: int = 4
     """Pixels of black on every side before the crop."""
     augment: bool = True
-    """False: no augmentation, and visits draw nothing for it."""
+    """False: no augmentation, and tasks make no draws for it."""
     size: int | None = None
-    """Sides of the crops, of images that are at least as large; None: those of the image."""
+    """Side of the crops, at most that of the images; None: the image's own height and width."""
     brightness: float = 1.0
     """b; 0 is black, 1 changes nothing."""
     saturation: float = 1.0
@@ -69,10 +69,10 @@ def crop_flip(
     draws: Tensor,
     size: tuple[int, int] | None = None,
 ) -> Tensor:
-    """A crop of ``size``, at random, of each padded image [H, W, C] of the batch, perhaps flipped.
+    """A random crop of ``size`` from each padded image [H, W, C] of the batch, flipped at random.
 
-    Without ``size``, each image is shifted by up to ``padding`` pixels.  Of a draw [B], modulo how
-    many crops there are, come flip, row and column offset (most to least significant).
+    Without ``size``, each image is shifted by up to ``padding`` pixels.  A draw [B], modulo the
+    number of crops, gives flip, row and column offset (from most to least significant).
     """
     count, _, _, channels = images.shape
     height, width = size or images.shape[1:3]
@@ -80,8 +80,8 @@ def crop_flip(
     rows, columns = padded.shape[1] - height + 1, padded.shape[2] - width + 1
     draw = draws % (2 * rows * columns)
     column, row, flip = draw % columns, draw // columns % rows, draw // (rows * columns)
-    down, along = _ways(height, width, channels, images.device)
-    # Whole lines first, then pixels within the lines: two cheap gathers.
+    down, along = _gather_indices(height, width, channels, images.device)
+    # Two gathers, of rows and of pixels within rows, take less memory than one of single pixels.
     first = torch.arange(count, device=images.device) * padded.shape[1] + row
     lines = padded.view(-1, padded.shape[2] * channels).index_select(
         0, (first[:, None] + down).view(-1)
@@ -92,8 +92,10 @@ def crop_flip(
 
 
 @lru_cache(maxsize=8)
-def _ways(height: int, width: int, channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Down an image [H]; and along a line of it [2, W * C], as it is and mirrored."""
+def _gather_indices(
+    height: int, width: int, channels: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Rows of an image [H]; and pixels of a row [2, W * C], in order and mirrored."""
     along = torch.arange(width * channels, device=device).view(width, channels)
     return torch.arange(height, device=device), torch.stack([along, along.flip(0)]).flatten(1)
 

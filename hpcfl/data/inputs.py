@@ -10,7 +10,7 @@ from hpcfl.data.hdf5 import extents
 from hpcfl.errors import DataError, file_error
 
 LARGE = 2 << 30
-"""Bytes up to which also a prepared file is read as a whole."""
+"""Bytes up to which a prepared file, too, is digested as a whole."""
 _BLOCK = 1 << 20  # bytes read at a time
 _DIGITS = 12  # of a digest, in messages
 
@@ -34,7 +34,7 @@ class InputFile:
 
     @property
     def name(self) -> str:
-        """How records and messages call it."""
+        """Its name in records and messages."""
         return self.label or str(self.path)
 
     def digest(self, stopped: Event) -> str:
@@ -75,13 +75,13 @@ def input_files(*paths: Path) -> tuple[InputFile, ...]:
 
 
 def shown(digest: str) -> str:
-    """A digest as messages show it: its kind and its first digits."""
+    """A digest for messages: its kind and its first digits."""
     kind, _, value = digest.partition(":")
     return f"{kind} {value[:_DIGITS]}"
 
 
 def _between(skipped: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
-    """The parts of a file of ``size`` bytes that lie outside of ``skipped``, which ascend."""
+    """The ranges of a file of ``size`` bytes outside of ``skipped``, which ascend."""
     begin = 0
     for start, end in skipped:
         yield begin, start

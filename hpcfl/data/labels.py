@@ -1,4 +1,4 @@
-"""Count the classes of labels, and find classes without examples."""
+"""Check labels, count their classes, and find classes without examples."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -12,18 +12,35 @@ from hpcfl.errors import DataError
 _LISTED = 5  # classes in a note
 
 
+def require_integers(where: str, labels: NDArray[Any], count: int) -> None:
+    """Check that there is one integer label for each of ``count`` examples, at least one.
+
+    Args:
+        where: the file, and the labels' name in it.
+        labels: as they were read.
+        count: number of inputs.
+
+    Raises:
+        DataError: there is not.
+    """
+    if labels.shape != (count,) or labels.dtype.kind not in "iu" or not count:
+        raise DataError(
+            f"{where}: labels are {labels.dtype} of shape {labels.shape}, expected {count} integers"
+        )
+
+
 def count_of(
     where: str, labels: NDArray[Any], tests: NDArray[Any] | None, subtract: Callable[[int], str]
 ) -> int:
     """The number of classes 0, 1, ...: the largest label + 1.
 
-    Labels that count from 1 would silently make a class more, which no example has.
+    Labels that count from 1 would silently add a class without examples.
 
     Args:
         where: the file, and the labels' name in it.
         labels: integers [n] to train on.
         tests: those to test on, if there are any.
-        subtract: says how all of them are lowered by so much.
+        subtract: a number -> advice how to subtract it from all labels.
 
     Raises:
         DataError: none of the labels is 0.
@@ -42,7 +59,7 @@ def count_of(
 
 
 def missing_classes(labels: NDArray[Any], classes: int) -> tuple[str, ...]:
-    """A line about the classes, out of so many, that no training example [n] is of; or none."""
+    """A line about the classes without a training example [n]; empty if there are none."""
     present = {*np.unique(labels).tolist()}
     missing = classes - len(present)
     if not missing:

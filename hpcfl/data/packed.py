@@ -1,7 +1,7 @@
 """Read images from one packed HDF5 file, client by client.
 
-    /                attributes format, classes, side, origin (see ``origin.py``)
-    /train, /test    attribute missing: images that were listed but not to be had
+    /                attributes format, classes, side, origin (see ``image_listing.py``)
+    /train, /test    attribute missing: number of listed images that were left out
       bytes          uint8, the files of all images one after the other, contiguous
       offsets        int64 [n + 1], where each begins in ``bytes``
       labels         int64 [n]
@@ -34,7 +34,7 @@ FORMAT = 3  # 2 kept texts where HDF5 has no checksum
 
 
 class Packed:
-    """The images of one split, uint8 [n, side, side, 3], decoded by whoever reads them."""
+    """The images of one split, uint8 [n, side, side, 3], decoded when they are read."""
 
     dtype = torch.uint8
 
@@ -53,7 +53,7 @@ class Packed:
         self.workers = workers
 
     def read(self, rows: NDArray[np.int64]) -> Tensor:
-        """Decode these rows [B]; Pillow lets other threads go on meanwhile.
+        """Decode these rows [B]; Pillow releases the GIL, so that threads decode in parallel.
 
         Raises:
             DataError: an image is damaged.
@@ -74,7 +74,7 @@ class Packed:
 
 
 class Split(NamedTuple):
-    """A split's images and labels, and how many more there should be."""
+    """A split's images and labels, and the number of images that were left out."""
 
     examples: Examples
     missing: int
@@ -96,10 +96,10 @@ def read_packed(path: Path, side: int, workers: int) -> Contents:
     Args:
         path: the file.
         side: pixels of a row's sides; smaller images were packed as they are.
-        workers: threads that are to decode.
+        workers: threads that decode.
 
     Raises:
-        DataError: the file is damaged, of another format, or holds what cannot be.
+        DataError: the file is damaged or of another format.
     """
     with opened(path) as file:
         found = attribute(file, "format"), attribute(file, "side")
@@ -120,12 +120,12 @@ def read_packed(path: Path, side: int, workers: int) -> Contents:
 def mapped(
     path: Path, file: Any, name: str, dtype: type[np.generic], dimensions: int = 1
 ) -> NDArray[Any]:
-    """A contiguous dataset of the file as an array that the system reads in when it is touched.
+    """A contiguous dataset of the file as an array whose pages are read when they are used.
 
-    Writing to the array changes nobody's file.
+    Writing to the array does not change the file.
 
     Raises:
-        DataError: it is of another type, lies elsewhere, or reaches beyond the end of the file.
+        DataError: it is of another type, in another file, or beyond the end of the file.
         KeyError: there is none.
     """
     found = file[name]
@@ -166,7 +166,7 @@ def _split(path: Path, file: Any, split: str, side: int, workers: int, classes: 
 
 
 def _check_ascending(path: Path, name: str, offsets: NDArray[np.int64], end: int) -> None:
-    """Refuse offsets that do not go up from 0 to ``end``, each part longer than nothing."""
+    """Check that offsets ascend strictly from 0 to ``end``."""
     if (
         len(offsets) < 2
         or offsets[0] != 0

@@ -1,4 +1,4 @@
-"""The partitions of training examples into clients that a job can name."""
+"""The partitions of training examples into clients, as sections of a job."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,18 @@ Rows = NDArray[np.int64]  # indices into a data set's training examples
 Percent = Annotated[float, Interval(ge=0, le=100)]
 
 
+def consecutive_rows(sizes: Sequence[int] | Rows) -> list[Rows]:
+    """The rows of clients whose examples follow one another, ``sizes[i]`` of client i."""
+    ends = np.cumsum(sizes)
+    return np.split(np.arange(ends[-1]), ends[:-1])
+
+
 class Spans(Sequence[Rows]):
-    """The rows of clients that hold consecutive ones, made when asked for: there may be many."""
+    """The rows of clients that hold consecutive rows.
+
+    An array of rows is made when it is indexed, as a text data set has hundreds of thousands of
+    clients.
+    """
 
     def __init__(self, starts: Rows, sizes: Rows) -> None:
         self._starts, self._sizes = starts, sizes
@@ -36,17 +46,17 @@ class Spans(Sequence[Rows]):
 
     @property
     def sizes(self) -> Rows:
-        """How many rows each client holds [N]."""
+        """[N], the number of rows of each client."""
         return self._sizes
 
     @property
     def nbytes(self) -> int:
-        """Bytes that this takes, which is less than the rows would."""
+        """Bytes of this object, which are fewer than those of the rows."""
         return self._starts.nbytes + self._sizes.nbytes
 
 
 def sizes_of(clients: Sequence[Rows]) -> NDArray[np.int64]:
-    """How many rows each client holds [N]."""
+    """[N], the number of rows of each client."""
     if isinstance(clients, Spans):
         return clients.sizes
     return np.array([len(rows) for rows in clients], dtype=np.int64)
@@ -59,13 +69,13 @@ def bytes_of(clients: Sequence[Rows]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Iid(Section):
-    """Shuffle, then deal equal shares (sizes differ by one at most)."""
+    """Shuffle, then divide into equal shares (sizes differ by one at most)."""
 
     kind: Literal["iid"] = "iid"
     seed: Seed | None = None
     """The seed of the split; the job's when absent."""
     examples: Count | None = None
-    """How many examples each client gets; an equal share of all of them when absent."""
+    """Examples of each client; an equal share of all examples when absent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +90,11 @@ class Dirichlet(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Similarity(Section):
-    """Deal some examples at random, sort the rest by label and cut (Karimireddy et al., 2020)."""
+    """Divide some examples at random, the rest sorted by label (Karimireddy et al., 2020)."""
 
     kind: Literal["similarity"] = "similarity"
     percent: Percent
-    """How much of the data is dealt at random: 0 is one shard each, 100 is iid."""
+    """Percentage of the data that is divided at random: 0 is one shard each, 100 is iid."""
     seed: Seed | None = None
 
 
@@ -104,7 +114,7 @@ class File(Section):
     path: PathText
     """A .npy or .npz of n integers: the example's client, counted from 0; none if -1 or 255."""
     key: str | None = None
-    """Which array of an .npz that holds several."""
+    """The array in an .npz with several arrays."""
     seed: Seed | None = None
     """Unused: a file draws nothing."""
 

@@ -1,4 +1,4 @@
-"""What the data sets of photographs share: packed once, decoded ahead of training."""
+"""The base of data sets of photographs: packed once, decoded ahead of training."""
 
 import re
 from abc import abstractmethod
@@ -10,9 +10,10 @@ from typing import ClassVar, NamedTuple
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import Track
+from hpcfl.data.image_listing import Listing, Photo, check_origin, sources_remain
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.pack_images import Listing, Photo, check_origin, pack, sources_remain
+from hpcfl.data.pack_images import pack
 from hpcfl.data.packed import Contents, read_packed
 from hpcfl.data.tables import Row
 from hpcfl.errors import DataError
@@ -22,7 +23,7 @@ _NAME = re.compile(r"[0-9A-Za-z_-]{3,}")
 
 
 class Counts(NamedTuple):
-    """How much there is of a published data set."""
+    """The numbers of a published data set."""
 
     clients: int
     train: int
@@ -38,26 +39,26 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Photos(DataConfig):
-    """Images uint8 [n, S, S, 3], S = size + margin, that stay in their file until they are needed.
+    """Images uint8 [n, S, S, 3], S = size + margin, that are decoded when they are needed.
 
     Training sees a random crop of size x size and its mirror image, evaluation the middle.
     """
 
     kind: ClassVar[str]
-    """As a job names it; the packed file's name begins with it."""
+    """Its name in jobs, and the beginning of the packed file's name."""
 
     root: PathText = "data"
     """The folder of the owners' files, and of the packed one."""
     size: Count = 224
-    """Pixels of the sides of what a model sees."""
+    """Pixels of the sides of model inputs."""
     margin: Natural = 32
-    """Pixels by which stored images are larger, for crops to move in."""
+    """Pixels by which stored images are larger, for random crops."""
     augment: bool = True
     """Crop training images at random and flip them, per image; else their middle is used."""
     workers: Count = 4
     """Threads, per rank, that decode ahead of the training; processes of ``data prepare``."""
     allow_missing: Natural = 0
-    """How many images may be missing or damaged when the others are packed."""
+    """Number of images that may be missing or damaged when the others are packed."""
 
     @property
     def packed(self) -> Path:
@@ -70,10 +71,10 @@ class Photos(DataConfig):
         Smaller ones are packed as they are and enlarged when they are decoded.
 
         Raises:
-            DataError: images are missing; or the packed file is there, but made from others.
+            DataError: images are missing; or the packed file was made from others.
         """
-        fresh = not self.packed.exists()
-        if fresh:
+        missing = not self.packed.exists()
+        if missing:
             pack(
                 self.packed,
                 self.listing(track),
@@ -83,7 +84,7 @@ class Photos(DataConfig):
                 track=track,
             )
         contents = self.read()
-        if not fresh and sources_remain(self.packed):
+        if not missing and sources_remain(self.packed):
             check_origin(self.packed, self.listing(track))
         self.check(contents)
         return self.packed
@@ -97,10 +98,10 @@ class Photos(DataConfig):
         """
 
     def check(self, contents: Contents) -> None:
-        """See whether a packed file holds what it should.
+        """Check the numbers of a packed file.
 
         Raises:
-            DataError: it does not.
+            DataError: they are not those of the data set.
         """
 
     def read(self) -> Contents:
@@ -146,7 +147,7 @@ class PublishedPhotos(Photos):
     """Whether the lists may hold another number of images than the published ones."""
 
     def check(self, contents: Contents) -> None:
-        """Compare the number of images with the published one; lost ones count too."""
+        """Compare the number of images, left out ones too, with the published one."""
         test = contents.test
         found = len(contents.train.examples.labels) + contents.train.missing
         tested = 0 if test is None else len(test.examples.labels) + test.missing
@@ -159,10 +160,10 @@ class PublishedPhotos(Photos):
     @property
     @abstractmethod
     def to_fetch(self) -> str:
-        """Which of the owners' archives hold the images, and where they are to be unpacked."""
+        """Advice: the owners' archives of the images, and where to unpack them."""
 
     def counted(self, listing: Listing) -> Listing:
-        """The listing itself.
+        """Check a listing, and return it.
 
         Raises:
             DataError: it is not the published one, or none of its images is there.
@@ -181,10 +182,10 @@ class PublishedPhotos(Photos):
 
 
 def image_name(row: Row, text: str) -> str:
-    """The name of an image, without .jpg, that the row holds.
+    """Check the name of an image, without .jpg, in a row, and return it.
 
     Raises:
-        DataError: it is none, and might lead out of the folder of images.
+        DataError: it is no name; as a path it might lead out of the folder of images.
     """
     if not _NAME.fullmatch(text):
         raise DataError(f"{row.where}: image_id is {text!r}, expected letters and digits")
@@ -200,6 +201,6 @@ def grouped(photos: Iterable[tuple[str, Photo]]) -> list[tuple[str, list[Photo]]
 
 
 def _ordinal(name: str) -> tuple[int, str, str]:
-    """Numbers, however long, by their size; what else there is, by name."""
+    """Sort key: numbers of any length by their value; other names alphabetically."""
     digits = name.lstrip("0")
     return (len(digits), digits, name) if name.isdecimal() else (0, "", name)

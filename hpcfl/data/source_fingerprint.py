@@ -15,15 +15,15 @@ Stamp = tuple[int, int] | None
 
 
 def stamp(path: Path) -> Stamp:
-    """What tells this file from another of the same name, without reading it.
+    """Size and time of a file, which identify its contents without reading them.
 
     Raises:
-        DiskError: the disk fails, which tells nothing about the file.
+        DiskError: the disk fails, which says nothing about the file.
     """
     try:
         with disk_errors():
             found = path.stat()
-    except OSError:  # whoever reads it says so
+    except OSError:  # its reader reports the error
         return None
     return found.st_size, found.st_mtime_ns
 
@@ -34,15 +34,15 @@ def stamps(root: Path, names: Iterable[str]) -> list[tuple[str, Stamp]]:
 
 
 def source_fingerprint(about: object) -> str:
-    """Of anything that JSON can hold."""
+    """The digest of any JSON value."""
     return blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
 
 
 def same(path: Path, found: object, expected: str | bytes) -> None:
-    """Compare the origin that a prepared file tells with that of the present files.
+    """Compare the origin in a prepared file with that of the present source files.
 
     Raises:
-        DataError: it is another one.
+        DataError: they differ.
     """
     if found != expected:
         raise DataError(f"{path}: made from other files: remove it and prepare again")

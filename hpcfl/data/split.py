@@ -28,17 +28,17 @@ from hpcfl.seeds import stream
 def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Sequence[Rows]:
     """The rows of each client, none empty, no row twice.
 
-    A split that is not natural pools the natural clients' rows first.  Client k gets the k-th
-    share: where examples were sorted by label, neighbours hold neighbouring labels.
+    A partition that is not natural pools the natural clients' rows first.  Client k gets the k-th
+    share: where examples were sorted by label, consecutive clients hold consecutive labels.
 
     Args:
-        config: which split, and for how many clients.
-        dataset: what ``config.load`` returned.
+        config: the partition and the number of clients.
+        dataset: loaded by ``config.load``.
         seed: the job's; ``partition.seed`` overrides it.
 
     Raises:
-        JobError: the data set cannot be dealt in this way, or not to so many clients.
-        DataError: the file of a split is missing or wrong.
+        JobError: the data set has no such partition, or not for so many clients.
+        DataError: the file of a partition is missing or wrong.
     """
     natural, partition = dataset.natural, effective_partition(config, dataset)
     clients: Sequence[Rows]
@@ -71,7 +71,10 @@ def effective_partition(config: DataConfig, dataset: Dataset) -> Partition:
 
 
 def _pooled(clients: Sequence[Rows]) -> Rows:
-    """The rows of one client after those of the other; there may be too many to hold them twice."""
+    """The rows of all clients, one client after the other.
+
+    Copied into one array client by client, as a second copy of all rows may not fit in memory.
+    """
     ends = np.cumsum(sizes_of(clients))
     pool = np.empty(ends[-1], dtype=np.int64)
     for rows, end in zip(clients, ends.tolist(), strict=True):
@@ -86,7 +89,7 @@ def _shares(
     population: int,
     generator: np.random.Generator,
 ) -> tuple[Rows, ...]:
-    """Shares of the pool, made by ``partition``."""
+    """Divide the pool by ``partition``."""
     if isinstance(partition, Pooled):
         pool.sort()
         return (pool,)
@@ -108,19 +111,19 @@ def _shares(
             return _dirichlet(shuffled, labels[shuffled], partition.alpha, sizes, generator)
         return _cut(_sorted(shuffled, labels), sizes)
     shared = round(len(pool) * partition.percent / 100)
-    dealt = _even(shared, population)
-    mixed = _cut(shuffled[:shared], dealt)
-    shards = _cut(_sorted(shuffled[shared:], labels), sizes - dealt)
+    iid_sizes = _even(shared, population)
+    mixed = _cut(shuffled[:shared], iid_sizes)
+    shards = _cut(_sorted(shuffled[shared:], labels), sizes - iid_sizes)
     return tuple(np.sort(np.concatenate(both)) for both in zip(mixed, shards, strict=True))
 
 
 def _even(total: int, parts: int) -> NDArray[np.int64]:
-    """``total`` in ``parts`` that differ by one at most, the larger first."""
+    """Sizes of ``parts`` shares of ``total`` that differ by at most one, larger ones first."""
     return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
 
 
 def _cut(rows: Rows, sizes: NDArray[np.int64]) -> tuple[Rows, ...]:
-    """Consecutive pieces of these sizes, each in ascending order; what is left over is unused."""
+    """Consecutive pieces of these sizes, each in ascending order; remaining rows are unused."""
     ends = np.cumsum(sizes)
     return tuple(np.sort(piece) for piece in np.split(rows[: ends[-1]], ends[:-1]))
 
@@ -152,10 +155,10 @@ def _dirichlet(
 ) -> tuple[Rows, ...]:
     """Clients of these sizes whose classes follow q ~ Dir(alpha p), p the classes' frequencies.
 
-    As Hsu et al. draw: one example after the other from the client's q, without replacement, q
-    renormalised when a class runs out.  Drawing many at once and redrawing what a class could
-    not give is the same in distribution.  A client whose q has no mass left on any remaining
-    class (a tiny alpha) draws in proportion to what remains.
+    Hsu et al. draw one example after the other from the client's q, without replacement, and
+    renormalise q when a class is exhausted.  Drawing many at once, and redrawing those that their
+    class could not give, has the same distribution.  A client whose q has no mass on the remaining
+    classes (a tiny alpha) draws in proportion to the remaining examples.
     """
     classes, label, counts = np.unique(labels, return_inverse=True, return_counts=True)
     by_class = rows[np.argsort(label, kind="stable")]
@@ -195,7 +198,7 @@ def _natural(
 
 
 def _file(partition: File, wanted: int | None, examples: int) -> tuple[Rows, ...]:
-    """The split that a file holds."""
+    """The partition in a file."""
     path = Path(partition.path)
     client = read_array(path, partition.key)
     if client.shape != (examples,) or client.dtype.kind not in "iu":
@@ -203,9 +206,9 @@ def _file(partition: File, wanted: int | None, examples: int) -> tuple[Rows, ...
             f"{path}: {client.dtype} of shape {client.shape}, expected the client of each of the "
             f"{examples} training examples, as integers of shape ({examples},)"
         )
-    # Only one-byte files mark "none" by 255: elsewhere 255 is a client like any other.
-    dealt = np.flatnonzero(client != 255 if client.dtype == np.uint8 else client != -1)
-    owner = client[dealt].astype(np.int64)
+    # 255 means "no client" in files of one byte only; elsewhere it is a client.
+    used = np.flatnonzero(client != 255 if client.dtype == np.uint8 else client != -1)
+    owner = client[used].astype(np.int64)
     if not len(owner) or owner.min() < 0:
         raise DataError(f"{path}: expected clients counted from 0, -1 for none; found no such id")
     population = int(owner.max()) + 1
@@ -217,4 +220,4 @@ def _file(partition: File, wanted: int | None, examples: int) -> tuple[Rows, ...
     if wanted is not None and wanted != population:
         raise DataError(f"{path}: a split over {population} clients, but data.clients is {wanted}")
     order = np.argsort(owner, kind="stable")
-    return _cut(dealt[order], np.bincount(owner))
+    return _cut(used[order], np.bincount(owner))

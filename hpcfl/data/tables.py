@@ -13,9 +13,9 @@ class Row(NamedTuple):
     """One line of a table."""
 
     where: str
-    """File and line, for whoever has to complain."""
+    """File and line, for messages."""
     values: tuple[str, ...]
-    """Of the columns that were asked for."""
+    """The values of the columns that were named."""
 
 
 def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
@@ -47,7 +47,7 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 
 def class_of(row: Row, text: str, classes: int) -> int:
-    """A class that the row names by its number.
+    """The class whose number is in the row.
 
     Raises:
         DataError: it is not one of 0 to ``classes - 1``.

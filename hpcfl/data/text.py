@@ -1,4 +1,4 @@
-"""What data sets of sentences share: next-word prediction, every user a client."""
+"""The base of data sets of sentences: next-word prediction, every user a client."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -39,15 +39,15 @@ class Sentences(DataConfig):
     predict: Literal["every", "last"] = "every"
     """The word after each word, or only the last one."""
     vocabulary: Words = 10_000
-    """V, how many of the most frequent words have classes of their own."""
+    """V, the number of the most frequent words that have classes of their own."""
     length: Count = 20
-    """Words of a sentence; the rest is cut off."""
+    """Words of a sentence; further ones are cut off."""
     min_examples: Count | None = None
     """Leave out users with fewer training sentences."""
     max_examples: Count | None = None
     """Keep the first so many training sentences of each user."""
     test_examples: Count | None = None
-    """How many test sentences are drawn at random, by the job's seed; all when absent."""
+    """Number of test sentences, drawn at random by the job's seed; all when absent."""
 
     kind: ClassVar[str]
     """The data set's name."""
@@ -58,7 +58,7 @@ class Sentences(DataConfig):
 
     @property
     def about(self) -> str:
-        """What the prepared file depends on beside vocabulary and length."""
+        """The settings, besides vocabulary and length, that the prepared file depends on."""
         return self.kind
 
     @property
@@ -89,10 +89,10 @@ class Sentences(DataConfig):
 
     @abstractmethod
     def origin(self) -> str:
-        """What tells the owners' files from others; nothing where they are not there any more."""
+        """Identifies the owners' files; empty where they are not there any more."""
 
     def check(self, splits: dict[str, Split]) -> None:
-        """Raise DataError where the sentences are not all that there should be."""
+        """Raise DataError where sentences are missing."""
 
     def prepare(self, track: Track) -> Path:
         """Make the prepared file, if it is not there yet.
@@ -115,7 +115,7 @@ class Sentences(DataConfig):
         return (InputFile(self.prepared, bulk=bulk),)
 
     def load(self, seed: int) -> Dataset:
-        """Map the prepared file; what it takes of memory is what is used of it."""
+        """Map the prepared file; only the pages that are used take memory."""
         vocabulary, splits = self._read()
         return Dataset(
             train=self._examples(splits["train"], vocabulary.classes),
@@ -142,13 +142,13 @@ class Sentences(DataConfig):
         return vocabulary, splits
 
     def _keys(self) -> str:
-        """What else to say where keys that matter differ from their defaults."""
+        """Arguments of ``data prepare`` for keys that differ from their defaults."""
         defaults = {field.name: field.default for field in fields(self)}
         own = {key: getattr(self, key) for key in self.prepared_by}
         return "".join(f" {k}={dumps(v)}" for k, v in own.items() if v != defaults[k])
 
     def _examples(self, split: Split, classes: int) -> Examples:
-        """Whole rows, so that the transform sees, and checks, all that may be labels."""
+        """Whole rows, so that the transform sees, and checks, all labels."""
         if self.predict == "every":
             return Examples(split.tokens, split.tokens[:, 1:])
         check_tokens(self.prepared, split.last, classes)
@@ -159,7 +159,7 @@ class Sentences(DataConfig):
         return tokens if self.predict == "every" else without(vocabulary.eos, tokens)
 
     def _tests(self, split: Split, seed: int) -> Split:
-        """All test sentences, or those drawn, in the order they have in the file."""
+        """All test sentences, or those drawn, in the order of the file."""
         wanted = self.test_examples
         if wanted is None:
             return split
@@ -174,7 +174,7 @@ class Sentences(DataConfig):
         return replace(split, tokens=split.tokens[rows], last=split.last[rows])
 
     def _users(self, split: Split) -> Spans:
-        """The training rows of each user who has enough."""
+        """The training rows of each user with enough of them."""
         sizes = np.diff(split.offsets)
         enough = sizes >= (self.min_examples or 1)
         if not enough.any():
@@ -187,7 +187,7 @@ class Sentences(DataConfig):
 
 
 def but_the_last(path: Path, classes: int) -> Transform:
-    """The transform of rows of tokens to all of each but its last, as indices.
+    """The transform of rows of tokens to indices, without the last token of each.
 
     It looks at every token on the way, but on a GPU, where looking means waiting.
 
@@ -204,7 +204,7 @@ def but_the_last(path: Path, classes: int) -> Transform:
 
 
 def without(token: int, tokens: Transform) -> Transform:
-    """The transform that also makes padding of a token: the end, where it is the label."""
+    """The transform that also replaces one token by padding: the end, if it is the label."""
 
     def transform(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
         found = tokens(inputs, dtype, draws)

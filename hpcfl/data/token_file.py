@@ -1,4 +1,4 @@
-"""A compact file of sentences, made once by ``hpcfl data prepare`` and mapped by every rank.
+"""A compact file of sentences: made once by ``hpcfl data prepare``, mapped into memory by ranks.
 
     /words                   [V] texts, the vocabulary
     /done                    [2] how many users of train and of test are written
@@ -7,10 +7,10 @@
                    offsets   [users + 1] where each user's sentences begin, and the last one's end
                    users     [users] their names
 
-HDF5 lays the file out whole, as NAME.part, before the first sentence is read; these are then
-written to their places beside HDF5, ``done`` after every so many of them.  So a kill damages
-nothing, the next call goes on behind the last ``done``, and the file gets its name when it is
-whole.
+HDF5 creates NAME.part with all datasets at their full size before the first sentence is read.  The
+sentences are then written to their offsets in that file without HDF5, and ``done`` is updated after
+every ``BLOCK`` of them.  A kill thus damages nothing: the next call resumes after the last
+``done``, and the file gets its final name when it is complete.
 """
 
 import os
@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import h5py
 import numpy as np
@@ -36,8 +36,8 @@ from hpcfl.io.atomic import PART, remove_part, sync_folder
 
 FORMAT = np.bytes_(b"hpcfl sentences 1")
 SPLITS = ("train", "test")
-BLOCK = 1 << 18  # sentences between two notes of what is done
-_METADATA = 1 << 20  # bytes, generous
+BLOCK = 1 << 18  # sentences between two updates of ``done``
+_METADATA = 1 << 20  # bytes, an upper bound
 _AGAIN = "remove it and prepare the data again"
 
 
@@ -46,11 +46,11 @@ class Source(Protocol):
 
     @property
     def users(self) -> Mapping[str, int]:
-        """How many sentences each user has, one at least."""
+        """The number of sentences of each user, at least one."""
         ...
 
     def read(self, users: Sequence[str]) -> Iterator[Sequence[Sequence[str]]]:
-        """The sentences of each of these users, each as its words."""
+        """The sentences of each of these users, each a sequence of words."""
         ...
 
 
@@ -64,8 +64,20 @@ class Split:
 
     @property
     def users(self) -> int:
-        """How many there are."""
+        """The number of users."""
         return len(self.offsets) - 1
+
+
+class _Contents(NamedTuple):
+    """Everything that a file is to hold."""
+
+    attributes: Mapping[str, np.bytes_]
+    """Its format, and the inputs that it is made from."""
+    vocabulary: Vocabulary
+    length: int
+    """Words of a sentence, at most."""
+    sources: Mapping[str, Source]
+    """The sentences of each split."""
 
 
 def pack(
@@ -77,16 +89,16 @@ def pack(
     sources: Mapping[str, Source],
     track: Track,
 ) -> None:
-    """Make the file, or go on where an earlier call of the same kind was stopped.
+    """Make the file, or resume an earlier call with the same arguments that was stopped.
 
     Args:
         path: of the file.
-        about: what else it depends on, kept in it.
-        origin: what tells the sources from others, kept in it.
+        about: the settings that the sentences depend on, kept in the file.
+        origin: identifies the source files, kept in the file.
         vocabulary: of the words.
         length: words of a sentence, at most.
         sources: of each split.
-        track: shows how far it is.
+        track: shows the progress.
 
     Raises:
         DataError: a source is damaged, or the disk is full.
@@ -94,11 +106,12 @@ def pack(
     part = path.with_name(path.name + PART)
     try:
         attributes = {"format": FORMAT, "about": _text(about), "origin": _text(origin)}
-        if not _goes_on(part, attributes, vocabulary, length, sources):
-            _lay_out(part, attributes, vocabulary, length, sources)
+        contents = _Contents(attributes, vocabulary, length, sources)
+        if not _can_resume(part, contents):
+            _create(part, contents)
         with part.open("r+b") as file:
-            for k, name in enumerate(SPLITS):
-                _fill(file, part, k, name, vocabulary, length, sources[name], track)
+            for name in SPLITS:
+                _write_split(file, part, name, contents, track)
         part.replace(path)
         sync_folder(path.parent)
     except (OSError, RuntimeError) as error:  # h5py's close raises the latter on a full disk
@@ -108,7 +121,7 @@ def pack(
 
 
 def origin_of(path: Path) -> str:
-    """What told the sources of the file from others; nothing if it does not say.
+    """The identity of the source files, as ``pack`` recorded it; empty if there is none.
 
     Raises:
         DataError: it is damaged.
@@ -118,11 +131,11 @@ def origin_of(path: Path) -> str:
 
 
 def read(path: Path, about: str, size: int, length: int) -> tuple[Vocabulary, dict[str, Split]]:
-    """Map the sentences into memory, after checking that the file is what a job takes it for.
+    """Check that the file is the one that a job needs, and map its sentences into memory.
 
     Args:
         path: of the file.
-        about: what it was made of.
+        about: the settings that its sentences must have been made with.
         size: of the vocabulary.
         length: words of a sentence, at most.
 
@@ -141,12 +154,13 @@ def read(path: Path, about: str, size: int, length: int) -> tuple[Vocabulary, di
 
 
 def check_tokens(path: Path, tokens: Tensor, classes: int) -> None:
-    """See whether tokens of the file, int16 [...], are classes.
+    """Check that tokens of the file, int16 [...], are classes.
 
     Raises:
         DataError: one is not.
     """
-    most = tokens.numpy().view(np.uint16).max(initial=0)  # negative ones become large
+    # As unsigned numbers, so that a negative token is larger than every class.
+    most = tokens.numpy().view(np.uint16).max(initial=0)
     if most >= classes:
         raise DataError(
             f"{path}: found token {most.astype(np.int16)}, expected 0 to {classes - 1}: the file "
@@ -154,41 +168,30 @@ def check_tokens(path: Path, tokens: Tensor, classes: int) -> None:
         )
 
 
-def _goes_on(
-    part: Path,
-    attributes: Mapping[str, np.bytes_],
-    vocabulary: Vocabulary,
-    length: int,
-    sources: Mapping[str, Source],
-) -> bool:
-    """Whether an unfinished file is there that holds the same users and words."""
+def _can_resume(part: Path, contents: _Contents) -> bool:
+    """Whether there is an unfinished file of the same contents."""
     if not part.exists():
         return False
     try:
         with opened(part) as file:
             same = [
-                *(attribute(file, name) == value for name, value in attributes.items()),
-                file["words"][()].tolist() == _names(vocabulary.words).tolist(),
+                *(attribute(file, name) == value for name, value in contents.attributes.items()),
+                file["words"][()].tolist() == _names(contents.vocabulary.words).tolist(),
             ]
-            for name, source in sources.items():
+            for name, source in contents.sources.items():
                 same += [
                     file[name]["users"][()].tolist() == _names(source.users).tolist(),
                     file[name]["offsets"][()].tolist() == _offsets(source).tolist(),
-                    file[name]["tokens"].shape[1] == length + 1,
+                    file[name]["tokens"].shape[1] == contents.length + 1,
                 ]
             return all(same)
-    except DataError:  # killed while it was laid out: it held nothing yet
+    except DataError:  # killed while it was created: it holds no sentence yet
         return False
 
 
-def _lay_out(
-    part: Path,
-    attributes: Mapping[str, np.bytes_],
-    vocabulary: Vocabulary,
-    length: int,
-    sources: Mapping[str, Source],
-) -> None:
-    """Write a file with everything but the sentences, and room for them."""
+def _create(part: Path, contents: _Contents) -> None:
+    """Write a file of all contents but the sentences, for which it reserves space."""
+    length, sources = contents.length, contents.sources
     totals = [sum(source.users.values()) for source in sources.values()]
     need = 2 * (length + 2) * sum(totals)
     free = shutil.disk_usage(part.parent).free
@@ -197,14 +200,14 @@ def _lay_out(
     new = part.with_name(part.name + PART)
     try:
         with h5py.File(new, "w", libver=("v108", "v108"), locking=False) as file:
-            file.attrs.update(attributes)
-            file["words"] = _names(vocabulary.words)
+            file.attrs.update(contents.attributes)
+            file["words"] = _names(contents.vocabulary.words)
             file.create_dataset("done", data=np.zeros(len(SPLITS), dtype=np.int64))
             for (name, source), total in zip(sources.items(), totals, strict=True):
                 group = file.create_group(name)
                 group["users"], group["offsets"] = _names(source.users), _offsets(source)
                 for field, shape in {"tokens": (total, length + 1), "last": (total,)}.items():
-                    group.create_dataset(field, shape, np.int16, dcpl=_at_once())
+                    group.create_dataset(field, shape, np.int16, dcpl=_contiguous())
         with new.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, new.stat().st_size)
             os.fsync(file.fileno())
@@ -214,53 +217,48 @@ def _lay_out(
         raise
 
 
-def _at_once() -> Any:
-    """Storage in one piece, that is there from the beginning."""
-    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    plan.set_layout(h5py.h5d.CONTIGUOUS)
-    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    return plan
+def _contiguous() -> Any:
+    """Creation properties of a dataset in one piece of the file, allocated at its creation."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return properties
 
 
-def _fill(
-    file: BinaryIO,
-    part: Path,
-    split: int,
-    name: str,
-    vocabulary: Vocabulary,
-    length: int,
-    source: Source,
-    track: Track,
-) -> None:
-    """Write the sentences of number ``split`` that are not there yet."""
-    with opened(part) as layout:
-        at = {field: layout[name][field].id.get_offset() for field in ("tokens", "last")}
-        note = layout["done"].id.get_offset() + 8 * split
-        done = int(layout["done"][split])
-    users, offsets, fresh = list(source.users), _offsets(source), 0
+def _write_split(file: BinaryIO, part: Path, name: str, contents: _Contents, track: Track) -> None:
+    """Write the sentences of a split that are not in the file yet."""
+    number, source = SPLITS.index(name), contents.sources[name]
+    with opened(part) as datasets:
+        start = {field: datasets[name][field].id.get_offset() for field in ("tokens", "last")}
+        done_at = datasets["done"].id.get_offset() + 8 * number
+        done = int(datasets["done"][number])
+    users, offsets, unrecorded = list(source.users), _offsets(source), 0
     texts = track(source.read(users[done:]), f"writing {name} users", len(users) - done)
     for index, sentences in enumerate(texts, done):
-        rows = vocabulary.encode(sentences, length)
-        _write(file, at["tokens"] + int(offsets[index]) * rows[:1].nbytes, rows)
-        _write(file, at["last"] + int(offsets[index]) * rows.itemsize, last_tokens(rows))
-        fresh += len(rows)
-        if fresh >= BLOCK:
-            _note(file, note, index + 1)
-            fresh = 0
-    _note(file, note, len(users))
+        rows = contents.vocabulary.encode(sentences, contents.length)
+        _write(file, start["tokens"] + int(offsets[index]) * rows[:1].nbytes, rows)
+        _write(file, start["last"] + int(offsets[index]) * rows.itemsize, last_tokens(rows))
+        unrecorded += len(rows)
+        if unrecorded >= BLOCK:
+            _record_done(file, done_at, index + 1)
+            unrecorded = 0
+    _record_done(file, done_at, len(users))
 
 
-def _write(file: BinaryIO, place: int, array: NDArray[Any]) -> None:
-    file.seek(place)
+def _write(file: BinaryIO, offset: int, array: NDArray[Any]) -> None:
+    file.seek(offset)
     file.write(array.data)
 
 
-def _note(file: BinaryIO, place: int, users: int) -> None:
-    """Put down how many users are done, after what they wrote has reached the disk."""
+def _record_done(file: BinaryIO, offset: int, users: int) -> None:
+    """Record the number of users that are written, after their sentences have reached the disk.
+
+    In the other order, a crash could leave users that count as written but are not.
+    """
     file.flush()
     os.fsync(file.fileno())
-    _write(file, place, np.array([users]))
+    _write(file, offset, np.array([users]))
     file.flush()
     os.fsync(file.fileno())
 
@@ -294,20 +292,20 @@ def _split(path: Path, file: Any, name: str, length: int) -> Split:
 def _array(
     path: Path, group: Any, name: str, dtype: type[Any], shape: tuple[int, ...] | None = None
 ) -> Any:
-    """A dataset, not read yet, whose bytes lie in the file in one piece."""
+    """A dataset, not read yet, whose bytes are in one piece of the file."""
     found = member(path, group, name, h5py.Dataset)
     _expect(path, f"the type of {found.name}", found.dtype, np.dtype(dtype))
     _expect(path, f"the shape of {found.name}", found.shape, shape or found.shape[:1])
-    place = found.id.get_offset()
-    if place is None or place + found.nbytes > path.stat().st_size:
-        raise DataError(f"{path}: {found.name} does not lie in the file as a whole; {_AGAIN}")
+    offset = found.id.get_offset()
+    if offset is None or offset + found.nbytes > path.stat().st_size:
+        raise DataError(f"{path}: {found.name} is not in one piece of the file; {_AGAIN}")
     return found
 
 
 def _mapped(path: Path, found: Any) -> Tensor:
-    """A dataset as the file's pages, which only those who read them need."""
+    """A dataset as pages of the file, read from the disk when they are first used."""
     array = np.memmap(path, found.dtype, "r", found.id.get_offset(), found.shape)
-    with warnings.catch_warnings():  # nobody writes to it
+    with warnings.catch_warnings():  # the tensor is only read
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array)
 

@@ -27,14 +27,14 @@ _COPIED = str | bytes | bytearray
 
 
 class _Name(NamedTuple):
-    """A class or function that the pickle asks for."""
+    """A class or function that the pickle names."""
 
     module: str
     name: str
 
 
 class _Type:
-    """What stands for a dtype of numbers."""
+    """Stands for a dtype of numbers."""
 
     def __init__(self, code: str | bytes, align: bool = False, copy: bool = True) -> None:
         self._code, self._order = _text(code), "<"
@@ -42,7 +42,7 @@ class _Type:
             raise ValueError(f"an array of type {self._code!r}")
 
     def set(self, state: Any) -> None:
-        """Take the byte order; the rest is told for types that are not of numbers."""
+        """Set the byte order; the other entries are for types that are not numbers."""
         _, order, *rest = state
         self._order = ">" if _text(order) == ">" else "<"
         if any(part is not None for part in rest[:3]):
@@ -57,12 +57,12 @@ class _Type:
 
 
 class _Array:
-    """What stands for an array until its content is known."""
+    """Stands for an array until its content is known."""
 
     array: NDArray[Any] | None = None
 
     def set(self, state: Any) -> None:
-        """Take shape, type and bytes."""
+        """Set shape, type and bytes."""
         _, shape, dtype, fortran, content = state
         self.array = _shaped(content, dtype, shape, "F" if fortran else "C")
 
@@ -75,12 +75,12 @@ def _shaped(content: Any, dtype: _Type, shape: tuple[int, ...], order: str) -> N
 
 
 def _text(text: str | bytes) -> str:
-    """What may be Python 2's, whose texts are bytes."""
+    """Decode a text that may come from Python 2, whose texts are bytes."""
     return text.decode("latin1") if isinstance(text, bytes) else str(text)
 
 
 def _bytes(text: str, encoding: str) -> bytes:
-    """What Python 3 writes for bytes in old protocols: an encoding by name, but only this one."""
+    """Bytes as Python 3 writes them in old protocols: a text and the name of this encoding."""
     if encoding != "latin1":
         raise ValueError(f"bytes encoded as {encoding!r}")
     return text.encode("latin1")
@@ -131,7 +131,7 @@ class _Reader:
         self.memo: dict[int, Any] = {}
 
     def read(self, content: bytes) -> Any:
-        """What the pickle makes."""
+        """The object in the pickle."""
         for count, (instruction, argument, _) in enumerate(genops(content)):
             if count > _MOST[1]:
                 raise ValueError(f"more than {_MOST[1]} instructions")
@@ -143,13 +143,13 @@ class _Reader:
         return self.stack.pop()
 
     def pop(self, count: int) -> list[Any]:
-        """What was pushed last, in order."""
+        """Pop the values that were pushed last, in order."""
         if len(self.stack) < count:
             raise ValueError("it takes what is not there")
         return [self.stack.pop() for _ in range(count)][::-1]
 
     def marked(self) -> list[Any]:
-        """What was pushed since the last mark."""
+        """Pop the values that were pushed since the last mark."""
         begin = self.marks.pop()
         return self.pop(len(self.stack) - begin)
 
@@ -164,13 +164,13 @@ class _Reader:
             raise TypeError(f"it fills a {type(target).__name__}")
 
     def call(self) -> Any:
-        """The result of one of the functions that are known."""
+        """The result of one of the known functions."""
         function, arguments = self.pop(2)
         self._copies(arguments)
         return _CALLED[function](*arguments)
 
     def build(self) -> None:
-        """Tell a type or an array the rest of what it is."""
+        """Set the state of a type or an array."""
         (state,) = self.pop(1)
         target = self.stack[-1]
         if not isinstance(target, _Type | _Array):
@@ -188,7 +188,7 @@ class _Reader:
         return target
 
     def _copies(self, values: Iterable[Any]) -> None:
-        """Take note of bytes about to be copied: a few instructions can name the same many times.
+        """Count bytes before they are copied: few instructions can copy the same bytes many times.
 
         Raises:
             DataError: all copies together do not fit into this machine.
@@ -204,7 +204,7 @@ def _named(module: Any, name: Any) -> _Name:
 
 
 def _push(make: Callable[[_Reader, Any], Any]) -> Callable[[_Reader, Any], None]:
-    """The instruction that pushes what it makes."""
+    """The instruction that pushes the result of a function."""
     return lambda reader, argument: reader.stack.append(make(reader, argument))
 
 

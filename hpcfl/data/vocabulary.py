@@ -24,7 +24,7 @@ Words = Annotated[int, Interval(ge=1, le=2**15 - SPECIAL)]  # tokens are kept in
 
 
 def are_words(labels: Tensor, classes: int) -> Tensor:
-    """Which labels, out of so many classes, are words of the vocabulary."""
+    """[...], which labels are words of the vocabulary of so many classes."""
     return (labels > PAD) & (labels <= classes - SPECIAL)
 
 
@@ -32,7 +32,7 @@ class Vocabulary:
     """Words and their classes."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Take the words, the most frequent one first."""
+        """Number the words, the most frequent one first."""
         self.words = tuple(words)
         self.classes = len(words) + SPECIAL
         self.oov, self.bos, self.eos = (len(words) + k for k in (1, 2, 3))
@@ -40,7 +40,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path, size: int) -> "Vocabulary":
-        """The first so many words of a file of lines ``WORD COUNT``, whose counts do not rise.
+        """The first ``size`` words of a file of lines ``WORD COUNT``, with non-increasing counts.
 
         Raises:
             DataError: the file is missing, too short, or a line is not like that.
@@ -68,7 +68,7 @@ class Vocabulary:
 
     @classmethod
     def counted(cls, path: Path, counts: Mapping[str, int], size: int) -> "Vocabulary":
-        """The most frequent words that can be seen; of equally frequent ones the first by name.
+        """The most frequent visible words; of equally frequent ones the first in order of names.
 
         Raises:
             DataError: the file that they were counted in does not have so many.

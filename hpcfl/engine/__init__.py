@@ -1,1 +1,1 @@
-"""The round loop: what every rank does in a round, and what is recorded of it."""
+"""The round loop, and its timing, signals and diagnostics."""

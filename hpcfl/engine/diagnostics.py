@@ -1,4 +1,4 @@
-"""Diagnostics that the papers plot beside the scores; off unless asked for.
+"""Diagnostics that papers plot besides the scores; off by default.
 
 S is the round's cohort, x the model it starts from, x+ the model after it, y_i the last local
 model of client i, g_i the gradient at x of its mean loss over all its examples (no augmentation,
@@ -24,9 +24,9 @@ dissimilarity_b2 the least B^2 with G = 0.  Over all clients they are the popula
 uniform cohort the mean of dissimilarity_g2 is N (|S| - 1) / ((N - 1) |S|) of the population's, and
 gradient_norm2 is on average too large by what is missing.  b2 is not logged where g is zero.
 
-cosine: the update before is what every momentum accumulates, so this needs no word from the
-algorithm: near 1 the server goes straight on, below 0 it swings.  Rounds without clients do not
-count.  Not logged in the first round, nor where one of the two updates is zero.
+cosine: near 1 the server moves in a straight line, below 0 it oscillates.  It is defined for every
+method, as it uses the global models alone.  Rounds without clients do not count.  Not logged in the
+first round, nor where one of the two updates is zero.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,12 +46,12 @@ from hpcfl.local.executor import Executor
 from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.types import Count, Record, Section, Vector
 
-_PREVIOUS = "previous"  # the name under which a checkpoint keeps it
+_PREVIOUS = "previous"  # the name of the previous model in a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnostics(Section):
-    """What is measured of a round beside its training loss."""
+    """Measurements of a round besides its training loss."""
 
     consistency: bool = False
     """How far the local models end from the next global one."""
@@ -59,11 +59,11 @@ class Diagnostics(Section):
     """How far the local models end from the global one they started from."""
     dissimilarity: bool = False
     """How much the clients' full gradients differ: a pass over the cohort's data, unless the
-    algorithm asks for these gradients anyway."""
+    algorithm computes these gradients anyway."""
     cosine: bool = False
     """Of this round's update and the last one's; keeps one more model."""
     every: Count = 1
-    """At every multiple of so many rounds."""
+    """Measure every so many rounds."""
 
     def due(self, round: int) -> bool:
         """Whether the round that completes ``round`` rounds is measured."""
@@ -74,25 +74,26 @@ class Observer:
     """Measures the rounds of a run; the same numbers on any number of ranks."""
 
     def __init__(
-        self, wanted: Diagnostics, executor: Executor, surveys: Reduction, comm: Comm
+        self, config: Diagnostics, executor: Executor, full_gradients: Reduction, comm: Comm
     ) -> None:
-        self._wanted, self._executor, self._surveys, self._comm = wanted, executor, surveys, comm
+        self._config, self._executor, self._comm = config, executor, comm
+        self._full_gradients = full_gradients
         self._previous: Vector | None = None  # the model before the last round
 
     @property
     def kept(self) -> dict[str, Tensor]:
-        """What the coming rounds need and a checkpoint must keep, the same on every rank."""
+        """Tensors for a checkpoint, which the next rounds need; the same on every rank."""
         return {} if self._previous is None else {_PREVIOUS: self._previous}
 
     def restore(self, kept: Mapping[str, Tensor]) -> None:
-        """Go on from what a checkpoint kept."""
-        # Whoever does not want it now does not keep it up to date for one who may want it later.
-        self._previous = kept.get(_PREVIOUS) if self._wanted.cosine else None
+        """Continue with the tensors of a checkpoint."""
+        # Not kept where cosine is off: it would be out of date when a resume switches it on.
+        self._previous = kept.get(_PREVIOUS) if self._config.cosine else None
 
-    def ends(self, round: int) -> bool:
-        """Whether ``observe`` will want the last local models of the round ``round`` (from 0)."""
-        wanted = self._wanted
-        return wanted.due(round + 1) and (wanted.consistency or wanted.drift)
+    def needs_local_models(self, round: int) -> bool:
+        """Whether ``observe`` needs the last local models of ``round``, counted from zero."""
+        config = self._config
+        return config.due(round + 1) and (config.consistency or config.drift)
 
     def observe(
         self,
@@ -102,31 +103,31 @@ class Observer:
         tasks: Sequence[ClientTask],
         trained: Sequence[ClientResult],
     ) -> Record:
-        """Collective: what the round's line of the log is to hold.
+        """Collective: the diagnostics of a round, for its line of the log.
 
         Args:
             cohort: the round's, not empty.
             x: the model that was broadcast.
             after: the next one.
-            tasks: this rank's clients, with their gradients where the algorithm asked for them.
-            trained: what they left, with their last models where ``ends`` asks for them.
+            tasks: of this rank's clients, with full gradients if the algorithm uses them.
+            trained: their results, with local models where ``needs_local_models`` is True.
 
         Raises:
             ClientError: on this rank alone, from the pass over the data.
             DivergedError: on every rank: a full gradient is not finite.
         """
-        wanted, record = self._wanted, Record()
+        config, record = self._config, Record()
         previous = self._previous
-        if wanted.cosine:
+        if config.cosine:
             self._previous = x
-        if not wanted.due(cohort.round + 1):
+        if not config.due(cohort.round + 1):
             return record
         terms: dict[str, list[float]] = {}
-        if wanted.consistency:
+        if config.consistency:
             terms["consistency"] = _squares(client.local_model - after for client in trained)
-        if wanted.drift:
+        if config.drift:
             terms["drift"] = _squares(client.local_model - x for client in trained)
-        if wanted.dissimilarity:
+        if config.dissimilarity:
             gradients, mean = self._gradients(cohort, x, tasks)
             (record["gradient_norm2"],) = _squares([mean])
             terms["dissimilarity_g2"] = _squares(gradient - mean for gradient in gradients)
@@ -136,7 +137,7 @@ class Observer:
         if record.get("gradient_norm2"):
             # The mean of norm(g_i)^2 is that of norm(g_i - g)^2 and norm(g)^2.
             record["dissimilarity_b2"] = 1 + record["dissimilarity_g2"] / record["gradient_norm2"]
-        if wanted.cosine and previous is not None:
+        if config.cosine and previous is not None:
             record |= _cosine(after - x, x - previous)
         return record
 
@@ -145,7 +146,7 @@ class Observer:
     ) -> tuple[list[Vector], Vector]:
         """Collective: this rank's clients' full gradients at ``x``, and the cohort's plain mean.
 
-        What the algorithm asked for is not computed again; what it did not is no traffic either.
+        Gradients that the algorithm uses are not computed again; others do not count as traffic.
         """
         gradients = [task.client.full_grad for task in tasks]
         if not all(gradient.numel() for gradient in gradients):
@@ -155,7 +156,9 @@ class Observer:
         own = [FullGradient(gradient) for gradient in gradients]
         clients, ones = [task.client_id for task in tasks], [1.0] * len(tasks)
         size, done = cohort.size, cohort.round + 1
-        (mean,), *_ = self._surveys.mean(own, clients, ones, size, size, np.zeros(0), round=done)
+        (mean,), *_ = self._full_gradients.mean(
+            own, clients, ones, size, size, np.zeros(0), round=done
+        )
         return gradients, mean
 
 

@@ -1,7 +1,8 @@
-"""The random generators that a whole process shares; no result may depend on them.
+"""Observe, restore and seed the random generators that a whole process shares.
 
-Python's ``random``, numpy's legacy global generator and torch's default ones depend on what ran
-before in the process, hence on the number of ranks and on restarts.
+No result may depend on them: Python's ``random``, numpy's legacy global generator and torch's
+default ones depend on the code that ran before in the process, hence on the number of ranks and on
+restarts.
 """
 
 import random
@@ -16,29 +17,29 @@ _SEEDS = 2**32  # numpy's legacy generator takes no larger seed
 
 
 class Generators(NamedTuple):
-    """What the generators of a process hold."""
+    """The states of the generators of a process."""
 
     python: object
     numpy: tuple[bytes, int, int, float]
     torch: bytes
     cuda: tuple[bytes, ...]
-    """Of every GPU; empty while none is in use."""
+    """Of every GPU; empty while no GPU is in use."""
 
     def changed(self, before: "Generators") -> list[str]:
-        """Which of them drew since ``before``, as a user calls them."""
+        """The generators whose state changed since ``before``, by their usual names."""
         names = ("Python's random", "numpy.random", "torch's generator", "torch's GPU generator")
         pairs = zip(names, before, self, strict=True)
         return [name for name, old, new in pairs if old != new]
 
 
 def generators() -> Generators:
-    """What the generators hold now."""
-    held = np.random.get_state(legacy=False)  # noqa: NPY002  # to be compared, not drawn from
-    inner = held["state"]
+    """The present states of the generators."""
+    legacy = np.random.get_state(legacy=False)  # noqa: NPY002  # to be compared, not drawn from
+    inner = legacy["state"]
     gpus = torch.cuda.default_generators
     return Generators(
         random.getstate(),
-        (inner["key"].tobytes(), inner["pos"], held["has_gauss"], held["gauss"]),
+        (inner["key"].tobytes(), inner["pos"], legacy["has_gauss"], legacy["gauss"]),
         _state(torch.default_generator),
         tuple(map(_state, gpus)),
     )
@@ -68,7 +69,7 @@ def restored() -> Iterator[None]:
 def seeded(seed: int) -> Iterator[None]:
     """Seed all the generators on the CPU for the block, then leave them as they were.
 
-    What a user's class draws from them in the block then follows from ``seed`` alone.
+    Draws of a user's class in the block then follow from ``seed`` alone.
     """
     with restored():
         random.seed(seed)

@@ -1,7 +1,7 @@
-"""Play the hooks of an algorithm one by one, and check the rules that each must keep.
+"""Call the hooks of an algorithm one by one, and check the rules of each.
 
-Rules: a hook changes nothing in place, draws from no global generator, returns the same structure
-every time, and the same values for the same arguments, whoever was played before.
+A hook changes nothing in place, draws from no global generator, returns the same structure at every
+call, and the same values for the same arguments, whichever client came before.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,40 +16,40 @@ from hpcfl.engine.global_generators import generators
 from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.types import Vector
 
-SMALL = 1000  # parameters, where values matter and no model is at hand
+SMALL = 1000  # parameters of the model that stands in where there is no data
 
 
 class Played(NamedTuple):
-    """What the round of one client leaves."""
+    """The results of one client's round."""
 
     upload: Any
     state: Any
     y: Vector
-    """Where the client arrived."""
+    """The client's last local model."""
 
 
 class Member(NamedTuple):
-    """A client as a round is played with it."""
+    """The inputs of one client's round."""
 
     state: Any
-    about: Client
+    client: Client
     grad: Grad
 
 
-def call(algorithm: Algorithm, hook: str, *handed: Any) -> Any:
-    """What a hook makes of what it is handed.
+def call(algorithm: Algorithm, hook: str, *args: Any) -> Any:
+    """Call a hook, and return its result.
 
     Raises:
-        BrokenRuleError: the hook changes what it is handed, or draws from a global generator.
+        BrokenRuleError: the hook changes an argument in place, or draws from a global generator.
     """
-    tensors = [leaf for leaf in tree_leaves(handed) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
     versions, before = [tensor._version for tensor in tensors], generators()
-    made = getattr(algorithm, hook)(*handed)
+    made = getattr(algorithm, hook)(*args)
     if [tensor._version for tensor in tensors] != versions:
         raise broken(
             algorithm,
             hook,
-            "changes a tensor that it was handed in place; make a new one (x = x + 1, not x += 1)",
+            "changes one of its arguments in place; make a new tensor (x = x + 1, not x += 1)",
         )
     if drew := generators().changed(before):
         raise broken(
@@ -68,31 +68,31 @@ def broken(algorithm: Algorithm, hook: str, rule: str) -> BrokenRuleError:
 
 
 def play_client(algorithm: Algorithm, message: Any, member: Member) -> Played:
-    """Play a round of one local step.
+    """One client's round, of one local step.
 
     Raises:
         BrokenRuleError: a hook breaks a rule.
         Exception: whatever else a faulty hook raises.
     """
-    x, (state, about, grad) = message.x, member
-    local = call(algorithm, "begin", message, state, about)
-    start = call(algorithm, "start_point", x, local, about)
+    x, (state, client, grad) = message.x, member
+    local = call(algorithm, "begin", message, state, client)
+    start = call(algorithm, "start_point", x, local, client)
     _require_like(algorithm, "start_point", start, x)
-    point = call(algorithm, "gradient_point", x, start, local, about)
+    point = call(algorithm, "gradient_point", x, start, local, client)
     _require_like(algorithm, "gradient_point", point, x)
-    d = call(algorithm, "direction", point, local, grad, about)
+    d = call(algorithm, "direction", point, local, grad, client)
     _require_like(algorithm, "direction", d, x)
-    after = call(algorithm, "update_local", local, d, about)
-    require_form(algorithm, "update_local", "what a client holds", after, "begin", local)
-    y = start - algorithm.step_scale * about.lr * d
-    upload, kept = call(algorithm, "finish", y, after, message, state, about)
+    after = call(algorithm, "update_local", local, d, client)
+    require_form(algorithm, "update_local", "local quantities", after, "begin", local)
+    y = start - algorithm.step_scale * client.lr * d
+    upload, kept = call(algorithm, "finish", y, after, message, state, client)
     require_form(algorithm, "finish", "a state", kept, "init_client", state)
     return Played(upload, kept, y)
 
 
 def play_update(algorithm: Algorithm, server: Any, uploads: Sequence[Any], cohort: Cohort) -> Any:
-    """The server after a round with these uploads, averaged plainly."""
-    dtype = server.x.dtype  # a mean has the model's, whatever the uploads have
+    """The server after a round with the plain mean of these uploads."""
+    dtype = server.x.dtype  # as the engine's means, whatever the dtypes of the uploads
 
     def mean(*leaves: Tensor) -> Tensor:
         return torch.stack([leaf.to(dtype) for leaf in leaves]).mean(0)
@@ -110,7 +110,7 @@ def require_repeatable(
     Args:
         algorithm: whose hooks are played.
         x0: the initial model.
-        members: make each client anew, with the same values every time.
+        members: each makes the inputs of a client, with the same values at every call.
         cohort: the round's.
 
     Raises:
@@ -148,8 +148,8 @@ def require_repeatable_without_data(algorithm: Algorithm) -> None:
 
     def made(noise: Vector) -> Member:
         state = call(algorithm, "init_client", x0, x0.clone)
-        about = Client(whole, number, 0.1 * number, number, noise, noise)
-        return Member(state, about, lambda y: y + noise)
+        client = Client(whole, number, 0.1 * number, number, noise, noise)
+        return Member(state, client, lambda y: y + noise)
 
     members = [lambda own=own: made(own) for own in noise]
     require_repeatable(algorithm, x0, members, Cohort(0, 2, 4, 0.1, noise[0]))
@@ -158,18 +158,26 @@ def require_repeatable_without_data(algorithm: Algorithm) -> None:
 def require_form(
     algorithm: Algorithm, hook: str, what: str, found: Any, origin: str, expected: Any
 ) -> None:
-    """Refuse a tree of another structure, or of other shapes or dtypes.
+    """Check that a tree has the structure, shapes and dtypes of another one.
+
+    Args:
+        algorithm: that has the hook.
+        hook: that returned the tree.
+        what: the tree is called in the error.
+        found: the tree.
+        origin: the hook, or the call, that returned the other tree.
+        expected: the other tree.
 
     Raises:
-        BrokenRuleError: it is one, or holds what is no tensor.
+        BrokenRuleError: it has not, or has something else than tensors.
     """
     new, old = (_form(algorithm, hook, tree) for tree in (found, expected))
     if new != old:
-        than = origin if " " in origin else f"{origin} does"
         raise broken(
             algorithm,
             hook,
-            f"returns {what} of other shapes or dtypes than {than}: {new}, expected {old}",
+            f"returns {what} with other fields, shapes or dtypes than {origin}: found {new}, "
+            f"expected {old}",
         )
 
 
@@ -180,19 +188,19 @@ def _form(algorithm: Algorithm, hook: str, tree: Any) -> str:
     if isinstance(tree, tuple):
         names = getattr(tree, "_fields", None)
         inner = [_form(algorithm, hook, leaf) for leaf in tree]
-        if names is None:  # past models, say, whose number may grow
+        if names is None:  # past models, whose number may grow
             return "(...)"
         fields = (f"{name}: {leaf}" for name, leaf in zip(names, inner, strict=True))
         return f"{type(tree).__name__}({', '.join(fields)})"
     raise broken(
         algorithm,
         hook,
-        f"returns or is handed {type(tree).__name__}; expected a NamedTuple of tensors",
+        f"returns or receives {type(tree).__name__}; expected a NamedTuple of tensors",
     )
 
 
 def _require_like(algorithm: Algorithm, hook: str, found: Any, x: Vector) -> None:
-    """Refuse what cannot stand where a model stands: another shape, dtype or device."""
+    """Check that a hook returned a vector of the model's shape, dtype and device."""
     new = (found.shape, found.dtype, found.device) if isinstance(found, Tensor) else None
     if new != (x.shape, x.dtype, x.device):
         got = (
@@ -203,13 +211,13 @@ def _require_like(algorithm: Algorithm, hook: str, found: Any, x: Vector) -> Non
         raise broken(
             algorithm,
             hook,
-            f"returns {got}, expected {_form(algorithm, hook, x)} on {x.device} as the model has; "
+            f"returns {got}, expected {_form(algorithm, hook, x)} on {x.device}, as the model; "
             "make tensors by zeros_like, never by torch.zeros",
         )
 
 
 def _require_same(algorithm: Algorithm, hook: str, first: Any, second: Any) -> None:
-    """Refuse another result of the same arguments, bit for bit."""
+    """Check that two results of the same arguments are equal, bit for bit."""
     pairs = zip(tree_leaves(first), tree_leaves(second), strict=True)
     if all(torch.equal(_bits(one), _bits(other)) for one, other in pairs):
         return
@@ -223,5 +231,5 @@ def _require_same(algorithm: Algorithm, hook: str, first: Any, second: Any) -> N
 
 
 def _bits(leaf: Tensor) -> Tensor:
-    """The bytes of a tensor; NaN equals itself there."""
+    """The bytes of a tensor, among which NaN equals itself."""
     return leaf.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""The round loop.  Every rank runs it; only comm, the store and the assignment differ by rank."""
+"""The round loop.  Every rank runs it; only comm, store and assignment differ between ranks."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ def play(run: Run, server: Any, start: int) -> Any:
     """Collective: play the rounds from ``start`` on; returns the server at the end.
 
     Raises:
-        Stopped: a signal asked for it; a checkpoint was committed.
+        Stopped: a signal requested a stop; a checkpoint was committed.
         DivergedError: an upload or the server was not finite; nothing of its round was kept.
         HookError, ClientError, StoreError, DiskError, LostFileError: perhaps on one rank only.
     """
@@ -40,8 +40,8 @@ def play(run: Run, server: Any, start: int) -> Any:
         hooks.begin_round(t + 1)
         try:
             with round_errors(t + 1):
-                ask = partial(local_values, run, saved)
-                server, record, signals = play_round(run, server, t, ask)
+                requests = partial(local_values, run, saved)
+                server, record, signals = play_round(run, server, t, requests)
             timer.mark("update")
         except DivergedError:
             hooks.commit_checkpoint(t)
@@ -65,11 +65,11 @@ def play(run: Run, server: Any, start: int) -> Any:
 
 
 def play_round(
-    run: Run, server: Any, t: int, ask: Callable[[], NDArray[np.float64]]
+    run: Run, server: Any, t: int, requests: Callable[[], NDArray[np.float64]]
 ) -> tuple[Any, Record, RoundSignals]:
-    """Collective: play round ``t``; the server, the line of the log, and what any rank asked for.
+    """Collective: play round ``t``; the server, the line of the log, and the ranks' requests.
 
-    ``ask`` gives this rank's ``local_values``.
+    ``requests`` gives this rank's ``local_values``.
 
     Raises:
         DivergedError: an upload or the server is not finite.
@@ -81,12 +81,12 @@ def play_round(
     record["examples"] = int(training.clients.examples_per_round[members].sum())
     if not size:
         timer.mark("sample")
-        maxima = run.comm.allreduce_max(ask())
+        maxima = run.comm.allreduce_max(requests())
         timer.record_wait(RoundSignals.metrics(maxima))
         return server, record, RoundSignals.of(maxima)
     mine = schedule.my_clients(t)
     with_full_gradients = algorithm.full_gradient != "none"
-    # What this round reads, its full gradients first, and what the next one will.
+    # The reads of this round in their order, full gradients first, and those of the next round.
     training.clients.prefetch([*mine * (1 + with_full_gradients), *schedule.my_clients(t + 1)])
     weights = [float(training.weights[i]) for i in mine]
     share = mine, weights, float(training.weights[members].sum()), size
@@ -102,7 +102,7 @@ def play_round(
         common = run.x0[:0]
         if algorithm.full_gradient == "cohort":
             own = [FullGradient(gradient) for gradient in gradients]
-            (common,), up, maxima = run.full_gradients.mean(own, *share, ask(), round=t + 1)
+            (common,), up, maxima = run.full_gradients.mean(own, *share, requests(), round=t + 1)
             timer.record_wait(RoundSignals.metrics(maxima))
             cohort = cohort._replace(grad=common)
             record["up_bytes"] += up
@@ -114,13 +114,15 @@ def play_round(
 
     states = training.states.load(schedule.assignment(t), schedule.assignment(t + 1))
     timer.mark("read")
-    results = training.executor.train(message, tasks, states, ends=run.observer.ends(t))
-    del states  # their memory is for the new ones
+    results = training.executor.train(
+        message, tasks, states, local_models=run.observer.needs_local_models(t)
+    )
+    del states  # make room for the new ones: together they may not fit
     timer.mark("compute")
     record["data_s"] = training.clients.pop_elapsed_s()
     timer.move(record["data_s"], "compute", "read")
     sent = [run.schema.send(result.upload, result.loss) for result in results]
-    mean, up, maxima = run.uploads.mean(sent, *share, ask(), round=t + 1)
+    mean, up, maxima = run.uploads.mean(sent, *share, requests(), round=t + 1)
     timer.record_wait(RoundSignals.metrics(maxima))
     record["up_bytes"] += up
     training.states.save(schedule.assignment(t), [result.state for result in results], message.x)
@@ -133,7 +135,7 @@ def play_round(
 
 
 def _finite(server: Any, round: int) -> Any:
-    """The server, if all of it is finite; past models in tuples were checked in their round."""
+    """Check the server for non-finite values; past models in tuples were checked before."""
     for name, value in zip(server._fields, server, strict=True):
         if isinstance(value, Tensor) and not bool(value.isfinite().all()):
             raise DivergedError(

@@ -1,4 +1,4 @@
-"""The live objects of a run on one rank, and the hooks through which the engine reaches the rest.
+"""The objects of a run on one rank, and the hooks by which the engine calls the session.
 
 The engine plays rounds and writes no file: evaluation, the log and checkpoints are behind
 ``RunHooks``.
@@ -42,19 +42,19 @@ class RunHooks(Protocol):
         ...
 
     def record(self, record: Record, busy: Sequence[float]) -> None:
-        """Write the line of a round; ``busy``: of several ranks, the seconds that each was busy."""
+        """Write the line of a round; ``busy``: the seconds that each of several ranks worked."""
         ...
 
     def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
         """Begin a checkpoint of the state after ``round`` rounds; a pending one is committed first.
 
-        ``kept`` is what the coming rounds need besides the server and the clients' states.
+        ``kept``: tensors that the next rounds need besides the server and the clients' states.
         """
         ...
 
     @property
     def checkpoint_pending(self) -> tuple[bool, bool]:
-        """Whether this rank still writes a checkpoint, and whether rounds must wait for it."""
+        """Whether this rank is still writing a checkpoint, and whether rounds must wait for it."""
         ...
 
     def commit_checkpoint(self, round: int) -> None:
@@ -63,28 +63,28 @@ class RunHooks(Protocol):
 
 
 class Due(Protocol):
-    """When something is to be done, by rounds completed out of all."""
+    """Whether something is due, by the number of rounds completed out of all."""
 
     def __call__(self, round: int, rounds: int) -> bool:
-        """Whether it is due."""
+        """Whether it is due after ``round`` of ``rounds`` rounds."""
         ...
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What happens in which round; the same on every rank, but for ``assignment``."""
+    """The plan of all rounds; the same on every rank, except for ``assignment``."""
 
     rounds: int
     draw: Callable[[int], NDArray[np.int64]]
-    """Round, from zero, to its cohort."""
+    """Round, counted from zero, to its cohort, ascending."""
     assignment: Callable[[int], Assignment]
-    """Round, from zero, to what this rank does in it; past the last round, nothing."""
+    """Round, from zero, to the clients of this rank; past the last round, to none."""
     local_lr: Callable[[int], float]
     """Round, from zero, to eta."""
     evaluation_due: Due
     checkpoint_due: Due
     checkpoint_minutes: float | None
-    """A checkpoint is also due when so many minutes have passed since the last."""
+    """A checkpoint is also due so many minutes after the last one; None: never."""
 
     def my_clients(self, round: int) -> list[int]:
         """The members of a round's cohort that this rank trains."""
@@ -93,7 +93,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Training:
-    """The clients and what trains them."""
+    """The clients, their executor and their states."""
 
     clients: ClientPool
     executor: Executor
@@ -104,7 +104,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Run:
-    """The live objects of a run on one rank."""
+    """The objects of a run on one rank."""
 
     algorithm: Algorithm
     schema: Schema
@@ -115,7 +115,7 @@ class Run:
     uploads: Reduction
     """The mean of the uploads, each with its client's training loss."""
     full_gradients: Reduction
-    """The mean of the full gradients, where the algorithm asks for them."""
+    """The mean of the full gradients, for algorithms that use it."""
     observer: Observer
     hooks: RunHooks
     signals: Signals

@@ -1,4 +1,4 @@
-"""Find the shapes that an algorithm sends and keeps, by a dry round without data."""
+"""Find the shapes of messages, uploads and states by a dry round without data."""
 
 from collections import namedtuple
 from functools import cache
@@ -14,13 +14,13 @@ from hpcfl.engine.hook_rules import Member, call, play_client, play_update
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.types import Vector
 
-LOSS = "train_loss"  # the field of what is summed that is ours, no traffic of a real client
+LOSS = "train_loss"  # the field that hpcfl adds to an upload; no traffic of a real client
 
 
-# Parameters up to which the dry round plays on zeros: the first operation on a meta tensor costs a
-# second and 70 MB, because it imports torch's compiler.
-PLAYED = 2**20
-_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+# Parameters up to which the dry round computes on zeros instead of meta tensors, the first of which
+# takes a second and 70 MB, as torch imports its compiler.
+MAX_ZEROS = 2**20
+_NEED_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class Schema(NamedTuple):
@@ -31,13 +31,13 @@ class Schema(NamedTuple):
     state: Any
     upload: Any
     local_model_field: str | None
-    """The field of a client's state that is its last local model, found by identity."""
+    """The field of a client's state that is its last local model; None if it keeps none."""
     gradients: int
-    """Gradients of its batch that a local step takes."""
+    """Number of gradients in a local step."""
 
     @property
     def client_state(self) -> StateSchema:
-        """The schema of the store of client states."""
+        """The schema of a client's state."""
         fields = tuple(
             Field(name, tuple(leaf.shape), leaf.dtype, shared=leaf is self.message.x)
             for name, leaf in zip(self.state._fields, self.state, strict=True)
@@ -46,7 +46,7 @@ class Schema(NamedTuple):
 
     @property
     def reduced(self) -> Any:
-        """What is summed over the cohort: the upload, and the loss its client trained at."""
+        """The tensors that are summed over the cohort: upload and training loss."""
         return self.send(self.upload, torch.empty((), device="meta"))
 
     def send(self, upload: Any, loss: Tensor) -> Any:
@@ -60,7 +60,7 @@ class Schema(NamedTuple):
 
 
 class FullGradient(NamedTuple):
-    """What a client sends before local training, where the algorithm asks for it."""
+    """The upload before local training, of a method with full gradients."""
 
     grad: Vector
 
@@ -73,28 +73,28 @@ def _sent(fields: tuple[str, ...]) -> Any:
 class Traffic(NamedTuple):
     """Bytes that a real client would receive and send in one round, by the dry round's shapes.
 
-    The plan: what is logged is counted anew in every round, at the broadcast and the reduction.
+    For plans; the log has the bytes counted in each round, at the broadcast and the reduction.
     """
 
     down: int
     up: int
 
 
-class _AsksForValueError(Exception):
-    """A dry round needs more than shapes."""
+class _NeedsValueError(Exception):
+    """A hook needs the value of a tensor, where a dry round has shapes only."""
 
 
-class _Blind(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses what depends on the values of tensors."""
+class _NoValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operations that depend on the values of tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _VALUES.isdisjoint(func.tags):
-            raise _AsksForValueError
+        if not _NEED_VALUES.isdisjoint(func.tags):
+            raise _NeedsValueError
         return func(*args, **(kwargs or {}))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to skip the compiler, torch would import it
+        return False  # True would make torch import its compiler, only to skip it
 
 
 def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
@@ -103,20 +103,20 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
     Raises:
         BrokenRuleError: a hook changes a tensor in place, draws at random, or returns another
             structure than it has to.
-        RuntimeError: a hook asks for the value of a meta tensor.
-        ValueError, AttributeError, ...: whatever a faulty algorithm raises.
+        RuntimeError: a hook needs the value of a tensor.
+        ValueError, AttributeError, ...: whatever else a faulty algorithm raises.
     """
-    if size > PLAYED:
-        return _play(algorithm, size, dtype, "meta")
+    if size > MAX_ZEROS:
+        return _dry_round(algorithm, size, dtype, "meta")
     try:
-        with _Blind():  # type: ignore[no-untyped-call]
-            return _emptied(_play(algorithm, size, dtype, "cpu"))
-    except _AsksForValueError:  # unless the tensor is meta, perhaps
-        return _play(algorithm, size, dtype, "meta")
+        with _NoValues():  # type: ignore[no-untyped-call]
+            return _as_meta(_dry_round(algorithm, size, dtype, "cpu"))
+    except _NeedsValueError:  # an operation on meta tensors may not
+        return _dry_round(algorithm, size, dtype, "meta")
 
 
-def _emptied(played: Schema) -> Schema:
-    """The same of meta tensors; what was one tensor stays one."""
+def _as_meta(schema: Schema) -> Schema:
+    """The same with meta tensors; fields that share a tensor still share one."""
     known: dict[int, Tensor] = {}
 
     def empty(leaf: Any) -> Any:
@@ -124,14 +124,14 @@ def _emptied(played: Schema) -> Schema:
             return leaf
         return known.setdefault(id(leaf), torch.empty_like(leaf, device="meta"))
 
-    made: Schema = tree_map(empty, played)
+    made: Schema = tree_map(empty, schema)
     return made
 
 
-def _play(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str) -> Schema:
-    """The dry round, on zeros of a device."""
+def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str) -> Schema:
+    """The dry round, on zeros on a device."""
     with torch.device(device):
-        # Separate tensors: what `finish` keeps of the message is known by identity.
+        # Separate tensors, so that identity tells which of them a state keeps.
         x0, first, full, mean = (torch.zeros(size, dtype=dtype) for _ in range(4))
         number = torch.zeros((), dtype=torch.float64)
         whole = torch.zeros((), dtype=torch.int64)
@@ -139,33 +139,33 @@ def _play(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str) -> S
     message = call(algorithm, "broadcast", server)
     state = call(algorithm, "init_client", first, lambda: first)
     client = Client(whole, number, number, number, full_grad=full, cohort_grad=mean)
-    asked: list[Tensor] = []
+    points: list[Tensor] = []
 
     def grad(y: Vector) -> Vector:
-        asked.append(y)
+        points.append(y)
         return y.clone()
 
     upload, after, y = play_client(algorithm, message, Member(state, client, grad))
     cohort = Cohort(round=0, size=1, population=1, lr=1.0, grad=mean)
     play_update(algorithm, server, [upload], cohort)
-    own = next((name for name in after._fields if getattr(after, name) is y), None)
-    return Schema(server, message, after, upload, own, len(asked))
+    local_model = next((name for name in after._fields if getattr(after, name) is y), None)
+    return Schema(server, message, after, upload, local_model, len(points))
 
 
 def traffic(algorithm: Algorithm, schema: Schema) -> Traffic:
     """Bytes down and up per client and round, as a real client would count them."""
     vector = nbytes(schema.message.x)
-    surveyed = algorithm.full_gradient == "cohort"
+    full_mean = algorithm.full_gradient == "cohort"
     sent = [
         leaf
         for name, leaf in zip(schema.upload._fields, schema.upload, strict=True)
         if name not in algorithm.not_transmitted
     ]
     return Traffic(
-        down=nbytes(schema.message) + vector * surveyed, up=nbytes(sent) + vector * surveyed
+        down=nbytes(schema.message) + vector * full_mean, up=nbytes(sent) + vector * full_mean
     )
 
 
 def nbytes(tree: Any) -> int:
-    """Bytes of all tensors of a tree."""
+    """Bytes of all tensors in a tree."""
     return sum(leaf.numel() * leaf.dtype.itemsize for leaf in tree_leaves(tree))

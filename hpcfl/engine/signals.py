@@ -1,4 +1,4 @@
-"""What the ranks ask of the engine at the end of a round, agreed on by a maximum."""
+"""Requests at the end of a round, on which all ranks agree by a maximum."""
 
 from time import monotonic
 from typing import NamedTuple
@@ -10,37 +10,37 @@ from hpcfl.engine.run import Run
 
 
 class RoundSignals(NamedTuple):
-    """What one rank asks for at the end of a round, or the maximum over ranks, which is acted on.
+    """Requests of one rank at the end of a round, or their maximum over ranks, which is obeyed.
 
-    The maximum is taken along with the one that the mean of the uploads needs, so that asking costs
-    no message of its own.
+    They are sent with the maximum that the mean of the uploads needs anyway, so that a stop or a
+    checkpoint costs no further message, and every rank takes the same decision.
     """
 
     stop: int
-    """The number of the signal that asked for a stop; 0: none did."""
+    """The number of the signal that requested a stop; 0: none."""
     save: bool
-    """A checkpoint is wanted: a signal asked for it, or the minutes between two have passed."""
+    """Write a checkpoint: a signal requested it, or ``checkpoint.minutes`` have passed."""
     writing: bool
-    """A rank still writes its part of a checkpoint."""
+    """A rank is still writing its part of the pending checkpoint."""
     low_on_rows: bool
-    """A store is nearly out of rows: the pending checkpoint must be committed to free some."""
+    """A store is nearly out of free rows; committing the pending checkpoint frees some."""
 
     @classmethod
     def of(cls, maxima: NDArray[np.float64]) -> "RoundSignals":
-        """From the maxima over ranks of what ``local_values`` gives."""
+        """The requests in the maxima over ranks of ``local_values``."""
         stop, *others = maxima[: len(cls._fields)]
         return cls(int(stop), *map(bool, others))
 
     @classmethod
     def metrics(cls, maxima: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The maxima over ranks of what ``RoundTimer.local_metrics`` gives."""
+        """The maxima over ranks of ``RoundTimer.local_metrics``, in those of ``local_values``."""
         return maxima[len(cls._fields) :]
 
 
 def local_values(run: Run, saved: float) -> NDArray[np.float64]:
     """This rank's ``RoundSignals``, followed by ``RoundTimer.local_metrics``.
 
-    ``saved`` is when the last checkpoint was begun, in seconds of ``time.monotonic``.
+    ``saved`` is the time of the last checkpoint, in seconds of ``time.monotonic``.
     """
     minutes = run.schedule.checkpoint_minutes
     late = minutes is not None and monotonic() - saved > 60 * minutes

@@ -1,7 +1,7 @@
-"""Time the parts of a round, and the load of each rank.
+"""Measure the time of each phase of a round, and the load of each rank.
 
-Every instant belongs to exactly one part.  Time is counted in whole nanoseconds, so the parts of a
-line of the log add up to its ``wall_s`` exactly, as the decimal numbers that stand there.
+Every instant belongs to exactly one phase.  Times are whole nanoseconds, so that the phases in a
+line of the log add up to its ``wall_s`` exactly, as decimal numbers.
 """
 
 from collections.abc import Callable
@@ -15,26 +15,27 @@ from hpcfl.io import checksum
 from hpcfl.io.memory import allocated_memory, resident_memory
 from hpcfl.types import Record
 
-PARTS = ("sample", "read", "compute", "reduce", "wait", "update", "write", "evaluate")
-"""What the wall time of a round is split into, see "The log" in the README."""
-# Behind these a rank's load is counted anew: ranks go on together, or a round begins.
-_ANEW = ("reduce", "evaluate", "write")
+PHASES = ("sample", "read", "compute", "reduce", "wait", "update", "write", "evaluate")
+"""The phases of a round, see "The log" in the README."""
+# After these the load of a rank is counted from zero: the ranks have just synchronised, or a round
+# begins.
+_SYNCHRONISED = ("reduce", "evaluate", "write")
 _MEMORY = ("memory_bytes", "device_bytes")
 _NS = 1_000_000_000
 
 
 def measured(key: str) -> bool:
-    """Whether a number of the log was measured, or sums up such: another run finds another one."""
+    """Whether a key of the log holds a measurement, which differs from run to run."""
     return key.endswith("_s") or key in (*_MEMORY, "imbalance", checksum.KEY)
 
 
 class RoundTimer:
-    """Times the parts of one rank's rounds; a ``mark`` costs about a microsecond.
+    """Times the phases of one rank's rounds; a ``mark`` takes about a microsecond.
 
     Args:
-        rank: whose it is.
-        ranks: how many there are.
-        device: is waited for at every ``mark``: a GPU may not have done yet what it was given.
+        rank: its number.
+        ranks: their number.
+        device: synchronised at every ``mark``, as kernels of a GPU end after their launch.
         now: a clock in nanoseconds.
     """
 
@@ -46,70 +47,70 @@ class RoundTimer:
         now: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self._rank, self._ranks, self._device, self._now = rank, ranks, device, now
-        self._parts: dict[str, int] = {}  # ns
+        self._phases: dict[str, int] = {}  # ns
         self._busy: list[float] = []  # ns, of every rank
         self._memory: dict[str, int] = {}
         self.start()
 
     def start(self) -> None:
-        """Forget everything: the first part begins."""
-        self._at = self._loaded = self._now()
+        """Discard everything measured; the first phase begins."""
+        self._marked = self._synchronised = self._now()
         self._reset()
 
-    def mark(self, part: str) -> None:
-        """Count the time since the last ``mark`` as this ``part``; another part begins."""
+    def mark(self, phase: str) -> None:
+        """Add the time since the last ``mark`` to ``phase``; the next phase begins."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         at = self._now()
-        self._parts[part] += at - self._at
-        self._at = at
-        if part in _ANEW:
-            self._loaded = at
+        self._phases[phase] += at - self._marked
+        self._marked = at
+        if phase in _SYNCHRONISED:
+            self._synchronised = at
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """So much of the one part, at most all of it, belongs to the other."""
+        """Move time from one phase to another, at most all of it."""
         self._move(round(seconds * _NS), source, target)
 
     def local_metrics(self) -> list[float]:
-        """The values of this rank whose maxima over ranks ``record_wait`` takes.
+        """The values whose maxima over ranks ``record_wait`` takes.
 
-        Bytes in memory and on the device, then a place for each rank: this one's work in ns since
-        the round began, or since a reduction in it, and the others' 0.
+        Bytes in memory and on the device, then one entry a rank: this rank's work in ns since the
+        ranks last synchronised, and 0 for the others, so that the maximum holds the work of all.
         """
         own = [float(resident_memory()), float(allocated_memory(self._device))]
         own += [0.0] * self._ranks
-        own[len(_MEMORY) + self._rank] = float(self._now() - self._loaded)
+        own[len(_MEMORY) + self._rank] = float(self._now() - self._synchronised)
         return own
 
     def record_wait(self, maxima: NDArray[np.float64]) -> None:
-        """Record a reduction that just ended, and how long this rank waited in it.
+        """Record the end of a reduction, and the time that this rank waited in it.
 
-        A reduction begins when the slowest rank is there: this one waited for as long as that one
-        worked longer.
+        A reduction begins when the slowest rank reaches it, so this rank waited for the difference
+        between that rank's work and its own.
 
         Args:
-            maxima: over the ranks, of what ``local_metrics`` gave before the reduction.
+            maxima: over the ranks, of their ``local_metrics`` before the reduction.
         """
         values = maxima.tolist()
         memory, busy = values[: len(_MEMORY)], values[len(_MEMORY) :]
-        before = self._parts["reduce"]
+        before = self._phases["reduce"]
         self.mark("reduce")
-        waited = min(int(max(busy) - busy[self._rank]), self._parts["reduce"] - before)
+        waited = min(int(max(busy) - busy[self._rank]), self._phases["reduce"] - before)
         self._move(waited, "reduce", "wait")
         self._busy = [one + more for one, more in zip(self._busy, busy, strict=True)]
         self._memory = {key: int(count) for key, count in zip(_MEMORY, memory, strict=True)}
 
     def write_to(self, record: Record) -> list[float]:
-        """Add to a line of the log what the time since the last one went into.
+        """Add the phases since the last call to a line of the log, and begin anew.
 
         Returns:
-            The seconds that every rank was busy before it met the others, if there are several and
-            they met; the imbalance is the longest of these over their mean.
+            The seconds that every rank worked between synchronisations, if there are several ranks
+            and they synchronised; the imbalance is the largest of these over their mean.
         """
-        wall = sum(self._parts.values()) / _NS
+        wall = sum(self._phases.values()) / _NS
         busy = self._busy if self._ranks > 1 and any(self._busy) else []
         record["wall_s"] = wall
-        record |= {f"{part}_s": spent / _NS for part, spent in self._parts.items()}
+        record |= {f"{phase}_s": ns / _NS for phase, ns in self._phases.items()}
         record |= {key: count for key, count in self._memory.items() if count}
         if busy:
             record["imbalance"] = round(max(busy) * len(busy) / sum(busy), 4)
@@ -117,14 +118,14 @@ class RoundTimer:
             if record.get(key):
                 record[f"{key}_per_s"] = round(record[key] / wall, 3)
         self._reset()
-        return [round(spent / _NS, 6) for spent in busy]
+        return [round(ns / _NS, 6) for ns in busy]
 
     def _move(self, ns: int, source: str, target: str) -> None:
-        moved = min(ns, self._parts[source])
-        self._parts[source] -= moved
-        self._parts[target] += moved
+        moved = min(ns, self._phases[source])
+        self._phases[source] -= moved
+        self._phases[target] += moved
 
     def _reset(self) -> None:
-        self._parts = dict.fromkeys(PARTS, 0)
+        self._phases = dict.fromkeys(PHASES, 0)
         self._busy = [0.0] * self._ranks
         self._memory = {}

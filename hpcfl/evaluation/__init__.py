@@ -1,18 +1,17 @@
-"""Evaluate models on the test set and on the clients' data, spread over the ranks.
+"""Evaluate models on the test set and on the clients' data, divided among the ranks.
 
-``test_loss``, ``test_accuracy``, ``test_top5_accuracy`` (of more than 5 classes): the test set.
-Of texts the loss is the mean over all labels that are no padding; accuracies, these and those
-below, leave out the special tokens too (``hpcfl.data.vocabulary``), and so clients that have
-nothing else.
+``test_loss``, ``test_accuracy``, ``test_top5_accuracy`` (for more than 5 classes): the global model
+on the test set.  For texts the loss is the mean over all labels but padding; accuracies, here and
+below, also skip the special tokens (``hpcfl.data.vocabulary``), and clients without other labels.
 
-``objective`` (``evaluate.train``): sum_i p_i f_i, the global model's mean loss f_i over each
-client's training examples, p_i the job's weights over the whole population.
+``train_objective`` (``evaluate.train``): sum_i p_i f_i, where f_i is the global model's mean loss
+over client i's training examples and p_i the client's share of the job's weights, over all clients.
 
-``client_accuracy_*`` (``evaluate.clients``): the global model on each client's own examples,
-those that ``data.holdout`` sets aside if it is given, its training examples if not.
-``own_accuracy_*`` (``evaluate.own``): each client's own last local model on the same examples, of
-the ``own_clients`` clients that have one.  ``_mean`` is the plain mean over clients,
-``_worst_decile`` the mean over the tenth of them that fare worst, floor(n / 10) but at least one.
+``client_accuracy_*`` (``evaluate.clients``): the global model on each client's examples: those that
+``data.holdout`` sets aside, or the training examples without it.
+``local_model_accuracy_*`` (``evaluate.local_models``): each client's last local model on the same
+examples, over the ``local_model_clients`` clients that have one.  ``_mean`` is the plain mean over
+clients, ``_worst_decile`` the mean over the worst floor(n / 10) of them, at least one.
 """
 
 from hpcfl.evaluation.clients import Clients

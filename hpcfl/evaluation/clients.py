@@ -1,4 +1,4 @@
-"""Evaluate models on the clients' own data."""
+"""Evaluate models on the clients' data."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,69 +14,74 @@ from hpcfl.evaluation.measure import Meter
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.types import Vector
 
-Found = Mapping[int, Mapping[str, float]]  # client -> sums over its examples
+ClientSums = Mapping[int, Mapping[str, float]]  # client -> sums over its examples
 
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients of one rank, as an evaluation meets them."""
+    """The clients of one rank, and their last local models, for evaluations."""
 
-    population: ClientPool
-    mine: Sequence[int]
-    """Those whose states this rank keeps."""
+    pool: ClientPool
+    owned: Sequence[int]
+    """The clients whose states this rank keeps; it evaluates these."""
     weights: NDArray[np.float64]
-    """[N], of every client."""
-    model: Callable[[int], Vector | None]
-    """A client's own last local model, on the device; None while it has none."""
+    """[N], of every client in the mean."""
+    local_model: Callable[[int], Vector | None]
+    """Client -> its last local model, on the device; None while it has none."""
 
-    def shared(
+    def global_scores(
         self, meter: Meter, x: Vector, comm: Comm, *, objective: bool, accuracy: bool
     ) -> dict[str, float]:
         """Collective: the scores of the global model ``x`` on the clients' data."""
-        population = self.population
+        pool = self.pool
         scores: dict[str, float] = {}
-        training: Found = {}
-        if objective or (accuracy and not population.holds_out):
-            training = {i: meter.whole(x, population.training(i)) for i in self.mine}
+        training: ClientSums = {}
+        if objective or (accuracy and not pool.holds_out):
+            training = {i: meter.whole(x, pool.training(i)) for i in self.owned}
         if objective:
             terms = [
                 float(self.weights[i]) * (sums["loss"] / sums["examples"])
                 for i, sums in training.items()
             ]
             (total,) = exact_sums(comm, [terms], x.device)
-            scores["objective"] = total / float(self.weights.sum())
+            scores["train_objective"] = total / float(self.weights.sum())
         if accuracy:
             tested = training
-            if population.holds_out:
-                tested = {i: meter.whole(x, population.testing(i)) for i in self.mine}
-            scores |= _spread("client_accuracy", self._accuracies(tested, comm, x.device))
+            if pool.holds_out:
+                tested = {i: meter.whole(x, pool.testing(i)) for i in self.owned}
+            scores |= _summary("client_accuracy", self._accuracies(tested, comm, x.device))
         return scores
 
-    def own(self, meter: Meter, comm: Comm, device: torch.device) -> dict[str, float]:
-        """Collective: the scores of each client's own last model on its own data."""
-        found = {}
-        for client in self.mine:
-            model = self.model(client)
+    def local_model_scores(
+        self, meter: Meter, comm: Comm, device: torch.device
+    ) -> dict[str, float]:
+        """Collective: the scores of each client's last local model on its own data."""
+        sums = {}
+        for client in self.owned:
+            model = self.local_model(client)
             if model is not None:
-                found[client] = meter.whole(model, self.population.testing(client))
-        accuracies = self._accuracies(found, comm, device)
-        return {**_spread("own_accuracy", accuracies), "own_clients": len(accuracies)}
+                sums[client] = meter.whole(model, self.pool.testing(client))
+        accuracies = self._accuracies(sums, comm, device)
+        return {
+            **_summary("local_model_accuracy", accuracies),
+            "local_model_clients": len(accuracies),
+        }
 
-    def _accuracies(self, found: Found, comm: Comm, device: torch.device) -> list[float]:
-        """Collective: the accuracies of all clients that were tested on anything, ascending."""
-        table = torch.zeros(2, len(self.population), dtype=torch.float64)
-        for client, sums in found.items():
-            if sums and sums["scored"]:
-                table[0, client] = sums["correct"] / sums["scored"]
+    def _accuracies(self, sums: ClientSums, comm: Comm, device: torch.device) -> list[float]:
+        """Collective: the accuracies of all clients with an example to score, ascending."""
+        table = torch.zeros(2, len(self.pool), dtype=torch.float64)
+        for client, own in sums.items():
+            if own and own["scored"]:
+                table[0, client] = own["correct"] / own["scored"]
                 table[1, client] = 1
         table = table.to(device)
-        comm.allreduce_sum(table)  # exact: every entry is one rank's, and 0 on all others
+        comm.allreduce_sum(table)  # exact: an entry is not 0 on one rank only
         accuracies, tested = table.cpu()
         return sorted(accuracies[tested > 0].tolist())
 
 
-def _spread(name: str, ascending: Sequence[float]) -> dict[str, float]:
-    """The mean, and the mean of the worst tenth; nothing of nobody."""
+def _summary(name: str, ascending: Sequence[float]) -> dict[str, float]:
+    """The mean, and the mean of the worst tenth; empty without clients."""
     if not ascending:
         return {}
     worst = ascending[: max(1, len(ascending) // 10)]

@@ -9,20 +9,20 @@ from hpcfl.types import Count, Natural, Section
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Section):
-    """When the global model is evaluated, and by what; the last round always is."""
+    """When models are evaluated, and by which scores; the last round always is."""
 
     every: Count | None = None
-    """At every multiple of so many rounds; never before the last round when absent."""
+    """Evaluate every so many rounds; only the last round when absent."""
     last: Natural = 0
-    """And at every one of the last so many rounds."""
+    """Evaluate each of the last so many rounds, too."""
     batch_size: Count = 500
     """Examples a batch, for evaluation and for full-batch gradients."""
     train: bool = False
-    """Also by its loss over all clients' training examples: the objective."""
+    """Compute the global model's loss over all clients' training examples, too."""
     clients: bool = False
-    """Also by its accuracy on each client's own examples: their mean, and their worst decile."""
-    own: bool = False
-    """Also each client's own last local model, where the algorithm keeps it."""
+    """Compute its accuracy on each client's examples, too: the mean, and the worst decile."""
+    local_models: bool = False
+    """Evaluate each client's last local model, too, if the algorithm keeps it."""
     best: bool = False
     """Keep the model of the best evaluated round."""
 
@@ -31,24 +31,27 @@ class Evaluate(Section):
         regular = self.every is not None and round % self.every == 0
         return regular or round > rounds - self.last or round == rounds
 
-    def check(self, algorithm: str, dataset: Dataset, own: str | None) -> None:
-        """Raise JobError where what is asked for cannot be had.
+    def check(self, algorithm: str, dataset: Dataset, local_model_field: str | None) -> None:
+        """Check that the data and the algorithm allow the scores of this section.
 
         Args:
             algorithm: its name.
-            dataset: whose classes and test set it takes.
-            own: the field of a client's state that is its last local model.
+            dataset: has the classes and the test set.
+            local_model_field: the field of a client's state that is its last local model; None if
+                the algorithm keeps none.
+
+        Raises:
+            JobError: they do not.
         """
-        for key in ("clients", "own"):
+        for key in ("clients", "local_models"):
             if getattr(self, key) and dataset.classes is None:
                 raise JobError(
-                    f"evaluate.{key}: accuracies need classes, which this data has none of; take "
-                    "it out"
+                    f"evaluate.{key}: accuracies need classes, which this data has not; remove it"
                 )
-        if self.own and own is None:
+        if self.local_models and local_model_field is None:
             raise JobError(
-                f"evaluate.own: {algorithm} keeps no client's own last model, as fedhbm does; take "
-                "it out"
+                f"evaluate.local_models: {algorithm} keeps no local models, as fedhbm does; remove "
+                "the key"
             )
         if self.best and (dataset.test is None or not len(dataset.test.labels)):
-            raise JobError("evaluate.best: this data has no test set to be best on; take it out")
+            raise JobError("evaluate.best: this data has no test set for the comparison; remove it")

@@ -34,7 +34,7 @@ UNLEARNED = 3.0
 FACTOR = 10.0
 ABSURD = 1000.0
 LEARNED = 0.25  # of the way from chance to 1: an accuracy that no guess has
-_INITIAL = ("objective", "test_loss")  # an evaluation of round 0 has them
+_INITIAL = ("train_objective", "test_loss")  # an evaluation of round 0 has them
 # The first round's mean is of models that its own local steps have changed; where it is all that
 # is known of the beginning, a run must have left it well behind to have improved.
 _IMPROVED = 10.0

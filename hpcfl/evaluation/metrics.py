@@ -1,4 +1,4 @@
-"""The sums that a batch adds to an evaluation, so that batches and ranks can be added up."""
+"""The sums of one batch in an evaluation; sums of batches and of ranks are added."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ TOP = 5
 
 
 def names(loss: LossName, classes: int | None) -> tuple[str, ...]:
-    """What ``totals`` holds, of a model with an output per class."""
+    """The names of the sums of ``totals``, for a model with one output per class."""
     if loss not in ("cross_entropy", "tokens"):
         return ("loss", "examples")
     top = ("correct_top5",) if classes is not None and classes > TOP else ()
@@ -20,13 +20,13 @@ def names(loss: LossName, classes: int | None) -> tuple[str, ...]:
 
 
 def totals(loss: LossName, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Sums over the batch: ``loss``, over so many ``examples``; more of a classification.
+    """Sums over the batch.
 
-    There also ``correct``, out of so many ``scored``.  Of more than 5 classes ``correct_top5``
-    too: the label is among the five largest outputs, the lower class first where two are equal.
-    Of ``tokens`` the examples are the labels that are no padding, and those scored the labels that
-    are words of the vocabulary.  Losses are computed per example in float32 or wider and added in
-    float64.
+    ``loss`` is the sum over ``examples``; a classification adds ``correct``, out of ``scored``, and
+    for more than 5 classes ``correct_top5``: the label is among the five largest outputs, where the
+    lower class comes first of two equal ones.  For ``tokens`` the examples are the labels but
+    padding, and the scored ones are words of the vocabulary.  Losses are computed per example in
+    float32 or wider and added in float64, so that the sum of a large test set keeps its digits.
 
     Args:
         loss: which loss.
@@ -51,16 +51,16 @@ def totals(loss: LossName, outputs: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def _correct(outputs: Tensor, labels: Tensor, scored: Tensor) -> dict[str, float]:
-    """How many labels count, and how many of those are right; [B, n], [B] and [B]."""
+    """Numbers of scored labels and of correct ones, of outputs [B, n], labels [B], scored [B]."""
     right = {"correct": outputs.argmax(1) == labels}
     if outputs.shape[1] > TOP:
-        right["correct_top5"] = _ahead(outputs, labels) < TOP
+        right["correct_top5"] = _rank_of_label(outputs, labels) < TOP
     found = {name: float((hit & scored).sum()) for name, hit in right.items()}
     return {"scored": float(scored.sum()), **found}
 
 
-def _ahead(outputs: Tensor, labels: Tensor) -> Tensor:
-    """[B]: how many classes are ranked before the label; all of them where its output is NaN."""
+def _rank_of_label(outputs: Tensor, labels: Tensor) -> Tensor:
+    """[B]: the number of classes ranked before the label; all of them if its output is NaN."""
     own = outputs.gather(1, labels[:, None])
     lower = torch.arange(outputs.shape[1], device=outputs.device) < labels[:, None]
     return (~(outputs <= own) | ((outputs == own) & lower)).sum(1)

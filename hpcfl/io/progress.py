@@ -21,7 +21,8 @@ Clock = Callable[[], float]  # seconds
 DRAW_S = 0.1  # between two draws of the bar
 LINE_S = 1.0  # between two plain lines, and between two lines of evaluated rounds
 TRACK_S = 10.0  # between two lines of ``track``
-SCORES = ("objective", "test_", "client_accuracy", "own_accuracy")  # begin an evaluation's names
+# Prefixes of the scores of an evaluation.
+SCORES = ("train_objective", "test_", "client_accuracy", "local_model_accuracy")
 
 
 class Progress:

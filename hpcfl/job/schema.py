@@ -133,7 +133,7 @@ class Job(Section):
 
     def local_lr(self, round: int) -> float:
         """Eta of a round, counted from zero."""
-        return self.local.rate(round, self.rounds)
+        return self.local.lr_of_round(round, self.rounds)
 
 
 # The job less the sections whose class is chosen by name.
@@ -154,6 +154,8 @@ class Loaded:
     tree: Tree
     name: str
     """The file's name without its ending, and a short hash of the overrides if there are any."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user: old names of keys, which still work."""
 
 
 def load(job: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Loaded:
@@ -187,6 +189,7 @@ def typed(file: JobFile, name: str) -> Loaded:
     """
     if "grid" in file.tree:
         raise JobError(f"{file.name}: this is a sweep, not a job; use `hpcfl sweep {file.name}`")
+    notes = _rename_old_keys(file)
     _lay_under(file)
     rest: Tree = dict(file.tree)
     sections: dict[str, Any] = {}
@@ -204,7 +207,7 @@ def typed(file: JobFile, name: str) -> Loaded:
     tree: Tree = plain(as_tree(job))
     for section, kind in KINDS.items():
         tree[section] = {kind.key: file.tree[section][kind.key], **tree[section]}
-    return Loaded(job, tree, name)
+    return Loaded(job, tree, name, notes)
 
 
 # The largest values of keys whose larger ones would never end, or take all memory.
@@ -321,6 +324,25 @@ def fitted(loaded: Loaded, population: int | None) -> Loaded:
         except ValueError as e:
             raise JobError(f"algorithm.name: {name} {e}") from e
     return settled(loaded, algorithm)
+
+
+_NEW_NAMES = {("evaluate", "own"): "local_models"}
+
+
+def _rename_old_keys(file: JobFile) -> tuple[str, ...]:
+    """Give old keys their new names; one line about each that a user set."""
+    notes = []
+    for (section, old), new in _NEW_NAMES.items():
+        keys = file.tree.get(section)
+        if not isinstance(keys, dict) or old not in keys:
+            continue
+        where, value = file.where((section, old)), keys.pop(old)
+        # Where a resume sets the new key, the old one is of the run's own job.yaml.
+        if file.where((section, new)) != "command line":
+            file.put((section, new), value, where)
+        if value:
+            notes.append(f"{where}: {section}.{old} is now called {section}.{new}")
+    return tuple(notes)
 
 
 def _lay_under(file: JobFile) -> None:

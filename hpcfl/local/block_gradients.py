@@ -17,12 +17,12 @@ from hpcfl.types import Batch, Loss
 
 
 class Batches(NamedTuple):
-    """One batch of each of K clients, all B wide; what is too wide does not count."""
+    """One batch of each of K clients, all padded to B examples."""
 
     inputs: Tensor  # [K, B, ...]
     labels: Tensor  # [K, B, ...]
-    counts: Tensor  # [K, B], 1 for an example and 0 for filling
-    seeds: Tensor  # [K] int64, of the masks of dropout
+    counts: Tensor  # [K, B], 1 for an example and 0 for padding
+    seeds: Tensor  # [K] int64, of the dropout masks
 
 
 class BlockGradients:
@@ -30,9 +30,9 @@ class BlockGradients:
 
     Args:
         model: of one client.
-        loss: the mean over the examples that count.
-        convolutions: how they are played, see ``VmapLayers``.
-        bf16: autocast.
+        loss: the mean over the examples whose count is 1.
+        convolutions: how to compute them, see ``VmapLayers``.
+        bf16: whether to autocast to bfloat16.
         clip: the largest norm of each client's gradient.
     """
 
@@ -46,18 +46,20 @@ class BlockGradients:
         clip: float | None = None,
     ) -> None:
         self._model, self._loss, self._convolutions = model, loss, convolutions
-        self._layout, self._drops = Layout.of(model), dropouts(model)
+        self._layout, self._dropouts = Layout.of(model), dropouts(model)
         device = next(model.parameters()).device.type
-        self._alike = device == "cpu"
+        self._pad = device == "cpu"
         self._precision = partial(autocast_bfloat16, device) if bf16 else nullcontext
         self._clip = clip
 
     def __call__(self, points: Tensor, batches: Batches) -> tuple[Tensor, Tensor]:
-        """Losses [K] and gradients [K, P]; clipped if asked for."""
-        layers = VmapLayers(self._convolutions, alike=self._alike)
+        """Losses [K] and clipped gradients [K, P]."""
+        layers = VmapLayers(self._convolutions, pad=self._pad)
         with torch.enable_grad():
             views = self._views(points)
             losses = self._losses(layers, views, batches)
+            # Each loss depends on its own client's parameters alone: the gradient of their sum
+            # holds the gradient of every client.
             grads = torch.autograd.grad(losses.sum(), views)
         whole = torch.cat([grad.reshape(len(points), -1) for grad in grads], 1)
         if self._clip is not None:
@@ -65,31 +67,31 @@ class BlockGradients:
         return losses.detach(), whole
 
     def probe(self, x: Tensor, example: Batch) -> None:
-        """Play batches of one example and of two, of two clients.
+        """Try the model on batches of one and of two examples, of two clients.
 
         Args:
             x: [P], any point.
             example: a batch of one.
 
         Raises:
-            NotImplementedError: the model drops of something else than the examples of a batch.
-            Exception: whatever else the model does that cannot be done for many clients at once.
+            NotImplementedError: the model drops out along another dimension than that of examples.
+            Exception: whatever else the model raises under vmap.
         """
-        layers = VmapLayers(self._convolutions, alike=self._alike)
+        layers = VmapLayers(self._convolutions, pad=self._pad)
         seeds = torch.zeros(2, dtype=torch.int64, device=x.device)
         for width in (1, 2):
-            inputs, labels = (part.expand(2, width, *part.shape[1:]) for part in example)
+            inputs, labels = (leaf.expand(2, width, *leaf.shape[1:]) for leaf in example)
             batches = Batches(inputs, labels, torch.ones(2, width, device=x.device), seeds)
             with torch.no_grad():
                 self._losses(layers, self._views(x.expand(2, -1)), batches)
 
     def _views(self, points: Tensor) -> list[Tensor]:
         """Every parameter of every client, [K, ...] each."""
-        parts = points.split_with_sizes(self._layout.sizes, 1)
+        vectors = points.split_with_sizes(self._layout.sizes, 1)
         clients = len(points)
         return [
-            part.view(clients, *shape).detach().requires_grad_()
-            for part, shape in zip(parts, self._layout.shapes, strict=True)
+            vector.view(clients, *shape).detach().requires_grad_()
+            for vector, shape in zip(vectors, self._layout.shapes, strict=True)
         ]
 
     def _losses(self, layers: VmapLayers, views: Sequence[Tensor], batches: Batches) -> Tensor:
@@ -102,8 +104,8 @@ class BlockGradients:
             counts: Tensor,
             seed: Tensor,
         ) -> Tensor:
-            for drop in self._drops:
-                drop.begin(seed, len(inputs))
+            for dropout in self._dropouts:
+                dropout.begin(seed, len(inputs))
             named = dict(zip(names, parameters, strict=True))
             with self._precision():
                 outputs = functional_call(self._model, named, (inputs,))
@@ -113,6 +115,6 @@ class BlockGradients:
             with layers:
                 found: Tensor = vmap(one)(views, *batches)
         finally:
-            for drop in self._drops:
-                drop.rest()
+            for dropout in self._dropouts:
+                dropout.end()
         return found

@@ -1,9 +1,9 @@
-"""The simulated clients: their examples, and the task of one of them in a round."""
+"""The simulated clients: the examples of each, and its task in a round."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from hpcfl.algorithms.base import Client
 from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import order, steps, taken
 from hpcfl.data.partition import Rows
-from hpcfl.local.block_batches import BlockBatches, Lay
-from hpcfl.local.examples import InMemory, supply
+from hpcfl.local.block_batches import BatchMaker, BlockBatches
+from hpcfl.local.examples import InMemory, example_source
 from hpcfl.local.prefetch import BatchPrefetcher
 from hpcfl.local.step import BatchIndices, ClientTask, Local
 from hpcfl.models.losses import terms
@@ -25,94 +25,104 @@ from hpcfl.types import Batch
 Item = TypeVar("Item")
 
 
+class ClientData(NamedTuple):
+    """A data set, divided among clients."""
+
+    dataset: Dataset
+    rows: Sequence[Rows]
+    """The training examples of each client."""
+    held_out: Sequence[Rows] | None
+    """The examples that each client holds out for tests; None: no client holds out any."""
+
+
 class ClientPool:
-    """All clients, over one copy of the training examples on the rank's device."""
+    """All clients, over one copy of the training examples on the rank's device.
+
+    Every draw of a task comes from a generator of its own, seeded by the job's seed, the purpose,
+    the round and the client.  A task is thus the same on every rank, after a resume, and whichever
+    tasks were made before it.
+
+    Args:
+        data: the clients' examples.
+        local: the job's local section.
+        local_lr: the learning rate eta of a round, counted from zero.
+        seed: the job's.
+        dtype: of the model.
+        device: of the batches.
+        full_batch: examples in a batch where all examples of a client are needed.
+    """
 
     def __init__(
         self,
-        dataset: Dataset,
-        rows: Sequence[Rows],
-        held: Sequence[Rows] | None,
+        data: ClientData,
         local: Local,
         *,
-        rate: Callable[[int], float],
+        local_lr: Callable[[int], float],
         seed: int,
         dtype: torch.dtype,
         device: torch.device,
         full_batch: int,
     ) -> None:
-        """Take over the examples.
-
-        Args:
-            dataset: whose training examples the clients hold.
-            rows: each client's.
-            held: those that each client holds out, or None where ``rows`` are all it has.
-            local: the job's local section.
-            rate: eta of a round, counted from zero.
-            seed: the job's.
-            dtype: of the model.
-            device: where batches are made.
-            full_batch: examples a batch where a client's whole data is needed.
-        """
-        # What is mapped may be larger than a device, and most of it is never asked for.
-        self._supply = supply(dataset.train, rows, device, resident=not dataset.mapped)
+        dataset, self._rows, self._held_out = data
+        # A mapped file may be larger than the device, and a run may need a small part of it.
+        resident = not dataset.mapped
+        self._source = example_source(dataset.train, data.rows, device, resident=resident)
         self._loss = dataset.loss
         self._transform, self._personal = dataset.transform, dataset.personal
-        augments(self._transform)  # or it says that it does not say
-        self._rows, self._held = rows, held
-        self._local, self._rate = local, rate
+        augments(self._transform)  # refuse a wrong transform now, not in the first round
+        self._local, self._local_lr = local, local_lr
         self._seed, self._dtype, self._device = seed, dtype, device
         self._full_batch = full_batch
-        self._early = BatchPrefetcher(self._supply, dataset.train.inputs, dtype, device)
-        self._nothing = torch.empty(0, dtype=dtype, device=device)
-        self.examples = [len(own) for own in rows]
+        self._prefetcher = BatchPrefetcher(self._source, dataset.train.inputs, dtype, device)
+        self._no_gradient = torch.empty(0, dtype=dtype, device=device)
+        self.examples = [len(rows) for rows in data.rows]
         """n_i of every client."""
-        self._spent = 0.0
+        self._elapsed_s = 0.0
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def prefetch(self, clients: Sequence[int]) -> None:
         """Start to read these clients' examples, in this order, where they are in a file."""
-        self._supply.prefetch(clients)
+        self._source.prefetch(clients)
 
     def pop_elapsed_s(self) -> float:
-        """Seconds that the batches of training took to come, since this was last asked."""
-        spent, self._spent = self._spent, 0.0
-        return round(spent, 9)
+        """Seconds that making the batches of training took since the last call."""
+        elapsed, self._elapsed_s = self._elapsed_s, 0.0
+        return round(elapsed, 9)
 
     def task(self, client: int, round: int, steps: int | None = None) -> ClientTask:
-        """What ``client`` does in ``round``: the same whoever asks, whenever.
+        """The task of ``client`` in ``round``: the same at every call, on every rank.
 
         Args:
-            client: which.
+            client: its number.
             round: counted from zero.
-            steps: how many instead of the job's.
+            steps: the number of local steps, instead of the job's.
         """
         count = self.examples[client]
         work = steps or self._steps(count)
-        picks = partial(self._picks, client, round, count, work)
-        about = Client(
-            round=_number(round, torch.int64),
-            steps=_number(work),
-            lr=_number(self._rate(round)),
-            examples=_number(count),
-            full_grad=self._nothing,
-            cohort_grad=self._nothing,
-        )
+        indices = partial(self._batch_indices, client, round, count, work)
         return ClientTask(
-            client,
-            round,
-            about,
-            self._timed(self._early(client, picks(), self._transform_of(client))),
-            self._own(client),
-            key(self._seed, "dropout", round, client) >> 1,
-            picks(),
+            client_id=client,
+            round=round,
+            client=Client(
+                round=_number(round, torch.int64),
+                steps=_number(work),
+                lr=_number(self._local_lr(round)),
+                examples=_number(count),
+                full_grad=self._no_gradient,
+                cohort_grad=self._no_gradient,
+            ),
+            batches=self._timed(self._prefetcher(client, indices(), self._transform_of(client))),
+            full_batches=self._full_batches(client),
+            # Shifted, as torch's seeds are signed integers of 64 bits.
+            dropout_seed=key(self._seed, "dropout", round, client) >> 1,
+            batch_indices=indices(),
         )
 
     def example(self) -> Batch:
         """One example, without augmentation."""
-        (stored,) = self._supply.stream([self._rows[0][:1]])
+        (stored,) = self._source.stream([self._rows[0][:1]])
         return self._transformed(stored, self._transform_of(0))
 
     @cached_property
@@ -139,7 +149,7 @@ class ClientPool:
 
     @cached_property
     def examples_per_round(self) -> NDArray[np.int64]:
-        """[N], the examples that every client's local steps take in a round, repeats counted."""
+        """[N], the examples in all batches of a round of every client, repeats counted."""
         sizes, which = np.unique(self.examples, return_inverse=True)
         each = [
             taken(
@@ -152,25 +162,28 @@ class ClientPool:
         ]
         return np.array(each, dtype=np.int64)[which]
 
-    def block_batches(self) -> Lay | None:
-        """What lays the batches of several clients at once, out of memory.
+    def block_batches(self) -> BatchMaker | None:
+        """A function that gathers the batches of several clients at once.
 
-        None where each task must be asked for its own: examples come out of a file, client by
-        client, or the clients do not see them alike.
+        None where the batches must be made task by task: the examples are in a file that is read
+        client by client, or the clients have different transforms.
         """
-        if self._personal is not None or not isinstance(self._supply, InMemory):
+        if self._personal is not None or not isinstance(self._source, InMemory):
             return None
-        gather = BlockBatches(self._supply, self._rows, self._transform, self._dtype, self._device)
+        gather = BlockBatches(self._source, self._rows, self._transform, self._dtype, self._device)
         return lambda tasks, size, width: self._timed(gather(tasks, size, width))
 
-    def _picks(self, client: int, round: int, count: int, work: int) -> Iterator[BatchIndices]:
-        """What each of ``work`` steps takes of the ``count`` examples of a client."""
+    def _batch_indices(
+        self, client: int, round: int, count: int, work: int
+    ) -> Iterator[BatchIndices]:
+        """The indices of ``work`` local steps of a client of ``count`` examples."""
         cut: Any = {"batch_size": self._batch_size, "drop_last": self._local.drop_last}
         shuffle = stream(self._seed, "shuffle", round, client)
         batches = order(count, epochs=None, steps=work, generator=shuffle, **cut)
         if not augments(self._transform_of(client)):
             yield from (BatchIndices(positions, None) for positions in batches)
             return
+        # All draws of the round at once: generators are slow for a few numbers at a time.
         total = taken(count, steps=work, **cut)
         draws = stream(self._seed, "augment", round, client).integers(DRAWS, size=total)
         end = 0
@@ -178,41 +191,41 @@ class ClientPool:
             begin, end = end, end + len(positions)
             yield BatchIndices(positions, draws[begin:end])
 
-    def _timed(self, coming: Iterator[Item]) -> Iterator[Item]:
-        """The same items; the time that they took to come is added to ``pop_elapsed_s``."""
+    def _timed(self, items: Iterator[Item]) -> Iterator[Item]:
+        """The same items; the time that each takes is added to ``pop_elapsed_s``."""
         began = perf_counter()
-        for item in coming:
-            self._spent += perf_counter() - began
+        for item in items:
+            self._elapsed_s += perf_counter() - began
             yield item
             began = perf_counter()
 
     def training(self, client: int) -> Iterator[Batch]:
-        """All examples that ``client`` trains on, without augmentation."""
-        return self._rest(client, self._rows[client])
+        """All training examples of ``client``, without augmentation."""
+        return self._stream(client, self._rows[client])
 
     def testing(self, client: int) -> Iterator[Batch]:
-        """The examples that ``client`` holds out; where nothing is held out, as ``training``."""
-        return self._rest(client, (self._held or self._rows)[client])
+        """The examples that ``client`` holds out; where no client does, as ``training``."""
+        return self._stream(client, (self._held_out or self._rows)[client])
 
     @property
     def holds_out(self) -> bool:
-        """Whether the clients test on other examples than they train on."""
-        return self._held is not None
+        """Whether clients are tested on other examples than they train on."""
+        return self._held_out is not None
 
-    def _own(self, client: int) -> Iterator[tuple[int, Batch]]:
-        """The examples of a client that trains in this round; terms of the mean loss, batch."""
+    def _full_batches(self, client: int) -> Iterator[tuple[int, Batch]]:
+        """All examples of a client that trains in this round; see ``ClientTask``."""
         count, size = self.examples[client], self._full_batch
         positions = (np.arange(k, min(k + size, count)) for k in range(0, count, size))
         transform = self._transform_of(client)
-        for stored in self._supply.of_client(client, positions):
+        for stored in self._source.of_client(client, positions):
             batch = self._transformed(stored, transform)
             yield terms(self._loss, batch.labels), batch
 
-    def _rest(self, client: int, rows: Rows) -> Iterator[Batch]:
-        """Examples of a client that need not train in this round."""
+    def _stream(self, client: int, rows: Rows) -> Iterator[Batch]:
+        """Examples of a client outside its training: the reader need not keep them."""
         transform = self._transform_of(client)
         batches = (rows[k : k + self._full_batch] for k in range(0, len(rows), self._full_batch))
-        for stored in self._supply.stream(batches):
+        for stored in self._source.stream(batches):
             yield self._transformed(stored, transform)
 
     def _transformed(
@@ -226,5 +239,5 @@ class ClientPool:
 
 @lru_cache(4096)
 def _number(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A 0-d tensor that no hook changes, so that one serves all who need that number."""
+    """A 0-d tensor; hooks change nothing in place, so that one serves all clients."""
     return torch.tensor(value, dtype=dtype)

@@ -14,14 +14,17 @@ from hpcfl.types import Vector
 
 
 class ClientStates:
-    """The states of a rank's clients, as the hooks take them: on the device, in their own dtypes.
+    """Loads and saves the states of a rank's clients.
+
+    Hooks take and return states on the device, in the dtypes of the algorithm; the store may keep
+    them in other dtypes (``store.dtype``).
 
     Args:
-        store: their home.
-        schema: their shape.
-        stored: their shape in the store.
-        first: gives the state of a client that never had one.
-        device: where the model is.
+        store: keeps the states between rounds.
+        schema: of a state as hooks take it.
+        stored: of a state in the store.
+        first: gives the state of a client that has none yet.
+        device: of the model.
     """
 
     def __init__(
@@ -34,93 +37,96 @@ class ClientStates:
     ) -> None:
         self._store, self._first, self._device = store, first, device
         self._dtypes = [field.dtype for field in schema.fields]
-        self._stored = [field.dtype for field in stored.fields]
-        self._spent = 0.0
+        self._stored_dtypes = [field.dtype for field in stored.fields]
+        self._elapsed_s = 0.0
 
-    def load(self, assignment: Assignment, coming: Assignment) -> list[Any]:
-        """The states of the clients that are trained; the coming ones are fetched meanwhile.
+    def load(self, assignment: Assignment, upcoming: Assignment) -> list[Any]:
+        """The states of the clients that this rank trains in this round.
+
+        The store starts to read those of ``upcoming``, the next round.
 
         Raises:
             StoreError: a state cannot be read.
         """
         began = perf_counter()
         states = [self.to_device(client, self.read(client)) for client in assignment.trained]
-        self.prefetch(coming.trained)
-        self._spent += perf_counter() - began
+        self.prefetch(upcoming.trained)
+        self._elapsed_s += perf_counter() - began
         return states
 
     def save(self, assignment: Assignment, states: Sequence[Any], x: Vector) -> None:
-        """Take over the new states of the clients that were trained.
+        """Store the new states of the clients that this rank trained.
 
         Args:
             assignment: this rank's.
-            states: theirs.
-            x: the model that all of them received: one tensor for all that keep it.
+            states: of its ``trained`` clients.
+            x: the model that all of them received; states that keep it share this tensor.
 
         Raises:
             DiskError: the disk is full or fails.
         """
         began = perf_counter()
         self.write(assignment.trained, states, x)
-        self._spent += perf_counter() - began
+        self._elapsed_s += perf_counter() - began
 
     def pop_elapsed_s(self) -> float:
-        """Seconds that the round waited for states, since this was last asked."""
-        spent, self._spent = self._spent, 0.0
-        return round(spent, 9)
+        """Seconds that rounds waited for states since the last call."""
+        elapsed, self._elapsed_s = self._elapsed_s, 0.0
+        return round(elapsed, 9)
 
     def prefetch(self, clients: Sequence[int]) -> None:
-        """These clients' states are read next."""
+        """Start to read the states of these clients."""
         self._store.prefetch(clients)
 
     def read(self, client: int) -> Any | None:
-        """The client's state as the store has it, None of one that never had one.
+        """The client's state as the store has it; None if it has none yet.
 
         Raises:
             StoreError: it cannot be read.
         """
         return self._store.load(client)
 
-    def to_device(self, client: int, kept: Any | None) -> Any:
-        """A state out of a store as the hooks take it; the client's first one for None."""
-        if kept is None:
+    def to_device(self, client: int, stored: Any | None) -> Any:
+        """A stored state as hooks take it; the client's first state where ``stored`` is None."""
+        if stored is None:
             return self._first(client)
-        pairs = zip(kept, self._dtypes, strict=True)
-        # From pinned memory the copy is behind what the device still does, not behind us; other
-        # memory may hold another state as soon as nobody looks at this one.
-        return type(kept)(
+        pairs = zip(stored, self._dtypes, strict=True)
+        # A copy from pinned memory joins the device's queue without waiting.  From other memory it
+        # must wait: the store may reuse the buffer as soon as this call returns.
+        return type(stored)(
             *(leaf.to(self._device, dtype, non_blocking=leaf.is_pinned()) for leaf, dtype in pairs)
         )
 
     def write(self, clients: Sequence[int], states: Sequence[Any], x: Vector) -> None:
-        """Hand new states to the store; what is ``x`` itself is stored once.
+        """Hand new states to the store; a field that is ``x`` itself is stored once for all.
 
         Raises:
             DiskError: the disk is full or fails.
         """
-        common = {dtype: self._home(x, dtype) for dtype in self._common(states, x)}
-        homes = [
+        shared = {dtype: self._to_cpu(x, dtype) for dtype in self._dtypes_of(x, states)}
+        on_cpu = [
             type(state)(
                 *(
-                    common[dtype] if leaf is x else self._home(leaf, dtype)
-                    for leaf, dtype in zip(state, self._stored, strict=True)
+                    shared[dtype] if leaf is x else self._to_cpu(leaf, dtype)
+                    for leaf, dtype in zip(state, self._stored_dtypes, strict=True)
                 )
             )
             for state in states
         ]
         if self._device.type == "cuda":
+            # The copies into pinned memory are asynchronous; the store reads it at once.
             torch.cuda.current_stream(self._device).synchronize()
-        for client, state in zip(clients, homes, strict=True):
+        for client, state in zip(clients, on_cpu, strict=True):
             self._store.save(client, state)
 
-    def _common(self, states: Sequence[Any], x: Vector) -> set[torch.dtype]:
-        """The dtypes in which states keep ``x`` itself."""
-        pairs = (zip(state, self._stored, strict=True) for state in states)
+    def _dtypes_of(self, x: Vector, states: Sequence[Any]) -> set[torch.dtype]:
+        """The dtypes in which the store keeps ``x`` for these states."""
+        pairs = (zip(state, self._stored_dtypes, strict=True) for state in states)
         return {dtype for fields in pairs for leaf, dtype in fields if leaf is x}
 
-    def _home(self, leaf: Tensor, dtype: torch.dtype) -> Tensor:
-        """The tensor on the CPU; on its way there, into pinned memory, if it is on a GPU."""
+    def _to_cpu(self, leaf: Tensor, dtype: torch.dtype) -> Tensor:
+        """The tensor on the CPU; from a GPU by an asynchronous copy into pinned memory."""
         if leaf.device.type == "cpu":
             return leaf.to(dtype)
-        home = torch.empty(leaf.shape, dtype=dtype, pin_memory=True)
-        return home.copy_(leaf, non_blocking=True)
+        pinned = torch.empty(leaf.shape, dtype=dtype, pin_memory=True)
+        return pinned.copy_(leaf, non_blocking=True)

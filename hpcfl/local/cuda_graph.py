@@ -1,4 +1,4 @@
-"""Record a local step as a CUDA graph once, and replay it for every step of every block."""
+"""Capture a local step as a CUDA graph once, and replay it for every step of every block."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,44 +7,44 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-WARM = 3  # plays before a recording, in which libraries make their choices and their buffers
+WARMUP_CALLS = 3  # before a capture: libraries choose kernels and allocate buffers in them
 
 
 class CudaGraphStep:
-    """Plays a pure function of trees of CUDA tensors, whose shapes never change, as a graph.
+    """Computes a pure function of trees of CUDA tensors of fixed shapes, as a CUDA graph.
 
-    What it returns is overwritten by the next call, which may be handed it.
+    The next call overwrites the outputs of this one, and may take them as its inputs.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._recorded: _Recorded | None = None
+        self._captured: _Captured | None = None
 
     def __call__(self, *trees: Any) -> Any:
         """The function's value."""
-        if self._recorded is None:
-            # The function is pure: what it is played for here leaves no trace.
-            for _ in range(WARM):
-                _aside(self._function, trees)
-            self._recorded = _record(self._function, trees)
-        recorded = self._recorded
-        for kept, given in zip(recorded.inputs, tree_leaves(trees), strict=True):
-            kept.copy_(given)
-        recorded.graph.replay()
-        return recorded.outputs
+        if self._captured is None:
+            # The function is pure: these calls change no result.
+            for _ in range(WARMUP_CALLS):
+                _run_on_side_stream(self._function, trees)
+            self._captured = _capture(self._function, trees)
+        captured = self._captured
+        for static, given in zip(captured.inputs, tree_leaves(trees), strict=True):
+            static.copy_(given)
+        captured.graph.replay()
+        return captured.outputs
 
 
-def _aside(function: Callable[..., Any], trees: Any) -> None:
-    """Play it on a stream of its own, as a recording wants its warm-up."""
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    here = torch.cuda.current_stream()
-    aside.wait_stream(here)
-    with torch.cuda.stream(aside):
+def _run_on_side_stream(function: Callable[..., Any], trees: Any) -> None:
+    """Call it on another stream: PyTorch requires this of calls before a capture."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    current = torch.cuda.current_stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
         function(*trees)
-    here.wait_stream(aside)
+    current.wait_stream(side)
 
 
-class _Recorded(NamedTuple):
+class _Captured(NamedTuple):
     """A graph, and the tensors that it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
@@ -52,10 +52,10 @@ class _Recorded(NamedTuple):
     outputs: Any
 
 
-def _record(function: Callable[..., Any], trees: Any) -> _Recorded:
+def _capture(function: Callable[..., Any], trees: Any) -> _Captured:
     leaves, spec = tree_flatten(trees)
     inputs = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = function(*tree_unflatten(inputs, spec))
-    return _Recorded(graph, inputs, outputs)
+    return _Captured(graph, inputs, outputs)

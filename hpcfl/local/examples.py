@@ -1,4 +1,4 @@
-"""The examples of batches: in memory, or in a file that is read ahead of training."""
+"""Sources of examples: in memory, or a file that threads read ahead of training."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,20 +14,22 @@ from torch import Tensor
 from hpcfl.data.partition import Rows
 from hpcfl.types import Batch, Examples, Stored
 
-PIECE = 16  # examples that one thread reads at a time
-AHEAD = 2  # clients, or batches, that are read before they are asked for
-WHOLE = 1 << 29  # bytes of a client's inputs up to which they are read all at once
+READ_CHUNK = 16  # examples that one thread reads at a time
+READ_AHEAD = 2  # clients, or batches, that are read before they are needed
+# Up to so many bytes of inputs a client is read all at once, and kept for its whole round; a larger
+# one is read batch by batch, repeatedly where it trains for several epochs.
+WHOLE_CLIENT_BYTES = 1 << 29
 
 
 class ExampleSource(Protocol):
-    """Every client's examples, as stored: inputs and labels, brought to the device."""
+    """Gives examples as stored, inputs and labels, on the device."""
 
     def prefetch(self, clients: Sequence[int]) -> None:
-        """Read ahead the examples of these clients, which will be asked for in about this order."""
+        """Read ahead the examples of these clients, which are needed in about this order."""
         ...
 
     def of_client(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
-        """The examples at these positions, out of 0..n-1, of the client; batch by batch."""
+        """The examples at these positions, from 0 to n_i - 1, of the client; batch by batch."""
         ...
 
     def stream(self, batches: Iterable[Rows]) -> Iterator[Batch]:
@@ -35,33 +37,33 @@ class ExampleSource(Protocol):
         ...
 
 
-def supply(
+def example_source(
     examples: Examples, rows: Sequence[Rows], device: torch.device, *, resident: bool
 ) -> ExampleSource:
-    """The supply of these examples, of which client i holds ``rows[i]``.
+    """The source of these examples, of which client i holds ``rows[i]``.
 
     Args:
         examples: all of them.
         rows: of each client.
-        device: where batches go.
-        resident: whether examples that are in memory stay on the device.
+        device: of the batches.
+        resident: whether to keep examples that are in memory on the device.
     """
     if isinstance(examples.inputs, Tensor):
-        home = device if resident else torch.device("cpu")
-        inputs, labels = examples.inputs.to(home), examples.labels.to(home)
+        where = device if resident else torch.device("cpu")
+        inputs, labels = examples.inputs.to(where), examples.labels.to(where)
         return InMemory(inputs, labels, rows, device)
     return FromFile(examples.inputs, examples.labels, rows, device)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; a GPU goes on with what it does meanwhile."""
+    """Copy the tensor to a device; a GPU continues its work meanwhile."""
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class InMemory:
-    """Everything lies in memory, or in a file that the system maps into memory."""
+    """Examples in memory, or in a file that the system maps into memory."""
 
     def __init__(
         self, inputs: Tensor, labels: Tensor, rows: Sequence[Rows], device: torch.device
@@ -69,7 +71,7 @@ class InMemory:
         self._inputs, self._labels, self._rows, self._device = inputs, labels, rows, device
 
     def prefetch(self, clients: Sequence[int]) -> None:
-        """Nothing to do."""
+        """Nothing to do: the examples are there."""
 
     def of_client(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
         """Copies of these rows."""
@@ -79,97 +81,98 @@ class InMemory:
     def stream(self, batches: Iterable[Rows]) -> Iterator[Batch]:
         """Copies of these rows."""
         for rows in batches:
-            yield self.take(to_device(torch.from_numpy(rows), self.home))
+            yield self.take(to_device(torch.from_numpy(rows), self.device))
 
     @property
-    def home(self) -> torch.device:
-        """Where the examples lie."""
+    def device(self) -> torch.device:
+        """The device that holds the examples; batches may go to another one."""
         return self._labels.device
 
     def take(self, rows: Tensor) -> Batch:
-        """Copies of these rows [B], which lie where the examples do."""
+        """Copies of these rows [B], whose indices are on the device that holds the examples."""
         inputs, labels = self._inputs.index_select(0, rows), self._labels.index_select(0, rows)
         return Batch(inputs.to(self._device), labels.to(self._device))
 
 
 class FromFile:
-    """Threads read the examples of the clients that come next while the present one trains.
+    """Threads read the examples of the next clients while the present one trains.
 
-    A client is read whole, once a round, and at most ``AHEAD`` clients wait beside the present one;
-    of a client that is larger than ``WHOLE``, so many batches.
+    A client is read once a round, as a whole, and at most ``READ_AHEAD`` clients are in memory
+    besides the present one; a client larger than ``WHOLE_CLIENT_BYTES`` is read batch by batch, at
+    most ``READ_AHEAD`` batches ahead.
     """
 
     def __init__(
         self, inputs: Stored, labels: Tensor, rows: Sequence[Rows], device: torch.device
     ) -> None:
         self._inputs, self._labels, self._rows, self._device = inputs, labels, rows, device
-        self._coming: deque[int] = deque()
+        self._next: deque[int] = deque()
         self._present: int | None = None
-        self._read: dict[int, Pieces] = {}  # by client: the present one and those ahead of it
-        self._most = WHOLE // (prod(inputs.shape[1:]) * inputs.dtype.itemsize)
+        self._chunks: dict[int, Chunks] = {}  # of the present client and of those read ahead
+        self._most = WHOLE_CLIENT_BYTES // (prod(inputs.shape[1:]) * inputs.dtype.itemsize)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        """Started when first needed: a process may have been forked before."""
+        """Started when first needed, as threads do not survive a fork of the process."""
         return ThreadPoolExecutor(self._inputs.workers, thread_name_prefix="read-ahead")
 
     def prefetch(self, clients: Sequence[int]) -> None:
-        """Begin to read the first of them."""
-        self._coming, self._present = deque(clients), None
+        """Begin to read the first of these clients."""
+        self._next, self._present = deque(clients), None
         self._look_ahead()
 
     def of_client(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
-        """Wait for the client's examples, if they are not there yet."""
+        """The client's examples; waits for those that are not read yet."""
         own = self._rows[client]
         if len(own) > self._most:
             yield from self.stream(own[positions] for positions in batches)
             return
         if client != self._present:
             self._present = client
-            while client in self._coming and self._coming.popleft() != client:
+            while client in self._next and self._next.popleft() != client:
                 pass
             self._look_ahead()
-        inputs = self._read[client]
+        inputs = self._chunks[client]
         for positions in batches:
             yield self._batch(inputs.whole[torch.from_numpy(positions)], own[positions])
 
     def stream(self, batches: Iterable[Rows]) -> Iterator[Batch]:
-        """Batches are read ahead, like clients."""
-        waiting: deque[tuple[Pieces, Rows]] = deque()
+        """The examples of these rows; the next batches are read ahead."""
+        waiting: deque[tuple[Chunks, Rows]] = deque()
         for rows in batches:
             waiting.append((self._submit(rows), rows))
-            if len(waiting) > AHEAD:
-                pieces, due = waiting.popleft()
-                yield self._batch(pieces.whole, due)
-        for pieces, due in waiting:
-            yield self._batch(pieces.whole, due)
+            if len(waiting) > READ_AHEAD:
+                chunks, first = waiting.popleft()
+                yield self._batch(chunks.whole, first)
+        for chunks, rows in waiting:
+            yield self._batch(chunks.whole, rows)
 
     def _batch(self, inputs: Tensor, rows: Rows) -> Batch:
         labels = self._labels[torch.from_numpy(rows)]
         return Batch(inputs.to(self._device), labels.to(self._device))
 
     def _look_ahead(self) -> None:
-        """Begin to read what is soon needed, and forget the rest."""
+        """Begin to read the next clients, and drop the examples of all others."""
         present = [] if self._present is None else [self._present]
-        soon = dict.fromkeys([*present, *islice(self._coming, AHEAD)])
+        soon = dict.fromkeys([*present, *islice(self._next, READ_AHEAD)])
         small = (client for client in soon if len(self._rows[client]) <= self._most)
-        self._read = {i: self._read.get(i) or self._submit(self._rows[i]) for i in small}
+        self._chunks = {i: self._chunks.get(i) or self._submit(self._rows[i]) for i in small}
 
-    def _submit(self, rows: Rows) -> "Pieces":
-        starts = range(0, len(rows), PIECE)
-        return Pieces(
-            [self._threads.submit(self._inputs.read, rows[k : k + PIECE]) for k in starts]
+    def _submit(self, rows: Rows) -> "Chunks":
+        starts = range(0, len(rows), READ_CHUNK)
+        return Chunks(
+            [self._threads.submit(self._inputs.read, rows[k : k + READ_CHUNK]) for k in starts]
         )
 
 
-class Pieces:
-    """Examples that are being read."""
+class Chunks:
+    """Inputs that threads are reading."""
 
     def __init__(self, futures: Sequence[Future[Tensor]]) -> None:
         self._futures = futures
 
     @cached_property
     def whole(self) -> Tensor:
-        """All of them, once they are there; raises what reading them raised."""
+        """All inputs, once they are read; raises what reading them raised."""
         futures, self._futures = self._futures, ()
         return torch.cat([future.result() for future in futures])

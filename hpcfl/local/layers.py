@@ -1,7 +1,7 @@
-"""Layers under ``vmap``: computed for many clients at once, each with its own parameters.
+"""Layers under ``vmap``: computed for K clients at once, each with its own parameters.
 
-``torch.func.vmap`` runs a model, written for one client, on K stacked ones; this mode takes over
-the few functions that vmap refuses or plays slowly.
+``torch.func.vmap`` runs a model that is written for one client on the stacked parameters of K; the
+mode of this module replaces the few functions that vmap refuses or computes slowly.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,48 +16,50 @@ from torch.overrides import TorchFunctionMode
 Convolutions = Literal["grouped", "products"]
 
 
-# Elements.  What is as wide, or a multiple, lies alike for every client, and leaves no rest beside
-# vectors of a processor: else kernels would round one client's numbers unlike the next one's.
+# Elements.  Rows of a multiple of this width have the same alignment for every client, and leave no
+# remainder after whole vectors of the processor.  Otherwise a CPU's kernels would round the numbers
+# of one client differently from those of the next, and a client's bits would depend on its slot.
 PAD_MULTIPLE = 64
 
 
 class VmapLayers(TorchFunctionMode):
-    """While it is entered inside ``vmap``, functions of layers are those of K clients.
+    """A mode, entered inside ``vmap``, that replaces some functions of layers.
 
     Args:
-        convolutions: "grouped", as vmap plays them, one group a client; or batched matrix
+        convolutions: "grouped", as vmap computes them, one group a client; or batched matrix
             "products" of the images' patches, for devices whose grouped convolutions are slow.
-        alike: keep every client's numbers apart from where they lie, as a CPU's kernels do not.
+        pad: pad dense layers, so that a client's bits do not depend on its slot in the block (see
+            ``PAD_MULTIPLE``); needed on a CPU.
     """
 
-    def __init__(self, convolutions: Convolutions, *, alike: bool) -> None:
+    def __init__(self, convolutions: Convolutions, *, pad: bool) -> None:
         super().__init__()
-        self._played: dict[Any, Callable[..., Any]] = {
+        self._replacements: dict[Any, Callable[..., Any]] = {
             functional.dropout: _dropout,
             torch._VF.lstm: _lstm,
         }
         if convolutions == "products":
-            self._played[torch.conv2d] = _conv2d
-        if alike:
-            self._played[functional.linear] = _linear
+            self._replacements[torch.conv2d] = _conv2d
+        if pad:
+            self._replacements[functional.linear] = _linear
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Play ``func``, or what stands for it."""
-        return self._played.get(func, func)(*args, **(kwargs or {}))
+        """Call ``func``, or its replacement."""
+        return self._replacements.get(func, func)(*args, **(kwargs or {}))
 
 
 def stacked(function: Callable[..., Any], *tensors: Any) -> Any:
-    """Inside ``vmap``: a function of the tensors of all clients, [K, ...] each.
+    """Inside ``vmap``: call a function of the stacked tensors of all clients, [K, ...] each.
 
-    BlockGradients flow through what ``function`` does; what every client shares is expanded.
+    Gradients flow through ``function``; a tensor that all clients share is expanded.
     """
     return _Stacked.apply(function, *tensors)  # type: ignore[no-untyped-call]
 
 
 class _Stacked(Function):
-    """The way out of ``vmap``: its rule gets the stacked tensors that vmap hides."""
+    """A function whose vmap rule receives the stacked tensors that vmap hides."""
 
     @staticmethod
     def forward(function: Callable[..., Any], *tensors: Any) -> Any:
@@ -65,7 +67,7 @@ class _Stacked(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: autograd follows what the rule does."""
+        """Save nothing: autograd records the operations of the rule."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, function: Callable[..., Any], *tensors: Any) -> Any:
@@ -85,7 +87,7 @@ class _Stacked(Function):
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Nothing, or a refusal: nothing says whose random numbers it would draw."""
+    """The input, or a refusal: its random numbers could not be those of each client."""
     if training and p:
         raise NotImplementedError("torch.nn.functional.dropout; a module nn.Dropout can be")
     return input
@@ -93,22 +95,22 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A dense layer."""
-    found: Tensor = stacked(_dense, input, weight)
-    return found if bias is None else found + bias
+    output: Tensor = stacked(_dense, input, weight)
+    return output if bias is None else output + bias
 
 
 def _dense(inputs: Tensor, weights: Tensor) -> Tensor:
     """[K, ..., O] of inputs [K, ..., I] and weights [K, O, I]."""
-    lines = inputs.reshape(len(inputs), -1, inputs.shape[-1])
-    found = _filled(lines) @ _filled(weights).transpose(1, 2)
-    return found.view(*inputs.shape[:-1], weights.shape[1])
+    rows = inputs.reshape(len(inputs), -1, inputs.shape[-1])
+    outputs = _padded(rows) @ _padded(weights).transpose(1, 2)
+    return outputs.view(*inputs.shape[:-1], weights.shape[1])
 
 
-def _filled(tensors: Tensor) -> Tensor:
-    """[K, M, n], n rounded up by zeros, so that each client's part lies alike; a copy."""
-    rest = -tensors.shape[-1] % PAD_MULTIPLE
-    if rest:
-        return functional.pad(tensors, (0, rest))
+def _padded(tensors: Tensor) -> Tensor:
+    """A copy of [K, M, n], n rounded up to a multiple of PAD_MULTIPLE by zeros."""
+    missing = -tensors.shape[-1] % PAD_MULTIPLE
+    if missing:
+        return functional.pad(tensors, (0, missing))
     return tensors.clone(memory_format=torch.contiguous_format)
 
 
@@ -121,11 +123,11 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """A convolution; of one group, as a product of patches and kernels, client by client."""
+    """A convolution; with one group, a batched product of patches and kernels."""
     if groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    found: Tensor = stacked(_products, input, weight, bias, _pair(stride), _pair(padding))
-    return found
+    output: Tensor = stacked(_products, input, weight, bias, _pair(stride), _pair(padding))
+    return output
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -142,16 +144,16 @@ def _products(
     """[K, B, O, h, w] of images [K, B, C, H, W] and kernels [K, O, C, a, b]."""
     clients, examples = images.shape[:2]
     outputs, _, *kernel = kernels.shape[1:]
-    (down, along), (tall, wide) = padding, stride
-    padded = functional.pad(images, (along, along, down, down)) if any(padding) else images
-    patches = padded.unfold(3, kernel[0], tall).unfold(4, kernel[1], wide)
+    pad_h, pad_w = padding
+    padded = functional.pad(images, (pad_w, pad_w, pad_h, pad_h)) if any(padding) else images
+    patches = padded.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
     height, width = patches.shape[3:5]
-    # [K, B h w, C a b]: whole lines of patches, so that one product serves a client's batch.
-    lines = patches.permute(0, 1, 3, 4, 2, 5, 6).reshape(clients, examples * height * width, -1)
+    # [K, B h w, C a b]: one row for each patch, so that one product serves a client's batch.
+    rows = patches.permute(0, 1, 3, 4, 2, 5, 6).reshape(clients, examples * height * width, -1)
     columns = kernels.reshape(clients, outputs, -1).transpose(1, 2)
-    found = lines @ columns if bias is None else torch.baddbmm(bias[:, None], lines, columns)
-    # In the order of images: inside vmap a norm cannot ask for another one.
-    images = found.view(clients, examples, height, width, outputs).permute(0, 1, 4, 2, 3)
+    products = rows @ columns if bias is None else torch.baddbmm(bias[:, None], rows, columns)
+    # In the memory order of images: inside vmap a layer that needs it cannot make it contiguous.
+    images = products.view(clients, examples, height, width, outputs).permute(0, 1, 4, 2, 3)
     return images.clone(memory_format=torch.contiguous_format)
 
 
@@ -166,22 +168,22 @@ def _lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A recurrence of nn.LSTM's own parameters: products of all clients, step after step.
+    """An LSTM in time steps of products of all clients; the parameters are torch._VF.lstm's.
 
     Raises:
-        NotImplementedError: it goes both ways, drops between layers, projects or is packed.
+        NotImplementedError: it is bidirectional, has dropout or projections, or a packed sequence.
     """
-    each = 4 if bias else 2
+    each = 4 if bias else 2  # tensors of a layer: weights, and biases
     if bidirectional or (dropout and training) or len(weights) != each * layers:
-        raise NotImplementedError("an LSTM that is bidirectional, drops or projects")
+        raise NotImplementedError("an LSTM that is bidirectional, or has dropout or projections")
     sequence = input if batch_first else input.transpose(0, 1)
     hidden, cell = state
-    ends = []
+    last = []
     for layer in range(layers):
         own = weights[each * layer : each * layer + each]
         sequence, h, c = stacked(_recurrence, sequence, hidden[layer], cell[layer], *own)
-        ends.append((h, c))
-    hidden, cell = (torch.stack(part) for part in zip(*ends, strict=True))
+        last.append((h, c))
+    hidden, cell = (torch.stack(part) for part in zip(*last, strict=True))
     return sequence if batch_first else sequence.transpose(0, 1), hidden, cell
 
 
@@ -189,21 +191,21 @@ def _recurrence(
     sequence: Tensor,
     hidden: Tensor,
     cell: Tensor,
-    inward: Tensor,
-    onward: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
     *biases: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One layer: [K, B, T, E] -> [K, B, T, H], and its last hidden and cell states [K, B, H]."""
     clients, examples, length, _ = sequence.shape
-    # Every step's inputs in one product.
-    inputs = _dense(sequence.reshape(clients, examples * length, -1), inward)
+    # The inputs of all time steps in one product: they do not depend on the hidden states.
+    inputs = _dense(sequence.reshape(clients, examples * length, -1), weight_ih)
     for bias in biases:
         inputs = inputs + bias.unsqueeze(1)
     gates_in = inputs.view(clients, examples, length, -1)
-    back = _filled(onward).transpose(1, 2)
+    recurrent = _padded(weight_hh).transpose(1, 2)
     outputs = []
     for t in range(length):
-        i, f, g, o = (gates_in[:, :, t] + _filled(hidden) @ back).chunk(4, 2)
+        i, f, g, o = (gates_in[:, :, t] + _padded(hidden) @ recurrent).chunk(4, 2)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.tanh()
         outputs.append(hidden)

@@ -1,4 +1,4 @@
-"""Batches of several clients side by side, padded to one width."""
+"""Stack the batches of several clients, padded to one width."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcfl.local.block_batches import Lay, PaddedIndices
+from hpcfl.local.block_batches import BatchMaker, PaddedBatch
 from hpcfl.local.block_gradients import Batches
 from hpcfl.local.error_context import client_errors
 from hpcfl.local.examples import to_device
@@ -22,53 +22,57 @@ class Step(NamedTuple):
 
 
 class PaddedBatches:
-    """Lays batches side by side, K clients of B examples each, whoever there is.
+    """Makes the batches of blocks: K clients of B examples each, however many there really are.
+
+    A fixed shape lets a CUDA graph be replayed, and gives a client the same bits in any block.
 
     Args:
         size: K.
-        width: B, of the widest batch there can be.
-        together: lays all clients' batches at once; when None, each is asked for its own.
+        width: B, at least the size of the largest batch.
+        make: makes the batches of all clients of a block at once; None: from each task's own.
     """
 
-    def __init__(self, size: int, width: int, together: Lay | None = None) -> None:
-        self._size, self._width = size, width
-        self._lay = _one_by_one if together is None else together
+    def __init__(self, size: int, width: int, make: BatchMaker | None = None) -> None:
+        self.size = size
+        self._width = width
+        self._make = _from_tasks if make is None else make
 
     def steps(self, tasks: Sequence[ClientTask]) -> Iterator[Step]:
-        """Every local step of the longest of at most K tasks; the others stop when they are done.
+        """All local steps of the longest of at most K tasks; clients with fewer become inactive.
 
         Raises:
             ClientError: a client's data raised.
         """
-        nobody = [0] * (self._size - len(tasks))
-        first = torch.tensor([*(task.dropout_seed for task in tasks), *nobody])
-        laid = self._lay(tasks, self._size, self._width)
-        for step, (inputs, labels, counts) in enumerate(laid):
+        no_client = [0] * (self.size - len(tasks))
+        seeds = torch.tensor([*(task.dropout_seed for task in tasks), *no_client])
+        batches = self._make(tasks, self.size, self._width)
+        for step, (inputs, labels, counts) in enumerate(batches):
             if step == 0:
-                first = to_device(first, labels.device)
-            yield Step(Batches(inputs, labels, counts, first + step), counts[:, 0] > 0)
+                seeds = to_device(seeds, labels.device)
+            yield Step(Batches(inputs, labels, counts, seeds + step), counts[:, 0] > 0)
 
 
-def _one_by_one(tasks: Sequence[ClientTask], size: int, width: int) -> Iterator[PaddedIndices]:
-    """The batches of each task, one step at a time."""
+def _from_tasks(tasks: Sequence[ClientTask], size: int, width: int) -> Iterator[PaddedBatch]:
+    """Stack the batches of the tasks, one step at a time."""
     work = [int(task.client.steps) for task in tasks]
     for step in range(max(work)):
-        rows: list[Batch | None] = []
+        batches: list[Batch | None] = []
         for task, steps in zip(tasks, work, strict=True):
             with client_errors(task, "step"):
-                rows.append(next(task.batches) if step < steps else None)
-        like = next(row for row in rows if row is not None)
-        own = [*rows, *[None] * (size - len(rows))]
-        sizes = [0 if row is None else len(row.labels) for row in own]
-        # Filled with a real example: zeros may have no gradient, and nan times 0 is nan.
+                batches.append(next(task.batches) if step < steps else None)
+        substitute = next(batch for batch in batches if batch is not None)
+        slots = [*batches, *[None] * (size - len(batches))]
+        sizes = [0 if batch is None else len(batch.labels) for batch in slots]
+        # Padded with a real example: zeros may have no gradient, and nan times 0 is nan.
         inputs, labels = (
-            torch.stack([_widened((row or like)[part], width) for row in own]) for part in (0, 1)
+            torch.stack([_pad((batch or substitute)[field], width) for batch in slots])
+            for field in (0, 1)
         )
         counts = torch.arange(width) < torch.tensor(sizes).unsqueeze(1)
-        yield PaddedIndices(inputs, labels, to_device(counts.float(), labels.device))
+        yield PaddedBatch(inputs, labels, to_device(counts.float(), labels.device))
 
 
-def _widened(batch: Tensor, width: int) -> Tensor:
-    """[width, ...]: the first example again where there is no more."""
-    rest = width - len(batch)
-    return torch.cat([batch, batch[:1].expand(rest, *batch.shape[1:])]) if rest else batch
+def _pad(batch: Tensor, width: int) -> Tensor:
+    """[width, ...]: the batch, followed by copies of its first example."""
+    missing = width - len(batch)
+    return torch.cat([batch, batch[:1].expand(missing, *batch.shape[1:])]) if missing else batch

@@ -1,4 +1,4 @@
-"""Make the batches of a client ahead; small ones several at a time."""
+"""Make the batches of a client before they are needed; small ones several at a time."""
 
 from collections.abc import Iterator, Sequence
 from itertools import tee
@@ -14,18 +14,18 @@ from hpcfl.local.examples import ExampleSource, to_device
 from hpcfl.local.step import BatchIndices
 from hpcfl.types import Batch, Stored
 
-EAGER = 1 << 18  # bytes, as stored, of the batches that are made before they are asked for
-ALIGNED = 64  # bytes: torch's allocations begin at multiples of it
+PREFETCH_BYTES = 1 << 18  # of inputs, as stored, that are transformed at once
+ALIGNMENT = 64  # bytes: torch's allocations begin at multiples of it
 
 
 class BatchPrefetcher:
     """Makes the batches of a client's local steps.
 
-    Between two steps every operation starts with cold caches, so that a few operations on several
-    small batches cost less than as many on each.
+    Training evicts the data and code of a transform from the processor's caches, so that one
+    transform of several small batches costs less than one of each.
 
     Args:
-        supply: of the examples.
+        source: of the examples.
         inputs: as stored.
         dtype: of the model.
         device: of the batches.
@@ -33,64 +33,69 @@ class BatchPrefetcher:
 
     def __init__(
         self,
-        supply: ExampleSource,
+        source: ExampleSource,
         inputs: Tensor | Stored,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._supply, self._dtype, self._device = supply, dtype, device
-        self._most = EAGER // max(1, prod(inputs.shape[1:]) * inputs.dtype.itemsize)
+        self._source, self._dtype, self._device = source, dtype, device
+        self._most = PREFETCH_BYTES // max(1, prod(inputs.shape[1:]) * inputs.dtype.itemsize)
 
     def __call__(
-        self, client: int, picks: Iterator[BatchIndices], transform: Transform
+        self, client: int, indices: Iterator[BatchIndices], transform: Transform
     ) -> Iterator[Batch]:
-        """A batch for each of the picks of a client; its bits are as if it were made alone."""
-        runs, ahead = tee(_runs(picks, self._most))  # a file is read before draws are needed
-        coming = self._supply.of_client(client, (together.positions for together, _ in ahead))
-        for together, sizes in runs:
-            yield from self._made(next(coming), together.draws, sizes, transform)
+        """A client's batches of these indices; each has the bits that it would have alone."""
+        # The source reads positions ahead of the draws, hence two iterators over the groups.
+        groups, ahead = tee(_groups(indices, self._most))
+        stored = self._source.of_client(client, (joined.positions for joined, _ in ahead))
+        for joined, sizes in groups:
+            yield from self._split(next(stored), joined.draws, sizes, transform)
 
-    def _made(
+    def _split(
         self,
         stored: Batch,
         draws: NDArray[np.int64] | None,
         sizes: Sequence[int],
         transform: Transform,
     ) -> Sequence[Batch]:
-        """Batches of these sizes."""
-        sent_draws = None if draws is None else to_device(torch.from_numpy(draws), self._device)
-        whole = Batch(transform(stored.inputs, self._dtype, sent_draws), stored.labels)
+        """Transform the examples of a group, and split them into batches of these sizes."""
+        on_device = None if draws is None else to_device(torch.from_numpy(draws), self._device)
+        whole = Batch(transform(stored.inputs, self._dtype, on_device), stored.labels)
         if len(sizes) == 1:
             return [whole]
-        inputs, labels = (part.split_with_sizes(sizes) for part in whole)
-        return [Batch(_aligned(own), those) for own, those in zip(inputs, labels, strict=True)]
+        inputs, labels = (leaf.split_with_sizes(sizes) for leaf in whole)
+        return [Batch(_aligned(x), y) for x, y in zip(inputs, labels, strict=True)]
 
 
-def _runs(picks: Iterator[BatchIndices], most: int) -> Iterator[tuple[BatchIndices, list[int]]]:
-    """As many steps as take at most so many examples together, one at least; and their sizes."""
-    run: list[BatchIndices] = []
+def _groups(indices: Iterator[BatchIndices], most: int) -> Iterator[tuple[BatchIndices, list[int]]]:
+    """Join consecutive steps of at most ``most`` examples, one step at least; and their sizes."""
+    group: list[BatchIndices] = []
     sizes: list[int] = []
-    held = 0
-    for pick in picks:
-        size = len(pick.positions)
-        if run and held + size > most:
-            yield _joined(run), sizes
-            run, sizes, held = [], [], 0
-        run.append(pick)
+    total = 0
+    for step in indices:
+        size = len(step.positions)
+        if group and total + size > most:
+            yield _joined(group), sizes
+            group, sizes, total = [], [], 0
+        group.append(step)
         sizes.append(size)
-        held += size
-    if run:
-        yield _joined(run), sizes
+        total += size
+    if group:
+        yield _joined(group), sizes
 
 
-def _joined(run: Sequence[BatchIndices]) -> BatchIndices:
-    if len(run) == 1:
-        return run[0]
-    draws = [pick.draws for pick in run if pick.draws is not None]
-    positions = np.concatenate([pick.positions for pick in run])
+def _joined(group: Sequence[BatchIndices]) -> BatchIndices:
+    if len(group) == 1:
+        return group[0]
+    draws = [step.draws for step in group if step.draws is not None]
+    positions = np.concatenate([step.positions for step in group])
     return BatchIndices(positions, np.concatenate(draws) if draws else None)
 
 
 def _aligned(inputs: Tensor) -> Tensor:
-    """As if allocated by itself: the last bits of a matrix product depend on where its rows lie."""
-    return inputs.clone() if inputs.data_ptr() % ALIGNED else inputs
+    """The inputs, aligned as torch allocates a tensor.
+
+    The last bits of a matrix product depend on the alignment of its rows, and a batch must not
+    depend on the group that it was made in.
+    """
+    return inputs.clone() if inputs.data_ptr() % ALIGNMENT else inputs

@@ -1,4 +1,4 @@
-"""Train one client after the other, by plain autograd: the reference, bit for bit."""
+"""Train one client after the other, by plain autograd: the reference for other executors."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,14 +15,12 @@ _STEP = ("start_point", "gradient_point", "direction", "update_local")
 
 
 class Sequential:
-    """Trains the clients that a rank is given, in the order given."""
+    """Trains the clients of a rank, in the order of their tasks."""
 
     def __init__(self, algorithm: Algorithm, gradient: Gradient, weight_decay: float) -> None:
-        self._algorithm = algorithm
-        self._gradient = gradient
-        self._weight_decay = weight_decay
-        own = (getattr(type(algorithm), hook) is getattr(Algorithm, hook) for hook in _STEP)
-        self._plain = gradient.clip is None and all(own)
+        self.algorithm, self.gradient, self.weight_decay = algorithm, gradient, weight_decay
+        default = (getattr(type(algorithm), hook) is getattr(Algorithm, hook) for hook in _STEP)
+        self._plain_sgd = gradient.clip is None and all(default)
 
     def full_gradients(self, x: Vector, tasks: Iterable[ClientTask]) -> list[Vector]:
         """Each client's gradient at ``x`` of its mean loss over all its examples.
@@ -33,55 +31,62 @@ class Sequential:
         gradients = []
         for task in tasks:
             with client_errors(task, "full gradient"):
-                gradients.append(self._gradient.full(x, task.full_batches))
+                gradients.append(self.gradient.full(x, task.full_batches))
         return gradients
 
     def train(
-        self, message: Any, tasks: Sequence[ClientTask], states: list[Any], *, ends: bool = False
+        self,
+        message: Any,
+        tasks: Sequence[ClientTask],
+        states: list[Any],
+        *,
+        local_models: bool = False,
     ) -> list[ClientResult]:
         """Train the clients of all tasks, from the same message.
 
         Args:
-            message: what the clients of the cohort receive.
+            message: from the server to the clients of the cohort.
             tasks: of the clients that this rank trains.
             states: of these clients.
-            ends: return their last local models too.
+            local_models: whether to return their last local models too.
 
         Raises:
             ClientError: a client's data, the model or the algorithm raised.
         """
         return [
-            self._train_one(message, task, state, ends)
+            self._train_one(message, task, state, local_models)
             for task, state in zip(tasks, states, strict=True)
         ]
 
-    def _train_one(self, message: Any, task: ClientTask, state: Any, ends: bool) -> ClientResult:
-        algorithm, gradient, client = self._algorithm, self._gradient, task.client
+    def _train_one(
+        self, message: Any, task: ClientTask, state: Any, local_models: bool
+    ) -> ClientResult:
+        algorithm, gradient, client = self.algorithm, self.gradient, task.client
         with client_errors(task, "begin"):
             local = algorithm.begin(message, state, client)
         y = message.x.clone()
         loss = torch.zeros((), dtype=torch.float64, device=y.device)
-        rate, steps, step = algorithm.step_scale * float(client.lr), int(client.steps), 0
+        lr, steps, step = algorithm.step_scale * float(client.lr), int(client.steps), 0
         try:
             for step in range(steps):
                 batch, seed = next(task.batches), task.dropout_seed + step
-                if self._plain:
-                    loss += gradient.descend(y, batch, seed, rate, self._weight_decay)
+                if self._plain_sgd:  # the bits of what follows, without a copy of the gradient
+                    loss += gradient.descend(y, batch, seed, lr, self.weight_decay)
                     continue
-                oracle = BatchGradient(gradient, batch, seed)
+                grad = BatchGradient(gradient, batch, seed)
                 start = algorithm.start_point(y, local, client)
                 point = algorithm.gradient_point(y, start, local, client)
-                d = algorithm.direction(point, local, oracle, client)
-                if oracle.loss is not None:
-                    loss += oracle.loss
-                if self._weight_decay:
-                    d = d.add(point, alpha=self._weight_decay)
+                d = algorithm.direction(point, local, grad, client)
+                if grad.loss is not None:
+                    loss += grad.loss
+                if self.weight_decay:
+                    d = d.add(point, alpha=self.weight_decay)
                 local = algorithm.update_local(local, d, client)
-                torch.add(start, d, alpha=-rate, out=y)
-        except HpcflError:  # damaged data, which says where it is
+                torch.add(start, d, alpha=-lr, out=y)
+        except HpcflError:  # damaged data: its message has the file already
             raise
         except Exception as e:
             raise ClientError(task.client_id, task.round + 1, step, "step") from e
         with client_errors(task, "finish"):
             upload, after = algorithm.finish(y, local, message, state, client)
-        return ClientResult(upload, after, loss / steps, y if ends else y.new_empty(0))
+        return ClientResult(upload, after, loss / steps, y if local_models else y.new_empty(0))

@@ -1,4 +1,4 @@
-"""The parts of local training: a client's task, and the gradient of its batches."""
+"""A client's task in a round, its result, and the gradient of its batches."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ from hpcfl.types import Batch, Count, Fraction, Loss, NonNegative, Positive, Sec
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Section):
-    """The ``local`` section of a job: plain SGD, whatever the algorithm adds to it."""
+    """The ``local`` section of a job: the clients' SGD, to which an algorithm adds its terms."""
 
     lr: Positive
     """eta, the local learning rate of round 0."""
@@ -33,125 +33,128 @@ class Local(Section):
     epochs: Count | None = None
     """Passes over the client's data; 1 when ``steps`` is absent too."""
     steps: Count | None = None
-    """Local steps, going on through reshuffled passes; instead of ``epochs``."""
+    """Local steps; every pass over the data is shuffled anew. Instead of ``epochs``."""
     batch_size: Count | Literal["full"] = 64
-    """Examples a step, or all of the client's."""
+    """Examples in a step's batch; full: all examples of the client."""
     drop_last: bool = False
-    """Leave out a pass's last partial batch, but keep at least one batch."""
+    """Skip the last batch of a pass if it is smaller than the others and not the only one."""
     weight_decay: NonNegative = 0.0
-    """Added last to the direction, at the point where the gradient is taken."""
+    """lambda: lambda times the point of the gradient is added to each step's direction."""
     clip: Positive | None = None
-    """Largest norm of a stochastic gradient."""
+    """The largest norm of a stochastic gradient; longer ones are scaled down to it."""
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
-            raise ValueError("give epochs or steps, not both (null takes one away)")
+            raise ValueError("give epochs or steps, not both (null removes one)")
         if self.schedule == "cosine" and self.lr_decay != 1:
             raise ValueError(
-                f"schedule cosine knows no lr_decay, found {self.lr_decay}; leave lr_decay out, or "
-                "say schedule: exponential"
+                f"schedule cosine has no lr_decay, found {self.lr_decay}; remove lr_decay, or set "
+                "schedule: exponential"
             )
 
-    def rate(self, round: int, rounds: int) -> float:
-        """Eta of ``round``, counted from zero, out of ``rounds``."""
+    def lr_of_round(self, round: int, rounds: int) -> float:
+        """The learning rate eta of ``round``, counted from zero, out of ``rounds``."""
         if self.schedule == "cosine":
             return self.lr * (1 + math.cos(math.pi * round / rounds)) / 2
         return self.lr * self.lr_decay**round
 
 
 class BatchIndices(NamedTuple):
-    """What a local step takes of its client's examples."""
+    """The examples of one local step, among those of its client."""
 
-    positions: Rows  # [B], out of 0..n_i-1
+    positions: Rows  # [B], from 0 to n_i - 1
     draws: NDArray[np.int64] | None  # [B], see ``Transform``; None where nothing is augmented
 
 
 class ClientTask(NamedTuple):
-    """One client's work in one round, as the executor gets it."""
+    """One client's local training in one round: the input of an executor."""
 
     client_id: int
     round: int
     client: Client
-    batches: Iterator[Batch]  # one a local step
-    full_batches: Iterator[tuple[int, Batch]]  # (terms, batch): its whole data, no augmentation
+    batches: Iterator[Batch]
+    """The batch of each local step."""
+    full_batches: Iterator[tuple[int, Batch]]
+    """All examples without augmentation, each batch with the number of terms of its mean loss."""
     dropout_seed: int
-    batch_indices: Iterator[
-        BatchIndices
-    ]  # what the batches hold, for who gathers those of many clients at once
+    """Of the first local step; the seed of each further step is larger by 1."""
+    batch_indices: Iterator[BatchIndices]
+    """The indices of the same batches, for a block that gathers those of many clients at once."""
 
 
 class Gradient:
     """The gradient of a model's mean loss at any flat vector.
 
-    The model's parameters are re-pointed to views of the vector, so none is copied; a vector that
-    changes in place between calls (the executor's ``y``) stays pointed at.
+    The model's parameters become views of the vector, so that nothing is copied; where the same
+    vector comes again, changed in place (the executor's ``y``), they are its views already.
     """
 
     def __init__(
         self, model: nn.Module, loss: Loss, *, bf16: bool = False, clip: float | None = None
     ) -> None:
-        self._model = model
-        self._loss = loss
+        self.model, self.loss, self.bf16, self.clip = model, loss, bf16, clip
         self._layout = Layout.of(model)
         self._parameters: list[Tensor] = list(model.parameters())
         self._precision = (
             partial(autocast_bfloat16, self._parameters[0].device.type) if bf16 else nullcontext
         )
-        self.clip = clip
-        self._at: Vector | None = None
-        self._drops = dropouts(model)
-        self._others = _generator(self._parameters[0].device)
+        self._viewed: Vector | None = None  # the vector of which the parameters are views
+        self._dropouts = dropouts(model)
+        self._generator = _default_generator(self._parameters[0].device)
 
     def stochastic(self, point: Vector, batch: Batch, seed: int) -> tuple[Tensor, Vector]:
-        """Mean loss and gradient on a batch: dropout masks from ``seed``, clipped if asked for."""
+        """Mean loss and gradient on a batch, clipped; dropout masks follow from ``seed``."""
         self._begin(seed)
         value, grad = self._value_and_grad(point, batch)
         if self.clip is not None:
             grad = grad * (self.clip / grad.norm()).clamp(max=1.0)
         return value, grad
 
-    def descend(self, y: Vector, batch: Batch, seed: int, rate: float, decay: float) -> Tensor:
-        """A step of plain SGD from ``y``, in place; the mean loss before it.
+    def descend(self, y: Vector, batch: Batch, seed: int, lr: float, weight_decay: float) -> Tensor:
+        """Take a step of plain SGD from ``y``, in place; return the mean loss before it.
 
-        The bits of a step along ``stochastic``'s gradient, which is not copied into one vector.
+        The same bits as a step along ``stochastic``'s gradient, but without the copy that joins the
+        gradients of all parameters in one vector.
         """
         self._begin(seed)
         value, grads = self._loss_and_grads(y, batch)
         with torch.no_grad():
-            steps = torch._foreach_add(grads, self._parameters, alpha=decay) if decay else grads
-            torch._foreach_add_(self._parameters, steps, alpha=-rate)
+            steps = grads
+            if weight_decay:
+                steps = torch._foreach_add(grads, self._parameters, alpha=weight_decay)
+            torch._foreach_add_(self._parameters, steps, alpha=-lr)
         return value
 
     def full(self, point: Vector, batches: Iterable[tuple[int, Batch]]) -> Vector:
-        """The gradient of the mean loss over all batches: no dropout, not clipped.
+        """The gradient at ``point`` of the mean loss over all batches: no dropout, no clipping.
 
         Args:
-            point: where.
-            batches: each with how many terms its mean loss has.
+            point: [P].
+            batches: each with the number of terms of its mean loss, by which it is weighted.
         """
-        self._model.eval()
+        self.model.eval()
         total, count = torch.zeros_like(point), 0
         for terms, batch in batches:
             total.add_(self._value_and_grad(point, batch)[1], alpha=terms)
             count += terms
-        self._model.train()
+        self.model.train()
         return total.div_(count)
 
     def predict(self, x: Vector, inputs: Tensor) -> Tensor:
         """The model's outputs at ``x`` in the run's precision: no dropout, no gradient."""
-        self._model.eval()
+        self.model.eval()
         with torch.no_grad():
             outputs = self._outputs(x, inputs)
-        self._model.train()
+        self.model.train()
         return outputs
 
     def _outputs(self, x: Vector, inputs: Tensor) -> Tensor:
-        if x is not self._at:
+        if x is not self._viewed:
             for parameter, view in zip(self._parameters, self._layout.views(x), strict=True):
                 parameter.data = view
-            self._at = x
+            self._viewed = x
         with self._precision():
-            outputs: Tensor = self._model(inputs)
+            outputs: Tensor = self.model(inputs)
         return outputs
 
     def _value_and_grad(self, point: Vector, batch: Batch) -> tuple[Tensor, Vector]:
@@ -159,22 +162,23 @@ class Gradient:
         return value, torch.cat([grad.reshape(-1) for grad in grads])
 
     def _loss_and_grads(self, point: Vector, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
-        value = self._loss(self._outputs(point, batch.inputs), batch.labels)
+        value = self.loss(self._outputs(point, batch.inputs), batch.labels)
         return value.detach(), torch.autograd.grad(value, self._parameters)
 
     def _begin(self, seed: int) -> None:
-        """Seed what layers draw: ``Dropout``, and whatever else takes torch's own numbers."""
-        self._others.manual_seed(seed)
-        if self._drops:
+        """Seed the layers: hpcfl's ``Dropout``, and those that draw from torch's generator."""
+        self._generator.manual_seed(seed)
+        if self._dropouts:
             common = torch.tensor(seed)
-            for drop in self._drops:
-                drop.begin(common)
+            for dropout in self._dropouts:
+                dropout.begin(common)
 
 
-def _generator(device: torch.device) -> torch.Generator:
-    """What layers draw from on ``device``.
+def _default_generator(device: torch.device) -> torch.Generator:
+    """The generator from which layers on ``device`` draw.
 
-    Seeded by itself: ``torch.manual_seed`` seeds every device and takes as long as a small step.
+    It is seeded alone, as ``torch.manual_seed`` seeds every device, which takes as long as a small
+    step.
     """
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index]
@@ -182,13 +186,13 @@ def _generator(device: torch.device) -> torch.Generator:
 
 
 class BatchGradient:
-    """The gradient of one step's batch, wherever and as often as the algorithm asks for it."""
+    """The gradient of one step's batch: a function that a hook may call several times."""
 
     __slots__ = ("_batch", "_gradient", "_seed", "loss")
 
     def __init__(self, gradient: Gradient, batch: Batch, seed: int) -> None:
         self._gradient, self._batch, self._seed = gradient, batch, seed
-        self.loss: Tensor | None = None  # at the first point asked for
+        self.loss: Tensor | None = None  # at the point of the first call
 
     def __call__(self, point: Vector) -> Vector:
         """The gradient of the batch's mean loss at ``point``."""
@@ -199,9 +203,9 @@ class BatchGradient:
 
 
 class ClientResult(NamedTuple):
-    """What a client's local training leaves."""
+    """The result of one client's local training in one round."""
 
     upload: Any
     state: Any
     loss: Tensor  # 0-d, the mean over its local steps of the batch loss
-    local_model: Vector  # [P], the last local model; [0] if not asked for
+    local_model: Vector  # [P], the last local model; [0] unless ``local_models`` is True

@@ -1,4 +1,4 @@
-"""The test examples in batches, each rank's own."""
+"""The test set in batches, divided among the ranks."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from hpcfl.data.base import Dataset
-from hpcfl.local.examples import supply
+from hpcfl.local.examples import example_source
 from hpcfl.types import Batch
 
 
 class TestSet:
-    """The test examples of one rank: every size-th batch of the whole test set."""
+    """The test set, of which each rank evaluates every R-th batch, R the number of ranks."""
 
     def __init__(
         self, dataset: Dataset, *, batch_size: int, dtype: torch.dtype, device: torch.device
@@ -32,6 +32,6 @@ class TestSet:
             np.arange(start, min(start + step, count))
             for start in range(rank * step, count, ranks * step)
         )
-        # They stay where they are until their turn, on a GPU too.
-        for stored in supply(self._examples, (), self._device, resident=False).stream(own):
+        # Not resident on a GPU: its memory is for the training examples.
+        for stored in example_source(self._examples, (), self._device, resident=False).stream(own):
             yield Batch(self._transform(stored.inputs, self._dtype, None), stored.labels)

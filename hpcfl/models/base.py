@@ -1,4 +1,4 @@
-"""What a model is to the rest of the program."""
+"""The interface of a model: its section of the job, and the module that it builds."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ class ModelConfig(Section):
     imagenet: ClassVar[str | None] = None
     """The file of torchvision's default ImageNet weights for the model, if there is one."""
     classifies: ClassVar[bool] = False
-    """Whether the model is for classes only, not for regression."""
+    """Whether the model is for classification only."""
 
     init: InitText | None = None
     """Initial weights: a .npy, .safetensors, .pth or .pt file, or "torchvision" (ImageNet's)."""
     init_layers: Literal["all", "backbone"] = "all"
-    """Which of them to take: backbone leaves the last layer random even where its shape fits."""
+    """The layers to initialise: backbone leaves the last one random even if its shape fits."""
 
     def __post_init__(self) -> None:
         if self.init == TORCHVISION and self.imagenet is None:
@@ -47,22 +47,22 @@ class ModelConfig(Section):
 
     @property
     def init_file(self) -> Path | None:
-        """Where the initial weights are, once they are fetched; None where there are none."""
+        """The file of the initial weights, once it is fetched; None without ``init``."""
         if self.init == TORCHVISION and self.imagenet is not None:
-            return imagenet.home(self.imagenet)
+            return imagenet.cache_path(self.imagenet)
         return Path(self.init) if self.init else None
 
     def fetch(self) -> None:
-        """Bring the initial weights into place, if they are to be had; on one rank alone.
+        """Download the initial weights, if torchvision publishes them; on one rank alone.
 
         Raises:
-            JobError: they are neither here nor to be had.
+            JobError: they are missing and cannot be downloaded.
         """
         if self.init == TORCHVISION and self.imagenet is not None:
             imagenet.fetch(self.imagenet)
 
     def check(self, data: DataConfig) -> None:
-        """Raise ValueError, which begins with the key at fault, where they cannot go together."""
+        """Raise ValueError, beginning with the key at fault, if the model cannot use this data."""
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -78,7 +78,7 @@ class ModelConfig(Section):
 
 
 def require_images(model: str, shape: tuple[int, ...], least: int) -> None:
-    """Refuse examples that are no images [C, H, W] of at least ``least`` x ``least`` pixels.
+    """Check that examples are images [C, H, W] of at least ``least`` x ``least`` pixels.
 
     Raises:
         JobError: they are not.
@@ -92,19 +92,19 @@ def require_images(model: str, shape: tuple[int, ...], least: int) -> None:
 
 
 def _reshaping(shape: tuple[int, ...]) -> str:
-    """How to turn images (H, W) or (H, W, C) into (C, H, W); nothing where they are neither.
+    """Advice to turn images (H, W) or (H, W, C) into (C, H, W); empty if they are neither.
 
-    An image with 1, 3 or 4 channels last would pass for one of many channels, 1, 3 or 4 pixels
-    wide.  Series of several channels may be one pixel wide, but have hardly as many channels as
-    points.
+    Without it an image with 1, 3 or 4 channels last would be taken for one of many channels, 1, 3
+    or 4 pixels wide.  Series of several channels may be one pixel wide, but hardly ever have as
+    many channels as points.
     """
     if len(shape) == 2:
-        return "; these have no channels: put x[:, None] (x and x_test in numpy) in their place"
+        return "; these have no channels: use x[:, None] (x and x_test in numpy) instead"
     if len(shape) != 3 or min(shape[:2]) <= _CHANNELS:
         return ""
     if shape[2] in (3, _CHANNELS) or (shape[2] == 1 and shape[0] == shape[1]):
         return (
-            "; these have their channels last: put np.transpose(x, (0, 3, 1, 2)) (x and x_test in "
-            "numpy) in their place"
+            "; these have their channels last: use np.transpose(x, (0, 3, 1, 2)) (x and x_test in "
+            "numpy) instead"
         )
     return ""

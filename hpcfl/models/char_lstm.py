@@ -28,7 +28,7 @@ class CharLstm(ModelConfig):
 
 
 class Reader(nn.Module):
-    """Reads a text and answers once, after its last character."""
+    """Embedding, LSTM and a dense layer after the last character of a text."""
 
     def __init__(self, alphabet: int) -> None:
         super().__init__()

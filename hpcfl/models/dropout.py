@@ -1,8 +1,8 @@
 """Dropout whose masks follow from a seed alone: the same ones in every executor, on every device.
 
 The state of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) is a counter, so its n-th number is a
-function of seed and n: whole masks are made at once, and those of many clients side by side.  On a
-CPU torch's dropout draws one number after the other, which takes longer for large tensors.
+function of seed and n: whole masks are made at once, also those of many clients.  On a CPU
+torch's dropout draws one number after the other, which takes longer for large tensors.
 """
 
 import torch
@@ -10,50 +10,50 @@ from torch import Tensor, nn
 
 
 def _signed(word: int) -> int:
-    """The 64 bits of a word as int64 has them."""
+    """The int64 with the same 64 bits."""
     return (word + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 _STEP = _signed(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
-_LEVELS = 1 << 16  # a number makes four elements' 16 bits
+_LEVELS = 1 << 16  # 64 random bits serve four elements of a mask
 
 
 class Dropout(nn.Dropout):
-    """Stands in for torch's, with p rounded to a multiple of 2^-16.
+    """Replaces torch's, with p rounded to a multiple of 2^-16.
 
     Args:
-        torchs: whose p, place and mode are taken over.
-        layer: which of the model's this is.
+        original: torch's module; gives p, ``inplace`` and the mode.
+        layer: its number in the model, so that every layer has masks of its own.
     """
 
-    def __init__(self, torchs: nn.Dropout, layer: int) -> None:
-        super().__init__(torchs.p, torchs.inplace)
-        self.train(torchs.training)
+    def __init__(self, original: nn.Dropout, layer: int) -> None:
+        super().__init__(original.p, original.inplace)
+        self.train(original.training)
         dropped = round(self.p * _LEVELS)
         self._layer = layer
-        self._below = float(dropped - _LEVELS // 2 - 1)  # the highest 16 bits that drop
+        self._below = float(dropped - _LEVELS // 2 - 1)  # 16 bits up to this drop an element
         self._scale = _LEVELS / (_LEVELS - dropped) if dropped < _LEVELS else 0.0
-        self.rest()
+        self.end()
 
     def begin(self, seed: Tensor, examples: int | None = None) -> None:
-        """A batch begins.
+        """Begin a batch.
 
         Args:
             seed: 0-d int64, of its masks.
-            examples: how many must be in the first dimension of what comes; None: as many as like.
+            examples: the size that the first dimension of inputs must have; None: any size.
         """
         self._seed, self._examples, self._calls = seed, examples, 0
 
-    def rest(self) -> None:
-        """No batch is under way: seeds may have been tensors of a transformation that is over."""
+    def end(self) -> None:
+        """End a batch: its seed may be a tensor of a vmap that has ended, and must not be kept."""
         self.begin(torch.zeros((), dtype=torch.int64))
 
     def forward(self, input: Tensor) -> Tensor:
-        """Zeros in some places, the other elements divided by 1 - p.
+        """Set elements to zero at random, and divide the others by 1 - p.
 
         Raises:
-            NotImplementedError: the first dimension is not the batch, and had to be.
+            NotImplementedError: the first dimension is not the batch, as a block requires.
         """
         if not self.training or self.p == 0:
             return input
@@ -61,6 +61,7 @@ class Dropout(nn.Dropout):
             raise NotImplementedError(
                 f"dropout of a tensor {tuple(input.shape)} whose first dimension is not the batch"
             )
+        # Counters of different layers and calls must not overlap: 2^36 for each call of a layer.
         place = (self._layer << 48) + (self._calls << 36)
         self._calls += 1
         count = input.numel()
@@ -72,8 +73,8 @@ class Dropout(nn.Dropout):
         return input.mul_(kept) if self.inplace else input * kept
 
 
-def own_dropout(model: nn.Module) -> None:
-    """Put a ``Dropout`` in the place of every ``nn.Dropout`` inside of the model."""
+def replace_dropout(model: nn.Module) -> None:
+    """Replace every ``nn.Dropout`` inside the model by a ``Dropout``."""
     made: dict[nn.Module, Dropout] = {}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
@@ -82,12 +83,12 @@ def own_dropout(model: nn.Module) -> None:
 
 
 def dropouts(model: nn.Module) -> list[Dropout]:
-    """Those of the model."""
+    """The ``Dropout`` modules of the model."""
     return [module for module in model.modules() if isinstance(module, Dropout)]
 
 
 def _mixed(words: Tensor) -> Tensor:
-    """SplitMix64's numbers of these states, which are overwritten; shifts bring zeros in."""
+    """SplitMix64's numbers of these states, which are overwritten; its shifts are unsigned."""
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         words.bitwise_xor_((words >> shift).bitwise_and_((1 << 64 - shift) - 1)).mul_(factor)
     return words.bitwise_xor_((words >> 31).bitwise_and_((1 << 33) - 1))

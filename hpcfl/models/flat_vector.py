@@ -10,7 +10,7 @@ from hpcfl.types import Vector
 
 
 class Layout(NamedTuple):
-    """Where each parameter lies in the vector: ``named_parameters()`` order, each row-major."""
+    """The parameters in a flat vector: in ``named_parameters()`` order, each row-major."""
 
     names: tuple[str, ...]
     shapes: tuple[Size, ...]
@@ -32,13 +32,13 @@ class Layout(NamedTuple):
         return sum(self.sizes)
 
     def views(self, x: Vector) -> list[Tensor]:
-        """Views into ``x``, one a parameter, in order."""
-        parts = torch.split_with_sizes(x, self.sizes)
-        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        """Views of ``x``, one for each parameter, in order."""
+        pieces = torch.split_with_sizes(x, self.sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
 
 def flatten(tensors: Sequence[Tensor]) -> Vector:
-    """One vector of all tensors, each row-major; a copy."""
+    """Copy tensors into one vector, each row-major."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
@@ -48,7 +48,7 @@ def parameters(model: nn.Module) -> Vector:
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The model's own persistent buffers by name: of its state dict, what no vector holds."""
+    """The model's persistent buffers by name: the tensors of its state dict but parameters."""
     kept = model.state_dict()
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 

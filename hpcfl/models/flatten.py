@@ -1,4 +1,4 @@
-"""From images to lines, on the way into a dense layer."""
+"""Flatten images for a dense layer, with a gradient in their memory format."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from torch.autograd import Function
 
 
 def flat(images: Tensor) -> Tensor:
-    """Images [B, C, H, W] as lines [B, C H W], as ``flatten(1)`` lays them.
+    """Images [B, C, H, W] as rows [B, C H W], like ``flatten(1)``.
 
-    The gradient comes back in the images' own memory format: behind channels last, torch's pooling
-    would change the format of its whole input twice to take another one.
+    The gradient has the images' memory format: with another one, torch's pooling would convert its
+    whole channels-last input twice.
     """
-    lines: Tensor = _Flat.apply(images)  # type: ignore[no-untyped-call]
-    return lines
+    rows: Tensor = _Flat.apply(images)  # type: ignore[no-untyped-call]
+    return rows
 
 
 class _Flat(Function):
@@ -30,11 +30,11 @@ class _Flat(Function):
         ctx.format = torch.channels_last if last else torch.contiguous_format
 
     @staticmethod
-    def backward(ctx: Any, lines: Tensor) -> Tensor:
-        return lines.view(ctx.shape).contiguous(memory_format=ctx.format)
+    def backward(ctx: Any, rows: Tensor) -> Tensor:
+        return rows.view(ctx.shape).contiguous(memory_format=ctx.format)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], images: Tensor) -> tuple[Tensor, int]:
-        """Of several clients: plainly."""
+        """The rows of several clients; inside a block, formats do not change."""
         (at,) = in_dims
         return images.movedim(at, 0).flatten(2), 0

@@ -1,7 +1,7 @@
 """The ImageNet weights that torchvision publishes, by file name, in torch's own cache.
 
 A file is named after the model and the first eight digits of its SHA-256, so the name in a model's
-source settles the weights whatever version of torchvision is installed, or none.
+source determines the weights, whichever version of torchvision is installed, if any.
 """
 
 from hashlib import file_digest
@@ -14,8 +14,8 @@ from hpcfl.errors import DiskError, JobError, as_disk_error
 ADDRESS = "https://download.pytorch.org/models/"
 
 
-def home(name: str) -> Path:
-    """Where the file belongs: where torchvision looks for it too."""
+def cache_path(name: str) -> Path:
+    """The path of the file in torch's cache, where torchvision looks for it too."""
     return Path(torch.hub.get_dir()) / "checkpoints" / name
 
 
@@ -23,10 +23,10 @@ def fetch(name: str) -> None:
     """Download the file unless it is there, and check it.
 
     Raises:
-        JobError: it cannot be had, or is damaged.
+        JobError: it cannot be downloaded, or is damaged.
         DiskError: the disk is full or fails.
     """
-    path = home(name)
+    path = cache_path(name)
     by_hand = (
         f"download {ADDRESS}{name} elsewhere, put it into {path.parent} or any folder FOLDER, then "
         f"say model.init=FOLDER/{name}"

@@ -1,4 +1,4 @@
-"""Starting a model from given weights."""
+"""Initialise a model from a file of weights."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,18 +12,18 @@ from hpcfl.models.flat_vector import Layout, buffers
 from hpcfl.models.normalization import STATISTICS
 from hpcfl.models.weights import read_weights
 
-_COUNTER = "num_batches_tracked"  # beside a batch normalisation's statistics; nothing computes it
+_COUNTER = "num_batches_tracked"  # of batch normalisation; not used by frozen statistics
 
 
 def load_initial(
     model: nn.Module, path: Path, layers: Literal["all", "backbone"] = "all"
 ) -> tuple[str, ...]:
-    """Overwrite the model's weights with those of a file; the names of what was skipped.
+    """Overwrite the model's weights by those of a file; return the names that were skipped.
 
     A .npy is one flat vector of all parameters in ``named_parameters()`` order, each row-major.
     Any other file holds tensors by name and may be partial: parameters that it lacks, entries that
     the model lacks, and a last layer of another shape (a head for other classes) are skipped, and
-    so is any last layer where only the backbone is wanted.  Frozen statistics are never skipped.
+    so is the last layer for ``layers="backbone"``.  Frozen statistics are never skipped.
 
     Raises:
         JobError: the file is missing or damaged, or does not fit the model.
@@ -75,7 +75,7 @@ def _fitting(
             if name.endswith(STATISTICS):
                 raise JobError(
                     f"model.init: {path}: holds no {name}, and norm: frozen takes its statistics "
-                    "from there; name a state dict that has them, or say norm: group"
+                    "from there; name a state dict that has them, or set norm: group"
                 )
             continue
         entry = entries[name]
@@ -96,7 +96,7 @@ def _fitting(
 
 
 def _skipped(names: Iterable[str], fitting: Collection[str]) -> tuple[str, ...]:
-    """What was not copied; the statistics of all normalisations under one name."""
+    """The names that were not copied; all running statistics as one entry."""
     left = dict.fromkeys(name for name in names if name not in fitting)
     layers = {_layer(name) for name in left if name.endswith(STATISTICS)}
     plain = [name for name in left if not name.endswith((*STATISTICS, _COUNTER))]

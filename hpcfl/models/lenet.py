@@ -30,7 +30,7 @@ class LeNet5(nn.Module):
         channels, height, width = input_shape
         self.conv1 = nn.Conv2d(channels, 64, 5)
         self.conv2 = nn.Conv2d(64, 64, 5)
-        self.fc1 = nn.Linear(64 * _left(height) * _left(width), 384)
+        self.fc1 = nn.Linear(64 * _pooled(height) * _pooled(width), 384)
         self.fc2 = nn.Linear(384, 192)
         self.fc3 = nn.Linear(192, outputs)
 
@@ -42,6 +42,6 @@ class LeNet5(nn.Module):
         return self.fc3(relu(self.fc2(z)))  # type: ignore[no-any-return]
 
 
-def _left(side: int) -> int:
-    """What two unpadded convolutions and two poolings leave of a side."""
+def _pooled(side: int) -> int:
+    """The side of images after two unpadded convolutions and two poolings."""
     return ((side - 4) // 2 - 4) // 2

@@ -13,7 +13,7 @@ class Linear(ModelConfig):
     """One linear layer over the flattened input: outputs * (inputs + 1) parameters."""
 
     bias: bool = True
-    """Whether outputs have an offset of their own."""
+    """Whether the layer has a bias."""
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Any input shape fits."""

@@ -1,6 +1,7 @@
-"""Multinomial logistic regression: ``linear`` for classes alone, started at zero.
+"""Multinomial logistic regression: ``linear`` for classes only, initialised to zero.
 
-The problem is convex, so a random start would only be noise; SCAFFOLD's experiments start at zero.
+The problem is convex, so that a random start would add nothing but noise; SCAFFOLD's experiments
+start at zero.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from hpcfl.models.linear import Linear
 
 @dataclass(frozen=True, kw_only=True)
 class Logistic(Linear):
-    """Multinomial logistic regression: as linear, but for classes alone and 0 at first."""
+    """Multinomial logistic regression: as linear, but for classes only and initialised to 0."""
 
     classifies: ClassVar[bool] = True
 

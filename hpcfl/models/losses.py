@@ -1,12 +1,13 @@
 """Losses by name: the mean over a batch, at least in float32 whatever the outputs are.
 
-``tokens``, of texts, is the mean over the labels of a batch that are no padding, whichever
-sentences they stand in, as TensorFlow Federated trains: in a batch a longer sentence counts for
-more.  What is said of a client's whole data (its full gradient, its loss in an evaluation) is
-likewise the mean over all its labels, which its batches enter by how many each has (``terms``);
-in the mean over clients a client still counts by its examples, the sentences.
+``tokens``, for texts, is the mean over all labels of a batch but padding, as in TensorFlow
+Federated: a longer sentence has a larger weight in its batch.  The full gradient of a client and
+its loss in an evaluation are means over all its labels too, so that its batches are weighted by
+their numbers of labels (``terms``); in the mean over clients, a client is weighted by its examples,
+the sentences.
 
-With ``counts`` [B], 1 or 0, the mean is over the examples that have a 1, which may be none.
+With ``counts`` [B], 1 or 0, the mean is over the examples whose count is 1, of which there may be
+none.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor, counts: Tensor | None = None)
     """Of logits [B, n] and classes [B]."""
     if counts is None:
         return functional.cross_entropy(widen(outputs), labels)
-    return _mean(_surprise(widen(outputs), labels), counts)
+    return _mean(_label_losses(widen(outputs), labels), counts)
 
 
 def tokens(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
@@ -34,7 +35,7 @@ def tokens(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Sca
     """
     if counts is not None:
         real = (labels != PAD) & (counts.view(-1, *[1] * (labels.dim() - 1)) > 0)
-        return (_surprise(widen(outputs), labels) * real).sum() / real.sum().clamp(min=1)
+        return (_label_losses(widen(outputs), labels) * real).sum() / real.sum().clamp(min=1)
     flat = labels.flatten().long()
     total = functional.cross_entropy(
         widen(outputs).flatten(0, -2), flat, ignore_index=PAD, reduction="sum"
@@ -54,23 +55,23 @@ def quadratic(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> 
     return widen(outputs).mean() if counts is None else _mean(widen(outputs), counts)
 
 
-def _surprise(logits: Tensor, classes: Tensor) -> Tensor:
+def _label_losses(logits: Tensor, classes: Tensor) -> Tensor:
     """-log p of every label.
 
-    Without an index into the logits: of many clients' at once, that would be a scatter on the way
-    back, which a CUDA graph cannot have.
+    By a mask instead of an index into the logits: under vmap the gradient of an index is a scatter,
+    which cannot be captured in a CUDA graph.
     """
     others = torch.arange(logits.shape[-1], device=logits.device) != classes.unsqueeze(-1)
     return logits.logsumexp(-1) - logits.masked_fill(others, 0.0).sum(-1)
 
 
 def _mean(losses: Tensor, counts: Tensor) -> Scalar:
-    """Of losses [B], over those that count."""
+    """The mean of losses [B] over those whose count is 1."""
     return (losses * counts).sum() / counts.sum().clamp(min=1)
 
 
 def terms(loss: LossName, labels: Tensor) -> int:
-    """How many terms the mean over a batch with these labels has."""
+    """The number of terms in the mean over a batch with these labels."""
     return int((labels != PAD).sum()) if loss == "tokens" else len(labels)
 
 
@@ -81,7 +82,7 @@ def residuals(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def widen(outputs: Tensor) -> Tensor:
-    """Half precision, as autocast leaves it, to float32; anything wider as it is."""
+    """Half precision, the result of autocast, to float32; wider types unchanged."""
     return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
 

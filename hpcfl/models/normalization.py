@@ -1,4 +1,4 @@
-"""Normalisation without a memory: GroupNorm, or batch normalisation with frozen statistics."""
+"""Normalisation without running statistics: GroupNorm, or frozen batch normalisation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,8 +44,8 @@ class Normed(ModelConfig):
         super().__post_init__()
         if self.norm == "frozen" and self.init is None:
             raise ValueError(
-                "norm frozen takes its statistics from the file of init, and there is none; say "
-                "init: torchvision, name a file, or say norm: group"
+                "norm frozen takes its statistics from the file of init, and there is none; set "
+                "init: torchvision, name a file, or set norm: group"
             )
         if self.divisor % self.groups:
             fit = [str(n) for n in range(1, self.divisor + 1) if self.divisor % n == 0]
@@ -60,9 +60,9 @@ class Normed(ModelConfig):
 
 
 class FrozenNorm(nn.Module):
-    """Batch normalisation by statistics that are given: buffers, under torchvision's names.
+    """Batch normalisation with given statistics: buffers, under torchvision's names.
 
-    Its factors and offsets are parameters like any other.
+    Its weight and bias are trained like other parameters.
     """
 
     running_mean: Tensor
@@ -76,5 +76,5 @@ class FrozenNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, images: Tensor) -> Tensor:
-        """[B, C, H, W], every channel by its own mean and variance."""
+        """Normalise images [B, C, H, W], each channel by its own mean and variance."""
         return batch_norm(images, self.running_mean, self.running_var, self.weight, self.bias)

@@ -14,7 +14,7 @@ class Point(ModelConfig):
     """A vector w [dim]; an input (h, b) [2, dim] makes 1/2 sum(h w^2) - b . w."""
 
     start: float = 0.0
-    """Every entry of w at first."""
+    """The initial value of every entry of w."""
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Takes only inputs of shape [2, dim]."""

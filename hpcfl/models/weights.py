@@ -1,4 +1,4 @@
-"""Reading weights that anyone may have written; no file gets to run code."""
+"""Read weights from untrusted files, without running code in them."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,14 +13,14 @@ from torch import Tensor
 from hpcfl.errors import DataError, JobError, file_error
 from hpcfl.io.files import read_array
 
-_WRAPPERS = ("state_dict", "model")  # what training programs put a state dict into
+_WRAPPERS = ("state_dict", "model")  # keys under which training programs save a state dict
 
 
 def read_weights(path: Path) -> Tensor | dict[str, Tensor]:
-    """One flat vector, of a .npy; tensors by name, of any other file.
+    """A flat vector from a .npy; tensors by name from any other file.
 
-    The names of a .pth or .pt are those of the state dict in it, which may lie under "state_dict"
-    or "model", without the "module." that parallel training puts before them.
+    The names in a .pth or .pt are those of its state dict, which may be under "state_dict" or
+    "model", without the prefix "module." of parallel training.
 
     Raises:
         JobError: the file is missing or damaged, holds no plain weights, or is of another kind.
@@ -69,7 +69,7 @@ def _load(path: Path) -> Any:
 
 
 def _named(content: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """The plain tensors; what else lies beside them, such as an epoch, is no weight."""
+    """The plain tensors; other entries, such as an epoch, are no weights."""
     return {
         name.removeprefix("module."): value
         for name, value in content.items()
@@ -78,7 +78,7 @@ def _named(content: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Whether its numbers are there, one by one."""
+    """Whether it is a dense tensor in memory, neither sparse nor quantised."""
     strided = tensor.layout is torch.strided and not tensor.is_quantized
     return strided and tensor.device.type == "cpu"
 

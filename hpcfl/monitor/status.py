@@ -21,12 +21,12 @@ from hpcfl.run_dir.manifest import MANIFEST, committed_folders
 from hpcfl.run_dir.record import RunRecord, read_run, with_history
 
 TITLES = {
-    "objective": "objective",
+    "train_objective": "objective",
     "test_loss": "test loss",
     "test_accuracy": "accuracy",
     "test_top5_accuracy": "top 5",
     "client_accuracy_mean": "clients",
-    "own_accuracy_mean": "own models",
+    "local_model_accuracy_mean": "own models",
 }
 RECENT = 100  # rounds whose pace is the run's
 LEAST = 0.001  # share of the time that is worth a word

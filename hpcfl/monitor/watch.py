@@ -46,7 +46,7 @@ STATES = {
     "damaged": "bold red",
 }
 BAR = 16  # columns of a bar
-CURVES = ("test_accuracy", "client_accuracy_mean", "objective", "test_loss", "train_loss")
+CURVES = ("test_accuracy", "client_accuracy_mean", "train_objective", "test_loss", "train_loss")
 
 
 def watch(root: Path) -> str:

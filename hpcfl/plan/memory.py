@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hpcfl.data.partition import bytes_of
 from hpcfl.engine.schema import nbytes
-from hpcfl.local.examples import AHEAD, WHOLE
+from hpcfl.local.examples import READ_AHEAD, WHOLE_CLIENT_BYTES
 from hpcfl.local.executor import padded_width as filled
 from hpcfl.plan.full_gradient_rounds import full_gradient_rounds, measured
 from hpcfl.plan.measured import Activations, Process
@@ -130,11 +130,11 @@ def _data(parts: Components) -> int:
             total += nbytes(examples.inputs)
             continue
         one = prod(examples.inputs.shape[1:]) * examples.inputs.dtype.itemsize
-        whole = parts.concurrent_clients + AHEAD  # clients
-        window = [min(one * n, WHOLE) for n in sorted(map(len, parts.rows))[-whole:]]
+        whole = parts.concurrent_clients + READ_AHEAD  # clients
+        window = [min(one * n, WHOLE_CLIENT_BYTES) for n in sorted(map(len, parts.rows))[-whole:]]
         if examples is parts.dataset.test:
             tested = min(len(examples.labels), parts.job.evaluate.batch_size)
-            window = [one * tested] * (1 + AHEAD)
+            window = [one * tested] * (1 + READ_AHEAD)
         total += sum(window) + max(window)  # a client's pieces are there until joined
     return total
 

@@ -88,11 +88,11 @@ OVER_SEEDS: tuple[Score, ...] = (
 )
 _ASKED: tuple[Score, ...] = (
     ("top 5\n%", lambda run: percent(run.last("test_top5_accuracy")), "{:.2f}"),
-    ("objective", lambda run: run.last("objective"), "{:.4g}"),
+    ("objective", lambda run: run.last("train_objective"), "{:.4g}"),
     ("clients\nmean %", lambda run: percent(run.last("client_accuracy_mean")), "{:.2f}"),
     ("worst\n10th %", lambda run: percent(run.last("client_accuracy_worst_decile")), "{:.2f}"),
-    ("own models\nmean %", lambda run: percent(run.last("own_accuracy_mean")), "{:.2f}"),
-    ("worst\n10th %", lambda run: percent(run.last("own_accuracy_worst_decile")), "{:.2f}"),
+    ("own models\nmean %", lambda run: percent(run.last("local_model_accuracy_mean")), "{:.2f}"),
+    ("worst\n10th %", lambda run: percent(run.last("local_model_accuracy_worst_decile")), "{:.2f}"),
 )
 
 

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hpcfl.engine.timing import PARTS
+from hpcfl.engine.timing import PHASES
 from hpcfl.job.settings import labels
 from hpcfl.run_dir.record import RunRecord
 
@@ -20,8 +20,8 @@ _WIDE = 1000  # columns, so that no row is wrapped
 
 def seconds(lines: Lines) -> dict[str, float]:
     """The seconds of each part, over the lines that tell; empty where none does."""
-    telling = [line for line in lines if all(_number(line, f"{part}_s") for part in PARTS)]
-    return {p: math.fsum(line[f"{p}_s"] for line in telling) for p in PARTS} if telling else {}
+    telling = [line for line in lines if all(_number(line, f"{part}_s") for part in PHASES)]
+    return {p: math.fsum(line[f"{p}_s"] for line in telling) for p in PHASES} if telling else {}
 
 
 def shares(lines: Lines) -> dict[str, float]:
@@ -60,7 +60,7 @@ def table(runs: Sequence[RunRecord]) -> str:
         return ""
     made = Table(box=box.ASCII2)
     made.add_column("where the\ntime went")
-    for title in ("wall\ntime", *(f"{part}\n%" for part in PARTS)):
+    for title in ("wall\ntime", *(f"{part}\n%" for part in PHASES)):
         made.add_column(title, justify="right")
     for title in ("imba-\nlance", "clients\n/s", "examples\n/s"):
         made.add_column(title, justify="right")
@@ -77,7 +77,7 @@ def _cells(log: Sequence[Mapping[str, Any]]) -> list[str]:
     slowest, clients, examples = imbalance(log), rate(log, "clients"), rate(log, "examples")
     return [
         wall,
-        *(f"{100 * found[part]:.1f}" if found else "-" for part in PARTS),
+        *(f"{100 * found[part]:.1f}" if found else "-" for part in PHASES),
         "-" if slowest is None else f"{slowest:.2f}",
         *("-" if speed is None else f"{speed:.1f}" for speed in (clients, examples)),
     ]

@@ -22,11 +22,11 @@ SCORES = (
     "test_loss",
     "test_accuracy",
     "test_top5_accuracy",
-    "objective",
+    "train_objective",
     "client_accuracy_mean",
     "client_accuracy_worst_decile",
-    "own_accuracy_mean",
-    "own_accuracy_worst_decile",
+    "local_model_accuracy_mean",
+    "local_model_accuracy_worst_decile",
 )
 """The scores that an evaluation may write to the log (``hpcfl.evaluation``)."""
 

@@ -17,7 +17,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.errors import ClientError, JobError
 from hpcfl.job.schema import ExecutorName, Loaded
-from hpcfl.local.executor import MOST, Executor
+from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
 from hpcfl.runner.components import Components
@@ -95,7 +95,7 @@ def _measure(parts: Components, ranks: int) -> Choice:
     one = with_executor(parts, "sequential", None)
     alone = _seconds(one, one.executor(one.gradient()), 1)
     # A rank's share of a cohort, or most places of every block would stay empty.
-    size = parts.job.block_size or min(MOST, -(-parts.cohort // ranks))
+    size = parts.job.block_size or min(MAX_BLOCK_SIZE, -(-parts.cohort // ranks))
     many = with_executor(parts, "block", size)
     try:
         check(many)

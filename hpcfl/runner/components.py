@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hpcfl.algorithms.base import Algorithm, Fresh
+from hpcfl.algorithms.base import Algorithm, RandomInit
 from hpcfl.cohort.assignment import Balance
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import Exact
@@ -28,9 +28,9 @@ from hpcfl.engine.timing import RoundTimer
 from hpcfl.errors import JobError, as_job_error, described, is_own_fault, one_line
 from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import Job, Loaded, fitted, require_filled
-from hpcfl.local.client_pool import ClientPool
+from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
-from hpcfl.local.executor import MOST, Executor, block_executor
+from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
@@ -80,7 +80,7 @@ class Components:
         """The settled algorithm."""
         return self.loaded.job.algorithm
 
-    def random_init(self, client: int) -> Fresh:
+    def random_init(self, client: int) -> RandomInit:
         """The client's source of random initialisations: always the same one."""
         return lambda: initial(
             self.loaded, self.dataset, key(self.job.seed, "fresh", client=client)
@@ -99,11 +99,9 @@ class Components:
     def clients(self) -> ClientPool:
         """The clients, over one copy of the data on the device."""
         return ClientPool(
-            self.dataset,
-            self.rows,
-            self.held_out,
+            ClientData(self.dataset, self.rows, self.held_out),
             self.job.local,
-            rate=self.job.local_lr,
+            local_lr=self.job.local_lr,
             seed=self.job.seed,
             dtype=self.x0.dtype,
             device=self.device,
@@ -165,17 +163,11 @@ class Components:
         require_filled(job, len(self.rows))
         try:
             return block_executor(
-                self.algorithm,
-                self.model,
-                LOSSES[self.dataset.loss],
+                one,
                 self.clients,
                 self.x0,
-                one,
                 shared=[field.shared for field in self.schema.client_state.fields],
                 size=self.concurrent_clients,
-                weight_decay=job.local.weight_decay,
-                bf16=job.precision == "bf16",
-                clip=job.local.clip,
             )
         except (RuntimeError, NotImplementedError, ValueError, IndexError, TypeError) as e:
             raise self.unfit(e) from e
@@ -192,7 +184,11 @@ class Components:
     def concurrent_clients(self) -> int:
         """Clients that train at once, or that may, where the executor is still to be chosen."""
         job = self.job
-        return 1 if job.executor == "sequential" else job.block_size or min(MOST, self.cohort)
+        return (
+            1
+            if job.executor == "sequential"
+            else job.block_size or min(MAX_BLOCK_SIZE, self.cohort)
+        )
 
     @property
     def cohort(self) -> int:

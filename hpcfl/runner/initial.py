@@ -9,7 +9,7 @@ from hpcfl.data.base import Dataset
 from hpcfl.engine.global_generators import seeded
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.job.schema import Loaded
-from hpcfl.models.dropout import own_dropout
+from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import parameters
 from hpcfl.models.init import load_initial
 from hpcfl.models.losses import LOSSES
@@ -111,7 +111,7 @@ def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Mod
         )
     if not any(parameter.numel() for parameter in model.parameters()):
         raise JobError(f"{name}: has no parameter to train, expected one at least")
-    own_dropout(model)
+    replace_dropout(model)
     model = model.double() if job.precision == "float64" else model
     return parameters(model), model
 

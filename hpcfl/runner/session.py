@@ -303,7 +303,7 @@ class RankSession:
         name = algorithm.pop("name")
         settings = ", ".join(f"{key} {json.dumps(value)}" for key, value in algorithm.items())
         unscored = components.held_out is not None and not (
-            job.evaluate.clients or job.evaluate.own
+            job.evaluate.clients or job.evaluate.local_models
         )
         parts = [
             f"{name} ({settings}): {len(components.rows)} clients, "

@@ -242,7 +242,7 @@ def _play(session: RankSession, ranks: Ranks, point: StartPoint, signals: Signal
         progress.note(
             f"{folder.root}: finished, nothing to do" if finished else session.describe(done)
         )
-        for line in (*ranks.notes, *components.dataset.notes):
+        for line in (*components.loaded.notes, *ranks.notes, *components.dataset.notes):
             progress.note(line)
         if comm.rank == 0:
             with write_errors(folder.history):

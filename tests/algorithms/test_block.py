@@ -17,9 +17,9 @@ from hpcfl.models.base import ModelConfig
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner import choose_executor
 from hpcfl.runner.start import start
+from tests.algorithms.methods import ALL
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
 from tests.algorithms.trace import trace
-from tests.algorithms.zoo import ALL
 
 # Six clients of 1 to 12 examples: 2 to 6 steps each, batches that are not full, blocks of 4 with
 # two places empty, and a client that stands still for most of the time.

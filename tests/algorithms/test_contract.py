@@ -17,8 +17,8 @@ from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Client, Cohort
 from hpcfl.engine.schema import dry_round
 from hpcfl.job.schema import KINDS
+from tests.algorithms.methods import ALL
 from tests.algorithms.play import parts, play, softmax_problem, states, tree
-from tests.algorithms.zoo import ALL
 
 FILES = sorted(Path(hpcfl.algorithms.__file__).parent.glob("*.py"))
 METHODS = [path for path in FILES if path.stem not in ("__init__", "base")]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from tests.algorithms.methods import ENTRIES
 from tests.algorithms.play import ROUNDS, Array
 from tests.algorithms.reference import Setting
 from tests.algorithms.settings import (
@@ -114,21 +115,19 @@ B = 0.6
 FEDAVG = a("fedavg")
 NESTEROV = (False, True)
 
+LISTED = [
+    (Method({**entry.keys, **entry.identity.changes}, LR), entry)
+    for entry in ENTRIES.values()
+    if entry.identity
+]
+
 EQUAL = [
-    # 1
-    identical(a("fedprox", mu=0.0), FEDAVG),
-    identical(a("fedsam", rho=0.0), FEDAVG),
-    identical(a("fedavgm", beta=0.0), FEDAVG),
-    identical(a("fedavgm", beta=0.0, nesterov=True), FEDAVG),
-    identical(a("fedcm", alpha=1.0), FEDAVG),
-    identical(a("fedcm", alpha=1.0, norm="client"), FEDAVG),
-    identical(a("fedmim", alpha=[0.0, 0.0], beta=[0.0, 0.0]), FEDAVG),
-    *(identical(a("ghb", beta=0.0, nesterov=n), FEDAVG) for n in NESTEROV),
-    *(identical(a("localghb", beta=0.0, nesterov=n), FEDAVG) for n in NESTEROV),
-    *(identical(a("fedhbm", beta=0.0, nesterov=n), FEDAVG) for n in NESTEROV),
-    *(identical(a("fedhbm", beta=0.0, first=f), FEDAVG) for f in ("shared", "random")),
+    # 1: those of the list of methods, and more of the kind
+    *(
+        equal(changed, Method(entry.identity.other, LR), tolerance=entry.identity.tolerance)
+        for changed, entry in LISTED
+    ),
     *(identical(a("ghb", tau=ROUNDS, nesterov=n), FEDAVG) for n in NESTEROV),
-    identical(a("adabest", mu=0.0, beta=0.0), FEDAVG),
     identical(a("mimelite", beta=0.0), FEDAVG),
     identical(a("mimelite", beta=0.0, form="ema"), FEDAVG),
     *(identical(a("fedhbm", nesterov=n), FEDAVG, rounds=2, cohort="cyclic") for n in NESTEROV),
@@ -230,6 +229,8 @@ def test_different_where_a_condition_is_broken(path, line, broken):
 # ------------------------------------------------------------------ different
 
 DIFFERENT = [
+    # with the keys of the list of methods, unchanged
+    *((Method(entry.keys, LR), Method(entry.identity.other, LR)) for _, entry in LISTED),
     # 1, with what is nought there
     *(
         (method, FEDAVG)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tests.algorithms.methods import ALL
 from tests.algorithms.play import softmax_problem, tree, xs
-from tests.algorithms.zoo import ALL
 
 
 @pytest.mark.slow

@@ -8,38 +8,12 @@ from torch import Tensor
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.engine.schema import traffic
+from tests.algorithms.methods import ALL, ENTRIES
 from tests.algorithms.play import parts, play, softmax_problem, tree
-from tests.algorithms.zoo import ALL
 
 PROBLEM = softmax_problem()
 P = 15
 COHORTS = [[0, 1], [], [2, 3, 4, 5], [1]]
-VECTORS = {  # down and up, in vectors of the model's size
-    "fedavg": (1, 1),
-    "fedprox": (1, 1),
-    "fedavgm": (1, 1),
-    "fedadam": (1, 1),
-    "fedyogi": (1, 1),
-    "fedadagrad": (1, 1),
-    "scaffold": (2, 2),
-    "feddyn": (1, 1),
-    "adabest": (1, 1),
-    "mime": (2, 2),
-    "mimemom": (3, 2),
-    "mimelite": (1, 2),
-    "mimelitemom": (2, 2),
-    "fedcm": (2, 1),
-    "fedadc": (2, 1),
-    "fedsam": (1, 1),
-    "mofedsam": (2, 1),
-    "fedmim": (1 + 2, 1),  # x and J past models; 1 / 1 is for a client that is in every cohort
-    "fedmim-3": (1 + 3, 1),
-    "ghb": (2, 1),
-    "localghb": (1, 1),
-    "fedhbm": (1, 1),
-    "server_only": (1, 1),
-    "centralized": (1, 1),
-}
 
 
 @pytest.mark.parametrize("precision", ["float64", "float32"])
@@ -51,7 +25,7 @@ def test_measured_is_planned_is_expected(tmp_path, name, precision):
     if entry["name"] != "centralized":
         job |= {"cohort": {"kind": "replay", "rounds": COHORTS}}
         sizes = [len(cohort) for cohort in COHORTS]
-    down, up = VECTORS.get(name, VECTORS[entry["name"]])
+    down, up = ENTRIES[name].vectors
     vector = P * (8 if precision == "float64" else 4)
     made = parts(tmp_path, job)
     assert traffic(made.algorithm, made.schema) == (down * vector, up * vector)

@@ -99,7 +99,7 @@ def test_the_hint_about_channels_works(job, hpcfl, tmp_path, refused, shape, sai
     words = (f"data.path={tmp_path}/images.npz", "model={name: lenet}")
     line = refused("check", job, "--data", *words)
     assert f"not {shape[1:]}; these have" in line
-    assert f"put {said} (x and x_test in numpy) in their place" in line
+    assert f"use {said} (x and x_test in numpy) instead" in line
     turned = {name: turn(given[name]) for name in ("x", "x_test")}
     np.savez(tmp_path / "images.npz", **{**given, **turned})
     assert hpcfl("check", job, "--data", *words).code == 0
@@ -213,7 +213,7 @@ def test_check_reads_a_replay_of_an_unknown_population(job, tmp_path, refused, h
     path = tmp_path / "cohorts.json"
     path.write_text(json.dumps([[0, 1], [1, 1], [2], [3]]))
     setting = f"cohort={{kind: replay, path: {path}}}"
-    assert "client 1 stands twice" in refused("check", job, setting)
+    assert "client 1 is listed twice" in refused("check", job, setting)
     path.write_text(json.dumps([[0, 1], [1], [2], [3]]))
     assert hpcfl("check", job, setting).code == 0
 

@@ -215,7 +215,7 @@ def test_status_tells_the_scores_that_the_log_has(run, hpcfl):
     assert "objective" not in lines(hpcfl("status", run))
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     log[2] |= {"test_accuracy": 0.75}
-    log[4] |= {"test_accuracy": 0.5, "test_top5_accuracy": 0.875, "objective": 1.5}
+    log[4] |= {"test_accuracy": 0.5, "test_top5_accuracy": 0.875, "train_objective": 1.5}
     log[4] |= {"client_accuracy_mean": 0.625, "client_accuracy_worst_decile": 0.125}
     log[0] |= {"test_accuracy": 0.75 - 2**-10}
     for record in log:

@@ -91,7 +91,7 @@ def test_replay_from_a_file(tmp_path):
         (((0,), (1,)), "2 cohorts are given for 3 rounds"),
         (((0,), (4,), (1,)), r"rounds\[1\]: client 4 is unknown; .* 0 to 3"),
         (((0,), (1,), (-1,)), r"rounds\[2\]: client -1 is unknown"),
-        (((0, 1, 0), (1,), (2,)), r"rounds\[0\]: client 0 stands twice"),
+        (((0, 1, 0), (1,), (2,)), r"rounds\[0\]: client 0 is listed twice"),
         (((), (), ()), "every cohort is empty"),
         ((), "0 cohorts are given for 3 rounds"),
     ],

@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hpcfl.data import pack_images
+from hpcfl.data import prepared_file
 from hpcfl.data.base import Dataset
 from hpcfl.data.download import quiet
 from hpcfl.data.encoded_images import pixels
@@ -119,7 +119,7 @@ def test_training_sees_crops_and_evaluation_the_middle(made):
 
 
 def test_the_same_bytes_by_one_process_and_by_three(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcfl.data.pack_images.PIECE", 2)
+    monkeypatch.setattr("hpcfl.data.pack_images.CHUNK", 2)
     packed = []
     for workers in (1, 3):
         root = image_layouts.landmarks(tmp_path / str(workers))
@@ -560,7 +560,7 @@ def track(items, what, total=None):
             os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    pack_images.PIECE = 2
+    pack_images.CHUNK = 2
     config = Landmarks(root=sys.argv[1], subset=True, size=32, margin=4, workers=2)
     config.prepare(track)
 """
@@ -581,7 +581,7 @@ def test_a_killed_call_leaves_nothing_that_looks_finished(tmp_path, monkeypatch)
     pieces = {path: path.stat().st_mtime_ns for path in part.glob("*.npz")}
     assert len(pieces) >= 3
     # The next call goes on with the pieces that are there, and gets what one call would.
-    monkeypatch.setattr("hpcfl.data.pack_images.PIECE", 2)
+    monkeypatch.setattr("hpcfl.data.pack_images.CHUNK", 2)
     kept = {}
 
     def track(items, what, total=None):
@@ -637,7 +637,7 @@ def test_a_packed_file_does_without_its_sources(made, tmp_path, kind):
 
 
 def test_an_image_replaced_between_two_calls_is_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcfl.data.pack_images.PIECE", 2)
+    monkeypatch.setattr("hpcfl.data.pack_images.CHUNK", 2)
     root = image_layouts.landmarks(tmp_path)
     landmark(root, 7).unlink()
     with pytest.raises(DataError, match="1 of 11"):
@@ -659,7 +659,7 @@ def test_a_locked_file_is_read(made):
 
 
 def test_a_killed_process_is_told_and_the_next_call_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcfl.data.pack_images.PIECE", 2)
+    monkeypatch.setattr("hpcfl.data.pack_images.CHUNK", 2)
     root = image_layouts.landmarks(tmp_path)
     landmark(root, 3).unlink()
     os.mkfifo(landmark(root, 3))  # nobody writes to it: they cannot have done everything
@@ -719,7 +719,7 @@ def test_a_packed_file_that_cannot_be_closed(tmp_path):
     """On a full disk h5py's close raises RuntimeError, of whatever HDF5 was told."""
     said = "Can't decrement id ref count (write failed, errno = 28, error message = 'No space')"
     path = tmp_path / "x.h5"
-    with pytest.raises(DiskError, match=r"x\.h5: .* 'No space'"), pack_images.writable(path):
+    with pytest.raises(DiskError, match=r"x\.h5: .* 'No space'"), prepared_file.preparing(path):
         raise RuntimeError(said)
-    with pytest.raises(RuntimeError, match="thread"), pack_images.writable(path):
+    with pytest.raises(RuntimeError, match="thread"), prepared_file.preparing(path):
         raise RuntimeError("can't start new thread")

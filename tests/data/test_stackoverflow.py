@@ -126,7 +126,7 @@ def test_test_sentences_are_drawn_by_the_seed(ready):
 
 
 def test_prepared_once(ready, monkeypatch):
-    monkeypatch.setattr(token_file, "_lay_out", None)
+    monkeypatch.setattr(token_file, "_create", None)
     before = (ready / NAME).stat()
     (ready / "stackoverflow_train.h5").unlink()
     assert config(ready).prepare(quiet) == ready / NAME

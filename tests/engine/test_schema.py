@@ -15,7 +15,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.algorithms.localghb import LocalGHB
 from hpcfl.algorithms.scaffold import Scaffold
-from hpcfl.engine.schema import PLAYED, dry_round, nbytes, traffic
+from hpcfl.engine.schema import MAX_ZEROS, dry_round, nbytes, traffic
 
 P = 1000
 
@@ -127,7 +127,7 @@ class Widens(Scaffold):
 
 @pytest.mark.parametrize("cls", [Grows, Widens])
 def test_a_state_that_changes_its_shape_is_refused(cls):
-    with pytest.raises(TypeError, match=f"{cls.__name__}.finish returns a state of other shapes"):
+    with pytest.raises(TypeError, match=f"{cls.__name__}.finish returns a state with other fields"):
         dry_round(cls(), P, torch.float32)
 
 
@@ -153,7 +153,7 @@ class Counts(FedAvg):
         return upload, state if y.is_meta or int(client.round) < 3 else None
 
 
-@pytest.mark.parametrize("size", [P, PLAYED + 1])
+@pytest.mark.parametrize("size", [P, MAX_ZEROS + 1])
 def test_an_algorithm_may_tell_the_dry_round_by_its_meta_tensors(size):
     schema = dry_round(Counts(), size, torch.float32)
     assert {leaf.device.type for leaf in tree_leaves(schema[:4])} == {"meta"}
@@ -200,5 +200,5 @@ class Drifts(FedAvg):
 
 
 def test_a_change_in_place_is_found():
-    with pytest.raises(TypeError, match=r"Drifts\.direction changes a tensor .* in place"):
+    with pytest.raises(TypeError, match=r"Drifts\.direction changes one of its arguments in place"):
         dry_round(Drifts(), P, torch.float32)

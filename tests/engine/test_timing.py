@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfl.engine import timing
-from hpcfl.engine.timing import PARTS, RoundTimer, measured
+from hpcfl.engine.timing import PHASES, RoundTimer, measured
 
 NS = 10**9
 
@@ -44,20 +44,20 @@ def test_every_instant_belongs_to_one_part(made, clock):
     record = {"clients": 14, "examples": 700}
     assert made.write_to(record) == []
     parts = {"sample_s": 1.0, "compute_s": 2.5, "read_s": 1.5, "write_s": 2.0}
-    zeros = {f"{part}_s": 0.0 for part in PARTS if f"{part}_s" not in parts}
+    zeros = {f"{part}_s": 0.0 for part in PHASES if f"{part}_s" not in parts}
     rates = {"clients_per_s": 2.0, "examples_per_s": 100.0}
     assert record == {"clients": 14, "examples": 700, "wall_s": 7.0, **parts, **zeros, **rates}
 
 
 def test_the_parts_add_up_as_they_are_written(made, clock):
     draw = np.random.default_rng(0)
-    for part in PARTS * 50:
+    for part in PHASES * 50:
         clock.now += int(draw.integers(1, 10**10))
         made.mark(part)
     made.move(1 / 3, "compute", "read")
     record = {}
     made.write_to(record)
-    parts = [Decimal(repr(record[f"{part}_s"])) for part in PARTS]
+    parts = [Decimal(repr(record[f"{part}_s"])) for part in PHASES]
     assert sum(parts) == Decimal(repr(record["wall_s"])) == Decimal(clock.now) / NS
 
 

@@ -13,7 +13,7 @@ import torch
 from hpcfl.data.holdout import hold_out
 from hpcfl.engine.timing import measured
 from hpcfl.errors import DataError, JobError
-from hpcfl.evaluation.clients import _spread
+from hpcfl.evaluation.clients import _summary
 from hpcfl.evaluation.metrics import totals
 from tests.algorithms.play import Problem, parts, play, states, tree
 
@@ -67,14 +67,14 @@ def near(value):
 def test_the_objective_weighs_clients_as_the_job_does(log, weights, expected, batch_size):
     asked = {"train": True, "batch_size": batch_size}
     found = log(evaluate=asked, weights=weights)
-    assert found[0]["objective"] == near(expected)
-    assert found[1]["objective"] < expected  # trained
+    assert found[0]["train_objective"] == near(expected)
+    assert found[1]["train_objective"] < expected  # trained
 
 
 def test_the_objective_is_what_full_batch_training_starts_at(log):
     local = {"steps": 1, "batch_size": "full", "lr": 0.1}
     found = log(evaluate={"train": True}, local=local)
-    assert found[0]["objective"] == near(found[1]["train_loss"])
+    assert found[0]["train_objective"] == near(found[1]["train_loss"])
 
 
 def test_accuracies_on_the_clients_training_examples(log):
@@ -82,15 +82,15 @@ def test_accuracies_on_the_clients_training_examples(log):
     found = log(evaluate={"clients": True})[0]
     assert found["client_accuracy_mean"] == near(2 / 3)
     assert found["client_accuracy_worst_decile"] == 0.5
-    assert "objective" not in found
+    assert "train_objective" not in found
 
 
 def test_the_worst_decile():
     """Of 29 clients the worst two, of 9 the worst one; nothing of none."""
-    found = _spread("a", [0.1, 0.4, *[1.0] * 27])
+    found = _summary("a", [0.1, 0.4, *[1.0] * 27])
     assert found == {"a_mean": near(27.5 / 29), "a_worst_decile": 0.25}
-    assert _spread("a", [0.1, *[0.7] * 8])["a_worst_decile"] == 0.1
-    assert _spread("a", []) == {}
+    assert _summary("a", [0.1, *[0.7] * 8])["a_worst_decile"] == 0.1
+    assert _summary("a", []) == {}
 
 
 def test_accuracies_on_held_out_examples(tmp_path, job, log):
@@ -106,7 +106,7 @@ def test_accuracies_on_held_out_examples(tmp_path, job, log):
     assert found["client_accuracy_mean"] == near(np.mean(right))
     assert found["client_accuracy_worst_decile"] == min(right)
     kept = np.concatenate(described.rows)
-    assert found["objective"] == near(np.mean(np.array(LOSSES)[kept]))
+    assert found["train_objective"] == near(np.mean(np.array(LOSSES)[kept]))
 
 
 def test_holding_out():
@@ -127,26 +127,26 @@ def test_holding_out():
 def test_own_models(tmp_path, job):
     """FedHBM keeps them; of three clients two took part."""
     cohort = {"kind": "replay", "rounds": [[2], [0], []]}
-    asked = {"own": True, "clients": True}
+    asked = {"local_models": True, "clients": True}
     settings = job(algorithm="fedhbm", cohort=cohort, rounds=3, evaluate=asked)
     run = play(tmp_path, settings)
-    assert [record["own_clients"] for record in run.log] == [0, 1, 2, 2]
-    assert "own_accuracy_mean" not in run.log[0]
+    assert [record["local_model_clients"] for record in run.log] == [0, 1, 2, 2]
+    assert "local_model_accuracy_mean" not in run.log[0]
     right = []
     for client in (0, 2):
         z = states(run.path, parts(tmp_path, settings))[client].z.numpy()
         rows = THREE.rows(client)
         right.append(np.mean((X[rows] * z).argmax(axis=1) == Y[rows]))
-    assert run.log[1]["own_accuracy_mean"] == right[1]
-    assert run.log[2]["own_accuracy_mean"] == near(np.mean(right))
-    assert run.log[2]["own_accuracy_worst_decile"] == min(right)
-    assert run.log[3]["own_accuracy_mean"] == run.log[2]["own_accuracy_mean"]
+    assert run.log[1]["local_model_accuracy_mean"] == right[1]
+    assert run.log[2]["local_model_accuracy_mean"] == near(np.mean(right))
+    assert run.log[2]["local_model_accuracy_worst_decile"] == min(right)
+    assert run.log[3]["local_model_accuracy_mean"] == run.log[2]["local_model_accuracy_mean"]
 
 
 def test_scores_cost_nothing_unless_asked_for(tmp_path, job, monkeypatch):
     plain = play(tmp_path, job(algorithm="fedhbm"))
     assert {key for key in plain.log[0] if not measured(key)} == {"round"}
-    asked = {"train": True, "clients": True, "own": True}
+    asked = {"train": True, "clients": True, "local_models": True}
     scored = play(tmp_path, job(algorithm="fedhbm", evaluate=asked))
     assert torch.equal(scored.x, plain.x)
 
@@ -154,7 +154,10 @@ def test_scores_cost_nothing_unless_asked_for(tmp_path, job, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"evaluate": {"own": True}}, "evaluate.own: fedavg keeps no client's own last model"),
+        (
+            {"evaluate": {"local_models": True}},
+            "evaluate.local_models: fedavg keeps no local models",
+        ),
         ({"evaluate": {"best": True}}, "evaluate.best: this data has no test set"),
         (
             {

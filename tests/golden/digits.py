@@ -19,7 +19,7 @@ import torch
 
 from hpcfl.cli.main import main
 from hpcfl.runner.environment import processor
-from tests.algorithms.zoo import ALL
+from tests.algorithms.methods import ALL
 from tests.parallel.harness import play_all
 
 RECORDED = Path(__file__).with_name("hashes.json")

@@ -128,7 +128,7 @@ def test_replayed_cohorts(tmp_path):
     path = tmp_path / "r.json"
     for text, said in [
         ("[" * 100_000, "cannot be read as JSON: nested too deep"),
-        (f"[[{', '.join(map(str, range(300_000)))}, 299999]]", "client 299999 stands twice"),
+        (f"[[{', '.join(map(str, range(300_000)))}, 299999]]", "client 299999 is listed twice"),
         (f"[[{'9' * 5000}]]", "cannot be read as JSON"),
     ]:
         path.write_text(text)

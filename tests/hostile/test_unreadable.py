@@ -169,7 +169,7 @@ def open_hdf5(path):
 
 
 def read_as_huggingface(path):
-    with huggingface._told(str(path)):
+    with huggingface._package_errors(str(path)):
         path.read_bytes()
 
 

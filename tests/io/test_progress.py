@@ -41,10 +41,10 @@ def test_about_one_line_a_second_when_rounds_are_quick():
 
 def test_evaluations_are_no_flood():
     """All are evaluated: as many lines as of rounds that are not, and the final one."""
-    records = [record(t, objective=0.25) for t in range(1, 501)]
+    records = [record(t, train_objective=0.25) for t in range(1, 501)]
     lines = lines_of(Clock(), records, seconds=1 / 128, rounds=500)
     assert [int(line.split()[2].split("/")[0]) for line in lines] == [1, 129, 257, 385, 500]
-    assert all(line.endswith("objective 0.25") for line in lines)
+    assert all(line.endswith("train_objective 0.25") for line in lines)
 
 
 def test_rare_evaluations_are_shown_among_quick_rounds():

@@ -139,7 +139,7 @@ def test_a_module_of_ones_own_that_does_not_import(job, tmp_path, monkeypatch, t
         ("local={lr: 0.1, steps: 1, epochs: 1}", "local: give epochs or steps, not both"),
         (
             "local={lr: 0.1, schedule: cosine, lr_decay: 0.9}",
-            "local: schedule cosine knows no lr_decay, found 0.9; leave lr_decay out, or say ",
+            "local: schedule cosine has no lr_decay, found 0.9; remove lr_decay, or set ",
         ),
         ("local.schedule=linear", "local.schedule: found 'linear', expected 'exponential' or 'cos"),
         ("evaluate.evry=3", 'evaluate has no "evry" (it has batch_size, best, clients, every,'),
@@ -213,3 +213,14 @@ def test_faults_of_an_algorithm_of_ones_own_name_it(tmp_path, monkeypatch, name,
 def test_a_large_number_is_suggested_with_an_exponent():
     with pytest.raises(JobError, match=r"write 1\.0e\+30$"):
         load("jobs/quickstart.yaml", ["local.lr=1e30"])
+
+
+def test_an_old_name_of_a_key_still_works(job, tmp_path):
+    """Once told, and not where it is switched off."""
+    new = load(job, ["evaluate.local_models=true"])
+    old = load(job, ["evaluate.own=true"])
+    assert (old.job, old.tree) == (new.job, new.tree)
+    assert old.notes == ("command line: evaluate.own is now called evaluate.local_models",)
+    assert new.notes == load(job, ["evaluate.own=false"]).notes == ()
+    both = load(job, ["evaluate.own=false", "evaluate.local_models=true"])
+    assert both.job == new.job

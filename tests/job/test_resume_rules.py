@@ -49,7 +49,7 @@ def test_every_key_is_free_or_bound_as_written_here():
         "evaluate.clients",
         "evaluate.every",
         "evaluate.last",
-        "evaluate.own",
+        "evaluate.local_models",
         "evaluate.train",
         "log.tensorboard",
         "rounds",

@@ -11,7 +11,7 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import JobError
-from hpcfl.local.client_pool import ClientPool
+from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.local.step import Local
 from hpcfl.types import Examples
@@ -55,8 +55,8 @@ def population(local=EPOCHS, inputs=IMAGES, transform=TRANSFORM, personal=None):
         personal=personal,
     )
     return ClientPool(
-        data, ROWS, None, Local(lr=1.0, **local), rate=lambda _: 1.0, seed=3, dtype=torch.float32,
-        device=CPU, full_batch=5,
+        ClientData(data, ROWS, None), Local(lr=1.0, **local), local_lr=lambda _: 1.0, seed=3,
+        dtype=torch.float32, device=CPU, full_batch=5,
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def laid(made, clients, size, steps=None):
 @pytest.mark.parametrize("places", [10**6, 5 * 13 * 2, 1], ids=["once", "by two steps", "by one"])
 def test_the_same_bits_as_from_each_client(transform, local, places, monkeypatch):
     """Ragged sizes and numbers of steps, two places without a client; memory for few steps."""
-    monkeypatch.setattr("hpcfl.local.block_batches.AT_ONCE", places)
+    monkeypatch.setattr("hpcfl.local.block_batches.MAX_INDICES", places)
     made, clients = population(local, transform=transform), (0, 6, 1)
     alone = [list(made.task(client, 2).batches) for client in clients]
     steps = laid(made, clients, 5)
@@ -105,7 +105,7 @@ def test_batches_made_early_are_those_made_alone(held, monkeypatch):
     """In bits and in order in memory; of 10 images at most, then of all of the visit's."""
     found = []
     for most in (0, 10 * IMAGES[0].nbytes, 1 << 18):
-        monkeypatch.setattr("hpcfl.local.prefetch.EAGER", most)
+        monkeypatch.setattr("hpcfl.local.prefetch.PREFETCH_BYTES", most)
         calls = []
 
         class Noting(CropFlipNormalize):
@@ -199,7 +199,7 @@ def test_clients_that_see_each_in_their_own_way_are_asked_one_by_one():
 @pytest.mark.parametrize("whole", [10**6, 10], ids=["whole", "by batches"])
 def test_out_of_a_file_it_is_the_same_and_read_ahead(whole, monkeypatch):
     """The file's steps are asked for one by one; draws stay with their examples."""
-    monkeypatch.setattr("hpcfl.local.examples.WHOLE", whole)
+    monkeypatch.setattr("hpcfl.local.examples.WHOLE_CLIENT_BYTES", whole)
     shelf = StateArena()
     made, held = population(inputs=shelf), population()
     assert made.block_batches() is None

@@ -13,7 +13,7 @@ from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.local.step import ClientTask, Gradient
 from hpcfl.models.char_lstm import CharLstm
 from hpcfl.models.cnn_pfl import CnnPfl
-from hpcfl.models.dropout import dropouts, own_dropout
+from hpcfl.models.dropout import dropouts, replace_dropout
 from hpcfl.models.flat_vector import parameters
 from hpcfl.models.lenet import LeNet
 from hpcfl.models.linear import Linear
@@ -94,7 +94,7 @@ def test_every_model(name, convolutions, precision):
     torch.manual_seed(0)
     rows = [draw(n) for n in SIZES]
     model = config.build(tuple(rows[0].inputs.shape[1:]), 30 if name.endswith(("m", "t")) else 10)
-    own_dropout(model)
+    replace_dropout(model)
     if precision == "float64":
         model = model.double()
         rows = [
@@ -161,7 +161,7 @@ def test_no_operation_of_a_step_needs_the_host():
     for name, (config, draw, loss) in MODELS.items():
         row = draw(4)
         model = config.build(tuple(row.inputs.shape[1:]), 30 if name.endswith(("m", "t")) else 10)
-        own_dropout(model)
+        replace_dropout(model)
         x = parameters(model)
         many = BlockGradients(model, LOSSES[loss], "products")
         (step,) = PaddedBatches(2, 4).steps(tasks([row, row]))
@@ -213,7 +213,7 @@ class Functional(Words):
 )
 def test_dropout_that_is_not_each_client_s_own_is_refused(kind, why):
     model, row = kind(), Batch(torch.randn(2, 5, 3), torch.zeros(2))
-    own_dropout(model)
+    replace_dropout(model)
     many = BlockGradients(model, LOSSES["quadratic"], "grouped")
     with pytest.raises(NotImplementedError, match=why):
         many.probe(parameters(model), Batch(*(part[:1] for part in row)))
@@ -227,7 +227,7 @@ def test_a_model_with_dropout_is_its_own_again_behind_a_step():
         nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)),
         Batch(torch.randn(2, 3), torch.tensor([0, 1])),
     )
-    own_dropout(model)
+    replace_dropout(model)
     (step,) = PaddedBatches(2, 4).steps(tasks([row, row]))
     BlockGradients(model, LOSSES["cross_entropy"], "grouped")(
         parameters(model).expand(2, -1), step.batches
@@ -256,5 +256,5 @@ def test_filling_is_no_example_that_a_model_may_not_meet():
 
 
 def test_outside_of_vmap_nothing_is_stacked():
-    with VmapLayers("products", alike=True), pytest.raises(RuntimeError, match="outside vmap"):
+    with VmapLayers("products", pad=True), pytest.raises(RuntimeError, match="outside vmap"):
         stacked(torch.neg, torch.ones(3))

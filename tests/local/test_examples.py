@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfl.errors import DataError
-from hpcfl.local.examples import AHEAD, PIECE, FromFile, InMemory, supply
+from hpcfl.local.examples import READ_AHEAD, READ_CHUNK, FromFile, InMemory, example_source
 from hpcfl.types import Examples
 
 CPU = torch.device("cpu")
@@ -45,15 +45,17 @@ def batches(*positions):
 
 
 def test_a_tensor_is_served_from_memory():
-    assert isinstance(supply(Examples(TABLE, LABELS), ROWS, CPU, resident=True), InMemory)
-    assert isinstance(supply(Examples(StateArena(), LABELS), ROWS, CPU, resident=True), FromFile)
+    assert isinstance(example_source(Examples(TABLE, LABELS), ROWS, CPU, resident=True), InMemory)
+    assert isinstance(
+        example_source(Examples(StateArena(), LABELS), ROWS, CPU, resident=True), FromFile
+    )
 
 
 @pytest.mark.parametrize("whole", [1000, 79], ids=["whole", "by batches"])
 @pytest.mark.parametrize("expected", [[], [0, 1, 2, 3, 4], [3, 0], [0, 1, 2, 0, 1, 2, 4]])
 def test_file_and_memory_give_the_same(expected, whole, monkeypatch):
     """Whatever is expected, in whatever order the clients then come; 80 bytes are a client's."""
-    monkeypatch.setattr("hpcfl.local.examples.WHOLE", whole)
+    monkeypatch.setattr("hpcfl.local.examples.WHOLE_CLIENT_BYTES", whole)
     read, held = from_file(), InMemory(TABLE, LABELS, ROWS, CPU)
     read.prefetch(expected)
     asked = batches([39, 0, 7], range(40), [1], [2], [3, 4], [5])
@@ -85,13 +87,13 @@ def test_reads_the_next_clients_while_one_trains():
     ahead.prefetch([3, 1, 4, 0, 2])
     assert len(list(ahead.of_client(3, batches([0], [1], [0])))) == 3
     ahead._threads.shutdown(wait=True)
-    assert read_by(shelf) == sorted([3, 1, 4][: 1 + AHEAD])
-    assert len(shelf.read_rows) == 40 * (1 + AHEAD)
+    assert read_by(shelf) == sorted([3, 1, 4][: 1 + READ_AHEAD])
+    assert len(shelf.read_rows) == 40 * (1 + READ_AHEAD)
 
 
 def test_a_large_client_is_read_batch_by_batch(monkeypatch):
     """No more of it than the batches that were asked for and those ahead."""
-    monkeypatch.setattr("hpcfl.local.examples.WHOLE", 79)
+    monkeypatch.setattr("hpcfl.local.examples.WHOLE_CLIENT_BYTES", 79)
     shelf = StateArena()
     ahead = from_file(shelf)
     ahead.prefetch([3, 1])
@@ -100,7 +102,7 @@ def test_a_large_client_is_read_batch_by_batch(monkeypatch):
     next(coming)
     next(coming)
     ahead._threads.shutdown(wait=True)
-    assert sorted(shelf.read_rows) == sorted(ROWS[3][: 2 + AHEAD].tolist())
+    assert sorted(shelf.read_rows) == sorted(ROWS[3][: 2 + READ_AHEAD].tolist())
 
 
 def test_a_client_that_comes_twice_is_read_for_both():
@@ -128,7 +130,7 @@ def test_waits_for_what_is_being_read():
 
 def test_damage_is_told_by_the_client_that_needs_it():
     """Not by the one that trains while it is read."""
-    ahead = from_file(StateArena(damaged=ROWS[1][PIECE + 1]))
+    ahead = from_file(StateArena(damaged=ROWS[1][READ_CHUNK + 1]))
     ahead.prefetch([0, 1])
     assert len(list(ahead.of_client(0, batches([0])))) == 1
     with pytest.raises(DataError, match="is damaged"):

@@ -10,7 +10,7 @@ from hpcfl.data.sources.arrays import to_indices
 from hpcfl.data.vocabulary import Vocabulary
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.measure import Meter
-from hpcfl.local.client_pool import ClientPool
+from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.step import Gradient, Local
 from hpcfl.models.flat_vector import flatten, parameters
 from hpcfl.models.losses import tokens
@@ -42,8 +42,8 @@ def population(batch):
     )
     clients = Spans(torch.tensor([0, 4]).numpy(), torch.tensor([4, 2]).numpy())
     return ClientPool(
-        data, clients, None, Local(lr=1.0), rate=lambda _: 1.0, seed=0, dtype=torch.float64,
-        device=torch.device("cpu"), full_batch=batch,
+        ClientData(data, clients, None), Local(lr=1.0), local_lr=lambda _: 1.0, seed=0,
+        dtype=torch.float64, device=torch.device("cpu"), full_batch=batch,
     )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_a_client_without_a_word_to_score_has_no_accuracy(model):
     meter, x = Meter(Gradient(model, tokens), "tokens"), parameters(model)
     people = population(4)
     clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None)
-    found = clients.shared(meter, x, Solo(), objective=False, accuracy=True)
+    found = clients.global_scores(meter, x, Solo(), objective=False, accuracy=True)
     sums = meter.whole(x, people.training(0))
     assert (sums["scored"], sums["examples"]) == (1 + 3 + 4, 11)
     assert (

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hpcfl.local.step import BatchGradient, Gradient
-from hpcfl.models.dropout import Dropout, own_dropout
+from hpcfl.models.dropout import Dropout, replace_dropout
 from hpcfl.models.flat_vector import flatten, load, parameters
 from hpcfl.types import Batch
 
@@ -115,7 +115,7 @@ ODD = nn.Sequential(
 def test_a_step_in_place_has_the_bits_of_one_along_the_whole_gradient(how, decay):
     """Parameters of sizes that no vector of a processor divides."""
     torch.manual_seed(0)
-    own_dropout(ODD)
+    replace_dropout(ODD)
     gradient, y = Gradient(ODD, cross_entropy, **how), parameters(ODD)
     for step in range(3):
         examples = images(5)

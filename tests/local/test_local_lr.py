@@ -8,7 +8,7 @@ from hpcfl.local.step import Local
 
 
 def rates(rounds, **local):
-    return [Local(**local).rate(t, rounds) for t in range(rounds)]
+    return [Local(**local).lr_of_round(t, rounds) for t in range(rounds)]
 
 
 def test_constant_unless_asked():

@@ -1,4 +1,4 @@
-"""States on their way to who trains their client: what the stores hold in the end is the same."""
+"""Client states that are sent to other ranks and back: the stores hold the same in the end."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -106,26 +106,26 @@ def play(comm, work, stored, rounds=range(ROUNDS), shelf=None):
     """What a rank's store holds, and what it was handed in the last round."""
     shelf = shelf or Store({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
     balance = Balance(draw, ROUNDS, OWNER, work, comm.rank, comm.ranks.size)
-    memories = ClientStates(shelf, schema(torch.float32), stored, first, CPU)
-    shipping = memories if work is None else RemoteClientStates(memories, stored, comm, CPU)
+    owned = ClientStates(shelf, schema(torch.float32), stored, first, CPU)
+    states_of_round = owned if work is None else RemoteClientStates(owned, stored, comm, CPU)
     for t in rounds:
         if not len(draw(t)):
             continue
-        x, duty, shelf.staged = torch.full((P,), t + 0.3), balance.assignment(t), []
-        states = shipping.load(duty, balance.assignment(t + 1))
+        x, assignment, shelf.staged = torch.full((P,), t + 0.3), balance.assignment(t), []
+        states = states_of_round.load(assignment, balance.assignment(t + 1))
         assert all(state.own.dtype == torch.float32 for state in states)
-        after = [trained(i, s, x) for i, s in zip(duty.trained, states, strict=True)]
-        shipping.save(duty, after, x)
-        assert [client for client, _ in shelf.staged] == duty.owned
+        after = [trained(i, s, x) for i, s in zip(assignment.trained, states, strict=True)]
+        states_of_round.save(assignment, after, x)
+        assert [client for client, _ in shelf.staged] == assignment.owned
         if work is not None and t + 1 < ROUNDS:
-            assert shipping._brought[0] == t + 1  # while the ranks are together
+            assert states_of_round._received[0] == t + 1  # while the ranks are together
         models = {id(state.model) for _, state in shelf.staged}
         assert len(models) <= 1  # stored once
         if stored.fields[0].dtype == torch.float32:
             assert models <= {id(x)}
         if t + 1 < ROUNDS and len(draw(t + 1)):
             assert shelf.expected == balance.assignment(t + 1).owned or work is None
-    assert shipping.pop_elapsed_s() >= 0
+    assert states_of_round.pop_elapsed_s() >= 0
     return shelf.states
 
 
@@ -175,10 +175,10 @@ def test_a_new_life_in_the_middle_takes_states_out_of_the_stores():
 
 def test_another_model_than_the_dry_round_saw_is_an_error():
     stored, ranks = schema(torch.float32), Ranks(1)
-    shipping = RemoteClientStates(
+    states_of_round = RemoteClientStates(
         ClientStates(Store(set()), stored, stored, first, CPU), stored, None, CPU
     )
     state = first(0)
-    with pytest.raises(RuntimeError, match="another model than the dry round"):
-        shipping._travelling(state, state.model.clone())
+    with pytest.raises(RuntimeError, match="another model than in the dry round"):
+        states_of_round._fields_to_send(state, state.model.clone())
     assert ranks.sent == []

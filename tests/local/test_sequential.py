@@ -31,7 +31,7 @@ def test_the_same_bits_as_through_the_hooks(tmp_path, monkeypatch, decay):
         tasks = [described.clients.task(client, 3) for client in range(3)]
         message = algorithm.broadcast(algorithm.init_server(x))
         states = [algorithm.init_client(x, lambda: x)] * 3
-        ends.append(executor.train(message, tasks, states, ends=True))
+        ends.append(executor.train(message, tasks, states, local_models=True))
     for one, other in zip(*ends, strict=True):
         assert torch.equal(one.local_model, other.local_model)
         assert torch.equal(one.loss, other.loss)
@@ -45,6 +45,6 @@ def test_a_gradient_that_is_clipped_is_taken_whole(tmp_path, monkeypatch):
     described = parts(tmp_path, job | {"local": {"lr": 0.1, "batch_size": 2, "clip": 0.01}})
     task, x = described.clients.task(0, 0), described.x0
     (trained,) = described.executor(described.gradient()).train(
-        FedAvg().broadcast(FedAvg().init_server(x)), [task], [None], ends=True
+        FedAvg().broadcast(FedAvg().init_server(x)), [task], [None], local_models=True
     )
     assert float((trained.local_model - x).norm()) <= 0.001 * int(task.client.steps) * (1 + 1e-9)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfl.models.dropout import Dropout, _mixed, dropouts, own_dropout
+from hpcfl.models.dropout import Dropout, _mixed, dropouts, replace_dropout
 
 WORD = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15
@@ -117,7 +117,7 @@ def test_in_place():
 def test_a_module_that_stands_in_several_places_stays_one():
     shared = nn.Dropout(0.5)
     model = nn.Sequential(nn.Linear(2, 2), shared, nn.Sequential(shared), shared)
-    own_dropout(model)
+    replace_dropout(model)
     (own,) = dropouts(model)
     assert model[1] is model[2][0] is model[3] is own
 
@@ -126,7 +126,7 @@ def test_it_stands_in_for_torch_s_wherever_that_is():
     inner = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2))
     model = nn.Sequential(nn.Dropout(0.5), inner, nn.Dropout1d(0.5))
     before = list(model.state_dict())
-    own_dropout(model)
+    replace_dropout(model)
     assert [drop.p for drop in dropouts(model)] == [0.5, 0.2]
     assert list(model.state_dict()) == before
     assert isinstance(model[2], nn.Dropout1d)

@@ -132,10 +132,10 @@ def test_a_shape_that_does_not_fit(name, shape):
         MODELS[name]().build(shape, 10)
 
 
-NO_CHANNEL = "these have no channels: put x[:, None] (x and x_test in numpy) in their place"
+NO_CHANNEL = "these have no channels: use x[:, None] (x and x_test in numpy) instead"
 LAST = (
-    "these have their channels last: put np.transpose(x, (0, 3, 1, 2)) (x and x_test in numpy) in "
-    "their place"
+    "these have their channels last: use np.transpose(x, (0, 3, 1, 2)) (x and x_test in numpy) "
+    "instead"
 )
 IMAGES = ["lenet", "cnn_fedavg", "cnn_pfl", "resnet18", "resnet20", "mobilenet_v2"]
 

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from hpcfl.comm.heartbeat import Heartbeats, RankProgress
-from hpcfl.engine.timing import PARTS
+from hpcfl.engine.timing import PHASES
 from hpcfl.monitor import watch
 from hpcfl.report.text_plot import text_plot
 from hpcfl.run_dir import log as runlog
@@ -49,7 +49,7 @@ def test_a_finished_run(run, hpcfl):
     assert said.out[0] == f"finished: fedhbm in {run}"
     assert "4 of 4 rounds, " in said.out[1]
     assert f"accuracy {log[-1]['test_accuracy']:.4g}" in said.out[3]
-    assert any(f" {PARTS[2]} " in line and "%" in line for line in said.out)
+    assert any(f" {PHASES[2]} " in line and "%" in line for line in said.out)
     assert any(line.startswith("last checkpoint: round 4, ") for line in said.out)
     assert "left" not in said.text
     assert "resume" not in said.text

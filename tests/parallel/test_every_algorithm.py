@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.algorithms.methods import ALL
 from tests.algorithms.play import softmax_problem, tree
-from tests.algorithms.zoo import ALL
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import outcome
 

@@ -54,5 +54,5 @@ def test_on_two_ranks(jobs, tmp_path):
     for name in jobs:
         alone = outcome(tmp_path / "1" / name)
         assert len(alone.log) == 3
-        assert {"test_accuracy", "client_accuracy_mean", "objective"} <= set(alone.log[-1])
+        assert {"test_accuracy", "client_accuracy_mean", "train_objective"} <= set(alone.log[-1])
         assert outcome(tmp_path / "2" / name) == alone, name

@@ -5,7 +5,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from hpcfl.engine.timing import PARTS
+from hpcfl.engine.timing import PHASES
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import log, model, outcome
 
@@ -141,7 +141,7 @@ def test_on_any_number_of_ranks(alone, play, ranks):
 
 def assert_accounted(line, ranks):
     """The parts are all of the time; every rank that met the others said how busy it was."""
-    parts = [Decimal(repr(line[f"{part}_s"])) for part in PARTS]
+    parts = [Decimal(repr(line[f"{part}_s"])) for part in PHASES]
     assert sum(parts) == Decimal(repr(line["wall_s"]))
     assert min(parts) >= 0
     assert ("busy_s" in line) == ("imbalance" in line) == (ranks > 1 and line["round"] > 0)

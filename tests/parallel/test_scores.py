@@ -14,7 +14,8 @@ JOB = {
     "rounds": 8,
     "checkpoint": {"every": 3},
     "evaluate": {
-        "every": 1, "batch_size": 16, "train": True, "clients": True, "own": True, "best": True,
+        "every": 1, "batch_size": 16, "train": True, "clients": True, "best": True,
+        "local_models": True,
     },
     "seed": 5,
     "device": "cpu",
@@ -24,8 +25,9 @@ JOBS = {
     "uniform": {**JOB, "weights": "uniform", "store": {"kind": "memory"}},
 }
 SCORES = {
-    "test_loss", "test_accuracy", "test_top5_accuracy", "objective", "client_accuracy_mean",
-    "client_accuracy_worst_decile", "own_accuracy_mean", "own_accuracy_worst_decile", "own_clients",
+    "test_loss", "test_accuracy", "test_top5_accuracy", "train_objective", "client_accuracy_mean",
+    "client_accuracy_worst_decile", "local_model_accuracy_mean",
+    "local_model_accuracy_worst_decile", "local_model_clients",
 }  # fmt: skip
 
 
@@ -55,9 +57,9 @@ def test_the_jobs_have_every_score(alone):
     for name in JOBS:
         log = outcome(alone / name).log
         assert set(log[-1]) >= SCORES
-        for score in SCORES - {"own_clients"}:
+        for score in SCORES - {"local_model_clients"}:
             assert len({record[score] for record in log if score in record}) > 1, score
-        assert log[0]["own_clients"] < log[-1]["own_clients"] < 23
+        assert log[0]["local_model_clients"] < log[-1]["local_model_clients"] < 23
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -29,7 +29,7 @@ METHODS = {
     "fedavg": {"algorithm": {"name": "fedavg"}},  # nothing to ship
     "fedhbm": {
         "algorithm": {"name": "fedhbm", "first": "random"},
-        "evaluate": {"every": 4, "own": True, "clients": True},
+        "evaluate": {"every": 4, "local_models": True, "clients": True},
         "diagnostics": {"consistency": True, "dissimilarity": True},
         "executor": "block",
         "block_size": 3,

@@ -100,7 +100,7 @@ def test_matplotlib_is_loaded_on_use_only():
 
 
 def test_an_objective_is_drawn_where_nothing_is_tested(tmp_path):
-    log = tuple({"round": t, "objective": 2.0 / (1 + t)} for t in range(0, 101, 10))
+    log = tuple({"round": t, "train_objective": 2.0 / (1 + t)} for t in range(0, 101, 10))
     trained = RunRecord(Path("o"), "fedavg", 100, 1, log)
     plot([trained], tmp_path / "o.png")
     assert BLUE in colours(tmp_path / "o.png")

@@ -170,9 +170,9 @@ def test_a_regression_has_no_accuracy(run_dir):
 
 
 ASKED = {
-    "test_top5_accuracy": 0.95, "objective": 0.25, "client_accuracy_mean": 0.75,
-    "client_accuracy_worst_decile": 0.5, "own_accuracy_mean": 0.875,
-    "own_accuracy_worst_decile": 0.625,
+    "test_top5_accuracy": 0.95, "train_objective": 0.25, "client_accuracy_mean": 0.75,
+    "client_accuracy_worst_decile": 0.5, "local_model_accuracy_mean": 0.875,
+    "local_model_accuracy_worst_decile": 0.625,
 }  # fmt: skip
 
 
@@ -251,7 +251,7 @@ def test_means_over_seeds(run_dir):
 
 def test_means_over_seeds_of_what_was_asked_for(run_dir):
     runs = [
-        read_run(run_dir([*LOG[:4], {**LOG[4], "objective": value}],
+        read_run(run_dir([*LOG[:4], {**LOG[4], "train_objective": value}],
                          SEEDED.format(name="fedavg", seed=seed, lr=0.1), name=f"o{seed}"))
         for seed, value in enumerate([1.0, 3.0])
     ]  # fmt: skip
@@ -311,7 +311,7 @@ def test_means_over_seeds_for_programs(run_dir):
     assert (avg["algorithm"], avg["seeds"], avg["seeds_finished"]) == ("fedavg", "3", "2")
     assert float(avg["test_accuracy"]) == 0.625
     assert float(avg["test_accuracy_std"]) == pytest.approx(0.03125**0.5)
-    assert (avg["up_bytes"], avg["objective"]) == ("80.0", "")
+    assert (avg["up_bytes"], avg["train_objective"]) == ("80.0", "")
     assert (hbm["test_accuracy"], hbm["test_accuracy_std"]) == ("0.25", "")
 
 

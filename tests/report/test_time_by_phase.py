@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from hpcfl.engine.timing import PARTS
+from hpcfl.engine.timing import PHASES
 from hpcfl.report import timing
 from tests.rundirs import log_of
 
@@ -13,7 +13,7 @@ OLD = {"round": 1, "clients": 2, "wall_s": 1.5, "data_s": 0.5}
 
 
 def line(round, **parts):
-    seconds = {f"{part}_s": float(parts.get(part, 0)) for part in PARTS}
+    seconds = {f"{part}_s": float(parts.get(part, 0)) for part in PHASES}
     return {"round": round, "clients": 4, "examples": 30, "wall_s": sum(parts.values()), **seconds}
 
 
@@ -54,8 +54,8 @@ def test_a_report_says_where_the_time_went(job, hpcfl, tmp_path):
     start = next(k for k, text in enumerate(said) if "where the" in text)
     new, old = ([c.strip() for c in said[start + k].strip("|").split("|")] for k in (3, 4))
     assert (new[0], old[0]) == ("new", "old")
-    parts = list(map(float, new[2 : 2 + len(PARTS)]))
-    assert sum(parts) == pytest.approx(100, abs=0.05 * len(PARTS))
-    assert set(old[1 : 3 + len(PARTS)]) == {"-"}
+    parts = list(map(float, new[2 : 2 + len(PHASES)]))
+    assert sum(parts) == pytest.approx(100, abs=0.05 * len(PHASES))
+    assert set(old[1 : 3 + len(PHASES)]) == {"-"}
     for other in (["--format", "csv", tmp_path / "runs"], [log.parent]):
         assert not any("where the" in text for text in hpcfl("report", *other).out)

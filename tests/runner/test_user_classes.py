@@ -365,11 +365,14 @@ HOOKS = [
     ("Server", "Server.update draws from numpy.random"),
     ("Keeps", "Keeps.finish returned other values when the same clients were played again"),
     ("OwnGenerator", "OwnGenerator.finish returned other values"),
-    ("Structure", "Structure.update returns a server of other shapes or dtypes than init_server"),
+    (
+        "Structure",
+        "Structure.update returns a server with other fields, shapes or dtypes than",
+    ),
     ("Dtype", "Server(x: float64["),
     ("Zeros", "Zeros.direction returns float64["),
-    ("Forgets", "Forgets.update_local returns what a client holds of other shapes"),
-    ("Varies", "Varies.finish returns an upload of other shapes"),
+    ("Forgets", "Forgets.update_local returns local quantities with other fields"),
+    ("Varies", "Varies.finish returns an upload with other fields"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""What CIFAR-10 and CIFAR-100 have in common: 32x32 colour images in pickles or an .npz."""
+"""The base of CIFAR-10 and CIFAR-100: 32x32 colour images in pickles or an .npz."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from hpcfl.data.colour import Coloured
 from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.labels import require_integers
 from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays
@@ -23,7 +24,7 @@ _KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 class Layout(NamedTuple):
-    """One of the two data sets, as its owners publish it."""
+    """The files and numbers of one of the two data sets, as its owners publish it."""
 
     name: str
     """Of the .npz, and in messages."""
@@ -37,7 +38,7 @@ class Layout(NamedTuple):
     test: str
     """Its file of test examples."""
     labels: str
-    """Which entry of a file holds the labels."""
+    """The key of the labels in a file."""
     classes: int
     mean: tuple[float, float, float]
     """Of red, green and blue in [0, 1], over the training images."""
@@ -116,7 +117,7 @@ def read(root: Path, layout: Layout) -> tuple[Examples, Examples]:
     """The training and test examples: uint8 [n, 32, 32, 3] and int64 [n].
 
     Raises:
-        DataError: neither the folder nor the .npz is in ``root``, or it is not what it should be.
+        DataError: neither the folder nor the .npz is in ``root``, or it is damaged.
     """
     official = root / layout.folder
     if official.is_dir():
@@ -162,10 +163,7 @@ def _examples(where: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> Exa
             f"{where}: images are {x.dtype} of shape {x.shape}, expected uint8 [n, 3, 32, 32] or "
             "[n, 32, 32, 3]"
         )
-    if y.shape != (len(x),) or y.dtype.kind not in "iu" or not len(y):
-        raise DataError(
-            f"{where}: labels are {y.dtype} of shape {y.shape}, expected {len(x)} integers"
-        )
+    require_integers(where, y, len(x))
     if y.min() < 0 or y.max() >= classes:
         raise DataError(
             f"{where}: labels run from {y.min()} to {y.max()}, expected 0 to {classes - 1}"

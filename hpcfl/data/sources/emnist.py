@@ -15,6 +15,7 @@ from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.grayscale import SIDE, Grey
 from hpcfl.data.idx import idx_place, read_idx
 from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.labels import require_integers
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays
 from hpcfl.types import Examples, PathText
@@ -106,7 +107,7 @@ class Emnist(DataConfig):
         return all(f.exists() or f.with_name(f.name + ".gz").exists() for f in files)
 
     def _provide(self, track: Track) -> None:
-        """Bring this split's files into place, packed as they are in the owners' archive."""
+        """Extract this split's files from the owners' archive; they stay compressed."""
         if self._files_exist():
             return
         members = {f"gzip/{file.name}.gz": f"{file}.gz" for file in self._idx_files()}
@@ -138,7 +139,7 @@ class Emnist(DataConfig):
         )
 
     def _official(self, part: str) -> Examples:
-        """Two of the owners' files; their images are transposed, which is undone here."""
+        """Two of the owners' files, whose transposed images are turned upright."""
         root, split = Path(self.root), SPLITS[self.split]
         x = read_idx(root / self._idx(part, "images-idx3"), (SIDE, SIDE))
         y = read_idx(root / self._idx(part, "labels-idx1"), ())
@@ -147,7 +148,7 @@ class Emnist(DataConfig):
 
 
 def _first(path: Path, labels: Sequence[NDArray[Any]], split: Split) -> int:
-    """The label of the first class: some count letters from 0 and some, as the owners, from 1."""
+    """The label of the first class: some files count letters from 0, the owners' from 1."""
     if any(np.any(y == 0) for y in labels):
         return 0
     if any(np.any(y == split.classes) for y in labels):
@@ -164,10 +165,7 @@ def _examples(where: str, x: NDArray[Any], y: NDArray[Any], split: Split, first:
         raise DataError(
             f"{where}: images are {x.dtype} of shape {x.shape}, expected uint8 [n, {SIDE}, {SIDE}]"
         )
-    if y.shape != (len(x),) or y.dtype.kind not in "iu" or not len(y):
-        raise DataError(
-            f"{where}: labels are {y.dtype} of shape {y.shape}, expected {len(x)} integers"
-        )
+    require_integers(where, y, len(x))
     labels = y.astype(np.int64) - first
     if labels.min() < 0 or labels.max() >= split.classes:
         row = int(np.argmax((labels < 0) | (labels >= split.classes)))

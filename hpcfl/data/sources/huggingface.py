@@ -45,7 +45,7 @@ class Huggingface(DataConfig):
     test: str | None = None
     """The split to test on; if absent the split called test, where there is one."""
     classes: Count | None = None
-    """How many classes there are, where neither the column nor the largest label tells."""
+    """Number of classes, where neither the column nor the largest label gives it."""
 
     def input_files(self) -> tuple[InputFile, ...]:
         """The parquet files of both splits, or all files of a folder of save_to_disk."""
@@ -61,7 +61,7 @@ class Huggingface(DataConfig):
 
         Raises:
             JobError: the package ``datasets`` is not installed.
-            DataError: the files are not what they should be.
+            DataError: the files are damaged or of another kind.
         """
         splits = _splits(Path(self.path), {self.train, self.test or "test"})
         for name in (self.train, self.test):
@@ -106,7 +106,7 @@ class Split(NamedTuple):
         if name not in self.table.column_names:
             found = ", ".join(self.table.column_names)
             raise DataError(f"{self.where}: no column {name!r}; found {found}")
-        with _told(f"{self.where}: column {name!r}"):
+        with _package_errors(f"{self.where}: column {name!r}"):
             batches = self.table.select_columns(name).with_format("numpy").iter(_ROWS)
             return np.concatenate([np.asarray(batch[name]) for batch in batches])
 
@@ -116,8 +116,8 @@ class Split(NamedTuple):
 
 
 def _splits(path: Path, wanted: set[str]) -> Mapping[str, Split]:
-    """The splits found at ``path``; what has no names for them is called train."""
-    with _told(str(path)):
+    """The splits found at ``path``; a file or folder without splits is called train."""
+    with _package_errors(str(path)):
         datasets = import_module("datasets")  # takes seconds, so only where it is used
         if path.is_dir() and not list(path.glob("**/*.parquet")):
             loaded = datasets.load_from_disk(str(path))
@@ -146,7 +146,7 @@ def _saved(folder: Path) -> list[Path]:
         DataError: the folder cannot be listed.
         DiskError: the disk fails.
     """
-    with _told(str(folder)):
+    with _package_errors(str(folder)):
         return sorted(
             path
             for path in folder.rglob("*")
@@ -155,8 +155,8 @@ def _saved(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _told(where: str) -> Iterator[None]:
-    """What the packages raise inside the block, as one line.
+def _package_errors(where: str) -> Iterator[None]:
+    """Convert errors of the packages inside the block to one line.
 
     Raises:
         DataError: what the block reads is damaged, or of another kind.
@@ -178,7 +178,7 @@ def _told(where: str) -> Iterator[None]:
 
 
 def _classes(train: Split, test: Split | None, name: str) -> int:
-    """As many as the column of labels declares, or its largest label tells."""
+    """The number of classes that the column declares, or that its largest label implies."""
     declared: int | None = getattr(train.table.features.get(name), "num_classes", None)
     if declared is not None:
         return declared

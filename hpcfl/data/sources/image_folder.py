@@ -1,4 +1,4 @@
-"""Images of one's own, in folders: train/CLIENT/CLASS/*.jpg and test/CLASS/*.jpg."""
+"""The user's own images, in folders train/CLIENT/CLASS/*.jpg and test/CLASS/*.jpg."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hpcfl.data.download import Track
-from hpcfl.data.pack_images import Listing, Photo
+from hpcfl.data.image_listing import Listing, Photo
 from hpcfl.data.photographs import Photos, grouped
 from hpcfl.errors import DataError
 
@@ -18,7 +18,10 @@ class ImageFolder(Photos):
     kind: ClassVar[str] = "image_folder"
 
     def listing(self, track: Track) -> Listing:
-        """Classes are numbered by the names of train's folders; dots begin names of no data."""
+        """List the images; classes are numbered in the order of the names of train's folders.
+
+        Files and folders whose names begin with a dot are ignored.
+        """
         root = Path(self.root)
         if not (root / "train").is_dir():
             raise DataError(f"{root}: expected a folder train of CLIENT/CLASS/*.jpg; not found")
@@ -44,7 +47,7 @@ class ImageFolder(Photos):
 
 
 def _inside(folder: Path) -> list[Path]:
-    """What a folder holds, by name."""
+    """The entries of a folder, in order of names."""
     if not folder.is_dir():
         raise DataError(f"{folder}: expected a folder")
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hpcfl.data.download import PublishedFile, Track, provide
-from hpcfl.data.pack_images import Listing, Photo
+from hpcfl.data.image_listing import Listing, Photo
 from hpcfl.data.photographs import Counts, PublishedPhotos, grouped, image_name
 from hpcfl.data.tables import class_of, read_table
 

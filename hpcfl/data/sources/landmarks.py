@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.download import Track
-from hpcfl.data.pack_images import Listing, Photo
+from hpcfl.data.image_listing import Listing, Photo
 from hpcfl.data.photographs import Counts, PublishedPhotos, grouped, image_name
 from hpcfl.data.tables import Row, class_of, read_table
 

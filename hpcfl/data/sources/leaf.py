@@ -14,7 +14,8 @@ from hpcfl.data.download import Track, quiet
 from hpcfl.data.grayscale import Grey
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import count_of, missing_classes
-from hpcfl.data.pack_images import commit, writable
+from hpcfl.data.partition import consecutive_rows
+from hpcfl.data.prepared_file import commit, preparing
 from hpcfl.data.source_fingerprint import same, source_fingerprint, stamps
 from hpcfl.data.sources.arrays import cast, to_indices
 from hpcfl.data.sources.leaf_json import KINDS, User, check, users
@@ -49,7 +50,7 @@ class Leaf(DataConfig):
 
     @property
     def _packed(self) -> Path:
-        """What ``prepare`` writes."""
+        """The file that ``prepare`` writes."""
         return Path(self.root) / f"leaf_{self.examples}.npz"
 
     def prepare(self, track: Track) -> Path:
@@ -63,7 +64,7 @@ class Leaf(DataConfig):
         if not path.exists():
             arrays = self._parse(track)
             part = path.with_name(path.name + ".part")
-            with writable(path):
+            with preparing(path):
                 with part.open("wb") as file:
                     np.savez(file, allow_pickle=False, origin=np.array(origin), **arrays)
                 commit(part, path)
@@ -88,13 +89,13 @@ class Leaf(DataConfig):
         return input_files(*(Path(self.root) / file for file in self._sources()))
 
     def load(self, seed: int) -> Dataset:
-        """Read what ``prepare`` wrote, or else parse the JSON."""
+        """Read the file that ``prepare`` wrote, or else parse the JSON."""
         if self._packed.exists():
             arrays = read_arrays(self._packed, _ARRAYS)
             self._check(arrays)
         else:
             arrays = self._parse(quiet)
-        ends, y_train = np.cumsum(arrays["sizes"]), arrays["y_train"]
+        y_train = arrays["y_train"]
         if self.examples == "vectors" and self.classes is None:
             where, tests = f"{self.root}: y", arrays["y_test"]
             count_of(where, y_train, tests, lambda low: f"subtract {low} from every y in the JSON")
@@ -102,11 +103,11 @@ class Leaf(DataConfig):
         return Dataset(
             train=_examples(arrays["x_train"], arrays["y_train"]),
             test=_examples(arrays["x_test"], arrays["y_test"]),
-            natural=np.split(np.arange(ends[-1]), ends[:-1]),
+            natural=consecutive_rows(arrays["sizes"]),
             classes=classes,
             loss="cross_entropy",
             transform=_TRANSFORMS.get(self.examples, Grey(self.flat)),
-            # A character that nobody says is nothing to tell.
+            # A character that no client has is not worth a note.
             notes=() if self.examples == "text" else missing_classes(y_train, classes),
         )
 
@@ -114,7 +115,7 @@ class Leaf(DataConfig):
         return self.classes or KINDS[self.examples].classes or max(int(labels.max()) + 1, 1)
 
     def _parse(self, track: Track) -> dict[str, NDArray[Any]]:
-        """All users' examples; a file's text is in memory as a whole, its numbers user by user."""
+        """Parse all users' examples; a file's text is in memory as a whole, its numbers by user."""
         kind = KINDS[self.examples]
         train, test = (users(Path(self.root) / part, kind, track) for part in ("train", "test"))
         for user in train:
@@ -134,7 +135,7 @@ class Leaf(DataConfig):
         }
 
     def _check(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """What was packed is still whole, and fits the job."""
+        """Check that the prepared arrays are whole and fit the job."""
         sizes, x_train, x_test = arrays["sizes"], arrays["x_train"], arrays["x_test"]
         form = np.dtype(np.float32 if self.examples == "vectors" else np.uint8)
         whole = (

@@ -1,4 +1,4 @@
-"""The lists of a JSON file as compact arrays; what does not fit raises ValueError and says why."""
+"""Convert the lists of a JSON file to compact arrays; wrong values raise ValueError."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def integers(y: list[Any]) -> NDArray[Any]:
 
 
 def _table(x: list[Any]) -> NDArray[Any]:
-    """Rows of as many numbers each [n, d]."""
+    """Rows of equally many numbers [n, d]."""
     for row, numbers in enumerate(x):
         if isinstance(numbers, list) and isinstance(x[0], list) and len(numbers) != len(x[0]):
             raise ValueError(f"row {row} of x holds {len(numbers)} numbers, row 0 {len(x[0])}")
@@ -76,6 +76,6 @@ def _characters(name: str, texts: list[Any], length: int) -> NDArray[Any]:
 
 
 def _cut(value: Any) -> str:
-    """A value as an error shows it."""
+    """A value, shortened for a message."""
     shown = repr(value)
     return shown if len(shown) <= 30 else f"{shown[:30]}..."

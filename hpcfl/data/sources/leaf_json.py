@@ -51,7 +51,7 @@ class Own(NamedTuple):
     x: NDArray[Any]
     y: NDArray[Any]
     fault: str = ""
-    """What is wrong with it, to be told together with whose it is."""
+    """The error in a list; the caller adds the user."""
 
 
 def users(folder: Path, kind: Kind, track: Track) -> list[User]:

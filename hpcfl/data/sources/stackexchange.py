@@ -7,8 +7,8 @@ A text is put in lower case and cut into sentences after each of . ? ! that whit
 and at line breaks.  Its words are runs of letters and digits, with the apostrophes between them
 ("isn't"); every other visible character is a word by itself.
 
-The file of posts is read twice, and once more where words must be counted: where each user's posts
-begin is all that is kept of it in memory.
+The file of posts is read twice, and a third time where words must be counted; only the offsets of
+each user's posts are kept in memory.
 """
 
 import gzip
@@ -49,9 +49,9 @@ Post = list[list[str]]  # its sentences, each as its words
 class StackExchange(Sentences):
     """The posts of any of Stack Exchange's sites, a small stand-in for StackOverflow.
 
-    A share of each user's posts, drawn when the data is prepared, the same for every job, is for
-    testing; whoever has posts has one at least to train on.  Where there is no file of word counts
-    the words of all posts to train on are counted.
+    A share of each user's posts, drawn when the data is prepared and the same for every job, is for
+    testing; at least one post of a user is for training.  Without a file of word counts the words
+    of all training posts are counted.
     """
 
     test_share: Share = 0.1
@@ -63,7 +63,7 @@ class StackExchange(Sentences):
 
     @property
     def about(self) -> str:
-        """The test share decides who trains on what."""
+        """The test share, which divides the posts."""
         return f"{self.kind}, test_share {self.test_share}"
 
     def origin(self) -> str:
@@ -73,18 +73,18 @@ class StackExchange(Sentences):
         return source_fingerprint(found) if found else ""
 
     def sources(self, track: Track) -> dict[str, Source]:
-        """The posts of each user, dealt to train and test."""
-        if self.listed.exists():  # what is wrong with it is told before all posts are read
+        """The posts of each user, divided into train and test."""
+        if self.listed.exists():  # its errors are raised before all posts are read
             Vocabulary.read(self.listed, self.vocabulary)
         path = _find(Path(self.root))
         users: dict[str, Found] = {}
-        for user, place, count in track(_posts(path), f"reading {path.name}", None):
+        for user, offset, count in track(_posts(path), f"reading {path.name}", None):
             found = users.setdefault(user, Found(array("q"), array("l")))
-            found.places.append(place)
+            found.offsets.append(offset)
             found.sentences.append(count)
         train, test = Posts(path), Posts(path)
         for client, user in enumerate(sorted(users)):
-            kept, tested = _deal(len(users[user].places), self.test_share, client)
+            kept, tested = _divide_posts(len(users[user].offsets), self.test_share, client)
             train.take(user, users[user], kept)
             if tested:
                 test.take(user, users[user], tested)
@@ -106,45 +106,45 @@ class StackExchange(Sentences):
 class Found(NamedTuple):
     """A user's posts, in the order of the file."""
 
-    places: "array[int]"
-    """Where each one's line begins, in bytes."""
+    offsets: "array[int]"
+    """The offset of each post's line, in bytes."""
     sentences: "array[int]"
-    """How many it has."""
+    """The number of sentences of each post."""
 
 
 class Posts:
-    """The sentences of some of the posts of a file, read when they are asked for."""
+    """The sentences of some of the posts of a file, read when they are needed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._places: dict[str, array[int]] = {}
+        self._offsets: dict[str, array[int]] = {}
         self._users: dict[str, int] = {}
 
     def take(self, user: str, found: Found, posts: Sequence[int]) -> None:
-        """Add these posts, out of 0..n-1, of a user."""
-        self._places[user] = array("q", [found.places[k] for k in posts])
+        """Add these posts, from 0 to n - 1, of a user."""
+        self._offsets[user] = array("q", [found.offsets[k] for k in posts])
         self._users[user] = sum(found.sentences[k] for k in posts)
 
     @property
     def users(self) -> dict[str, int]:
-        """How many sentences each user has."""
+        """The number of sentences of each user."""
         return self._users
 
     def read(self, users: Sequence[str]) -> Iterator[Sequence[Sequence[str]]]:
         """The sentences of each of these users."""
         with _plain(self._path) as file:
             for user in users:
-                yield [words for at in self._places[user] for words in _sentences_at(file, at)]
+                yield [words for at in self._offsets[user] for words in _sentences_at(file, at)]
 
 
 def sentences(text: str) -> Post:
-    """The words of each sentence of a text; of sentences without a word nothing is left."""
+    """The words of each sentence of a text; sentences without a word are left out."""
     found = (_WORD.findall(sentence) for sentence in _SENTENCE.split(text.lower()))
     return [words for words in found if words]
 
 
-def _deal(posts: int, share: float, client: int) -> tuple[list[int], list[int]]:
-    """Which of a user's posts are to train on and which to test on, both in order.
+def _divide_posts(posts: int, share: float, client: int) -> tuple[list[int], list[int]]:
+    """A user's posts for training and for testing, both in order.
 
     Of n posts share * n are for testing, rounded up or down at random, and n - 1 at most.
     """
@@ -163,13 +163,13 @@ def _find(root: Path) -> Path:
 
 
 def _posts(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Site and user, place and number of sentences, of each post that has them.
+    """Site and user, offset and number of sentences of each post with sentences.
 
     Raises:
         DataError: the file is damaged, or a line of it is no post.
         DiskError: the disk fails.
     """
-    number = place = 0
+    number = offset = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             while line := file.readline(_LONGEST):
@@ -179,8 +179,8 @@ def _posts(path: Path) -> Iterator[tuple[str, int, int]]:
                 site, user, text = _post(path, number, line.decode())
                 count = 0 if user is None else len(sentences(text))
                 if count:
-                    yield f"{site}/{user}", place, count
-                place += len(line)
+                    yield f"{site}/{user}", offset, count
+                offset += len(line)
     except (OSError, EOFError, ZlibError, UnicodeDecodeError) as error:
         message = f"{path}: damaged after line {number}: {error}"
         raise read_error(error, message, DataError) from error
@@ -188,7 +188,7 @@ def _posts(path: Path) -> Iterator[tuple[str, int, int]]:
 
 @contextmanager
 def _plain(path: Path) -> Iterator[IO[bytes]]:
-    """The file, or what a compressed one holds, to be read at any place."""
+    """The file, or a decompressed copy of it, for reading at any offset."""
     if path.suffix != ".gz":
         with path.open("rb") as file:
             yield file
@@ -199,14 +199,14 @@ def _plain(path: Path) -> Iterator[IO[bytes]]:
         yield copy
 
 
-def _sentences_at(file: IO[bytes], place: int) -> Post:
-    """The sentences of the post whose line begins there; it has been checked before."""
-    file.seek(place)
+def _sentences_at(file: IO[bytes], offset: int) -> Post:
+    """The sentences of the post whose line begins at ``offset``; it was checked before."""
+    file.seek(offset)
     return sentences(json.loads(file.readline())["text"])
 
 
 def _post(path: Path, number: int, line: str) -> tuple[str, str | int | None, str]:
-    """What is used of a line."""
+    """The site, user and text of a line."""
     try:
         found = parse_json(line)
         site, user, text = (found[key] for key in ("site", "user", "text"))

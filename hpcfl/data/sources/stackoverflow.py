@@ -45,7 +45,7 @@ class StackOverflow(Sentences):
     """342 477 users with 135 818 730 sentences from before 2018; those of 2018 are for testing."""
 
     test_examples: Count | None = 10_000
-    """How many test sentences are drawn at random, by the job's seed; all when null."""
+    """Number of test sentences, drawn at random by the job's seed; all when null."""
     subset: bool = False
     """Whether the files may hold other numbers of users and sentences than the published ones."""
 
@@ -71,7 +71,7 @@ class StackOverflow(Sentences):
         return source_fingerprint(found) if all(stamp for _, stamp in found) else ""
 
     def check(self, splits: dict[str, Split]) -> None:
-        """Whether the published numbers are there, unless ``subset`` says they are not."""
+        """Compare with the published numbers, unless ``subset`` is set."""
         for name, split in splits.items():
             self._check_numbers(self.prepared, name, (split.users, len(split.last)))
 
@@ -102,7 +102,7 @@ class Users:
 
     @property
     def users(self) -> dict[str, int]:
-        """How many sentences each has."""
+        """The number of sentences of each user."""
         return self._users
 
     def read(self, users: Sequence[str]) -> Iterator[Sequence[Sequence[str]]]:

@@ -15,7 +15,7 @@ from hpcfl.data.grayscale import SIDE, Grey, levels
 from hpcfl.data.hdf5 import feature, open_examples
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.inputs import InputFile, input_files
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import Rows, consecutive_rows
 from hpcfl.data.sources.cifar100 import Cifar100
 from hpcfl.errors import DataError
 from hpcfl.types import Examples, PathText
@@ -24,7 +24,7 @@ URL = "https://storage.googleapis.com/tff-datasets-public"
 
 
 class Files(NamedTuple):
-    """One of the data sets, as its owners publish it: NAME_train.h5 and NAME_test.h5."""
+    """The files and numbers of one of the data sets: NAME_train.h5 and NAME_test.h5."""
 
     name: str
     sha256: str
@@ -33,7 +33,7 @@ class Files(NamedTuple):
     shape: tuple[int, ...]
     classes: int
     clients: tuple[int, int]
-    """Who have training examples, and test examples."""
+    """Numbers of clients with training examples and with test examples."""
     counts: tuple[int, int]
     """Of training and test examples."""
 
@@ -73,7 +73,7 @@ DATASETS = {
 class Tff(DataConfig):
     """EMNIST of 3400 writers, uint8 [n, 28, 28], or CIFAR-100 of 500 clients, uint8 [n, 32, 32, 3].
 
-    Clients are numbered in the order of their names.  The test examples are everyone's.
+    Clients are numbered in the order of their names.  All clients' test examples form the test set.
     """
 
     root: PathText = "data"
@@ -150,8 +150,7 @@ def _read(path: Path, files: Files, track: Track) -> tuple[Examples, list[Rows]]
     if not parts:
         raise DataError(f"{path}: the group 'examples' holds no client")
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    ends = np.cumsum([len(own) for _, own in parts])
-    rows = np.split(np.arange(ends[-1]), ends[:-1])
+    rows = consecutive_rows([len(own) for _, own in parts])
     return Examples(torch.from_numpy(images), torch.from_numpy(labels)), rows
 
 

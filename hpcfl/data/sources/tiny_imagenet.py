@@ -1,6 +1,6 @@
 """Tiny ImageNet: 110 000 images of 200 classes, 64x64 (Le and Yang, 2015).
 
-Its official test labels are secret, so its validation images are the test set, as in every paper.
+Its official test labels are secret, so the validation images are the test set, as in all papers.
 """
 
 import re
@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,19 +21,11 @@ from hpcfl.data.colour import Coloured
 from hpcfl.data.download import PublishedFile, Track
 from hpcfl.data.encoded_images import DAMAGED, pixels, reason
 from hpcfl.data.hdf5 import attribute, encoded, opened
+from hpcfl.data.image_listing import Fault, ListedFiles, Listing, Photo, read_image, report_faults
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.pack_images import (
-    Fault,
-    Listing,
-    Origin,
-    Photo,
-    commit,
-    read_image,
-    report,
-    writable,
-)
 from hpcfl.data.packed import checked_labels, mapped
+from hpcfl.data.prepared_file import new_image_file, preparing
 from hpcfl.data.source_fingerprint import same
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
@@ -51,7 +42,7 @@ _MEMBERS = re.compile(
 )
 TRAIN, TEST, CLASSES = 100_000, 10_000, 200
 FORMAT = 3  # 2 kept texts where HDF5 has no checksum
-_BLOCK = 1024  # images that are decoded before they are written
+_BLOCK = 1024  # images that are decoded at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +54,9 @@ class TinyImageNet(Coloured):
     augment: bool = True
     """Crop training images from a padding of 4 and flip them, per image."""
     subset: bool = False
-    """Whether there may be other numbers of images than the published ones."""
+    """Allow other numbers of images than the published ones."""
     workers: Count = 4
-    """Threads of ``data prepare`` that decode."""
+    """Threads of ``data prepare`` that decode images."""
 
     @property
     def packed(self) -> Path:
@@ -73,16 +64,16 @@ class TinyImageNet(Coloured):
         return Path(self.root) / "tiny_imagenet.h5"
 
     def prepare(self, track: Track) -> Path:
-        """Decode all images into one file; fetch and unpack the archive where there is none."""
+        """Decode all images into one file; fetch the archive if the images are missing."""
         root, path = Path(self.root), self.packed
-        fresh = not path.exists()
-        if fresh or any((folder / "train").is_dir() for folder in (root / FOLDER, root)):
+        missing = not path.exists()
+        if missing or any((folder / "train").is_dir() for folder in (root / FOLDER, root)):
             folder = _official(root, track)
             names, train, test = _listed(folder)
             self._check(len(names), len(train), len(test))
             splits = {"train": train, "test": test}
-            origin = Origin.of(Listing([("", train)], test, len(names)), folder).digest
-            if fresh:
+            origin = ListedFiles.of(Listing([("", train)], test, len(names)), folder).origin
+            if missing:
                 _pack(path, folder, names, splits, origin, self.workers, track)
             else:
                 with opened(path) as file:
@@ -124,7 +115,7 @@ class TinyImageNet(Coloured):
         if not self.subset and (classes, train, test) != (CLASSES, TRAIN, TEST):
             raise DataError(
                 f"{self.root}: {classes} classes, {train} training and {test} validation images, "
-                f"expected {CLASSES}, {TRAIN} and {TEST}; say subset: true if it is meant to be so"
+                f"expected {CLASSES}, {TRAIN} and {TEST}; set subset: true if this is intended"
             )
 
 
@@ -148,7 +139,7 @@ def _listed(folder: Path) -> tuple[list[str], list[Photo], list[Photo]]:
     annotations = folder / "val" / "val_annotations.txt"
     if annotations.is_file():
         test = list(_annotated(annotations, classes))
-    else:  # sorted into folders of classes, as many do after unpacking
+    else:  # sorted into folders of classes, a common change after unpacking
         test = [p for n, c in classes.items() for p in _photos(folder, folder / "val" / n, c)]
     return names, train, test
 
@@ -160,7 +151,7 @@ def _photos(root: Path, folder: Path, label: int) -> Iterator[Photo]:
 
 
 def _annotated(path: Path, classes: dict[str, int]) -> Iterator[Photo]:
-    """The validation images: a line holds name, class and a box, between tabs."""
+    """The validation images: a line holds name, class and a box, separated by tabs."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -170,7 +161,7 @@ def _annotated(path: Path, classes: dict[str, int]) -> Iterator[Photo]:
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
         if "/" in name:
-            raise DataError(f"{path}:{number}: {name!r} is no name of an image")
+            raise DataError(f"{path}:{number}: {name!r} is not the name of an image")
         if wnid not in classes:
             raise DataError(f"{path}:{number}: class {wnid!r} has no folder in train")
         yield Photo(f"val/images/{name}", classes[wnid], f"{path.name}:{number}")
@@ -185,22 +176,23 @@ def _pack(
     workers: int,
     track: Track,
 ) -> None:
-    """Decode every image into ``path``, or list those that cannot be and write nothing."""
+    """Decode all images into ``path``; if some are at fault, list them and write nothing."""
     part = path.with_name(path.name + ".part")
     faults: list[Fault] = []
     shape: tuple[int, ...] | None = None
-    with writable(path), ThreadPoolExecutor(workers) as threads:
-        with h5py.File(part, "w", libver=("v108", "v108"), locking=False) as file:
-            mark = np.bytes_(origin.encode())
-            file.attrs.update(format=FORMAT, classes=len(names), origin=mark)
-            file["wnids"] = encoded(names)
-            for split, photos in splits.items():
-                if not photos:
-                    raise DataError(f"{folder}: found no image to {split} on")
-                found, shape = _decode(file, folder, split, photos, threads.map, track, shape)
-                faults += found
-        report(path, faults, sum(map(len, splits.values())))
-        commit(part, path)
+    with (
+        preparing(path),
+        ThreadPoolExecutor(workers) as threads,
+        new_image_file(path, part, origin, format=FORMAT, classes=len(names)) as file,
+    ):
+        file["wnids"] = encoded(names)
+        for split, photos in splits.items():
+            if not photos:
+                raise DataError(f"{folder}: found no image to {split} on")
+            found, shape = _decode(file, folder, split, photos, threads.map, track, shape)
+            faults += found
+        # Before the end of the block, which would give the file its name.
+        report_faults(path, faults, sum(map(len, splits.values())))
 
 
 def _decode(
@@ -212,7 +204,11 @@ def _decode(
     track: Track,
     shape: tuple[int, ...] | None,
 ) -> tuple[list[Fault], tuple[int, ...] | None]:
-    """Write one split of images of ``shape``, or of that of the first; what cannot be, and it."""
+    """Write the images of a split, all of ``shape``, or of the first one's shape if it is None.
+
+    Returns:
+        The images at fault, and the shape.
+    """
     faults = []
     starts = range(0, len(photos), _BLOCK)
     for start in track(starts, f"packing {split}", len(starts)):

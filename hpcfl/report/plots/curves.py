@@ -20,7 +20,8 @@ from hpcfl.run_dir.record import RunRecord
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-JUDGED = ("test_accuracy", "test_loss", "objective")  # what runs are judged by, the first they have
+# Runs are judged by the first of these that they have.
+JUDGED = ("test_accuracy", "test_loss", "train_objective")
 POINTS = 400  # of a curve, evenly spread; more cannot be told apart
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 _TIME = ((3600, "h"), (60, "min"), (1, "s"))

@@ -1,0 +1,116 @@
+"""The images of a data set as they are listed, before they are packed; and images at fault."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcfl.data.hdf5 import attribute, opened, strings
+from hpcfl.data.source_fingerprint import Stamp, same, source_fingerprint, stamp
+from hpcfl.errors import DataError, disk_errors
+
+
+class Photo(NamedTuple):
+    """An image of a data set, as its owners list it."""
+
+    path: str
+    """Relative to the data set's root."""
+    label: int
+    where: str = ""
+    """File and line of the owners' list, if there is one."""
+
+
+class Listing(NamedTuple):
+    """All images of a data set."""
+
+    clients: Sequence[tuple[str, Sequence[Photo]]]
+    """Names and images of the clients, in the order of their numbers."""
+    test: Sequence[Photo]
+    classes: int
+
+    @property
+    def train(self) -> list[Photo]:
+        """The training images of all clients."""
+        return [photo for _, photos in self.clients for photo in photos]
+
+
+class ListedFiles(NamedTuple):
+    """The present state of the files of a listing, by which a later change is noticed."""
+
+    stamps: dict[str, Stamp]
+    """Size and time of each image, by its path."""
+    origin: str
+    """Digest of the listing and the stamps: the origin that a packed file records."""
+
+    @classmethod
+    def of(cls, listing: Listing, root: Path) -> "ListedFiles":
+        """Look up every file, without reading it."""
+        train = [(name, [photo[:2] for photo in photos]) for name, photos in listing.clients]
+        paths = [photo.path for photo in (*listing.train, *listing.test)]
+        found = {path: stamp(root / path) for path in paths}
+        about = [train, [photo[:2] for photo in listing.test], listing.classes, [*found.values()]]
+        return cls(found, source_fingerprint(about))
+
+
+class Fault(NamedTuple):
+    """An image that is missing, or cannot be decoded."""
+
+    photo: Photo
+    why: str
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.photo.where, self.photo.path, self.why)))
+
+
+def sources_remain(path: Path) -> bool:
+    """Whether any of the images that a packed file was made from is still there."""
+    with opened(path) as file:
+        names = strings(path, file["train"], "names")[()]
+    return any((path.parent / os.fsdecode(name)).exists() for name in names)
+
+
+def check_origin(path: Path, listing: Listing) -> None:
+    """Check that a packed file was made from the images of the listing, unchanged since.
+
+    Raises:
+        DataError: it was not.
+    """
+    with opened(path) as file:
+        same(path, attribute(file, "origin"), ListedFiles.of(listing, path.parent).origin.encode())
+
+
+def report_faults(
+    path: Path, faults: Sequence[Fault], images: int, allowed: int | None = None
+) -> None:
+    """List faults in ``path`` with the suffix ``.missing.txt``.
+
+    Args:
+        path: the packed file that is being made.
+        faults: those found.
+        images: number of all images.
+        allowed: number of faults that the user allows; None where the data set allows none.
+
+    Raises:
+        DataError: there are more faults.
+    """
+    listed = path.with_suffix(".missing.txt")
+    listed.unlink(missing_ok=True)
+    if faults:
+        listed.write_text("".join(f"{fault}\n" for fault in faults), "utf-8")
+    if len(faults) > (allowed or 0):
+        way_out = "" if allowed is None else f", or leave them out: allow_missing={len(faults)}"
+        raise DataError(
+            f"{path}: {len(faults)} of {images} images are missing or damaged; {listed} lists "
+            f"them; the first is {faults[0]}; put them right{way_out}"
+        )
+
+
+def read_image(path: Path) -> bytes:
+    """The bytes of an image that is to be packed.
+
+    Raises:
+        OSError: the file is missing or unreadable: a fault of this image.
+        DiskError: the disk fails: no fault of this image, and others would fail too.
+    """
+    with disk_errors(path):
+        return path.read_bytes()

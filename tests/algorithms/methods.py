@@ -1,0 +1,105 @@
+"""The tests' list of methods: every general test plays each of its entries.
+
+A method of ``hpcfl.algorithms.ALGORITHMS`` needs at least one entry.  The tests of the contract, of
+traffic, executors, ranks, resumes and precisions follow from it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+Keys = Mapping[str, Any]
+
+FEDAVG: Keys = {"name": "fedavg"}
+
+
+class Identity(NamedTuple):
+    """With these keys changed, a configuration is another method, bit for bit."""
+
+    changes: Keys
+    other: Keys = FEDAVG
+    tolerance: float = 0.0
+    """Largest absolute difference, where the two round differently."""
+
+
+class Entry(NamedTuple):
+    """A configuration of a method, and facts about it that do not follow from its code."""
+
+    keys: Keys
+    """Of the job's ``algorithm`` section."""
+    vectors: tuple[int, int] = (1, 1)
+    """Sent down and up per client and round, in vectors of the model's size."""
+    identity: Identity | None = None
+
+
+ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
+    "fedavg": Entry(FEDAVG),
+    "fedavg-server_lr": Entry({"name": "fedavg", "server_lr": 0.7}),
+    "fedprox": Entry({"name": "fedprox", "mu": 0.5}, identity=Identity({"mu": 0.0})),
+    "fedavgm": Entry({"name": "fedavgm", "server_lr": 0.3}, identity=Identity({"beta": 0.0})),
+    "fedavgm-nesterov": Entry(
+        {"name": "fedavgm", "server_lr": 0.3, "nesterov": True}, identity=Identity({"beta": 0.0})
+    ),
+    "fedadam": Entry({"name": "fedadam"}),
+    "fedadam-corrected": Entry({"name": "fedadam", "bias_correction": True, "v0": 0.0001}),
+    "fedyogi": Entry({"name": "fedyogi"}),
+    "fedadagrad": Entry({"name": "fedadagrad"}),
+    "scaffold-1": Entry({"name": "scaffold", "option": 1}, (2, 2)),
+    "scaffold-2": Entry({"name": "scaffold", "option": 2, "server_lr": 0.7}, (2, 2)),
+    "feddyn": Entry({"name": "feddyn", "alpha": 0.5}),
+    "adabest": Entry(
+        {"name": "adabest", "mu": 0.2, "beta": 0.5}, identity=Identity({"mu": 0.0, "beta": 0.0})
+    ),
+    "mime": Entry({"name": "mime"}, (2, 2)),
+    "mimemom": Entry({"name": "mimemom", "beta": 0.5}, (3, 2)),
+    "mimemom-ema": Entry({"name": "mimemom", "form": "ema", "server_lr": 0.7}, (3, 2)),
+    "mimelite": Entry({"name": "mimelite"}, (1, 2)),
+    "mimelitemom": Entry({"name": "mimelitemom", "beta": 0.5}, (2, 2)),
+    "mimelitemom-ema": Entry({"name": "mimelitemom", "form": "ema", "server_lr": 0.7}, (2, 2)),
+    "fedcm": Entry({"name": "fedcm", "alpha": 0.3}, (2, 1), Identity({"alpha": 1.0})),
+    "fedcm-client": Entry(
+        {"name": "fedcm", "alpha": 0.3, "norm": "client", "server_lr": 0.7},
+        (2, 1),
+        Identity({"alpha": 1.0}),
+    ),
+    "fedadc": Entry({"name": "fedadc", "beta": 0.5}, (2, 1)),
+    "fedadc-nesterov": Entry(
+        {"name": "fedadc", "beta": 0.5, "beta_local": 0.5, "nesterov": True}, (2, 1)
+    ),
+    "fedsam": Entry({"name": "fedsam"}, identity=Identity({"rho": 0.0})),
+    "mofedsam": Entry({"name": "mofedsam", "alpha": 0.3}, (2, 1)),
+    "fedmim": Entry(
+        {"name": "fedmim", "alpha": [0.4, 0.2], "beta": [0.5, 0.1]},
+        (3, 1),
+        Identity({"alpha": [0.0, 0.0], "beta": [0.0, 0.0]}),
+    ),  # x and J past models
+    "fedmim-3": Entry(
+        {"name": "fedmim", "alpha": [0.3, 0.1, 0.1], "beta": [0.2, 0.2, 0.0]}, (4, 1)
+    ),
+    "ghb": Entry({"name": "ghb", "beta": 0.5}, (2, 1), Identity({"beta": 0.0})),
+    "ghb-1-nesterov": Entry(
+        {"name": "ghb", "beta": 0.5, "tau": 1, "nesterov": True}, (2, 1), Identity({"beta": 0.0})
+    ),
+    "ghb-3": Entry({"name": "ghb", "beta": 0.9, "tau": 3, "server_lr": 0.7}, (2, 1)),
+    "localghb": Entry({"name": "localghb", "beta": 0.5}, identity=Identity({"beta": 0.0})),
+    "localghb-nesterov": Entry(
+        {"name": "localghb", "nesterov": True, "server_lr": 0.7}, identity=Identity({"beta": 0.0})
+    ),
+    "fedhbm-zero": Entry({"name": "fedhbm", "first": "zero"}, identity=Identity({"beta": 0.0})),
+    "fedhbm-shared": Entry(
+        {"name": "fedhbm", "first": "shared", "server_lr": 0.7}, identity=Identity({"beta": 0.0})
+    ),
+    "fedhbm-random": Entry(
+        {"name": "fedhbm", "first": "random", "beta": 0.5}, identity=Identity({"beta": 0.0})
+    ),
+    "fedhbm-zero-nesterov": Entry(
+        {"name": "fedhbm", "first": "zero", "nesterov": True}, identity=Identity({"beta": 0.0})
+    ),
+    "fedhbm-shared-nesterov": Entry({"name": "fedhbm", "first": "shared", "nesterov": True}),
+    "fedhbm-random-nesterov": Entry({"name": "fedhbm", "first": "random", "nesterov": True}),
+    "server_only": Entry({"name": "server_only"}),
+    "server_only-momentum": Entry({"name": "server_only", "optimizer": "momentum", "beta": 0.5}),
+    "server_only-adam": Entry({"name": "server_only", "optimizer": "adam", "server_lr": 0.3}),
+    "centralized": Entry({"name": "centralized", "beta": 0.5}),
+}
+
+ALL: Mapping[str, Keys] = {name: entry.keys for name, entry in ENTRIES.items()}

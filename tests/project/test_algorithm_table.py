@@ -1,0 +1,36 @@
+"""The table of algorithms in README.md has the numbers that the dry round finds."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcfl.algorithms import ALGORITHMS
+from hpcfl.engine.schema import dry_round, traffic
+
+P = 1000
+ROOT = Path(__file__).parents[2]
+ROW = re.compile(r"^\| (`[^|]*`) \| ([^|]* / [^|]*) \| ([01]) \|", re.MULTILINE)
+ROWS = [
+    (name, sent, int(kept))
+    for names, all_sent, kept in ROW.findall((ROOT / "README.md").read_text())
+    for known in [re.findall("`([a-z_]+)`", names)]
+    for name, sent in zip(known, (all_sent.split(", ") * len(known))[: len(known)], strict=True)
+]
+
+
+def test_there_are_some():
+    assert len(ROWS) >= 20
+
+
+@pytest.mark.parametrize(("name", "sent", "kept"), ROWS, ids=[row[0] for row in ROWS])
+def test_vectors_sent_and_kept(name, sent, kept):
+    algorithm = ALGORITHMS[name]()
+    schema = dry_round(algorithm, P, torch.float64)
+    past = str(len(algorithm.alpha)) if name == "fedmim" else ""
+    down, up = (
+        sum(int(term.replace("J", past)) for term in side.split("+")) for side in sent.split("/")
+    )
+    assert traffic(algorithm, schema) == (down * 8 * P, up * 8 * P)
+    assert sum(leaf.numel() == P for leaf in schema.state) == kept
