@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hpcfl.report.plots import Plot
     from hpcfl.report.rounds_to_target import Target
     from hpcfl.run_dir.record import RunRecord
+    from hpcfl.sweep.grid import Sweep
 
 REPORT = Path("runs/report.png")
 
@@ -204,33 +205,57 @@ def _sweep(options: argparse.Namespace) -> None:
 
     sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or Path("runs") / sweep.name
-    partly = options.points is not None
-    if partly:
+    if options.points is not None:
         sweep = sweep.part(*options.points)
-    if options.where:  # slurm/run.sh asks before every start
+    elif options.only is not None:
+        sweep = sweep.only(options.only)
+    if options.where:  # slurm/run.sh calls this before every start, so torch is not imported
         for point in sweep.points:
             print(root / point.name)
-        return
+    elif options.write_jobs:
+        _write_jobs(options, sweep, root)
+    elif options.submit:
+        _submit(options, sweep, root)
+    else:
+        _run_sweep(options, sweep, root)
+
+
+def _write_jobs(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
+    from hpcfl.sweep.run_sweep import write_job_files
+
+    if options.submit or options.parallel or options.pack or options.sbatch:
+        raise JobError(
+            "--write-jobs starts nothing; leave out --submit, --parallel, --pack and --sbatch"
+        )
+    for path in write_job_files(sweep, root):
+        print(path)
+
+
+def _submit(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
+    from hpcfl.sweep.slurm import Array
+
+    if options.parallel:
+        raise JobError("--parallel is for a sweep that is played here; with --submit: --pack K")
+    array = Array(sweep, options.overrides, root, options.pack or 1, options.sbatch or "")
+    print(array.command_line() if options.dry_run else array.submit())
+
+
+def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
     from hpcfl.report.collect import collect_runs
     from hpcfl.sweep.pending import listed, pending_runs
     from hpcfl.sweep.run_sweep import run_sweep
-    from hpcfl.sweep.slurm import Array
 
-    if options.submit:
-        if options.parallel:
-            raise JobError("--parallel is for a sweep that is played here; with --submit: --pack K")
-        array = Array(sweep, options.overrides, root, options.pack or 1, options.sbatch or "")
-        print(array.command_line() if options.dry_run else array.submit())
-        return
     if options.pack or options.sbatch:
         raise JobError("--pack and --sbatch are for --submit")
     if options.dry_run:
         print(listed(pending_runs(sweep, root)))
         return
+    partly = options.points is not None or options.only is not None
     outcome = run_sweep(sweep, root, options.parallel, partly=partly)
-    if outcome.finished and not partly:
+    if outcome.finished and options.points is None:  # with --points, other tasks run the rest
         runs = collect_runs(outcome.finished).runs
-        _tell(runs, _tabled(runs, "runs", "table"), [root / REPORT.name])
+        # The plot shows a whole sweep; one of some points would take its place.
+        _tell(runs, _tabled(runs, "runs", "table"), [] if partly else [root / REPORT.name])
     outcome.check()
 
 

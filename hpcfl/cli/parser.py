@@ -179,11 +179,23 @@ def _add_sweep(commands: Any) -> None:
     sweep.add_argument(
         "--where", action="store_true", help="print the run directories, and start nothing"
     )
-    what = sweep.add_mutually_exclusive_group()
-    what.add_argument(
+    sweep.add_argument(
+        "--write-jobs",
+        action="store_true",
+        help="write a job file for each run into the directory of the runs, and start nothing",
+    )
+    selected = sweep.add_mutually_exclusive_group()
+    selected.add_argument(
+        "--only",
+        type=_labels,
+        metavar="LABEL,...",
+        help="the runs with these labels of the grid: --only fedhbm,seed0; labels of one axis are "
+        "alternatives",
+    )
+    selected.add_argument(
         "--points", type=_points, metavar="A-B", help="these runs alone, counted from 0"
     )
-    what.add_argument(
+    selected.add_argument(
         "--submit", action="store_true", help="hand what is not finished to Slurm, as an array"
     )
     sweep.add_argument(
@@ -290,6 +302,13 @@ def _points(text: str) -> tuple[int, int]:
     if not all(number.isdecimal() for number in found):
         raise argparse.ArgumentTypeError(f"found {text!r}, expected A-B or A, counted from 0")
     return int(found[0]), int(found[1])
+
+
+def _labels(text: str) -> list[str]:
+    labels = text.split(",")
+    if not all(labels):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected labels such as fedhbm,seed0")
+    return labels
 
 
 def _count(text: str) -> int:

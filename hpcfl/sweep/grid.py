@@ -39,8 +39,8 @@ _OURS = re.compile(r"lock|.*\.(log|yaml)")  # beside the run directories
 class Point:
     """One run of a sweep."""
 
-    name: str
-    """What tells it from the others: "fedcm-seed1"."""
+    labels: tuple[str, ...]
+    """Its choice on each axis of the grid: ("fedcm", "seed1")."""
     overrides: tuple[str, ...]
     """Over the base job, as on the command line."""
     loaded: Loaded
@@ -48,6 +48,11 @@ class Point:
     """The job it is made of, which knows where every value was said."""
     where: str
     """The place of its first choice in the sweep file."""
+
+    @property
+    def name(self) -> str:
+        """The labels joined, unique in the sweep, and the name of the run directory."""
+        return "-".join(self.labels)
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,29 @@ class Sweep:
                 f"--points: found {first}-{last}, expected some of 0-{len(self.points) - 1}: "
                 f"{self.path} has {len(self.points)} runs"
             )
+        return replace(self, points=points)
+
+    def only(self, labels: Sequence[str]) -> "Sweep":
+        """Select points by their labels.
+
+        Labels of one axis are alternatives, labels of several axes must all hold: of a grid of
+        methods and splits, ("fedavg", "fedhbm", "iid") selects two points.
+
+        Raises:
+            JobError: no point has one of the labels.
+        """
+        points = self.points
+        axes = list(zip(*(point.labels for point in points), strict=True))
+        for label in labels:
+            if not any(label in axis for axis in axes):
+                known = list(dict.fromkeys(known for axis in axes for known in axis))
+                raise JobError(
+                    f"--only: found {label!r}, expected labels of {self.path}: {', '.join(known)}"
+                    + suggestion(label, known)
+                )
+        for at, axis in enumerate(axes):
+            wanted = set(labels).intersection(axis)
+            points = tuple(p for p in points if not wanted or p.labels[at] in wanted)
         return replace(self, points=points)
 
 
@@ -233,7 +261,8 @@ def _point(
     file: JobFile, job: JobFile, always: Sequence[_Setting], choices: Sequence[_Choice]
 ) -> Point:
     """The run of one choice on every axis, its job (changed here) checked."""
-    name = "-".join(choice.label for choice in choices)
+    labels = tuple(choice.label for choice in choices)
+    name = "-".join(labels)
     made: list[_Setting] = []
     for choice in (_Choice("", tuple(always), ()), *choices):
         for setting in choice.settings:
@@ -249,7 +278,7 @@ def _point(
         loaded = fitted(loaded, loaded.job.data.population)
     except JobError as e:
         raise JobError(f"{where}: {name}: {e}") from e
-    return Point(name, tuple(_override(setting) for setting in made), loaded, job, where)
+    return Point(labels, tuple(_override(setting) for setting in made), loaded, job, where)
 
 
 def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> None:

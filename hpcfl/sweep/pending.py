@@ -42,16 +42,21 @@ def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
     return [_entry(point, RunDir(root / point.name)) for point in sweep.points]
 
 
-def write_jobs(todos: Sequence[PendingRun]) -> None:
-    """Write the jobs of the runs that are to be started: not the base job, which may be edited.
+def write_jobs(runs: Sequence[PendingRun]) -> list[Path]:
+    """Write the job file of each run, and return their paths.
+
+    A run is started from this file, not from the base job and the sweep, which the user may edit
+    while the sweep is running.
 
     Raises:
         DiskError: the disk is full or fails.
     """
-    for point, folder, action, _ in todos:
-        if action == "start":
-            content = yaml.safe_dump(point.loaded.tree, sort_keys=False).encode()
-            write_file(job_of(folder), content)
+    paths = []
+    for run in runs:
+        content = yaml.safe_dump(run.point.loaded.tree, sort_keys=False).encode()
+        write_file(job_of(run.folder), content)
+        paths.append(job_of(run.folder))
+    return paths
 
 
 def job_of(folder: RunDir) -> Path:

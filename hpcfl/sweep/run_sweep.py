@@ -114,16 +114,36 @@ def prepare(
         JobError: another sweep is alive there, a run is, or the data cannot be had.
         Stopped: by a signal, before everything was fetched; nothing was started.
     """
-    try:
-        folder.root.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        message = f"{folder.root}: cannot be made: {e.strerror}; say --out"
-        raise file_error(e, message, JobError) from e
+    _make_root(folder.root)
     folder.lock("a sweep", shared=partly)
     todos = pending_runs(sweep, folder.root)
     _fetch([run.point.loaded for run in todos if run.action != "skip"], signals)
-    write_jobs(todos)
+    write_jobs([run for run in todos if run.action == "start"])
     return todos
+
+
+def write_job_files(sweep: Sweep, root: Path) -> list[Path]:
+    """Write the job file of every point, for ``hpcfl run``, ``plan`` or a cluster script.
+
+    Args:
+        sweep: the checked sweep.
+        root: the directory of its runs.
+
+    Raises:
+        JobError: a run is alive there, or a directory holds a run of another job.
+    """
+    runs = pending_runs(sweep, root)
+    _make_root(root)
+    return write_jobs(runs)
+
+
+def _make_root(root: Path) -> None:
+    """Make the directory of the runs."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        message = f"{root}: cannot be made: {e.strerror}; choose another with --out"
+        raise file_error(e, message, JobError) from e
 
 
 def _fetch(points: Sequence[Loaded], signals: Signals | None) -> None:

@@ -28,9 +28,9 @@ def test_job_passes_the_check(path):
 
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_method_has_a_demo(method):
-    """The job that shows it on two quadratics bears its name."""
-    path = ROOT / "jobs" / "quadratics" / f"{method}.yaml"
-    assert type(load(path).job.algorithm) is ALGORITHMS[method]
+    """The run that shows it on two quadratics bears its name."""
+    (point,) = sweep(ROOT / "jobs/quadratics/methods.yaml").only([method]).points
+    assert type(point.loaded.job.algorithm) is ALGORITHMS[method]
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=name)

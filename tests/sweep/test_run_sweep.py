@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +89,30 @@ def test_a_dry_run_starts_nothing(file, tmp_path, hpcfl):
     assert done.code == 0
     assert "| hbm-seed1 | start | rounds=3  algorithm={name: fedhbm}  seed=1 |" in done.out
     assert not (tmp_path / "out").exists()
+
+
+def test_only_some_labels_are_run(file, tmp_path, hpcfl):
+    done = hpcfl("sweep", file, "--out", tmp_path / "out", "--only", "hbm,seed1", "rounds=2")
+    assert done.code == 0, done.err
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == ["hbm-seed1"]
+    assert "| hbm-seed1 | fedhbm " in done.text
+    assert not (tmp_path / "out/report.png").exists()  # which shows the whole sweep
+
+
+def test_a_job_file_for_each_run(file, tmp_path, hpcfl):
+    """What another command reads is the job that the sweep would run."""
+    root = tmp_path / "out"
+    written = hpcfl("sweep", file, "--out", root, "--only", "hbm", "--write-jobs", "rounds=2").out
+    assert written == [f"{root}/hbm-seed0.yaml", f"{root}/hbm-seed1.yaml"]
+    points = read_sweep(file, ["rounds=2"]).only(["hbm"]).points
+    assert [load(Path(path)).tree for path in written] == [point.loaded.tree for point in points]
+    assert hpcfl("run", written[0], "--out", root / "hbm-seed0").code == 0
+    listed = hpcfl("sweep", file, "--out", root, "--only", "hbm", "--dry-run", "rounds=2").text
+    assert "2 runs, 1 of them finished" in listed
+
+
+def test_jobs_are_written_or_submitted(file, refused):
+    assert "leave out --submit" in refused("sweep", file, "--write-jobs", "--submit")
 
 
 def test_what_is_there_is_taken_into_account(file, job, tmp_path, hpcfl):
