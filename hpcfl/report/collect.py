@@ -23,7 +23,7 @@ class CollectedRuns(NamedTuple):
 
     runs: Sequence[RunRecord]
     notes: Sequence[str]
-    """A line for each sweep: how many of its points are finished, failed, not begun; and for each
+    """A line for each sweep: how many of its points are finished, failed, not started; and for each
     folder or history that cannot be read."""
 
 
@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
     runs: Mapping[Path, bool]
     """Directories, and whether the sweep that made them saw them fail last.  Runs of a sweep that
-    have not begun are among them, without a directory."""
+    have not started are among them, without a directory."""
     unreadable: Sequence[str]
     """A line for each entry of a folder that cannot be looked at or listed, and why."""
 
@@ -116,9 +116,9 @@ def state(run: RunRecord, *, alive: bool, failed: bool = False) -> str:
     return "not running" if ending == "finished" else ending
 
 
-def unbegun(*, failed: bool) -> str:
+def state_without_directory(*, failed: bool) -> str:
     """The state of a run that has no directory yet."""
-    return "failed" if failed else "not begun"
+    return "failed" if failed else "not started"
 
 
 def _first_time(folder: Path, seen: set[tuple[int, int]]) -> bool:
@@ -199,7 +199,7 @@ def _told(root: Path, runs: Sequence[RunRecord], diary: SweepEvents) -> list[str
     states["failed"] += len(early)
     jobs = {job.stem for job in root.glob("*.yaml")}  # a sweep may write them before the runs
     points = max(diary.points, len(begun | early | jobs))
-    states["not begun"] = points - len(begun | early)
+    states["not started"] = points - len(begun | early)
     counts = ", ".join(f"{count} {word}" for word, count in states.items() if count)
     shown = early | {run.name for run in runs if run.state in ("failed", "diverged")}
     return [
