@@ -1,21 +1,18 @@
 """Split the wall time of a run by phase, from its log."""
 
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from hpcfl.engine.timing import PARTS
+from hpcfl.io.table import render_tables
 from hpcfl.job.settings import labels
+from hpcfl.report.formats import drawn
+from hpcfl.report.table import Table
 from hpcfl.run_dir.record import RunRecord
 
 Lines = Iterable[Mapping[str, Any]]  # of a log
-_WIDE = 1000  # columns, so that no row is wrapped
 
 
 def seconds(lines: Lines) -> dict[str, float]:
@@ -52,23 +49,22 @@ def imbalance(lines: Lines) -> float | None:
 
 
 def table(runs: Sequence[RunRecord]) -> str:
-    """A row a run, in plain ASCII: where the time went in percent, and how fast it was.
+    """A table in ASCII with a row for each run: the time by phase, in percent, and its speed.
 
-    What a log does not tell is "-"; where none tells of the parts, there is no table.
+    What a log does not hold is "-"; an empty text where no log has the time by phase.
     """
     if not any(seconds(run.log) for run in runs):
         return ""
-    made = Table(box=box.ASCII2)
-    made.add_column("where the\ntime went")
-    for title in ("wall\ntime", *(f"{part}\n%" for part in PARTS)):
-        made.add_column(title, justify="right")
-    for title in ("imba-\nlance", "clients\n/s", "examples\n/s"):
-        made.add_column(title, justify="right")
-    for label, run in zip(labels([run.path for run in runs]), runs, strict=True):
-        made.add_row(label, *_cells(run.log))
-    out = io.StringIO()
-    Console(file=out, width=_WIDE, color_system=None).print(made, markup=False)
-    return out.getvalue()
+    titles = (
+        "where the\ntime went",
+        *("wall\ntime", *(f"{phase}\n%" for phase in PARTS)),
+        *("imba-\nlance", "clients\n/s", "examples\n/s"),
+    )
+    rows = [
+        (label, *_cells(run.log))
+        for label, run in zip(labels([run.path for run in runs]), runs, strict=True)
+    ]
+    return render_tables(drawn(Table(titles, rows))) + "\n"
 
 
 def _cells(log: Sequence[Mapping[str, Any]]) -> list[str]:
