@@ -10,22 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.errors import JobError
-from hpcfl.job.settings import Settings, changed
+from hpcfl.job.settings import WITHOUT_EFFECT, Settings, changed
 
 # Keys, and sections with all of their keys.
-MUTABLE = (
-    "rounds",
-    "balance",
-    "evaluate",
-    "diagnostics",
-    "checkpoint",
-    "comm",
-    "log",
-    "store.cache_gib",
-    "store.dir",
-    "store.kind",
-)
-# What is not free all the same, and why.
+MUTABLE = ("rounds", *WITHOUT_EFFECT, "store.cache_gib", "store.dir", "store.kind")
+# Keys of mutable sections that must not change all the same, and why.
 IMMUTABLE = {"evaluate.batch_size": "full-batch gradients are summed in batches of this size"}
 
 

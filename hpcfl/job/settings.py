@@ -11,18 +11,12 @@ Settings = Mapping[str, Any]
 
 SEED = "seed"
 _LEADING = ("task", "data.kind")  # who reads them knows what follows from them
-# Sections and keys that say how a run is watched, kept and placed, not what it computes.
-_ASIDE = (
-    "balance",
-    "evaluate",
-    "diagnostics",
-    "checkpoint",
-    "comm",
-    "log",
-    "store",
-    "threads",
-    "device",
-)
+# Sections and keys that say how a run is measured, saved and connected.  No round depends on them:
+# a resume may change them (`resume_rules`), and a report takes jobs that differ in them as equal.
+WITHOUT_EFFECT = ("balance", "evaluate", "diagnostics", "checkpoint", "comm", "log")
+# A report takes jobs that differ in these as equal, too: they say where a run is computed, which may
+# change the last bits.  A resume must not change those, so not all of these keys.
+_PLACEMENT = ("store", "threads", "device")
 _LONG = 24  # characters of a value
 
 
@@ -77,8 +71,8 @@ def _follows(jobs: Sequence[Settings], leading: str, key: str) -> bool:
 
 
 def affects_results(key: str) -> bool:
-    """Whether a setting can change the model, as one of how a run is watched or kept cannot."""
-    return key.partition(".")[0] not in _ASIDE
+    """Whether jobs that differ in this key are told apart in a report."""
+    return key.partition(".")[0] not in (*WITHOUT_EFFECT, *_PLACEMENT)
 
 
 def _scope(job: Settings, key: str) -> str:
