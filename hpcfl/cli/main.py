@@ -189,9 +189,12 @@ def _plan(options: argparse.Namespace) -> None:
 
     if options.plot:
         raise JobError("plan: --plot is for --scale; leave it out")
-    pieces = read_cost_model(options.pieces) if options.pieces else None
+    if options.pieces:
+        print("plan: --pieces is called --costs now", file=sys.stderr)
+    file = options.costs or options.pieces
+    costs = read_cost_model(file) if file else None
     loaded = load(options.job, options.overrides)
-    print(show_plan(loaded, options.ranks or 1, options.out, pieces))
+    print(show_plan(loaded, options.ranks or 1, options.out, costs))
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -403,6 +406,8 @@ def _bench(options: argparse.Namespace) -> None:
         check_plot(options.plot)
         if options.plot == options.json:
             raise JobError(f"bench: --json and --plot both name {options.plot}; give two files")
+    if "renamed" in options and _speaks():
+        print(options.renamed, file=sys.stderr)
     result = BENCHES[options.command](options)
     if not result:  # rank 0 has it
         return
@@ -427,7 +432,7 @@ COMMANDS = {
     "bench chaos": _bench_chaos,
     "bench executor": _bench,
     "bench peers": _bench,
-    "bench pieces": _bench,
+    "bench costs": _bench,
     "bench reduce": _bench,
     "bench round": _bench,
     "bench scaling": _bench,

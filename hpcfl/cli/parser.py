@@ -99,13 +99,16 @@ def _add_bench(commands: Any) -> None:
         "--python", type=Path, help="that of an environment with pfl (default: ours)"
     )
     peers.set_defaults(command="bench peers")
-    pieces = bench.add_parser("pieces", help="what a round's time is made of, for plan --pieces")
-    _add_job(pieces)
-    pieces.set_defaults(command="bench pieces")
+    costs = bench.add_parser("costs", help="what a round's time is made of, for plan --costs")
+    costs.set_defaults(command="bench costs")
+    old_costs = bench.add_parser("pieces")  # the name of version 0.1; not listed in the help
+    old_costs.set_defaults(command="bench costs", renamed="bench pieces is called bench costs now")
+    for command in (costs, old_costs):
+        _add_job(command)
     scaling = bench.add_parser("scaling", help="ranks against as many bare loops side by side")
     scaling.add_argument("--ranks", type=_count, nargs="+", help="(default 1 2 4)")
     scaling.set_defaults(command="bench scaling")
-    for measuring in (rounds, sums, executors, states, peers, pieces, scaling):
+    for measuring in (rounds, sums, executors, states, peers, costs, old_costs, scaling):
         measuring.add_argument("--json", type=Path, metavar="F", help="write every turn's figures")
         measuring.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg to draw")
     chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")
@@ -234,8 +237,9 @@ def _add_forecasts(commands: Any) -> None:
     plan.add_argument("--ranks", type=_count, help="how many (default 1; at most, with --scale)")
     plan.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
     plan.add_argument(
-        "--pieces", type=Path, metavar="F.json", help="tell hours too, from what was measured"
+        "--costs", type=Path, metavar="F.json", help="predict hours too, from measured costs"
     )
+    plan.add_argument("--pieces", type=Path, help=argparse.SUPPRESS)  # --costs in version 0.1
     plan.add_argument(
         "--scale", action="store_true", help="JOB is a file as docs/scale.yaml: rounds on paper"
     )

@@ -2,7 +2,7 @@
 
 The file says, for each job: how many clients there are and how unequal (sizes drawn from a
 lognormal by the seed, scaled to the number of examples), the batch and the epochs, the numbers of
-an upload, a client's state, the cohorts to draw for, who trains whom, and pieces as in
+an upload, a client's state, the cohorts to draw for, who trains whom, and costs as in
 `hpcfl.plan.cost_model`.
 """
 
@@ -22,7 +22,7 @@ from hpcfl.cohort.sampling import Uniform
 from hpcfl.io.progress import track
 from hpcfl.job.schema import section
 from hpcfl.job.yaml_file import read
-from hpcfl.plan.cost_model import CostModel
+from hpcfl.plan.cost_model import OLD_KEY, CostModel, say_renamed, with_new_key
 from hpcfl.plan.time import Prediction, Work, predict
 from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
 from hpcfl.seeds import stream
@@ -56,7 +56,7 @@ class SyntheticJob(Section):
     rounds: Count
     evaluations: Natural
     tests: Natural
-    pieces: CostModel
+    costs: CostModel
 
     def sizes(self) -> NDArray[np.int64]:
         """[N], every client's examples, at least one."""
@@ -117,13 +117,13 @@ def show_scale(path: Path, most: int | None, plot: Path | None) -> str:
         for balance in job.balance
     ]
     for one in track(asked, "plan --scale: curves", len(asked)):
-        pieces, wanted = jobs[one.job].pieces, jobs[one.job].work(one.cohort, one.balance)
-        alone = predict(wanted, 1, pieces)
+        costs, wanted = jobs[one.job].costs, jobs[one.job].work(one.cohort, one.balance)
+        alone = predict(wanted, 1, costs)
         for size in (size for size in ranks if size <= jobs[one.job].clients):
-            found = predict(wanted, size, pieces)
+            found = predict(wanted, size, costs)
             lines.append(_line(one, size, found, alone))
             curves.setdefault(one, []).append((size, found.round))
-    lines += ["", *(fill(f"{name}: {job.pieces.origin}", WIDTH) for name, job in jobs.items())]
+    lines += ["", *(fill(f"{name}: {job.costs.origin}", WIDTH) for name, job in jobs.items())]
     if plot:
         _draw(curves, plot)
     return "\n".join(lines)
@@ -140,6 +140,11 @@ def _line(asked: Asked, ranks: int, found: Prediction, alone: Prediction) -> str
 def _read(path: Path) -> dict[str, SyntheticJob]:
     """The jobs of a file."""
     file = read(path)
+    old = {name for name, job in file.tree.items() if isinstance(job, dict) and OLD_KEY in job}
+    for name in old:
+        file.tree[name] = with_new_key(file.tree[name])
+    if old:
+        say_renamed(str(path))
     return {name: section(SyntheticJob, file, name) for name in file.tree}
 
 

@@ -25,14 +25,14 @@ WIDTH = 100  # columns
 FEW = 16  # ranks whose shares are listed one by one
 
 
-def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: CostModel | None = None) -> str:
+def show_plan(loaded: Loaded, ranks: int, out: Path | None, costs: CostModel | None = None) -> str:
     """What the job will need on so many ranks.
 
     Args:
         loaded: the job.
         ranks: how many.
         out: the run directory; runs/NAME when absent.
-        pieces: what a round's time is made of; without them no hours are told.
+        costs: what a round's time is made of; without them no hours are told.
 
     Raises:
         JobError, DataError: something in the job does not fit.
@@ -45,20 +45,20 @@ def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: CostModel | 
     name = f"{loaded.name}: {parts.loaded.tree['algorithm']['name']}"
     tables = render_tables(_whole(found, name), _ranks(found), _memory(found), width=WIDTH)
     told = f"{tables}\n{_room(found, out or Path('runs') / loaded.name)}"
-    if pieces is None:
+    if costs is None:
         return told
-    if pieces.of not in (None, kind(parts)):
+    if costs.of not in (None, kind(parts)):
         raise JobError(
-            f"pieces: found those of {pieces.of}; expected {kind(parts)}; measure them with "
-            "hpcfl bench pieces JOB --json F"
+            f"costs: found those of {costs.of}; expected {kind(parts)}; measure them with "
+            "hpcfl bench costs JOB --json F"
         )
     asked = work(parts)
-    hours = _hours(predict(asked, ranks, pieces))
+    hours = _hours(predict(asked, ranks, costs))
     if ranks > 1:
         other = replace(asked, balance="owner" if asked.balance == "steal" else "steal")
-        otherwise = predict(other, ranks, pieces).round
+        otherwise = predict(other, ranks, costs).round
         hours += f"\nwith balance={other.balance}: {otherwise:.4g} s a round"
-    return f"{told}\n{hours}\n{fill(f'pieces: {pieces.origin}', WIDTH)}"
+    return f"{told}\n{hours}\n{fill(f'costs: {costs.origin}', WIDTH)}"
 
 
 def _hours(found: Prediction) -> str:

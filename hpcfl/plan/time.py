@@ -77,7 +77,7 @@ class Work:
 
 
 def kind(parts: Components) -> str:
-    """What a job's pieces depend on, besides the machine."""
+    """What a job's costs depend on, besides the machine."""
     job, tree = parts.job, parts.loaded.tree
     executor = "block" if job.executor == "block" else "sequential"
     return (
@@ -133,33 +133,33 @@ def work(parts: Components) -> Work:
     )
 
 
-def predict(asked: Work, ranks: int, pieces: CostModel) -> Prediction:
+def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
     """The time of a round on so many ranks.
 
     Raises:
-        JobError: several ranks, but the pieces know of one; or more ranks than clients.
+        JobError: several ranks, but the costs know of one; or more ranks than clients.
     """
-    if ranks > 1 and (pieces.latency_s is None or pieces.bandwidth is None):
+    if ranks > 1 and (costs.latency_s is None or costs.bandwidth is None):
         raise JobError(
-            f"pieces: {ranks} ranks, but they say nothing of an all-reduce ({pieces.origin}); "
-            f"say mpirun -n {ranks} hpcfl bench pieces, or give latency_s and bandwidth"
+            f"costs: {ranks} ranks, but they say nothing of an all-reduce ({costs.origin}); "
+            f"say mpirun -n {ranks} hpcfl bench costs, or give latency_s and bandwidth"
         )
     owner = assign_owners(asked.examples.tolist(), ranks)
-    found = [_busiest(asked, asked.draw(t), owner, ranks, pieces) for t in asked.sampled()]
+    found = [_busiest(asked, asked.draw(t), owner, ranks, costs) for t in asked.sampled()]
     train, convert, ship, busiest = np.mean(found, axis=0).tolist()
     size, exchange = asked.parameters, 0.0
-    if ranks > 1 and pieces.latency_s is not None and pieces.bandwidth is not None:
-        exchange = 4 * (ranks - 1).bit_length() * pieces.latency_s
-        exchange += 2 * (ranks - 1) / ranks * 8 * size / pieces.bandwidth
-    convert += size * pieces.restore_s
-    evaluate = ceil(asked.tests / ranks) * pieces.test_s
-    one = train + convert + exchange + ship + pieces.round_s
+    if ranks > 1 and costs.latency_s is not None and costs.bandwidth is not None:
+        exchange = 4 * (ranks - 1).bit_length() * costs.latency_s
+        exchange += 2 * (ranks - 1) / ranks * 8 * size / costs.bandwidth
+    convert += size * costs.restore_s
+    evaluate = ceil(asked.tests / ranks) * costs.test_s
+    one = train + convert + exchange + ship + costs.round_s
     hours = (asked.rounds * one + asked.evaluations * evaluate) / 3600
-    return Prediction(train, convert, exchange, ship, pieces.round_s, evaluate, busiest, hours)
+    return Prediction(train, convert, exchange, ship, costs.round_s, evaluate, busiest, hours)
 
 
 def _busiest(
-    asked: Work, members: NDArray[np.int64], owner: NDArray[np.int64], ranks: int, pieces: CostModel
+    asked: Work, members: NDArray[np.int64], owner: NDArray[np.int64], ranks: int, costs: CostModel
 ) -> tuple[float, float, float, float]:
     """Of one cohort: the first two of the busiest rank and ``ship``, then ``busiest``."""
     own = trainer = owner[members]
@@ -167,23 +167,23 @@ def _busiest(
         trainer = assign_trainers(own, asked.taken[members], ranks)
     clients = np.bincount(trainer, minlength=ranks)
     steps = np.bincount(trainer, asked.steps[members], ranks)
-    state = sum(asked.state / speed for speed in (pieces.read, pieces.write) if speed)
-    trained = steps * pieces.step_s + clients * pieces.visit_s
+    state = sum(asked.state / speed for speed in (costs.read, costs.write) if speed)
+    trained = steps * costs.step_s + clients * costs.visit_s
     trained += np.bincount(own, minlength=ranks) * state
-    converted = clients * asked.parameters * pieces.convert_s
+    converted = clients * asked.parameters * costs.convert_s
     last = np.argmax(trained + converted)
-    ship = _shipped(asked, own, trainer, ranks, pieces)
+    ship = _shipped(asked, own, trainer, ranks, costs)
     return trained[last], converted[last], ship, steps[last] / (steps.mean() or 1.0)
 
 
 def _shipped(
-    asked: Work, own: NDArray[np.int64], trainer: NDArray[np.int64], ranks: int, pieces: CostModel
+    asked: Work, own: NDArray[np.int64], trainer: NDArray[np.int64], ranks: int, costs: CostModel
 ) -> float:
     """Seconds of a round's states on their way there and back."""
     moved = own != trainer
-    if not (moved.any() and asked.sent and pieces.bandwidth):
+    if not (moved.any() and asked.sent and costs.bandwidth):
         return 0.0
     most = max(np.bincount(ends[moved]).max() for ends in (own, trainer))
-    latency = pieces.latency_s or 0.0
-    each = 2 * latency + (asked.sent + asked.state) / pieces.bandwidth
+    latency = costs.latency_s or 0.0
+    each = 2 * latency + (asked.sent + asked.state) / costs.bandwidth
     return float(2 * (ranks - 1).bit_length() * latency + most * each)

@@ -39,8 +39,8 @@ COUNT = 3  # uploads of the longer of two means
 BATCHES = 4  # of the test set, at most
 
 
-def bench_pieces(job: Path, overrides: Sequence[str]) -> Result | None:
-    """Collective: measure the pieces of a job; None on other ranks than the first.
+def bench_costs(job: Path, overrides: Sequence[str]) -> Result | None:
+    """Collective: measure the costs of a job; None on other ranks than rank 0.
 
     Raises:
         JobError, DataError: something in the job does not fit.
@@ -62,21 +62,21 @@ def bench_pieces(job: Path, overrides: Sequence[str]) -> Result | None:
         if comm.rank:
             return None
         what = f"{loaded.name}, {processor()}"
-        pieces = replace(_pieces(slowest, comm.size, size, what), of=kind(side.parts))
+        costs = replace(_cost_model(slowest, comm.size, size, what), of=kind(side.parts))
         return Result(
-            "bench pieces", report(pieces), figures, {"pieces": pieces.tree(), "ranks": comm.size}
+            "bench costs", report(costs), figures, {"costs": costs.tree(), "ranks": comm.size}
         )
 
 
-def report(pieces: CostModel) -> str:
-    """A line for each piece."""
+def report(costs: CostModel) -> str:
+    """A line for each cost."""
     return "\n".join(
         fill(
             f"{name:10} {value if isinstance(value, str) else f'{value:.4g}'}",
             WIDTH,
             subsequent_indent=" " * 11,
         )
-        for name, value in pieces.tree().items()
+        for name, value in costs.tree().items()
         if value is not None
     )
 
@@ -85,7 +85,7 @@ def _rounds(side: SingleRank, folder: Path, *, speaks: bool) -> list[Figure]:
     """Seconds of a step, of a visit beyond its steps, of a round beyond its visits."""
     steps, run = work(side.parts).steps, side.run
     played = _played(Engine(run, 1), run.schedule.rounds)
-    for _ in track(played, "bench pieces: rounds", thread=False) if speaks else played:
+    for _ in track(played, "bench costs: rounds", thread=False) if speaks else played:
         pass
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     records = [r for r in lines if r.get("clients")][1:]
@@ -154,8 +154,8 @@ def _timed(side: Callable[[], Any], comm: Comm | None = None) -> list[float]:
     return times[1:]
 
 
-def _pieces(slowest: Sequence[float], ranks: int, size: int, what: str) -> CostModel:
-    """What follows from the medians, in the order of the figures."""
+def _cost_model(slowest: Sequence[float], ranks: int, size: int, what: str) -> CostModel:
+    """The costs that follow from the medians, which stand in the order of the figures."""
     step, visit, round, test, one, several, few, many = slowest
     convert = max(0.0, several - one) / (COUNT - 1)
     latency = bandwidth = None
