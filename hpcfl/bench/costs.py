@@ -33,7 +33,7 @@ from hpcfl.plan.time import kind, work
 from hpcfl.runner.device import device_of, device_type
 from hpcfl.runner.environment import processor
 
-ROUNDS, SECONDS = 5, 5.0  # at least; rounds are played until both are reached
+ROUNDS, SECONDS = 5, 5.0  # at least; rounds are run until both are reached
 TURNS = 9
 COUNT = 3  # uploads of the longer of two means
 BATCHES = 4  # of the test set, at most
@@ -53,16 +53,16 @@ def bench_costs(job: Path, overrides: Sequence[str]) -> Result | None:
         ExitStack() as stack,
     ):
         side = single_rank(loaded, Path(name), stack)
-        size = work(side.parts).parameters
+        size = work(side.components).parameters
         comm.barrier()
-        figures = [*_rounds(side, Path(name), speaks=comm.rank == 0), _tests(side)]
-        figures += _mean(size, side.parts.device)
+        figures = [*_rounds(side, Path(name), show_progress=comm.rank == 0), _tests(side)]
+        figures += _mean(size, side.components.device)
         figures += _exchange(comm, size, device_of(loaded.job, comm.local_rank))
         slowest = comm.allreduce_max(np.array([figure.middle for figure in figures])).tolist()
         if comm.rank:
             return None
         what = f"{loaded.name}, {processor()}"
-        costs = replace(_cost_model(slowest, comm.size, size, what), of=kind(side.parts))
+        costs = replace(_cost_model(slowest, comm.size, size, what), of=kind(side.components))
         return Result(
             "bench costs", report(costs), figures, {"costs": costs.tree(), "ranks": comm.size}
         )
@@ -81,11 +81,11 @@ def report(costs: CostModel) -> str:
     )
 
 
-def _rounds(side: SingleRank, folder: Path, *, speaks: bool) -> list[Figure]:
+def _rounds(side: SingleRank, folder: Path, *, show_progress: bool) -> list[Figure]:
     """Seconds of a step, of a visit beyond its steps, of a round beyond its visits."""
-    steps, run = work(side.parts).steps, side.run
+    steps, run = work(side.components).steps, side.run
     played = _played(Engine(run, 1), run.schedule.rounds)
-    for _ in track(played, "bench costs: rounds", thread=False) if speaks else played:
+    for _ in track(played, "bench costs: rounds", thread=False) if show_progress else played:
         pass
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     records = [r for r in lines if r.get("clients")][1:]
@@ -118,13 +118,13 @@ def _played(engine: Engine, rounds: int) -> Iterator[float]:
 
 def _tests(side: SingleRank) -> Figure:
     """Seconds of an example of the test set."""
-    parts, tests = side.parts, side.parts.tests()
-    meter = Meter(parts.gradient(), parts.dataset.loss)
+    components, tests = side.components, side.components.tests()
+    meter = Meter(components.gradient(), components.dataset.loss)
     batches = [b for b, _ in zip(tests.batches(0, 1), range(BATCHES + 1), strict=False)]
     times = []
     for batch in batches:
         began = perf_counter()
-        meter.each(parts.x0, [batch])
+        meter.each(components.x0, [batch])
         times.append((perf_counter() - began) / len(batch.labels))
     return Figure("a test", "engine", "s", times[1:] or times or [0.0])
 

@@ -1,4 +1,4 @@
-"""List what a job can name, from the classes themselves."""
+"""List the algorithms, data, models and tasks of a job, from the classes' JSON schemas."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -64,28 +64,28 @@ def listing(what: str | None = None) -> str:
 
 
 def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:
-    made = _titled("algorithm.name", "down", "up", "kept", "server", "what, paper, settings")
-    made.add_row("(every one)", "", "", "", "", "\n".join(_settings(Algorithm)))
+    table = _titled("algorithm.name", "down", "up", "kept", "server", "what, paper, settings")
+    table.add_row("(every one)", "", "", "", "", "\n".join(_settings(Algorithm)))
     for name, cls in known.items():
         counted = [f"(counted as {cls.traffic_note})"] if cls.traffic_note else []
         about = (_summary(cls), _reference(cls), *counted, *_settings(cls, Algorithm))
-        made.add_row(name, *multiples(cls()), "\n".join(about))
-    made.caption = (
+        table.add_row(name, *multiples(cls()), "\n".join(about))
+    table.caption = (
         "in vectors of the model's size; down, up: what a client receives and sends in a round; "
         "kept: what it keeps between rounds; server: what every rank keeps"
     )
-    return made
+    return table
 
 
 def _tasks(known: Mapping[str, Any]) -> Table:
-    made = _titled("task", "what")
+    table = _titled("task", "what")
     for name, sections in known.items():
-        made.add_row(name, f"data {sections['data']['kind']}, model {sections['model']['name']}")
-    return made
+        table.add_row(name, f"data {sections['data']['kind']}, model {sections['model']['name']}")
+    return table
 
 
 def multiples(algorithm: Algorithm) -> tuple[str, str, str, str]:
-    """What a client receives, sends and keeps, and a server keeps, in vectors: "1", "2", ...."""
+    """The sizes of message, upload, client state and server, in vectors of the model: "1", ..."""
     schema = dry_round(algorithm, SIZE, torch.float32)
     sent, unit = traffic(algorithm, schema), nbytes(schema.message.x)
     sizes = (sent.down, sent.up, nbytes(schema.state), nbytes(schema.server))
@@ -94,19 +94,19 @@ def multiples(algorithm: Algorithm) -> tuple[str, str, str, str]:
 
 
 def _titled(*columns: str) -> Table:
-    made = Table(box=ASCII2, caption_justify="left", show_lines=True)
+    table = Table(box=ASCII2, caption_justify="left", show_lines=True)
     for column in columns:
-        made.add_column(column, no_wrap=column != columns[-1])
-    return made
+        table.add_column(column, no_wrap=column != columns[-1])
+    return table
 
 
 def _sections(key: str, known: Mapping[str, type[Any]], base: type[Any] | None = None) -> Table:
-    made = _titled(key, "what, settings")
+    table = _titled(key, "what, settings")
     if base:
-        made.add_row("(every one)", "\n".join(_settings(base)))
+        table.add_row("(every one)", "\n".join(_settings(base)))
     for name, cls in known.items():
-        made.add_row(name, "\n".join((_summary(cls), *_settings(cls, base))))
-    return made
+        table.add_row(name, "\n".join((_summary(cls), *_settings(cls, base))))
+    return table
 
 
 def _kinds(union: Any) -> dict[str, type[Any]]:

@@ -1,4 +1,4 @@
-"""Collect from its files what `hpcfl status` and `hpcfl watch` show of a run."""
+"""Collect the facts that `hpcfl status` and `hpcfl watch` show of a run from its files."""
 
 import os
 import time

@@ -84,7 +84,7 @@ def _watch(page: Page) -> str:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Keys as they are pressed, without return; what is yielded waits so many seconds for one."""
+    """Read keys without return: yield a function that waits some seconds for a key."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
 

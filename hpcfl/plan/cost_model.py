@@ -20,9 +20,9 @@ class CostModel(Section):
     """Seconds and speeds on one rank while all of them work; see ``hpcfl.plan.time``."""
 
     origin: str
-    """Where they are from: what was measured and when, or that they are assumed, and why."""
+    """Their origin: the measurement and its date, or the reason why they are assumed."""
     of: str | None = None
-    """What work they are of, see ``hpcfl.plan.time.kind``; None: of whatever they are used for."""
+    """The kind of work they belong to, see ``hpcfl.plan.time.kind``; None: any."""
     step_s: Positive
     """A local step: one batch, and the algorithm's part of it."""
     visit_s: NonNegative

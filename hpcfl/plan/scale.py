@@ -65,7 +65,7 @@ class SyntheticJob(Section):
         return np.maximum(1, whole)
 
     def work(self, cohort: int, balance: Balance) -> Work:
-        """What it asks with cohorts of so many."""
+        """The work of a round with a cohort of this size."""
         sizes = self.sizes()
         return Work(
             steps=self.epochs * -(-sizes // self.batch),
@@ -82,7 +82,7 @@ class SyntheticJob(Section):
         )
 
 
-class Asked(NamedTuple):
+class CurveKey(NamedTuple):
     """A curve."""
 
     job: str
@@ -109,9 +109,9 @@ def show_scale(path: Path, most: int | None, plot: Path | None) -> str:
         f"{'job':13} {'cohort':>6} {'balance':7} {'ranks':>5} {'a round':>9} {'training':>9} "
         f"{'mean':>8} {'all-reduce':>10} {'busiest':>7} {'speed-up':>8} {'hours':>7}"
     ]
-    curves: dict[Asked, list[tuple[int, float]]] = {}
+    curves: dict[CurveKey, list[tuple[int, float]]] = {}
     asked = [
-        Asked(name, cohort, balance)
+        CurveKey(name, cohort, balance)
         for name, job in jobs.items()
         for cohort in job.cohorts
         for balance in job.balance
@@ -129,7 +129,7 @@ def show_scale(path: Path, most: int | None, plot: Path | None) -> str:
     return "\n".join(lines)
 
 
-def _line(asked: Asked, ranks: int, found: Prediction, alone: Prediction) -> str:
+def _line(asked: CurveKey, ranks: int, found: Prediction, alone: Prediction) -> str:
     return (
         f"{asked.job:13} {asked.cohort:6d} {asked.balance:7} {ranks:5d} {found.round:7.3f} s "
         f"{found.train:7.3f} s {1e3 * found.convert:5.1f} ms {1e3 * found.exchange:7.1f} ms "
@@ -148,7 +148,7 @@ def _read(path: Path) -> dict[str, SyntheticJob]:
     return {name: section(SyntheticJob, file, name) for name in file.tree}
 
 
-def _draw(curves: dict[Asked, list[tuple[int, float]]], path: Path) -> None:
+def _draw(curves: dict[CurveKey, list[tuple[int, float]]], path: Path) -> None:
     """Seconds of a round against ranks, both as powers.
 
     Cohorts of a job differ in colour and, where colours run out, in the marker; balances in dashes.

@@ -46,23 +46,23 @@ MEMBERS, FEWEST = 100_000, 50  # of all those rounds; and rounds, all the same
 
 @dataclass(frozen=True)
 class Work:
-    """What a job asks of its ranks."""
+    """The work of a job, as far as its time depends on it."""
 
     steps: NDArray[np.int64]
     """[N], gradients of a client's visit."""
     draw: Callable[[int], NDArray[np.int64]]
     """Round -> its cohort."""
     examples: NDArray[np.int64]
-    """[N], of every client: by them they are dealt to the ranks."""
+    """[N], of every client: owners are assigned by them."""
     taken: NDArray[np.int64]
-    """[N], positive, those that a visit goes through: by them clients are handed to others."""
+    """[N], positive, those that a visit goes through: trainers are assigned by them."""
     balance: Literal["owner", "steal"]
     parameters: int
     """Numbers of an upload."""
     state: int
     """Bytes of a client's own state."""
     sent: int
-    """Bytes of a state on its way to another rank, with what clients share."""
+    """Bytes of a state that is sent to another rank, with the part that clients share."""
     tests: int
     """Examples of an evaluation."""
     rounds: int
@@ -76,12 +76,13 @@ class Work:
         )
 
 
-def kind(parts: Components) -> str:
-    """What a job's costs depend on, besides the machine."""
-    job, tree = parts.job, parts.loaded.tree
+def kind(components: Components) -> str:
+    """The properties of a job that its costs depend on, besides the machine."""
+    job, tree = components.job, components.loaded.tree
     executor = "block" if job.executor == "block" else "sequential"
     return (
-        f"{tree['algorithm']['name']} on {tree['model']['name']} of {parts.x0.numel()} parameters, "
+        f"{tree['algorithm']['name']} on {tree['model']['name']} "
+        f"of {components.x0.numel()} parameters, "
         f"batches of {job.local.batch_size}, {job.precision}, {executor}, {job.threads} thread(s)"
     )
 
@@ -111,23 +112,24 @@ class Prediction(NamedTuple):
         return self.train + self.convert + self.exchange + self.ship + self.rest
 
 
-def work(parts: Components) -> Work:
-    """What the job of ``parts`` asks."""
-    job, population = parts.job, parts.clients
+def work(components: Components) -> Work:
+    """The work of the job of ``components``."""
+    job, population = components.job, components.clients
     steps = np.array([int(population.task(i, 0).client.steps) for i in range(len(population))])
     whole = job.evaluate.batch_size  # a full gradient is taken in batches of so many
     examples = np.array(population.examples)
-    share = full_gradient_rounds(parts) / job.rounds
+    share = full_gradient_rounds(components) / job.rounds
     return Work(
-        steps=steps * parts.schema.gradients + np.ceil(share * -(-examples // whole)).astype(int),
+        steps=steps * components.schema.gradients
+        + np.ceil(share * -(-examples // whole)).astype(int),
         draw=lambda t: job.cohort.draw(t, len(population), job.seed),
         examples=examples,
-        taken=parts.examples_per_round,
+        taken=components.examples_per_round,
         balance=job.balance,
-        parameters=sum(field.numel() for field in parts.schema.upload),
-        state=parts.stored_state.own.bytes,
-        sent=parts.stored_state.bytes,
-        tests=len(parts.tests()),
+        parameters=sum(field.numel() for field in components.schema.upload),
+        state=components.stored_state.own.bytes,
+        sent=components.stored_state.bytes,
+        tests=len(components.tests()),
         rounds=job.rounds,
         evaluations=sum(job.evaluate.due(t, job.rounds) for t in range(1, job.rounds + 1)),
     )

@@ -17,7 +17,7 @@ from hpcfl.report.table import Report, Table
 _WIDE = 48  # columns of the settings, which are wrapped
 _LEFT = ("run", "algorithm", "settings", "where the\ntime went")  # titles of columns of text
 
-# What LaTeX's text does not take as it is, in OT1 neither.
+# Characters that LaTeX does not print as they are, or not in its OT1 encoding.
 _ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
@@ -138,7 +138,7 @@ def escaped(text: str) -> str:
 
 
 def to_csv(report: Report) -> str:
-    """The values as CSV; what is absent stays empty."""
+    """The values as CSV; absent values are empty."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(report.values[0]), lineterminator="\n")
     writer.writeheader()

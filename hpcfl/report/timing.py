@@ -16,34 +16,34 @@ Lines = Iterable[Mapping[str, Any]]  # of a log
 
 
 def seconds(lines: Lines) -> dict[str, float]:
-    """The seconds of each part, over the lines that tell; empty where none does."""
-    telling = [line for line in lines if all(_number(line, f"{part}_s") for part in PARTS)]
-    return {p: math.fsum(line[f"{p}_s"] for line in telling) for p in PARTS} if telling else {}
+    """The seconds of each phase, over the lines that have them; empty if none has."""
+    complete = [line for line in lines if all(_number(line, f"{part}_s") for part in PARTS)]
+    return {p: math.fsum(line[f"{p}_s"] for line in complete) for p in PARTS} if complete else {}
 
 
 def shares(lines: Lines) -> dict[str, float]:
-    """The share of each part, of 1; empty where none is told, or no time passed."""
+    """The share of each phase, of 1; empty if no line has it, or no time passed."""
     parts = seconds(lines)
     wall = math.fsum(parts.values())
-    return {part: spent / wall for part, spent in parts.items()} if wall else {}
+    return {phase: spent / wall for phase, spent in parts.items()} if wall else {}
 
 
 def pace(lines: Lines) -> float | None:
-    """Rounds a second of wall time; None where no line tells."""
+    """Rounds per second of wall time; None if no line has its time."""
     found = [line["wall_s"] for line in lines if _number(line, "wall_s")]
     wall = math.fsum(found)
     return len(found) / wall if wall else None
 
 
 def rate(lines: Lines, key: str) -> float | None:
-    """Of what the key counts, so many a second of wall time; None where no line tells."""
-    telling = [line for line in lines if _number(line, key) and _number(line, "wall_s")]
-    wall = math.fsum(line["wall_s"] for line in telling)
-    return math.fsum(line[key] for line in telling) / wall if wall else None
+    """The sum of a key per second of wall time; None if no line has the key."""
+    complete = [line for line in lines if _number(line, key) and _number(line, "wall_s")]
+    wall = math.fsum(line["wall_s"] for line in complete)
+    return math.fsum(line[key] for line in complete) / wall if wall else None
 
 
 def imbalance(lines: Lines) -> float | None:
-    """The slowest rank's load over the mean one, on average over the rounds that tell."""
+    """The slowest rank's work over the mean one's, on average; None if no line has it."""
     found = [line["imbalance"] for line in lines if _number(line, "imbalance")]
     return math.fsum(found) / len(found) if found else None
 
@@ -80,5 +80,5 @@ def _cells(log: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _number(line: Mapping[str, Any], key: str) -> bool:
-    """Whether the line has a number there: a log may be anybody's."""
+    """Whether the line has a number under the key; logs of other versions may not."""
     return isinstance(line.get(key), int | float)

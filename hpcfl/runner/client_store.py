@@ -19,7 +19,7 @@ GIB = 1 << 30
 def make_client_store(
     config: Store, kept: StateSchema, root: Path, rank: int, session: str, clients: Sequence[int]
 ) -> ClientStore:
-    """The home of the states of ``clients``.
+    """Make the store of the states of ``clients``.
 
     Args:
         config: the job's section.
@@ -47,7 +47,7 @@ def make_client_store(
         return ScratchStore(near, far, own)
 
     if kept.own.fields and kept.shared.fields:
-        # The own parts, small as a rule, first; but never more than half.
+        # The states' own parts are mostly small: they get the cache they need, at most half of it.
         own = min(cache // 2, len(clients) * footprint(kept.own))
         apart = build(folder_of_shared(root), kept.shared, cache - own, "shared")
         return SharedStore(kept, build(root, kept.own, own, "own"), apart)

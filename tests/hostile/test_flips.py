@@ -116,11 +116,11 @@ def sweep(root):
     with RunDir(root / "run") as folder:
         todos = prepare(read_sweep(root / "sweep.yaml"), folder)
         with SweepProgress("sweep", folder.root / SWEEP_LOG, 4, io.StringIO()) as board:
-            board.say("plan", "sweep", "4 runs to do, 0 finished before, 1 at once: as asked")
+            board.log_event("plan", "sweep", "4 runs to do, 0 finished before, 1 at once: as asked")
             for each in todos[:2]:
                 start(each.point.loaded, each.folder.root)
-                board.say("finished", each.point.name, "2 rounds")
-            board.say("failed", todos[2].point.name, "exit code 3: the loss is nan")
+                board.log_event("finished", each.point.name, "2 rounds")
+            board.log_event("failed", todos[2].point.name, "exit code 3: the loss is nan")
 
 
 class Subject:

@@ -249,20 +249,20 @@ class Scripted:
         Scripted.begun += 1
         Scripted.commands.append([str(word) for word in command])
         self.log, self.rounds, self.done = folder.log, rounds, done
-        self.settled, self.taken, self.peak = Scripted.begun > 2, 0, 5
+        self.measured, self.memory, self.peak_memory = Scripted.begun > 2, 0, 5
         self._looks = 0
 
-    def look(self):
+    def poll(self):
         self._looks += 1
         if self._looks < 2:
             return None
         Scripted.alive -= 1
-        return 0 if self.settled else 2
+        return 0 if self.measured else 2
 
-    def came_to(self):
+    def result(self):
         return "4 rounds"
 
-    def last_words(self):
+    def last_message(self):
         return Scripted.words
 
     def kill(self):
@@ -273,7 +273,7 @@ class Scripted:
 def scripted(monkeypatch):
     """Runs that are played, not started."""
     monkeypatch.setattr(run_sweep, "RunProcess", Scripted)
-    monkeypatch.setattr(run_sweep, "LOOK_S", 0)
+    monkeypatch.setattr(run_sweep, "POLL_S", 0)
     for name in ("alive", "begun"):
         monkeypatch.setattr(Scripted, name, 0)
     monkeypatch.setattr(Scripted, "commands", [])
@@ -282,11 +282,11 @@ def scripted(monkeypatch):
 
 def test_a_run_that_ends_early_opens_no_gate(file, tmp_path, scripted, monkeypatch):
     alive = []
-    start = run_sweep._Play._start
+    start = run_sweep._Scheduler._start
     monkeypatch.setattr(run_sweep, "free_memory", lambda: 1 << 40)
     monkeypatch.setattr(run_sweep, "cores", lambda: 4)
     monkeypatch.setattr(
-        run_sweep._Play,
+        run_sweep._Scheduler,
         "_start",
         lambda self, run: (alive.append(scripted.alive), start(self, run)),
     )
@@ -348,7 +348,7 @@ def test_a_stop_while_files_are_fetched_is_heard_before_the_next(
     latch_early()
     monkeypatch.setattr(DataConfig, "fetch", fetch)
     file.write_text(SWEEP + "  data.clients: [4, 5]\n")
-    with pytest.raises(Stopped, match="stopped by SIGTERM; the same command goes on"):
+    with pytest.raises(Stopped, match="stopped by SIGTERM; the same command resumes"):
         run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
     assert (fetched, scripted.begun) == ([4], 0)
     assert not list((tmp_path / "out").glob("*.yaml"))
@@ -358,7 +358,7 @@ def test_a_silent_run_is_told(file, tmp_path, scripted, monkeypatch):
     monkeypatch.setattr(scripted, "words", "")
     run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
     assert (
-        "failed   avg-seed0: exit code 2: it said nothing"
+        "failed   avg-seed0: exit code 2: no output"
         in (tmp_path / "out/sweep.log").read_text()
     )
 
@@ -368,13 +368,13 @@ def stopped(file, tmp_path, scripted, monkeypatch):
     """What the sweep writes of a run that ends as told, once it was told to stop itself."""
 
     def played(code, words, done=0):
-        def look(run):
+        def poll(run):
             run.done = done
             os.kill(os.getpid(), signal.SIGTERM)
             return code
 
         monkeypatch.setattr(scripted, "words", words)
-        monkeypatch.setattr(scripted, "look", look)
+        monkeypatch.setattr(scripted, "poll", poll)
         with pytest.raises(Stopped):
             run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
         last = (tmp_path / "out/sweep.log").read_bytes().splitlines()[-1]
