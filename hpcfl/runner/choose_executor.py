@@ -93,7 +93,7 @@ def check(components: Components) -> None:
         try:
             one_step(two, two.executor(two.gradient()), 1)()
         except ClientError as e:
-            raise components.unfit(e) from e
+            raise components.block_error(e) from e
 
 
 def _measure(components: Components, ranks: int) -> Choice:

@@ -37,18 +37,21 @@ def make_client_store(
         if config.kind == "memory":
             return MemoryStore(folder, rank, session, clients, schema)
         common, disk = not schema.own.fields, config.dir
-        first = cache if disk is None else 0
-        far = Hdf5Store(folder, rank, session, clients, schema, first, common=common)
+        # With a scratch disk, only the store there has a cache: the rounds read and write it.
+        cache_of_permanent = cache if disk is None else 0
+        permanent = Hdf5Store(
+            folder, rank, session, clients, schema, cache_of_permanent, common=common
+        )
         if disk is None:
-            return far
+            return permanent
         own = folder_of_session(Path(disk), root.parent, rank, session) / name
         own.mkdir()
-        near = Hdf5Store(own, rank, session, clients, schema, cache, common=common)
-        return ScratchStore(near, far, own)
+        scratch = Hdf5Store(own, rank, session, clients, schema, cache, common=common)
+        return ScratchStore(scratch, permanent, own)
 
     if kept.own.fields and kept.shared.fields:
         # The states' own parts are mostly small: they get the cache they need, at most half of it.
         own = min(cache // 2, len(clients) * footprint(kept.own))
-        apart = build(folder_of_shared(root), kept.shared, cache - own, "shared")
-        return SharedStore(kept, build(root, kept.own, own, "own"), apart)
+        shared = build(folder_of_shared(root), kept.shared, cache - own, "shared")
+        return SharedStore(kept, build(root, kept.own, own, "own"), shared)
     return build(root, kept, cache, "own")

@@ -179,9 +179,9 @@ class Components:
                 clip=job.local.clip,
             )
         except (RuntimeError, NotImplementedError, ValueError, IndexError, TypeError) as e:
-            raise self.unfit(e) from e
+            raise self.block_error(e) from e
 
-    def unfit(self, error: Exception) -> JobError:
+    def block_error(self, error: Exception) -> JobError:
         """The error to raise where the model cannot be trained for many clients at once."""
         names = (self.loaded.tree[section]["name"] for section in ("algorithm", "model"))
         return JobError(

@@ -243,7 +243,7 @@ class _Trial:
             self._name("model", "name"),
             (self._components.job.model, self._components.job.data),
         )
-        with _as_one_line(name, does, called, self._forward, unfit=True):
+        with _as_one_line(name, does, called, self._forward, runs_model=True):
             yield
 
     @property
@@ -278,7 +278,7 @@ def _as_one_line(
     otherwise: str = "",
     advice: str = "",
     *,
-    unfit: bool = False,
+    runs_model: bool = False,
 ) -> Iterator[None]:
     """Turn an error of the block into one line; an error of hpcfl itself keeps its traceback.
 
@@ -288,7 +288,7 @@ def _as_one_line(
         called: the objects of the job that the block calls.
         otherwise: the place, where the error went through no line of the user's.
         advice: what to do.
-        unfit: whether the block plays the model, which data of the user's need not fit, even if
+        runs_model: whether the block runs the model, which data of the user may not fit, even if
             every class is hpcfl's.
 
     Raises:
@@ -298,7 +298,7 @@ def _as_one_line(
     """
 
     def convert(e: Exception) -> JobError | None:
-        if is_own_fault(e, *called) and not (unfit and _refused_by_torch(e)):
+        if is_own_fault(e, *called) and not (runs_model and _refused_by_torch(e)):
             return None
         more = "" if isinstance(e, BrokenRuleError) else hint()
         said = described(e, otherwise=otherwise)

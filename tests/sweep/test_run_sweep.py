@@ -357,10 +357,7 @@ def test_a_stop_while_files_are_fetched_is_heard_before_the_next(
 def test_a_silent_run_is_told(file, tmp_path, scripted, monkeypatch):
     monkeypatch.setattr(scripted, "words", "")
     run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
-    assert (
-        "failed   avg-seed0: exit code 2: no output"
-        in (tmp_path / "out/sweep.log").read_text()
-    )
+    assert "failed   avg-seed0: exit code 2: no output" in (tmp_path / "out/sweep.log").read_text()
 
 
 @pytest.fixture
