@@ -18,10 +18,10 @@ def _peers(options: Namespace) -> Result:
     return bench_peers(options.python, options.model)
 
 
-def _pieces(options: Namespace) -> Result | None:
-    from hpcfl.bench.pieces import bench_pieces
+def _costs(options: Namespace) -> Result | None:
+    from hpcfl.bench.costs import bench_costs
 
-    return bench_pieces(options.job, options.overrides)
+    return bench_costs(options.job, options.overrides)
 
 
 def _reduce(options: Namespace) -> Result | None:
@@ -52,7 +52,7 @@ def _store(options: Namespace) -> Result:
 BENCHES: Mapping[str, Callable[[Namespace], Result | None]] = {
     "bench executor": _executor,
     "bench peers": _peers,
-    "bench pieces": _pieces,
+    "bench costs": _costs,
     "bench reduce": _reduce,
     "bench round": _round,
     "bench scaling": _scaling,

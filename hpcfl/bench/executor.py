@@ -49,11 +49,11 @@ def bench_executor(
         ]
         figures: list[Figure] = []
         for loaded in jobs:
-            parts = build_components(loaded, device_of(loaded.job, 0))
-            clients = len(parts.rows)
+            components = build_components(loaded, device_of(loaded.job, 0))
+            clients = len(components.rows)
             fit = sizes or [size for size in SIZES if size <= clients] or [clients]
-            steps = _take_turns(loaded, parts, fit, turns)
-            ideal = _flops(parts) / _peak(parts)
+            steps = _take_turns(loaded, components, fit, turns)
+            ideal = _flops(components) / _peak(components)
             lines += [
                 f"{column(loaded.name, 16)} {step.side:14} {1e3 * step.middle:15.3f} ms "
                 f"{step.over(steps[0]):14.3f} {ideal / step.middle:8.1%}"
@@ -61,45 +61,47 @@ def bench_executor(
             ]
             figures += steps
     lines.append("(to sequential: the median over the turns of the ratio within a turn)")
-    return Result("bench executor", "\n".join(lines), figures, device=parts.device)
+    return Result("bench executor", "\n".join(lines), figures, device=components.device)
 
 
 def _take_turns(
-    loaded: Loaded, parts: Components, sizes: Sequence[int], turns: int
+    loaded: Loaded, components: Components, sizes: Sequence[int], turns: int
 ) -> list[Figure]:
     """Seconds of a step of a client: each executor once a turn."""
-    plays = {ALONE: _play(parts, None)} | {f"blocks of {k}": _play(parts, k) for k in sizes}
+    plays = {ALONE: _play(components, None)} | {
+        f"blocks of {k}": _play(components, k) for k in sizes
+    }
     what = f"bench executor: {loaded.name}: steps"
-    times = take_turns(plays, turns, what, warm=WARM[parts.device.type])
+    times = take_turns(plays, turns, what, warm=WARM[components.device.type])
     return [Figure(loaded.name, name, "s", values) for name, values in times.items()]
 
 
-def _play(parts: Components, size: int | None) -> Callable[[], float]:
+def _play(components: Components, size: int | None) -> Callable[[], float]:
     """Plays a step of one client, or of a block; seconds by client."""
-    made = with_executor(parts, "sequential" if size is None else "block", size)
+    made = with_executor(components, "sequential" if size is None else "block", size)
     step = one_step(made, made.executor(made.gradient()), size or 1)
     return lambda: step() / (size or 1)
 
 
-def _flops(parts: Components) -> int:
+def _flops(components: Components) -> int:
     """Multiplications and additions of a client's gradient on a batch."""
-    gradient = parts.gradient()
-    batch = next(parts.clients.task(0, 0).batches)
+    gradient = components.gradient()
+    batch = next(components.clients.task(0, 0).batches)
     with FlopCounterMode(display=False) as counter:
-        gradient.stochastic(parts.x0.clone(), batch, 0)
+        gradient.stochastic(components.x0.clone(), batch, 0)
     counted: int = counter.get_total_flops()
     if not counted:
         raise JobError("model.name: has no matrix product whose time could be compared")
     return counted
 
 
-def _peak(parts: Components) -> float:
+def _peak(components: Components) -> float:
     """Multiplications and additions a second, in products of large matrices."""
-    dtype = torch.bfloat16 if parts.job.precision == "bf16" else parts.x0.dtype
-    a, b = (torch.rand(SIDE, SIDE, device=parts.device).to(dtype) for _ in range(2))
+    dtype = torch.bfloat16 if components.job.precision == "bf16" else components.x0.dtype
+    a, b = (torch.rand(SIDE, SIDE, device=components.device).to(dtype) for _ in range(2))
     times = []
-    for _ in range(WARM[parts.device.type] + TURNS):
+    for _ in range(WARM[components.device.type] + TURNS):
         began = perf_counter()
         (a @ b).sum().item()  # waits for a GPU
         times.append(perf_counter() - began)
-    return 2 * SIDE**3 / median(times[WARM[parts.device.type] :])
+    return 2 * SIDE**3 / median(times[WARM[components.device.type] :])

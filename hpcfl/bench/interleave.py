@@ -1,4 +1,4 @@
-"""Measure several things in turns, so that noise of the machine falls on all of them."""
+"""Time several functions in turns, so that noise of the machine affects all of them alike."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -14,24 +14,24 @@ def take_turns(
     what: str,
     *,
     warm: int = 1,
-    speaks: bool = True,
+    show_progress: bool = True,
 ) -> dict[Side, list[float]]:
-    """Play every side once a turn; standard error hears between two of them how far they are.
+    """Call every function once in each turn, and collect the seconds that it returns.
 
     Args:
-        sides: by name, what plays and tells its seconds.
-        turns: that count.
-        what: is measured, for people.
-        warm: turns before, which do not count.
-        speaks: whether this process tells; of several ranks the first.
+        sides: functions by name; each returns the seconds of what it measures.
+        turns: how many turns are measured.
+        what: the title of the progress line.
+        warm: turns before these, which are not measured.
+        show_progress: whether this process shows progress; of several ranks the first does.
 
     Returns:
         By name, a figure a turn.
     """
     times: dict[Side, list[float]] = {name: [] for name in sides}
     plays = [(name, play) for _ in range(warm + turns) for name, play in sides.items()]
-    # No thread draws beside what is measured.
-    told = track(plays, what, len(plays), thread=False) if speaks else plays
-    for name, play in told:
+    # Without a thread for the progress line: it would disturb the measurement.
+    tracked = track(plays, what, len(plays), thread=False) if show_progress else plays
+    for name, play in tracked:
         times[name].append(play())
     return {name: seconds[warm:] for name, seconds in times.items()}

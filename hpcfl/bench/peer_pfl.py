@@ -113,7 +113,7 @@ MODELS = {"cnn": cnn, "lenet": lenet, "resnet20": resnet20}
 
 
 class Network(nn.Module):
-    """A model with what pfl asks of it."""
+    """A model with the methods that pfl calls."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Network(nn.Module):
 
 
 class Asked(TrainingProcessCallback):
-    """Tells what a round took, and waits to be asked for the next."""
+    """Prints the seconds of a round, and waits for the request of the next one."""
 
     def on_train_begin(self, *, model: Any) -> Metrics:
         """Wait for the first."""

@@ -31,7 +31,7 @@ PRECISIONS = ("float32", "bf16")
 
 
 class Work(NamedTuple):
-    """What every side does in a round."""
+    """The work of every side in a round."""
 
     users: int
     samples: int
@@ -105,7 +105,7 @@ def _job(root: str, model: str, work: Work) -> dict[str, Any]:
 
 
 def report(figures: Sequence[Figure], users: int) -> str:
-    """A table: medians, quartiles, and what the peer takes over it.
+    """A table: medians, quartiles, and the ratio of the peer's time to ours.
 
     Args:
         figures: of a round.
@@ -134,14 +134,14 @@ def _checked(python: Path | None) -> str:
             f"{found}: cannot be started: {e.strerror}; name a Python that has pfl"
         ) from e
     if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        why = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise JobError(f"{found}: no pfl ({why}); say {INSTALL}, then --python E/bin/python")
     return found
 
 
 @contextmanager
 def _pfl(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
-    """What pfl says: its versions, then what each round took, played when it is asked for."""
+    """The lines of pfl's process: its versions, then the seconds of each round on request."""
     script = Path(__file__).with_name("peer_pfl.py")
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(  # noqa: S603
@@ -160,7 +160,7 @@ def _pfl(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]
                     asks.write("\n")
                     asks.flush()
             errors.seek(0)
-            last = (errors.read().strip().splitlines() or ["it said nothing"])[-1]
+            last = (errors.read().strip().splitlines() or ["no output"])[-1]
             raise JobError(f"{python}: pfl ended: {last}")
 
         try:

@@ -109,7 +109,7 @@ def _size(comm: Comm, size: int, turns: int, clients: Sequence[int] = CLIENTS) -
     sides |= means(comm, size, clients, cpu) | means(comm, size, clients, cpu, Fast)
     plays = {name: partial(_timed, comm, side) for name, side in sides.items()}
     what = f"bench reduce: sums of {size} numbers"
-    times = take_turns(plays, turns, what, speaks=comm.rank == 0)
+    times = take_turns(plays, turns, what, show_progress=comm.rank == 0)
     return [Figure(str(size), name, "s", seconds) for name, seconds in times.items()]
 
 
@@ -157,7 +157,7 @@ def _draw(size: int, rank: int, client: int) -> Tensor:
 
 
 def _lenet() -> tuple[int, float]:
-    """LeNet's parameters, and a client's visit in seconds: one rank beside the other, no sums."""
+    """LeNet's parameters, and a client's visit in seconds: two ranks at once, without sums."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         engine = Engine(single_rank(built_in(Path(name))[1], Path(name), stack).run, 1)
         return engine.x.numel(), median(engine() for _ in range(VISITS)) / 2

@@ -1,4 +1,4 @@
-"""The result of a measurement: a table, every turn's figures, a plot."""
+"""The result of a measurement: a table, the figures of every turn, a plot."""
 
 import json
 import os
@@ -25,12 +25,12 @@ def column(name: str, width: int) -> str:
 
 
 class Figure(NamedTuple):
-    """One thing, measured turn by turn; the turns of all figures of a subject lie side by side."""
+    """One quantity, measured in every turn; figures of one subject share their turns."""
 
     subject: str
-    """What was done, as the name of a job or a size."""
+    """What was measured: the name of a job, or a size."""
     side: str
-    """Who did it."""
+    """The implementation that was measured."""
     unit: str
     values: Sequence[float]
     """One a turn."""
@@ -59,14 +59,14 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """What one command measured."""
+    """The result of one ``bench`` command."""
 
     command: str
     """As `bench round`."""
     table: str
     figures: Sequence[Figure]
     about: dict[str, Any] = field(default_factory=dict)
-    """Settings, and what was derived from the figures."""
+    """Settings, and values derived from the figures."""
     device: torch.device | None = None
     """The CPU when None."""
 

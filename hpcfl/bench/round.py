@@ -65,7 +65,7 @@ class Turn(NamedTuple):
     engine: Figure
     bare: Figure
     gap: float | None
-    """How far apart a turn ended over how far it went, at most; None where FedAvg is not played."""
+    """The largest distance of both models over the way they went; None unless it is FedAvg."""
 
     @property
     def overhead_ms(self) -> float:
@@ -109,9 +109,9 @@ def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Turn:
             f"{pairs + 1}; set rounds={pairs + 1} or more"
         )
     with ExitStack() as stack:
-        parts, run, _ = single_rank(loaded, folder, stack)
-        times, gaps = _take_turns(parts, Engine(run, turn), Bare(parts, run, turn), pairs)
-    clients = len(parts.rows)
+        components, run, _ = single_rank(loaded, folder, stack)
+        times, gaps = _take_turns(components, Engine(run, turn), Bare(components, run, turn), pairs)
+    clients = len(components.rows)
     return Turn(
         loaded.name,
         turn * max(1, round(loaded.job.cohort.participation(clients) * clients)),
@@ -122,29 +122,29 @@ def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Turn:
 
 
 def _take_turns(
-    parts: Components, engine: Engine, bare: "Bare", pairs: int
+    components: Components, engine: Engine, bare: "Bare", pairs: int
 ) -> tuple[list[tuple[float, float]], list[float]]:
     """The seconds of both sides in each turn after the first, and every turn's gap."""
     times, gaps = [], []
-    what = f"bench round: {parts.loaded.name}: turns"
+    what = f"bench round: {components.loaded.name}: turns"
     for _ in track(range(pairs + 1), what, pairs + 1, thread=False):
         start = bare.x
         times.append((engine(), bare()))
-        if type(parts.algorithm) is FedAvg:
-            gaps.append(_gap(parts, start, engine.x, bare.x))
+        if type(components.algorithm) is FedAvg:
+            gaps.append(_gap(components, start, engine.x, bare.x))
         bare.x = engine.x  # or rounding errors would grow from turn to turn
     return times[1:], gaps
 
 
-def _gap(parts: Components, start: Vector, engine: Vector, bare: Vector) -> float:
+def _gap(components: Components, start: Vector, engine: Vector, bare: Vector) -> float:
     """How far apart both sides ended, relative to how far they went; refused where it is much."""
     apart = float((engine - bare).norm())
     gap = apart / float((engine - start).norm()) if apart else 0.0  # a turn may have no client
-    limit = TOLERANCE[parts.job.precision]
+    limit = TOLERANCE[components.job.precision]
     if not gap <= limit:  # nan neither
         raise HpcflError(
-            f"{parts.loaded.name}: engine and bare loop ended a turn {gap:.1e} of its way apart, "
-            f"expected {limit:.0e} at most; the times of different work are not compared"
+            f"{components.loaded.name}: engine and bare loop ended a turn {gap:.1e} of its way "
+            f"apart, expected {limit:.0e} at most; the times of different work are not compared"
         )
     return gap
 
@@ -180,16 +180,16 @@ class Bare:
     """Plays so many rounds of a run by hand a turn; arguments as the engine's."""
 
     def __init__(
-        self, parts: Components, run: Run, rounds: int, clock: Clock = perf_counter
+        self, components: Components, run: Run, rounds: int, clock: Clock = perf_counter
     ) -> None:
-        self._parts, self._run, self._turn, self._done = parts, run, rounds, 0
+        self._components, self._run, self._turn, self._done = components, run, rounds, 0
         self._clock = clock
         self.x = run.x0.clone()
-        self._model = copy.deepcopy(parts.model)
+        self._model = copy.deepcopy(components.model)
         load_vector(self._model, self.x)
-        if len(parts.dataset.train.inputs.shape) == 4:
+        if len(components.dataset.train.inputs.shape) == 4:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        bf16 = parts.job.precision == "bf16"
+        bf16 = components.job.precision == "bf16"
         self._precision = partial(autocast_bfloat16, run.x0.device.type) if bf16 else nullcontext
 
     def __call__(self) -> float:
@@ -209,8 +209,8 @@ class Bare:
         return float(self._run.training.weights[client]), list(visit.batches)
 
     def _round(self, cohort: Sequence[tuple[float, list[Batch]]], rate: float) -> None:
-        local = self._parts.job.local
-        loss_of = LOSSES[self._parts.dataset.loss]
+        local = self._components.job.local
+        loss_of = LOSSES[self._components.dataset.loss]
         mean = torch.zeros_like(self.x)
         total = sum(weight for weight, _ in cohort)
         for weight, batches in cohort:
@@ -228,4 +228,4 @@ class Bare:
                     torch.nn.utils.clip_grad_norm_(self._model.parameters(), local.clip)
                 optimizer.step()
             mean.add_(parameters(self._model), alpha=weight / total)
-        self.x = self.x.lerp(mean, self._parts.algorithm.server_lr)
+        self.x = self.x.lerp(mean, self._components.algorithm.server_lr)

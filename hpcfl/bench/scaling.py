@@ -21,7 +21,7 @@ from hpcfl.errors import JobError
 from hpcfl.sweep.process import environment, mpirun
 
 RANKS, TURNS, CLIENTS = (1, 2, 4), 7, 20
-PAUSE_S = 0.01  # between two looks at the folder: who waits hardly works
+PAUSE_S = 0.01  # between two looks at the folder, so that waiting takes little CPU time
 
 
 def bench_scaling(ranks: Sequence[int] | None, turns: int = TURNS) -> Result:

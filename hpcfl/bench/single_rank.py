@@ -1,4 +1,4 @@
-"""A run whose rounds are played a few at a time, to be timed against something else."""
+"""Run a job's rounds a few at a time, to time them against something else."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -35,7 +35,7 @@ class LogOnly:
         """Seconds that the rounds waited for client states."""
 
     def begin_round(self, round: int) -> None:
-        """Tell nobody."""
+        """Do nothing."""
 
     def evaluate(self, round: int, x: Vector) -> Record:
         """No scores."""
@@ -54,7 +54,7 @@ class LogOnly:
 
 
 class Engine:
-    """Plays so many rounds of a run a turn.
+    """Runs a number of rounds in each call.
 
     Args:
         run: whose rounds.
@@ -72,7 +72,7 @@ class Engine:
         return self._server.x  # type: ignore[no-any-return]
 
     def __call__(self) -> float:
-        """Play the next rounds; the seconds that they took."""
+        """Run the next rounds; return the seconds that they took."""
         end = self._done + self._turn
         began = self._clock()
         schedule = replace(self._run.schedule, rounds=end)
@@ -82,18 +82,18 @@ class Engine:
 
 
 class SingleRank(NamedTuple):
-    """A job that is ready to be played."""
+    """A job with its data loaded, ready for rounds."""
 
-    parts: Components
+    components: Components
     run: Run
     hooks: LogOnly
-    """They hear what the rounds waited."""
+    """Their ``waited`` has the seconds that rounds waited for client states."""
 
 
 def single_rank(
     loaded: Loaded, folder: Path, stack: ExitStack, comm: Comm | None = None
 ) -> SingleRank:
-    """A job, ready to be played on this rank alone, or on one of a group.
+    """Load a job for rounds on this rank alone, or on one of a group.
 
     Args:
         loaded: the job.
@@ -102,10 +102,10 @@ def single_rank(
         comm: the group; none is needed for one rank.
     """
     comm = comm or Solo()
-    parts = build_components(loaded, device_of(loaded.job, comm.local_rank))
-    owner = assign_owners([len(own) for own in parts.rows], comm.size)
+    components = build_components(loaded, device_of(loaded.job, comm.local_rank))
+    owner = assign_owners([len(own) for own in components.rows], comm.size)
     hooks = LogOnly(stack.enter_context(closing(RunLog(folder / "log.jsonl"))))
     mine = [client for client, rank in enumerate(owner) if rank == comm.rank]
-    store = stack.enter_context(closing(parts.store(folder, comm.rank, "bench", mine)))
-    run = build_run(parts, comm, owner, store, parts.gradient(), hooks, Signals())
-    return SingleRank(parts, run, hooks)
+    store = stack.enter_context(closing(components.store(folder, comm.rank, "bench", mine)))
+    run = build_run(components, comm, owner, store, components.gradient(), hooks, Signals())
+    return SingleRank(components, run, hooks)

@@ -164,7 +164,7 @@ class _ByCalls:
 
 
 def _forget(root: Path) -> None:
-    """Let the system drop what memory holds of the files, so that the disk is measured."""
+    """Drop the files from the page cache, so that the disk is measured, not memory."""
     for path in (*root.glob("stores/*"), root / "bare"):
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

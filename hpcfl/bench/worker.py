@@ -20,7 +20,7 @@ PAUSE_S = 0.01
 
 
 def main(job: str, folder: str, number: str, shares: str) -> None:
-    """Play rounds until the folder's ``end`` is there."""
+    """Run a round for each file ``go-K``, until there is a file ``end``."""
     place = Path(folder)
     bare = place.name.endswith("bare")
     size = load(job).job.cohort.participation(1)
@@ -33,7 +33,7 @@ def main(job: str, folder: str, number: str, shares: str) -> None:
         parts, run, _ = single_rank(loaded, own, stack, comm)
         play: Callable[[], float] = Bare(parts, run, 1) if bare else Engine(run, 1)
         turn = 0
-        while _asked(place, turn):
+        while _wait_for_turn(place, turn):
             comm.barrier()
             seconds = play()
             made = own / "seconds"
@@ -42,8 +42,8 @@ def main(job: str, folder: str, number: str, shares: str) -> None:
             turn += 1
 
 
-def _asked(place: Path, turn: int) -> bool:
-    """Wait for a turn; False at the end."""
+def _wait_for_turn(place: Path, turn: int) -> bool:
+    """Wait for the file of a turn; return False at the end."""
     while not (place / f"go-{turn}").exists():
         if (place / "end").exists():
             return False

@@ -1,4 +1,4 @@
-"""Describe what a job would do, and which clients would hold which data."""
+"""Describe a checked job, and the examples of its clients."""
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -21,7 +21,7 @@ from hpcfl.data.split import effective_partition, partition_examples
 from hpcfl.engine.schema import traffic
 from hpcfl.errors import JobError
 from hpcfl.io.table import render_tables
-from hpcfl.job.schema import Job, Loaded, fitted
+from hpcfl.job.schema import Job, Loaded, resolve_for_population
 from hpcfl.models.base import TORCHVISION
 from hpcfl.report.plots import plot_partition
 from hpcfl.report.plots.figure import check_plot
@@ -36,11 +36,11 @@ UNLIMITED = 1000  # columns
 
 
 def describe(loaded: Loaded, *, data: bool) -> str:
-    """A summary of a checked job; all that can be checked without its data is checked.
+    """Check a job as far as possible, and summarise it.
 
     Args:
         loaded: the job.
-        data: load the data and build the model too.
+        data: load the data and build the model too, and check them.
 
     Raises:
         JobError, DataError: something in the job does not fit.
@@ -48,33 +48,35 @@ def describe(loaded: Loaded, *, data: bool) -> str:
     if data:
         fetch_data(loaded)
         fetch_model(loaded)
-    parts, inputs = _assembled(loaded) if data else (None, {})
-    if parts:
-        try_classes(parts)
-        check(parts)
-    population = len(parts.rows) if parts else loaded.job.data.population
-    if not parts:
-        loaded = fitted(loaded, population)
+    components, inputs = _assembled(loaded) if data else (None, {})
+    if components:
+        try_classes(components)
+        check(components)
+    population = len(components.rows) if components else loaded.job.data.population
+    if not components:
+        loaded = resolve_for_population(loaded, population)
         _check_files(loaded.job)
         try_algorithm(loaded)
-    lines = [*_job_lines(_in_force(parts.loaded if parts else loaded, parts), population)]
-    if parts:
-        lines += [*_data_lines(parts), *_input_lines(inputs)]
+    lines = [
+        *_job_lines(_in_force(components.loaded if components else loaded, components), population)
+    ]
+    if components:
+        lines += [*_data_lines(components), *_input_lines(inputs)]
     return "\n".join(f"{title:<11} {text}" for title, text in lines)
 
 
 def _assembled(loaded: Loaded) -> tuple[Components, Digests]:
     """The loaded job, and the fingerprints of its inputs."""
     with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
-        parts = build_components(loaded, torch.device("cpu"))
-        return parts, fingerprints.of(parts.dataset)
+        components = build_components(loaded, torch.device("cpu"))
+        return components, fingerprints.of(components.dataset)
 
 
 def show_partition(loaded: Loaded, plot: Path) -> str:
-    """Who holds what, as tables and as a picture.
+    """Show the examples of each client, as tables and as a plot.
 
     Raises:
-        JobError, DataError: the data cannot be loaded or dealt, or the plot not be written.
+        JobError, DataError: the data cannot be loaded or partitioned, or the plot not be written.
     """
     check_plot(plot)
     job = loaded.job
@@ -111,11 +113,11 @@ def _check_files(job: Job) -> None:
         raise JobError(f"model.init: {init}: there is no such file")
 
 
-def _in_force(loaded: Loaded, parts: Components | None) -> Loaded:
+def _in_force(loaded: Loaded, components: Components | None) -> Loaded:
     """The job with the defaults that depend on other keys, or on its data, filled in."""
     data, local = loaded.job.data, loaded.job.local
-    if parts:
-        data = replace(data, partition=effective_partition(data, parts.dataset))
+    if components:
+        data = replace(data, partition=effective_partition(data, components.dataset))
     if local.epochs is None and local.steps is None:
         local = replace(local, epochs=1)
     return replace(loaded, job=replace(loaded.job, data=data, local=local))
@@ -149,27 +151,27 @@ def _job_lines(loaded: Loaded, population: int | None) -> Iterable[tuple[str, st
     yield "checkpoint", _settings(job.checkpoint).removeprefix(": ")
 
 
-def _data_lines(parts: Components) -> Iterable[tuple[str, str]]:
-    sizes = np.array([len(own) for own in parts.rows])
-    tests = len(parts.tests())
+def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
+    sizes = np.array([len(own) for own in components.rows])
+    tests = len(components.tests())
     low, median, high = _spread(sizes)
     spread = f"{_between(low, high)} a client, median {median}"
-    held = f", {sum(map(len, parts.held_out))} held out" if parts.held_out else ""
+    held = f", {sum(map(len, components.held_out))} held out" if components.held_out else ""
     yield "examples", f"{spread}; {sizes.sum()} in all{held}, {tests} for testing"
-    population = parts.clients
+    population = components.clients
     steps = [int(population.task(client, 0).client.steps) for client in range(len(population))]
     yield "steps", f"K = {_between(min(steps), max(steps))}"
-    yield "parameters", f"{parts.x0.numel()}"
-    bytes_ = traffic(parts.algorithm, parts.schema)
+    yield "parameters", f"{components.x0.numel()}"
+    bytes_ = traffic(components.algorithm, components.schema)
     yield "traffic", f"{decimal(bytes_.down)} down, {decimal(bytes_.up)} up per client and round"
-    kept = parts.stored_state
+    kept = components.stored_state
     own, shared = kept.own.bytes, kept.shared.bytes
     once = f"; {decimal(shared)} a round and rank, once for all its clients" if shared else ""
     yield "states", f"{decimal(own)} a client, {decimal(own * len(sizes))} in all{once}"
-    for number, note in enumerate((*parts.loaded.notes, *parts.dataset.notes)):
+    for number, note in enumerate((*components.loaded.notes, *components.dataset.notes)):
         yield "" if number else "note", note
-    if parts.missing_weights:
-        yield "skipped", f"model.init left out {', '.join(parts.missing_weights)}"
+    if components.missing_weights:
+        yield "skipped", f"model.init left out {', '.join(components.missing_weights)}"
 
 
 def _input_lines(inputs: Digests) -> Iterable[tuple[str, str]]:

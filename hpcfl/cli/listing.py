@@ -1,18 +1,14 @@
-"""List what a job can name, from the classes themselves."""
+"""List the algorithms, data, models and tasks of a job, from the classes' JSON schemas."""
 
-import ast
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import partial
-from itertools import pairwise
 from shutil import get_terminal_size
-from textwrap import dedent
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
 import torch
-from annotated_types import Ge, Gt, Interval, Le, Lt
+from pydantic import TypeAdapter
 from rich.box import ASCII2
 from rich.table import Table
 
@@ -29,9 +25,8 @@ from hpcfl.job.registry import suggestion
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
-from hpcfl.types import Section
 
-_OWN = object()  # no default of a field that a base has
+_ABSENT = object()  # the default of a field that is required
 NARROWEST, WIDEST = 80, 100  # columns of a table
 SIZE = 1_000_000  # parameters in the dry round: scalars that are sent along round to nothing
 
@@ -69,28 +64,28 @@ def listing(what: str | None = None) -> str:
 
 
 def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:
-    made = _titled("algorithm.name", "down", "up", "kept", "server", "what, paper, settings")
-    made.add_row("(every one)", "", "", "", "", "\n".join(_settings(Algorithm)))
+    table = _titled("algorithm.name", "down", "up", "kept", "server", "what, paper, settings")
+    table.add_row("(every one)", "", "", "", "", "\n".join(_settings(Algorithm)))
     for name, cls in known.items():
         counted = [f"(counted as {cls.traffic_note})"] if cls.traffic_note else []
         about = (_summary(cls), _reference(cls), *counted, *_settings(cls, Algorithm))
-        made.add_row(name, *multiples(cls()), "\n".join(about))
-    made.caption = (
+        table.add_row(name, *multiples(cls()), "\n".join(about))
+    table.caption = (
         "in vectors of the model's size; down, up: what a client receives and sends in a round; "
         "kept: what it keeps between rounds; server: what every rank keeps"
     )
-    return made
+    return table
 
 
 def _tasks(known: Mapping[str, Any]) -> Table:
-    made = _titled("task", "what")
+    table = _titled("task", "what")
     for name, sections in known.items():
-        made.add_row(name, f"data {sections['data']['kind']}, model {sections['model']['name']}")
-    return made
+        table.add_row(name, f"data {sections['data']['kind']}, model {sections['model']['name']}")
+    return table
 
 
 def multiples(algorithm: Algorithm) -> tuple[str, str, str, str]:
-    """What a client receives, sends and keeps, and a server keeps, in vectors: "1", "2", ...."""
+    """The sizes of message, upload, client state and server, in vectors of the model: "1", ..."""
     schema = dry_round(algorithm, SIZE, torch.float32)
     sent, unit = traffic(algorithm, schema), nbytes(schema.message.x)
     sizes = (sent.down, sent.up, nbytes(schema.state), nbytes(schema.server))
@@ -99,19 +94,19 @@ def multiples(algorithm: Algorithm) -> tuple[str, str, str, str]:
 
 
 def _titled(*columns: str) -> Table:
-    made = Table(box=ASCII2, caption_justify="left", show_lines=True)
+    table = Table(box=ASCII2, caption_justify="left", show_lines=True)
     for column in columns:
-        made.add_column(column, no_wrap=column != columns[-1])
-    return made
+        table.add_column(column, no_wrap=column != columns[-1])
+    return table
 
 
-def _sections(key: str, known: Mapping[str, type[Any]], base: type[Any] = Section) -> Table:
-    made = _titled(key, "what, settings")
-    if is_dataclass(base):
-        made.add_row("(every one)", "\n".join(_settings(base)))
+def _sections(key: str, known: Mapping[str, type[Any]], base: type[Any] | None = None) -> Table:
+    table = _titled(key, "what, settings")
+    if base:
+        table.add_row("(every one)", "\n".join(_settings(base)))
     for name, cls in known.items():
-        made.add_row(name, "\n".join((_summary(cls), *_settings(cls, base))))
-    return made
+        table.add_row(name, "\n".join((_summary(cls), *_settings(cls, base))))
+    return table
 
 
 def _kinds(union: Any) -> dict[str, type[Any]]:
@@ -135,80 +130,77 @@ def _reference(cls: type[Any]) -> str:
     return " ".join(paragraphs[:departures][-1].split())
 
 
-def _settings(cls: type[Any], base: type[Any] = Section) -> Iterable[str]:
-    """A line for every field that ``base`` lacks: its name, default and range, what it is for.
+def _settings(cls: type[Any], base: type[Any] | None = None) -> Iterable[str]:
+    """A line for every field that ``base`` lacks: its name, default, type and description.
 
-    And for those of ``base`` whose default is another here.
+    A field of ``base`` whose default is another here has a line, too.
     """
-    common = {f.name: f.default for f in fields(base)} if is_dataclass(base) else {}
-    hints = get_type_hints(cls, include_extras=True)
-    notes = _notes(cls)
-    for field in fields(cls):
-        if field.name != "kind" and common.get(field.name, _OWN) != field.default:
-            note = f": {notes[field.name]}" if field.name in notes else ""
-            yield f"- {field.name}{_default(field)} ({_type(hints[field.name])}){note}"
+    common = _properties(base) if base else {}
+    for name, field in _properties(cls).items():
+        same = name in common and common[name].get("default", _ABSENT) == field.get(
+            "default", _ABSENT
+        )
+        if name != "kind" and not same:
+            note = f": {field['description']}" if "description" in field else ""
+            yield f"- {name}{_default(field)} ({_type(field)}){note}"
 
 
-def _notes(cls: type[Any]) -> dict[str, str]:
-    """The docstrings below the fields of a dataclass and of its bases, first paragraphs."""
-    notes = {}
-    for base in reversed([base for base in cls.__mro__ if is_dataclass(base)]):
-        (tree,) = ast.parse(dedent(inspect.getsource(base))).body
-        for field, below in pairwise(tree.body):  # type: ignore[attr-defined]
-            match field, below:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    first = inspect.cleandoc(text).partition("\n\n")[0]
-                    notes[name] = " ".join(first.replace("``", "").split())
-    return notes
+def _properties(cls: type[Any]) -> dict[str, dict[str, Any]]:
+    """The JSON schema of every field of a section, described by the docstring below it."""
+    properties: dict[str, dict[str, Any]] = TypeAdapter(cls).json_schema()["properties"]
+    # Pydantic reads only the docstrings of the class itself, not those of inherited fields.
+    for parent in filter(is_dataclass, cls.__mro__[1:]):
+        for name, field in TypeAdapter(parent).json_schema()["properties"].items():
+            if "description" in field:
+                properties[name].setdefault("description", field["description"])
+    for field in properties.values():
+        if "description" in field:
+            first = field["description"].partition("\n\n")[0]
+            field["description"] = " ".join(first.replace("``", "").split())
+    return properties
 
 
-def _default(field: Field[Any]) -> str:
-    if field.default is MISSING:
+def _default(field: Mapping[str, Any]) -> str:
+    if "default" not in field:
         return ", required"
-    if field.default is None:
-        return ""
-    return f" = {written(field.default)}"
+    return "" if field["default"] is None else f" = {written(field['default'])}"
 
 
 def written(value: Any) -> str:
     """A setting as a job writes it: true, [0.6, 0.3]."""
-    if isinstance(value, tuple):
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(written, value))}]"
     return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
-def _type(hint: Any) -> str:
-    """A type as a user reads it: "float, > 0", "zero | shared | random"."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        inner = _type(arguments[0])
-        return " ".join((inner, *filter(None, map(_range, arguments[1:]))))
-    if origin is Literal:
-        return " | ".join(map(str, arguments))
-    if origin in (Union, UnionType):
-        return " | ".join(dict.fromkeys(_type(a) for a in arguments if a is not NoneType))
-    if origin is tuple:
-        return f"list of {_type(arguments[0])}"
-    return "section" if is_dataclass(hint) else _WORDS[hint]
+def _type(field: Mapping[str, Any]) -> str:
+    """A JSON schema as a user reads it: "number > 0", "zero | shared | random"."""
+    if "anyOf" in field:
+        kinds = (_type(kind) for kind in field["anyOf"] if kind.get("type") != "null")
+        return " | ".join(dict.fromkeys(kinds))
+    if "enum" in field or "const" in field:
+        return " | ".join(map(str, field.get("enum", [field.get("const")])))
+    if "type" not in field:  # a reference to another section, or to one of several
+        return "section"
+    if field["type"] == "array":
+        return f"list of {_type(field['items'])}"
+    bounds = (
+        f"{sign} {'2^63' if field[key] == 2**63 else field[key]}"
+        for key, sign in _BOUNDS.items()
+        if key in field
+    )
+    return f"{_WORDS[field['type']]} {', '.join(bounds)}".rstrip()
 
 
-def _range(metadata: Any) -> str:
-    match metadata:
-        case Gt(gt=bound):
-            return f"> {bound}"
-        case Ge(ge=bound):
-            return f">= {bound}"
-        case Lt(lt=bound):
-            return "< 2^63" if bound == 2**63 else f"< {bound}"
-        case Le(le=bound):
-            return f"<= {bound}"
-        case Interval():
-            return ", ".join(map(_range, metadata))
-        case _:
-            return ""
-
-
-_WORDS = {bool: "true | false", int: "whole number", float: "number", str: "text"}
+_BOUNDS = {
+    "exclusiveMinimum": ">",
+    "minimum": ">=",
+    "exclusiveMaximum": "<",
+    "maximum": "<=",
+}
+_WORDS = {
+    "boolean": "true | false",
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+}

@@ -1,4 +1,4 @@
-"""Run the commands of ``hpcfl``; only this module prints results."""
+"""Run the commands of ``hpcfl``; only this module prints their results."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from hpcfl.report.plots import Plot
     from hpcfl.report.rounds_to_target import Target
     from hpcfl.run_dir.record import RunRecord
+    from hpcfl.sweep.grid import Sweep
 
 REPORT = Path("runs/report.png")
 
-# Rooms that need torch are imported by the command that uses them: `hpcfl --help` is instant.
+# Modules that need torch are imported by the commands that use them: `hpcfl --help` is instant.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,36 +49,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest:  # overrides that stand after an option
         options.overrides += rest
     try:
-        if options.command not in ("run", "resume"):  # a run listens by itself, once it is made
+        if options.command not in ("run", "resume"):  # runs install their own handlers
             signals.raise_on_interrupt()
         COMMANDS[options.command](options)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return _interrupted(options.command)
-    except BrokenPipeError:  # `hpcfl list | head`: nobody reads on, at exit neither
+        return _print_interrupted(options.command)
+    except BrokenPipeError:  # `hpcfl list | head` has closed the pipe: also skip the flush at exit
         _discard(1)
         return 1
     except RemoteRankError as e:
         return e.exit_code
     except HpcflError as e:
-        return _tell_error(e)
+        return _print_hpcfl_error(e)
     except OSError as e:
         if e.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
-            return _tell_disk_error(e)  # of a file that no caller names: standard output, too
+            return _print_disk_error(e)  # such as of standard output
         where = "an argument" if e.filename is None else os.fsdecode(e.filename)
-        return _tell_error(JobError(f"{where}: {e.strerror}; choose another name"))
+        return _print_hpcfl_error(JobError(f"{where}: {e.strerror}; choose another name"))
     return 0
 
 
-def _tell_error(error: HpcflError) -> int:
-    """Print an error, if this rank is the one to do so; its exit code."""
-    if error.speaker or _speaks():
+def _print_hpcfl_error(error: HpcflError) -> int:
+    """Print an error, if this rank is the one to do so; return its exit code."""
+    if error.speaker or _may_print():
         _print_error(f"{type(error).__name__}: {error}", error)
     return error.exit_code
 
 
-def _tell_disk_error(error: OSError) -> int:
-    """Print in one line that the disk failed; the exit code.
+def _print_disk_error(error: OSError) -> int:
+    """Print in one line that the disk failed; return the exit code.
 
     Raises:
         OSError: something else failed.
@@ -88,26 +89,26 @@ def _tell_disk_error(error: OSError) -> int:
     _print_error(f"{type(failure).__name__}: {failure}")
     try:
         sys.stdout.flush()
-    except OSError:  # it is the one that is full, and would be flushed once more at exit
+    except OSError:  # it is on the full disk: skip the flush at exit
         _discard(1)
     return failure.exit_code
 
 
-def _interrupted(command: str) -> int:
-    """Say in a line that Ctrl-C ended the command; the exit code."""
+def _print_interrupted(command: str) -> int:
+    """Print a line about Ctrl-C; return the exit code."""
     code = signals.interrupt_exit_code()
     stands = "; the last checkpoint stands: resume to go on" * (code == Stopped.exit_code)
-    if _speaks():
+    if _may_print():
         _print_error(f"hpcfl {command}: interrupted{stands}")
     return code
 
 
 def _print_error(line: str, error: HpcflError | None = None) -> None:
-    """Print the last words of a command; where they cannot be written, its exit code tells.
+    """Print the last line of a command to standard error, if it can be written.
 
     Args:
-        line: what is said.
-        error: whose traceback follows, if the user asked for it.
+        line: the line.
+        error: its traceback follows, if the user has set the variable for it.
     """
     try:
         print(line, file=sys.stderr)
@@ -115,18 +116,18 @@ def _print_error(line: str, error: HpcflError | None = None) -> None:
             print_traceback(error)
         if sys.stderr is not None:
             sys.stderr.flush()
-    except OSError:  # it lies on the full disk, or nobody reads it, and is flushed again at exit
+    except OSError:  # it is on the full disk, or its pipe is closed: skip the flush at exit
         _discard(2)
 
 
 def _discard(output: int) -> None:
     """Write nothing more to standard output (1) or standard error (2)."""
-    with suppress(OSError):  # no file descriptor is left: the exit code tells all the same
+    with suppress(OSError):  # no file descriptor is left; the exit code is still right
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
 
 
-def _speaks() -> bool:
-    """Whether this process is rank 0, or may be: its launcher does not say clearly."""
+def _may_print() -> bool:
+    """Whether this process is rank 0, or its rank is unknown."""
     from hpcfl.comm.launcher import detect
 
     try:
@@ -161,7 +162,7 @@ def _resume(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.where:  # without torch: scripts ask before every start
+    if options.where:  # slurm/run.sh calls this before every start, so torch is not imported
         from hpcfl.job.yaml_file import run_name
 
         print(Path("runs") / run_name(options.job, options.overrides))
@@ -188,9 +189,12 @@ def _plan(options: argparse.Namespace) -> None:
 
     if options.plot:
         raise JobError("plan: --plot is for --scale; leave it out")
-    pieces = read_cost_model(options.pieces) if options.pieces else None
+    if options.pieces:
+        print("plan: --pieces is called --costs now", file=sys.stderr)
+    file = options.costs or options.pieces
+    costs = read_cost_model(file) if file else None
     loaded = load(options.job, options.overrides)
-    print(show_plan(loaded, options.ranks or 1, options.out, pieces))
+    print(show_plan(loaded, options.ranks or 1, options.out, costs))
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -204,33 +208,57 @@ def _sweep(options: argparse.Namespace) -> None:
 
     sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or Path("runs") / sweep.name
-    partly = options.points is not None
-    if partly:
+    if options.points is not None:
         sweep = sweep.part(*options.points)
-    if options.where:  # slurm/run.sh asks before every start
+    elif options.only is not None:
+        sweep = sweep.only(options.only)
+    if options.where:  # slurm/run.sh calls this before every start, so torch is not imported
         for point in sweep.points:
             print(root / point.name)
-        return
-    from hpcfl.report.collect import collect_runs
-    from hpcfl.sweep.pending import listed, pending_runs
-    from hpcfl.sweep.run_sweep import run_sweep
+    elif options.write_jobs:
+        _write_jobs(options, sweep, root)
+    elif options.submit:
+        _submit(options, sweep, root)
+    else:
+        _run_sweep(options, sweep, root)
+
+
+def _write_jobs(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
+    from hpcfl.sweep.run_sweep import write_job_files
+
+    if options.submit or options.parallel or options.pack or options.sbatch:
+        raise JobError(
+            "--write-jobs starts nothing; leave out --submit, --parallel, --pack and --sbatch"
+        )
+    for path in write_job_files(sweep, root):
+        print(path)
+
+
+def _submit(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
     from hpcfl.sweep.slurm import Array
 
-    if options.submit:
-        if options.parallel:
-            raise JobError("--parallel is for a sweep that is played here; with --submit: --pack K")
-        array = Array(sweep, options.overrides, root, options.pack or 1, options.sbatch or "")
-        print(array.command_line() if options.dry_run else array.submit())
-        return
+    if options.parallel:
+        raise JobError("--parallel is for a sweep that runs here; with --submit: --pack K")
+    array = Array(sweep, options.overrides, root, options.pack or 1, options.sbatch or "")
+    print(array.command_line() if options.dry_run else array.submit())
+
+
+def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
+    from hpcfl.report.collect import collect_runs
+    from hpcfl.sweep.pending import pending_runs, runs_table
+    from hpcfl.sweep.run_sweep import run_sweep
+
     if options.pack or options.sbatch:
         raise JobError("--pack and --sbatch are for --submit")
     if options.dry_run:
-        print(listed(pending_runs(sweep, root)))
+        print(runs_table(pending_runs(sweep, root)))
         return
+    partly = options.points is not None or options.only is not None
     outcome = run_sweep(sweep, root, options.parallel, partly=partly)
-    if outcome.finished and not partly:
+    if outcome.finished and options.points is None:  # with --points, other tasks run the rest
         runs = collect_runs(outcome.finished).runs
-        _tell(runs, _tabled(runs, "runs", "table"), [root / REPORT.name])
+        # The plot shows a whole sweep; one of some points would take its place.
+        _print_report(runs, _table(runs, "runs", "table"), [] if partly else [root / REPORT.name])
     outcome.check()
 
 
@@ -252,19 +280,19 @@ def _report(options: argparse.Namespace) -> None:
     from hpcfl.report.collect import collect_runs
     from hpcfl.report.rounds_to_target import Target
 
-    targets = Target.asked(options.target, options.target_accuracy)
-    standing = collect_runs(options.dirs)
+    targets = Target.from_options(options.target, options.target_accuracy)
+    collected = collect_runs(options.dirs)
     (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)
     default = REPORT if (folder / "job.yaml").exists() else folder / REPORT.name
     asked = bool(options.plot or options.y or options.x != "rounds")
     files = options.plot or ([default] if asked or options.format == "table" else [])
-    told = _tabled(standing.runs, options.layout, options.format, targets)
-    _tell(standing.runs, told, files, y=options.y, x=options.x, asked=asked)
-    for line in standing.notes:
+    table = _table(collected.runs, options.layout, options.format, targets)
+    _print_report(collected.runs, table, files, y=options.y, x=options.x, asked=asked)
+    for line in collected.notes:
         print(line, file=sys.stderr)
 
 
-def _tabled(
+def _table(
     runs: Sequence[RunRecord], layout: str, form: str, targets: Sequence[Target] = ()
 ) -> str:
     """Runs as a table."""
@@ -276,10 +304,10 @@ def _tabled(
     if layout == "paper":
         made = report.as_papers(runs, targets)
     else:
-        beside = with_published(runs)
+        comparison = with_published(runs)
         for target in targets:
-            beside = beside.joined(with_target(runs, target))
-        made = {"runs": report.by_run, "seeds": report.by_seed}[layout](runs, beside)
+            comparison = comparison.joined(with_target(runs, target))
+        made = {"runs": report.by_run, "seeds": report.by_seed}[layout](runs, comparison)
     if form == "table":
         return report.plain(made) + timing.table(runs)
     return {"csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}[form](
@@ -295,26 +323,26 @@ def _watch(options: argparse.Namespace) -> None:
         print(page, end="")
 
 
-def _tell(
+def _print_report(
     runs: Sequence[RunRecord],
-    told: str,
+    table: str,
     files: Sequence[Path],
     *,
     y: str | None = None,
     x: str = "rounds",
     asked: bool = False,
 ) -> None:
-    """Print a table of runs and plot them; a plot that was asked for is checked first."""
+    """Print a table of runs and plot them; a plot that the user asked for is checked first."""
     from hpcfl.report.plots import Plot
 
     if asked:
         plot = Plot(runs, files, y, x)
-        print(told, end="")
+        print(table, end="")
         _draw(plot, files)
         return
-    print(told, end="")
+    print(table, end="")
     folder = next((path.parent for path in files if path.parent.exists()), None)
-    if folder and not os.access(folder, os.W_OK):  # others' runs, an archive: nobody asked for it
+    if folder and not os.access(folder, os.W_OK):  # an archive: the user did not ask for a plot
         print(f"no plot: {folder} cannot be written", file=sys.stderr)
         return
     try:
@@ -371,13 +399,15 @@ def _bench(options: argparse.Namespace) -> None:
     from hpcfl.io.atomic import check_output
     from hpcfl.report.plots.figure import check_plot
 
-    # A fault is told now, not after minutes.
+    # Check the files now, not after minutes of measuring.
     if options.json:
         check_output(options.json, make_folder=True)
     if options.plot:
         check_plot(options.plot)
         if options.plot == options.json:
             raise JobError(f"bench: --json and --plot both name {options.plot}; give two files")
+    if "renamed" in options and _may_print():
+        print(options.renamed, file=sys.stderr)
     result = BENCHES[options.command](options)
     if not result:  # rank 0 has it
         return
@@ -402,7 +432,7 @@ COMMANDS = {
     "bench chaos": _bench_chaos,
     "bench executor": _bench,
     "bench peers": _bench,
-    "bench pieces": _bench,
+    "bench costs": _bench,
     "bench reduce": _bench,
     "bench round": _bench,
     "bench scaling": _bench,

@@ -11,13 +11,13 @@ from hpcfl.job.resume_rules import MUTABLE
 
 def parser() -> argparse.ArgumentParser:
     """Reads a command line; ``command`` is then the name of one of `hpcfl.cli.main.COMMANDS`."""
-    made = argparse.ArgumentParser(
+    root = argparse.ArgumentParser(
         prog="hpcfl",
         description="Federated learning at scale on HPC machines.  Several ranks: mpirun -n 4 "
         "hpcfl run JOB.yaml, or srun.",
     )
-    made.add_argument("--version", action="version", version=f"hpcfl {__version__}")
-    commands = made.add_subparsers(required=True, metavar="COMMAND")
+    root.add_argument("--version", action="version", version=f"hpcfl {__version__}")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="start a run of a job")
     _add_job(run)
@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
         "--continue",
         dest="continued",
         action="store_true",
-        help="go on where the run directory holds a checkpoint of this job",
+        help="resume, if the run directory holds a checkpoint of this job",
     )
     run.set_defaults(command="run")
 
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     )
     check.set_defaults(command="check")
 
-    _add_looks(commands)
+    _add_monitors(commands)
 
     _add_sweep(commands)
 
@@ -57,10 +57,10 @@ def parser() -> argparse.ArgumentParser:
     _add_report(commands)
 
     _add_data(commands)
-    _add_forecasts(commands)
+    _add_plan_and_list(commands)
 
     _add_bench(commands)
-    return made
+    return root
 
 
 def _add_bench(commands: Any) -> None:
@@ -99,15 +99,18 @@ def _add_bench(commands: Any) -> None:
         "--python", type=Path, help="that of an environment with pfl (default: ours)"
     )
     peers.set_defaults(command="bench peers")
-    pieces = bench.add_parser("pieces", help="what a round's time is made of, for plan --pieces")
-    _add_job(pieces)
-    pieces.set_defaults(command="bench pieces")
+    costs = bench.add_parser("costs", help="what a round's time is root of, for plan --costs")
+    costs.set_defaults(command="bench costs")
+    old_costs = bench.add_parser("pieces")  # the name of version 0.1; not listed in the help
+    old_costs.set_defaults(command="bench costs", renamed="bench pieces is called bench costs now")
+    for command in (costs, old_costs):
+        _add_job(command)
     scaling = bench.add_parser("scaling", help="ranks against as many bare loops side by side")
     scaling.add_argument("--ranks", type=_count, nargs="+", help="(default 1 2 4)")
     scaling.set_defaults(command="bench scaling")
-    for measuring in (rounds, sums, executors, states, peers, pieces, scaling):
-        measuring.add_argument("--json", type=Path, metavar="F", help="write every turn's figures")
-        measuring.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg to draw")
+    for command in (rounds, sums, executors, states, peers, costs, old_costs, scaling):
+        command.add_argument("--json", type=Path, metavar="F", help="write every turn's figures")
+        command.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg to draw")
     chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")
     chaos.add_argument("--kills", type=_count, default=100, metavar="N", help="(default 100)")
     chaos.add_argument(
@@ -126,38 +129,38 @@ def _add_bench(commands: Any) -> None:
 
 
 def _add_resume(commands: Any) -> None:
-    """The command that takes up a run again."""
+    """The command that resumes a run."""
     resume = commands.add_parser(
         "resume",
-        help="take up a run again from a checkpoint",
-        description="Take up a run again from its last checkpoint, on any number of ranks.  Keys "
-        f"of its job that no past round depended on may be changed: {', '.join(MUTABLE)}.",
+        help="resume a run from a checkpoint",
+        description="Resume a run from its last checkpoint, on any number of ranks.  Keys of its "
+        f"job that no past round depended on may be changed: {', '.join(MUTABLE)}.",
     )
     resume.add_argument("dir", type=Path, help="run directory")
     _add_overrides(resume)
     resume.add_argument(
-        "--round", type=int, metavar="T", help="from this kept checkpoint; later ones are given up"
+        "--round", type=int, metavar="T", help="from this kept checkpoint; later ones are deleted"
     )
     resume.add_argument(
-        "--out", type=Path, metavar="COPY", help="go on in a copy; the run in DIR stays as it is"
+        "--out", type=Path, metavar="COPY", help="resume in a copy; the run in DIR stays as it is"
     )
     resume.add_argument(
         "--no-verify",
         action="store_true",
-        help="read client states when they are first used, not all before the run goes on",
+        help="check client states when they are first used, not all before the first round",
     )
     resume.set_defaults(command="resume")
 
 
-def _add_looks(commands: Any) -> None:
-    """The commands that look at a run without disturbing it."""
+def _add_monitors(commands: Any) -> None:
+    """The commands that show a run without disturbing it."""
     status = commands.add_parser("status", help="how far a run or a sweep is, alive or not")
     status.add_argument("dir", type=Path, help="of a run or a sweep")
     status.set_defaults(command="status")
 
     watch = commands.add_parser(
         "watch",
-        help="a live run or sweep as a page on the terminal",
+        help="the status of a run or sweep as a page that follows it",
         description="Show a run, or a folder of runs, as a page that follows it: q or Ctrl-C "
         "leaves.  Only files are read; the run is not disturbed.  Where standard output is no "
         "terminal, one page is printed.",
@@ -167,7 +170,7 @@ def _add_looks(commands: Any) -> None:
 
 
 def _add_sweep(commands: Any) -> None:
-    """The command that makes many runs."""
+    """The command that runs a sweep."""
     sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
     sweep.add_argument("sweep", type=Path, help="SWEEP.yaml")
     _add_overrides(sweep, "settings of every run")
@@ -179,11 +182,23 @@ def _add_sweep(commands: Any) -> None:
     sweep.add_argument(
         "--where", action="store_true", help="print the run directories, and start nothing"
     )
-    what = sweep.add_mutually_exclusive_group()
-    what.add_argument(
+    sweep.add_argument(
+        "--write-jobs",
+        action="store_true",
+        help="write a job file for each run into the directory of the runs, and start nothing",
+    )
+    selected = sweep.add_mutually_exclusive_group()
+    selected.add_argument(
+        "--only",
+        type=_labels,
+        metavar="LABEL,...",
+        help="the runs with these labels of the grid: --only fedhbm,seed0; labels of one axis are "
+        "alternatives",
+    )
+    selected.add_argument(
         "--points", type=_points, metavar="A-B", help="these runs alone, counted from 0"
     )
-    what.add_argument(
+    selected.add_argument(
         "--submit", action="store_true", help="hand what is not finished to Slurm, as an array"
     )
     sweep.add_argument(
@@ -204,7 +219,7 @@ def _add_data(commands: Any) -> None:
     prepare.add_argument("--root", default="data", help="folder of the files (default data)")
     prepare.set_defaults(command="data prepare")
 
-    show = data.add_parser("show", help="who holds what: clients x classes, sizes")
+    show = data.add_parser("show", help="the examples of each client: classes, sizes")
     _add_job(show)
     show.add_argument("--plot", type=Path, default=Path("partition.png"), help=".png, .pdf or .svg")
     show.set_defaults(command="data show")
@@ -215,15 +230,16 @@ def _add_data(commands: Any) -> None:
     split.set_defaults(command="data export-split")
 
 
-def _add_forecasts(commands: Any) -> None:
-    """The commands that tell what could be run, and what it would need."""
+def _add_plan_and_list(commands: Any) -> None:
+    """The commands that predict what a job needs, and list what a job can name."""
     plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic")
     _add_job(plan)
     plan.add_argument("--ranks", type=_count, help="how many (default 1; at most, with --scale)")
     plan.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
     plan.add_argument(
-        "--pieces", type=Path, metavar="F.json", help="tell hours too, from what was measured"
+        "--costs", type=Path, metavar="F.json", help="predict hours too, from measured costs"
     )
+    plan.add_argument("--pieces", type=Path, help=argparse.SUPPRESS)  # --costs in version 0.1
     plan.add_argument(
         "--scale", action="store_true", help="JOB is a file as docs/scale.yaml: rounds on paper"
     )
@@ -236,7 +252,7 @@ def _add_forecasts(commands: Any) -> None:
 
 
 def _add_report(commands: Any) -> None:
-    """The command that sets runs side by side."""
+    """The command that compares runs."""
     report = commands.add_parser("report", help="a table and a plot of runs")
     report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
     report.add_argument("--format", choices=["table", "csv", "markdown", "latex"], default="table")
@@ -292,6 +308,13 @@ def _points(text: str) -> tuple[int, int]:
     return int(found[0]), int(found[1])
 
 
+def _labels(text: str) -> list[str]:
+    labels = text.split(",")
+    if not all(labels):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected labels such as fedhbm,seed0")
+    return labels
+
+
 def _count(text: str) -> int:
     return _whole(text, 1)
 
@@ -325,12 +348,12 @@ def _folder(text: str) -> Path:
 
 def _add_overrides(
     command: argparse.ArgumentParser,
-    told: str = "settings over those of the job",
+    help_text: str = "settings over those of the job",
     *,
     metavar: str = "key.path=value",
 ) -> None:
-    # Without a default argparse says that they are required where a job is missing.
-    command.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=told)
+    # Without this default, argparse would call the overrides required if the job is missing.
+    command.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=help_text)
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:

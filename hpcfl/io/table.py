@@ -1,11 +1,20 @@
-"""Render tables as text."""
+"""Print tables as text: every command's tables are drawn here."""
 
 from io import StringIO
 
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
+
+UNLIMITED = 1000  # columns: no cell is wrapped
 
 
-def render_tables(*tables: RenderableType, width: int) -> str:
+def least_width(table: RenderableType) -> int:
+    """The number of columns that a table needs at least."""
+    console = Console(width=UNLIMITED)
+    return Measurement.get(console, console.options, table).minimum
+
+
+def render_tables(*tables: RenderableType, width: int = UNLIMITED) -> str:
     """Tables as text in ASCII, one below the other, of ``width`` columns at most."""
     out = StringIO()
     console = Console(file=out, width=width, color_system=None)

@@ -1,4 +1,4 @@
-"""Turn pydantic's validation errors into one line for the author of the file."""
+"""Turn pydantic's validation errors into one line for the user."""
 
 from dataclasses import fields, is_dataclass
 from functools import reduce
@@ -6,12 +6,12 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic_core import ErrorDetails
 
-from hpcfl.job.registry import KINDS, SECTION, shown, suggestion
+from hpcfl.job.registry import REGISTRIES, SECTION, shown, suggestion
 from hpcfl.job.yaml_file import JobFile, Key, Tree
 
 _MANY = 3  # names in a hint
 _LARGE = 1e15  # whole numbers beyond are written with an exponent
-_WORDS = {  # where pydantic's own are not a user's
+_WORDS = {  # plainer than pydantic's own
     "bool_type": "true or false",
     "dataclass_type": SECTION,
     "dict_type": SECTION,
@@ -26,7 +26,7 @@ _WORDS = {  # where pydantic's own are not a user's
 def validation_message(
     faults: list[ErrorDetails], cls: type[Any], raw: Tree, file: JobFile, at: Key
 ) -> str:
-    """The first fault of a section in one line: where, found, expected, what to do."""
+    """Describe the first error in a section in one line: where, found, expected, what to do."""
     fault = min(faults, key=lambda fault: fault["type"] != "unexpected_keyword_argument")
     path = _path(fault, raw)
     if fault["type"].startswith("union_tag"):
@@ -51,7 +51,7 @@ def validation_message(
             expected = " or ".join(
                 _expected(other) for other in faults if _path(other, raw) == path
             )
-            return f"{where}: found {shown(found)}, expected {expected}{_trap(found)}"
+            return f"{where}: found {shown(found)}, expected {expected}{_yaml_hint(found)}"
 
 
 def _path(fault: ErrorDetails, raw: Any) -> Key:
@@ -76,8 +76,8 @@ def _expected(fault: ErrorDetails) -> str:
 
 
 def _unknown(name: str, cls: type[Any], path: Key, raw: Any, file: JobFile, at: Key) -> str:
-    """What to say of an unknown key of the section at ``path`` below ``cls``."""
-    kind = KINDS.get(str(at[0])) if at and not path else None
+    """Describe an unknown key of the section at ``path`` below ``cls``, with a suggestion."""
+    kind = REGISTRIES.get(str(at[0])) if at and not path else None
     if kind and not issubclass(cls, kind.base):  # of a file that is no job
         kind = None
     below = reduce(lambda tree, part: tree[part], path, raw)
@@ -85,7 +85,7 @@ def _unknown(name: str, cls: type[Any], path: Key, raw: Any, file: JobFile, at: 
     owner = chosen or ".".join(map(str, (*at, *path))) or "a job"
     options = _options(cls, path, raw)
     section = next((o for o in options if getattr(o, "kind", None) == chosen), options[0])
-    known = sorted(_names(section) | (set() if at or path else set(KINDS)))
+    known = sorted(_names(section) | (set() if at or path else set(REGISTRIES)))
     others = [other for other, c in kind.known.items() if name in _names(c)] if kind else []
     if len(others) > _MANY:
         hint = f"; {len(others)} others have it, such as {', '.join(others[:_MANY])}: hpcfl list"
@@ -110,8 +110,8 @@ def _names(section: type[Any]) -> set[str]:
     return {f.name for f in fields(section)}
 
 
-def _trap(found: Any) -> str:
-    """What to do about values that YAML reads otherwise than people do."""
+def _yaml_hint(found: Any) -> str:
+    """A hint about values that YAML reads differently from what people expect."""
     if isinstance(found, bool):
         return "; YAML reads on, off, yes and no as true and false: use quotes for text"
     if not isinstance(found, str):
@@ -126,6 +126,6 @@ def _trap(found: Any) -> str:
 
 
 def _yaml_float(number: float) -> str:
-    """A number as YAML wants it: a point before the exponent."""
+    """A number as YAML 1.1 requires it: with a point before the exponent."""
     mantissa, e, exponent = f"{number:g}".partition("e")
     return mantissa + ("" if "." in mantissa or not e else ".0") + e + exponent

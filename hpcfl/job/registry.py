@@ -1,4 +1,4 @@
-"""Choose the class of a section by its name: a built-in one, an entry point, a dotted path."""
+"""Find the class of a section by its name: a built-in one, an entry point, a dotted path."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -31,22 +31,29 @@ RENAMED: Mapping[type[Any], Mapping[str, str]] = {
         "counted": "traffic_note",
     }
 }
-"""Old name: new name.  A class that uses an old one is refused: it would be ignored."""
+"""Old name: new name.  A class with an old name is refused, as its hook would not be called."""
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
 
 class Registry:
-    """A section whose class is chosen by name: a registry, an entry point or a dotted path."""
+    """The classes that a section of the job may name, and those that it may import.
+
+    Args:
+        section: of the job, such as "algorithm".
+        key: of the section that names the class.
+        base: the class that all of them derive from.
+        known: the built-in classes by name.
+    """
 
     def __init__(self, section: str, key: str, base: type[Any], known: Mapping[str, Any]) -> None:
         self.section, self.key, self.base, self.known = section, key, base, known
 
     def find(self, file: JobFile, name: Any) -> type[Any]:
-        """The class called ``name``.
+        """Find a class by its name in a job file.
 
         Raises:
-            JobError: there is none.
+            JobError: there is no such class, or it cannot be used.
         """
         at = f"{file.where((self.section, self.key))}: {self.section}.{self.key}"
         if name is None:
@@ -112,7 +119,7 @@ def _imported(at: str, name: str, load: Callable[[], Any]) -> Any:
     except Exception as e:  # a user's module may raise anything
         reason = " ".join(str(e).split())
         absent = isinstance(e, ModuleNotFoundError) and e.name == name.partition(".")[0]
-        advice = "; say PYTHONPATH=. if it is in the current directory" if absent else ""
+        advice = "; set PYTHONPATH=. if it is in the current directory" if absent else ""
         if name.startswith(f"{_MAIN}."):
             advice = (
                 "; it is a class of the script or notebook that began the run: define it there "
@@ -124,9 +131,12 @@ def _imported(at: str, name: str, load: Callable[[], Any]) -> Any:
         ) from e
 
 
-def of_main(tree: Mapping[str, Any]) -> list[str]:
-    """A warning for each class of a job that another process cannot import, on one line each."""
-    named = ((kind, tree[section][kind.key]) for section, kind in KINDS.items())
+def unimportable_class_warnings(tree: Mapping[str, Any]) -> list[str]:
+    """Warnings for the classes of a job that are defined in ``__main__``.
+
+    No other process can import them: the command line cannot resume or export such a run.
+    """
+    named = ((kind, tree[section][kind.key]) for section, kind in REGISTRIES.items())
     return [
         f"{kind.section}.{kind.key}: {name} is a class of this script or notebook, which `hpcfl "
         "resume` and `hpcfl export` cannot import; put it into a module and name it by that "
@@ -136,7 +146,7 @@ def of_main(tree: Mapping[str, Any]) -> list[str]:
     ]
 
 
-KINDS = {
+REGISTRIES = {
     "data": Registry("data", "kind", DataConfig, SOURCES),
     "model": Registry("model", "name", ModelConfig, MODELS),
     "algorithm": Registry("algorithm", "name", Algorithm, ALGORITHMS),

@@ -1,4 +1,4 @@
-"""Which keys of a job may change at a resume: those that no past round depended on.
+"""Decide which keys of a job may change at a resume: those that no past round depended on.
 
 A job is given by its values under their dotted keys: {"local.lr": 0.1, ...}.
 """
@@ -10,27 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.errors import JobError
-from hpcfl.job.settings import Settings, changed
+from hpcfl.job.settings import WITHOUT_EFFECT, Settings, changed
 
 # Keys, and sections with all of their keys.
-MUTABLE = (
-    "rounds",
-    "balance",
-    "evaluate",
-    "diagnostics",
-    "checkpoint",
-    "comm",
-    "log",
-    "store.cache_gib",
-    "store.dir",
-    "store.kind",
-)
-# What is not free all the same, and why.
+MUTABLE = ("rounds", *WITHOUT_EFFECT, "store.cache_gib", "store.dir", "store.kind")
+# Keys of mutable sections that must not change all the same, and why.
 IMMUTABLE = {"evaluate.batch_size": "full-batch gradients are summed in batches of this size"}
 
 
 def job_fingerprint(job: Settings) -> str:
-    """What identifies the job that the rounds of a run belong to: all that must not change."""
+    """A hash of all settings that must not change while a run lasts."""
     bound = {key: value for key, value in job.items() if not is_mutable(key, job)}
     content = json.dumps(bound, sort_keys=True, default=str)
     return blake2b(content.encode(), digest_size=8).hexdigest()
@@ -64,14 +53,14 @@ def require_mutable(before: Settings, after: Settings, run: Path) -> None:
             change = f"{key}={asked}{' block_size=null' if alone else ''}"
             raise JobError(
                 f"command line: {key}: is {found} in {run}, asked for is {asked}, which would "
-                f"change past rounds{f' ({why})' if why else ''}; begin a run of its own: `hpcfl "
+                f"change past rounds{f' ({why})' if why else ''}; start a new run: `hpcfl "
                 f"run {run}/job.yaml {change} --out NEW`, with model.init=F.safetensors of `hpcfl "
-                f"export {run} --state-dict F.safetensors` if it is to go on from here"
+                f"export {run} --state-dict F.safetensors` if it is to start from here"
             )
 
 
 def _why(key: str, job: Mapping[str, Any]) -> str | None:
-    """Why a key that looks free is not."""
+    """Why a key of a mutable section must not change; None if it may."""
     if key == "rounds" and job.get("local.schedule") == "cosine":
         return "local.schedule cosine spans all rounds"
     return IMMUTABLE.get(key)

@@ -19,7 +19,7 @@ from hpcfl.engine.diagnostics import Diagnostics
 from hpcfl.errors import JobError, as_job_error, described, hint
 from hpcfl.evaluation import Evaluate
 from hpcfl.job.messages import validation_message
-from hpcfl.job.registry import KINDS, SECTION, shown, suggestion
+from hpcfl.job.registry import REGISTRIES, SECTION, shown, suggestion
 from hpcfl.job.tasks import TASKS
 from hpcfl.job.yaml_file import JobFile, Key, Tree, override, plain, read, run_name, tuples
 from hpcfl.local.step import Local
@@ -31,14 +31,14 @@ Precision = Literal["float32", "float64", "bf16", "tf32"]
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(Section):
-    """When a run can be taken up again; the last round always can."""
+    """After which rounds a checkpoint is written; one is always written after the last round."""
 
     every: Count = 500
     """At every multiple of so many rounds."""
     minutes: Positive | None = None
     """And when so many minutes have passed since the last."""
     keep: Count = 2
-    """How many checkpoints are kept, each complete."""
+    """How many complete checkpoints are kept."""
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether a checkpoint is committed after ``round`` rounds, whatever the clock says."""
@@ -47,7 +47,7 @@ class Checkpoint(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Store(Section):
-    """Where client states live."""
+    """Where client states are stored."""
 
     kind: Literal["hdf5", "memory"] = "hdf5"
     cache_gib: NonNegative = 1.0
@@ -64,16 +64,16 @@ class Store(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class CommConfig(Section):
-    """How ranks speak to each other."""
+    """How ranks communicate."""
 
     backend: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
     timeout_s: Positive = 600.0
-    """Seconds that a rank waits for the others before the run ends, and says for whom."""
+    """Seconds that a rank waits for the others; then the run ends, and names the missing rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Log(Section):
-    """What is written beside log.jsonl."""
+    """What is written in addition to log.jsonl."""
 
     tensorboard: bool | Literal["auto"] = "auto"
     """Whether events are written for TensorBoard; auto: where the package is installed."""
@@ -120,13 +120,13 @@ class Job(Section):
     executor: ExecutorName = "sequential"
     """One client after the other, many at once, or whichever is found faster before round 1."""
     block_size: Count | None = None
-    """Clients at once; a cohort's, at most 32, when absent.  Part of what the bits depend on."""
+    """Clients at once; a cohort's, at most 32, when absent.  The bits of a result depend on it."""
     threads: Count = 1
     """Threads of one rank on the CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     reduction: Literal["exact", "fast"] = "exact"
     balance: Literal["owner", "steal"] = "owner"
-    """Who trains a client: the rank that keeps its state; or, of a rank with too many, another."""
+    """owner: a client's rank trains it; steal: ranks with more work hand clients to others."""
     store: Store = field(default_factory=Store)
     comm: CommConfig = field(default_factory=CommConfig)
     log: Log = field(default_factory=Log)
@@ -190,10 +190,10 @@ def typed(file: JobFile, name: str) -> Loaded:
     if "grid" in file.tree:
         raise JobError(f"{file.name}: this is a sweep, not a job; use `hpcfl sweep {file.name}`")
     notes = _rename_old_keys(file)
-    _lay_under(file)
+    _add_task_defaults(file)
     rest: Tree = dict(file.tree)
     sections: dict[str, Any] = {}
-    for section, kind in KINDS.items():
+    for section, kind in REGISTRIES.items():
         raw = rest.pop(section, {})
         if not isinstance(raw, dict):
             at = file.where((section,))
@@ -205,12 +205,12 @@ def typed(file: JobFile, name: str) -> Loaded:
         sections[section] = _build(cls, own, file, (section,))
     job = Job(**sections, **vars(_build(_REST, rest, file, ())))
     tree: Tree = plain(as_tree(job))
-    for section, kind in KINDS.items():
+    for section, kind in REGISTRIES.items():
         tree[section] = {kind.key: file.tree[section][kind.key], **tree[section]}
     return Loaded(job, tree, name, notes)
 
 
-# The largest values of keys whose larger ones would never end, or take all memory.
+# The largest values of keys; with larger ones a run would never end, or need all memory.
 _MOST: Mapping[Key, float] = {
     ("rounds",): 1_000_000,  # all cohorts are drawn before round 1
     ("local", "epochs"): 1_000_000,
@@ -228,10 +228,10 @@ _LARGEST_WHOLE = 2**63 - 1
 
 
 def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
-    """Refuse numbers that no run can take, wherever they are.
+    """Refuse numbers that are too large or too small for any run.
 
     Raises:
-        JobError: the first such one, and where it was said.
+        JobError: the first such number, with its file and line.
     """
     for key, value in tree.items():
         path = (*at, key)
@@ -251,10 +251,10 @@ def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
 
 
 def require_coherent(job: Job, file: JobFile) -> None:
-    """Refuse keys that do not go together.
+    """Refuse combinations of keys that exclude each other.
 
     Raises:
-        JobError: the first such ones, and where they were said.
+        JobError: the first such combination, with its file and line.
     """
     try:
         job.model.check(job.data)
@@ -268,11 +268,11 @@ def require_coherent(job: Job, file: JobFile) -> None:
         )
 
 
-def require_filled(job: Job, population: int) -> None:
-    """Refuse blocks of clients that so many can never fill.
+def require_full_blocks(job: Job, population: int) -> None:
+    """Refuse blocks that are larger than the number of clients.
 
     Raises:
-        JobError: they are larger.
+        JobError: they are.
     """
     if job.block_size is not None and job.block_size > population:
         raise JobError(
@@ -282,39 +282,43 @@ def require_filled(job: Job, population: int) -> None:
 
 
 def data_section(kind: str, root: str, keys: Sequence[str]) -> DataConfig:
-    """A ``data`` section by itself, of ``key=value`` texts; ``root`` where the data has one.
+    """Build a ``data`` section alone, from ``key=value`` texts.
 
     Raises:
         JobError: there is no such data set, or no such key.
     """
     file = JobFile("data", {})
     override(file, [f"data.kind={kind}", *(f"data.{key}" for key in keys)])
-    cls = KINDS["data"].find(file, file.tree["data"]["kind"])
+    cls = REGISTRIES["data"].find(file, file.tree["data"]["kind"])
     own = {"root": root} if "root" in {field.name for field in fields(cls)} else {}
     own |= {key: value for key, value in file.tree["data"].items() if key != "kind"}
     config: DataConfig = _build(cls, own, file, ("data",))
     return config
 
 
-def settled(loaded: Loaded, algorithm: Algorithm) -> Loaded:
-    """The job with the algorithm's defaults that depend on the population filled in."""
+def with_resolved_algorithm(loaded: Loaded, algorithm: Algorithm) -> Loaded:
+    """The job with this algorithm, whose defaults are resolved."""
     tree = {**loaded.tree, "algorithm": {"name": loaded.tree["algorithm"]["name"]}}
     tree["algorithm"] |= plain(as_tree(algorithm))
     return replace(loaded, job=replace(loaded.job, algorithm=algorithm), tree=tree)
 
 
-def fitted(loaded: Loaded, population: int | None) -> Loaded:
-    """The job, settled for N clients; checked as far as it goes where nobody knows N yet.
+def resolve_for_population(loaded: Loaded, population: int | None) -> Loaded:
+    """Resolve the defaults that depend on the number of clients, and check the job against it.
+
+    Args:
+        loaded: the job.
+        population: the number of clients; None if only the data knows it: nothing is resolved.
 
     Raises:
-        JobError: the cohorts, the blocks or the algorithm do not fit them.
+        JobError: the cohorts, the blocks or the algorithm do not fit the number of clients.
     """
     job = loaded.job
-    # A population that only the data knows refuses no cohort yet.
+    # Without the number of clients, no cohort is too large.
     job.cohort.check(population or maxsize, job.rounds)
     if population is None:
         return loaded
-    require_filled(job, population)
+    require_full_blocks(job, population)
     name = loaded.tree["algorithm"]["name"]
     hook = type(job.algorithm).resolve_defaults
     with as_job_error(f"algorithm.name: {name}", "cannot resolve its defaults", hook):
@@ -323,7 +327,7 @@ def fitted(loaded: Loaded, population: int | None) -> Loaded:
             algorithm = job.algorithm.resolve_defaults(participation, population)
         except ValueError as e:
             raise JobError(f"algorithm.name: {name} {e}") from e
-    return settled(loaded, algorithm)
+    return with_resolved_algorithm(loaded, algorithm)
 
 
 _NEW_NAMES = {("evaluate", "own"): "local_models"}
@@ -345,8 +349,8 @@ def _rename_old_keys(file: JobFile) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _lay_under(file: JobFile) -> None:
-    """Put the task's sections under the user's, whose keys win."""
+def _add_task_defaults(file: JobFile) -> None:
+    """Add the task's sections; the user's own keys take precedence."""
     task = file.tree.get("task")
     if task is None:
         return
@@ -358,13 +362,13 @@ def _lay_under(file: JobFile) -> None:
         )
     for section, defaults in TASKS[task].items():
         own = file.tree.get(section, {})
-        key = KINDS[section].key
+        key = REGISTRIES[section].key
         if isinstance(own, dict) and own.get(key, defaults[key]) == defaults[key]:
             file.tree[section] = {**defaults, **own}
 
 
 def section(cls: type[Any], file: JobFile, name: str) -> Any:
-    """A section of a file that is no job.
+    """Build a section of a file that is not a job.
 
     Raises:
         JobError: it is no mapping, or a key is unknown, missing or of another type.
@@ -390,5 +394,5 @@ def _build(cls: type[Any], raw: Tree, file: JobFile, at: Key) -> Any:
 
 @cache
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    """What reads a section; made once, as a sweep reads it for every run."""
+    """The validator of a section; cached, as a sweep validates it once for every run."""
     return TypeAdapter(cls)

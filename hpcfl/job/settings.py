@@ -1,4 +1,4 @@
-"""Compare the settings of several jobs: what distinguishes them, which differ by the seed.
+"""Compare the settings of jobs: find the keys that differ, and the jobs that differ by the seed.
 
 Settings are a job's values by their dotted keys: {"local.lr": 0.1, ...}.
 """
@@ -10,19 +10,13 @@ from typing import Any
 Settings = Mapping[str, Any]
 
 SEED = "seed"
-_LEADING = ("task", "data.kind")  # who reads them knows what follows from them
-# Sections and keys that say how a run is watched, kept and placed, not what it computes.
-_ASIDE = (
-    "balance",
-    "evaluate",
-    "diagnostics",
-    "checkpoint",
-    "comm",
-    "log",
-    "store",
-    "threads",
-    "device",
-)
+_LEADING = ("task", "data.kind")  # other keys follow from these, and are not listed
+# Sections and keys that say how a run is measured, saved and connected.  No round depends on them:
+# a resume may change them (`resume_rules`), and a report takes jobs that differ in them as equal.
+WITHOUT_EFFECT = ("balance", "evaluate", "diagnostics", "checkpoint", "comm", "log")
+# A report takes jobs that differ in these as equal, too: they say where a run is computed.  Not all
+# of them may change at a resume, as some change the last bits of the model.
+_PLACEMENT = ("store", "threads", "device")
 _LONG = 24  # characters of a value
 
 
@@ -41,12 +35,12 @@ def distinguishing_settings(jobs: Sequence[Settings], but: Sequence[str] = ()) -
     """For each job, its values of the keys that differ between the jobs: "local.lr 0.1, seed 1".
 
     A hyperparameter is compared between jobs of one algorithm only, and a key that a job does not
-    have tells it from no job.  Where the tasks (or the data) differ, they stand for every key but
-    the seed that is the same in all jobs of a task.
+    have does not distinguish it.  Where the tasks (or the data) differ, they stand for every key
+    but the seed that is the same in all jobs of a task.
 
     Args:
         jobs: the settings of each.
-        but: keys that do not count, besides the algorithm's name.
+        but: keys that are not compared, as the algorithm's name is not.
     """
     values: dict[str, set[str]] = {}
     for job in jobs:
@@ -77,8 +71,8 @@ def _follows(jobs: Sequence[Settings], leading: str, key: str) -> bool:
 
 
 def affects_results(key: str) -> bool:
-    """Whether a setting can change the model, as one of how a run is watched or kept cannot."""
-    return key.partition(".")[0] not in _ASIDE
+    """Whether a report distinguishes jobs that differ in this key."""
+    return key.partition(".")[0] not in (*WITHOUT_EFFECT, *_PLACEMENT)
 
 
 def _scope(job: Settings, key: str) -> str:
@@ -87,7 +81,7 @@ def _scope(job: Settings, key: str) -> str:
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
-    """The directories' names, with as many of the folders above as it takes to tell them apart."""
+    """The directories' names, with as many parent folders as make them distinct."""
     whole = [path.absolute().parts for path in paths]
     return [_label(parts, whole) for parts in whole]
 
@@ -103,7 +97,7 @@ def _label(parts: tuple[str, ...], whole: Sequence[tuple[str, ...]]) -> str:
 def group_by_seed(jobs: Sequence[Settings]) -> list[list[int]]:
     """The jobs (by index) in groups that differ in the seed alone, in order of appearance.
 
-    Of jobs that do not even differ in the seed, the first counts.
+    Of jobs with the same seed, too, only the first is in the group.
     """
     groups: dict[str, dict[Any, int]] = {}
     for index, job in enumerate(jobs):

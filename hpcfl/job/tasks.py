@@ -27,4 +27,4 @@ TASKS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "tinyimagenet-resnet18": {"data": {"kind": "tiny_imagenet"}, "model": {"name": "resnet18"}},
 }
-"""What ``task`` stands for; the job's own ``data`` and ``model`` sections override it."""
+"""Sections by task; the job's own ``data`` and ``model`` sections override their keys."""

@@ -1,7 +1,7 @@
-"""Read YAML into a tree of plain values that knows the line of every value.
+"""Read YAML into a tree of plain values, with the line of every value.
 
-PyYAML's traps are errors here: a duplicate key, a key that is no text (``on``), one that took its
-value in (``{lr:0.1}``), ``1e-3`` (which YAML reads as text) where a number is due.
+Common mistakes that PyYAML accepts are errors here: a duplicate key, a key that is no text
+(``on``), a missing space (``{lr:0.1}``), ``1e-3`` (text in YAML) where a number is expected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ from hpcfl.errors import JobError, StoreError, file_error
 Key = tuple[str | int, ...]
 Tree = dict[str, Any]
 
-LARGEST_FILE = 1 << 20  # bytes; a replay of cohorts belongs in a file of its own
-LARGEST_TREE = 200_000  # values, so that aliases cannot multiply without end
+LARGEST_FILE = 1 << 20  # bytes; large lists, such as cohorts to replay, go into other files
+LARGEST_TREE = 200_000  # values; nested aliases could otherwise expand to billions
 DEEPEST = 50  # sections or lists in each other
 LARGEST_NUMBER = 2**64  # in size; no key takes more, and Python refuses to write very long ones
 
@@ -41,7 +41,7 @@ class JobFile:
         return self.name
 
     def put(self, key: Key, value: Any, where: str) -> None:
-        """Set a value, with the sections above it; ``where`` is said in errors about it."""
+        """Set a value, and make the sections above it; ``where`` is its place in error messages."""
         tree = self.tree
         for depth, part in enumerate(key[:-1], 1):
             if part not in tree:
@@ -129,7 +129,7 @@ def _parse(path: str | Path, raw: bytes) -> JobFile:
     except UnicodeDecodeError as e:
         raise JobError(f"{path}: is not text in UTF-8: {e}") from e
     file = JobFile(str(path), {})
-    tree = _Walk(file).value(text)
+    tree = _NodeReader(file).value(text)
     if not isinstance(tree, dict):
         raise JobError(f"{path}: expected a mapping of sections, found {_kind(tree)}")
     file.tree = tree
@@ -147,7 +147,7 @@ def override(file: JobFile, overrides: Sequence[str]) -> None:
         if not equals or not all(dotted.split(".")):
             raise JobError(f"command line: {setting!r}: expected key.path=value")
         key: Key = tuple(dotted.split("."))
-        value = _Walk(JobFile("command line", {}), numbered=False).value(text)
+        value = _NodeReader(JobFile("command line", {}), numbered=False).value(text)
         file.put(key, value, "command line")
 
 
@@ -176,7 +176,7 @@ def tuples(value: Any) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which stops at files that would keep it busy for hours."""
+    """PyYAML's safe loader, which refuses files that would take it hours."""
 
     _values = _depth = 0
 
@@ -196,8 +196,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-class _Walk:
-    """Turns YAML's nodes into plain values, noting lines and refusing traps."""
+class _NodeReader:
+    """Turns YAML's nodes into plain values, records their lines and refuses common mistakes."""
 
     def __init__(self, file: JobFile, *, numbered: bool = True) -> None:
         self._file, self._numbered, self._left = file, numbered, LARGEST_TREE
@@ -220,7 +220,7 @@ class _Walk:
         self._left -= 1
         if self._left < 0:
             raise JobError(f"{self._file.name}: more than {LARGEST_TREE} values, aliases counted")
-        if len(key) > DEEPEST:  # by an alias of what it stands in
+        if len(key) > DEEPEST:  # an alias of a section that contains it
             raise JobError(f"{self._line(node.start_mark)}: is nested without end")
         self._file.lines.setdefault(key, self._line(node.start_mark))
         if isinstance(node, yaml.MappingNode):
@@ -230,7 +230,7 @@ class _Walk:
         line = self._line(node.start_mark)
         try:
             value = self._scalars.construct_object(node)
-        except (LookupError, AttributeError) as e:  # of a tag that the text does not fit
+        except (LookupError, AttributeError) as e:  # an explicit tag such as !!int on text
             raise JobError(f"{line}: is not valid YAML: no {node.tag}: {node.value!r:.60}") from e
         if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
             raise JobError(f"{line}: the number {node.value[:20]}... is beyond 2**64")

@@ -1,1 +1,1 @@
-"""Look at a live run from its directory, without disturbing it."""
+"""Show how far a run is from its files, without disturbing it."""

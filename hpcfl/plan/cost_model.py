@@ -1,6 +1,8 @@
-"""The costs that a round's time is predicted from, measured (``hpcfl bench pieces``) or assumed."""
+"""The costs that a round's time is predicted from, measured (``hpcfl bench costs``) or assumed."""
 
 import json
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,17 @@ from hpcfl.job.schema import section
 from hpcfl.job.yaml_file import JobFile
 from hpcfl.types import NonNegative, Positive, Section
 
+OLD_KEY = "pieces"  # the name of `costs` in files of version 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel(Section):
     """Seconds and speeds on one rank while all of them work; see ``hpcfl.plan.time``."""
 
     origin: str
-    """Where they are from: what was measured and when, or that they are assumed, and why."""
+    """Their origin: the measurement and its date, or the reason why they are assumed."""
     of: str | None = None
-    """What work they are of, see ``hpcfl.plan.time.kind``; None: of whatever they are used for."""
+    """The kind of work they belong to, see ``hpcfl.plan.time.kind``; None: any."""
     step_s: Positive
     """A local step: one batch, and the algorithm's part of it."""
     visit_s: NonNegative
@@ -45,7 +49,7 @@ class CostModel(Section):
 
 
 def read_cost_model(path: Path) -> CostModel:
-    """The pieces that a file of `hpcfl bench pieces --json` holds, or one written by hand.
+    """Read the costs from a file of `hpcfl bench costs --json`, or one written by hand.
 
     Raises:
         JobError: there are none in it.
@@ -55,9 +59,22 @@ def read_cost_model(path: Path) -> CostModel:
     except OSError as e:
         raise JobError(f"{path}: cannot be read: {e.strerror}; name another") from e
     except (ValueError, RecursionError) as e:
-        raise JobError(f"{path}: is no JSON: {e}; say hpcfl bench pieces JOB --json F") from e
+        raise JobError(f"{path}: is no JSON: {e}; run hpcfl bench costs JOB --json F") from e
     found = tree.get("about", tree) if isinstance(tree, dict) else None
-    if not isinstance(found, dict) or "pieces" not in found:
-        raise JobError(f'{path}: no "pieces" in it; say hpcfl bench pieces JOB --json F')
-    pieces: CostModel = section(CostModel, JobFile(str(path), found), "pieces")
-    return pieces
+    if isinstance(found, dict) and OLD_KEY in found:
+        found = with_new_key(found)
+        say_renamed(str(path))
+    if not isinstance(found, dict) or "costs" not in found:
+        raise JobError(f'{path}: no "costs" in it; run hpcfl bench costs JOB --json F')
+    costs: CostModel = section(CostModel, JobFile(str(path), found), "costs")
+    return costs
+
+
+def with_new_key(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename the key of version 0.1, if it is there."""
+    return {"costs" if key == OLD_KEY else key: value for key, value in tree.items()}
+
+
+def say_renamed(where: str) -> None:
+    """Tell the user that a file has the old key."""
+    sys.stderr.write(f"{where}: {OLD_KEY} is called costs now\n")

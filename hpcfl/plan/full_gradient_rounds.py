@@ -3,13 +3,13 @@
 from hpcfl.runner.components import Components
 
 
-def measured(parts: Components) -> int:
+def measured(components: Components) -> int:
     """Rounds that the diagnostics measure."""
-    return parts.job.rounds // parts.job.diagnostics.every
+    return components.job.rounds // components.job.diagnostics.every
 
 
-def full_gradient_rounds(parts: Components) -> int:
+def full_gradient_rounds(components: Components) -> int:
     """Rounds in which full gradients are taken, for the algorithm or for the diagnostics."""
-    if parts.algorithm.full_gradient != "none":
-        return parts.job.rounds
-    return measured(parts) if parts.job.diagnostics.dissimilarity else 0
+    if components.algorithm.full_gradient != "none":
+        return components.job.rounds
+    return measured(components) if components.job.diagnostics.dissimilarity else 0

@@ -1,4 +1,4 @@
-"""What a plan measures first: this process, and the memory of an example in the model."""
+"""Measure, for a plan, this process's memory and that of an example in the model."""
 
 import ctypes
 from pathlib import Path
@@ -17,25 +17,25 @@ STATUS = Path("/proc/self/status")
 class Process(NamedTuple):
     """Bytes of memory of a process that has loaded the job and taken a gradient.
 
-    None where the system does not tell: only Linux does.
+    None where the system does not report them: only Linux does.
     """
 
     resident: int | None
-    """Now, without what was freed."""
+    """Now, without freed memory."""
     peak: int | None
     """At most so far."""
 
 
 def this_process() -> Process:
-    """This process; what it freed is given back to the system."""
+    """Measure this process; its freed memory is returned to the system first."""
     if not STATUS.exists():
         return Process(None, None)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc's
         trim(0)
-    told = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+    status = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
     # Some containers leave a line out.
-    known = (told.get(key, "").split() for key in ("VmRSS", "VmHWM"))
+    known = (status.get(key, "").split() for key in ("VmRSS", "VmHWM"))
     return Process(*(1024 * int(words[0]) if words else None for words in known))
 
 
@@ -48,13 +48,13 @@ class Activations(NamedTuple):
     """In one tensor of them."""
 
 
-def probe(parts: Components) -> Activations:
-    """Take a gradient of one example, and one of two, and see what they keep."""
-    (one, largest), (two, _) = _kept(parts, 1), _kept(parts, 2)
+def probe(components: Components) -> Activations:
+    """Measure the activations of a gradient of one example, and of two; the difference is one's."""
+    (one, largest), (two, _) = _kept(components, 1), _kept(components, 2)
     return Activations(two - one, largest)
 
 
-def _kept(parts: Components, examples: int) -> tuple[int, int]:
+def _kept(components: Components, examples: int) -> tuple[int, int]:
     """Bytes that a backward pass needs of a batch, with the parameters; and the largest tensor."""
     sizes: dict[int, int] = {}
 
@@ -62,10 +62,10 @@ def _kept(parts: Components, examples: int) -> tuple[int, int]:
         sizes[tensor.data_ptr()] = tensor.nbytes
         return tensor
 
-    data = parts.dataset
-    inputs = data.transform(data.sample(examples), parts.x0.dtype, None)
+    data = components.dataset
+    inputs = data.transform(data.sample(examples), components.x0.dtype, None)
     batch = Batch(inputs, data.train.labels[:examples])
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        parts.gradient().stochastic(parts.x0, batch, 0)
-    own = {view.data_ptr() for view in Layout.of(parts.model).views(parts.x0)}
+        components.gradient().stochastic(components.x0, batch, 0)
+    own = {view.data_ptr() for view in Layout.of(components.model).views(components.x0)}
     return sum(sizes.values()), max((n for at, n in sizes.items() if at not in own), default=0)

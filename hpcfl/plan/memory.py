@@ -8,16 +8,16 @@ from torch import Tensor
 from hpcfl.data.partition import bytes_of
 from hpcfl.engine.schema import nbytes
 from hpcfl.local.examples import READ_AHEAD, WHOLE_CLIENT_BYTES
-from hpcfl.local.executor import padded_width as filled
+from hpcfl.local.executor import padded_width
 from hpcfl.plan.full_gradient_rounds import full_gradient_rounds, measured
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.runner.client_store import GIB
 from hpcfl.runner.components import Components
 from hpcfl.store.footprint import ALIGNMENT, STATE_OVERHEAD
 
-TRAINING = 6  # vectors: y, d, a gradient and its parts, what hooks make
-BESIDE = 10  # the same for each client of a block: states and what is held, side by side, too
-COPIES = 3  # of a block's inputs: as they come, laid side by side, as a layer wants them
+TRAINING = 6  # vectors: y, d, a gradient and its parts, results of hooks
+BLOCK_TRAINING = 10  # the same for each client of a block, with the stacked states
+COPIES = 3  # of a block's inputs: as read, stacked, and in the layout of a layer
 SCRATCH = 1 << 22  # bytes of an exact sum
 
 
@@ -25,17 +25,17 @@ class Memory(NamedTuple):
     """Bytes of one rank's host memory, of a job on the CPU."""
 
     program: int | None
-    """The interpreter and its libraries; None where the system does not tell."""
+    """The interpreter and its libraries; None if the system does not report it."""
     data: int
-    """All examples, or what is read ahead of them, and each client's list of its own."""
+    """All examples, or those that are read ahead, and each client's list of indices."""
     model: int
     """Initial model, server before and after a round and while it is saved, what a local step makes
     of vectors, for every client of a block; the model before the last round and the best one, where
     the job keeps them."""
     activations: int
-    """What a batch leaves for its backward pass, or passes through when it is evaluated."""
+    """Activations that a batch keeps for its backward pass, or has in an evaluation."""
     states: int
-    """The cache of client states, or all of them where they live in memory; their index."""
+    """The cache of client states, or all of them if the store is in memory; their index."""
     cohort: int
     """Uploads, new states, full gradients and last models of one round, until they are summed."""
     sums: int
@@ -56,7 +56,7 @@ class Memory(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """What decides how much memory one rank needs more than another."""
+    """The numbers of a rank that its memory depends on."""
 
     rank: int
     seen: int
@@ -68,15 +68,15 @@ class Holding(NamedTuple):
 
 
 def memory(
-    parts: Components, holding: Holding, *, process: Process, activations: Activations
+    components: Components, holding: Holding, *, process: Process, activations: Activations
 ) -> Memory:
     """The memory of a rank that holds this."""
-    job, schema, vector = parts.job, parts.schema, nbytes(parts.x0)
-    watched, due = job.diagnostics, measured(parts) > 0
-    surveyed = full_gradient_rounds(parts) > 0
-    summed = parts.algorithm.full_gradient == "cohort" or (watched.dissimilarity and due)
-    data = _data(parts)
-    # What `finish` returns twice is one tensor; what it returns of the message is the model's.
+    job, schema, vector = components.job, components.schema, nbytes(components.x0)
+    watched, due = job.diagnostics, measured(components) > 0
+    surveyed = full_gradient_rounds(components) > 0
+    summed = components.algorithm.full_gradient == "cohort" or (watched.dissimilarity and due)
+    data = _data(components)
+    # A tensor that `finish` returns twice counts once; the message's x is counted as the model.
     ends = {id(leaf): leaf for leaf in (*schema.upload, *schema.state)}
     ends.pop(id(schema.message.x), None)
     visit = nbytes(list(ends.values())) + vector * surveyed
@@ -87,59 +87,61 @@ def memory(
     cache = states if job.store.kind == "memory" else int(job.store.cache_gib * GIB)
     if states > cache:  # a cohort's were read, the next one's are, new ones are being written
         visit += 3 * nbytes(schema.state)
-    whole, largest = job.evaluate.batch_size, max(map(len, parts.rows))
-    batch, vectors, inputs = _batch(parts), TRAINING, 0
+    whole, largest = job.evaluate.batch_size, max(map(len, components.rows))
+    batch, vectors, inputs = _batch(components), TRAINING, 0
     if job.executor != "sequential":
-        vectors = BESIDE * parts.concurrent_clients
-        batch = filled(batch, parts.device, bf16=job.precision == "bf16")
+        vectors = BLOCK_TRAINING * components.concurrent_clients
+        batch = padded_width(batch, components.device, bf16=job.precision == "bf16")
         inputs = (
             COPIES
-            * parts.concurrent_clients
+            * components.concurrent_clients
             * batch
-            * nbytes(parts.dataset.sample(1).to(parts.x0.dtype))
+            * nbytes(components.dataset.sample(1).to(components.x0.dtype))
         )
     if surveyed:
         batch = max(batch, min(whole, largest))
-    trained = parts.concurrent_clients * batch * activations.kept + inputs
+    trained = components.concurrent_clients * batch * activations.kept + inputs
     # The model before the last round, and on rank 0 the best one.
     extra = watched.cosine + (job.evaluate.best and holding.rank == 0)
-    # What a checkpoint keeps of the server, and its file, while it is written.
+    # A checkpoint's copy of the server, and its file in memory, while it is written.
     saved = 2 * (nbytes(schema.server) + watched.cosine * vector) * (holding.rank == 0)
-    tested = min(whole, len(parts.tests()))
-    wide = 8 // parts.x0.itemsize if job.reduction == "exact" else 1  # exact sums are of int64
+    tested = min(whole, len(components.tests()))
+    wide = 8 // components.x0.itemsize if job.reduction == "exact" else 1  # exact sums are of int64
     return Memory(
         program=None if process.resident is None else max(0, process.resident - data),
         data=data,
         model=(2 + vectors + extra) * vector + 2 * nbytes(schema.server) + saved,
         activations=max(trained, 2 * tested * activations.largest),
-        states=min(states, cache) + 20 * len(parts.rows),
+        states=min(states, cache) + 20 * len(components.rows),
         cohort=holding.members * visit,
         sums=sent * (wide + 1) + (1 + summed) * SCRATCH,
         loading=process.peak,
     )
 
 
-def _data(parts: Components) -> int:
-    """What is held of the data: all of it, or where it stays in a file what is read ahead."""
-    total = bytes_of(parts.rows)
-    if parts.dataset.mapped:
+def _data(components: Components) -> int:
+    """Bytes of the data in memory: all of it, or the examples read ahead of a file."""
+    total = bytes_of(components.rows)
+    if components.dataset.mapped:
         return total
-    for examples in filter(None, (parts.dataset.train, parts.dataset.test)):
+    for examples in filter(None, (components.dataset.train, components.dataset.test)):
         total += nbytes(examples.labels)
         if isinstance(examples.inputs, Tensor):
             total += nbytes(examples.inputs)
             continue
         one = prod(examples.inputs.shape[1:]) * examples.inputs.dtype.itemsize
-        whole = parts.concurrent_clients + READ_AHEAD  # clients
-        window = [min(one * n, WHOLE_CLIENT_BYTES) for n in sorted(map(len, parts.rows))[-whole:]]
-        if examples is parts.dataset.test:
-            tested = min(len(examples.labels), parts.job.evaluate.batch_size)
+        whole = components.concurrent_clients + READ_AHEAD  # clients
+        window = [
+            min(one * n, WHOLE_CLIENT_BYTES) for n in sorted(map(len, components.rows))[-whole:]
+        ]
+        if examples is components.dataset.test:
+            tested = min(len(examples.labels), components.job.evaluate.batch_size)
             window = [one * tested] * (1 + READ_AHEAD)
-        total += sum(window) + max(window)  # a client's pieces are there until joined
+        total += sum(window) + max(window)  # a client's parts are in memory until they are joined
     return total
 
 
-def _batch(parts: Components) -> int:
+def _batch(components: Components) -> int:
     """Examples of a local step, at most."""
-    size, largest = parts.job.local.batch_size, max(map(len, parts.rows))
+    size, largest = components.job.local.batch_size, max(map(len, components.rows))
     return largest if size == "full" else min(size, largest)

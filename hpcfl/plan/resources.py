@@ -20,7 +20,7 @@ from hpcfl.runner.schedule import ScheduleUsage, simulate_schedule, state_bytes,
 
 
 class RankShare(NamedTuple):
-    """What falls to one rank."""
+    """The clients, examples, disk and memory of one rank."""
 
     clients: int
     examples: int
@@ -35,7 +35,7 @@ class RankShare(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a job will need; sizes in bytes."""
+    """The resources that a job will need; sizes in bytes."""
 
     parameters: int
     vector: int
@@ -59,7 +59,7 @@ class Plan:
     """Kept once for all clients of a rank and a round."""
     server: int
     disk_budget: DiskBudget
-    """What the run directory will take."""
+    """The disk space of the run directory."""
     shares: tuple[RankShare, ...]
     """One a rank."""
 
@@ -84,61 +84,61 @@ class Plan:
         return Traffic(*(self.visits * size for size in self.traffic))
 
 
-def plan(parts: Components, ranks: int, *, process: Process, activations: Activations) -> Plan:
-    """What the job of ``parts`` will need on so many ranks.
+def plan(components: Components, ranks: int, *, process: Process, activations: Activations) -> Plan:
+    """Compute what the job of ``components`` will need on so many ranks.
 
     Args:
-        parts: the job, loaded.
+        components: the job, loaded.
         ranks: how many.
         process: one that has loaded the job and taken a gradient.
-        activations: what ``probe`` says.
+        activations: of ``probe``.
 
     Raises:
         JobError: there are more ranks than clients.
     """
-    job, schema, population = parts.job, parts.schema, parts.clients
-    played = simulate_schedule(parts, ranks)
-    own, shared = state_bytes(parts)
+    job, schema, population = components.job, components.schema, components.clients
+    usage = simulate_schedule(components, ranks)
+    own, shared = state_bytes(components)
     steps = [int(population.task(i, 0).client.steps) for i in range(len(population))]
     return Plan(
-        parameters=parts.x0.numel(),
+        parameters=components.x0.numel(),
         vector=nbytes(schema.message.x),
         population=len(population),
         rounds=job.rounds,
-        visits=played.visits,
+        visits=usage.visits,
         steps=(min(steps), max(steps)),
         gradients=schema.gradients,
-        full_gradient_rounds=full_gradient_rounds(parts),
-        traffic=traffic(parts.algorithm, schema),
-        counted=parts.algorithm.traffic_note,
+        full_gradient_rounds=full_gradient_rounds(components),
+        traffic=traffic(components.algorithm, schema),
+        counted=components.algorithm.traffic_note,
         own=own,
         shared=shared,
         server=nbytes(schema.server),
-        disk_budget=disk_budget(parts, played),
+        disk_budget=disk_budget(components, usage),
         shares=tuple(
-            _share(parts, played, rank, int(members), process, activations)
-            for rank, members in enumerate(trained(parts, played))
+            _share(components, usage, rank, int(members), process, activations)
+            for rank, members in enumerate(trained(components, usage))
         ),
     )
 
 
 def _share(
-    parts: Components,
-    played: ScheduleUsage,
+    components: Components,
+    usage: ScheduleUsage,
     rank: int,
     members: int,
     process: Process,
     activations: Activations,
 ) -> RankShare:
-    """What falls to this rank."""
-    mine = played.owner == rank
-    seen = int(played.seen[rank])
-    holding = Holding(rank, seen, members, int(played.held[rank]))
+    """Compute the share of one rank."""
+    mine = usage.owner == rank
+    seen = int(usage.seen[rank])
+    holding = Holding(rank, seen, members, int(usage.held[rank]))
     return RankShare(
         clients=int(mine.sum()),
-        examples=int(np.array(parts.clients.examples)[mine].sum()),
+        examples=int(np.array(components.clients.examples)[mine].sum()),
         seen=seen,
         members=members,
-        store=int(played.stores[rank]),
-        memory=memory(parts, holding, process=process, activations=activations),
+        store=int(usage.stores[rank]),
+        memory=memory(components, holding, process=process, activations=activations),
     )

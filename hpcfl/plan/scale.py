@@ -2,7 +2,7 @@
 
 The file says, for each job: how many clients there are and how unequal (sizes drawn from a
 lognormal by the seed, scaled to the number of examples), the batch and the epochs, the numbers of
-an upload, a client's state, the cohorts to draw for, who trains whom, and pieces as in
+an upload, a client's state, the cohorts to draw for, who trains whom, and costs as in
 `hpcfl.plan.cost_model`.
 """
 
@@ -22,7 +22,7 @@ from hpcfl.cohort.sampling import Uniform
 from hpcfl.io.progress import track
 from hpcfl.job.schema import section
 from hpcfl.job.yaml_file import read
-from hpcfl.plan.cost_model import CostModel
+from hpcfl.plan.cost_model import OLD_KEY, CostModel, say_renamed, with_new_key
 from hpcfl.plan.time import Prediction, Work, predict
 from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
 from hpcfl.seeds import stream
@@ -56,7 +56,7 @@ class SyntheticJob(Section):
     rounds: Count
     evaluations: Natural
     tests: Natural
-    pieces: CostModel
+    costs: CostModel
 
     def sizes(self) -> NDArray[np.int64]:
         """[N], every client's examples, at least one."""
@@ -65,7 +65,7 @@ class SyntheticJob(Section):
         return np.maximum(1, whole)
 
     def work(self, cohort: int, balance: Balance) -> Work:
-        """What it asks with cohorts of so many."""
+        """The work of a round with a cohort of this size."""
         sizes = self.sizes()
         return Work(
             steps=self.epochs * -(-sizes // self.batch),
@@ -82,7 +82,7 @@ class SyntheticJob(Section):
         )
 
 
-class Asked(NamedTuple):
+class CurveKey(NamedTuple):
     """A curve."""
 
     job: str
@@ -109,27 +109,27 @@ def show_scale(path: Path, most: int | None, plot: Path | None) -> str:
         f"{'job':13} {'cohort':>6} {'balance':7} {'ranks':>5} {'a round':>9} {'training':>9} "
         f"{'mean':>8} {'all-reduce':>10} {'busiest':>7} {'speed-up':>8} {'hours':>7}"
     ]
-    curves: dict[Asked, list[tuple[int, float]]] = {}
+    curves: dict[CurveKey, list[tuple[int, float]]] = {}
     asked = [
-        Asked(name, cohort, balance)
+        CurveKey(name, cohort, balance)
         for name, job in jobs.items()
         for cohort in job.cohorts
         for balance in job.balance
     ]
     for one in track(asked, "plan --scale: curves", len(asked)):
-        pieces, wanted = jobs[one.job].pieces, jobs[one.job].work(one.cohort, one.balance)
-        alone = predict(wanted, 1, pieces)
+        costs, wanted = jobs[one.job].costs, jobs[one.job].work(one.cohort, one.balance)
+        alone = predict(wanted, 1, costs)
         for size in (size for size in ranks if size <= jobs[one.job].clients):
-            found = predict(wanted, size, pieces)
+            found = predict(wanted, size, costs)
             lines.append(_line(one, size, found, alone))
             curves.setdefault(one, []).append((size, found.round))
-    lines += ["", *(fill(f"{name}: {job.pieces.origin}", WIDTH) for name, job in jobs.items())]
+    lines += ["", *(fill(f"{name}: {job.costs.origin}", WIDTH) for name, job in jobs.items())]
     if plot:
         _draw(curves, plot)
     return "\n".join(lines)
 
 
-def _line(asked: Asked, ranks: int, found: Prediction, alone: Prediction) -> str:
+def _line(asked: CurveKey, ranks: int, found: Prediction, alone: Prediction) -> str:
     return (
         f"{asked.job:13} {asked.cohort:6d} {asked.balance:7} {ranks:5d} {found.round:7.3f} s "
         f"{found.train:7.3f} s {1e3 * found.convert:5.1f} ms {1e3 * found.exchange:7.1f} ms "
@@ -140,10 +140,15 @@ def _line(asked: Asked, ranks: int, found: Prediction, alone: Prediction) -> str
 def _read(path: Path) -> dict[str, SyntheticJob]:
     """The jobs of a file."""
     file = read(path)
+    old = {name for name, job in file.tree.items() if isinstance(job, dict) and OLD_KEY in job}
+    for name in old:
+        file.tree[name] = with_new_key(file.tree[name])
+    if old:
+        say_renamed(str(path))
     return {name: section(SyntheticJob, file, name) for name in file.tree}
 
 
-def _draw(curves: dict[Asked, list[tuple[int, float]]], path: Path) -> None:
+def _draw(curves: dict[CurveKey, list[tuple[int, float]]], path: Path) -> None:
     """Seconds of a round against ranks, both as powers.
 
     Cohorts of a job differ in colour and, where colours run out, in the marker; balances in dashes.

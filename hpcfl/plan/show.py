@@ -25,14 +25,14 @@ WIDTH = 100  # columns
 FEW = 16  # ranks whose shares are listed one by one
 
 
-def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: CostModel | None = None) -> str:
-    """What the job will need on so many ranks.
+def show_plan(loaded: Loaded, ranks: int, out: Path | None, costs: CostModel | None = None) -> str:
+    """Describe what the job will need on so many ranks.
 
     Args:
         loaded: the job.
         ranks: how many.
         out: the run directory; runs/NAME when absent.
-        pieces: what a round's time is made of; without them no hours are told.
+        costs: what a round's time is made of; without them no hours are predicted.
 
     Raises:
         JobError, DataError: something in the job does not fit.
@@ -43,22 +43,22 @@ def show_plan(loaded: Loaded, ranks: int, out: Path | None, pieces: CostModel | 
     activations = probe(parts)
     found = plan(parts, ranks, process=this_process(), activations=activations)
     name = f"{loaded.name}: {parts.loaded.tree['algorithm']['name']}"
-    tables = render_tables(_whole(found, name), _ranks(found), _memory(found), width=WIDTH)
-    told = f"{tables}\n{_room(found, out or Path('runs') / loaded.name)}"
-    if pieces is None:
-        return told
-    if pieces.of not in (None, kind(parts)):
+    tables = render_tables(_summary(found, name), _ranks(found), _memory(found), width=WIDTH)
+    text = f"{tables}\n{_disk_line(found, out or Path('runs') / loaded.name)}"
+    if costs is None:
+        return text
+    if costs.of not in (None, kind(parts)):
         raise JobError(
-            f"pieces: found those of {pieces.of}; expected {kind(parts)}; measure them with "
-            "hpcfl bench pieces JOB --json F"
+            f"costs: found those of {costs.of}; expected {kind(parts)}; measure them with "
+            "hpcfl bench costs JOB --json F"
         )
     asked = work(parts)
-    hours = _hours(predict(asked, ranks, pieces))
+    hours = _hours(predict(asked, ranks, costs))
     if ranks > 1:
         other = replace(asked, balance="owner" if asked.balance == "steal" else "steal")
-        otherwise = predict(other, ranks, pieces).round
+        otherwise = predict(other, ranks, costs).round
         hours += f"\nwith balance={other.balance}: {otherwise:.4g} s a round"
-    return f"{told}\n{hours}\n{fill(f'pieces: {pieces.origin}', WIDTH)}"
+    return f"{text}\n{hours}\n{fill(f'costs: {costs.origin}', WIDTH)}"
 
 
 def _hours(found: Prediction) -> str:
@@ -74,7 +74,7 @@ def _hours(found: Prediction) -> str:
     )
 
 
-def _whole(found: Plan, name: str) -> Table:
+def _summary(found: Plan, name: str) -> Table:
     made = Table(box=ASCII2, show_header=False, title=name, title_justify="left")
     made.add_column(no_wrap=True)
     made.add_column()
@@ -153,9 +153,9 @@ def _known(size: int | None) -> str:
     return "unknown here" if size is None else decimal(size)
 
 
-def _room(found: Plan, folder: Path) -> str:
-    """The disk's free space against what the run needs."""
+def _disk_line(found: Plan, folder: Path) -> str:
+    """The disk space that the run needs, and that is free; a warning if it is too little."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free = disk_usage(there).free
-    said = f"{folder} needs {decimal(found.disk_budget.total)} of disk; {decimal(free)} are free"
-    return said if found.disk_budget.total <= free else f"WARNING: {said}"
+    line = f"{folder} needs {decimal(found.disk_budget.total)} of disk; {decimal(free)} are free"
+    return line if found.disk_budget.total <= free else f"WARNING: {line}"

@@ -46,23 +46,23 @@ MEMBERS, FEWEST = 100_000, 50  # of all those rounds; and rounds, all the same
 
 @dataclass(frozen=True)
 class Work:
-    """What a job asks of its ranks."""
+    """The work of a job, as far as its time depends on it."""
 
     steps: NDArray[np.int64]
     """[N], gradients of a client's visit."""
     draw: Callable[[int], NDArray[np.int64]]
     """Round -> its cohort."""
     examples: NDArray[np.int64]
-    """[N], of every client: by them they are dealt to the ranks."""
+    """[N], of every client: owners are assigned by them."""
     taken: NDArray[np.int64]
-    """[N], positive, those that a visit goes through: by them clients are handed to others."""
+    """[N], positive, those that a visit goes through: trainers are assigned by them."""
     balance: Literal["owner", "steal"]
     parameters: int
     """Numbers of an upload."""
     state: int
     """Bytes of a client's own state."""
     sent: int
-    """Bytes of a state on its way to another rank, with what clients share."""
+    """Bytes of a state that is sent to another rank, with the part that clients share."""
     tests: int
     """Examples of an evaluation."""
     rounds: int
@@ -76,12 +76,13 @@ class Work:
         )
 
 
-def kind(parts: Components) -> str:
-    """What a job's pieces depend on, besides the machine."""
-    job, tree = parts.job, parts.loaded.tree
+def kind(components: Components) -> str:
+    """The properties of a job that its costs depend on, besides the machine."""
+    job, tree = components.job, components.loaded.tree
     executor = "block" if job.executor == "block" else "sequential"
     return (
-        f"{tree['algorithm']['name']} on {tree['model']['name']} of {parts.x0.numel()} parameters, "
+        f"{tree['algorithm']['name']} on {tree['model']['name']} "
+        f"of {components.x0.numel()} parameters, "
         f"batches of {job.local.batch_size}, {job.precision}, {executor}, {job.threads} thread(s)"
     )
 
@@ -111,55 +112,56 @@ class Prediction(NamedTuple):
         return self.train + self.convert + self.exchange + self.ship + self.rest
 
 
-def work(parts: Components) -> Work:
-    """What the job of ``parts`` asks."""
-    job, population = parts.job, parts.clients
+def work(components: Components) -> Work:
+    """The work of the job of ``components``."""
+    job, population = components.job, components.clients
     steps = np.array([int(population.task(i, 0).client.steps) for i in range(len(population))])
     whole = job.evaluate.batch_size  # a full gradient is taken in batches of so many
     examples = np.array(population.examples)
-    share = full_gradient_rounds(parts) / job.rounds
+    share = full_gradient_rounds(components) / job.rounds
     return Work(
-        steps=steps * parts.schema.gradients + np.ceil(share * -(-examples // whole)).astype(int),
+        steps=steps * components.schema.gradients
+        + np.ceil(share * -(-examples // whole)).astype(int),
         draw=lambda t: job.cohort.draw(t, len(population), job.seed),
         examples=examples,
-        taken=parts.examples_per_round,
+        taken=components.examples_per_round,
         balance=job.balance,
-        parameters=sum(field.numel() for field in parts.schema.upload),
-        state=parts.stored_state.own.bytes,
-        sent=parts.stored_state.bytes,
-        tests=len(parts.tests()),
+        parameters=sum(field.numel() for field in components.schema.upload),
+        state=components.stored_state.own.bytes,
+        sent=components.stored_state.bytes,
+        tests=len(components.tests()),
         rounds=job.rounds,
         evaluations=sum(job.evaluate.due(t, job.rounds) for t in range(1, job.rounds + 1)),
     )
 
 
-def predict(asked: Work, ranks: int, pieces: CostModel) -> Prediction:
+def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
     """The time of a round on so many ranks.
 
     Raises:
-        JobError: several ranks, but the pieces know of one; or more ranks than clients.
+        JobError: several ranks, but the costs know of one; or more ranks than clients.
     """
-    if ranks > 1 and (pieces.latency_s is None or pieces.bandwidth is None):
+    if ranks > 1 and (costs.latency_s is None or costs.bandwidth is None):
         raise JobError(
-            f"pieces: {ranks} ranks, but they say nothing of an all-reduce ({pieces.origin}); "
-            f"say mpirun -n {ranks} hpcfl bench pieces, or give latency_s and bandwidth"
+            f"costs: {ranks} ranks, but they say nothing of an all-reduce ({costs.origin}); "
+            f"say mpirun -n {ranks} hpcfl bench costs, or give latency_s and bandwidth"
         )
     owner = assign_owners(asked.examples.tolist(), ranks)
-    found = [_busiest(asked, asked.draw(t), owner, ranks, pieces) for t in asked.sampled()]
+    found = [_busiest(asked, asked.draw(t), owner, ranks, costs) for t in asked.sampled()]
     train, convert, ship, busiest = np.mean(found, axis=0).tolist()
     size, exchange = asked.parameters, 0.0
-    if ranks > 1 and pieces.latency_s is not None and pieces.bandwidth is not None:
-        exchange = 4 * (ranks - 1).bit_length() * pieces.latency_s
-        exchange += 2 * (ranks - 1) / ranks * 8 * size / pieces.bandwidth
-    convert += size * pieces.restore_s
-    evaluate = ceil(asked.tests / ranks) * pieces.test_s
-    one = train + convert + exchange + ship + pieces.round_s
+    if ranks > 1 and costs.latency_s is not None and costs.bandwidth is not None:
+        exchange = 4 * (ranks - 1).bit_length() * costs.latency_s
+        exchange += 2 * (ranks - 1) / ranks * 8 * size / costs.bandwidth
+    convert += size * costs.restore_s
+    evaluate = ceil(asked.tests / ranks) * costs.test_s
+    one = train + convert + exchange + ship + costs.round_s
     hours = (asked.rounds * one + asked.evaluations * evaluate) / 3600
-    return Prediction(train, convert, exchange, ship, pieces.round_s, evaluate, busiest, hours)
+    return Prediction(train, convert, exchange, ship, costs.round_s, evaluate, busiest, hours)
 
 
 def _busiest(
-    asked: Work, members: NDArray[np.int64], owner: NDArray[np.int64], ranks: int, pieces: CostModel
+    asked: Work, members: NDArray[np.int64], owner: NDArray[np.int64], ranks: int, costs: CostModel
 ) -> tuple[float, float, float, float]:
     """Of one cohort: the first two of the busiest rank and ``ship``, then ``busiest``."""
     own = trainer = owner[members]
@@ -167,23 +169,23 @@ def _busiest(
         trainer = assign_trainers(own, asked.taken[members], ranks)
     clients = np.bincount(trainer, minlength=ranks)
     steps = np.bincount(trainer, asked.steps[members], ranks)
-    state = sum(asked.state / speed for speed in (pieces.read, pieces.write) if speed)
-    trained = steps * pieces.step_s + clients * pieces.visit_s
+    state = sum(asked.state / speed for speed in (costs.read, costs.write) if speed)
+    trained = steps * costs.step_s + clients * costs.visit_s
     trained += np.bincount(own, minlength=ranks) * state
-    converted = clients * asked.parameters * pieces.convert_s
+    converted = clients * asked.parameters * costs.convert_s
     last = np.argmax(trained + converted)
-    ship = _shipped(asked, own, trainer, ranks, pieces)
+    ship = _shipped(asked, own, trainer, ranks, costs)
     return trained[last], converted[last], ship, steps[last] / (steps.mean() or 1.0)
 
 
 def _shipped(
-    asked: Work, own: NDArray[np.int64], trainer: NDArray[np.int64], ranks: int, pieces: CostModel
+    asked: Work, own: NDArray[np.int64], trainer: NDArray[np.int64], ranks: int, costs: CostModel
 ) -> float:
     """Seconds of a round's states on their way there and back."""
     moved = own != trainer
-    if not (moved.any() and asked.sent and pieces.bandwidth):
+    if not (moved.any() and asked.sent and costs.bandwidth):
         return 0.0
     most = max(np.bincount(ends[moved]).max() for ends in (own, trainer))
-    latency = pieces.latency_s or 0.0
-    each = 2 * latency + (asked.sent + asked.state) / pieces.bandwidth
+    latency = costs.latency_s or 0.0
+    each = 2 * latency + (asked.sent + asked.state) / costs.bandwidth
     return float(2 * (ranks - 1).bit_length() * latency + most * each)

@@ -19,11 +19,11 @@ JOB = "job.yaml"
 
 
 class CollectedRuns(NamedTuple):
-    """Runs, and what a table of them does not show."""
+    """Runs, and notes that belong below a table of them."""
 
     runs: Sequence[RunRecord]
     notes: Sequence[str]
-    """A line for each sweep: how many of its points are finished, failed, not begun; and for each
+    """A line for each sweep: how many of its points are finished, failed, not started; and for each
     folder or history that cannot be read."""
 
 
@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
     runs: Mapping[Path, bool]
     """Directories, and whether the sweep that made them saw them fail last.  Runs of a sweep that
-    have not begun are among them, without a directory."""
+    have not started are among them, without a directory."""
     unreadable: Sequence[str]
     """A line for each entry of a folder that cannot be looked at or listed, and why."""
 
@@ -45,7 +45,7 @@ def find_runs(root: Path) -> Found:
     wherever it begins.
 
     An entry below ``root`` that cannot be read, such as another user's private folder or a link to
-    itself, is told in a line: the runs beside it are found all the same.
+    itself, gets a line in ``unreadable``: the other runs are found all the same.
 
     Raises:
         StoreError: ``root``, or the log of a sweep, cannot be read.
@@ -60,7 +60,7 @@ def find_runs(root: Path) -> Found:
     while waiting:
         folder = waiting.pop()
         try:
-            if not _first_time(folder, seen):
+            if not _is_new(folder, seen):
                 continue
             below = list(_subfolders(folder, unreadable))
         except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or never there
@@ -71,11 +71,11 @@ def find_runs(root: Path) -> Found:
                 raise file_error(e, why, StoreError) from e
             unreadable.append(why)
             continue
-        diary = read_sweep_log(folder)
-        failed = diary.failed if diary else {}
-        # Beside a sweep's runs lie their jobs, from before they begin.
-        names = {job.stem for job in folder.glob("*.yaml")} if diary else set()
-        inside, others = _told_apart(below, names, seen, unreadable)
+        events = read_sweep_log(folder)
+        failed = events.failed if events else {}
+        # A sweep writes the job files of its runs before it starts them.
+        names = {job.stem for job in folder.glob("*.yaml")} if events else set()
+        inside, others = _split_folders(below, names, seen, unreadable)
         names |= inside
         runs |= {folder / name: name in failed for name in sorted(names)}
         waiting += sorted(others, reverse=True)
@@ -94,49 +94,50 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
     for path in paths:
         found = find_runs(path)
         notes += found.unreadable
-        begun = {folder: failed for folder, failed in found.runs.items() if has(folder, JOB)}
-        for root in dict.fromkeys(folder.parent for folder in begun or [path]):
-            inside = [folder for folder in begun or [path] if folder.parent == root]
-            read = [_read(folder, notes, failed=begun.get(folder, False)) for folder in inside]
+        started = {folder: failed for folder, failed in found.runs.items() if has(folder, JOB)}
+        for root in dict.fromkeys(folder.parent for folder in started or [path]):
+            inside = [folder for folder in started or [path] if folder.parent == root]
+            read = [_read(folder, notes, failed=started.get(folder, False)) for folder in inside]
             runs += read
-            diary = read_sweep_log(root) if root != path.parent else None  # asked for as a whole
-            if diary:
-                notes += _told(root, read, diary)
+            # If one run of a sweep was given, the others' states are of no interest.
+            events = read_sweep_log(root) if root != path.parent else None
+            if events:
+                notes += _sweep_notes(root, read, events)
     return CollectedRuns(runs, notes)
 
 
 def state(run: RunRecord, *, alive: bool, failed: bool = False) -> str:
-    """Whether it is alive, finished, diverged, failed, stopped by a signal or not running."""
+    """The state of a run: alive, finished, diverged, failed, stopped or not running."""
     if alive or run.finished:
         return "alive" if alive else "finished"
     ending = run.outcome.ending if run.outcome else "finished"
     if failed and ending != "diverged":
         return "failed"
-    # A finished run whose log is shorter: it was cut, or its job asks for more rounds by now.
+    # Finished, but with a shorter log: it was cut, or the job was given more rounds since.
     return "not running" if ending == "finished" else ending
 
 
-def unbegun(*, failed: bool) -> str:
+def state_without_directory(*, failed: bool) -> str:
     """The state of a run that has no directory yet."""
-    return "failed" if failed else "not begun"
+    return "failed" if failed else "not started"
 
 
-def _first_time(folder: Path, seen: set[tuple[int, int]]) -> bool:
-    """Whether the folder was not met before, by another name."""
+def _is_new(folder: Path, seen: set[tuple[int, int]]) -> bool:
+    """Add the folder to ``seen``; return whether it was not there yet, under any name."""
     found = folder.stat()
     known = len(seen)
     seen.add((found.st_dev, found.st_ino))
     return len(seen) > known
 
 
-def _told_apart(
+def _split_folders(
     below: Sequence[Path], known: Set[str], seen: set[tuple[int, int]], unreadable: list[str]
 ) -> tuple[set[str], list[Path]]:
     """The names of the run directories among folders, and the others that may hold some.
 
     Args:
         below: folders.
-        known: the names of a sweep's runs, of which the one who reads them tells what is wrong.
+        known: the names of a sweep's runs; errors about these are raised when they are read.
         seen: the folders met before.
         unreadable: gets a line for each other folder that cannot be looked at.
     """
@@ -146,9 +147,9 @@ def _told_apart(
             # A folder that is removed meanwhile is no folder.
             with readable(path), suppress(FileNotFoundError, NotADirectoryError):
                 if present(path / JOB):
-                    if _first_time(path, seen):
+                    if _is_new(path, seen):
                         inside.add(path.name)
-                elif path.name not in known and _followed(path):
+                elif path.name not in known and _may_hold_runs(path):
                     others.append(path)
         except (StoreError, DiskError) as e:
             if path.name not in known:
@@ -161,7 +162,7 @@ def _subfolders(folder: Path, unreadable: list[str]) -> Iterator[Path]:
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
-                found = _counts(entry.name) and entry.is_dir()
+                found = _is_visible(entry.name) and entry.is_dir()
             except OSError as e:
                 unreadable.append(f"{entry.path}: cannot be read: {e.strerror or e}; {READABLE}")
                 continue
@@ -169,12 +170,12 @@ def _subfolders(folder: Path, unreadable: list[str]) -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def _counts(name: str) -> bool:
+def _is_visible(name: str) -> bool:
     """Whether a folder of this name is neither hidden nor a copy that is being made."""
     return not name.startswith(".") and not name.endswith(PART)
 
 
-def _followed(folder: Path) -> bool:
+def _may_hold_runs(folder: Path) -> bool:
     """Whether to look for runs in a folder that is none itself."""
     return not folder.is_symlink() or (folder / SWEEP_LOG).is_file()
 
@@ -184,7 +185,7 @@ def _read(folder: Path, notes: list[str], *, failed: bool) -> RunRecord:
         run = read_run(folder)
         try:
             run = with_history(run, RunDir(folder).history_entries())
-        except (StoreError, DiskError) as e:  # its numbers are told all the same
+        except (StoreError, DiskError) as e:  # its log can be reported all the same
             notes.append(str(e))
         if run.finished:
             return run
@@ -192,17 +193,17 @@ def _read(folder: Path, notes: list[str], *, failed: bool) -> RunRecord:
     return replace(run, fate=state(run, alive=alive, failed=failed))
 
 
-def _told(root: Path, runs: Sequence[RunRecord], diary: SweepEvents) -> list[str]:
+def _sweep_notes(root: Path, runs: Sequence[RunRecord], events: SweepEvents) -> list[str]:
     states = Counter(run.state for run in runs)
-    begun = {run.name for run in runs}
-    early = diary.failed.keys() - begun  # they have no run directory yet
+    started = {run.name for run in runs}
+    early = events.failed.keys() - started  # they have no run directory yet
     states["failed"] += len(early)
     jobs = {job.stem for job in root.glob("*.yaml")}  # a sweep may write them before the runs
-    points = max(diary.points, len(begun | early | jobs))
-    states["not begun"] = points - len(begun | early)
+    points = max(events.points, len(started | early | jobs))
+    states["not started"] = points - len(started | early)
     counts = ", ".join(f"{count} {word}" for word, count in states.items() if count)
     shown = early | {run.name for run in runs if run.state in ("failed", "diverged")}
     return [
         f"{root}: {points} runs: {counts}",
-        *(f"{root / name}: failed: {why}" for name, why in diary.failed.items() if name in shown),
+        *(f"{root / name}: failed: {why}" for name, why in events.failed.items() if name in shown),
     ]

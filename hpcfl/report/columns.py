@@ -26,7 +26,7 @@ DIVERGED = (
     "diverged: a number was not finite, or the train loss of the last rounds is far above that of "
     "guessing and of the beginning; hpcfl status DIR has the numbers"
 )
-"""What the mark means, as a caption."""
+"""The meaning of the mark, as a caption."""
 
 
 def _rounds(run: RunRecord) -> str:
@@ -61,7 +61,7 @@ def _duration(seconds: float) -> str:
 
 
 Cell = tuple[str, Callable[[RunRecord], str]]
-SHOWN: tuple[Cell, ...] = (
+SCORE_COLUMNS: tuple[Cell, ...] = (
     ("run", lambda run: run.name),
     ("algorithm", lambda run: run.algorithm),
     ("rounds", _rounds),
@@ -71,7 +71,7 @@ SHOWN: tuple[Cell, ...] = (
     ("last\n100 %", lambda run: _percent(run.accuracy_last100)),
     ("test\nloss", lambda run: _loss(run.last("test_loss"))),
 )
-SPENT: tuple[Cell, ...] = (
+COSTS: tuple[Cell, ...] = (
     ("down", lambda run: decimal(int(run.total("down_bytes")))),
     ("up", lambda run: decimal(int(run.total("up_bytes")))),
     ("wall\ntime", lambda run: _duration(run.total("wall_s"))),
@@ -86,7 +86,7 @@ OVER_SEEDS: tuple[Score, ...] = (
     ("last\n100 %", lambda run: percent(run.accuracy_last100), "{:.2f}"),
     ("test\nloss", lambda run: run.last("test_loss"), "{:.4g}"),
 )
-_ASKED: tuple[Score, ...] = (
+_OPTIONAL: tuple[Score, ...] = (
     ("top 5\n%", lambda run: percent(run.last("test_top5_accuracy")), "{:.2f}"),
     ("objective", lambda run: run.last("train_objective"), "{:.4g}"),
     ("clients\nmean %", lambda run: percent(run.last("client_accuracy_mean")), "{:.2f}"),
@@ -96,9 +96,9 @@ _ASKED: tuple[Score, ...] = (
 )
 
 
-def asked(runs: Sequence[RunRecord]) -> list[Score]:
-    """The scores that only some jobs ask for, as far as one of these runs has them."""
-    return [score for score in _ASKED if any(score[1](run) is not None for run in runs)]
+def optional_scores(runs: Sequence[RunRecord]) -> list[Score]:
+    """The scores that are off by default, as far as one of these runs has them."""
+    return [score for score in _OPTIONAL if any(score[1](run) is not None for run in runs)]
 
 
 # For programs: keys, with their units.

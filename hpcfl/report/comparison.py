@@ -1,4 +1,4 @@
-"""Published numbers as a column beside the runs of a report."""
+"""Columns that compare the runs of a report with published numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACCURACIES = {
     "accuracy_last10": "mean test accuracy of the last 10 epochs",
     "accuracy_last100": "mean test accuracy of the last 100 rounds",
 }
-"""Metrics of published numbers, and what they mean."""
+"""Metrics of published numbers: their meaning."""
 
 
 class Column(NamedTuple):
@@ -37,7 +37,7 @@ class Column(NamedTuple):
         return next(iter(self.values))
 
     def known(self, group: Sequence[int]) -> list[float]:
-        """The numbers that runs (by index) have, which is what a mean over them is of."""
+        """The numbers of runs (by index), without those that have none: a mean is over these."""
         found = (self.numbers[index] for index in group)
         return [number for number in found if number is not None]
 
@@ -50,22 +50,22 @@ class Column(NamedTuple):
         return spread(known, self.show) + (counted(len(known), len(group)) if some else "")
 
 
-class Beside(NamedTuple):
+class ComparisonColumns(NamedTuple):
     """Columns, and the captions under their table."""
 
     columns: tuple[Column, ...] = ()
     captions: tuple[str, ...] = ()
 
-    def joined(self, other: Beside) -> Beside:
+    def joined(self, other: ComparisonColumns) -> ComparisonColumns:
         """Both, the other's columns to the right."""
-        return Beside(self.columns + other.columns, self.captions + other.captions)
+        return ComparisonColumns(self.columns + other.columns, self.captions + other.captions)
 
 
-def with_published(runs: Sequence[RunRecord]) -> Beside:
+def with_published(runs: Sequence[RunRecord]) -> ComparisonColumns:
     """The accuracies that papers print for these set-ups; nothing where there are none."""
     found = [find(run.settings, *ACCURACIES) for run in runs]
     if not any(found):
-        return Beside()
+        return ComparisonColumns()
     cells = [printed(rows[0]) if rows else "-" for rows in found]
     firsts = [rows[0] if rows else None for rows in found]
     values: dict[str, Sequence[str | float | None]] = {
@@ -74,7 +74,7 @@ def with_published(runs: Sequence[RunRecord]) -> Beside:
         "published_in": [places(rows) or None for rows in found],
     }
     column = Column("published\n%", cells, values)
-    return Beside((column,), tuple(_captions(runs, found)))
+    return ComparisonColumns((column,), tuple(_captions(runs, found)))
 
 
 def printed(row: Published) -> str:
@@ -84,7 +84,7 @@ def printed(row: Published) -> str:
 
 
 def spread(values: Sequence[float | None], show: str) -> str:
-    """The mean +- sample standard deviation of what runs reached, if all of them did."""
+    """The mean +- sample standard deviation of values, if none is absent; else "-"."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return "-"
@@ -93,7 +93,7 @@ def spread(values: Sequence[float | None], show: str) -> str:
 
 
 def counted(count: int, of: int) -> str:
-    """How many of the runs of a job a mean is of: " (n=2)", " (n=1 of 2)"; nothing of one run."""
+    """The number of runs that a mean is over: " (n=2)", " (n=1 of 2)"; empty for one run."""
     if of == 1:
         return ""
     return f" (n={count})" if count == of else f" (n={count} of {of})"
@@ -117,7 +117,7 @@ def places(rows: Iterable[Published]) -> str:
 
 
 def _captions(runs: Sequence[RunRecord], found: Sequence[Sequence[Published]]) -> Iterable[str]:
-    """What is printed where, and how much shorter our runs are."""
+    """Lines about the tables that the numbers are printed in, and about runs that are shorter."""
     tables: dict[tuple[str, str, int | None], dict[str, None]] = {}
     ours: dict[tuple[str, str, int | None], set[int]] = {}
     notes: dict[str, None] = {}

@@ -8,18 +8,16 @@ from itertools import groupby, zip_longest
 from shutil import get_terminal_size
 from typing import Literal
 
-from rich import box
-from rich.console import Console
-from rich.measure import Measurement
+from rich.box import ASCII2
 from rich.table import Table as RichTable
 
+from hpcfl.io.table import UNLIMITED, least_width, render_tables
 from hpcfl.report.table import Report, Table
 
-_WIDE = 48  # of the settings, which are wrapped
-_UNLIMITED = 1000
-_LEFT = ("run", "algorithm", "settings")
+_WIDE = 48  # columns of the settings, which are wrapped
+_LEFT = ("run", "algorithm", "settings", "where the\ntime went")  # titles of columns of text
 
-# What LaTeX's text does not take as it is, in OT1 neither.
+# Characters that LaTeX does not print as they are, or not in its OT1 encoding.
 _ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
@@ -30,11 +28,12 @@ _ESCAPED = re.compile("|".join(map(re.escape, _ESCAPES)))
 
 def tables(report: Report) -> list[RichTable]:
     """The tables as they are drawn on a terminal; sizes in powers of 1000."""
-    return [_drawn(sheet) for sheet in report.sheets]
+    return [drawn(sheet) for sheet in report.sheets]
 
 
-def _drawn(sheet: Table) -> RichTable:
-    made = RichTable(box=box.ASCII2)
+def drawn(sheet: Table) -> RichTable:
+    """A table as a terminal shows it; only the column of settings may be wrapped."""
+    made = RichTable(box=ASCII2)
     for title, *cells in zip(sheet.titles, *sheet.rows, strict=True):
         if title == "settings":
             pairs = (pair for text in (title, *cells) for pair in re.split("(?<=,) ", text))
@@ -54,14 +53,12 @@ def _side(title: str) -> Literal["left", "right"]:
 
 def plain(report: Report) -> str:
     """The tables in plain ASCII, as wide as the terminal where numbers need no more."""
-    out, drawn = io.StringIO(), tables(report)
-    console = Console(file=out, width=_UNLIMITED, color_system=None)
-    needed = [Measurement.get(console, console.options, table).minimum for table in drawn]
-    width = max(get_terminal_size((_UNLIMITED, 0)).columns, *needed)
-    for sheet, table in zip(report.sheets, drawn, strict=True):
-        console.print(table, markup=False, width=width)
-        out.writelines(f"{line}\n" for line in sheet.captions)
-    return out.getvalue()
+    made = tables(report)
+    width = max(get_terminal_size((UNLIMITED, 0)).columns, *map(least_width, made))
+    lines = []
+    for sheet, table in zip(report.sheets, made, strict=True):
+        lines += [render_tables(table, width=width), *sheet.captions]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def to_markdown(report: Report) -> str:
@@ -141,7 +138,7 @@ def escaped(text: str) -> str:
 
 
 def to_csv(report: Report) -> str:
-    """The values as CSV; what is absent stays empty."""
+    """The values as CSV; absent values are empty."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(report.values[0]), lineterminator="\n")
     writer.writeheader()

@@ -11,7 +11,7 @@ from hpcfl.run_dir.record import RunRecord
 
 
 class SetUp(NamedTuple):
-    """What a column stands for."""
+    """The data, model and cohorts that a column stands for."""
 
     data: str
     model: str
@@ -21,16 +21,16 @@ class SetUp(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a row stands for."""
+    """The algorithm that a row stands for."""
 
     algorithm: str
     settings: str
-    """What tells its jobs from others of the algorithm and a set-up; "" if there are none."""
+    """Settings that distinguish its jobs from others of the same algorithm and set-up."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Which runs are whose cell."""
+    """Runs as the cells of a table."""
 
     runs: Sequence[RunRecord]
     rows: Sequence[Row]
@@ -39,7 +39,7 @@ class Grid:
     """Indices of runs that differ in the seed alone."""
 
     def titles(self) -> list[str]:
-        """Of the columns: data and split, and what else it takes to tell them apart."""
+        """Titles of the columns: data and split, and more where these are not distinct."""
         shown = ["data", "split"]
         for name in ("clients", "cohort", "model"):
             told = {tuple(getattr(column, key) for key in shown) for column in self.columns}
@@ -81,7 +81,7 @@ class Grid:
 
 
 def read_grid(runs: Sequence[RunRecord]) -> Grid:
-    """Place runs; jobs of one algorithm and set-up get rows of their own."""
+    """Arrange runs; several jobs of one algorithm and set-up get a row each."""
     jobs = [run.settings for run in runs]
     sharing: dict[tuple[str, SetUp], list[list[int]]] = {}
     for group in group_by_seed(jobs):

@@ -1,4 +1,4 @@
-"""Lay out tables as the papers do: a row an algorithm, a column a set-up, theirs beside ours.
+"""Lay out tables as the papers do: a row an algorithm, a column a set-up, theirs next to ours.
 
 A set-up is data, model, split, clients and cohort; runs that differ in the seed alone share a cell.
 """
@@ -25,7 +25,7 @@ from hpcfl.report.rounds_to_target import BASELINE, Arrivals, Target, arrivals, 
 from hpcfl.report.table import Report, Table, Value, with_settings
 from hpcfl.run_dir.record import RunRecord
 
-# What the signs in our cells mean.
+# The meaning of signs in our cells.
 _SIGNS = {
     "n=": "n: seeds; +-: their sample standard deviation",
     "@": "@t/T: of an unfinished run, the newest accuracy, after t of its T rounds",
@@ -96,13 +96,13 @@ def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Table, list[dict
 
 
 def _signs(pairs: _Pairs) -> list[str]:
-    """What the signs in these cells mean."""
+    """Captions that explain the signs in these cells."""
     texts = [pair.ours.text for pair in pairs.values()]
     return [told for sign, told in _SIGNS.items() if any(sign in text for text in texts)]
 
 
 class _Final(NamedTuple):
-    """What a finished run is judged by."""
+    """The final accuracy of a finished run."""
 
     value: float
     metric: str
@@ -114,13 +114,13 @@ def _finals(runs: Sequence[RunRecord]) -> list[_Final]:
 
     The mean of the last 100 rounds, of the job's window, or else the last accuracy.
     """
-    each = [found for run in runs if (found := _judged(run))]
+    each = [found for run in runs if (found := _final_accuracies(run))]
     shared = next((m for m in each[0] if all(m in found for found in each)), "") if each else ""
     return [found[shared] for found in each]
 
 
-def _judged(run: RunRecord) -> dict[str, _Final]:
-    """What a run may be judged by, the best first; empty while it is not finished."""
+def _final_accuracies(run: RunRecord) -> dict[str, _Final]:
+    """The final accuracies of a run by metric, the preferred first; empty if it is not finished."""
     last = run.last("test_accuracy")
     if not run.finished or last is None:
         return {}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from hpcfl.errors import JobError
 from hpcfl.job.settings import SEED, Settings, affects_results, changed, labels
-from hpcfl.report.comparison import Beside, Column, spread
+from hpcfl.report.comparison import Column, ComparisonColumns, spread
 from hpcfl.report.published import Published, centralised, find, set_up
 from hpcfl.run_dir.record import RunRecord
 
@@ -45,8 +45,8 @@ class Target:
             raise JobError(f"{option}: found {self.number:g}, expected above 0, at most {most}")
 
     @classmethod
-    def asked(cls, percents: Sequence[float], accuracies: Sequence[float]) -> list[Self]:
-        """What the command line asks for.
+    def from_options(cls, percents: Sequence[float], accuracies: Sequence[float]) -> list[Self]:
+        """The targets of the command line.
 
         Raises:
             JobError: one is no percentage, or no share.
@@ -56,12 +56,12 @@ class Target:
 
     @property
     def title(self) -> str:
-        """What to write over a column."""
+        """The title of its column."""
         return f"{self.number:g}" + ("" if self.absolute else " %")
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What papers call the rounds to it and the speed-up; none of an accuracy of one's own."""
+        """The metrics of published numbers for it; none for an accuracy that the user chose."""
         return () if self.absolute else (f"rounds_to_{self.number:g}", f"speedup_{self.number:g}")
 
     def level(self, run: RunRecord) -> float:
@@ -94,7 +94,7 @@ class Arrivals(NamedTuple):
     baselines: Sequence[Baseline | None]
     """Of each run; None where no FedAvg run can be compared with it."""
     captions: Sequence[str]
-    """Which baselines were taken, as far as there is a choice or a difference."""
+    """Lines about the baselines, where there is a choice or a difference."""
 
 
 def arrivals(runs: Sequence[RunRecord], target: Target) -> Arrivals:
@@ -117,13 +117,13 @@ def arrivals(runs: Sequence[RunRecord], target: Target) -> Arrivals:
     return Arrivals(rounds, speedups, baselines, captions)
 
 
-def with_target(runs: Sequence[RunRecord], target: Target) -> Beside:
-    """The arrivals as columns, with what papers print of them.
+def with_target(runs: Sequence[RunRecord], target: Target) -> ComparisonColumns:
+    """The arrivals as columns, with published numbers.
 
     Raises:
         JobError: as `Target.level`.
     """
-    rounds, speedups, baselines, told = arrivals(runs, target)
+    rounds, speedups, baselines, captions_of = arrivals(runs, target)
     number = f"{target.number:g}"
     columns = [_column(f"rounds\nto {target.title}", f"target_round_{number}", rounds, "{:.0f}")]
     captions = [f"rounds to {target.title}: the first evaluated round at {_meaning(runs, target)}"]
@@ -139,8 +139,8 @@ def with_target(runs: Sequence[RunRecord], target: Target) -> Beside:
         places = dict.fromkeys(f"{row.paper}, table {row.table}" for rows in known for row in rows)
         captions.append(f"published rounds: {'; '.join(places)}")
     if any(run.algorithm == BASELINE for run in runs):
-        captions += told
-    return Beside(tuple(columns), tuple(captions))
+        captions += captions_of
+    return ComparisonColumns(tuple(columns), tuple(captions))
 
 
 def _reference(run: RunRecord) -> tuple[Published, float]:
@@ -187,13 +187,15 @@ def _baselines(
     jobs = _jobs(runs, rounds, identities)
     references = [job for job in jobs if runs[_any(job)].algorithm == BASELINE]
     found: list[Baseline | None] = [None] * len(runs)
-    told: dict[str, list[str]] = {}  # captions' ends, with the jobs that have them in common
+    captions_of: dict[str, list[str]] = {}  # captions' ends, with the jobs that have them in common
     for job in jobs:
         chosen = _choose(runs, rounds, job, references)
         arrived = {seed for seed, index in job.items() if rounds[index] is not None}
         if chosen is None:
             if arrived:
-                told.setdefault(_why_none(runs, job, references), []).append(_name(names, job))
+                captions_of.setdefault(_why_none(runs, job, references), []).append(
+                    _name(names, job)
+                )
             continue
         baseline, rivals = chosen
         differing = ", ".join(
@@ -211,12 +213,12 @@ def _baselines(
             text = f"over {_name(names, baseline)}"
             text += f", the first to arrive of {rivals} {BASELINE} jobs" if rivals > 1 else ""
             text += f", which has {differing}" if differing else ""
-            told.setdefault(text, []).append(_name(names, job))
+            captions_of.setdefault(text, []).append(_name(names, job))
     captions = [
         f"speed-up: rounds of the {BASELINE} run of the same seed and settings (but the "
         "algorithm's own) over the run's; mean of the seeds in which both arrived"
     ]
-    captions += [f"speed-up of {', '.join(jobs)}: {text}" for text, jobs in told.items()]
+    captions += [f"speed-up of {', '.join(jobs)}: {text}" for text, jobs in captions_of.items()]
     return found, captions
 
 
@@ -247,7 +249,7 @@ def _arrival(rounds: Sequence[int | None], job: _Job, reference: _Job) -> tuple[
 
 
 def _why_none(runs: Sequence[RunRecord], job: _Job, references: Sequence[_Job]) -> str:
-    """Why a job has no baseline: what sets it apart from the FedAvg job nearest to it."""
+    """Why a job has no baseline: the settings in which the nearest FedAvg job differs."""
     apart = [
         [f"{key} {ours}" for key, _, ours in found if key not in _STATED]
         for found in (_differences(runs[_any(other)], runs[_any(job)]) for other in references)
@@ -278,7 +280,7 @@ def _jobs(
 ) -> list[_Job]:
     """Runs of jobs that differ in the seed alone.
 
-    Runs of one job and seed may still differ in how many rounds were asked for or made: the first
+    Runs of one job and seed may still differ in their numbers of rounds, planned or made: the first
     to arrive stands for them, else the longest.
     """
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hpcfl.job.settings import SEED, distinguishing_settings, group_by_seed
-from hpcfl.report.columns import DIVERGED, NUMBERS, OVER_SEEDS, asked, count_diverged
-from hpcfl.report.comparison import Beside, Column, mean_and_std, spread
+from hpcfl.report.columns import DIVERGED, NUMBERS, OVER_SEEDS, count_diverged, optional_scores
+from hpcfl.report.comparison import Column, ComparisonColumns, mean_and_std, spread
 from hpcfl.report.table import Report, Table, Value, with_settings, without_blanks
 from hpcfl.run_dir.record import RunRecord
 
@@ -20,26 +20,26 @@ class SeedSheet(NamedTuple):
     """Whether some job was run with several seeds."""
 
 
-def by_seed(runs: Sequence[RunRecord], beside: Beside | None = None) -> Report:
-    """The means alone; unfinished runs do not count, and the column `seeds` says so.
+def by_seed(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = None) -> Report:
+    """The means alone; unfinished runs are left out, as the column `seeds` shows.
 
     A target that an unfinished run has reached counts: no later round changes that.  Where the mean
     is not of all runs of the job, its cell says of how many.  The values are means, and standard
     deviations where two seeds or more finished.
     """
-    beside = beside or Beside()
-    sheet = seed_sheet(runs, beside).sheet
-    captions = [*sheet.captions, *beside.captions]
+    comparison = comparison or ComparisonColumns()
+    sheet = seed_sheet(runs, comparison).sheet
+    captions = [*sheet.captions, *comparison.captions]
     captions += [DIVERGED] if any(run.diverged for run in runs) else []
     sheet = sheet._replace(captions=captions)
-    return Report([sheet], _values(runs, beside))
+    return Report([sheet], _values(runs, comparison))
 
 
-def seed_sheet(runs: Sequence[RunRecord], beside: Beside) -> SeedSheet:
+def seed_sheet(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> SeedSheet:
     """The table, with no caption but for its standard deviations."""
     groups = group_by_seed([run.settings for run in runs])
-    scores = [*OVER_SEEDS, *asked(runs)]
-    added = [column.title for column in beside.columns]
+    scores = [*OVER_SEEDS, *optional_scores(runs)]
+    added = [column.title for column in comparison.columns]
     rows = []
     for group in groups:
         members = _finished(runs, group)
@@ -48,7 +48,7 @@ def seed_sheet(runs: Sequence[RunRecord], beside: Beside) -> SeedSheet:
         cells = [
             spread([value(runs[index]) for index in members], show) for _, value, show in scores
         ]
-        cells += [column.over_seeds(group) for column in beside.columns]
+        cells += [column.over_seeds(group) for column in comparison.columns]
         rows.append([runs[group[0]].algorithm, count, *cells])
     titles = ["algorithm", "seeds", *(title for title, _, _ in scores), *added]
     several = any(len(group) > 1 for group in groups)
@@ -66,7 +66,7 @@ def _settings(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) -> lis
     return [differing[group[0]] for group in groups]
 
 
-def _values(runs: Sequence[RunRecord], beside: Beside) -> list[dict[str, Value]]:
+def _values(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> list[dict[str, Value]]:
     groups = group_by_seed([run.settings for run in runs])
     return [
         {
@@ -78,7 +78,7 @@ def _values(runs: Sequence[RunRecord], beside: Beside) -> list[dict[str, Value]]
             **_means(runs, _finished(runs, group)),
             **{
                 key: value
-                for column in beside.columns
+                for column in comparison.columns
                 for key, value in _of_column(group, column).items()
             },
             "settings": settings,
@@ -110,7 +110,7 @@ def _compared(group: Sequence[int], column: Column) -> dict[str, Value]:
 
 
 def _of_column(group: Sequence[int], column: Column) -> dict[str, Value]:
-    """What a column says of the runs of a job; of papers' numbers, which seeds share, the first."""
+    """The values of a column for the runs of a job; all seeds share a published number."""
     if column.numbers:
         return _compared(group, column)
     return {key: values[group[0]] for key, values in column.values.items()}

@@ -1,4 +1,4 @@
-"""Tables of text, and of values for programs: layouts make them, formats write them."""
+"""The one table type of reports: text for people, values for programs."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,11 +15,11 @@ class Table(NamedTuple):
     """Cells; "-" where there is nothing."""
     captions: Sequence[str] = ()
     best: frozenset[tuple[int, int]] = frozenset()
-    """Cells (row, column) to be set off."""
+    """Cells (row, column) that are printed in bold."""
 
 
 class Report(NamedTuple):
-    """Tables for people, and what they say for programs."""
+    """Tables for people, and the same values for programs."""
 
     sheets: Sequence[Table]
     values: Sequence[Mapping[str, Value]]
@@ -27,7 +27,7 @@ class Report(NamedTuple):
 
 
 def without_blanks(sheet: Table, kept: Sequence[str] = ()) -> Table:
-    """The columns in which some row has something, and those to be kept; none is set off."""
+    """The table without its empty columns, except those to be kept, and without bold cells."""
     columns = [
         column
         for column in zip(sheet.titles, *sheet.rows, strict=True)
@@ -38,7 +38,7 @@ def without_blanks(sheet: Table, kept: Sequence[str] = ()) -> Table:
 
 
 def with_settings(sheet: Table, place: int, settings: Sequence[str]) -> Table:
-    """A column more, of what jobs differ in, if they differ in anything."""
+    """The table with a column of the settings in which jobs differ, if there are any."""
     if not any(settings):
         return sheet
     lines = zip([sheet.titles, *sheet.rows], ["settings", *settings], strict=True)

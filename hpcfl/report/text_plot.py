@@ -7,7 +7,7 @@ Curve = Sequence[tuple[int, float]]  # (round, value)
 
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a cell: column, row from above
 _BLANK = 0x2800
-_LABEL = 9  # columns of the numbers beside the axis
+_LABEL = 9  # columns of the numbers to the left of the axis
 
 
 def text_plot(curve: Curve, rounds: int, width: int, height: int, *, braille: bool) -> list[str]:

@@ -1,74 +1,70 @@
 """Split the wall time of a run by phase, from its log."""
 
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from hpcfl.engine.timing import PHASES
+from hpcfl.io.table import render_tables
 from hpcfl.job.settings import labels
+from hpcfl.report.formats import drawn
+from hpcfl.report.table import Table
 from hpcfl.run_dir.record import RunRecord
 
 Lines = Iterable[Mapping[str, Any]]  # of a log
-_WIDE = 1000  # columns, so that no row is wrapped
 
 
 def seconds(lines: Lines) -> dict[str, float]:
-    """The seconds of each part, over the lines that tell; empty where none does."""
-    telling = [line for line in lines if all(_number(line, f"{part}_s") for part in PHASES)]
-    return {p: math.fsum(line[f"{p}_s"] for line in telling) for p in PHASES} if telling else {}
+    """The seconds of each phase, over the lines that have them; empty if none has."""
+    complete = [line for line in lines if all(_number(line, f"{phase}_s") for phase in PHASES)]
+    return {p: math.fsum(line[f"{p}_s"] for line in complete) for p in PHASES} if complete else {}
 
 
 def shares(lines: Lines) -> dict[str, float]:
-    """The share of each part, of 1; empty where none is told, or no time passed."""
+    """The share of each phase, of 1; empty if no line has it, or no time passed."""
     parts = seconds(lines)
     wall = math.fsum(parts.values())
-    return {part: spent / wall for part, spent in parts.items()} if wall else {}
+    return {phase: spent / wall for phase, spent in parts.items()} if wall else {}
 
 
 def pace(lines: Lines) -> float | None:
-    """Rounds a second of wall time; None where no line tells."""
+    """Rounds per second of wall time; None if no line has its time."""
     found = [line["wall_s"] for line in lines if _number(line, "wall_s")]
     wall = math.fsum(found)
     return len(found) / wall if wall else None
 
 
 def rate(lines: Lines, key: str) -> float | None:
-    """Of what the key counts, so many a second of wall time; None where no line tells."""
-    telling = [line for line in lines if _number(line, key) and _number(line, "wall_s")]
-    wall = math.fsum(line["wall_s"] for line in telling)
-    return math.fsum(line[key] for line in telling) / wall if wall else None
+    """The sum of a key per second of wall time; None if no line has the key."""
+    complete = [line for line in lines if _number(line, key) and _number(line, "wall_s")]
+    wall = math.fsum(line["wall_s"] for line in complete)
+    return math.fsum(line[key] for line in complete) / wall if wall else None
 
 
 def imbalance(lines: Lines) -> float | None:
-    """The slowest rank's load over the mean one, on average over the rounds that tell."""
+    """The slowest rank's work over the mean one's, on average; None if no line has it."""
     found = [line["imbalance"] for line in lines if _number(line, "imbalance")]
     return math.fsum(found) / len(found) if found else None
 
 
 def table(runs: Sequence[RunRecord]) -> str:
-    """A row a run, in plain ASCII: where the time went in percent, and how fast it was.
+    """A table in ASCII with a row for each run: the time by phase, in percent, and its speed.
 
-    What a log does not tell is "-"; where none tells of the parts, there is no table.
+    What a log does not hold is "-"; an empty text where no log has the time by phase.
     """
     if not any(seconds(run.log) for run in runs):
         return ""
-    made = Table(box=box.ASCII2)
-    made.add_column("where the\ntime went")
-    for title in ("wall\ntime", *(f"{part}\n%" for part in PHASES)):
-        made.add_column(title, justify="right")
-    for title in ("imba-\nlance", "clients\n/s", "examples\n/s"):
-        made.add_column(title, justify="right")
-    for label, run in zip(labels([run.path for run in runs]), runs, strict=True):
-        made.add_row(label, *_cells(run.log))
-    out = io.StringIO()
-    Console(file=out, width=_WIDE, color_system=None).print(made, markup=False)
-    return out.getvalue()
+    titles = (
+        "where the\ntime went",
+        *("wall\ntime", *(f"{phase}\n%" for phase in PHASES)),
+        *("imba-\nlance", "clients\n/s", "examples\n/s"),
+    )
+    rows = [
+        (label, *_cells(run.log))
+        for label, run in zip(labels([run.path for run in runs]), runs, strict=True)
+    ]
+    return render_tables(drawn(Table(titles, rows))) + "\n"
 
 
 def _cells(log: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -84,5 +80,5 @@ def _cells(log: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _number(line: Mapping[str, Any], key: str) -> bool:
-    """Whether the line has a number there: a log may be anybody's."""
+    """Whether the line has a number under the key; logs of other versions may not."""
     return isinstance(line.get(key), int | float)

@@ -1,1 +1,1 @@
-"""Start or resume a run on a rank, and all that it needs there."""
+"""Start or resume a run on a rank, and build the objects that it needs."""

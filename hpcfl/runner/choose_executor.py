@@ -1,7 +1,7 @@
 """``executor: auto``: time both executors on a step of the job's clients, and take the faster one.
 
-Rank 0 measures, before round 1, and tells the others.  What it chose is the job's executor from
-then on, in job.yaml too: bits depend on it, so it is never chosen again.
+Rank 0 measures before round 1 and broadcasts its choice, which is then the job's executor, in
+job.yaml too: the bits of the results depend on it, so a resume must not choose again.
 """
 
 import json
@@ -23,19 +23,19 @@ from hpcfl.run_dir.load_job import load_run
 from hpcfl.runner.components import Components
 
 BUDGET_S = 0.7  # for each executor, unless a single step takes longer
-WARM = {"cpu": 1, "cuda": 5}  # plays that do not count: torch's own choices, a graph's recording
+WARM = {"cpu": 1, "cuda": 5}  # steps before the timed ones: kernel selection, graph capture
 
 
 class Choice(NamedTuple):
-    """What was chosen and why: seconds of a local step of one client."""
+    """The chosen executor, with the seconds of one client's local step by each."""
 
     executor: ExecutorName
     block_size: int
     sequential_s: float
     block_s: float | None
-    """None where the model cannot be played for many clients at once."""
+    """None where the model cannot be trained in blocks of clients."""
     why: str = ""
-    """Then, what it said."""
+    """The reason for that."""
 
     def __str__(self) -> str:
         one = f"{1e3 * self.sequential_s:.3g} ms"
@@ -45,89 +45,94 @@ class Choice(NamedTuple):
         return f"executor: {self.executor} (a step of a client: {one} alone, {many})"
 
 
-def choose_executor(parts: Components, comm: Comm, begun: RunDir | None) -> tuple[Components, str]:
-    """Collective: the parts with an executor in place of ``auto``, and a line that says which.
+def choose_executor(
+    components: Components, comm: Comm, resumed_run: RunDir | None
+) -> tuple[Components, str]:
+    """Collective: the components with an executor in place of ``auto``, and a line that says which.
 
     Args:
-        parts: of the job that says ``auto``.
+        components: of the job that says ``auto``.
         comm: the ranks; rank 0 measures.
-        begun: the run that goes on, which has its executor.
+        resumed_run: the run that is resumed, whose executor is kept; None for a fresh one.
 
     Raises:
-        JobError: ``begun`` has no readable job.
+        JobError: ``resumed_run`` has no readable job.
     """
-    if begun is not None:
+    if resumed_run is not None:
         with raise_collectively(comm):
-            job = load_run(begun).job
-        return with_executor(parts, job.executor, job.block_size), f"executor: {job.executor}"
-    said = ""
+            job = load_run(resumed_run).job
+        return with_executor(components, job.executor, job.block_size), f"executor: {job.executor}"
+    text = ""
     with raise_collectively(comm):
         if comm.rank == 0:
-            said = json.dumps(_measure(parts, comm.size))
-    choice = Choice(*json.loads(comm.bcast(said)))
+            text = json.dumps(_measure(components, comm.size))
+    choice = Choice(*json.loads(comm.bcast(text)))
     size = choice.block_size if choice.executor == "block" else None
-    return with_executor(parts, choice.executor, size), str(choice)
+    return with_executor(components, choice.executor, size), str(choice)
 
 
-def with_executor(parts: Components, executor: ExecutorName, block_size: int | None) -> Components:
-    """The parts of the job that names its executor."""
-    loaded = parts.loaded
+def with_executor(
+    components: Components, executor: ExecutorName, block_size: int | None
+) -> Components:
+    """The components with this executor in their job."""
+    loaded = components.loaded
     job = replace(loaded.job, executor=executor, block_size=block_size)
     tree = {**loaded.tree, "executor": executor, "block_size": block_size}
-    return replace(parts, loaded=Loaded(job, tree, loaded.name))
+    return replace(components, loaded=Loaded(job, tree, loaded.name))
 
 
-def check(parts: Components) -> None:
-    """Play a step of two clients at once, where the job asks for many.
+def check(components: Components) -> None:
+    """Train a block of two clients for one step, if the job's executor is ``block``.
 
     Raises:
-        JobError: the model or the algorithm cannot; it would be found in round 1 otherwise.
+        JobError: the model or the algorithm does not work in blocks; without this check, round 1
+            would fail.
     """
-    if parts.job.executor == "block":
-        two = with_executor(parts, "block", min(2, len(parts.rows)))
+    if components.job.executor == "block":
+        two = with_executor(components, "block", min(2, len(components.rows)))
         try:
             one_step(two, two.executor(two.gradient()), 1)()
         except ClientError as e:
-            raise parts.unfit(e) from e
+            raise components.block_error(e) from e
 
 
-def _measure(parts: Components, ranks: int) -> Choice:
-    one = with_executor(parts, "sequential", None)
-    alone = _seconds(one, one.executor(one.gradient()), 1)
-    # A rank's share of a cohort, or most places of every block would stay empty.
-    size = parts.job.block_size or min(MAX_BLOCK_SIZE, -(-parts.cohort // ranks))
-    many = with_executor(parts, "block", size)
+def _measure(components: Components, ranks: int) -> Choice:
+    one = with_executor(components, "sequential", None)
+    sequential_s = _seconds(one, one.executor(one.gradient()), 1)
+    # At most a rank's share of a cohort: larger blocks would be padded with idle clients.
+    size = components.job.block_size or min(MAX_BLOCK_SIZE, -(-components.cohort // ranks))
+    many = with_executor(components, "block", size)
     try:
         check(many)
-        beside = _seconds(many, many.executor(many.gradient()), size)
+        block_s = _seconds(many, many.executor(many.gradient()), size)
     except (JobError, ClientError) as e:  # a GPU's memory may be too small for a whole block
-        return Choice("sequential", size, alone, None, str(e))
-    return Choice("block" if beside < alone else "sequential", size, alone, beside)
+        return Choice("sequential", size, sequential_s, None, str(e))
+    return Choice("block" if block_s < sequential_s else "sequential", size, sequential_s, block_s)
 
 
-def _seconds(parts: Components, executor: Executor, clients: int) -> float:
-    """What a client's local step takes among so many."""
-    play, warm = one_step(parts, executor, clients), WARM[parts.device.type]
+def _seconds(components: Components, executor: Executor, clients: int) -> float:
+    """Median seconds of one client's local step, where ``clients`` are trained at once."""
+    play, warm = one_step(components, executor, clients), WARM[components.device.type]
     times: list[float] = []
     while len(times) < warm + 1 or sum(times[warm:]) < BUDGET_S:
         times.append(play())
-        if sum(times) > BUDGET_S and parts.device.type == "cpu":
+        if sum(times) > BUDGET_S and components.device.type == "cpu":
             break
     return median(times[warm:] or times) / clients
 
 
-def one_step(parts: Components, executor: Executor, clients: int) -> Callable[[], float]:
-    """Plays one local step of the first clients; returns seconds."""
-    algorithm, population, x0 = parts.algorithm, parts.clients, parts.x0
+def one_step(components: Components, executor: Executor, clients: int) -> Callable[[], float]:
+    """Return a function that trains the first clients for one local step and returns seconds."""
+    algorithm, population, x0 = components.algorithm, components.clients, components.x0
     message = algorithm.broadcast(algorithm.init_server(x0))
-    who = [client % len(population) for client in range(clients)]
-    states = [parts.first_state(client) for client in who]
-    surveyed = torch.zeros_like(x0 if algorithm.full_gradient != "none" else x0[:0])
+    clients_of_block = [client % len(population) for client in range(clients)]
+    states = [components.first_state(client) for client in clients_of_block]
+    full_grad = torch.zeros_like(x0 if algorithm.full_gradient != "none" else x0[:0])
 
     def play() -> float:
-        tasks = [population.task(client, 0, steps=1) for client in who]
+        tasks = [population.task(client, 0, steps=1) for client in clients_of_block]
         tasks = [
-            task._replace(client=task.client._replace(full_grad=surveyed, cohort_grad=surveyed))
+            task._replace(client=task.client._replace(full_grad=full_grad, cohort_grad=full_grad))
             for task in tasks
         ]
         began = perf_counter()

@@ -19,7 +19,7 @@ GIB = 1 << 30
 def make_client_store(
     config: Store, kept: StateSchema, root: Path, rank: int, session: str, clients: Sequence[int]
 ) -> ClientStore:
-    """The home of the states of ``clients``.
+    """Make the store of the states of ``clients``.
 
     Args:
         config: the job's section.
@@ -37,9 +37,10 @@ def make_client_store(
         if config.kind == "memory":
             return MemoryStore(folder, rank, session, clients, schema)
         row_per_round, disk = not schema.own.fields, config.dir
-        first = cache if disk is None else 0
+        # With a scratch disk, only the store there has a cache: the rounds read and write it.
+        cache_of_permanent = cache if disk is None else 0
         permanent = Hdf5Store(
-            folder, rank, session, clients, schema, first, row_per_round=row_per_round
+            folder, rank, session, clients, schema, cache_of_permanent, row_per_round=row_per_round
         )
         if disk is None:
             return permanent
@@ -49,8 +50,8 @@ def make_client_store(
         return ScratchStore(scratch, permanent, own)
 
     if kept.own.fields and kept.shared.fields:
-        # The own parts, small as a rule, first; but never more than half.
+        # The states' own parts are mostly small: they get the cache they need, at most half of it.
         own = min(cache // 2, len(clients) * footprint(kept.own))
-        apart = build(folder_of_shared(root), kept.shared, cache - own, "shared")
-        return SharedStore(kept, build(root, kept.own, own, "own"), apart)
+        shared = build(folder_of_shared(root), kept.shared, cache - own, "shared")
+        return SharedStore(kept, build(root, kept.own, own, "own"), shared)
     return build(root, kept, cache, "own")

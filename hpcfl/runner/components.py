@@ -1,4 +1,4 @@
-"""Build the live objects of a checked job: data, clients, model, dry round, executor, stores."""
+"""Build the objects of a checked job: data, clients, model, dry round, executor, stores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from hpcfl.engine.schema import LOSS, FullGradient, Schema, dry_round, nbytes
 from hpcfl.engine.timing import RoundTimer
 from hpcfl.errors import JobError, as_job_error, described, is_own_fault, one_line
 from hpcfl.io.memory import refuse_large_job
-from hpcfl.job.schema import Job, Loaded, fitted, require_filled
+from hpcfl.job.schema import Job, Loaded, require_full_blocks, resolve_for_population
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor
@@ -49,10 +49,10 @@ from hpcfl.types import Vector
 
 @dataclass(frozen=True)
 class Components:
-    """What a job describes, loaded: the same on every rank."""
+    """The data, model and clients of a job: the same on every rank."""
 
     loaded: Loaded
-    """The job, settled for this population."""
+    """The job, with its defaults resolved for the number of clients."""
     dataset: Dataset
     rows: Sequence[Rows]
     """Each client's training examples."""
@@ -61,23 +61,23 @@ class Components:
     model: nn.Module
     x0: Vector
     missing_weights: tuple[str, ...]
-    """What ``model.init`` did not provide."""
+    """The parameters that ``model.init`` did not provide."""
     schema: Schema
     device: torch.device
 
     @property
     def job(self) -> Job:
-        """The settled job."""
+        """The job, with its defaults resolved."""
         return self.loaded.job
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """What the model computes with besides its parameters, on the device; its own tensors."""
+        """The model's buffers by name, on the device: the tensors themselves, not copies."""
         return buffers(self.model)
 
     @property
     def algorithm(self) -> Algorithm:
-        """The settled algorithm."""
+        """The algorithm, with its defaults resolved."""
         return self.loaded.job.algorithm
 
     def random_init(self, client: int) -> RandomInit:
@@ -124,7 +124,7 @@ class Components:
         )
 
     def own_model(self, store: ClientStore, client: int) -> Vector | None:
-        """The client's own last local model, on the device; None while it has none."""
+        """The last local model of a client, on the device; None before its first round."""
         state, name = store.load(client), self.schema.local_model_field
         if state is None or name is None:
             return None
@@ -150,17 +150,18 @@ class Components:
         )
 
     def executor(self, gradient: Gradient) -> Executor:
-        """What trains clients, as the job says.
+        """The object that trains clients: one after the other, or in blocks.
 
         Raises:
-            JobError: many clients at once are asked for, and the model cannot; or nobody chose yet.
+            JobError: the model cannot be trained in blocks of clients, as the job wants; or the
+            executor is ``auto``, which is resolved when a run starts.
         """
         job, one = self.job, Sequential(self.algorithm, gradient, self.job.local.weight_decay)
         if job.executor == "sequential":
             return one
         if job.executor == "auto":
             raise JobError("executor: auto is chosen when a run begins; say sequential or block")
-        require_filled(job, len(self.rows))
+        require_full_blocks(job, len(self.rows))
         try:
             return block_executor(
                 one,
@@ -170,10 +171,10 @@ class Components:
                 size=self.concurrent_clients,
             )
         except (RuntimeError, NotImplementedError, ValueError, IndexError, TypeError) as e:
-            raise self.unfit(e) from e
+            raise self.block_error(e) from e
 
-    def unfit(self, error: Exception) -> JobError:
-        """What to say where many clients cannot be played at once."""
+    def block_error(self, error: Exception) -> JobError:
+        """The error to raise where the model cannot be trained for many clients at once."""
         names = (self.loaded.tree[section]["name"] for section in ("algorithm", "model"))
         return JobError(
             f"executor: block cannot play {' with '.join(names)} for many clients at once "
@@ -229,7 +230,7 @@ def stored(job: Job, schema: Schema) -> StateSchema:
 
 
 def build_components(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> Components:
-    """Load the data, deal it, build the model, and play the dry round.
+    """Load and partition the data, build the model, and play the dry round.
 
     Args:
         loaded: the checked job.
@@ -250,17 +251,17 @@ def build_components(loaded: Loaded, device: torch.device, *, resumed: bool = Fa
         rows, held = partition_examples(job.data, dataset, job.seed), None
     if job.data.holdout is not None:
         rows, held = hold_out(rows, job.data.holdout, job.seed)
-    loaded = fitted(loaded, len(rows))
+    loaded = resolve_for_population(loaded, len(rows))
     x0, model, skipped = initial_model(loaded, dataset, resumed)
-    schema = _played_dry(loaded, x0)
-    _require_room_for_server(loaded, schema, device)
+    schema = _dry_round(loaded, x0)
+    _require_memory_for_server(loaded, schema, device)
     job.evaluate.check(loaded.tree["algorithm"]["name"], dataset, schema.local_model_field)
     model, x0 = model.to(device), x0.to(device)
     return Components(loaded, dataset, rows, held, model, x0, skipped, schema, device)
 
 
-def _played_dry(loaded: Loaded, x0: Vector) -> Schema:
-    """The dry round of the job's algorithm; faults of a user's class are told in one line."""
+def _dry_round(loaded: Loaded, x0: Vector) -> Schema:
+    """The dry round of the job's algorithm; an error of a user's class becomes one line."""
     algorithm = loaded.job.algorithm
     try:
         return dry_round(algorithm, x0.numel(), x0.dtype)
@@ -274,7 +275,7 @@ def _played_dry(loaded: Loaded, x0: Vector) -> Schema:
         ) from e
 
 
-def _require_room_for_server(loaded: Loaded, schema: Schema, device: torch.device) -> None:
+def _require_memory_for_server(loaded: Loaded, schema: Schema, device: torch.device) -> None:
     """Refuse a server whose past models do not fit into memory; others are as large as the model.
 
     Raises:
@@ -300,7 +301,7 @@ def build_run(
     hooks: RunHooks,
     signals: Signals,
 ) -> Run:
-    """The engine's live objects on one rank.
+    """Build the engine's ``Run`` on one rank.
 
     Args:
         components: of the job.
@@ -309,12 +310,12 @@ def build_run(
         store: of this rank's client states.
         gradient: of the model's loss.
         hooks: evaluation, log and checkpoints.
-        signals: what was asked of this process.
+        signals: the signals that this process received.
     """
     c, job = components, components.job
     executor = c.executor(gradient)
     full_gradients = c.full_gradients(comm)
-    # Two rounds are kept: the next one is looked at while this one is played.
+    # The cohorts of two rounds are cached: states of the next one are prefetched during this one.
     draw = lru_cache(2)(lambda t: job.cohort.draw(t, len(c.clients), job.seed))
     work = c.examples_per_round if job.balance == "steal" else None
     balance = Balance(draw, job.rounds, owner, work, comm.rank, comm.size)

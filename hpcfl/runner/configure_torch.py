@@ -1,4 +1,4 @@
-"""Configure what is global in this process: threads, precision, deterministic kernels, memory."""
+"""Configure this process: threads, precision, deterministic kernels, memory."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from hpcfl.job.schema import Job
 
 
 def configure_torch(job: Job, device: torch.device) -> None:
-    """Set what is global in torch: threads, precision, deterministic kernels."""
+    """Set torch's global state: threads, precision, deterministic kernels."""
     keep_freed_memory()
     torch.set_num_threads(job.threads)
     # use_deterministic_algorithms(True) would import the compiler too: a second and 70 MB.
@@ -27,9 +27,9 @@ def configure_torch(job: Job, device: torch.device) -> None:
 def keep_freed_memory() -> None:
     """Let the C library reuse large blocks of memory instead of returning them to the system.
 
-    A convolution's activations are freed and wanted again at every step; faulting their pages in
-    anew takes a quarter of LeNet's step.  All threads share what is free, or each would keep what
-    it once needed.  Elsewhere than on glibc nothing is changed.
+    A convolution's activations are freed and allocated again at every step; the page faults would
+    take a quarter of LeNet's step.  All threads share one arena, or each would keep the memory
+    that it once needed.  Only glibc is configured.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -22,10 +22,10 @@ from hpcfl.store.schema import StateSchema
 
 
 def require_absent(copy: Path) -> None:
-    """Refuse a place for a copy where something is.
+    """Refuse a path for a copy that exists.
 
     Raises:
-        JobError: there is.
+        JobError: it does.
     """
     if present(copy):
         raise JobError(f"{copy}: exists already; choose another place for the copy with --out")
@@ -36,7 +36,7 @@ def copy_run(
 ) -> None:
     """Collective: copy a run, alive or not, as of a checkpoint, and compare every checksum.
 
-    Segments are copied by all ranks.  Nothing is linked: rows are written in place.
+    All ranks copy segments.  Hard links would not do: both runs write rows in place.
 
     Args:
         source: the run, which is only read.
@@ -48,7 +48,7 @@ def copy_run(
 
     Raises:
         StoreError: the checkpoint is damaged.
-        JobError: it was given up meanwhile, or the copy exists, is being made or cannot be.
+        JobError: it was deleted meanwhile, or the copy exists, is being made or cannot be made.
     """
     part = RunDir(copy.with_name(copy.name + PART))
     with part:
@@ -75,13 +75,13 @@ def copy_run(
 
 @contextmanager
 def _while_kept(source: RunDir, at: Checkpoint) -> Iterator[None]:
-    """Tell failures; where the run gave the checkpoint up meanwhile, that is the reason."""
+    """Turn failures into one line; the cause may be that the run deleted the checkpoint."""
     try:
         yield
     except (OSError, DiskError, StoreError) as e:
         if not present(at.folder / MANIFEST):
             raise JobError(
-                f"{source.root}: the run went on and gave up the checkpoint of round {at.round} "
+                f"{source.root}: the run deleted the checkpoint of round {at.round} "
                 "while it was copied; try again, or raise its checkpoint.keep"
             ) from e
         if isinstance(e, FileNotFoundError):
@@ -99,7 +99,7 @@ def _while_kept(source: RunDir, at: Checkpoint) -> Iterator[None]:
 
 
 def _clear(part: RunDir) -> None:
-    """Make the folder that becomes the copy, or empty what a killed start left of it."""
+    """Make the folder that becomes the copy, or empty the one that a killed start left."""
     part.root.mkdir(parents=True, exist_ok=True)
     part.lock("another start that copies")
     for path in part.root.iterdir():
@@ -125,7 +125,7 @@ def _copy_files(source: RunDir, at: Checkpoint, part: RunDir, job: bytes) -> Non
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file that counts only when the whole folder is renamed."""
+    """Write and flush a file; the copy takes effect by a later rename of the whole folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.write(content)
@@ -145,10 +145,10 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _compare(source: RunDir, at: Checkpoint, part: RunDir, schema: StateSchema, comm: Comm) -> None:
-    """Compare the copy with its checksums, the states shared out among the ranks.
+    """Compare the copy with its checksums; every rank checks a part of the states.
 
     Raises:
-        StoreError: one is wrong; the original is named where it is damaged itself.
+        StoreError: one is wrong; if the original is damaged itself, the message names it.
     """
     copied = at._replace(folder=part.checkpoints / at.folder.name)
     try:
@@ -167,7 +167,7 @@ def _check(at: Checkpoint, run: RunDir, schema: StateSchema, comm: Comm) -> None
 
 
 def _finish(at: Checkpoint, part: RunDir, copy: Path) -> None:
-    """Let the copy appear, if all of it was read while the checkpoint was kept."""
+    """Rename the copy into place, if the run still keeps the checkpoint."""
     (at.folder / MANIFEST).stat()
     require_absent(copy)
     for folder in (path for path in part.root.rglob("*") if path.is_dir()):

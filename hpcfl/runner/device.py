@@ -10,7 +10,7 @@ from hpcfl.job.schema import Job
 
 
 def device_type(job: Job) -> Literal["cpu", "cuda"]:
-    """Where the job computes on this host, if it can; ``device_of`` says whether."""
+    """The type of device that the job computes on; ``device_of`` checks that there is one."""
     return "cpu" if job.device == "cpu" or not torch.cuda.is_available() else "cuda"
 
 
@@ -47,8 +47,7 @@ def bfloat16_warning(job: Job, device: torch.device) -> str | None:
     """One line where the job computes in bfloat16 on a processor that is slow at it, else None.
 
     Without bfloat16 instructions (x86: AVX512-BF16 or AMX) every product is converted or emulated.
-    That is found by measuring, because neither a processor's name nor torch's flags tell it
-    everywhere.
+    This is measured, because neither a processor's name nor torch's flags show it everywhere.
     """
     if job.precision != "bf16" or device.type != "cpu":
         return None

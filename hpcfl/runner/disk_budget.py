@@ -39,20 +39,20 @@ class DiskBudget(NamedTuple):
         return self.stores + self.checkpoints * self.checkpoint + self.best + self.model
 
 
-def disk_budget(parts: Components, played: ScheduleUsage) -> DiskBudget:
-    """The room for a job whose cohorts were drawn."""
-    job, ranks = parts.job, len(played.members)
-    best = best_bytes(parts)
-    tables = max(1, len(played.states))  # one writes row tables even where no state is kept
-    rows = int(played.seen.sum()) if played.states else 0
+def disk_budget(components: Components, usage: ScheduleUsage) -> DiskBudget:
+    """Compute the disk space of a run from its simulated schedule."""
+    job, ranks = components.job, len(usage.members)
+    best = best_bytes(components)
+    tables = max(1, len(usage.states))  # one writes row tables even where no state is kept
+    rows = int(usage.seen.sum()) if usage.states else 0
     due = -(-job.rounds // job.checkpoint.every)
     return DiskBudget(
-        stores=int(played.stores.sum()),
-        checkpoint=_checkpoint(parts, best, tables * ranks)
+        stores=int(usage.stores.sum()),
+        checkpoint=_checkpoint(components, best, tables * ranks)
         + tables * (ranks * TABLE_HEADER + rows * TABLE_ENTRY),
         checkpoints=min(job.checkpoint.keep, due) + 1,
         best=best,
-        model=nbytes(parts.x0),
+        model=nbytes(components.x0),
     )
 
 
@@ -72,24 +72,26 @@ def require(needed: DiskBudget, folder: Path) -> None:
         )
 
 
-def _checkpoint(parts: Components, best: int, tables: int) -> int:
+def _checkpoint(components: Components, best: int, tables: int) -> int:
     """A checkpoint's bytes but for the contents of its ``tables`` row tables."""
-    files = [_file(parts.schema.server)]
-    if parts.job.diagnostics.cosine:
-        files.append(_file([parts.schema.message.x]))
+    files = [_file(components.schema.server)]
+    if components.job.diagnostics.cosine:
+        files.append(_file([components.schema.message.x]))
     if best:
         files.append(best)
-    own = parts.job.data.input_files() or ()  # None is one input, of which only its bytes are known
+    own = (
+        components.job.data.input_files() or ()
+    )  # None is one input, of which only its bytes are known
     inputs = MANIFEST_INPUTS + sum(MANIFEST_INPUT + len(file.name) for file in own)
     return sum(files) + MANIFEST + inputs + (len(files) - 1 + tables) * MANIFEST_FILE
 
 
-def best_bytes(parts: Components) -> int:
+def best_bytes(components: Components) -> int:
     """The bytes of best.safetensors: the model, its round and its score."""
-    if not parts.job.evaluate.best:
+    if not components.job.evaluate.best:
         return 0
     number = torch.empty((), dtype=torch.float64)
-    return _file([parts.schema.message.x, number, number]) + CHECKSUM
+    return _file([components.schema.message.x, number, number]) + CHECKSUM
 
 
 def _file(fields: Any) -> int:

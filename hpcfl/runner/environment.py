@@ -1,4 +1,4 @@
-"""What the bits of a run depend on besides its job: libraries, the processor, the device."""
+"""Collect what the bits of a run depend on besides its job: libraries, processor, device."""
 
 import platform
 import subprocess
@@ -15,12 +15,12 @@ BITS = (
     *("hpcfl", "python", "torch", "numpy", "h5py", "mpi4py"),
     *("processor", "simd", "device", "gpu", "cuda", "cudnn"),
 )
-# Where ranks sum floats, their number and who sums them count too.
+# With ``reduction: fast`` the bits depend on the number of ranks and on the library that sums, too.
 FAST = ("ranks", "summed_by")
 
 
 def versions(device: torch.device) -> dict[str, Any]:
-    """What computes on this rank, whose device it is."""
+    """The versions of libraries, and the names of the processor and of the GPU."""
     found: dict[str, Any] = {"hpcfl": __version__, "python": platform.python_version()}
     for package in ("torch", "numpy", "h5py", "mpi4py"):
         try:
@@ -40,7 +40,7 @@ def versions(device: torch.device) -> dict[str, Any]:
 
 
 def warnings(before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
-    """What of ``keys`` changed between two starts, a line each."""
+    """A line for each of ``keys`` whose value changed between two starts."""
     return [
         f"{key} was {before[key]}, is {now[key]}: the bits may differ from those of an "
         "uninterrupted run"
@@ -60,7 +60,7 @@ def _git_commit() -> str | None:
 
     try:
         if git("rev-parse", "--show-toplevel") != str(here):
-            return None  # installed, perhaps below somebody else's checkout
+            return None  # an installed package, perhaps inside another checkout
         commit = git("rev-parse", "HEAD")
         return commit + ("-dirty" if git("status", "--porcelain", "-uno") else "") or None
     except OSError:

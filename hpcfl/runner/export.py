@@ -39,7 +39,7 @@ def export(
     clients: bool,
     best: bool = False,
 ) -> list[Path]:
-    """Write a checkpoint's global model, and its client states, to files; a live run goes on.
+    """Write a checkpoint's global model, and its client states, to files; a live run continues.
 
     Args:
         root: the run directory.
@@ -85,7 +85,7 @@ def export(
 
 
 def _best(folder: RunDir) -> dict[str, NDArray[Any]]:
-    """What the .npz holds of the best model."""
+    """The arrays of the .npz, for the best model."""
     if not present(folder.best):
         raise JobError(
             f"{folder.root}: keeps no best model; its job needs evaluate.best: true, and an "
@@ -101,15 +101,15 @@ def _best(folder: RunDir) -> dict[str, NDArray[Any]]:
 
 
 def _read(folder: RunDir, round: int | None, job: Job, *, clients: bool) -> dict[str, NDArray[Any]]:
-    """What the .npz holds; where a live run lets go of a checkpoint meanwhile, look again."""
+    """The arrays of the .npz; if a live run deletes the checkpoint meanwhile, take the next one."""
     while True:
         before = _manifests(folder)
         try:
             newest = rounds(folder.checkpoints, round)[-1]
             found = find(folder.checkpoints, newest)
             return _arrays(found, folder, job, clients=clients)
-        except (StoreError, DiskError):  # the latter of what is removed meanwhile, on NFS
-            if before <= _manifests(folder):  # nothing went away: it is damaged
+        except (StoreError, DiskError):  # NFS reports a deleted file as a disk error
+            if before <= _manifests(folder):  # no checkpoint was deleted: this one is damaged
                 raise
 
 
@@ -120,7 +120,7 @@ def _manifests(folder: RunDir) -> set[Path]:
 def _arrays(
     checkpoint: Checkpoint, folder: RunDir, job: Job, *, clients: bool
 ) -> dict[str, NDArray[Any]]:
-    """The initial model tells the sizes, so that no data is needed."""
+    """The arrays of a checkpoint; sizes come from the initial model, so no data is loaded."""
     check_run_files(checkpoint, folder.root)
     x0 = folder.read_initial()
     schema = dry_round(job.algorithm, x0.numel(), x0.dtype)
@@ -152,7 +152,7 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def _state_dict(folder: RunDir, loaded: Loaded, x: Vector) -> bytes:
-    """The run's model with the parameters ``x``; its data tell the shape of its inputs."""
+    """The run's model with the parameters ``x``; the data are loaded for the inputs' shape."""
     _, model = initial(loaded, load_data(loaded), seed=0)
     size = Layout.of(model).total
     if size != x.numel():

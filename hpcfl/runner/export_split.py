@@ -22,7 +22,7 @@ def export_split(loaded: Loaded, path: Path) -> str:
         What was written, in a line.
 
     Raises:
-        JobError, DataError: the data cannot be loaded or dealt, or the file cannot be written.
+        JobError, DataError: the data cannot be loaded or partitioned, or the file not be written.
         DiskError: the disk is full or fails.
     """
     check_output(path)
@@ -33,12 +33,12 @@ def export_split(loaded: Loaded, path: Path) -> str:
     without = ""
     if job.data.holdout is not None:
         rows, held = hold_out(rows, job.data.holdout, job.seed)
-        without = f"; without {sum(map(len, held))} that are held out, so say data.holdout=null"
+        without = f"; without {sum(map(len, held))} that are held out, so set data.holdout=null"
     client = np.full(len(dataset.train.labels), -1, dtype=np.int32)
     for owner, own in enumerate(rows):
         client[own] = owner
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, client=client)
     write_output(path, buffer.getvalue())
-    dealt = np.count_nonzero(client >= 0)
-    return f"{path}: {dealt} of {len(client)} training examples to {len(rows)} clients{without}"
+    assigned = np.count_nonzero(client >= 0)
+    return f"{path}: {assigned} of {len(client)} training examples to {len(rows)} clients{without}"

@@ -62,7 +62,7 @@ def load_data(loaded: Loaded) -> Dataset:
 
 
 def _require_sound(dataset: Dataset, own: str) -> None:
-    """Refuse data on which nothing can be trained."""
+    """Refuse data that no model can be trained on."""
     for part, examples in (("train", dataset.train), ("test", dataset.test)):
         if examples is None:
             continue
@@ -119,7 +119,7 @@ def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Mod
 def initial_model(
     loaded: Loaded, dataset: Dataset, resumed: bool
 ) -> tuple[Vector, nn.Module, tuple[str, ...]]:
-    """The initial model, its parameters, and what its file left to chance."""
+    """The initial model, its parameters, and the names of those that its file did not provide."""
     job = loaded.job
     x0, model = initial(loaded, dataset, key(job.seed, "model"))
     if any(getattr(m, "track_running_stats", False) for m in model.modules()):

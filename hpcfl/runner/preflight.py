@@ -1,7 +1,7 @@
-"""Try the job's own classes before round 1: real batches, a real gradient, every hook twice.
+"""Try the job's classes before round 1: real batches, a real gradient, every hook twice.
 
-What would fail in round 1, or give another model on two ranks than on one, is found here.  The
-trial leaves no trace: neither in a random stream, nor in the model's buffers.
+This finds classes that would fail in round 1, or give another model on two ranks than on one.  The
+trial changes neither a random stream nor the model's buffers.
 """
 
 import traceback
@@ -42,40 +42,40 @@ from hpcfl.types import Batch, Vector
 CLIENTS = 2  # that are tried
 TESTED = 8  # test examples
 _RULES = "; hooks take and return what hpcfl/algorithms/base.py says"
-# Where torch refuses what does not fit: in itself, in a forward pass or in a loss.
+# Folders of the code in which torch raises, if data and model do not fit together.
 _FORWARD = tuple(Path(module.__path__[0]) for module in (torch, models))
 _UNFIT = (RuntimeError, ValueError, IndexError)  # which torch raises there
 _KEYED = "; such draws depend on the number of ranks and on restarts: "
 
 
-def try_classes(parts: Components) -> None:
-    """Play one step of two clients on their own examples, and the server's step.
+def try_classes(components: Components) -> None:
+    """Run one local step of two clients on their own examples, and the server's step.
 
     Raises:
         JobError: a class of the user's raises, draws from a global generator, or keeps something
             between calls; or the data do not fit the model.
         DiskError: the disk is full or fails.
     """
-    buffers = {name: buffer.clone() for name, buffer in parts.buffers.items()}
+    buffers = {name: buffer.clone() for name, buffer in components.buffers.items()}
     try:
         with restored():
-            _Trial(parts).play()
-        changed = [n for n, b in parts.buffers.items() if not torch.equal(b, buffers[n])]
+            _Trial(components).play()
+        changed = [n for n, b in components.buffers.items() if not torch.equal(b, buffers[n])]
     finally:
         with torch.no_grad():
-            for name, buffer in parts.buffers.items():
+            for name, buffer in components.buffers.items():
                 buffer.copy_(buffers[name])
-        parts.clients.pop_elapsed_s()
+        components.clients.pop_elapsed_s()
     if changed:
         raise JobError(
-            f"model.name: {parts.loaded.tree['model']['name']}: its forward pass changes the "
+            f"model.name: {components.loaded.tree['model']['name']}: its forward pass changes the "
             f"buffer {changed[0]!r}, so that a client's result depends on who was trained before "
             "it; expected buffers that stay as they are: make what changes a local variable"
         )
 
 
 def try_algorithm(loaded: Loaded) -> None:
-    """Play the hooks of the job's algorithm on made-up values, where no data are at hand.
+    """Run the hooks of the job's algorithm on made-up values, without data.
 
     Raises:
         JobError: a hook of a class of the user's raises, or breaks a rule of
@@ -88,48 +88,50 @@ def try_algorithm(loaded: Loaded) -> None:
 
 
 class _Trial:
-    """The trial of one job's parts."""
+    """The trial of one job's components."""
 
-    def __init__(self, parts: Components) -> None:
-        self._parts, self._gradient = parts, parts.gradient()
+    def __init__(self, components: Components) -> None:
+        self._components, self._gradient = components, components.gradient()
         self._batches: dict[int, Batch] = {}
         self._known: dict[int, list[tuple[Vector, Vector]]] = {}
 
     def play(self) -> None:
-        parts, x0 = self._parts, self._parts.x0
-        clients = range(min(CLIENTS, len(parts.rows)))
+        components, x0 = self._components, self._components.x0
+        clients = range(min(CLIENTS, len(components.rows)))
         for client in clients:
             self._batches[client] = self._batch(client)
             self._repeat_batch(client)
         self._try_model(self._batches[0])
-        surveyed = [self._surveyed(client) for client in clients]
-        mean = torch.stack(surveyed).mean(0)
-        common = mean if parts.algorithm.full_gradient == "cohort" else x0[:0]
+        full_grads = [self._full_gradient(client) for client in clients]
+        mean = torch.stack(full_grads).mean(0)
+        common = mean if components.algorithm.full_gradient == "cohort" else x0[:0]
         members = [
             lambda client=client, full=full: self._member(client, full, common)
-            for client, full in zip(clients, surveyed, strict=True)
+            for client, full in zip(clients, full_grads, strict=True)
         ]
-        cohort = Cohort(0, len(members), len(parts.rows), parts.job.local_lr(0), common)
+        cohort = Cohort(0, len(members), len(components.rows), components.job.local_lr(0), common)
         with self._algorithm():
-            require_repeatable(parts.algorithm, x0, members, cohort)
+            require_repeatable(components.algorithm, x0, members, cohort)
         self._try_tests()
 
     def _member(self, client: int, full: Vector, common: Vector) -> Member:
         """The client with its first state and the gradient of its batch."""
-        parts = self._parts
-        task = parts.clients.task(client, 0, steps=1)
+        components = self._components
+        task = components.clients.task(client, 0, steps=1)
         about = task.client._replace(full_grad=full, cohort_grad=common)
-        state = call(parts.algorithm, "init_client", parts.x0, parts.random_init(client))
-        known, asked = self._known.setdefault(client, []), 0
+        state = call(
+            components.algorithm, "init_client", components.x0, components.random_init(client)
+        )
+        known, calls = self._known.setdefault(client, []), 0
         batch = self._batches[client]
 
         def grad(point: Vector) -> Vector:
-            nonlocal asked
-            asked += 1
-            if asked <= len(known) and torch.equal(known[asked - 1][0], point):
-                return known[asked - 1][1].clone()
+            nonlocal calls
+            calls += 1
+            if calls <= len(known) and torch.equal(known[calls - 1][0], point):
+                return known[calls - 1][1].clone()
             found = self._gradient_at(point, batch, task.dropout_seed)
-            if asked > len(known):
+            if calls > len(known):
                 known.append((point.clone(), found.clone()))
             return found
 
@@ -139,12 +141,12 @@ class _Trial:
         """The first batch of a client in round 1."""
         with self._data():
             before = generators()
-            batch = next(self._parts.clients.task(client, 0, steps=1).batches)
+            batch = next(self._components.clients.task(client, 0, steps=1).batches)
             self._require_undrawn(before, "data.kind", "data", "its transform", "use the draws")
         return batch
 
     def _repeat_batch(self, client: int) -> None:
-        """Refuse data that are others when they are asked for again."""
+        """Refuse a transform that gives other inputs when a batch is made again."""
         pairs = zip(self._batches[client], self._batch(client), strict=True)
         if not all(torch.equal(old, new) for old, new in pairs):
             raise JobError(
@@ -154,8 +156,8 @@ class _Trial:
             )
 
     def _try_model(self, batch: Batch) -> None:
-        """One forward and backward pass twice, and one forward pass as an evaluation plays it."""
-        x0, seed = self._parts.x0, 0
+        """Run a forward and backward pass twice, and a forward pass as in an evaluation."""
+        x0, seed = self._components.x0, 0
         grads = [self._gradient_at(x0, batch, seed) for _ in range(2)]
         if not torch.equal(grads[0], grads[1]) and bool(grads[0].isfinite().all()):
             raise JobError(
@@ -169,14 +171,14 @@ class _Trial:
             said = "its forward pass in an evaluation"
             self._require_undrawn(before, "model.name", "model", said, "drop while training alone")
 
-    def _surveyed(self, client: int) -> Vector:
+    def _full_gradient(self, client: int) -> Vector:
         """A full gradient, if the algorithm asks for it; of one batch, to be quick."""
-        parts = self._parts
-        if parts.algorithm.full_gradient == "none":
-            return parts.x0[:0]
+        components = self._components
+        if components.algorithm.full_gradient == "none":
+            return components.x0[:0]
         with self._model(self._batches[client]):
-            survey = parts.clients.task(client, 0, steps=1).full_batches
-            return self._gradient.full(parts.x0, islice(survey, 1))
+            survey = components.clients.task(client, 0, steps=1).full_batches
+            return self._gradient.full(components.x0, islice(survey, 1))
 
     def _gradient_at(self, point: Vector, batch: Batch, seed: int) -> Vector:
         with self._model(batch):
@@ -190,34 +192,39 @@ class _Trial:
 
     def _try_tests(self) -> None:
         """The loss of a few test examples."""
-        parts = self._parts
-        tests = TestSet(parts.dataset, batch_size=TESTED, dtype=parts.x0.dtype, device=parts.device)
+        components = self._components
+        tests = TestSet(
+            components.dataset,
+            batch_size=TESTED,
+            dtype=components.x0.dtype,
+            device=components.device,
+        )
         with self._data():
             batches = list(islice(tests.batches(0, 1), 1))
         for batch in batches:
             with self._model(batch):
-                outputs = self._gradient.predict(parts.x0, batch.inputs)
-                LOSSES[parts.dataset.loss](outputs, batch.labels)
+                outputs = self._gradient.predict(components.x0, batch.inputs)
+                LOSSES[components.dataset.loss](outputs, batch.labels)
 
     def _name(self, section: str, key: str) -> str:
-        return f"{section}.{key}: {self._parts.loaded.tree[section][key]}"
+        return f"{section}.{key}: {self._components.loaded.tree[section][key]}"
 
     @property
     def _transform(self) -> str:
         """Where the user's transform is, if it is the user's."""
-        transform: Any = self._parts.dataset.transform
+        transform: Any = self._components.dataset.transform
         return defined(transform if isfunction(transform) else type(transform).__call__)
 
     @property
     def _forward(self) -> str:
         """Where the user's model is made, if it is the user's."""
-        model = self._parts.model
-        return defined(type(model).forward) or defined(type(self._parts.job.model).build)
+        model = self._components.model
+        return defined(type(model).forward) or defined(type(self._components.job.model).build)
 
     @contextmanager
     def _algorithm(self) -> Iterator[None]:
         name, does = self._name("algorithm", "name"), "its trial before round 1 failed"
-        algorithm = self._parts.algorithm
+        algorithm = self._components.algorithm
         where = defined(type(algorithm).update)
         with _as_one_line(name, does, (algorithm,), where, _RULES):
             yield
@@ -225,20 +232,23 @@ class _Trial:
     @contextmanager
     def _data(self) -> Iterator[None]:
         name, does = self._name("data", "kind"), "a batch of it cannot be made"
-        with _as_one_line(name, does, (self._parts.job.data,), self._transform):
+        with _as_one_line(name, does, (self._components.job.data,), self._transform):
             yield
 
     @contextmanager
     def _model(self, batch: Batch) -> Iterator[None]:
-        given = f"inputs {_said(batch.inputs)}, labels {_said(batch.labels)}"
+        given = f"inputs {_shape_text(batch.inputs)}, labels {_shape_text(batch.labels)}"
         does = f"cannot be trained on a batch of data.kind {self._kind} ({given})"
-        name, called = self._name("model", "name"), (self._parts.job.model, self._parts.job.data)
-        with _as_one_line(name, does, called, self._forward, unfit=True):
+        name, called = (
+            self._name("model", "name"),
+            (self._components.job.model, self._components.job.data),
+        )
+        with _as_one_line(name, does, called, self._forward, runs_model=True):
             yield
 
     @property
     def _kind(self) -> str:
-        kind: str = self._parts.loaded.tree["data"]["kind"]
+        kind: str = self._components.loaded.tree["data"]["kind"]
         return kind
 
     def _require_undrawn(
@@ -255,7 +265,7 @@ class _Trial:
         if drew:
             where = self._forward if section == "model" else ""
             raise JobError(
-                f"{key}: {self._parts.loaded.tree[section][key.split('.')[1]]}: {what}{where} "
+                f"{key}: {self._components.loaded.tree[section][key.split('.')[1]]}: {what}{where} "
                 f"draws from {' and '.join(drew)}{_KEYED}{advice}"
             )
 
@@ -268,17 +278,17 @@ def _as_one_line(
     otherwise: str = "",
     advice: str = "",
     *,
-    unfit: bool = False,
+    runs_model: bool = False,
 ) -> Iterator[None]:
-    """Turn what the block raises into one line; a fault of hpcfl's own keeps its traceback.
+    """Turn an error of the block into one line; an error of hpcfl itself keeps its traceback.
 
     Args:
         name: the key of the job that is called, and its value.
         does: what failed.
-        called: the parts of the job that the block calls.
+        called: the objects of the job that the block calls.
         otherwise: the place, where the error went through no line of the user's.
         advice: what to do.
-        unfit: whether the block plays the model, which data of the user's need not fit, even if
+        runs_model: whether the block runs the model, which data of the user may not fit, even if
             every class is hpcfl's.
 
     Raises:
@@ -288,7 +298,7 @@ def _as_one_line(
     """
 
     def convert(e: Exception) -> JobError | None:
-        if is_own_fault(e, *called) and not (unfit and _refused_by_torch(e)):
+        if is_own_fault(e, *called) and not (runs_model and _refused_by_torch(e)):
             return None
         more = "" if isinstance(e, BrokenRuleError) else hint()
         said = described(e, otherwise=otherwise)
@@ -299,7 +309,7 @@ def _as_one_line(
 
 
 def _refused_by_torch(error: Exception) -> bool:
-    """Whether torch refused what a forward pass, a loss or its gradient asked for."""
+    """Whether torch itself raised, in a forward pass, a loss or its gradient."""
     if not isinstance(error, _UNFIT):
         return False
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
@@ -307,5 +317,5 @@ def _refused_by_torch(error: Exception) -> bool:
     return any(file.is_relative_to(folder) for folder in _FORWARD)
 
 
-def _said(tensor: Tensor) -> str:
+def _shape_text(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

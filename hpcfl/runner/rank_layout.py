@@ -23,11 +23,11 @@ from hpcfl.runner.device import device_of
 from hpcfl.runner.environment import processor
 
 _NUMA = Path("/sys/devices/system/node")
-_TOLD = 4  # hosts in a message; a history has them all
+_SHOWN = 4  # hosts in a message; a history has them all
 
 
 class RankInfo(BaseModel):
-    """Where a rank runs and what it computes with."""
+    """The host, device, cores and versions of a rank."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -38,7 +38,7 @@ class RankInfo(BaseModel):
     device: str
     """"cpu", or "cuda:" and the number by which the rank knows its GPU."""
     gpu: str = ""
-    """The GPU's own identifier, the same for all who use it."""
+    """The GPU's identifier, equal on all ranks that use it."""
     threads: int
     cores: list[int]
     """The host's cores that it may use."""
@@ -46,15 +46,15 @@ class RankInfo(BaseModel):
     """The NUMA nodes that those belong to."""
     processor: str
     versions: dict[str, str]
-    """Of what must be the same on all ranks."""
+    """Of the packages that must be the same on all ranks."""
     job: str
-    """What tells its job and its run directory from others."""
+    """A hash of the job and the run directory that it was given."""
     fault: str = ""
     """Why it cannot run there."""
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the history keeps of it."""
+        """Its entry in the history."""
         kept = self.model_dump(include={"host", "local_rank", "device", "threads", "numa"})
         return {**kept, "cores": len(self.cores)}
 
@@ -71,7 +71,7 @@ class Ranks:
     device: torch.device
     """This rank's."""
     notes: Sequence[str]
-    """What a person should know of them, a line each."""
+    """Lines about them for the user."""
 
     def with_notes(self, *lines: str) -> "Ranks":
         """These ranks, with more notes."""
@@ -89,48 +89,48 @@ def discover_ranks(loaded: Loaded, out: Path, comm: Watched) -> Ranks:
     Raises:
         JobError: the same on every rank, see ``check``.
     """
-    seats = [
-        RankInfo.model_validate_json(text) for text in comm.allgather(_seat(loaded, out, comm))
+    infos = [
+        RankInfo.model_validate_json(text) for text in comm.allgather(_own_info(loaded, out, comm))
     ]
-    told = check(seats, comm.backend)
-    device = torch.device(seats[comm.rank].device)
+    notes = check(infos, comm.backend)
+    device = torch.device(infos[comm.rank].device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if comm.size > 1:
-        told.insert(
-            0, f"{describe(seats)}, by {comm.backend}{_why(loaded.job, device)}, {comm.library}"
+        notes.insert(
+            0, f"{describe(infos)}, by {comm.backend}{_why(loaded.job, device)}, {comm.library}"
         )
-    return Ranks(seats, device, told)
+    return Ranks(infos, device, notes)
 
 
-def check(seats: Sequence[RankInfo], backend: str) -> list[str]:
-    """Refuse seats from which no run, or only a bad one, can come; what is merely odd, a line each.
+def check(infos: Sequence[RankInfo], backend: str) -> list[str]:
+    """Refuse ranks that cannot run together, or only slowly; return lines about lesser oddities.
 
     Args:
-        seats: of all ranks.
-        backend: what sums: solo, mpi, gloo or nccl.
+        infos: of all ranks.
+        backend: solo, mpi, gloo or nccl.
 
     Raises:
         JobError: the same on every rank.
     """
-    for fault in _faults(seats, backend):
+    for fault in _faults(infos, backend):
         raise JobError(fault, collective=True)
-    return list(_oddities(seats))
+    return list(_oddities(infos))
 
 
-def describe(seats: Sequence[RankInfo]) -> str:
-    """One line: how many ranks where, on what, with how many threads."""
-    hosts = [f"{host}: {_span(members)}" for host, members in _by_host(seats)]
-    shown = "; ".join(hosts[:_TOLD]) + ("; ..." if len(hosts) > _TOLD else "")
-    threads = sorted({seat.threads for seat in seats})
-    devices = sorted({seat.device.partition(":")[0] for seat in seats})
+def describe(infos: Sequence[RankInfo]) -> str:
+    """One line: the number of ranks, their hosts, devices and threads."""
+    hosts = [f"{host}: {_span(members)}" for host, members in _by_host(infos)]
+    shown = "; ".join(hosts[:_SHOWN]) + ("; ..." if len(hosts) > _SHOWN else "")
+    threads = sorted({info.threads for info in infos})
+    devices = sorted({info.device.partition(":")[0] for info in infos})
     return (
-        f"{len(seats)} ranks on {len(hosts)} host{'s' * (len(hosts) > 1)} ({shown}), "
+        f"{len(infos)} ranks on {len(hosts)} host{'s' * (len(hosts) > 1)} ({shown}), "
         f"{' and '.join(devices)}, {threads[0]} thread{'s' * (threads[0] > 1)} each"
     )
 
 
-def _seat(loaded: Loaded, out: Path, comm: Watched) -> str:
+def _own_info(loaded: Loaded, out: Path, comm: Watched) -> str:
     """Where this rank is, as JSON."""
     cores = _cores()
     tree = json.dumps([loaded.tree, str(out)], sort_keys=True, default=str)
@@ -161,52 +161,52 @@ def _why(job: Job, device: torch.device) -> str:
     return f" (auto: {choose(detect(os.environ), device.type)[1]})" * (job.comm.backend == "auto")
 
 
-def _faults(seats: Sequence[RankInfo], backend: str) -> Iterator[str]:
-    yield from _differences(seats)
+def _faults(infos: Sequence[RankInfo], backend: str) -> Iterator[str]:
+    yield from _differences(infos)
     if backend == "nccl":
-        yield from _shared_gpus(seats)
-    yield from _too_many_threads(seats)
+        yield from _shared_gpus(infos)
+    yield from _too_many_threads(infos)
 
 
-def _differences(seats: Sequence[RankInfo]) -> Iterator[str]:
-    first = seats[0]
-    for seat in seats:
-        if seat.fault:
-            yield f"{seat}: {seat.fault}"
-        if seat.job != first.job:
+def _differences(infos: Sequence[RankInfo]) -> Iterator[str]:
+    first = infos[0]
+    for info in infos:
+        if info.fault:
+            yield f"{info}: {info.fault}"
+        if info.job != first.job:
             yield (
-                f"{seat} was given another job or run directory than {first}; give all ranks the "
+                f"{info} was given another job or run directory than {first}; give all ranks the "
                 "same command"
             )
         for name, version in first.versions.items():
-            if seat.versions[name] != version:
+            if info.versions[name] != version:
                 yield (
-                    f"{seat} has {name} {seat.versions[name]}, {first} has {version}; "
+                    f"{info} has {name} {info.versions[name]}, {first} has {version}; "
                     "activate the same environment on all hosts"
                 )
 
 
-def _shared_gpus(seats: Sequence[RankInfo]) -> Iterator[str]:
+def _shared_gpus(infos: Sequence[RankInfo]) -> Iterator[str]:
     users: dict[str, RankInfo] = {}
-    for seat in seats:
-        other = users.setdefault(seat.gpu, seat)
-        if other is not seat:
+    for info in infos:
+        other = users.setdefault(info.gpu, info)
+        if other is not info:
             yield (
-                f"comm.backend: {other} and {seat} are both on GPU {seat.gpu}, and nccl needs one "
+                f"comm.backend: {other} and {info} are both on GPU {info.gpu}, and nccl needs one "
                 "for every rank; start fewer ranks there, ask for a GPU a rank "
                 "(--gpus-per-task=1), or say comm.backend=gloo"
             )
 
 
-def _too_many_threads(seats: Sequence[RankInfo]) -> Iterator[str]:
-    for seat in seats:
-        if seat.threads > len(seat.cores):
+def _too_many_threads(infos: Sequence[RankInfo]) -> Iterator[str]:
+    for info in infos:
+        if info.threads > len(info.cores):
             yield (
-                f"threads: {seat} may use {_count(len(seat.cores), 'core')}, but is to run "
-                f"{seat.threads} threads; lower threads, or let the launcher give it more "
-                f"(srun --cpus-per-task={seat.threads}, mpirun --bind-to none)"
+                f"threads: {info} may use {_count(len(info.cores), 'core')}, but is to run "
+                f"{info.threads} threads; lower threads, or let the launcher give it more "
+                f"(srun --cpus-per-task={info.threads}, mpirun --bind-to none)"
             )
-    for host, members in _by_host(seats):
+    for host, members in _by_host(infos):
         threads, cores = _load(members)
         if threads > cores and threads > len(members):
             yield (
@@ -215,35 +215,35 @@ def _too_many_threads(seats: Sequence[RankInfo]) -> Iterator[str]:
             )
 
 
-def _oddities(seats: Sequence[RankInfo]) -> Iterator[str]:
-    for host, members in _by_host(seats):
+def _oddities(infos: Sequence[RankInfo]) -> Iterator[str]:
+    for host, members in _by_host(infos):
         threads, cores = _load(members)
         if threads > cores:
             yield f"{len(members)} ranks share {_count(cores, 'core')} of host {host}"
-    first = seats[0]
-    for seat in seats:
-        if seat.processor != first.processor:
+    first = infos[0]
+    for info in infos:
+        if info.processor != first.processor:
             yield (
-                f"{seat} computes on {seat.processor}, {first} on {first.processor}: the bits may "
+                f"{info} computes on {info.processor}, {first} on {first.processor}: the bits may "
                 "depend on the number of ranks"
             )
             break
 
 
-def _by_host(seats: Sequence[RankInfo]) -> list[tuple[str, list[RankInfo]]]:
-    ordered = sorted(seats, key=lambda seat: (seat.host, seat.rank))
-    return [(host, list(members)) for host, members in groupby(ordered, lambda seat: seat.host)]
+def _by_host(infos: Sequence[RankInfo]) -> list[tuple[str, list[RankInfo]]]:
+    ordered = sorted(infos, key=lambda info: (info.host, info.rank))
+    return [(host, list(members)) for host, members in groupby(ordered, lambda info: info.host)]
 
 
 def _load(members: Sequence[RankInfo]) -> tuple[int, int]:
     """The threads of a host's ranks, and the cores that they may use."""
-    cores = {core for seat in members for core in seat.cores}
-    return sum(seat.threads for seat in members), len(cores)
+    cores = {core for info in members for core in info.cores}
+    return sum(info.threads for info in members), len(cores)
 
 
 def _span(members: Sequence[RankInfo]) -> str:
     """The ranks of a host: 0-3, or how many where they do not follow each other."""
-    ranks = [seat.rank for seat in members]
+    ranks = [info.rank for info in members]
     if len(ranks) == 1:
         return str(ranks[0])
     whole = ranks[-1] - ranks[0] == len(ranks) - 1
@@ -272,7 +272,7 @@ def _numa(cores: Sequence[int]) -> list[int]:
 
 
 def _cpus(text: str) -> Iterator[int]:
-    """What Linux writes as "0-3,8": 0, 1, 2, 3, 8."""
+    """The numbers of a list as Linux writes it: "0-3,8" is 0, 1, 2, 3, 8."""
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)

@@ -1,4 +1,4 @@
-"""Record a start of a run in its history: what it ran on, what changed, how it ended."""
+"""Record a start of a run in its history: its ranks, versions and changes, and how it ended."""
 
 import sys
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from hpcfl.runner.session import RankSession
 
 
 def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progress) -> None:
-    """Write this start into the history, and tell what changed since the last; on rank 0.
+    """Write this start into the history, and print what changed since the last one; on rank 0.
 
     Args:
         session: of this start.
         ranks: where they are.
         done: rounds completed.
-        progress: tells the person who watches.
+        progress: prints lines for the user.
 
     Raises:
         StoreError: the history is damaged, or cannot be written.
@@ -48,7 +48,7 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
             "session": session.name,
             "round": done,
             **facts,
-            "map": [seat.record for seat in ranks.infos],
+            "map": [info.record for info in ranks.infos],
             "notes": list(ranks.notes),
             "guess_loss": guess_loss(session.components.dataset),
             "settings": settings,
@@ -59,7 +59,7 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
 
 @contextmanager
 def record_outcomes(session: RankSession) -> Iterator[None]:
-    """Write down, on rank 0, how the block ended; `hpcfl status` tells it."""
+    """Record, on rank 0, how the block ended, for `hpcfl status`."""
     outcome = Outcome("finished", session.components.job.rounds, "")
     try:
         yield
@@ -86,11 +86,11 @@ def _record_outcome(session: RankSession, outcome: Outcome) -> None:
 
 
 def warn_of_divergence(session: RankSession, progress: Progress) -> None:
-    """Tell it if the run diverged though all its numbers are finite; on rank 0."""
+    """Print a warning if the run diverged though all its numbers are finite; on rank 0."""
     root = session.folder.root
     try:
         log = LogReader(session.folder.log).read()
-    except (StoreError, DiskError) as e:  # all rounds are done and kept: the run did not fail
+    except (StoreError, DiskError) as e:  # all rounds are done and saved: the run did not fail
         progress.note(f"warning: whether the run diverged is not known: {e}")
         return
     found = find_divergence(log, guess_loss(session.components.dataset))

@@ -34,13 +34,13 @@ from hpcfl.store.row_table import Table
 
 
 class StartPoint(NamedTuple):
-    """Where one start of a run begins to play rounds."""
+    """The state that the rounds of one start begin with."""
 
     server: Any
     round: int
     """Rounds completed."""
     kept: Mapping[str, Tensor]
-    """What else a checkpoint kept."""
+    """Other tensors of the checkpoint, such as the last update of x."""
 
 
 def resume_latest(session: RankSession) -> StartPoint:
@@ -122,7 +122,9 @@ def _copy(session: RankSession, request: ResumeRequest) -> None:
         at = find(source.checkpoints, kept[-1])
         check_files(at)
     with raise_collectively(comm):
-        _with_initial_model(session.components, source, at)  # which may be what cannot be read
+        _with_initial_model(
+            session.components, source, at
+        )  # only to find out whether it can be read
     with request.suggest_older(kept):
         copy_run(
             source,
@@ -153,9 +155,9 @@ def _require_older_whole(root: Path, kept: Sequence[int]) -> None:
 
 
 def _rewind(session: RankSession, newest: Checkpoint, kept: Sequence[Path], job: bytes) -> None:
-    """Undo what was written after the checkpoint ``newest``; on rank 0 alone.
+    """Delete everything that was written after the checkpoint ``newest``; on rank 0 alone.
 
-    In an order that leaves it resumable wherever a kill interrupts it.
+    The order of the steps leaves the run resumable if a kill interrupts it between any two.
     """
     folder = session.folder
     delete_newer(folder.checkpoints, newest.round)

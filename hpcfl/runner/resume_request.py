@@ -19,25 +19,25 @@ from hpcfl.run_dir.manifest import find, rounds
 
 @dataclass(frozen=True)
 class ResumeRequest:
-    """What is asked of a run that is to be taken up again."""
+    """A checked request to resume a run: from which checkpoint, and with which changes."""
 
     source: RunDir
     loaded: Loaded
-    """The job as it is to go on."""
+    """The job with the changes."""
     job_before: bytes
-    """job.yaml, as it was found."""
+    """The content of job.yaml before the changes."""
     job_after: bytes
-    """And as it will be."""
+    """And after them."""
     round: int | None
-    """The checkpoint to begin at; None is the newest."""
+    """The checkpoint to resume from; None is the newest."""
     verify_states: bool
-    """Whether all client states are read first."""
+    """Whether all client states are checked before the first round."""
 
     @classmethod
     def of(
         cls, source: RunDir, overrides: Sequence[str], *, round: int | None, verify_states: bool
     ) -> Self:
-        """Check what can be told from the job alone.
+        """Read the job with the overrides, and check that they change no past round.
 
         Raises:
             JobError: it is no run, or the overrides are wrong or would change past rounds.
@@ -48,9 +48,8 @@ class ResumeRequest:
         yaml_file.override(file, overrides)
         loaded = typed(file, yaml_file.run_name(file.name, overrides))
         after = flatten(loaded.tree)
-        require_mutable(
-            before, after, source.root
-        )  # what was changed, before what it goes ill with
+        # First: an immutable key is a better reason than a combination it is part of.
+        require_mutable(before, after, source.root)
         require_coherent(loaded.job, file)
         return cls(
             source, loaded, *_texts(source, differences(before, after)), round, verify_states
@@ -105,7 +104,7 @@ class ResumeRequest:
 
     @contextmanager
     def suggest_older(self, kept: Sequence[int]) -> Iterator[None]:
-        """Add, to what is wrong with the last of ``kept``, how to begin at the one before."""
+        """Add to an error about the last of ``kept`` how to resume from the one before it."""
         try:
             yield
         except (StoreError, DiskError) as e:

@@ -1,4 +1,4 @@
-"""Simulate the cohorts of all rounds without training, to find what they need on the disk."""
+"""Simulate the cohorts of all rounds without training, to find the disk space they need."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ Counts = NDArray[np.int64]
 
 
 class ScheduleUsage(NamedTuple):
-    """What all rounds leave on so many ranks."""
+    """Counts of clients and states after all rounds, on a number of ranks."""
 
     owner: Counts
     """[N], the rank of every client."""
@@ -22,7 +22,7 @@ class ScheduleUsage(NamedTuple):
     last: Counts
     """[N], the last round of every client, 0 for none."""
     members: Counts
-    """[ranks], the largest part of a cohort that is its own."""
+    """[ranks], the most clients of one cohort that the rank owns."""
     states: tuple[DiskUsage, ...]
     """The stores: of the clients' own parts of their states, of the shared; none where empty."""
 
@@ -44,18 +44,21 @@ class ScheduleUsage(NamedTuple):
         )
 
 
-def simulate_schedule(parts: Components, ranks: int) -> ScheduleUsage:
-    """Draw every cohort, and commit where a checkpoint is due.
+def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
+    """Draw every cohort, and simulate a commit of the stores where a checkpoint is due.
 
     Raises:
         JobError: there are more ranks than clients.
     """
-    job, population = parts.job, len(parts.rows)
-    owner = assign_owners(parts.clients.examples, ranks)
+    job, population = components.job, len(components.rows)
+    owner = assign_owners(components.clients.examples, ranks)
     in_memory = job.store.kind == "memory"
     states = tuple(
         DiskUsage(owner, ranks, part.bytes, job.checkpoint.keep, shared=common, memory=in_memory)
-        for part, common in ((parts.stored_state.own, False), (parts.stored_state.shared, True))
+        for part, common in (
+            (components.stored_state.own, False),
+            (components.stored_state.shared, True),
+        )
         if part.fields
     )
     visits, last, most = 0, np.zeros(population, np.int64), np.zeros(ranks, np.int64)
@@ -72,31 +75,31 @@ def simulate_schedule(parts: Components, ranks: int) -> ScheduleUsage:
     return ScheduleUsage(owner, visits, last, most, states)
 
 
-def trained(parts: Components, played: ScheduleUsage) -> Counts:
-    """[ranks], the largest part of a cohort that a rank trains."""
-    job, ranks, work = parts.job, len(played.members), parts.examples_per_round
+def trained(components: Components, usage: ScheduleUsage) -> Counts:
+    """[ranks], the most clients of one cohort that the rank trains."""
+    job, ranks, work = components.job, len(usage.members), components.examples_per_round
     if job.balance == "owner":
-        return played.members
+        return usage.members
     most = np.zeros(ranks, np.int64)
     for t in range(job.rounds):
-        members = job.cohort.draw(t, len(parts.rows), job.seed)
-        trainer = assign_trainers(played.owner[members], work[members], ranks)
+        members = job.cohort.draw(t, len(components.rows), job.seed)
+        trainer = assign_trainers(usage.owner[members], work[members], ranks)
         most = np.maximum(most, np.bincount(trainer, minlength=ranks))
     return most
 
 
-def rows_until_checkpoint(parts: Components, mine: NDArray[np.bool_], done: int) -> list[int]:
+def rows_until_checkpoint(components: Components, mine: NDArray[np.bool_], done: int) -> list[int]:
     """Rows that new states may take until the next checkpoint that is due.
 
     Args:
-        parts: of the job.
+        components: of the job.
         mine: [N], whether the client is this rank's.
         done: rounds completed.
 
     Returns:
         For every part of the states, as in ``ScheduleUsage.states``.
     """
-    job, population = parts.job, len(parts.rows)
+    job, population = components.job, len(components.rows)
     seen, rounds = np.zeros(population, np.bool_), 0
     for t in range(done, job.rounds):
         members = job.cohort.draw(t, population, job.seed)
@@ -105,12 +108,12 @@ def rows_until_checkpoint(parts: Components, mine: NDArray[np.bool_], done: int)
         if job.checkpoint.due(t + 1, job.rounds):
             break
     found = (
-        (parts.stored_state.own, int((seen & mine).sum())),
-        (parts.stored_state.shared, rounds),
+        (components.stored_state.own, int((seen & mine).sum())),
+        (components.stored_state.shared, rounds),
     )
     return [rows for part, rows in found if part.fields]
 
 
-def state_bytes(parts: Components) -> tuple[int, int]:
+def state_bytes(components: Components) -> tuple[int, int]:
     """Bytes of a client's own part of its state, and of the part that clients share."""
-    return parts.stored_state.own.bytes, parts.stored_state.shared.bytes
+    return components.stored_state.own.bytes, components.stored_state.shared.bytes

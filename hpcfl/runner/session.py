@@ -1,7 +1,7 @@
 """One start of a run on one rank: its store, log and checkpoints.
 
-A ``RankSession`` lives from the moment the job's components are built to the end of the process's
-work for the run.  It is also what the engine calls between rounds (``hpcfl.engine.run.RunHooks``).
+A ``RankSession`` is opened when the job's components are built, and closed when this start ends.
+The engine calls it between rounds: it implements ``hpcfl.engine.run.RunHooks``.
 """
 
 import json
@@ -48,7 +48,7 @@ class _Outputs(NamedTuple):
     evaluation: Evaluation
 
     def close(self) -> list[DiskError | StoreError]:
-        """Close the log and the events; what failed."""
+        """Close the log and the events, and return the errors."""
         failures = []
         for file in (self.log, self.events):
             try:
@@ -60,7 +60,7 @@ class _Outputs(NamedTuple):
 
 
 class RankSession:
-    """What one start of a run holds on one rank.
+    """One start of a run on one rank: its store, log and checkpoints.
 
     Args:
         components: of the job.
@@ -74,7 +74,7 @@ class RankSession:
     ) -> None:
         self.components, self.folder, self.comm, self.inputs = components, folder, comm, inputs
         self.name = comm.bcast(token_hex(4))
-        """The same on every rank; segment files and the history carry it."""
+        """Random, the same on every rank; it is in the names of segments and in the history."""
         with raise_collectively(comm):
             self.owner: NDArray[np.int64] = assign_owners(
                 [len(own) for own in components.rows], comm.size
@@ -148,7 +148,7 @@ class RankSession:
 
     @cached_property
     def _usage(self) -> ScheduleUsage:
-        """What the cohorts of all rounds need on the disk."""
+        """The simulated schedule of all rounds."""
         return simulate_schedule(self.components, self.comm.size)
 
     def prune_stores(self, kept: list[Path]) -> None:
@@ -156,7 +156,7 @@ class RankSession:
         row_tables.prune(self.folder.stores, row_tables.named(kept), self.name)
 
     def require_in_place(self) -> None:
-        """Refuse to go on where a file or folder that a resume needs is gone; for this rank.
+        """Check, on this rank, that the files and folders that a resume needs are still there.
 
         Raises:
             LostFileError: it was deleted, replaced or cut.
@@ -166,15 +166,15 @@ class RankSession:
             self._outputs.log.require_in_place()
         self.store.require_in_place()
 
-    # What the engine calls: see ``RunHooks``.
+    # Called by the engine: see ``RunHooks``.
 
     @contextmanager
     def recording(self, evaluation: Evaluation, progress: Progress, done: int) -> Iterator[None]:
-        """Open the log, and the events for TensorBoard, for the rounds that are played inside.
+        """Open the log, and the events for TensorBoard, for the rounds inside the block.
 
         Args:
             evaluation: gives scores.
-            progress: tells the person who watches.
+            progress: prints lines for the user.
             done: rounds that are in the log.
 
         Raises:
@@ -188,7 +188,7 @@ class RankSession:
         try:
             yield
         except BaseException:
-            self._outputs.close()  # the error that ended the rounds is told, not one of closing
+            self._outputs.close()  # the error that ended the rounds is raised, not one of closing
             raise
         failures = self._outputs.close()
         if failures:
@@ -214,7 +214,7 @@ class RankSession:
         return scores
 
     def record(self, record: Record, busy: Sequence[float]) -> None:
-        """Append to the log, and tell the person who watches."""
+        """Append to the log, and show the round's progress."""
         if self.comm.rank != 0:
             return
         log, events, progress, _ = self._recorded_in
@@ -229,7 +229,7 @@ class RankSession:
         Args:
             round: rounds completed.
             server: the algorithm's.
-            kept: what else the coming rounds need.
+            kept: other tensors that the coming rounds need.
 
         Raises:
             RankError: the ranks' models differ.
@@ -297,7 +297,7 @@ class RankSession:
             self._store.close()
 
     def describe(self, done: int) -> str:
-        """One line: what is about to run."""
+        """One line about the job, for the beginning of a start."""
         components, job = self.components, self.components.job
         algorithm = dict(components.loaded.tree["algorithm"])
         name = algorithm.pop("name")
@@ -338,7 +338,7 @@ class RankSession:
             )
 
     def _log_position(self) -> tuple[LogPosition, Callable[[], None]]:
-        """What stands in the log, and what brings it to the disk."""
+        """The log's length and checksum so far, and the function that flushes it to the disk."""
         if self._outputs is None:  # at the checkpoint of round 0, before the log is opened
             return NOTHING, lambda: None
         return self._outputs.log.position, self._outputs.log.sync

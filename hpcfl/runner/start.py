@@ -1,7 +1,7 @@
-"""How a run starts: afresh, or from a checkpoint; then rounds are played to the end.
+"""Start a run, fresh or from a checkpoint, and run its rounds to the end.
 
-``start`` and ``resume`` are what the command line and ``hpcfl.run`` call.  Both are collective and
-do the same on every rank, in this order:
+The command line and ``hpcfl.run`` call ``start`` and ``resume``.  Both are collective and do the
+same on every rank, in this order:
 
     connect the ranks            hpcfl.comm.connect
     discover where each one is   hpcfl.runner.rank_layout
@@ -30,7 +30,7 @@ from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.progress import open_progress
-from hpcfl.job.registry import of_main
+from hpcfl.job.registry import unimportable_class_warnings
 from hpcfl.job.schema import Loaded
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import NOTHING, LogReader, truncate_log
@@ -51,7 +51,7 @@ from hpcfl.types import Record, Vector
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run leaves."""
+    """The model and the log of a finished run."""
 
     path: Path
     """The run directory."""
@@ -133,12 +133,12 @@ def _run(
     comm = Watched(connected, config.timeout_s)
     with (
         group(comm),
-        # After MPI's start, which takes SIGUSR1 for itself.
+        # After MPI's start, which installs a handler of SIGUSR1.
         Signals(latch_interrupt=False) as signals,
         folder,
     ):
         ranks = discover_ranks(loaded, folder.root, comm)
-        ranks = ranks.with_notes(*of_main(loaded.tree))
+        ranks = ranks.with_notes(*unimportable_class_warnings(loaded.tree))
         resumed = request is not None or (continued and _has_checkpoint(folder, comm))
         with raise_collectively(comm):
             if comm.rank == 0:
@@ -202,7 +202,7 @@ def start_fresh(session: RankSession) -> StartPoint:
             folder.claim(components.loaded.tree)
             session.run_files = folder.write_initial(components.x0)
             buffers.write(folder.buffers, components.buffers)
-            # What a start left that died before its first checkpoint.
+            # A start that died before its first checkpoint may have left files.
             truncate_log(folder.log, NOTHING)
             session.best.restore(None)
             session.prune_stores([])
@@ -256,8 +256,8 @@ def _play(session: RankSession, ranks: Ranks, point: StartPoint, signals: Signal
         try:
             server = play(run, point.server, done)
         except StoreError as e:
-            session.require_in_place()  # where that is the reason, it says what is gone
-            # Its own exit code, 2, says that nothing was trained.
+            session.require_in_place()  # a deleted file may be the cause: name it
+            # A StoreError exits with 2, which means that nothing was trained: here rounds were.
             raise StoreError(str(e), exit_code=1, collective=e.collective, speaker=e.speaker) from e
         if comm.rank == 0 and not finished:
             warn_of_divergence(session, progress)

@@ -25,29 +25,36 @@ import yaml
 
 from hpcfl.errors import JobError
 from hpcfl.job.registry import SECTION, shown, suggestion
-from hpcfl.job.schema import Loaded, check, fitted
+from hpcfl.job.schema import Loaded, check, resolve_for_population
 from hpcfl.job.yaml_file import JobFile, Key, override, plain, read, tuples
 
 KEYS = ("job", "set", "grid", "ranks")
-MOST = 10_000  # runs
+MOST = 10_000  # runs: all are checked before the first one starts
 _COMMAND: Key = ("command line",)
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")  # of a directory, typed without quotes
-_OURS = re.compile(r"lock|.*\.(log|yaml)")  # beside the run directories
+_NAME = re.compile(
+    r"[A-Za-z0-9_][A-Za-z0-9_.+-]*"
+)  # of a directory, without characters that a shell would need quotes for
+_OURS = re.compile(r"lock|.*\.(log|yaml)")  # files in the sweep's directory
 
 
 @dataclass(frozen=True)
 class Point:
     """One run of a sweep."""
 
-    name: str
-    """What tells it from the others: "fedcm-seed1"."""
+    labels: tuple[str, ...]
+    """Its choice on each axis of the grid: ("fedcm", "seed1")."""
     overrides: tuple[str, ...]
     """Over the base job, as on the command line."""
     loaded: Loaded
     file: JobFile
-    """The job it is made of, which knows where every value was said."""
+    """The job's values, with the file and line of each, for error messages."""
     where: str
-    """The place of its first choice in the sweep file."""
+    """The file and line of its first choice."""
+
+    @property
+    def name(self) -> str:
+        """The labels joined, unique in the sweep, and the name of the run directory."""
+        return "-".join(self.labels)
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,29 @@ class Sweep:
                 f"--points: found {first}-{last}, expected some of 0-{len(self.points) - 1}: "
                 f"{self.path} has {len(self.points)} runs"
             )
+        return replace(self, points=points)
+
+    def only(self, labels: Sequence[str]) -> "Sweep":
+        """Select points by their labels.
+
+        Labels of one axis are alternatives, labels of several axes must all hold: of a grid of
+        methods and splits, ("fedavg", "fedhbm", "iid") selects two points.
+
+        Raises:
+            JobError: no point has one of the labels.
+        """
+        points = self.points
+        axes = list(zip(*(point.labels for point in points), strict=True))
+        for label in labels:
+            if not any(label in axis for axis in axes):
+                known = list(dict.fromkeys(known for axis in axes for known in axis))
+                raise JobError(
+                    f"--only: found {label!r}, expected labels of {self.path}: {', '.join(known)}"
+                    + suggestion(label, known)
+                )
+        for at, axis in enumerate(axes):
+            wanted = set(labels).intersection(axis)
+            points = tuple(p for p in points if not wanted or p.labels[at] in wanted)
         return replace(self, points=points)
 
 
@@ -188,7 +218,7 @@ def _named(file: JobFile, label: str, settings: Any, at: Key) -> _Choice:
 
 
 def _valued(file: JobFile, axis: str, prefix: str, value: Any, at: Key) -> _Choice:
-    """A value of a key: numbers are told with the key ("lr0.1"), text by itself ("bf16")."""
+    """A choice of one value: the label of a number has the key ("lr0.1"), text does not."""
     if isinstance(value, bool):
         label = f"{prefix}-{str(value).lower()}"
     else:
@@ -233,7 +263,8 @@ def _point(
     file: JobFile, job: JobFile, always: Sequence[_Setting], choices: Sequence[_Choice]
 ) -> Point:
     """The run of one choice on every axis, its job (changed here) checked."""
-    name = "-".join(choice.label for choice in choices)
+    labels = tuple(choice.label for choice in choices)
+    name = "-".join(labels)
     made: list[_Setting] = []
     for choice in (_Choice("", tuple(always), ()), *choices):
         for setting in choice.settings:
@@ -246,14 +277,14 @@ def _point(
     where = file.where(choices[0].at)
     loaded = check(job, name)
     try:
-        loaded = fitted(loaded, loaded.job.data.population)
+        loaded = resolve_for_population(loaded, loaded.job.data.population)
     except JobError as e:
         raise JobError(f"{where}: {name}: {e}") from e
-    return Point(name, tuple(_override(setting) for setting in made), loaded, job, where)
+    return Point(labels, tuple(_override(setting) for setting in made), loaded, job, where)
 
 
 def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> None:
-    """Refuse what would silently undo another choice, an override or a part of `set`."""
+    """Refuse a setting that would silently replace another choice, an override or part of `set`."""
     for earlier in made:
         same = setting.key == earlier.key and earlier.at[0] != "set"
         above = len(setting.key) < len(earlier.key)

@@ -1,4 +1,4 @@
-"""Find what is left to do of a sweep, from its run directories."""
+"""Find which runs of a sweep are to be started, resumed or skipped, from their directories."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ Action = Literal["start", "resume", "skip"]
 
 
 class PendingRun(NamedTuple):
-    """A point, and what is to be done for it."""
+    """A point, and whether its run is to be started, resumed or skipped."""
 
     point: Point
     folder: RunDir
@@ -33,7 +33,7 @@ class PendingRun(NamedTuple):
 
 
 def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
-    """What is to be done for every point, from what the directories hold.
+    """Decide for every point, from its directory, whether its run is started, resumed or skipped.
 
     Raises:
         JobError: a directory holds a run of another job, or one that is alive.
@@ -42,42 +42,52 @@ def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
     return [_entry(point, RunDir(root / point.name)) for point in sweep.points]
 
 
-def write_jobs(todos: Sequence[PendingRun]) -> None:
-    """Write the jobs of the runs that are to be started: not the base job, which may be edited.
+def write_jobs(runs: Sequence[PendingRun]) -> list[Path]:
+    """Write the job file of each run, and return their paths.
+
+    A run is started from this file, not from the base job and the sweep, which the user may edit
+    while the sweep is running.
 
     Raises:
         DiskError: the disk is full or fails.
     """
-    for point, folder, action, _ in todos:
-        if action == "start":
-            content = yaml.safe_dump(point.loaded.tree, sort_keys=False).encode()
-            write_file(job_of(folder), content)
+    paths = []
+    for run in runs:
+        content = yaml.safe_dump(run.point.loaded.tree, sort_keys=False).encode()
+        write_file(job_of(run.folder), content)
+        paths.append(job_of(run.folder))
+    return paths
 
 
 def job_of(folder: RunDir) -> Path:
-    """The job of a run, as it was checked: beside its directory."""
+    """The path of a run's checked job, next to its directory."""
     return folder.root.with_name(f"{folder.root.name}.yaml")
 
 
-def listed(todos: Sequence[PendingRun]) -> str:
-    """The runs, what is to be done for each, and what it sets over the base job."""
+def runs_table(runs: Sequence[PendingRun]) -> str:
+    """A table of the runs, with the action and the overrides of each."""
     made = Table("run", "to do", "overrides", box=ASCII2)
-    for point, _, action, done in todos:
-        told = {"start": "start", "resume": f"resume from {done}", "skip": "nothing, finished"}
-        made.add_row(point.name, told[action], "  ".join(point.overrides))
-    finished = sum(todo.action == "skip" for todo in todos)
-    return f"{render_tables(made, width=10_000)}\n{len(todos)} runs, {finished} of them finished"
+    for point, _, action, done in runs:
+        action_text = {
+            "start": "start",
+            "resume": f"resume from {done}",
+            "skip": "nothing, finished",
+        }
+        made.add_row(point.name, action_text[action], "  ".join(point.overrides))
+    finished = sum(todo.action == "skip" for todo in runs)
+    return f"{render_tables(made, width=10_000)}\n{len(runs)} runs, {finished} of them finished"
 
 
 def _entry(point: Point, folder: RunDir) -> PendingRun:
     if not present(folder.job):
         return PendingRun(point, folder, "start", 0)
-    read_job(folder.root)  # it says what a damaged one is
+    read_job(folder.root)  # for its error message, if the file is damaged
     before, now = flatten(load_run(folder).tree), flatten(point.loaded.tree)
-    if point.loaded.job.data.population is None:  # what was settled with the data is not known here
-        settled = [key for key in now if key.startswith("algorithm.") and now[key] is None]
-        now |= {key: before[key] for key in settled if key in before}
-    if point.loaded.job.executor == "auto":  # the run has chosen
+    if point.loaded.job.data.population is None:
+        # Defaults that were resolved from the data are unknown before it is loaded.
+        unresolved = [key for key in now if key.startswith("algorithm.") and now[key] is None]
+        now |= {key: before[key] for key in unresolved if key in before}
+    if point.loaded.job.executor == "auto":  # the run has chosen one before round 1
         now |= {key: before[key] for key in ("executor", "block_size")}
     differing = list(changed(before, now))
     if differing:

@@ -1,4 +1,4 @@
-"""Run a job as a process of its own, under mpirun where it has several ranks."""
+"""Start a run as a process of its own, under mpirun if it has several ranks, and poll it."""
 
 import json
 import os
@@ -16,27 +16,28 @@ from hpcfl.errors import DiskError, JobError
 from hpcfl.io.atomic import write_errors
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.record import read_run, with_history
-from hpcfl.sweep.resources import family
+from hpcfl.sweep.resources import process_tree
 
-# Lines that say why a run ended: its own, and what MPICH's mpirun says of a rank that was killed.
+# Lines with the reason why a run ended: its own, and MPICH's mpirun's about a killed rank.
 _ERROR = re.compile(r"[\w.]*(Error|Stopped|Interrupt)\b.*")
 _KILLED = re.compile(r"YOUR APPLICATION TERMINATED")
 _SLURM = ("SLURM_", "PMI_", "PMIX_")
-_LATEST_S = 10.0  # until a run is told to stop whose ranks cannot be seen, and told again
+# Seconds until a stop is sent to a run whose ranks cannot be seen, and until it is sent again.
+_RESEND_S = 10.0
 _TAIL = 8192  # bytes at the end of a log that hold its last whole line
 
 
 class RunProcess:
-    """A run that goes on in another process.
+    """A run in another process.
 
     Args:
         command: of hpcfl: "run" or "resume" and its arguments.
         folder: the run directory.
-        rounds: how many rounds the job asks for.
+        rounds: the number of rounds of the job.
         done: how many of them are in its checkpoint.
         ranks: more than one are started by mpirun.
         threads: of each rank.
-        gpus: those the ranks may use, as CUDA_VISIBLE_DEVICES names them; empty: leave them be.
+        gpus: those the ranks may use, as CUDA_VISIBLE_DEVICES names them; empty: all of them.
     """
 
     def __init__(
@@ -51,68 +52,69 @@ class RunProcess:
         gpus: Sequence[str],
     ) -> None:
         self.rounds, self.done, self._start = rounds, done, done
-        self.taken = 0
-        """Bytes of memory."""
-        self.peak = 0
-        """The most it was seen to take."""
+        self.memory = 0
+        """Resident bytes of all its processes at the last poll."""
+        self.peak_memory = 0
+        """The most of these at any poll."""
         self.log = folder.root.with_name(f"{folder.root.name}.log")
         self._folder = folder
         self._history = _size(folder.history)
         self._began = time.monotonic()
-        self._ranks, self._there = ranks, ranks == 1
-        self._asked: float | None = None  # when, while it was not told
+        self._ranks, self._ranks_started = ranks, ranks == 1
+        self._stop_requested_s: float | None = None  # until the signal was sent
         self._command = [sys.executable, "-m", "hpcfl", *command]
         launcher = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
         with write_errors(self.log), self.log.open("ab") as log:
-            self._said = log.tell()
+            self._log_start = log.tell()
             self._process = subprocess.Popen(  # noqa: S603
                 [*launcher, *self._command],
                 env=environment(threads, gpus),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C goes to the sweep, which hands it on
+                # Ctrl-C then reaches only the sweep, which stops its runs with a checkpoint.
+                start_new_session=True,
             )
 
     @property
-    def settled(self) -> bool:
-        """Whether it got through a round, so that its memory is what a run needs."""
+    def measured(self) -> bool:
+        """Whether it has completed a round, so that ``peak_memory`` is what a run needs."""
         return self.done > self._start
 
-    def look(self) -> int | None:
-        """Take note of its rounds and memory; the exit code once it is over."""
-        alive = family(self._process.pid)
-        self.taken = sum(process.memory for process in alive)
-        self.peak = max(self.peak, self.taken)
+    def poll(self) -> int | None:
+        """Update its rounds and memory; return the exit code once it has ended."""
+        alive = process_tree(self._process.pid)
+        self.memory = sum(process.memory for process in alive)
+        self.peak_memory = max(self.peak_memory, self.memory)
         code = self._process.poll()
-        begun = _size(self._folder.history) > self._history
-        if begun:  # until then the log may hold rounds that the run is going to take away
+        started = _size(self._folder.history) > self._history
+        if started:  # before, the log may hold rounds that the resume will cut off
             self.done = max(self.done, _newest_round(self._folder.log) or 0)
         ranks = sum(process.command == self._command for process in alive)
-        self._there = self._there or begun or ranks >= self._ranks
-        if self._asked is not None and code is None:
-            self._tell(self._asked)
+        self._ranks_started = self._ranks_started or started or ranks >= self._ranks
+        if self._stop_requested_s is not None and code is None:
+            self._send_stop(self._stop_requested_s)
         return code
 
     def stop(self) -> None:
-        """Ask it for a checkpoint and its end.
+        """Have it write a checkpoint and end.
 
-        A look tells it, once all of its ranks are there: MPICH's mpirun loses a signal that comes
-        earlier.
+        The signal is sent by a later ``poll``, once all ranks have started: MPICH's mpirun loses a
+        signal that comes earlier.
         """
-        self._asked = time.monotonic()
+        self._stop_requested_s = time.monotonic()
 
     def kill(self) -> None:
-        """End it, and what it started, at once."""
+        """Kill it and all processes that it started."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def came_to(self) -> str:
-        """What the finished run came to."""
+    def result(self) -> str:
+        """The rounds, the score and the duration of the finished run, as a text."""
         try:
             run = with_history(read_run(self._folder.root), self._folder.history_entries())
-        except (JobError, DiskError) as e:  # its files cannot be told from: the sweep goes on
+        except (JobError, DiskError) as e:  # a damaged file of this run does not end the sweep
             return f"but {e}"
         accuracy, loss = run.last("test_accuracy"), run.last("test_loss")
         score = "" if loss is None else f", test loss {loss:.4g}"
@@ -120,22 +122,22 @@ class RunProcess:
         score += ", diverged" if run.diverged else ""
         return f"{run.done} rounds{score}, {time.monotonic() - self._began:.0f} s"
 
-    def last_words(self) -> str:
-        """The line of its output that says best why it ended; empty where there is none."""
+    def last_message(self) -> str:
+        """The last error in its output, else the last line; empty if it printed nothing."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as log:
-            log.seek(self._said)
+            log.seek(self._log_start)
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
         errors = [line for line in lines if _ERROR.match(line)]
         killed = [line for line in lines if _KILLED.match(line)]
         return next(reversed(errors or killed or [line for line in lines if line]), "")
 
-    def _tell(self, asked: float) -> None:
-        late = time.monotonic() - asked > _LATEST_S
-        if self._there or late:
+    def _send_stop(self, since: float) -> None:
+        late = time.monotonic() - since > _RESEND_S
+        if self._ranks_started or late:
             self._process.terminate()
-            self._asked = None if self._there else time.monotonic()
+            self._stop_requested_s = None if self._ranks_started else time.monotonic()
 
 
 def mpirun() -> str:
@@ -147,7 +149,9 @@ def mpirun() -> str:
     folders = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     found = shutil.which("mpirun", path=folders)
     if found is None:
-        raise JobError("ranks: no mpirun beside this Python nor on PATH; install one, or say 1")
+        raise JobError(
+            "ranks: no mpirun next to this Python nor on PATH; install one, or set ranks to 1"
+        )
     return found
 
 
@@ -156,13 +160,13 @@ def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
 
     Args:
         threads: of each rank.
-        gpus: as CUDA_VISIBLE_DEVICES names them; empty: leave them be.
+        gpus: as CUDA_VISIBLE_DEVICES names them; empty: all of them.
     """
     environment = {
-        # Slurm's words are of the sweep's own task: mpirun would ask Slurm for tasks of its own.
+        # These variables describe the sweep's own task: with them mpirun would ask Slurm for tasks.
         **{key: value for key, value in os.environ.items() if not key.startswith(_SLURM)},
         "OMP_NUM_THREADS": str(threads),
-        # Each Open MPI would bind its first rank to the first core, whoever is there already.
+        # Otherwise the Open MPI of every run would bind its first rank to the same first core.
         "OMPI_MCA_hwloc_base_binding_policy": "none",
         "PRTE_MCA_hwloc_default_binding_policy": "none",
         "TTY_COMPATIBLE": "0",  # its output is a file: lines, no bars
@@ -182,5 +186,10 @@ def _newest_round(log: Path) -> int | None:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             return int(json.loads(file.read().split(b"\n")[-2])["round"])
-    except (OSError, ValueError, LookupError, TypeError):  # it is for show: the run judges its log
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ):  # only shown: the run itself checks its log
         return None

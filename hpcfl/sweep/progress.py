@@ -60,11 +60,11 @@ class SweepProgress:
             with write_errors(self._path):
                 self._log.close()
         except (DiskError, StoreError):
-            if exception[1] is None:  # else the first failure is told
+            if exception[1] is None:  # else the first error is raised
                 raise
 
-    def say(self, event: str, run: str, text: str) -> None:
-        """Tell an event: "12:30:01 finished fedcm-seed1: 60 rounds, ..."."""
+    def log_event(self, event: str, run: str, text: str) -> None:
+        """Print an event and append it to the log: "12:30:01 finished fedcm-seed1: 60 rounds"."""
         line = f"{event:<8} {run}: {text}"
         with write_errors(self._path):
             self._log.write(log_line(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}"))
@@ -72,12 +72,12 @@ class SweepProgress:
             f"{time.strftime('%H:%M:%S')} {line}", markup=False, highlight=False, soft_wrap=True
         )
 
-    def draw(self, over: int, live: Mapping[str, tuple[int, int]]) -> None:
-        """Move the bars.
+    def show(self, over: int, live: Mapping[str, tuple[int, int]]) -> None:
+        """Update the bars.
 
         Args:
-            over: how many runs are over.
-            live: the present runs, each with its rounds done and to be done.
+            over: how many runs have ended.
+            live: the present runs, each with its rounds done and in all.
         """
         if self._bars.disable:
             return

@@ -24,15 +24,15 @@ def gpus() -> list[str]:
 
 
 class Process(NamedTuple):
-    """What the system tells of one."""
+    """A process, as /proc describes it."""
 
     command: Sequence[str]
     memory: int
     """Resident bytes."""
 
 
-def family(process: int) -> list[Process]:
-    """A process and all that it started, as far as the system tells."""
+def process_tree(process: int) -> list[Process]:
+    """A process and all that it started; empty where /proc does not exist."""
     root = PROC / str(process)
     try:
         memory = number(root / "status", "VmRSS:") * 1024
@@ -42,7 +42,7 @@ def family(process: int) -> list[Process]:
         return []
     found = [Process(command, memory)]
     for child in children:
-        found += family(int(child))
+        found += process_tree(int(child))
     return found
 
 
@@ -50,8 +50,8 @@ def parallel_runs(free: int, need: int, taken: Iterable[int]) -> bool:
     """Whether one more run fits.
 
     Args:
-        free: bytes that may still be taken.
-        need: what a run takes at its largest.
-        taken: what each of the present runs takes so far; the rest of its need is kept for it.
+        free: bytes of free memory.
+        need: bytes that a run needs at most.
+        taken: bytes that each present run has now; the rest of its need is reserved for it.
     """
     return free - sum(max(0, need - own) for own in taken) >= need

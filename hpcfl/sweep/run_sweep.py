@@ -2,9 +2,9 @@
 
 ROOT/NAME/      the run directory of a point
 ROOT/NAME.yaml  its job, as it was checked
-ROOT/NAME.log   what its process said
-ROOT/sweep.log  what happened, a line an event
-ROOT/lock       held while the sweep is alive
+ROOT/NAME.log   the output of its process
+ROOT/sweep.log  a line for each event: started, finished, failed, ...
+ROOT/lock       held while the sweep is running
 """
 
 import os
@@ -32,15 +32,16 @@ from hpcfl.sweep.process import RunProcess, mpirun
 from hpcfl.sweep.progress import SweepProgress
 from hpcfl.sweep.resources import cores, gpus, parallel_runs
 
-LOOK_S = 0.2  # between two looks at the runs
-# Exit codes of a run that a signal ended before it listened: its own, a shell's, MPICH's mpirun's.
-_UNHEARD = {code for number in STOP for code in (-number, 128 + number, number)}
-_UNHEARD -= {JobError.exit_code}  # which is SIGINT's number, too
+POLL_S = 0.2  # between two polls of the runs
+# Exit codes of a run that a signal ended before it had installed its handlers, as Popen, a shell
+# and MPICH's mpirun report them.
+_BEFORE_SIGNALS = {code for number in STOP for code in (-number, 128 + number, number)}
+_BEFORE_SIGNALS -= {JobError.exit_code}  # which is SIGINT's number, too
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a sweep that went to its end."""
+    """The runs of a sweep that has ended."""
 
     root: Path
     finished: Sequence[Path]
@@ -58,7 +59,7 @@ class Outcome:
         """
         codes, names = set(self.failed.values()), ", ".join(self.failed)
         if codes == {Stopped.exit_code}:
-            raise Stopped(f"{names} stopped from outside; the same command goes on")
+            raise Stopped(f"{names} stopped from outside; the same command resumes them")
         if codes:
             code = 3 if codes == {3} else 2 if codes == {2} and not self.finished else 1
             code = DiskError.exit_code if DiskError.exit_code in codes else code
@@ -72,13 +73,13 @@ class Outcome:
 def run_sweep(
     sweep: Sweep, root: Path, parallel: int | None = None, *, partly: bool = False
 ) -> Outcome:
-    """Run what is not finished yet.
+    """Run all points that are not finished yet.
 
     Args:
         sweep: the checked sweep.
         root: the directory of its runs.
         parallel: how many runs at once; as many as fit when absent.
-        partly: these are some of its points; others may be played at the same time.
+        partly: these are some of its points; another process may run others at the same time.
 
     Raises:
         JobError: nothing was started, also where data cannot be had.
@@ -86,16 +87,16 @@ def run_sweep(
     """
     launch = detect(os.environ)
     if launch.size > 1 or launch.launcher not in ("none", "slurm"):
-        raise JobError("start a sweep without mpirun or torchrun; `ranks` of the sweep file counts")
+        raise JobError("start a sweep without mpirun or torchrun; set `ranks` in the sweep file")
     if sweep.ranks > 1:
         mpirun()
-    # A batch system's signal waits for the file that is fetched just now; Ctrl-C does not.
+    # A batch system's signal takes effect after the file that is being fetched; Ctrl-C at once.
     with RunDir(root) as folder, Signals(latch_interrupt=False) as signals:
-        todos = prepare(sweep, folder, signals, partly=partly)
+        runs = prepare(sweep, folder, signals, partly=partly)
         signals.latch_interrupt = True
-        with SweepProgress(sweep.name, root / SWEEP_LOG, len(todos)) as board:
-            failed = _Play(sweep, todos, parallel, board, signals).to_the_end()
-    finished = [run.folder.root for run in todos if run.point.name not in failed]
+        with SweepProgress(sweep.name, root / SWEEP_LOG, len(runs)) as progress:
+            failed = _Scheduler(sweep, runs, parallel, progress, signals).run_all()
+    finished = [run.folder.root for run in runs if run.point.name not in failed]
     return Outcome(root, finished, failed)
 
 
@@ -107,27 +108,47 @@ def prepare(
     Args:
         sweep: the checked sweep.
         folder: its directory.
-        signals: what is asked of this process, where it listens.
-        partly: see ``play``.
+        signals: the signals of this process; None: they are not handled.
+        partly: see ``run_sweep``.
 
     Raises:
         JobError: another sweep is alive there, a run is, or the data cannot be had.
         Stopped: by a signal, before everything was fetched; nothing was started.
     """
-    try:
-        folder.root.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        message = f"{folder.root}: cannot be made: {e.strerror}; say --out"
-        raise file_error(e, message, JobError) from e
+    _make_root(folder.root)
     folder.lock("a sweep", shared=partly)
-    todos = pending_runs(sweep, folder.root)
-    _fetch([run.point.loaded for run in todos if run.action != "skip"], signals)
-    write_jobs(todos)
-    return todos
+    runs = pending_runs(sweep, folder.root)
+    _fetch([run.point.loaded for run in runs if run.action != "skip"], signals)
+    write_jobs([run for run in runs if run.action == "start"])
+    return runs
+
+
+def write_job_files(sweep: Sweep, root: Path) -> list[Path]:
+    """Write the job file of every point, for ``hpcfl run``, ``plan`` or a cluster script.
+
+    Args:
+        sweep: the checked sweep.
+        root: the directory of its runs.
+
+    Raises:
+        JobError: a run is alive there, or a directory holds a run of another job.
+    """
+    runs = pending_runs(sweep, root)
+    _make_root(root)
+    return write_jobs(runs)
+
+
+def _make_root(root: Path) -> None:
+    """Make the directory of the runs."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        message = f"{root}: cannot be made: {e.strerror}; choose another with --out"
+        raise file_error(e, message, JobError) from e
 
 
 def _fetch(points: Sequence[Loaded], signals: Signals | None) -> None:
-    """Bring files into place before several runs would do so at once, into one folder."""
+    """Fetch the data and models once, before several runs would do so at the same time."""
     fetched: list[DataConfig | ModelConfig] = []
     for loaded in points:
         for section, fetch in ((loaded.job.data, fetch_data), (loaded.job.model, fetch_model)):
@@ -139,90 +160,90 @@ def _fetch(points: Sequence[Loaded], signals: Signals | None) -> None:
 
 
 def _stopped(number: int) -> Stopped:
-    """The end of a sweep that the signal ``number`` stopped."""
-    return Stopped(f"stopped by {signal.Signals(number).name}; the same command goes on")
+    """The error of a sweep that the signal ``number`` stopped."""
+    return Stopped(f"stopped by {signal.Signals(number).name}; the same command resumes")
 
 
-class _Play:
-    """A sweep that goes on."""
+class _Scheduler:
+    """Starts runs in free slots, polls them, and logs what happens to them."""
 
     def __init__(
         self,
         sweep: Sweep,
-        todos: Sequence[PendingRun],
+        runs: Sequence[PendingRun],
         parallel: int | None,
-        board: SweepProgress,
+        progress: SweepProgress,
         signals: Signals,
     ) -> None:
-        self._ranks, self._todos = sweep.ranks, todos
-        self._board, self._signals = board, signals
-        self._queue = deque(run for run in todos if run.action != "skip")
-        self._live: dict[int, tuple[PendingRun, RunProcess]] = {}  # by the slot it has
+        self._ranks, self._runs = sweep.ranks, runs
+        self._progress, self._signals = progress, signals
+        self._queue = deque(run for run in runs if run.action != "skip")
+        self._active: dict[int, tuple[PendingRun, RunProcess]] = {}  # by the slot it has
         self._failed: dict[str, int] = {}
-        jobs = [run.point.loaded.job for run in todos]
+        jobs = [run.point.loaded.job for run in runs]
         self._gpus = gpus() if any(device_type(job) == "cuda" for job in jobs) else []
         threads = max(job.threads for job in jobs)
-        self._by_memory = parallel is None  # who says how many has thought of it
+        self._limited_by_memory = parallel is None  # a number that the user gave is not reduced
         if self._gpus:
             most = len(self._gpus) // sweep.ranks
             self._why = f"{len(self._gpus)} GPUs over {sweep.ranks} rank(s)"
         else:
             most = cores() // (sweep.ranks * threads)
             self._why = f"{cores()} cores over {sweep.ranks} rank(s) of {threads} thread(s)"
-        self._most = parallel or max(1, most)
+        self._slots = parallel or max(1, most)
         caches = [job.store.cache_gib for job in jobs if job.store.kind == "hdf5"]
         self._cache = int(sweep.ranks * max(caches, default=0.0) * GIB)
-        self._largest = 0  # bytes of the largest run so far that got through a round
+        self._largest = 0  # bytes, of the runs that have completed a round
 
-    def to_the_end(self) -> dict[str, int]:
-        """Start, watch and retire runs until none is left; the exit codes that are not 0."""
-        self._open()
+    def run_all(self) -> dict[str, int]:
+        """Run all pending runs; return the exit codes that are not 0, by name."""
+        self._log_plan()
         asked = False
         try:
-            while self._queue or self._live:
+            while self._queue or self._active:
                 if self._signals.stop and not asked:
                     asked = True
                     self._queue.clear()
-                    for _, run in self._live.values():
+                    for _, run in self._active.values():
                         run.stop()
-                while self._queue and len(self._live) < self._most and self._fits():
+                while self._queue and len(self._active) < self._slots and self._has_memory():
                     self._start(self._queue.popleft())
-                for slot in list(self._live):
-                    self._look(slot)
-                self._draw()
-                time.sleep(LOOK_S)
+                for slot in list(self._active):
+                    self._poll(slot)
+                self._show()
+                time.sleep(POLL_S)
         finally:
-            for _, run in self._live.values():
+            for _, run in self._active.values():
                 run.kill()
         if asked:
             raise _stopped(self._signals.stop)
         return self._failed
 
-    def _open(self) -> None:
-        skipped = [run for run in self._todos if run.action == "skip"]
+    def _log_plan(self) -> None:
+        skipped = [run for run in self._runs if run.action == "skip"]
         for run in skipped:
-            self._board.say("skipped", run.point.name, "finished before")
+            self._progress.log_event("skipped", run.point.name, "finished before")
         why = "as asked"
-        if self._by_memory:
+        if self._limited_by_memory:
             why = f"{self._why}, where memory is left for what the first run turns out to need"
-        self._board.say(
+        self._progress.log_event(
             "plan", "sweep", f"{len(self._queue)} runs to do, {len(skipped)} finished before, "
-            f"{self._most} at once: {why}",
+            f"{self._slots} at once: {why}",
         )  # fmt: skip
 
-    def _fits(self) -> bool:
+    def _has_memory(self) -> bool:
         """Whether there is memory for one more run; the first one is always started."""
-        free = free_memory() if self._live and self._by_memory else None
+        free = free_memory() if self._active and self._limited_by_memory else None
         if free is None:
             return True
         if not self._largest:
-            return False  # one by one, until a run has shown what it needs
-        # States may yet fill the cache of a run.
-        taken = [run.taken for _, run in self._live.values()]
+            return False  # one run alone, until it has shown how much memory a run needs
+        # A young run's state cache may still be empty: count it as full.
+        taken = [run.memory for _, run in self._active.values()]
         return parallel_runs(free, self._largest + self._cache, taken)
 
     def _start(self, entry: PendingRun) -> None:
-        slot = next(slot for slot in range(self._most) if slot not in self._live)
+        slot = next(slot for slot in range(self._slots) if slot not in self._active)
         point, folder = entry.point, entry.folder
         command = ["resume", str(folder.root)]
         if entry.action == "start":
@@ -236,42 +257,44 @@ class _Play:
             threads=point.loaded.job.threads,
             gpus=self._gpus_of(slot),
         )
-        self._live[slot] = entry, run
+        self._active[slot] = entry, run
         if entry.action == "resume":
-            self._board.say("resumed", point.name, f"from round {entry.done}, log {run.log}")
+            self._progress.log_event(
+                "resumed", point.name, f"from round {entry.done}, log {run.log}"
+            )
         else:
-            self._board.say("started", point.name, f"log {run.log}")
+            self._progress.log_event("started", point.name, f"log {run.log}")
 
     def _gpus_of(self, slot: int) -> list[str]:
-        """Those of a slot's ranks; more runs than fit, if asked for, share them in turn."""
+        """The GPUs of a slot's ranks; with more slots than GPUs, slots share them."""
         if not self._gpus:
             return []
         first, ranks = slot * self._ranks, min(self._ranks, len(self._gpus))
         return [self._gpus[(first + rank) % len(self._gpus)] for rank in range(ranks)]
 
-    def _look(self, slot: int) -> None:
-        entry, run = self._live[slot]
-        code, name = run.look(), entry.point.name
-        if run.settled:
-            self._largest = max(self._largest, run.peak)
+    def _poll(self, slot: int) -> None:
+        entry, run = self._active[slot]
+        code, name = run.poll(), entry.point.name
+        if run.measured:
+            self._largest = max(self._largest, run.peak_memory)
         if code is None:
             return
-        del self._live[slot]
+        del self._active[slot]
         if code == 0:
-            self._board.say("finished", name, run.came_to())
+            self._progress.log_event("finished", name, run.result())
             return
-        words = run.last_words()
+        words = run.last_message()
         stopped = code == Stopped.exit_code or words.startswith("Stopped: ")
         if self._signals.stop and stopped:
-            self._board.say("stopped", name, words or "with a checkpoint")
-        elif self._signals.stop and code in _UNHEARD:
+            self._progress.log_event("stopped", name, words or "with a checkpoint")
+        elif self._signals.stop and code in _BEFORE_SIGNALS:
             turn = "next" if run.done else "first"
-            self._board.say("stopped", name, f"before its {turn} round")
+            self._progress.log_event("stopped", name, f"before its {turn} round")
         else:
             self._failed[name] = code
-            self._board.say("failed", name, f"exit code {code}: {words or 'it said nothing'}")
+            self._progress.log_event("failed", name, f"exit code {code}: {words or 'no output'}")
 
-    def _draw(self) -> None:
-        live = {entry.point.name: (run.done, run.rounds) for entry, run in self._live.values()}
-        over = len(self._todos) - len(self._queue) - len(live)
-        self._board.draw(over, live)
+    def _show(self) -> None:
+        live = {entry.point.name: (run.done, run.rounds) for entry, run in self._active.values()}
+        over = len(self._runs) - len(self._queue) - len(live)
+        self._progress.show(over, live)

@@ -20,29 +20,29 @@ SCRIPT = Path("slurm/array.sh")
 
 @dataclass(frozen=True)
 class Array:
-    """What is handed to sbatch."""
+    """The array that is submitted by sbatch."""
 
     sweep: Sweep
     overrides: Sequence[str]
-    """As they were read with the sweep."""
+    """The command line's, which every task reads the sweep with."""
     root: Path
     """The directory of its runs."""
     pack: int
-    """How many points a task plays at once: task i those from i * pack on."""
+    """How many points a task runs at once: task i those from i * pack on."""
     options: str
-    """Of sbatch, as a shell reads them."""
+    """Options of sbatch, as a shell would read them."""
 
     def command_line(self) -> str:
-        """What a shell would run."""
-        todos = pending_runs(self.sweep, self.root)
-        tasks = self._tasks(todos)
+        """The command that `submit` would run."""
+        runs = pending_runs(self.sweep, self.root)
+        tasks = self._tasks(runs)
         if not tasks:
-            return self._nothing(todos)
+            return self._nothing_to_do(runs)
         words = [f"{key}={value}" for key, value in self._environment.items()]
         return shlex.join([*words, *self._command(tasks)])
 
     def submit(self) -> str:
-        """Hand it to Slurm; what to tell the user.
+        """Submit the array; return a line for the user.
 
         Raises:
             JobError: nothing was submitted: a run is alive, the script is not here, or sbatch
@@ -51,15 +51,15 @@ class Array:
         if not SCRIPT.is_file():
             raise JobError(f"{SCRIPT}: is not here; submit from the directory of hpcfl's sources")
         with RunDir(self.root) as folder:
-            todos = prepare(self.sweep, folder)
-            tasks = self._tasks(todos)
+            runs = prepare(self.sweep, folder)
+            tasks = self._tasks(runs)
             if not tasks:
-                return self._nothing(todos)
+                return self._nothing_to_do(runs)
             job = self._sbatch(tasks)
-            left = sum(run.action != "skip" for run in todos)
-            with SweepProgress(self.sweep.name, self.root / SWEEP_LOG, len(todos)) as board:
-                board.say(
-                    "submitted", "sweep", f"Slurm job {job}: {left} runs, {len(todos) - left} "
+            left = sum(run.action != "skip" for run in runs)
+            with SweepProgress(self.sweep.name, self.root / SWEEP_LOG, len(runs)) as progress:
+                progress.log_event(
+                    "submitted", "sweep", f"Slurm job {job}: {left} runs, {len(runs) - left} "
                     f"finished before, {self.pack} a task",
                 )  # fmt: skip
         return f"how far they are: hpcfl status {self.root}"
@@ -68,19 +68,19 @@ class Array:
     def _environment(self) -> dict[str, str]:
         return {"HPCFL_OUT": str(self.root), "HPCFL_PACK": str(self.pack)}
 
-    def _nothing(self, todos: Sequence[PendingRun]) -> str:
-        return f"{self.root}: all {len(todos)} runs are finished, nothing to submit"
+    def _nothing_to_do(self, runs: Sequence[PendingRun]) -> str:
+        return f"{self.root}: all {len(runs)} runs are finished, nothing to submit"
 
-    def _tasks(self, todos: Sequence[PendingRun]) -> list[int]:
-        """The tasks with something to do."""
-        left = {at // self.pack for at, run in enumerate(todos) if run.action != "skip"}
+    def _tasks(self, runs: Sequence[PendingRun]) -> list[int]:
+        """The tasks that have a run to start or to resume."""
+        left = {at // self.pack for at, run in enumerate(runs) if run.action != "skip"}
         return sorted(left)
 
     def _command(self, tasks: Sequence[int]) -> list[str]:
-        ours = [f"--array={ranges(tasks)}", f"--job-name={self.sweep.name}"]
+        options = [f"--array={ranges(tasks)}", f"--job-name={self.sweep.name}"]
         script = [str(SCRIPT), str(self.sweep.path), *self.overrides]
         try:
-            return ["sbatch", *ours, *shlex.split(self.options), *script]
+            return ["sbatch", *options, *shlex.split(self.options), *script]
         except ValueError as e:
             raise JobError(f"--sbatch: found {self.options!r}: {e}") from e
 

@@ -16,7 +16,7 @@ import hpcfl.algorithms
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Client, Cohort
 from hpcfl.engine.schema import dry_round
-from hpcfl.job.schema import KINDS
+from hpcfl.job.schema import REGISTRIES
 from tests.algorithms.methods import ALL
 from tests.algorithms.play import parts, play, softmax_problem, states, tree
 
@@ -236,7 +236,7 @@ def test_algorithms_import_types_and_torch_alone():
 def test_fields_are_documented_keys(name):
     """Every hyperparameter has a default or is required, and an attribute docstring."""
     cls = ALGORITHMS[name]
-    assert KINDS["algorithm"].known[name] is cls
+    assert REGISTRIES["algorithm"].known[name] is cls
     for node in ast.walk(ast.parse(Path(FILES[0].parent / f"{name}.py").read_text())):
         if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
             body = node.body

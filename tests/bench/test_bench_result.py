@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from hpcfl.bench import reduce, round
+from hpcfl.bench.costs import report as told_costs
 from hpcfl.bench.peers import WORKS, bench_peers
-from hpcfl.bench.pieces import report as told_pieces
 from hpcfl.bench.reduce import FLOAT, measure
 from hpcfl.bench.result import Figure, Result, column
 from hpcfl.bench.scaling import bench_scaling
@@ -54,13 +54,13 @@ def test_no_line_is_wider_than_a_terminal(monkeypatch):
     long = "a job of a sweep with a long name " * 2
     slow = Figure(long, "blocks of 1000", "s", [12345.678])
     monkeypatch.setattr("hpcfl.bench.result.versions", lambda device: dict.fromkeys(KEYS, long))
-    pieces = CostModel(
+    costs = CostModel(
         origin=long * 3, of=long * 3, step_s=1e-9, visit_s=1e-9, round_s=1e-9, convert_s=1e-9,
         restore_s=1e-9, test_s=1e-9,
     )  # fmt: skip
     tables = (
         round.report([round.Turn(long, 100_000, slow, slow, 1e-10)]),
-        told_pieces(pieces),
+        told_costs(costs),
         reduce.report([Figure("25000000", FLOAT, "s", [1234.0])]),
     )
     for table in tables:

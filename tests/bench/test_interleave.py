@@ -43,7 +43,7 @@ def test_a_line_now_and_then_where_nobody_watches(sides, capsys, monkeypatch):
     monkeypatch.setattr(progress, "TRACK_S", 0.0)
     take_turns(sides[0], 1, "bench x")
     assert capsys.readouterr().err.splitlines() == [f"bench x: {k} of 4" for k in range(4)]
-    take_turns(sides[0], 1, "bench x", speaks=False)
+    take_turns(sides[0], 1, "bench x", show_progress=False)
     assert capsys.readouterr().err == ""
 
 

@@ -66,7 +66,7 @@ def test_stopped_and_taken_up_again_with_the_same_bits(file, whole, tmp_path):
     sweep.send_signal(signal.SIGTERM)
     code, out, err = end(sweep)
     assert (code, out) == (75, ""), err
-    assert "Stopped: stopped by SIGTERM; the same command goes on" in err
+    assert "Stopped: stopped by SIGTERM; the same command resumes" in err
     assert " stopped  seed1: Stopped: " in err
     assert "failed" not in err
     code, _, err = end(begin(file, tmp_path))

@@ -27,7 +27,7 @@ from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.engine import loop
 from hpcfl.errors import HpcflError
 from hpcfl.models import MODELS
-from hpcfl.monitor import status, watch
+from hpcfl.monitor import facts, status, watch
 from hpcfl.report.collect import collect_runs
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.runner.export import export
@@ -118,11 +118,11 @@ def sweep(root):
     with RunDir(root / "run") as folder:
         todos = prepare(read_sweep(root / "sweep.yaml"), folder)
         with SweepProgress("sweep", folder.root / SWEEP_LOG, 4, io.StringIO()) as board:
-            board.say("plan", "sweep", "4 runs to do, 0 finished before, 1 at once: as asked")
+            board.log_event("plan", "sweep", "4 runs to do, 0 finished before, 1 at once: as asked")
             for each in todos[:2]:
                 start(each.point.loaded, each.folder.root)
-                board.say("finished", each.point.name, "2 rounds")
-            board.say("failed", todos[2].point.name, "exit code 3: the loss is nan")
+                board.log_event("finished", each.point.name, "2 rounds")
+            board.log_event("failed", todos[2].point.name, "exit code 3: the loss is nan")
 
 
 class Subject:
@@ -167,7 +167,7 @@ class Subject:
     def watch(self):
         console = Console(file=io.StringIO(), width=300, height=60, color_system=None)
         with self._live():
-            console.print(watch._looker(self.root)(console))
+            console.print(watch.page_of(self.root)(console))
         return console.file.getvalue()
 
     def todo(self):
@@ -257,11 +257,11 @@ class Subject:
 
 @pytest.fixture
 def fixed(monkeypatch):
-    """The clock stands still for the commands that tell an age, and the disk is as full."""
+    """The clock stands still for the commands that show an age."""
     clock = SimpleNamespace(time=lambda: NOW, monotonic=lambda: 0.0)
     monkeypatch.setattr(status, "time", clock)
     monkeypatch.setattr(watch, "time", clock)
-    monkeypatch.setattr(watch, "disk_usage", lambda root: SimpleNamespace(free=10**9))
+    monkeypatch.setattr(facts, "time", clock)
     deterministic = torch.are_deterministic_algorithms_enabled()
     yield
     torch.use_deterministic_algorithms(deterministic)

@@ -255,14 +255,14 @@ def test_the_log_of_a_sweep_that_was_killed_in_a_line(run, tmp_path, hpcfl, refu
     shutil.copytree(run, runs / "a")
     log = runs / "sweep.log"
     with SweepProgress("sweep", log, 2, io.StringIO()) as board:
-        board.say("failed", "b", "exit code 1: why")
-        board.say("failed", "c", "exit code 1: another reason")
+        board.log_event("failed", "b", "exit code 1: why")
+        board.log_event("failed", "c", "exit code 1: another reason")
     whole = log.read_bytes()
     lines = whole.splitlines(keepends=True)
     for size in range(len(lines[0]), len(whole) + 1):
         log.write_bytes(whole[:size])
         with SweepProgress("sweep", log, 2, io.StringIO()) as board:
-            board.say("failed", "d", "exit code 3: nan")
+            board.log_event("failed", "d", "exit code 3: nan")
         assert read_sweep_log(runs).failed.keys() - {"c"} == {"b", "d"}
     for bit in range(8):
         log.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))

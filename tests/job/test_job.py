@@ -14,7 +14,7 @@ from hpcfl.cohort.sampling import Cyclic, Uniform
 from hpcfl.data.partition import Dirichlet, Iid
 from hpcfl.data.sources.digits import Digits
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load, settled
+from hpcfl.job.schema import load, with_resolved_algorithm
 from hpcfl.job.tasks import TASKS
 from hpcfl.models.linear import Linear
 from hpcfl.runner.components import build_components
@@ -60,7 +60,7 @@ def test_a_task_lies_under_the_job(tmp_path):
 def test_what_is_written_loads_again(job, tmp_path, algorithm):
     overrides = [f"algorithm={{name: {algorithm}}}", "data.partition={kind: dirichlet, alpha: 0.3}"]
     loaded = load(job, overrides)
-    loaded = settled(loaded, loaded.job.algorithm.resolve_defaults(0.25, 1))
+    loaded = with_resolved_algorithm(loaded, loaded.job.algorithm.resolve_defaults(0.25, 1))
     path = tmp_path / "again.yaml"
     path.write_text(yaml.safe_dump(loaded.tree, sort_keys=False))
     again = load(path)
@@ -196,7 +196,7 @@ class Wrong(FedAvg):
     [
         ("own_module.Mine", "has no mu as a setting; is it decorated with @dataclass"),
         ("own_module.Wrong", "its dry round failed in finish ({folder}/own_module.py:10): Attri"),
-        ("absent_module.Mine", "say PYTHONPATH=. if it is in the current directory"),
+        ("absent_module.Mine", "set PYTHONPATH=. if it is in the current directory"),
     ],
 )
 def test_faults_of_an_algorithm_of_ones_own_name_it(tmp_path, monkeypatch, name, message):

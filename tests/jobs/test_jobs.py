@@ -26,12 +26,13 @@ def test_job_passes_the_check(path):
     assert f"{loaded.job.rounds} rounds" in said
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "jobs" / "quadratics").glob("*.yaml")), ids=lambda path: path.stem
-)
-def test_a_demo_on_quadratics_is_of_the_method_of_its_name(path):
-    method = "fedavg" if path.stem == "sgd" else path.stem  # of one client
-    assert type(load(path).job.algorithm) is ALGORITHMS[method]
+def test_a_demo_on_quadratics_is_of_the_method_of_its_name():
+    points = sweep(ROOT / "jobs/quadratics/methods.yaml").points
+    assert len(points) > 20
+    for point in points:
+        (label,) = point.labels
+        method = "fedavg" if label == "sgd" else label  # of one step
+        assert type(point.loaded.job.algorithm) is ALGORITHMS[method]
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def run(job, hpcfl, tmp_path):
 
 def shown(root, width=100, height=40):
     console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
-    console.print(watch._looker(root)(console))
+    console.print(watch.page_of(root)(console))
     return console.file.getvalue().splitlines()
 
 
@@ -46,21 +46,22 @@ def test_a_finished_run(run, hpcfl):
     said = hpcfl("watch", run)
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert said.code == 0
-    assert said.out[0] == f"finished: fedhbm in {run}"
-    assert "4 of 4 rounds, " in said.out[1]
-    assert f"accuracy {log[-1]['test_accuracy']:.4g}" in said.out[3]
+    titles = dict(line.split(maxsplit=1) for line in said.out[:8])
+    assert titles["run"] == f"{run}: fedhbm, finished"
+    assert titles["rounds"] == "4 of 4"
+    assert titles["accuracy"] == f"{log[-1]['test_accuracy']:.4g} after round 4"
+    assert titles["checkpoint"].startswith("round 4, ")
     assert any(f" {PHASES[2]} " in line and "%" in line for line in said.out)
-    assert any(line.startswith("last checkpoint: round 4, ") for line in said.out)
     assert "left" not in said.text
     assert "resume" not in said.text
 
 
-def test_a_dead_run_says_how_to_go_on(run):
+def test_a_dead_run_says_how_to_resume(run):
     cut_log(run, 3)
-    said = shown(run)
-    assert said[0] == f"not running: fedhbm in {run}"
-    assert said[-1].startswith("not running: `hpcfl resume` goes on")
-    assert "3 of 4 rounds" in said[1]
+    said = "\n".join(shown(run))
+    assert f"{run}: fedhbm, not running" in said
+    assert f"hpcfl resume {run}" in said
+    assert "3 of 4" in said
 
 
 def test_a_live_run(run):
@@ -77,7 +78,7 @@ def test_a_live_run(run):
     with (run / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         said = shown(run)
-    assert said[0] == f"alive: fedhbm in {run}"
+    assert f"{run}: fedhbm, alive" in said[0]
     assert " left" in said[1]
     ranks = [line for line in said if "training round 3, " in line]
     assert [line.split("%")[-2].split()[-1] for line in ranks] == ["25", "100"]
@@ -95,7 +96,7 @@ def test_a_run_that_has_no_round_yet(run):
     shutil.rmtree(run / "checkpoints")
     (run / "log.jsonl").unlink()
     said = "\n".join(shown(run))
-    assert "0 of 4 rounds" in said
+    assert "0 of 4" in said
     assert "nothing to draw yet" in said
     assert "the log does not tell" in said
 
@@ -114,7 +115,7 @@ def test_a_folder_of_runs(run, tmp_path):
     sweep = tmp_path / "sweep"
     sweep.mkdir()
     run.rename(sweep / "a")
-    look = watch._looker(sweep)
+    look = watch.page_of(sweep)
     console = Console(file=io.StringIO(), width=100, height=40, color_system=None)
     console.print(look(console))
     assert "1 finished" in console.file.getvalue()
@@ -206,11 +207,11 @@ def test_a_key_leaves_the_page(run, key):
             except OSError:  # closed
                 break
             said += more
-            if b" rounds, " in said and not sent:
+            if b"4 of 4" in said and not sent:
                 sent = bool(os.write(ours, key))
         assert child.wait(60) == 0, said
     finally:
         child.kill()
         os.close(ours)
-    assert said.index(b"\x1b[?1049h") < said.index(b" rounds, ") < said.index(b"\x1b[?1049l")
+    assert said.index(b"\x1b[?1049h") < said.index(b"4 of 4") < said.index(b"\x1b[?1049l")
     assert b"Traceback" not in said

@@ -113,7 +113,7 @@ def test_on_two_ranks(job, tmp_path, at, send, codes):
     ("command", "at"),
     [
         ("sweep", "hpcfl.sweep.run_sweep:prepare"),
-        ("watch", "hpcfl.monitor.watch:_looker"),
+        ("watch", "hpcfl.monitor.watch:page_of"),
         ("report", "hpcfl.report.collect:collect_runs"),
         ("plan", "hpcfl.plan.show:show_plan"),
         ("bench round", "hpcfl.bench.round:bench_round"),

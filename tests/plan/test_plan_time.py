@@ -1,4 +1,4 @@
-"""The time of a round on paper, by hand; pieces that are measured, given, and refused."""
+"""The time of a round on paper, by hand; costs that are measured, given, and refused."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ from hpcfl.plan import CostModel, Work, predict, read_cost_model, scale, work
 from hpcfl.runner.components import build_components
 
 ROOT = Path(__file__).parents[2]
-PIECES = CostModel(
+COSTS = CostModel(
     origin="by hand", step_s=2.0, visit_s=0.5, round_s=0.25, convert_s=0.01, restore_s=0.02,
     test_s=0.1, latency_s=0.001, bandwidth=1000.0, read=50.0, write=25.0,
 )  # fmt: skip
@@ -30,7 +30,7 @@ WORK = Work(
 
 def test_one_rank_by_hand():
     """Visits take 0.5 + 2 + 4; rounds of 9 and 5 steps of three and two clients in turn."""
-    found = predict(WORK, 1, PIECES)
+    found = predict(WORK, 1, COSTS)
     assert found.train == pytest.approx(((18 + 3 * 6.5) + (10 + 2 * 6.5)) / 2)
     assert found.convert == pytest.approx((0.3 + 0.2) / 2 + 0.2)
     assert found.exchange == 0
@@ -41,7 +41,7 @@ def test_one_rank_by_hand():
 
 def test_two_ranks_by_hand():
     """Even rounds: 4 steps and a visit, or 5 and two visits; odd ones: 5 and two, or nothing."""
-    found = predict(WORK, 2, PIECES)
+    found = predict(WORK, 2, COSTS)
     assert found.train == pytest.approx(10 + 13)
     assert found.convert == pytest.approx(0.2 + 0.2)
     assert found.busiest == pytest.approx((5 / 4.5 + 5 / 2.5) / 2)
@@ -50,7 +50,7 @@ def test_two_ranks_by_hand():
 
 
 def test_more_ranks_send_more_messages_and_hardly_more_bytes():
-    found = predict(WORK, 4, PIECES)
+    found = predict(WORK, 4, COSTS)
     assert found.exchange == pytest.approx(2 * 4 * 0.001 + 2 * 3 / 4 * 80 / 1000)
 
 
@@ -60,7 +60,7 @@ EQUAL = replace(WORK, examples=np.ones(4, np.int64), draw=lambda t: np.array([0,
 
 def test_ranks_own_by_examples_and_not_by_steps():
     """Clients 0 and 2 of rank 0: two visits, 6 steps and two states, all on one rank."""
-    found = predict(replace(EQUAL, rounds=1), 2, PIECES)
+    found = predict(replace(EQUAL, rounds=1), 2, COSTS)
     assert found.train == pytest.approx(6 * 2 + 2 * 0.5 + 2 * 6)
     assert found.busiest == 2
 
@@ -72,17 +72,17 @@ def test_handing_over_by_hand():
     either rank, move nobody.
     """
     stealing = replace(EQUAL, balance="steal")
-    one = predict(replace(stealing, rounds=1), 2, PIECES)
+    one = predict(replace(stealing, rounds=1), 2, COSTS)
     assert one.train == pytest.approx(4 * 2 + 0.5 + 2 * 6)
     assert one.convert == pytest.approx(0.1 + 0.2)
     assert one.ship == pytest.approx(2 * 0.001 + 2 * 0.001 + (150 + 100) / 1000)
     assert one.busiest == pytest.approx(4 / 3)
     assert one.round == pytest.approx(one.train + 0.3 + one.exchange + one.ship + 0.25)
-    found = predict(stealing, 2, PIECES)
+    found = predict(stealing, 2, COSTS)
     assert found.train == pytest.approx((one.train + 4 * 2 + 0.5 + 6) / 2)
     assert found.ship == pytest.approx(one.ship / 2)
     assert found.hours == pytest.approx((4 * found.round + 2 * found.evaluate) / 3600)
-    assert predict(stealing, 1, PIECES) == predict(EQUAL, 1, PIECES)
+    assert predict(stealing, 1, COSTS) == predict(EQUAL, 1, COSTS)
 
 
 def test_the_rank_that_hands_over_most_is_waited_for():
@@ -92,10 +92,10 @@ def test_the_rank_that_hands_over_most_is_waited_for():
         WORK, steps=ones, examples=ones, taken=ones, balance="steal", rounds=1,
         draw=lambda t: np.arange(0, 18, 3),
     )  # fmt: skip
-    found = predict(crowd, 3, PIECES)
+    found = predict(crowd, 3, COSTS)
     assert found.ship == pytest.approx(2 * 2 * 0.001 + 4 * (0.002 + 0.25))
     assert found.busiest == 1
-    assert predict(replace(crowd, sent=0, state=0), 3, PIECES).ship == 0  # nobody remembers
+    assert predict(replace(crowd, sent=0, state=0), 3, COSTS).ship == 0  # nobody remembers
 
 
 @pytest.mark.parametrize("balance", ["owner", "steal"])
@@ -119,7 +119,7 @@ def test_the_busiest_is_the_one_of_a_run(job, arrays, balance):
         for t in range(30)
         for done in [[sum(steps[i] for i in rank.assignment(t).trained) for rank in ranks]]
     ]
-    steps_alone = replace(PIECES, visit_s=0.0, convert_s=0.0, read=None, write=None)
+    steps_alone = replace(COSTS, visit_s=0.0, convert_s=0.0, read=None, write=None)
     found = predict(work(parts), 3, steps_alone)
     assert found.busiest == pytest.approx(np.mean(counted))
     assert (found.ship > 0) == (balance == "steal")
@@ -131,45 +131,45 @@ def test_large_cohorts_are_drawn_for_fewer_rounds():
     assert many.sampled() == range(0, 10_000, 100)
 
 
-def test_pieces_of_one_rank_say_nothing_of_two():
-    alone = replace(PIECES, latency_s=None, bandwidth=None)
+def test_costs_of_one_rank_say_nothing_of_two():
+    alone = replace(COSTS, latency_s=None, bandwidth=None)
     assert predict(WORK, 1, alone).exchange == 0
     with pytest.raises(JobError, match=r"2 ranks, but they say nothing of an all-reduce"):
         predict(WORK, 2, alone)
 
 
-def test_measured_pieces_make_hours(job, hpcfl, refused, tmp_path):
-    file = tmp_path / "pieces.json"
-    told = hpcfl("bench", "pieces", job, "rounds=4", "--json", file)
+def test_measured_costs_make_hours(job, hpcfl, refused, tmp_path):
+    file = tmp_path / "costs.json"
+    told = hpcfl("bench", "costs", job, "rounds=4", "--json", file)
     assert told.code == 0, told.err
-    pieces = read_cost_model(file)
-    assert pieces.origin.startswith("measured with 1 rank(s)")
-    assert pieces.step_s > 0
+    costs = read_cost_model(file)
+    assert costs.origin.startswith("measured with 1 rank(s)")
+    assert costs.step_s > 0
     assert "hours" not in hpcfl("plan", job).text
-    planned = hpcfl("plan", job, "--pieces", file)
+    planned = hpcfl("plan", job, "--costs", file)
     assert "hours in all" in planned.text
-    assert pieces.origin in " ".join(planned.text.split())
+    assert costs.origin in " ".join(planned.text.split())
     assert "with balance" not in planned.text  # on one rank
     tree = json.loads(file.read_text())
-    tree["about"]["pieces"] |= {"latency_s": 1e-6, "bandwidth": 1e9}
+    tree["about"]["costs"] |= {"latency_s": 1e-6, "bandwidth": 1e9}
     file.write_text(json.dumps(tree))
-    owner = hpcfl("plan", job, "--pieces", file, "--ranks", 2).out
-    steal = hpcfl("plan", job, "--pieces", file, "--ranks", 2, "balance=steal").out
+    owner = hpcfl("plan", job, "--costs", file, "--ranks", 2).out
+    steal = hpcfl("plan", job, "--costs", file, "--ranks", 2, "balance=steal").out
     rounds = [next(line for line in told if "hours in all" in line) for told in (owner, steal)]
     others = [next(line for line in told if "with balance=" in line) for told in (owner, steal)]
     assert others[0].split("steal: ")[1] in rounds[1]
     assert others[1].split("owner: ")[1] in rounds[0]
     assert max(map(len, [*owner, *steal])) <= 100
-    said = refused("plan", job, "--pieces", file, "precision=float64")
-    assert "pieces: found those of fedhbm on linear of " in said
+    said = refused("plan", job, "--costs", file, "precision=float64")
+    assert "costs: found those of fedhbm on linear of " in said
     assert ", float32, sequential, 1 thread(s); expected fedhbm on linear of " in said
 
 
-GIVEN = {key: value for key, value in PIECES.tree().items() if value is not None}
+GIVEN = {key: value for key, value in COSTS.tree().items() if value is not None}
 
 
 def with_key(**changes):
-    return json.dumps({"pieces": {**GIVEN, **changes}})
+    return json.dumps({"costs": {**GIVEN, **changes}})
 
 
 @pytest.mark.parametrize(
@@ -177,26 +177,26 @@ def with_key(**changes):
     [
         ("{", "is no JSON"),
         ("[" * 100_000, "is no JSON"),
-        ("[]", 'no "pieces" in it'),
-        ('{"pieces": 3}', ": pieces: found 3, expected a section (a mapping of keys to values)"),
-        ('{"pieces": {"origin": "x"}}', ": pieces.step_s: missing; it has no default, so it must"),
-        (with_key(step_s="1"), ": pieces.step_s: found '1', expected a number"),
-        (with_key(step_s=0), ": pieces.step_s: found 0, expected a number greater than 0"),
-        (with_key(read=float("nan")), ": pieces.read: found nan, expected a finite number"),
-        (with_key(stepp_s=1), ': pieces.stepp_s: pieces has no "stepp_s" (it has bandwidth, conv'),
+        ("[]", 'no "costs" in it'),
+        ('{"costs": 3}', ": costs: found 3, expected a section (a mapping of keys to values)"),
+        ('{"costs": {"origin": "x"}}', ": costs.step_s: missing; it has no default, so it must"),
+        (with_key(step_s="1"), ": costs.step_s: found '1', expected a number"),
+        (with_key(step_s=0), ": costs.step_s: found 0, expected a number greater than 0"),
+        (with_key(read=float("nan")), ": costs.read: found nan, expected a finite number"),
+        (with_key(stepp_s=1), ': costs.stepp_s: costs has no "stepp_s" (it has bandwidth, conv'),
         (with_key(stepp_s=1), "; did you mean step_s?"),
     ],
 )
-def test_bad_pieces(job, refused, tmp_path, text, said):
+def test_bad_costs(job, refused, tmp_path, text, said):
     (tmp_path / "bad.json").write_text(text)
-    line = refused("plan", job, "--pieces", tmp_path / "bad.json")
+    line = refused("plan", job, "--costs", tmp_path / "bad.json")
     assert said in line
     assert line.startswith(f"JobError: {tmp_path / 'bad.json'}: ")
 
 
 DRAWN = {
     "clients": 4, "examples": 40, "spread": 0.0, "batch": 5, "epochs": 3, "parameters": 10,
-    "state_vectors": 0, "cohorts": [4], "rounds": 2, "evaluations": 1, "tests": 7, "pieces": GIVEN,
+    "state_vectors": 0, "cohorts": [4], "rounds": 2, "evaluations": 1, "tests": 7, "costs": GIVEN,
 }  # fmt: skip
 
 
@@ -211,8 +211,8 @@ DRAWN = {
         ("a", {"balance": ["stole"]}, "a.balance.0: found 'stole', expected 'owner' or 'steal'"),
         ("a", {"cohorts": [1, 0]}, "a.cohorts.1: found 0, expected a number greater than or eq"),
         ("a", {"tests": -1}, "a.tests: found -1, expected a number greater than or equal to 0"),
-        ("a", {"pieces": {**GIVEN, "reed": 1.0}}, 'a.pieces.reed: a.pieces has no "reed" (it has'),
-        ("a", {"pieces": {"origin": "x"}}, "a.pieces.step_s: missing; it has no default, so it"),
+        ("a", {"costs": {**GIVEN, "reed": 1.0}}, 'a.costs.reed: a.costs has no "reed" (it has'),
+        ("a", {"costs": {"origin": "x"}}, "a.costs.step_s: missing; it has no default, so it"),
     ],
 )
 def test_bad_scales(refused, tmp_path, name, changes, said):
@@ -271,7 +271,7 @@ def test_a_scale_hands_clients_over_where_it_is_asked_to(hpcfl, tmp_path):
     given = {**GIVEN, "read": 1e9, "write": 1e9, "bandwidth": 1e9, "latency_s": 0.0}
     drawn = {
         **DRAWN, "clients": 10, "examples": 1000, "spread": 1.0, "state_vectors": 1,
-        "balance": ["owner", "steal"], "rounds": 50, "pieces": given,
+        "balance": ["owner", "steal"], "rounds": 50, "costs": given,
     }  # fmt: skip
     file = tmp_path / "scale.yaml"
     file.write_text(yaml.safe_dump({"job": drawn}))
@@ -292,3 +292,34 @@ def test_a_file_of_scales_has_no_overrides(refused, tmp_path):
 def test_a_plots_name_is_looked_at_first(refused, job, tmp_path):
     said = refused("bench", "round", job, "--plot", tmp_path / "a.txt")
     assert "a plot is written as .png, .pdf, .svg" in said
+
+
+def test_the_old_names_are_taken_and_told_once(job, hpcfl, tmp_path):
+    file = tmp_path / "old.json"
+    measured = hpcfl("bench", "pieces", job, "rounds=3", "--json", file)
+    assert measured.code == 0
+    assert measured.err.count("bench pieces is called bench costs now") == 1
+    tree = json.loads(file.read_text())["about"]
+    new = hpcfl("plan", job, "--costs", file)
+    file.write_text(json.dumps({"pieces": tree["costs"]}))
+    old = hpcfl("plan", job, "--pieces", file)
+    assert old.code == 0
+    assert [line for line in old.err if "called" in line] == [
+        "plan: --pieces is called --costs now",
+        f"{file}: pieces is called costs now",
+    ]
+    assert [line for line in old.out if "hours in all" in line] == [
+        line for line in new.out if "hours in all" in line
+    ]
+
+
+def test_an_old_file_of_scale_says_so_once(hpcfl, tmp_path):
+    text = (ROOT / "docs/scale.yaml").read_text()
+    (tmp_path / "new.yaml").write_text(text)
+    (tmp_path / "old.yaml").write_text(text.replace("costs:", "pieces:"))
+    new, old = (
+        hpcfl("plan", tmp_path / name, "--scale", "--ranks", 8) for name in ("new.yaml", "old.yaml")
+    )
+    assert old.out == new.out
+    told = [line for line in old.err if "called" in line]
+    assert told == [f"{tmp_path}/old.yaml: pieces is called costs now"]

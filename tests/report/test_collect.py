@@ -45,7 +45,7 @@ def test_where_the_runs_of_a_sweep_stand(sweep):
         standing = collect_runs([sweep])
     assert states(standing) == {"a": "finished", "b": "failed", "c": "alive", "d": "not running"}
     assert list(standing.notes) == [
-        f"{sweep}: 6 runs: 1 finished, 2 failed, 1 alive, 1 not running, 1 not begun",
+        f"{sweep}: 6 runs: 1 finished, 2 failed, 1 alive, 1 not running, 1 not started",
         f"{sweep}/b: failed: exit code 3: the loss is nan",
         f"{sweep}/e: failed: exit code 2: no such data",
     ]
@@ -57,7 +57,7 @@ def test_jobs_written_ahead_are_points_too(sweep):
     for name in "abcdefgh":
         (sweep / f"{name}.yaml").write_text(JOB)
     (note,) = collect_runs([sweep]).notes
-    assert note == f"{sweep}: 8 runs: 1 finished, 3 not running, 4 not begun"
+    assert note == f"{sweep}: 8 runs: 1 finished, 3 not running, 4 not started"
 
 
 def test_a_failure_that_was_tried_again_is_over(sweep):

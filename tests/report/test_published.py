@@ -9,6 +9,7 @@ from hpcfl.algorithms import ALGORITHMS
 from hpcfl.job.schema import load
 from hpcfl.job.settings import flatten
 from hpcfl.report.published import centralised, find, published, set_up
+from tests.jobs.every import sweep
 
 ROOT = Path(__file__).parents[2]
 SAYING = re.compile(r"FedHBM paper, table (\d+): ([\d.]+) %")
@@ -89,7 +90,29 @@ def test_a_job_finds_the_number_that_its_comment_quotes(path):
 
 
 def test_there_are_such_jobs():
-    assert len(JOBS) > 50
+    assert len(JOBS) > 5
+
+
+BEHIND = re.compile(r"^    (\w+): {algorithm: .*}  # ([\d.]+), ([\d.]+)$", re.MULTILINE)
+QUOTING = [
+    (path, *found)
+    for path in sorted((ROOT / "jobs/papers").glob("*.yaml"))
+    for found in BEHIND.findall(path.read_text())
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "noniid", "iid"), QUOTING, ids=[f"{row[0].stem}-{row[1]}" for row in QUOTING]
+)
+def test_a_sweep_finds_the_numbers_that_stand_behind_its_methods(path, method, noniid, iid):
+    for split, value in (("noniid", noniid), ("iid", iid)):
+        (point,) = sweep(path).only([method, split, "seed0"]).points
+        found = {row.value for row in accuracies(flatten(point.loaded.tree))}
+        assert found == {float(value)}
+
+
+def test_three_sweeps_quote_the_numbers_of_twelve_methods():
+    assert len(QUOTING) == 36
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_run_that_goes_on_while_it_is_copied(run, tmp_path, monkeypatch, refus
 
     monkeypatch.setattr(copy_run, "_copy", overtaken)
     line = refused("resume", run, "--out", tmp_path / "copy")
-    assert "the run went on and gave up the checkpoint of round 4 while it was copied" in line
+    assert "the run deleted the checkpoint of round 4 while it was copied" in line
     assert not list(tmp_path.glob("copy*"))
 
 

@@ -199,7 +199,7 @@ def test_a_sweep_is_submitted_packed(slurm, here):
         "how far they are: hpcfl status runs/sweep"
     )
     status = ("hpcfl", "status", "runs/sweep")
-    assert slurm.call(*status, cwd=here).splitlines()[-1] == "3 runs: 3 not begun"
+    assert slurm.call(*status, cwd=here).splitlines()[-1] == "3 runs: 3 not started"
     (job,) = slurm.call("squeue", "-h", "--array-unique", "-o", "%F", cwd=here).split()
     slurm.call("scontrol", "release", job)
     for task in range(2):

@@ -173,3 +173,29 @@ def test_no_rank_without_clients(sweep, refused, setting, clients):
 
 def test_a_job_without_a_grid(refused):
     assert refused("job: base.yaml").startswith("s.yaml: grid: found None, expected axes")
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["avg"], ["avg-seed0", "avg-seed7"]),
+        (["avg", "hbm", "seed7"], ["avg-seed7", "hbm-seed7"]),
+        (["seed0", "hbm"], ["hbm-seed0"]),
+    ],
+)
+def test_labels_of_an_axis_are_alternatives_and_axes_hold_together(sweep, labels, names):
+    assert [point.name for point in sweep().only(labels).points] == names
+
+
+def test_an_unknown_label_is_refused(sweep):
+    with pytest.raises(JobError) as caught:
+        sweep().only(["hbn"])
+    line = str(caught.value)
+    assert line.startswith("--only: found 'hbn', expected labels of ")
+    assert line.endswith(": avg, hbm, seed0, seed7; did you mean hbm?")
+
+
+def test_a_label_on_two_axes_must_hold_on_both(sweep):
+    both = "job: base.yaml\ngrid: {a: {x: {seed: 1}, y: {seed: 2}}, b: {x: {rounds: 3}}}\n"
+    found = sweep(both)
+    assert [point.name for point in found.only(["x"]).points] == ["x-x"]

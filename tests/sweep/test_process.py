@@ -13,7 +13,7 @@ import pytest
 
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.sweep import process as spawn
-from hpcfl.sweep.resources import Process, family
+from hpcfl.sweep.resources import Process, process_tree
 
 
 def test_open_mpi_binds_no_run_to_the_first_core(monkeypatch):
@@ -38,7 +38,7 @@ def starting(tmp_path, monkeypatch):
     folder.root.mkdir()
     run = spawn.RunProcess(["resume"], folder, 20, 2, ranks=2, threads=1, gpus=[])
     alive, told = [Process(["mpirun"], 3), RANK], []
-    monkeypatch.setattr(spawn, "family", lambda process: alive)
+    monkeypatch.setattr(spawn, "process_tree", lambda process: alive)
     monkeypatch.setattr(run._process, "terminate", lambda: told.append("stop"))
     yield run, folder, alive, told
     run.kill()
@@ -50,9 +50,9 @@ RANK = Process([sys.executable, "-m", "hpcfl", "resume"], 5)
 def test_a_run_is_told_to_stop_once_its_ranks_are_there(starting):
     run, _, alive, told = starting
     run.stop()
-    assert (run.look(), run.taken, told) == (None, 8, [])
+    assert (run.poll(), run.memory, told) == (None, 8, [])
     alive.append(RANK)
-    assert [run.look(), run.look(), told] == [None, None, ["stop"]]
+    assert [run.poll(), run.poll(), told] == [None, None, ["stop"]]
 
 
 def test_ranks_that_write_are_there(starting):
@@ -60,7 +60,7 @@ def test_ranks_that_write_are_there(starting):
     run, folder, _, told = starting
     run.stop()
     folder.history.write_text("{}\n")
-    assert [run.look(), run.look(), told] == [None, None, ["stop"]]
+    assert [run.poll(), run.poll(), told] == [None, None, ["stop"]]
 
 
 def test_ranks_that_cannot_be_seen_are_told_again(starting, monkeypatch):
@@ -68,7 +68,7 @@ def test_ranks_that_cannot_be_seen_are_told_again(starting, monkeypatch):
     clock = iter([0.0, *(float(t) for t in (9, 11, 11, 20, 22, 22, 30))])
     monkeypatch.setattr(spawn.time, "monotonic", lambda: next(clock))
     run.stop()
-    assert [len(told) for _ in range(5) if run.look() is None] == [0, 1, 1, 2, 2]
+    assert [len(told) for _ in range(5) if run.poll() is None] == [0, 1, 1, 2, 2]
 
 
 def test_the_processes_that_one_started():
@@ -76,13 +76,13 @@ def test_the_processes_that_one_started():
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as shell:
         shell.stdout.readline()  # the other has been started
         try:
-            while (found := family(shell.pid))[-1].command[:1] != ["sleep"]:
+            while (found := process_tree(shell.pid))[-1].command[:1] != ["sleep"]:
                 time.sleep(0.01)
             assert [process.command for process in found] == [command, ["sleep", "1000"]]
             assert all(process.memory for process in found)
         finally:
             os.killpg(shell.pid, signal.SIGKILL)
-    assert family(shell.pid) == []
+    assert process_tree(shell.pid) == []
 
 
 KILLED = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed\nPlease see the FAQ page\n"
@@ -105,13 +105,13 @@ def sleeper(tmp_path, monkeypatch):
 
 def test_rounds_of_an_earlier_start_are_not_this_ones(sleeper):
     folder, run = sleeper
-    assert (run.look(), run.done, run.settled) == (None, 2, False)
+    assert (run.poll(), run.done, run.measured) == (None, 2, False)
     folder.log.write_text('{"round": 2}\n')  # taken back to the checkpoint
     folder.history.write_text("{}\n{}\n")
-    assert (run.look(), run.done, run.settled) == (None, 2, False)
+    assert (run.poll(), run.done, run.measured) == (None, 2, False)
     folder.log.write_text('{"round": 2}\n{"round": 3}\n{"rou')
-    assert (run.look(), run.done, run.settled) == (None, 3, True)
-    assert run.peak >= run.taken > 0
+    assert (run.poll(), run.done, run.measured) == (None, 3, True)
+    assert run.peak_memory >= run.memory > 0
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_rounds_of_an_earlier_start_are_not_this_ones(sleeper):
 def test_the_line_that_says_best_why(sleeper, said, words):
     _, run = sleeper
     run.log.write_text(said)
-    assert run.last_words() == words
+    assert run.last_message() == words
 
 
 @pytest.mark.parametrize("line", ["{broken", "[]", "{}", '"round"', '{"round": null}', "\xff"])
@@ -135,16 +135,16 @@ def test_a_damaged_line_says_nothing_of_the_rounds(sleeper, line):
     folder, run = sleeper
     folder.history.write_text("{}\n{}\n")
     folder.log.write_bytes(line.encode("latin-1") + b"\n")
-    assert (run.look(), run.done) == (None, 2)
+    assert (run.poll(), run.done) == (None, 2)
 
 
 def test_a_finished_run_with_a_damaged_log_is_told(sleeper, job, hpcfl):
     folder, run = sleeper
     folder.history.unlink()
     assert hpcfl("run", job, "--out", folder.root).code == 0
-    assert run.came_to().startswith("4 rounds, accuracy ")
+    assert run.result().startswith("4 rounds, accuracy ")
     folder.log.write_text("{broken\n")
-    assert run.came_to().startswith(f"but {folder.log}:1: ")
+    assert run.result().startswith(f"but {folder.log}:1: ")
 
 
 def test_a_finished_run_on_a_disk_that_fails_is_told(sleeper, job, hpcfl, monkeypatch):
@@ -160,7 +160,7 @@ def test_a_finished_run_on_a_disk_that_fails_is_told(sleeper, job, hpcfl, monkey
         return whole(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "open", fail)
-    assert run.came_to().startswith(f"but {folder.log}: cannot be read: Input/output error")
+    assert run.result().startswith(f"but {folder.log}: cannot be read: Input/output error")
 
 
 def test_a_run_that_diverged_to_finite_numbers_is_told(sleeper, job, arrays, hpcfl):
@@ -168,4 +168,4 @@ def test_a_run_that_diverged_to_finite_numbers_is_told(sleeper, job, arrays, hpc
     folder.history.unlink()
     arrays(x=1e5 * np.random.default_rng(0).standard_normal((40, 3)), x_test=None, y_test=None)
     assert hpcfl("run", job, "local.lr=1000", "--out", folder.root).code == 0
-    assert run.came_to().startswith("4 rounds, diverged, ")
+    assert run.result().startswith("4 rounds, diverged, ")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +90,30 @@ def test_a_dry_run_starts_nothing(file, tmp_path, hpcfl):
     assert done.code == 0
     assert "| hbm-seed1 | start | rounds=3  algorithm={name: fedhbm}  seed=1 |" in done.out
     assert not (tmp_path / "out").exists()
+
+
+def test_only_some_labels_are_run(file, tmp_path, hpcfl):
+    done = hpcfl("sweep", file, "--out", tmp_path / "out", "--only", "hbm,seed1", "rounds=2")
+    assert done.code == 0, done.err
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == ["hbm-seed1"]
+    assert "| hbm-seed1 | fedhbm " in done.text
+    assert not (tmp_path / "out/report.png").exists()  # which shows the whole sweep
+
+
+def test_a_job_file_for_each_run(file, tmp_path, hpcfl):
+    """What another command reads is the job that the sweep would run."""
+    root = tmp_path / "out"
+    written = hpcfl("sweep", file, "--out", root, "--only", "hbm", "--write-jobs", "rounds=2").out
+    assert written == [f"{root}/hbm-seed0.yaml", f"{root}/hbm-seed1.yaml"]
+    points = read_sweep(file, ["rounds=2"]).only(["hbm"]).points
+    assert [load(Path(path)).tree for path in written] == [point.loaded.tree for point in points]
+    assert hpcfl("run", written[0], "--out", root / "hbm-seed0").code == 0
+    listed = hpcfl("sweep", file, "--out", root, "--only", "hbm", "--dry-run", "rounds=2").text
+    assert "2 runs, 1 of them finished" in listed
+
+
+def test_jobs_are_written_or_submitted(file, refused):
+    assert "leave out --submit" in refused("sweep", file, "--write-jobs", "--submit")
 
 
 def test_what_is_there_is_taken_into_account(file, job, tmp_path, hpcfl):
@@ -226,20 +251,20 @@ class Scripted:
         Scripted.begun += 1
         Scripted.commands.append([str(word) for word in command])
         self.log, self.rounds, self.done = folder.log, rounds, done
-        self.settled, self.taken, self.peak = Scripted.begun > 2, 0, 5
+        self.measured, self.memory, self.peak_memory = Scripted.begun > 2, 0, 5
         self._looks = 0
 
-    def look(self):
+    def poll(self):
         self._looks += 1
         if self._looks < 2:
             return None
         Scripted.alive -= 1
-        return 0 if self.settled else 2
+        return 0 if self.measured else 2
 
-    def came_to(self):
+    def result(self):
         return "4 rounds"
 
-    def last_words(self):
+    def last_message(self):
         return Scripted.words
 
     def kill(self):
@@ -250,7 +275,7 @@ class Scripted:
 def scripted(monkeypatch):
     """Runs that are played, not started."""
     monkeypatch.setattr(run_sweep, "RunProcess", Scripted)
-    monkeypatch.setattr(run_sweep, "LOOK_S", 0)
+    monkeypatch.setattr(run_sweep, "POLL_S", 0)
     for name in ("alive", "begun"):
         monkeypatch.setattr(Scripted, name, 0)
     monkeypatch.setattr(Scripted, "commands", [])
@@ -259,11 +284,11 @@ def scripted(monkeypatch):
 
 def test_a_run_that_ends_early_opens_no_gate(file, tmp_path, scripted, monkeypatch):
     alive = []
-    start = run_sweep._Play._start
+    start = run_sweep._Scheduler._start
     monkeypatch.setattr(run_sweep, "free_memory", lambda: 1 << 40)
     monkeypatch.setattr(run_sweep, "cores", lambda: 4)
     monkeypatch.setattr(
-        run_sweep._Play,
+        run_sweep._Scheduler,
         "_start",
         lambda self, run: (alive.append(scripted.alive), start(self, run)),
     )
@@ -325,7 +350,7 @@ def test_a_stop_while_files_are_fetched_is_heard_before_the_next(
     latch_early()
     monkeypatch.setattr(DataConfig, "fetch", fetch)
     file.write_text(SWEEP + "  data.clients: [4, 5]\n")
-    with pytest.raises(Stopped, match="stopped by SIGTERM; the same command goes on"):
+    with pytest.raises(Stopped, match="stopped by SIGTERM; the same command resumes"):
         run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
     assert (fetched, scripted.begun) == ([4], 0)
     assert not list((tmp_path / "out").glob("*.yaml"))
@@ -334,10 +359,7 @@ def test_a_stop_while_files_are_fetched_is_heard_before_the_next(
 def test_a_silent_run_is_told(file, tmp_path, scripted, monkeypatch):
     monkeypatch.setattr(scripted, "words", "")
     run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
-    assert (
-        "failed   avg-seed0: exit code 2: it said nothing"
-        in (tmp_path / "out/sweep.log").read_text()
-    )
+    assert "failed   avg-seed0: exit code 2: no output" in (tmp_path / "out/sweep.log").read_text()
 
 
 @pytest.fixture
@@ -345,13 +367,13 @@ def stopped(file, tmp_path, scripted, monkeypatch):
     """What the sweep writes of a run that ends as told, once it was told to stop itself."""
 
     def played(code, words, done=0):
-        def look(run):
+        def poll(run):
             run.done = done
             os.kill(os.getpid(), signal.SIGTERM)
             return code
 
         monkeypatch.setattr(scripted, "words", words)
-        monkeypatch.setattr(scripted, "look", look)
+        monkeypatch.setattr(scripted, "poll", poll)
         with pytest.raises(Stopped):
             run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
         last = (tmp_path / "out/sweep.log").read_bytes().splitlines()[-1]

@@ -104,11 +104,11 @@ def test_what_is_not_finished_is_submitted(file, here, hpcfl, own_process):
     assert line.endswith("submitted sweep: Slurm job 7: 2 runs, 3 finished before, 2 a task")
     assert hpcfl("status", "runs/s").out == [
         "finished          2 of 2  seed0",
-        "not begun         -       seed1",
+        "not started       -       seed1",
         "finished          2 of 2  seed2",
         "finished          2 of 2  seed3",
-        "not begun         -       seed4",
-        "5 runs: 3 finished, 2 not begun",
+        "not started       -       seed4",
+        "5 runs: 3 finished, 2 not started",
     ]
     left = pending_runs(read_sweep(file, ["rounds=2"]), here / "runs/s")
     assert [run.action for run in left] == [

@@ -30,14 +30,14 @@ from hpcfl.sweep.process import mpirun
 ALGORITHMS = ("fedhbm", "scaffold", "adabest", "localghb")
 RANKS = (1, 2, 3)
 KILLS = 5
-"""Of one run at most: then it is played to its end, and compared."""
-ENOUGH = 4  # runs that went wrong, to begin no more of them
+"""Of one run at most; then it runs to its end and is compared."""
+ENOUGH = 4  # failed runs after which no more are started
 
 
 def bench_chaos(
     kills: int, ranks: Sequence[int] | None, seed: int, root: Path, *, stops: int = 0
 ) -> Tally:
-    """Play runs, an algorithm after the other, until so many attempts were killed or stopped.
+    """Run jobs, one algorithm after the other, until enough attempts were killed or stopped.
 
     Args:
         kills: how many get kill -9.
@@ -70,7 +70,7 @@ def bench_chaos(
 
 
 def _sizes(ranks: Sequence[int] | None) -> tuple[list[int], list[str]]:
-    """The numbers of ranks, and what is to be said about them."""
+    """The numbers of ranks, and notes about them."""
     if max(ranks or RANKS) > 1:
         try:
             mpirun()
@@ -108,7 +108,7 @@ class Chaos:
                 yield
 
     def _undisturbed(self, algorithm: str) -> bool:
-        """Play what the others are compared with; whether that went well."""
+        """Run without kills, for the comparison; return whether it finished."""
         folder, job = self._new(f"000-{algorithm}", algorithm)
         start = Start(self._sizes[0], ["run", str(job), "--out", str(folder.root)], False)
         ending = play(start, None, folder, self._pace, KEEP)
@@ -122,7 +122,7 @@ class Chaos:
         return True
 
     def _disturbed(self, name: str, algorithm: str, kills: int) -> Iterator[None]:
-        """Play one run to its end through at most so many kills; yields after each."""
+        """Run to the end through at most so many kills; yields after each."""
         folder, job = self._new(name, algorithm)
         resuming, before, newest = False, 0, -1
         ending = Ending("killed")
@@ -154,14 +154,14 @@ class Chaos:
         self._compare(folder, algorithm)
 
     def _disturbance(self) -> Kill:
-        """What the next attempt gets: after what went before, a signal to stop or kill -9."""
+        """Draw how the next attempt is ended: by a signal to stop, or by kill -9."""
         before = self.tally.kills.total()
         if before in self._stops:
             return draw_stop(self._draw)
         return draw_kill(self._draw, exact=self._exact and bool(before % 2))
 
     def _compare(self, folder: RunDir, algorithm: str) -> None:
-        """Say what differs; what is as it should be is removed."""
+        """Compare the run with the one without kills; remove it if both agree."""
         self.tally.runs += 1
         try:
             apart = outcome(folder).differences(self._whole[algorithm])

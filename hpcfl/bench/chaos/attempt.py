@@ -72,7 +72,7 @@ class Attempt:
 
     @property
     def code(self) -> int | None:
-        """The exit code; None of one that goes on."""
+        """The exit code; None while it runs."""
         return self._process.poll()
 
     def ranks(self) -> list[int]:
@@ -86,7 +86,9 @@ class Attempt:
                 continue
             if command[:3] == [os.fsencode(sys.executable), b"-m", b"hpcfl"]:
                 rank = next((w for w in words if w.startswith(_RANK)), b"=0")
-                found.setdefault(int(rank.partition(b"=")[2]), pid)  # before what it forked
+                found.setdefault(
+                    int(rank.partition(b"=")[2]), pid
+                )  # the rank itself comes before the processes it forked
         return [found[rank] for rank in sorted(found)]
 
     def processes(self) -> list[int]:
@@ -115,14 +117,14 @@ class Attempt:
         return False
 
     def words(self) -> list[str]:
-        """The lines that it said."""
+        """The lines of its output."""
         with self._log.open("rb") as file:
             file.seek(self._said)
             return file.read().decode(errors="replace").splitlines()
 
     def _own(self) -> Iterator[int]:
         for path in _PROC.glob("[0-9]*"):
-            with suppress(OSError):  # ended, or somebody else's
+            with suppress(OSError):  # it has ended, or belongs to another user
                 if self._token.encode() in (path / "environ").read_bytes().split(b"\0"):
                     yield int(path.name)
 

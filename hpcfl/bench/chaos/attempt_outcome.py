@@ -1,4 +1,4 @@
-"""Play one attempt of a run to its end, and judge how it ended."""
+"""Run one attempt to its end, or kill it, and classify how it ended."""
 
 import re
 import time
@@ -20,9 +20,9 @@ class Ending(NamedTuple):
 
     kind: Literal["killed", "stopped", "finished", "refused", "wrong"]
     name: str = ""
-    """What it was killed or stopped by, in a person's words; or what is wrong."""
+    """How it was killed or stopped, or what is wrong, as a text."""
     fell: str = ""
-    """What it was at when it was killed or stopped."""
+    """Its phase when it was killed or stopped."""
     seen: Seen = Seen()
 
 
@@ -33,11 +33,11 @@ class Start(NamedTuple):
     arguments: Sequence[str]
     """Of hpcfl."""
     refusable: bool
-    """Whether there is nothing to go on from, so that it may say so and end."""
+    """Whether there may be no checkpoint to resume from, so that a refusal is no failure."""
 
 
 def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int) -> Ending:
-    """Let one attempt begin, and let it die of ``kill`` if it does not end before."""
+    """Start an attempt, and kill it as ``kill`` says, unless it ends before."""
     log, trace = (folder.root.with_name(f"{folder.root.name}.{end}") for end in ("log", "strace"))
     trace.unlink(missing_ok=True)
     before = tracer(kill, trace) if kill and kill.exact else []
@@ -74,7 +74,7 @@ def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int)
 
 
 def fault_of_stop(attempt: Attempt, seen: Seen) -> str:
-    """What is wrong with the end of a run that was asked to stop; empty if nothing is."""
+    """The fault of a run that a signal asked to stop; empty if it stopped as it should."""
     if any("Traceback" in line for line in attempt.words()):
         return "a traceback"
     # Before its rounds, and before MPI started, the launcher's own code may stand.

@@ -19,9 +19,9 @@ CALLS = {
     "mkdir": ("?mkdir,?mkdirat", 8),
 }
 INSTANTS = {"import": 1, "resume": 3, "checkpoint": 4, "round": 4}
-"""What a random instant is sought in, and how often."""
+"""Phases in which random instants are drawn, and their weights."""
 STOPS = (SIGTERM, SIGUSR1, SIGINT)
-"""What asks a run to stop: it finishes its round, writes a checkpoint and exits with 75."""
+"""Signals at which a run finishes its round, writes a checkpoint and exits with 75."""
 LATEST = 6  # rounds, or changes of the checkpoints, before such an instant
 
 
@@ -33,11 +33,11 @@ class Kill(NamedTuple):
     nth: int
     """Which system call of its kind, round or change of the checkpoints, from one."""
     moment: float = 0.0
-    """Where between the beginning and the end of what is sought, 0 to 1."""
+    """The instant in the phase, from 0 at its beginning to 1 at its end."""
     victim: float | None = None
     """Which rank, 0 to 1; None: all ranks."""
     signal: Signals = SIGKILL
-    """What is sent."""
+    """The signal that is sent."""
 
     @property
     def exact(self) -> bool:
@@ -46,7 +46,7 @@ class Kill(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """A description for people."""
         who = "all ranks" if self.victim is None else "one rank"
         when = f"at a call of {self.at}" if self.exact else "at a random instant"
         return f"{self.signal.name} to {who}, {when}"
@@ -76,11 +76,11 @@ def draw_stop(draw: Random) -> Kill:
 
 
 def tracer(kill: Kill, trace: Path) -> list[str]:
-    """The words before a command that have it killed at a system call, which is not done."""
+    """The command line of strace that kills a command at a system call, before it is executed."""
     calls, _ = CALLS[kill.at]
     return [
         shutil.which("strace") or "strace",
-        "-D",  # the tracer stands aside: the launcher's child is the rank
+        "-D",  # the tracer is a grandchild: the launcher's child is the rank itself
         *("-f", "-b", "execve"),  # its threads, not the programs it starts
         *("-y", "-qq", "-o", str(trace)),
         *("-e", f"trace={calls}", "-e", f"inject={calls}:signal=KILL:when={kill.nth}"),

@@ -1,4 +1,4 @@
-"""Read from a run directory how far a run is, and the bits of its model and states."""
+"""Read the progress of a run, and the bits of its model and states, from its directory."""
 
 import tempfile
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ def committed(folder: RunDir) -> int:
 
 
 def interrupted(folder: RunDir, keep: int) -> str:
-    """What a killed run was at after it noted its start, as its checkpoints say."""
+    """The phase in which a run was killed, after it recorded its start, from its checkpoints."""
     folders = sorted(path for path in folder.checkpoints.glob("[0-9]*") if path.is_dir())
     whole = [(path / MANIFEST).exists() for path in folders]
     if not any(whole[-1:]):
@@ -55,15 +55,15 @@ def interrupted(folder: RunDir, keep: int) -> str:
 
 
 class Outcome(NamedTuple):
-    """What a finished run left."""
+    """The model, states and log of a finished run."""
 
     arrays: Mapping[str, NDArray[Any]]
     """The model ``x``, the ids of the clients with a state, and every field of their states."""
     log: list[dict[str, Any]]
-    """Without what is measured in seconds."""
+    """Its lines, without measured times."""
 
     def differences(self, other: "Outcome") -> list[str]:
-        """What is not the same bits in both."""
+        """The names of the arrays, and of the log, that differ in any bit."""
         found = [name for name in ("x", "client") if not _same(self.arrays, other.arrays, name)]
         names = [name for name in {**self.arrays, **other.arrays} if name.startswith("state_")]
         found += [name for name in names if not _same(self.arrays, other.arrays, name)]
@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(folder: RunDir) -> Outcome:
-    """What a run left: its newest checkpoint, and its log.
+    """Read the newest checkpoint and the log of a run.
 
     Raises:
         StoreError: a file is damaged.

@@ -24,7 +24,7 @@ STORES: dict[str, dict[str, Any]] = {
 
 
 class Setting(NamedTuple):
-    """Where client states live, and when checkpoints are written."""
+    """A store of client states, and when checkpoints are written."""
 
     name: str
     """One of STORES."""

@@ -1,4 +1,4 @@
-"""Tables of what was counted."""
+"""Count attempts and their ends, as tables."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -20,9 +20,9 @@ class Tally:
     """The counts of all attempts so far."""
 
     notes: list[str]
-    """What could not be done here."""
+    """Kinds of kills that are impossible here."""
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By name and by what the attempt was at."""
+    """By name and by the phase of the attempt."""
     ends: Counter[str] = field(default_factory=Counter)
     resumes: Counter[tuple[int, int]] = field(default_factory=Counter)
     """By the number of ranks before and after."""
@@ -33,7 +33,7 @@ class Tally:
     runs: int = 0
     """Played to the end and compared."""
     wrong: list[str] = field(default_factory=list)
-    """What must not be, a line each."""
+    """A line for each failure."""
 
     def count(self, ending: Ending) -> None:
         """Take in an attempt."""

@@ -1,4 +1,4 @@
-"""Watch an attempt from outside, and tell when it is to be ended."""
+"""Watch an attempt from outside, and decide when to kill it."""
 
 import time
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ FAR = 12  # rounds that an attempt gets at most, if the system call does not com
 
 @dataclass
 class Pace:
-    """How long it took in the attempts so far, in seconds: random instants are spread over it."""
+    """Seconds of each phase in the attempts so far; random instants are spread over them."""
 
     load: float = 2.0
     """From the start of the process to the lock of the run directory."""
@@ -24,23 +24,23 @@ class Pace:
     """A round and its part of the checkpoints."""
 
     def learn(self, name: str, seconds: float) -> None:
-        """Take note of one more attempt."""
+        """Update a phase with one more attempt."""
         setattr(self, name, (getattr(self, name) + seconds) / 2)
 
 
 class Seen(NamedTuple):
-    """What was seen of an attempt."""
+    """The rounds of an attempt, as seen from outside."""
 
     rounds: int = 0
     """How many it played."""
     began: int | None = None
-    """The round that it went on from; None if it did not get so far."""
+    """The round that it resumed from; None if it did not get so far."""
     committed: int = -1
     """The newest round that was ever committed until it ended; -1 if none was."""
 
 
 class Watch:
-    """Looks at an attempt again and again."""
+    """Polls an attempt."""
 
     def __init__(self, attempt: Attempt, folder: RunDir, pace: Pace) -> None:
         self._attempt, self._folder, self._pace = attempt, folder, pace
@@ -54,7 +54,7 @@ class Watch:
         self._due: float | None = None
 
     def look(self) -> None:
-        """Take note of what is new."""
+        """Update the state of the attempt from its files."""
         now, found = time.monotonic(), marks(self._folder)
         if self._noted is not None and found.checkpoints != self._last.checkpoints:
             self._commits += 1
@@ -101,12 +101,12 @@ class Watch:
 
     @property
     def seen(self) -> Seen:
-        """What was seen of an attempt that is over."""
+        """The rounds of an attempt that has ended."""
         began = None if self._noted is None else int(self._folder.last_start["round"])
         return Seen(self.rounds, began, self._committed)
 
     def fell(self, keep: int) -> str:
-        """What a killed attempt was at: import, resume, checkpoint, pruning or round."""
+        """The phase of a killed attempt: import, resume, checkpoint, pruning or round."""
         if self._noted is None:
             return "import" if self._locked is None else "resume"
         return interrupted(self._folder, keep)

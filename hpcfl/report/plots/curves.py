@@ -20,23 +20,23 @@ from hpcfl.run_dir.record import RunRecord
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Runs are judged by the first of these that they have.
+# Runs are compared by the first of these scores that they have.
 JUDGED = ("test_accuracy", "test_loss", "train_objective")
-POINTS = 400  # of a curve, evenly spread; more cannot be told apart
+POINTS = 400  # of a curve, evenly spaced; more are not distinguishable
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 _TIME = ((3600, "h"), (60, "min"), (1, "s"))
 SPENT = {
     "bytes": (("down_bytes", "up_bytes"), "sent up and down", _BYTES),
     "time": (("wall_s",), "wall time of the rounds", _TIME),
 }
-"""What else than rounds is an axis: keys of the log, a label, units."""
+"""Axes other than rounds: keys of the log, a label, units."""
 
 
 class Plot:
     """A number of the log against rounds, bytes or time.
 
     Runs that differ in the seed alone are one curve, their mean, in a band of +- their sample
-    standard deviation; those that are not as far as the others are thin lines beside it.  Each data
+    standard deviation; those that are not as far as the others are thin lines.  Each data
     set and model has a panel; with many curves, each split, number of clients and cohort too.  An
     algorithm has the same colour in every plot, as far as two in one plot do not claim the same.
     Of thousands of evaluations every so many-th is drawn.
@@ -121,7 +121,7 @@ class Plot:
         add_legend(axes, curves, few=few)
 
     def _unit(self, curves: Sequence[Curve]) -> tuple[float, str]:
-        """What x is divided by, and the axis's label."""
+        """The divisor of x, and the axis's label."""
         if self._x not in SPENT:
             return 1, "round"
         _, label, units = SPENT[self._x]
@@ -183,7 +183,7 @@ def _parted(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list[RunR
 
 
 def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """As little of each group of seeds as tells it from the others."""
+    """The shortest label of each group of seeds that distinguishes it from the others."""
     jobs = [group[0].settings for group in groups]
     names = [group[0].algorithm for group in groups]
     for algorithm in _repeated(names):
@@ -227,7 +227,7 @@ def _seeds(jobs: Sequence[Settings]) -> list[list[int]]:
 
 
 def _score(runs: Sequence[RunRecord]) -> str:
-    """The key of what the runs are judged by.
+    """The key that is plotted if the user names none.
 
     Raises:
         JobError: no run has an evaluation yet, or only some of those that have, an accuracy.

@@ -25,7 +25,7 @@ class Curve(NamedTuple):
 
     algorithm: str
     name: str
-    """What tells it from the others of its panel."""
+    """The label that distinguishes it in its panel."""
     standing: str
     x: Sequence[float]
     y: Sequence[float]

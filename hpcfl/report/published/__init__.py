@@ -36,7 +36,7 @@ class Published:
     paper: str
     table: str
     set_up: Mapping[str, str]
-    """What the table says of its runs."""
+    """Further settings that the table gives for its runs."""
     settings: Settings
     """The keys of a job that the table varies or states."""
     metric: str

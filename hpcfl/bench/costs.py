@@ -33,14 +33,14 @@ from hpcfl.plan.time import kind, work
 from hpcfl.runner.device import device_of, device_type
 from hpcfl.runner.environment import processor
 
-ROUNDS, SECONDS = 5, 5.0  # at least; rounds are played until both are reached
+ROUNDS, SECONDS = 5, 5.0  # at least; rounds are run until both are reached
 TURNS = 9
 COUNT = 3  # uploads of the longer of two means
 BATCHES = 4  # of the test set, at most
 
 
-def bench_pieces(job: Path, overrides: Sequence[str]) -> Result | None:
-    """Collective: measure the pieces of a job; None on other ranks than the first.
+def bench_costs(job: Path, overrides: Sequence[str]) -> Result | None:
+    """Collective: measure the costs of a job; None on other ranks than rank 0.
 
     Raises:
         JobError, DataError: something in the job does not fit.
@@ -53,39 +53,39 @@ def bench_pieces(job: Path, overrides: Sequence[str]) -> Result | None:
         ExitStack() as stack,
     ):
         side = single_rank(loaded, Path(name), stack)
-        size = work(side.parts).parameters
+        size = work(side.components).parameters
         comm.barrier()
-        figures = [*_rounds(side, Path(name), speaks=comm.rank == 0), _tests(side)]
-        figures += _mean(size, side.parts.device)
+        figures = [*_rounds(side, Path(name), show_progress=comm.rank == 0), _tests(side)]
+        figures += _mean(size, side.components.device)
         figures += _exchange(comm, size, device_of(loaded.job, comm.local_rank))
         slowest = comm.allreduce_max(np.array([figure.middle for figure in figures])).tolist()
         if comm.rank:
             return None
         what = f"{loaded.name}, {processor()}"
-        pieces = replace(_pieces(slowest, comm.size, size, what), of=kind(side.parts))
+        costs = replace(_cost_model(slowest, comm.size, size, what), of=kind(side.components))
         return Result(
-            "bench pieces", report(pieces), figures, {"pieces": pieces.tree(), "ranks": comm.size}
+            "bench costs", report(costs), figures, {"costs": costs.tree(), "ranks": comm.size}
         )
 
 
-def report(pieces: CostModel) -> str:
-    """A line for each piece."""
+def report(costs: CostModel) -> str:
+    """A line for each cost."""
     return "\n".join(
         fill(
             f"{name:10} {value if isinstance(value, str) else f'{value:.4g}'}",
             WIDTH,
             subsequent_indent=" " * 11,
         )
-        for name, value in pieces.tree().items()
+        for name, value in costs.tree().items()
         if value is not None
     )
 
 
-def _rounds(side: SingleRank, folder: Path, *, speaks: bool) -> list[Figure]:
+def _rounds(side: SingleRank, folder: Path, *, show_progress: bool) -> list[Figure]:
     """Seconds of a step, of a visit beyond its steps, of a round beyond its visits."""
-    steps, run = work(side.parts).steps, side.run
+    steps, run = work(side.components).steps, side.run
     played = _played(Engine(run, 1), run.schedule.rounds)
-    for _ in track(played, "bench pieces: rounds", thread=False) if speaks else played:
+    for _ in track(played, "bench costs: rounds", thread=False) if show_progress else played:
         pass
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     records = [r for r in lines if r.get("clients")][1:]
@@ -118,13 +118,13 @@ def _played(engine: Engine, rounds: int) -> Iterator[float]:
 
 def _tests(side: SingleRank) -> Figure:
     """Seconds of an example of the test set."""
-    parts, tests = side.parts, side.parts.tests()
-    meter = Meter(parts.gradient(), parts.dataset.loss)
+    components, tests = side.components, side.components.tests()
+    meter = Meter(components.gradient(), components.dataset.loss)
     batches = [b for b, _ in zip(tests.batches(0, 1), range(BATCHES + 1), strict=False)]
     times = []
     for batch in batches:
         began = perf_counter()
-        meter.each(parts.x0, [batch])
+        meter.each(components.x0, [batch])
         times.append((perf_counter() - began) / len(batch.labels))
     return Figure("a test", "engine", "s", times[1:] or times or [0.0])
 
@@ -154,8 +154,8 @@ def _timed(side: Callable[[], Any], comm: Comm | None = None) -> list[float]:
     return times[1:]
 
 
-def _pieces(slowest: Sequence[float], ranks: int, size: int, what: str) -> CostModel:
-    """What follows from the medians, in the order of the figures."""
+def _cost_model(slowest: Sequence[float], ranks: int, size: int, what: str) -> CostModel:
+    """The costs that follow from the medians, which stand in the order of the figures."""
     step, visit, round, test, one, several, few, many = slowest
     convert = max(0.0, several - one) / (COUNT - 1)
     latency = bandwidth = None
