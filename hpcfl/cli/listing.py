@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
-from functools import partial
+from functools import cache, partial
 from shutil import get_terminal_size
 from typing import Any, get_args
 
@@ -145,19 +145,24 @@ def _settings(cls: type[Any], base: type[Any] | None = None) -> Iterable[str]:
             yield f"- {name}{_default(field)} ({_type(field)}){note}"
 
 
+_schemas: dict[type[Any], dict[str, dict[str, Any]]] = {}
+
+
 def _properties(cls: type[Any]) -> dict[str, dict[str, Any]]:
     """The JSON schema of every field of a section, described by the docstring below it."""
+    if cls in _schemas:  # many classes have the same parents, and a schema takes milliseconds
+        return _schemas[cls]
     properties: dict[str, dict[str, Any]] = TypeAdapter(cls).json_schema()["properties"]
-    # Pydantic reads only the docstrings of the class itself, not those of inherited fields.
-    for parent in filter(is_dataclass, cls.__mro__[1:]):
-        for name, field in TypeAdapter(parent).json_schema()["properties"].items():
-            if "description" in field:
-                properties[name].setdefault("description", field["description"])
     for field in properties.values():
         if "description" in field:
             first = field["description"].partition("\n\n")[0]
             field["description"] = " ".join(first.replace("``", "").split())
-    return properties
+    # Pydantic reads only the docstrings of the class itself, not those of inherited fields.
+    for parent in filter(is_dataclass, cls.__mro__[1:]):
+        for name, field in _properties(parent).items():
+            if "description" in field:
+                properties[name].setdefault("description", field["description"])
+    return _schemas.setdefault(cls, properties)
 
 
 def _default(field: Mapping[str, Any]) -> str:

@@ -128,14 +128,15 @@ def _run_page(facts: RunFacts, sizes: str, console: Console) -> RenderableType:
         panel.add_column(ratio=3)
         panel.add_row(Panel(phases, title="time"), Panel(ranks, title="ranks"))
         panels = [panel]
-    rest = console.height - len(lines) - (height if panels else 0) - 1
     status = Table.grid(padding=(0, 2))
-    status.add_column(no_wrap=True)
-    status.add_column(no_wrap=True, overflow="ellipsis")
+    status.add_column(no_wrap=True, min_width=max(len(title) for title, _ in lines))
+    status.add_column(overflow="fold")
     style = STATES[facts.state()]
     for title, text in lines:
         marked = title in ("run", "ended", "diverged", "resume", "warning")
         status.add_row(title, Text(text, style if marked else ""))
+    taken = len(console.render_lines(status))  # long lines are folded
+    rest = console.height - taken - (height if panels else 0) - 1
     plot = [_curve(facts.record, console, rest - 2)] if rest >= PLOT else []
     return Group(status, *plot, *panels)
 

@@ -281,6 +281,7 @@ def test_multiples():
     assert multiples(Scaffold()) == ("2", "2", "1", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", ["80", "100", "200", "20"])
 def test_catalogue_fits_and_is_plain(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
@@ -339,6 +340,7 @@ def test_a_name_that_is_not_in_the_catalogue(refused):
     assert line.endswith("did you mean fedmim?")
 
 
+@pytest.mark.slow
 def test_the_list_has_no_markup_and_no_endless_number():
     assert "``" not in listing()
     assert str(2**63) not in listing()

@@ -135,7 +135,7 @@ def test_status_and_watch_say_it(diverged, hpcfl):
     said = hpcfl("status", run).out
     assert said[0].endswith("fedavg, finished")
     assert said[1].startswith("diverged    train loss ")
-    assert any(line.startswith("diverged: train loss ") for line in hpcfl("watch", run).out)
+    assert any(line.startswith("diverged    train loss ") for line in hpcfl("watch", run).out)
     assert hpcfl("status", run.parent).out == [
         "finished          4 of 4  run  (diverged)",
         "1 runs: 1 finished; 1 of them diverged, with finite numbers",

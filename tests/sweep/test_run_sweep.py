@@ -92,6 +92,7 @@ def test_a_dry_run_starts_nothing(file, tmp_path, hpcfl):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_only_some_labels_are_run(file, tmp_path, hpcfl):
     done = hpcfl("sweep", file, "--out", tmp_path / "out", "--only", "hbm,seed1", "rounds=2")
     assert done.code == 0, done.err
