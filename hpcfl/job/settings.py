@@ -16,7 +16,7 @@ _LEADING = ("task", "data.kind")  # other keys follow from these, and are not li
 WITHOUT_EFFECT = ("balance", "evaluate", "diagnostics", "checkpoint", "comm", "log")
 # A report takes jobs that differ in these as equal, too: they say where a run is computed.  Not all
 # of them may change at a resume, as some change the last bits of the model.
-_PLACEMENT = ("store", "threads", "device")
+_PLACEMENT = ("store.kind", "store.dir", "store.cache_gib", "threads", "device")
 _LONG = 24  # characters of a value
 
 
@@ -72,7 +72,7 @@ def _follows(jobs: Sequence[Settings], leading: str, key: str) -> bool:
 
 def affects_results(key: str) -> bool:
     """Whether a report distinguishes jobs that differ in this key."""
-    return key.partition(".")[0] not in (*WITHOUT_EFFECT, *_PLACEMENT)
+    return not any(f"{key}.".startswith(f"{free}.") for free in (*WITHOUT_EFFECT, *_PLACEMENT))
 
 
 def _scope(job: Settings, key: str) -> str:

@@ -1,0 +1,21 @@
+"""Which settings tell jobs apart."""
+
+from hpcfl.job.settings import affects_results, distinguishing_settings
+
+JOB = {"task": None, "algorithm.name": "fedhbm", "seed": 0, "store.kind": "hdf5"}
+
+
+def test_the_type_of_stored_states_tells_jobs_apart():
+    """A state that is rounded to bfloat16 changes the model; where it is kept does not."""
+    jobs = [
+        {**JOB, "store.dtype": "float32", "store.dir": None},
+        {**JOB, "store.dtype": "bfloat16", "store.dir": "/scratch"},
+    ]
+    assert distinguishing_settings(jobs) == ["store.dtype float32", "store.dtype bfloat16"]
+
+
+def test_keys_are_compared_whole():
+    assert not affects_results("store.cache_gib")
+    assert not affects_results("log.tensorboard")
+    assert affects_results("store.dtype")
+    assert affects_results("rounds")
