@@ -1,7 +1,7 @@
 """Types that all packages use: tensors, numbers of a job, examples and batches."""
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ Natural = Annotated[int, Ge(0)]
 # A path as the user gives it, relative to the current directory; kept absolute.
 PathText = Annotated[str, AfterValidator(absolute)]
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
+
+LossName = Literal["cross_entropy", "tokens", "squared", "quadratic"]
+PAD = 0  # the class of tokens that fill up a sentence; losses and metrics leave them out
 
 
 class Section:

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
-from functools import cache, partial
+from functools import partial
 from shutil import get_terminal_size
 from typing import Any, get_args
 

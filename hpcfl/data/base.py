@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 import torch
@@ -16,10 +16,9 @@ from hpcfl.data.download import Track
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.partition import Partition, Pooled, Rows
 from hpcfl.errors import JobError
-from hpcfl.types import Count, Examples, Section
+from hpcfl.types import Count, Examples, LossName, Section
 
 Part = Annotated[float, Interval(gt=0, lt=1)]
-LossName = Literal["cross_entropy", "tokens", "squared", "quadratic"]
 
 
 DRAWS = 2**63  # an example's draw is a number below

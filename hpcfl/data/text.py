@@ -17,10 +17,10 @@ from hpcfl.data.inputs import InputFile
 from hpcfl.data.partition import Spans
 from hpcfl.data.source_fingerprint import same
 from hpcfl.data.token_file import SPLITS, Source, Split, check_tokens, origin_of, pack, read
-from hpcfl.data.vocabulary import PAD, Vocabulary, Words
+from hpcfl.data.vocabulary import Vocabulary, Words
 from hpcfl.errors import DataError, JobError
 from hpcfl.seeds import stream
-from hpcfl.types import Count, Examples, PathText
+from hpcfl.types import PAD, Count, Examples, PathText
 
 
 @dataclass(frozen=True, kw_only=True)

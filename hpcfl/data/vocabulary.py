@@ -16,9 +16,9 @@ from torch import Tensor
 
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
+from hpcfl.types import PAD
 
 _DIGITS = 18  # of a count
-PAD = 0
 SPECIAL = 4  # padding and the three last classes
 Words = Annotated[int, Interval(ge=1, le=2**15 - SPECIAL)]  # tokens are kept in 16 bits
 

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Iterable
 
-from hpcfl.data.base import LossName
 from hpcfl.evaluation.metrics import totals
 from hpcfl.local.step import Gradient
-from hpcfl.types import Batch, Vector
+from hpcfl.types import Batch, LossName, Vector
 
 
 class Meter:

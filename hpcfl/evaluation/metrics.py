@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hpcfl.data.base import LossName
-from hpcfl.data.vocabulary import PAD, are_words
+from hpcfl.data.vocabulary import are_words
 from hpcfl.models.losses import residuals, widen
+from hpcfl.types import PAD, LossName
 
 TOP = 5
 

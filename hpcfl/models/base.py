@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator
 from torch import nn
 
-from hpcfl.data.base import DataConfig
 from hpcfl.errors import JobError
 from hpcfl.models import imagenet
 from hpcfl.types import Section, absolute
@@ -61,8 +60,12 @@ class ModelConfig(Section):
         if self.init == TORCHVISION and self.imagenet is not None:
             imagenet.fetch(self.imagenet)
 
-    def check(self, data: DataConfig) -> None:
-        """Raise ValueError, beginning with the key at fault, if the model cannot use this data."""
+    def check(self, data: Section) -> None:
+        """Check that the model can use the data of the job's ``data`` section.
+
+        Raises:
+            ValueError: it cannot; the text begins with the key at fault.
+        """
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:

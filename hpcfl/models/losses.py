@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hpcfl.data.base import LossName
-from hpcfl.data.vocabulary import PAD
-from hpcfl.types import Loss, Scalar
+from hpcfl.types import PAD, Loss, LossName, Scalar
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:

@@ -6,11 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hpcfl.data.base import DataConfig
-from hpcfl.data.vocabulary import PAD
 from hpcfl.errors import JobError
 from hpcfl.models.base import ModelConfig
-from hpcfl.types import Count
+from hpcfl.types import PAD, Count, Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +27,7 @@ class WordLstm(ModelConfig):
     projected: Count = 96
     """Size of the layer between the LSTM and the outputs."""
 
-    def check(self, data: DataConfig) -> None:
+    def check(self, data: Section) -> None:
         """Model and data predict the same."""
         labelled = getattr(data, "predict", self.predict)
         if labelled != self.predict:
