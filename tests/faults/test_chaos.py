@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from scaffold_run import write
 
 from hpcfl.bench import chaos
 from hpcfl.bench.chaos import ALGORITHMS, Chaos, attempt_outcome
@@ -26,7 +27,6 @@ from hpcfl.errors import HpcflError, StoreError
 from hpcfl.io import checksum
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import MANIFEST, SERVER
-from runs import write
 from tests.forked import finish
 from tests.parallel.harness import environment, find_mpirun
 

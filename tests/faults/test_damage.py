@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from scaffold_run import complete, error_line, killed, write
 
 from hpcfl.bench.chaos.run_outcome import outcome
 from hpcfl.errors import StoreError
 from hpcfl.run_dir.layout import RunDir
-from runs import complete, error_line, killed, write
 from tests.forked import finish
 
 

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 from deny import deny_from
+from scaffold_run import complete, error_line, killed, write
 
 from hpcfl.bench.chaos.run_outcome import outcome
 from hpcfl.run_dir.layout import RunDir
-from runs import complete, error_line, killed, write
 from tests.forked import finish
 
 STRERROR = {
