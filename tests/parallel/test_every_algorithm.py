@@ -14,16 +14,16 @@ SPREAD = [name for name in ALL if name != "centralized"]
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
-    """Plays every algorithm on so many ranks, or goes on where ``folder`` holds stopped runs.
+    """Plays algorithms on so many ranks, or resumes the stopped runs that ``folder`` holds.
 
     Every other one in bf16.  Centralised training has one client, so one rank.
     """
 
-    def go(ranks, *, stop=0, folder=None, backend="gloo"):
+    def go(ranks, names=SPREAD, *, stop=0, folder=None, backend="gloo"):
         root = folder or tmp_path_factory.mktemp(f"on{ranks}")
         jobs = {}
-        for index, name in enumerate(ALL if ranks == 1 else SPREAD):
-            precision = ("float32", "bf16")[index % 2]
+        for name in names:
+            precision = ("float32", "bf16")[[*ALL].index(name) % 2]
             comm = {"backend": backend}
             local = {"epochs": 2, "batch_size": 4, "lr": 0.3, "lr_decay": 0.9, "weight_decay": 0.01}
             jobs[name] = tree(root, softmax_problem(), ALL[name], local=local, comm=comm)
@@ -38,7 +38,7 @@ def play(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(play):
     """Every algorithm, uninterrupted on one rank."""
-    return play(1)
+    return play(1, ALL)
 
 
 def test_they_differ(alone):
@@ -55,15 +55,15 @@ def test_on_any_number_of_ranks(alone, play, ranks, backend):
         assert outcome(many / name) == outcome(alone / name), name
 
 
-@pytest.mark.parametrize("stages", [[(3, 3), (2, 0)], [(1, 4), (1, 0)]], ids=str)
-def test_stopped_and_resumed(alone, play, stages):
+@pytest.mark.parametrize(
+    ("names", "ranks", "stop", "then"), [(SPREAD, 3, 3, 2), (["centralized"], 1, 4, 1)]
+)
+def test_stopped_and_resumed(alone, play, names, ranks, stop, then):
     """On another number of ranks; centralised training on the same one."""
-    (ranks, stop), (then, _) = stages
-    names = SPREAD if ranks > 1 else ALL
-    folder = play(ranks, stop=stop)
+    folder = play(ranks, names, stop=stop)
     for name in names:
         found, whole = outcome(folder / name), outcome(alone / name)
         assert (found.round, found.log) == (stop, whole.log[:stop]), name
-    play(then, folder=folder)
+    play(then, names, folder=folder)
     for name in names:
         assert outcome(folder / name) == outcome(alone / name), name

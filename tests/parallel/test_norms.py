@@ -19,7 +19,7 @@ JOB = {
 }
 FEDHBM = {"name": "fedhbm", "first": "random"}
 JOBS = {
-    "resnet18-group": {"model": {"name": "resnet18"}},
+    "resnet20-group": {"model": {"name": "resnet20"}},
     "mobilenet-frozen": {
         "model": {"name": "mobilenet_v2", "norm": "frozen"},
         "algorithm": FEDHBM,
