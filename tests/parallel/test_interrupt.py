@@ -24,15 +24,18 @@ def job(tmp_path):
 def interrupted(at, send, *words, cwd=None):
     """``hpcfl WORDS``, which sends itself signals at a point; its exit code and standard error."""
     env = {**changed("interrupted"), "HPCFL_TEST_AT": at, "HPCFL_TEST_SEND": send}
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcfl", *map(str, words)],
-        env=environment(**env),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    if ":" in at:
+        done = finish(1, *words, env=env, folders=[cwd] if cwd else ())
+    else:  # at an import, so in a Python that has imported nothing yet
+        done = subprocess.run(
+            [sys.executable, "-m", "hpcfl", *map(str, words)],
+            env=environment(**env),
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
     assert "Traceback" not in done.stderr
     assert "KeyboardInterrupt" not in done.stderr
     return done.returncode, done.stderr.splitlines()
