@@ -18,7 +18,7 @@ from hpcfl.bench.result import Figure, Result, column
 from hpcfl.bench.round import built_in
 from hpcfl.errors import JobError
 from hpcfl.job.schema import Loaded, load
-from hpcfl.runner.choose_executor import WARM, one_step, with_executor
+from hpcfl.runner.choose_executor import WARM, step_timer, with_executor
 from hpcfl.runner.components import Components, build_components
 from hpcfl.runner.device import device_of
 
@@ -79,7 +79,7 @@ def _take_turns(
 def _play(components: Components, size: int | None) -> Callable[[], float]:
     """Plays a step of one client, or of a block; seconds by client."""
     made = with_executor(components, "sequential" if size is None else "block", size)
-    step = one_step(made, made.executor(made.gradient()), size or 1)
+    step = step_timer(made, made.executor(made.gradient()), size or 1)
     return lambda: step() / (size or 1)
 
 

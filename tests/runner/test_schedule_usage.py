@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcfl.job.schema import load
-from hpcfl.runner.schedule import rows_until_checkpoint
+from hpcfl.runner.schedule_usage import rows_until_checkpoint
 from hpcfl.runner.start import start
 from tests.algorithms.play import parts, softmax_problem, states, tree
 
