@@ -33,7 +33,7 @@ def sides():
 def test_every_side_plays_once_a_turn_and_warm_turns_do_not_count(sides, capsys, monkeypatch):
     monkeypatch.setattr(progress, "TRACK_S", 1e9)
     plays, heard = sides
-    found = take_turns(plays, 2, "bench x", warm=2)
+    found = take_turns(plays, 2, "bench x", warmup=2)
     assert [name for name, _ in heard] == ["a", "b"] * 4
     assert found == {"a": [5.0, 7.0], "b": [6.0, 8.0]}
     assert capsys.readouterr().err == ""  # nobody waited

@@ -87,8 +87,8 @@ def tracer(kill: Kill, trace: Path) -> list[str]:
     ]
 
 
-def was_struck(trace: Path) -> bool:
-    """Whether a trace ends in a call that was never done."""
+def was_killed_at_call(trace: Path) -> bool:
+    """Whether a trace shows a system call that never returned."""
     return trace.exists() and ") = ?" in " ".join(trace.read_text(errors="replace").split())
 
 

@@ -40,7 +40,7 @@ class Tally:
         self.ends[ending.kind] += 1
         self.rounds += ending.seen.rounds
         if ending.kind in ("killed", "stopped"):
-            self.kills[ending.name, ending.fell] += 1
+            self.kills[ending.name, ending.phase] += 1
 
     def __str__(self) -> str:
         tables = render_tables(self._by_kind(), self._by_ranks(), width=WIDTH)

@@ -61,7 +61,7 @@ class Watch:
         self._committed = max(self._committed, found.committed)
         if found != self._last:
             self._changed, self._last = now, found
-        if self._locked is None and self._attempt.holds(self._folder.root / "lock"):
+        if self._locked is None and self._attempt.has_open(self._folder.root / "lock"):
             self._locked = self._changed = now
             self._pace.learn("load", now - self._began)
         if self._noted is None and found.starts != self._first.starts:
@@ -105,7 +105,7 @@ class Watch:
         began = None if self._noted is None else int(self._folder.last_start["round"])
         return Seen(self.rounds, began, self._committed)
 
-    def fell(self, keep: int) -> str:
+    def phase(self, keep: int) -> str:
         """The phase of a killed attempt: import, resume, checkpoint, pruning or round."""
         if self._noted is None:
             return "import" if self._locked is None else "resume"
