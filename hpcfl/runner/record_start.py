@@ -85,7 +85,7 @@ def _record_outcome(session: RankSession, outcome: Outcome) -> None:
     # A start that failed early may have failed before its entry was written.
     if not recorded and outcome.ending != "failed":
         sys.stderr.write(
-            f"{session.folder.history}: says nothing of this start any more: the file was deleted "
+            f"{session.folder.history}: has no entry of this start any more: the file was deleted "
             "or replaced while the run was alive\n"
         )
 
