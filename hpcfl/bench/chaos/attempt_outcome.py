@@ -12,7 +12,7 @@ from hpcfl.bench.chaos.watch import Pace, Seen, Watch
 from hpcfl.run_dir.layout import RunDir
 
 POLL_S = 0.002
-_LINE = re.compile(r"\w+Error: .+")  # says why a run was refused
+_LINE = re.compile(r"\w+Error: .+")  # the line with the reason why a run was refused
 
 
 class Ending(NamedTuple):
@@ -20,7 +20,7 @@ class Ending(NamedTuple):
 
     kind: Literal["killed", "stopped", "finished", "refused", "wrong"]
     name: str = ""
-    """How it was killed or stopped, or what is wrong, as a text."""
+    """A description of the kill or stop, or of the fault."""
     phase: str = ""
     """Its phase when it was killed or stopped."""
     seen: Seen = Seen()
@@ -37,7 +37,15 @@ class Start(NamedTuple):
 
 
 def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int) -> Ending:
-    """Start an attempt, and kill it as ``kill`` says, unless it ends before."""
+    """Start an attempt, kill it as ``kill`` describes unless it ends earlier, and classify its end.
+
+    Args:
+        start: of the attempt.
+        kill: None to let it run to its end.
+        folder: the run directory.
+        pace: the durations of the phases so far, which are updated.
+        keep: checkpoints that the run keeps.
+    """
     log, trace = (folder.root.with_name(f"{folder.root.name}.{end}") for end in ("log", "strace"))
     trace.unlink(missing_ok=True)
     before = tracer(kill, trace) if kill and kill.exact else []
@@ -45,7 +53,7 @@ def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int)
     with Attempt(start.ranks, start.arguments, log, before, traced) as attempt:
         watch = Watch(attempt, folder, pace)
         while attempt.code is None and not (kill and watch.due(kill)):
-            watch.look()
+            watch.poll()
             if watch.hangs:
                 return Ending("wrong", f"an attempt that did nothing for {PATIENCE_S:.0f} s")
             time.sleep(POLL_S)
@@ -74,17 +82,20 @@ def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int)
 
 
 def fault_of_stop(attempt: Attempt, seen: Seen) -> str:
-    """The fault of a run that a signal asked to stop; empty if it stopped as it should."""
+    """The fault of a run that got a signal to stop; empty if it stopped correctly."""
     if any("Traceback" in line for line in attempt.output_lines()):
         return "a traceback"
-    # Before its rounds, and before MPI started, the launcher's own code may stand.
+    # Before MPI has started, the exit code may be the launcher's.
     if seen.began is not None and attempt.code != 75:
         return f"exit code {attempt.code} where 75 was expected"
     return ""
 
 
 def _by_itself(attempt: Attempt, *, refusable: bool) -> Ending:
-    """The end of an attempt that was not killed; without a checkpoint it may be refused."""
+    """Classify the end of an attempt that was not killed.
+
+    Without a checkpoint, one clear error with exit code 2 is a correct refusal.
+    """
     lines = attempt.output_lines()
     errors = [line for line in lines if _LINE.match(line)]
     clear = attempt.code == 2 and len(errors) == 1 and not any("Traceback" in w for w in lines)
