@@ -60,8 +60,8 @@ def bench_reduce(sizes: Sequence[int] | None, backend: str, turns: int = TURNS) 
     with group(connect(backend, "cpu", 600.0)) as comm:  # type: ignore[arg-type]
         if comm.size == 1:
             raise JobError(
-                "bench reduce: found 1 rank, expected 2 or more: one has nobody to share a mean "
-                "with; say mpirun -n 2 hpcfl bench reduce"
+                "bench reduce: found 1 rank, expected 2 or more: a single rank has no all-reduce; "
+                "say mpirun -n 2 hpcfl bench reduce"
             )
         keep_freed_memory()
         torch.set_num_threads(1)
