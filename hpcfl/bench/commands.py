@@ -1,4 +1,4 @@
-"""The commands of ``hpcfl bench`` by name."""
+"""Call the ``bench`` commands with their options; each module is imported when it is needed."""
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ def _store(options: Namespace) -> Result:
     return bench_store(options.dir, options.gib)
 
 
-# None comes from the ranks that are not the first.
+# A command that runs on several ranks returns None on all but the first.
 BENCHES: Mapping[str, Callable[[Namespace], Result | None]] = {
     "bench executor": _executor,
     "bench peers": _peers,

@@ -1,7 +1,8 @@
-"""Measure the parts of a round's cost on this machine, each alone, for ``hpcfl plan``.
+"""Measure the parts of a round's time on this machine, each separately, for ``hpcfl plan``.
 
-On every rank at once, as in a run: local rounds of the job, each rank for itself; the exact mean of
-vectors of the job's size; all-reduces over the ranks.  The slowest rank's figures are kept.
+All ranks measure at the same time, as they share the machine in a run: rounds of the job on each
+rank alone, the exact mean of vectors of the job's size, and all-reduces over the ranks.  The result
+is that of the slowest rank.
 """
 
 import json
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 from hpcfl.bench.reduce import means
-from hpcfl.bench.result import WIDTH, Figure, Result
+from hpcfl.bench.result import WIDTH, Measurement, Result
 from hpcfl.bench.single_rank import Engine, SingleRank, single_rank
 from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
@@ -33,14 +34,14 @@ from hpcfl.plan.time import kind, work
 from hpcfl.runner.device import device_of, device_type
 from hpcfl.runner.environment import processor
 
-ROUNDS, SECONDS = 5, 5.0  # at least; rounds are run until both are reached
+ROUNDS, SECONDS = 5, 5.0  # rounds are run until both are reached
 TURNS = 9
-COUNT = 3  # uploads of the longer of two means
-BATCHES = 4  # of the test set, at most
+COUNT = 3  # uploads of the larger of two means, whose difference is the cost of an upload
+BATCHES = 4  # measured batches of the test set, at most
 
 
 def bench_costs(job: Path, overrides: Sequence[str]) -> Result | None:
-    """Collective: measure the costs of a job; None on other ranks than rank 0.
+    """Collective: measure the costs of a job; None on all ranks but rank 0.
 
     Raises:
         JobError, DataError: something in the job does not fit.
@@ -58,7 +59,7 @@ def bench_costs(job: Path, overrides: Sequence[str]) -> Result | None:
         figures = [*_rounds(side, Path(name), show_progress=comm.rank == 0), _tests(side)]
         figures += _mean(size, side.components.device)
         figures += _exchange(comm, size, device_of(loaded.job, comm.local_rank))
-        slowest = comm.allreduce_max(np.array([figure.middle for figure in figures])).tolist()
+        slowest = comm.allreduce_max(np.array([figure.median for figure in figures])).tolist()
         if comm.rank:
             return None
         what = f"{loaded.name}, {processor()}"
@@ -69,7 +70,7 @@ def bench_costs(job: Path, overrides: Sequence[str]) -> Result | None:
 
 
 def report(costs: CostModel) -> str:
-    """A line for each cost."""
+    """A text with a line for each cost."""
     return "\n".join(
         fill(
             f"{name:10} {value if isinstance(value, str) else f'{value:.4g}'}",
@@ -81,43 +82,43 @@ def report(costs: CostModel) -> str:
     )
 
 
-def _rounds(side: SingleRank, folder: Path, *, show_progress: bool) -> list[Figure]:
-    """Seconds of a step, of a visit beyond its steps, of a round beyond its visits."""
+def _rounds(side: SingleRank, folder: Path, *, show_progress: bool) -> list[Measurement]:
+    """The seconds of a step, of a client besides its steps, of a round besides its clients."""
     steps, run = work(side.components).steps, side.run
-    played = _played(Engine(run, 1), run.schedule.rounds)
-    for _ in track(played, "bench costs: rounds", thread=False) if show_progress else played:
+    timed = _timed_rounds(Engine(run, 1), run.schedule.rounds)
+    for _ in track(timed, "bench costs: rounds", thread=False) if show_progress else timed:
         pass
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     records = [r for r in lines if r.get("clients")][1:]
     done = [int(steps[run.schedule.draw(r["round"] - 1)].sum()) for r in records]
     beyond = ("sample_s", "read_s", "write_s")
     return [
-        Figure(
+        Measurement(
             "a step",
             "engine",
             "s",
             [r["compute_s"] / n for r, n in zip(records, done, strict=True)],
         ),
-        Figure(
+        Measurement(
             "a visit", "engine", "s", [sum(r[k] for k in beyond) / r["clients"] for r in records]
         ),
-        Figure("a round", "engine", "s", [r["update_s"] for r in records]),
+        Measurement("a round", "engine", "s", [r["update_s"] for r in records]),
     ]
 
 
-def _played(engine: Engine, rounds: int) -> Iterator[float]:
-    """Play rounds until they are enough; the seconds of each but the first, which warms up."""
+def _timed_rounds(engine: Engine, rounds: int) -> Iterator[float]:
+    """Run rounds until they are enough; yield the seconds of each but the first, a warm-up."""
     engine()
-    played, spent = 1, 0.0
-    while played < rounds and (played <= ROUNDS or spent < SECONDS):
+    done, total_s = 1, 0.0
+    while done < rounds and (done <= ROUNDS or total_s < SECONDS):
         seconds = engine()
-        played += 1
-        spent += seconds
+        done += 1
+        total_s += seconds
         yield seconds
 
 
-def _tests(side: SingleRank) -> Figure:
-    """Seconds of an example of the test set."""
+def _tests(side: SingleRank) -> Measurement:
+    """The seconds of one example of the test set."""
     components, tests = side.components, side.components.tests()
     meter = Meter(components.gradient(), components.dataset.loss)
     batches = [b for b, _ in zip(tests.batches(0, 1), range(BATCHES + 1), strict=False)]
@@ -126,21 +127,24 @@ def _tests(side: SingleRank) -> Figure:
         began = perf_counter()
         meter.each(components.x0, [batch])
         times.append((perf_counter() - began) / len(batch.labels))
-    return Figure("a test", "engine", "s", times[1:] or times or [0.0])
+    return Measurement("a test", "engine", "s", times[1:] or times or [0.0])
 
 
-def _mean(size: int, device: torch.device) -> list[Figure]:
-    """Seconds of the exact mean of one upload and of several, on this rank alone."""
+def _mean(size: int, device: torch.device) -> list[Measurement]:
+    """The seconds of the exact mean of one upload and of several, on this rank alone."""
     sides = means(Solo(), size, (1, COUNT), device)
-    return [Figure("a mean", name, "s", _timed(side)) for name, side in sides.items()]
+    return [Measurement("a mean", name, "s", _timed(side)) for name, side in sides.items()]
 
 
-def _exchange(comm: Comm, size: int, device: torch.device) -> list[Figure]:
-    """Seconds of the two all-reduces of a round."""
+def _exchange(comm: Comm, size: int, device: torch.device) -> list[Measurement]:
+    """Collective: the seconds of the two all-reduces of a round."""
     few, many = np.zeros(8), torch.zeros(size, dtype=torch.int64, device=device)
     small = _timed(lambda: comm.allreduce_max(few), comm)
     large = _timed(lambda: comm.allreduce_sum(many), comm)
-    return [Figure("all-reduce", "few", "s", small), Figure("all-reduce", "all", "s", large)]
+    return [
+        Measurement("all-reduce", "few", "s", small),
+        Measurement("all-reduce", "all", "s", large),
+    ]
 
 
 def _timed(side: Callable[[], Any], comm: Comm | None = None) -> list[float]:
@@ -155,7 +159,10 @@ def _timed(side: Callable[[], Any], comm: Comm | None = None) -> list[float]:
 
 
 def _cost_model(slowest: Sequence[float], ranks: int, size: int, what: str) -> CostModel:
-    """The costs that follow from the medians, which stand in the order of the figures."""
+    """Compute the costs from the medians, which are in the order of ``bench_costs``'s figures.
+
+    Latency and bandwidth follow from the formula of an all-reduce in ``hpcfl.plan.time``.
+    """
     step, visit, round, test, one, several, few, many = slowest
     convert = max(0.0, several - one) / (COUNT - 1)
     latency = bandwidth = None

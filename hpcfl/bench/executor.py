@@ -1,7 +1,7 @@
-"""Compare a local step of one client after the other with one of blocks of clients.
+"""Compare the local steps of the sequential and the block executor.
 
-Both are also set against what the device can do: the step's multiplications and additions, counted
-once, over the rate at which it multiplies large matrices of the job's precision.
+Both are also compared with the device's peak: the number of the step's multiplications and
+additions, divided by the rate of products of large matrices in the job's precision.
 """
 
 import tempfile
@@ -14,40 +14,40 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpcfl.bench.interleave import take_turns
-from hpcfl.bench.result import Figure, Result, column
-from hpcfl.bench.round import built_in
+from hpcfl.bench.result import Measurement, Result, column
+from hpcfl.bench.round import built_in_jobs
 from hpcfl.errors import JobError
 from hpcfl.job.schema import Loaded, load
-from hpcfl.runner.choose_executor import WARM, one_step, with_executor
+from hpcfl.runner.choose_executor import WARM, step_timer, with_executor
 from hpcfl.runner.components import Components, build_components
 from hpcfl.runner.device import device_of
 
 SIZES = (10, 32)  # clients in a block
 TURNS = 7
-SIDE = 2048  # of the matrices
+SIDE = 2048  # rows and columns of the matrices
 ALONE = "sequential"
 
 
 def bench_executor(
     job: Path | None, overrides: Sequence[str], sizes: Sequence[int] | None, turns: int = TURNS
 ) -> Result:
-    """Measure a job's local step, or those of the built-in jobs.
+    """Measure the local step of a job, or of the built-in jobs if none is given.
 
     Args:
-        job: a job, or None.
-        overrides: its ``key.path=value``.
+        job: a job file, or None.
+        overrides: ``key.path=value`` settings over the job's.
         sizes: of the blocks; when None, those of ``SIZES`` that the clients can fill.
-        turns: of every executor, after a warm-up.
+        turns: the number of measured turns, after a warm-up.
 
     Raises:
         JobError: the job is wrong.
     """
     with tempfile.TemporaryDirectory() as name:
-        jobs = [load(job, overrides)] if job else built_in(Path(name))
+        jobs = [load(job, overrides)] if job else built_in_jobs(Path(name))
         lines = [
             f"{'job':16} {'':14} {'a step of a client':>18} {'to sequential':>14} {'of peak':>8}"
         ]
-        figures: list[Figure] = []
+        figures: list[Measurement] = []
         for loaded in jobs:
             components = build_components(loaded, device_of(loaded.job, 0))
             clients = len(components.rows)
@@ -55,8 +55,8 @@ def bench_executor(
             steps = _take_turns(loaded, components, fit, turns)
             ideal = _flops(components) / _peak(components)
             lines += [
-                f"{column(loaded.name, 16)} {step.side:14} {1e3 * step.middle:15.3f} ms "
-                f"{step.over(steps[0]):14.3f} {ideal / step.middle:8.1%}"
+                f"{column(loaded.name, 16)} {step.side:14} {1e3 * step.median:15.3f} ms "
+                f"{step.over(steps[0]):14.3f} {ideal / step.median:8.1%}"
                 for step in steps
             ]
             figures += steps
@@ -66,25 +66,25 @@ def bench_executor(
 
 def _take_turns(
     loaded: Loaded, components: Components, sizes: Sequence[int], turns: int
-) -> list[Figure]:
-    """Seconds of a step of a client: each executor once a turn."""
-    plays = {ALONE: _play(components, None)} | {
-        f"blocks of {k}": _play(components, k) for k in sizes
+) -> list[Measurement]:
+    """The seconds of one client's step, for each executor."""
+    functions = {ALONE: _step(components, None)} | {
+        f"blocks of {k}": _step(components, k) for k in sizes
     }
     what = f"bench executor: {loaded.name}: steps"
-    times = take_turns(plays, turns, what, warm=WARM[components.device.type])
-    return [Figure(loaded.name, name, "s", values) for name, values in times.items()]
+    times = take_turns(functions, turns, what, warmup=WARM[components.device.type])
+    return [Measurement(loaded.name, name, "s", values) for name, values in times.items()]
 
 
-def _play(components: Components, size: int | None) -> Callable[[], float]:
-    """Plays a step of one client, or of a block; seconds by client."""
-    made = with_executor(components, "sequential" if size is None else "block", size)
-    step = one_step(made, made.executor(made.gradient()), size or 1)
+def _step(components: Components, size: int | None) -> Callable[[], float]:
+    """A function that runs a step of one client or of a block; it returns seconds per client."""
+    chosen = with_executor(components, "sequential" if size is None else "block", size)
+    step = step_timer(chosen, chosen.executor(chosen.gradient()), size or 1)
     return lambda: step() / (size or 1)
 
 
 def _flops(components: Components) -> int:
-    """Multiplications and additions of a client's gradient on a batch."""
+    """The number of multiplications and additions of one gradient on a batch of client 0."""
     gradient = components.gradient()
     batch = next(components.clients.task(0, 0).batches)
     with FlopCounterMode(display=False) as counter:
@@ -96,7 +96,7 @@ def _flops(components: Components) -> int:
 
 
 def _peak(components: Components) -> float:
-    """Multiplications and additions a second, in products of large matrices."""
+    """Multiplications and additions per second, in products of large matrices."""
     dtype = torch.bfloat16 if components.job.precision == "bf16" else components.x0.dtype
     a, b = (torch.rand(SIDE, SIDE, device=components.device).to(dtype) for _ in range(2))
     times = []

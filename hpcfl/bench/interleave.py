@@ -1,4 +1,4 @@
-"""Time several functions in turns, so that noise of the machine affects all of them alike."""
+"""Time several functions alternately, so that noise of the machine affects all of them alike."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -11,27 +11,29 @@ Side = TypeVar("Side")
 def take_turns(
     sides: Mapping[Side, Callable[[], float]],
     turns: int,
-    what: str,
+    title: str,
     *,
-    warm: int = 1,
+    warmup: int = 1,
     show_progress: bool = True,
 ) -> dict[Side, list[float]]:
-    """Call every function once in each turn, and collect the seconds that it returns.
+    """Call all functions once in each turn, and collect the seconds that they return.
+
+    The functions are not timed here, as they may exclude their own preparation.
 
     Args:
-        sides: functions by name; each returns the seconds of what it measures.
-        turns: how many turns are measured.
-        what: the title of the progress line.
-        warm: turns before these, which are not measured.
-        show_progress: whether this process shows progress; of several ranks the first does.
+        sides: functions by name; each returns the seconds of the work that it measured.
+        turns: the number of measured turns.
+        title: of the progress line.
+        warmup: the number of turns before these, whose seconds are dropped.
+        show_progress: False on all ranks but the first.
 
     Returns:
-        By name, a figure a turn.
+        For each name, the seconds of every measured turn.
     """
     times: dict[Side, list[float]] = {name: [] for name in sides}
-    plays = [(name, play) for _ in range(warm + turns) for name, play in sides.items()]
-    # Without a thread for the progress line: it would disturb the measurement.
-    tracked = track(plays, what, len(plays), thread=False) if show_progress else plays
-    for name, play in tracked:
-        times[name].append(play())
-    return {name: seconds[warm:] for name, seconds in times.items()}
+    calls = [(name, side) for _ in range(warmup + turns) for name, side in sides.items()]
+    # A thread that draws the progress line would disturb the measurement.
+    tracked = track(calls, title, len(calls), thread=False) if show_progress else calls
+    for name, side in tracked:
+        times[name].append(side())
+    return {name: seconds[warmup:] for name, seconds in times.items()}

@@ -1,11 +1,11 @@
-"""A script for a Python that has pfl: federated averaging on images like CIFAR-10's.
+"""Run rounds of pfl's federated averaging for ``hpcfl bench peers``, in a Python that has pfl.
 
     python peer_pfl.py '{"model": "cnn", "precision": "float32", "users": 1000, "samples": 50,
                          "cohort": 50, "batch": 10, "rate": 0.1}'
 
-Images are random.  A line on standard input asks for a round; a line of JSON on standard output
-says what it took.  It needs nothing of hpcfl: the models are written out as their users would,
-against pfl's public interface.
+Images are random and in CIFAR-10's shape.  The script runs a round for each line of standard input,
+and writes its seconds as a line of JSON.  It does not import hpcfl, which that Python may lack: the
+models are written as pfl's users would write them, for its public interface.
 """
 
 import json
@@ -34,7 +34,7 @@ FOREVER = 10**9
 
 
 def cnn() -> nn.Module:
-    """That of pfl's benchmark: 1 626 442 parameters."""
+    """The CNN of pfl's benchmark: 1 626 442 parameters."""
     model = nn.Sequential(
         nn.Conv2d(3, 32, 3),
         nn.ReLU(),
@@ -55,7 +55,7 @@ def cnn() -> nn.Module:
 
 
 def lenet() -> nn.Module:
-    """797 962 parameters."""
+    """LeNet with 797 962 parameters, as hpcfl has it."""
     return nn.Sequential(
         nn.Conv2d(3, 64, 5),
         nn.ReLU(),
@@ -73,7 +73,7 @@ def lenet() -> nn.Module:
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut without parameters."""
+    """Two convolutions, and a shortcut without parameters."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -87,16 +87,16 @@ class Residual(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Half as wide and high where channels are added."""
-        found = self.path(images)
+        """Return features of half the width and height where channels are added."""
+        features = self.path(images)
         if self.added:
             channels = (0, 0, 0, 0, self.added // 2, self.added - self.added // 2)
             images = nn.functional.pad(images[:, :, ::2, ::2], channels)
-        return nn.functional.relu(found + images)
+        return nn.functional.relu(features + images)
 
 
 def resnet20() -> nn.Module:
-    """With GroupNorm: 269 722 parameters."""
+    """ResNet-20 with GroupNorm: 269 722 parameters, as hpcfl has it."""
     widths = [16] * 4 + [32] * 3 + [64] * 3
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1, bias=False),
@@ -120,46 +120,46 @@ class Network(nn.Module):
         self.model = model
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Of images [B, 32, 32, 3], as pfl's benchmark stores them."""
+        """The mean loss of images [B, 32, 32, 3], as pfl's benchmark stores them."""
         self.train()
         outputs = self.model(images.permute(0, 3, 1, 2))
         return nn.functional.cross_entropy(outputs, labels)
 
     def metrics(self, images: Tensor, labels: Tensor) -> dict[str, Any]:
-        """None: rounds are timed without their scores."""
+        """Return no metrics: rounds are timed without evaluation."""
         return {}
 
 
-class Asked(TrainingProcessCallback):
-    """Prints the seconds of a round, and waits for the request of the next one."""
+class RoundOnRequest(TrainingProcessCallback):
+    """Prints the seconds of each round, and waits for a line of input before the next one."""
 
     def on_train_begin(self, *, model: Any) -> Metrics:
-        """Wait for the first."""
-        self._ask()
+        """Wait for the first request."""
+        self._wait()
         return Metrics()
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        """Tell, and wait; the end of the input is the end."""
+        """Print the seconds of the round, and wait; return True (stop) at the end of the input."""
         cpu, wall = time.process_time() - self._cpu, time.perf_counter() - self._wall
-        tell({"wall_s": wall, "cpu_s": cpu})
-        return not self._ask(), Metrics()
+        write_line({"wall_s": wall, "cpu_s": cpu})
+        return not self._wait(), Metrics()
 
-    def _ask(self) -> bool:
+    def _wait(self) -> bool:
         line = sys.stdin.readline()
         self._cpu, self._wall = time.process_time(), time.perf_counter()
         return bool(line)
 
 
-def tell(what: dict[str, Any]) -> None:
-    """Write a line of JSON."""
-    sys.stdout.write(f"{json.dumps(what)}\n")
+def write_line(values: dict[str, Any]) -> None:
+    """Write values as a line of JSON to standard output."""
+    sys.stdout.write(f"{json.dumps(values)}\n")
     sys.stdout.flush()
 
 
 def main(work: dict[str, Any]) -> None:
-    """Play rounds as long as they are asked for."""
+    """Run a round for each line of input."""
     count, samples = work["users"], work["samples"]
     torch.set_num_threads(1)
     draw = np.random.default_rng(0)
@@ -191,14 +191,14 @@ def main(work: dict[str, Any]) -> None:
         local_num_epochs=1, local_learning_rate=work["rate"], local_batch_size=work["batch"]
     )
     size = sum(parameter.numel() for parameter in network.parameters())
-    tell({"pfl": version("pfl"), "torch": torch.__version__, "parameters": size})
+    write_line({"pfl": version("pfl"), "torch": torch.__version__, "parameters": size})
     FederatedAveraging().run(
         settings,
         SimulatedBackend(data, data, [WeightByUser()]),
         model,
         local,
         None,
-        [Asked()],
+        [RoundOnRequest()],
         send_metrics_to_platform=False,
     )
 

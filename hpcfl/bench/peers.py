@@ -1,10 +1,10 @@
 """Compare rounds of hpcfl with a bare loop and, where it is installed, with pfl-research.
 
-Random images in CIFAR-10's shape, one epoch of SGD, users weighted alike.  ``cnn`` is pfl's own
-benchmark: 1000 users of 50, 50 users a round, batches of 10, rate 0.1, dropout.  Every side takes a
-round in turn, on one thread; figures are seconds of CPU, which other work on the machine disturbs
-less than wall time.  The bare loop plays hpcfl's models; pfl runs in a Python of its own, with
-models as its users write them.
+Random images in CIFAR-10's shape, one epoch of SGD, equal weights.  ``cnn`` is pfl's own benchmark:
+1000 users of 50 images, 50 users in a round, batches of 10, learning rate 0.1, dropout.  All sides
+run a round alternately, on one thread.  CPU time is measured, because other work on the machine
+disturbs it less than wall time.  The bare loop trains hpcfl's models; pfl runs in a Python
+environment of its own, with models as its users write them.
 """
 
 import json
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcfl.bench.interleave import take_turns
-from hpcfl.bench.result import Figure, Result
-from hpcfl.bench.round import Bare
+from hpcfl.bench.result import Measurement, Result
+from hpcfl.bench.round import BareLoop
 from hpcfl.bench.single_rank import Engine, single_rank
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
@@ -31,14 +31,15 @@ PRECISIONS = ("float32", "bf16")
 
 
 class Work(NamedTuple):
-    """The work of every side in a round."""
+    """The work of a round, the same for every side."""
 
     users: int
     samples: int
-    """Of every user."""
+    """Of each user."""
     cohort: int
     batch: int
     rate: float
+    """The local learning rate."""
 
 
 WORKS = {
@@ -54,9 +55,9 @@ def bench_peers(python: Path | None, model: str = "cnn", turns: int = TURNS) -> 
     """Measure all sides.
 
     Args:
-        python: an interpreter that has pfl; this one when None.
-        model: of ``WORKS``.
-        turns: rounds of every side, after a warm-up.
+        python: an interpreter that has pfl; the running one when None.
+        model: a key of ``WORKS``.
+        turns: the number of measured rounds of each side, after one as a warm-up.
 
     Raises:
         JobError: the interpreter has no pfl, or pfl ended.
@@ -67,27 +68,29 @@ def bench_peers(python: Path | None, model: str = "cnn", turns: int = TURNS) -> 
         _images(root, work.users * work.samples)
         (root / "job.yaml").write_text(json.dumps(_job(name, model, work)))
         sides: dict[str, Callable[[], float]] = {}
-        said: dict[str, Any] = {}
+        versions: dict[str, Any] = {}
         for precision in PRECISIONS:
             loaded = load(root / "job.yaml", [f"precision={precision}"])
             (folder := root / precision).mkdir()
-            parts, run, _ = single_rank(loaded, folder, stack)
-            engine, bare = Engine(run, 1, process_time), Bare(parts, run, 1, process_time)
+            components, run, _ = single_rank(loaded, folder, stack)
+            engine = Engine(run, 1, process_time)
+            bare = BareLoop(components, run, 1, process_time)
             pfl = stack.enter_context(
                 _pfl(peer, {"model": model, "precision": precision, **work._asdict()})
             )
-            said = next(pfl)
+            versions = next(pfl)
             sides |= {
                 f"hpcfl, {precision}": engine,
                 f"bare loop, {precision}": bare,
-                f"pfl {said['pfl']}, {precision}": lambda pfl=pfl: float(next(pfl)["cpu_s"]),  # type: ignore[misc]
+                f"pfl {versions['pfl']}, {precision}": lambda pfl=pfl: float(next(pfl)["cpu_s"]),  # type: ignore[misc]
             }
-            if said["parameters"] != parts.x0.numel():
-                raise JobError(f"{peer}: its model has {said['parameters']} parameters, not ours")
+            if versions["parameters"] != components.x0.numel():
+                parameters = versions["parameters"]
+                raise JobError(f"{peer}: its model has {parameters} parameters, not ours")
         times = take_turns(sides, turns, "bench peers: rounds")
     subject = f"{model}, a round of {work.cohort} users"
-    figures = [Figure(subject, n, "CPU s", t) for n, t in times.items()]
-    about = {"peer": said, "model": model, **work._asdict()}
+    figures = [Measurement(subject, n, "CPU s", t) for n, t in times.items()]
+    about = {"peer": versions, "model": model, **work._asdict()}
     return Result("bench peers", report(figures, work.cohort), figures, about)
 
 
@@ -104,44 +107,49 @@ def _job(root: str, model: str, work: Work) -> dict[str, Any]:
     }
 
 
-def report(figures: Sequence[Figure], users: int) -> str:
+def report(figures: Sequence[Measurement], users: int) -> str:
     """A table: medians, quartiles, and the ratio of the peer's time to ours.
 
     Args:
-        figures: of a round.
-        users: of a round.
+        figures: the seconds of a round, by side.
+        users: the number of users in a round.
     """
     lines = [
         f"{'':24} {'a round':>12} {'quartiles':>18} {'updates/CPU s':>14} {'of pfl in float32':>18}"
     ]
     peer = next(f for f in figures if f.side.startswith("pfl"))
-    for found in figures:
-        low, high = found.quartiles
+    for side in figures:
+        low, high = side.quartiles
         lines.append(
-            f"{found.side:24} {found.middle:10.3f} s {low:8.3f} to {high:6.3f} "
-            f"{users / found.middle:14.2f} {peer.over(found):17.3f}x"
+            f"{side.side:24} {side.median:10.3f} s {low:8.3f} to {high:6.3f} "
+            f"{users / side.median:14.2f} {peer.over(side):17.3f}x"
         )
     return "\n".join(lines)
 
 
 def _checked(python: Path | None) -> str:
-    """An interpreter that can import pfl."""
-    found = str(python or sys.executable)
+    """The path of an interpreter, after a check that it can import pfl."""
+    interpreter = str(python or sys.executable)
     try:
-        done = subprocess.run([found, "-c", PROBE], capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(  # noqa: S603
+            [interpreter, "-c", PROBE], capture_output=True, text=True, check=False
+        )
     except OSError as e:
         raise JobError(
-            f"{found}: cannot be started: {e.strerror}; name a Python that has pfl"
+            f"{interpreter}: cannot be started: {e.strerror}; name a Python that has pfl"
         ) from e
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise JobError(f"{found}: no pfl ({why}); say {INSTALL}, then --python E/bin/python")
-    return found
+        raise JobError(f"{interpreter}: no pfl ({why}); say {INSTALL}, then --python E/bin/python")
+    return interpreter
 
 
 @contextmanager
 def _pfl(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
-    """The lines of pfl's process: its versions, then the seconds of each round on request."""
+    """Start pfl's process: an iterator of its versions, then of the seconds of its rounds.
+
+    Each item after the first lets the process run one more round.
+    """
     script = Path(__file__).with_name("peer_pfl.py")
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(  # noqa: S603
@@ -151,27 +159,27 @@ def _pfl(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]
             stderr=errors,
             text=True,
         )
-        asks, answers = process.stdin, process.stdout
+        requests, answers = process.stdin, process.stdout
 
-        def said() -> Iterator[dict[str, Any]]:
-            while asks and answers and (line := answers.readline()):
+        def read_answers() -> Iterator[dict[str, Any]]:
+            while requests and answers and (line := answers.readline()):
                 yield json.loads(line)
-                with suppress(BrokenPipeError):  # it has ended: there is no answer then
-                    asks.write("\n")
-                    asks.flush()
+                with suppress(BrokenPipeError):  # it has ended, so no line follows
+                    requests.write("\n")
+                    requests.flush()
             errors.seek(0)
             last = (errors.read().strip().splitlines() or ["no output"])[-1]
             raise JobError(f"{python}: pfl ended: {last}")
 
         try:
-            yield said()
+            yield read_answers()
         finally:
             process.kill()
             process.wait()
 
 
 def _images(folder: Path, count: int) -> None:
-    """Write so many random images."""
+    """Write ``count`` random images in CIFAR-10's shape to cifar10.npz."""
     draw = np.random.default_rng(0)
     np.savez(
         folder / "cifar10.npz",

@@ -1,7 +1,7 @@
 """Compare the exact mean of uploads with a plain all-reduce of floats by the same backend.
 
-On every rank; all sides take turns in one process, each turn after a barrier.  A side's time is
-that of rank 0, which waits for the others in each of them.
+Every rank runs all sides alternately, each after a barrier.  The times are those of rank 0, which
+waits for the other ranks in every side.
 """
 
 import tempfile
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from hpcfl.bench.interleave import take_turns
-from hpcfl.bench.result import WIDTH, Figure, Result
-from hpcfl.bench.round import built_in
+from hpcfl.bench.result import WIDTH, Measurement, Result
+from hpcfl.bench.round import built_in_jobs
 from hpcfl.bench.single_rank import Engine, single_rank
 from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
@@ -33,10 +33,10 @@ from hpcfl.runner.configure_torch import keep_freed_memory
 
 SIZES = (800_000, 4_000_000, 25_000_000)
 TURNS = 21
-CLIENTS = (1, 5)  # of a rank
+CLIENTS = (1, 5)  # whose uploads a rank has
 FLOAT = "float all-reduce"
-VISITS = 6  # rounds of two
-ROUND = 10  # clients of the round of LeNet that the mean is set against
+LENET_ROUNDS = 6  # of two clients
+LENET_COHORT = 10  # clients of the round of LeNet whose time the mean is compared with
 
 
 class Upload(NamedTuple):
@@ -47,12 +47,12 @@ class Upload(NamedTuple):
 
 
 def bench_reduce(sizes: Sequence[int] | None, backend: str, turns: int = TURNS) -> Result | None:
-    """Collective: measure vectors of so many parameters; None on other ranks than the first.
+    """Collective: measure means of vectors; None on all ranks but the first.
 
     Args:
-        sizes: parameters; ``SIZES`` when None.
-        backend: as comm.backend in a job.
-        turns: of every side, after a warm-up.
+        sizes: the numbers of parameters of the vectors; ``SIZES`` when None.
+        backend: as ``comm.backend`` in a job.
+        turns: the number of measured turns, after one as a warm-up.
 
     Raises:
         JobError: the backend cannot work here, or there is one rank.
@@ -60,8 +60,8 @@ def bench_reduce(sizes: Sequence[int] | None, backend: str, turns: int = TURNS) 
     with group(connect(backend, "cpu", 600.0)) as comm:  # type: ignore[arg-type]
         if comm.size == 1:
             raise JobError(
-                "bench reduce: found 1 rank, expected 2 or more: one has nobody to share a mean "
-                "with; say mpirun -n 2 hpcfl bench reduce"
+                "bench reduce: found 1 rank, expected 2 or more: a single rank has no all-reduce; "
+                "say mpirun -n 2 hpcfl bench reduce"
             )
         keep_freed_memory()
         torch.set_num_threads(1)
@@ -69,52 +69,53 @@ def bench_reduce(sizes: Sequence[int] | None, backend: str, turns: int = TURNS) 
 
 
 def measure(comm: Comm, sizes: Sequence[int], turns: int) -> Result | None:
-    """Collective: measure a group of ranks; None on others than the first."""
+    """Collective: measure on a group of ranks; None on all but the first."""
     figures = [f for size in sizes for f in _size(comm, size, turns)]
-    lenet, visit = _lenet()
-    share = -(-ROUND // comm.size)
-    own = _size(comm, lenet, turns, (share,))
-    mean = next(f.middle for f in own if f.side.startswith("exact"))
-    part = mean / (share * visit)
+    lenet, client_s = _lenet()
+    share = -(-LENET_COHORT // comm.size)
+    lenet_figures = _size(comm, lenet, turns, (share,))
+    mean = next(f.median for f in lenet_figures if f.side.startswith("exact"))
+    ratio = mean / (share * client_s)
     if comm.rank:
         return None
-    told = (
-        f"{comm.size} ranks, {comm.library}. A round of LeNet, {ROUND} clients of 500: {share} on "
-        f"a rank take {share * visit:.3f} s, their exact mean {1e3 * mean:.2f} ms: {part:.2%}"
+    comparison = (
+        f"{comm.size} ranks, {comm.library}. A round of LeNet, {LENET_COHORT} clients of 500: "
+        f"{share} on a rank take {share * client_s:.3f} s, their exact mean {1e3 * mean:.2f} ms: "
+        f"{ratio:.2%}"
     )
-    text = f"{report(figures)}\n\n{fill(told, WIDTH)}"
-    about = {"ranks": comm.size, "backend": comm.library, "share_of_lenet_round": part}
-    return Result("bench reduce", text, [*figures, *own], about)
+    text = f"{report(figures)}\n\n{fill(comparison, WIDTH)}"
+    about = {"ranks": comm.size, "backend": comm.library, "share_of_lenet_round": ratio}
+    return Result("bench reduce", text, [*figures, *lenet_figures], about)
 
 
-def report(figures: Sequence[Figure]) -> str:
+def report(figures: Sequence[Measurement]) -> str:
     """A table: medians, quartiles, and the ratio to the all-reduce of floats."""
     lines = [f"{'parameters':>12}  {'':22} {'median':>10}  {'quartiles':>19} {'to float':>9}"]
     base = figures[0]
-    for found in figures:
-        base = found if found.side == FLOAT else base
-        low, high = (1e3 * value for value in found.quartiles)
+    for side in figures:
+        base = side if side.side == FLOAT else base
+        low, high = (1e3 * value for value in side.quartiles)
         lines.append(
-            f"{found.subject:>12}  {found.side:22} {1e3 * found.middle:7.2f} ms "
-            f"{low:8.2f} to {high:7.2f} {found.over(base):8.2f}x"
+            f"{side.subject:>12}  {side.side:22} {1e3 * side.median:7.2f} ms "
+            f"{low:8.2f} to {high:7.2f} {side.over(base):8.2f}x"
         )
     return "\n".join(lines)
 
 
-def _size(comm: Comm, size: int, turns: int, clients: Sequence[int] = CLIENTS) -> list[Figure]:
-    """Every side's seconds for vectors of so many parameters."""
+def _size(comm: Comm, size: int, turns: int, clients: Sequence[int] = CLIENTS) -> list[Measurement]:
+    """Collective: the seconds of every side for vectors of ``size`` parameters."""
     plain = torch.zeros(size)
     sides: dict[str, Callable[[], Any]] = {FLOAT: lambda: comm.allreduce_sum(plain)}
     cpu = torch.device("cpu")
     sides |= means(comm, size, clients, cpu) | means(comm, size, clients, cpu, Fast)
-    plays = {name: partial(_timed, comm, side) for name, side in sides.items()}
+    functions = {name: partial(_timed, comm, side) for name, side in sides.items()}
     what = f"bench reduce: sums of {size} numbers"
-    times = take_turns(plays, turns, what, show_progress=comm.rank == 0)
-    return [Figure(str(size), name, "s", seconds) for name, seconds in times.items()]
+    times = take_turns(functions, turns, what, show_progress=comm.rank == 0)
+    return [Measurement(str(size), name, "s", seconds) for name, seconds in times.items()]
 
 
 def _timed(comm: Comm, side: Callable[[], Any]) -> float:
-    """Collective: the seconds that it takes once all are there."""
+    """Collective: the seconds of ``side``, begun when all ranks are ready."""
     comm.barrier()
     began = perf_counter()
     side()
@@ -128,21 +129,29 @@ def means(
     device: torch.device,
     kind: type[Reduction] = Exact,
 ) -> dict[str, Callable[[], Any]]:
-    """By name, collective means of so many numbers from so many clients of every rank."""
+    """Functions, by name, that take a collective mean; one for each of the numbers of clients.
+
+    Args:
+        comm: the group of ranks.
+        size: parameters of an upload.
+        clients: numbers of clients on each rank.
+        device: of the uploads.
+        kind: the reduction.
+    """
     template = Upload(torch.empty(size, device="meta"), torch.empty((), device="meta"))
-    made = kind(comm, template, frozenset(), torch.float32, device)
+    reduction = kind(comm, template, frozenset(), torch.float32, device)
     uploads = [
         Upload(_draw(size, comm.rank, k).to(device), torch.ones((), device=device))
         for k in range(max(clients))
     ]
     return {
-        f"{kind.__name__.lower()}, {count} client(s)": _mean(comm, made, uploads[:count])
+        f"{kind.__name__.lower()}, {count} client(s)": _mean(comm, reduction, uploads[:count])
         for count in clients
     }
 
 
 def _mean(comm: Comm, reduction: Reduction, uploads: Sequence[Upload]) -> Callable[[], Any]:
-    """The mean of these uploads of every rank, as a round takes it."""
+    """A function that takes the mean of these uploads of every rank, as a round does."""
     count = len(uploads)
     ids = [comm.rank * count + k for k in range(count)]
     cohort = comm.size * count
@@ -151,13 +160,16 @@ def _mean(comm: Comm, reduction: Reduction, uploads: Sequence[Upload]) -> Callab
 
 
 def _draw(size: int, rank: int, client: int) -> Tensor:
-    """Numbers of a client, other ones for each."""
+    """Random numbers, different for every client."""
     draw = torch.Generator().manual_seed(1000 * rank + client)
     return torch.empty(size).uniform_(-1, 1, generator=draw)
 
 
 def _lenet() -> tuple[int, float]:
-    """LeNet's parameters, and a client's visit in seconds: two ranks at once, without sums."""
+    """The number of LeNet's parameters, and the seconds of one client's local training.
+
+    Each rank measures alone, all at the same time, so that they share the processor as in a run.
+    """
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        engine = Engine(single_rank(built_in(Path(name))[1], Path(name), stack).run, 1)
-        return engine.x.numel(), median(engine() for _ in range(VISITS)) / 2
+        engine = Engine(single_rank(built_in_jobs(Path(name))[1], Path(name), stack).run, 1)
+        return engine.x.numel(), median(engine() for _ in range(LENET_ROUNDS)) / 2

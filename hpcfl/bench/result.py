@@ -1,4 +1,4 @@
-"""The result of a measurement: a table, the figures of every turn, a plot."""
+"""Hold the result of a ``bench`` command: a table, the measured values of every turn, a plot."""
 
 import json
 import os
@@ -20,12 +20,15 @@ WIDTH = 100  # columns of a table
 
 
 def column(name: str, width: int) -> str:
-    """A name at the beginning of a table's line; one that is too long has a line of its own."""
+    """A name as the first column of a table; a name that is too long gets a line of its own."""
     return f"{name:{width}}" if len(name) <= width else f"{name}\n{'':{width}}"
 
 
-class Figure(NamedTuple):
-    """One quantity, measured in every turn; figures of one subject share their turns."""
+class Measurement(NamedTuple):
+    """The values of one quantity, measured once in every turn.
+
+    Measurements of one subject come from the same turns, so that ``over`` may pair their values.
+    """
 
     subject: str
     """What was measured: the name of a job, or a size."""
@@ -33,28 +36,31 @@ class Figure(NamedTuple):
     """The implementation that was measured."""
     unit: str
     values: Sequence[float]
-    """One a turn."""
+    """One for each turn."""
 
     @property
-    def middle(self) -> float:
+    def median(self) -> float:
         """The median."""
         return median(self.values)
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The first and the third; both the value where there is one turn."""
+        """The first and the third quartile; with one turn, its value twice."""
         if len(self.values) == 1:
             return self.values[0], self.values[0]
         low, _, high = quantiles(self.values, n=4, method="inclusive")
         return low, high
 
-    def over(self, other: "Figure") -> float:
-        """The median over the turns of this figure / the other's, within one turn."""
+    def over(self, other: "Measurement") -> float:
+        """The median over the turns of this value divided by the other's of the same turn.
+
+        Unlike a ratio of medians, this cancels noise that slows the machine for a whole turn.
+        """
         return median(a / b for a, b in zip(self.values, other.values, strict=True))
 
     def tree(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        return {**self._asdict(), "median": self.middle, "quartiles": self.quartiles}
+        """All fields and their statistics, for JSON."""
+        return {**self._asdict(), "median": self.median, "quartiles": self.quartiles}
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,9 @@ class Result:
     """The result of one ``bench`` command."""
 
     command: str
-    """As `bench round`."""
+    """Its name, such as "bench round"."""
     table: str
-    figures: Sequence[Figure]
+    figures: Sequence[Measurement]
     about: dict[str, Any] = field(default_factory=dict)
     """Settings, and values derived from the figures."""
     device: torch.device | None = None
@@ -91,9 +97,7 @@ class Result:
         return f"{self.table}\n\n{fill(where, WIDTH)}"
 
     def write(self, path: Path) -> None:
-        """Write everything as JSON.
-
-        Missing folders are made.
+        """Write all of it as JSON; missing folders are created.
 
         Raises:
             JobError: the file cannot be written.
@@ -109,12 +113,12 @@ class Result:
         write_output(path, content.encode(), make_folder=True)
 
     def plot(self, path: Path) -> None:
-        """Draw every figure: a point a turn, the median and the quartiles; a panel a subject.
+        """Plot a panel for each subject: a point for each turn, the median and the quartiles.
 
         Raises:
-            JobError: the file cannot be written, or is of another kind.
+            JobError: the file cannot be written, or its name does not end in .png, .pdf or .svg.
         """
-        panels: dict[tuple[str, str], list[Figure]] = {}
+        panels: dict[tuple[str, str], list[Measurement]] = {}
         for found in self.figures:
             panels.setdefault((found.subject, found.unit), []).append(found)
         rows = sum(map(len, panels.values()))
@@ -124,7 +128,7 @@ class Result:
                 colour = COLOURS[y % len(COLOURS)]
                 panel.plot(found.values, [y] * len(found.values), ".", color=colour, alpha=0.4)
                 panel.plot(found.quartiles, [y, y], "-", color=colour, linewidth=2)
-                panel.plot([found.middle], [y], "|", color=colour, markersize=14)
+                panel.plot([found.median], [y], "|", color=colour, markersize=14)
             panel.set_yticks(range(len(figures)), [found.side for found in figures])
             panel.set_ylim(len(figures) - 0.5, -0.5)
             panel.set_xlim(0, None)

@@ -1,11 +1,11 @@
 """Compare a round of the engine with a bare PyTorch loop that does the same SGD steps.
 
-The bare loop is what one would write by hand: the model's own parameters, torch.optim.SGD, the
-same batches and augmentation, and a running mean of the clients' models.  It draws no streams,
-keeps no states, sums nothing exactly, logs nothing.  Both sides take turns in one process.
+The bare loop is written as one would by hand: the model's own parameters, torch.optim.SGD, the
+same batches and augmentation, and a running mean of the clients' models.  It keeps no client
+states, has no exact mean and writes no log.  Both sides run alternately in one process.
 
-The bare loop is FedAvg whatever the job's algorithm is.  Where that is FedAvg too, both sides must
-go the same way in every turn.
+The bare loop is FedAvg, whatever the job's algorithm is.  If the algorithm is FedAvg too, both
+sides must end every turn at nearly the same model; else their times would be of different work.
 """
 
 import copy
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.bench.result import Figure, Result, column
+from hpcfl.bench.result import Measurement, Result, column
 from hpcfl.bench.single_rank import Clock, Engine, single_rank
 from hpcfl.engine.run import Run
 from hpcfl.errors import HpcflError, JobError
@@ -51,30 +51,31 @@ local: {epochs: 1, batch_size: 64, lr: 0.01, weight_decay: 1.0e-3}
 rounds: 13
 """
 PAIRS = 12  # turns of each side
-# How far apart both sides may end a turn that they began at one model, relative to how far they
-# went.  Rounding that tips a ReLU or a maximum makes 1e-4 of it in float32, other work much more.
+# The largest distance between the models of both sides after a turn, relative to the distance from
+# the model that they started from.  In float32, rounding that flips a ReLU or a maximum gives 1e-4;
+# different work gives much more.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-2, "tf32": 0.1, "bf16": 0.1}
 
 
-class Turn(NamedTuple):
-    """The turns of one job."""
+class Comparison(NamedTuple):
+    """Both sides' times for one job."""
 
     name: str
     visits: int
-    """Client visits a turn."""
-    engine: Figure
-    bare: Figure
+    """Local trainings of a client in one turn."""
+    engine: Measurement
+    bare: Measurement
     gap: float | None
-    """The largest distance of both models over the way they went; None unless it is FedAvg."""
+    """The largest distance of both models, see ``TOLERANCE``; None unless it is FedAvg."""
 
     @property
     def overhead_ms(self) -> float:
-        """Engine time over the bare loop's, per client visit."""
-        return 1e3 * (self.engine.middle - self.bare.middle) / self.visits
+        """The engine's additional milliseconds for one local training of a client."""
+        return 1e3 * (self.engine.median - self.bare.median) / self.visits
 
 
-def images(folder: Path) -> None:
-    """Write random images in CIFAR-10's shape."""
+def write_images(folder: Path) -> None:
+    """Write random images in CIFAR-10's shape to cifar10.npz."""
     draw = np.random.default_rng(0)
     images = draw.integers(0, 256, (5000, 3, 32, 32), dtype=np.uint8)
     labels = draw.integers(0, 10, 5000)
@@ -84,9 +85,9 @@ def images(folder: Path) -> None:
     )  # fmt: skip
 
 
-def built_in(folder: Path) -> list[Loaded]:
-    """Softmax regression on digits, and LeNet on random images in CIFAR-10's shape."""
-    images(folder)
+def built_in_jobs(folder: Path) -> list[Loaded]:
+    """Two jobs: softmax regression on digits, and LeNet on random images in CIFAR-10's shape."""
+    write_images(folder)
     jobs = []
     for name, text in (("softmax-digits", SOFTMAX), ("lenet-cifar10", LENET)):
         path = folder / f"{name}.yaml"
@@ -95,34 +96,36 @@ def built_in(folder: Path) -> list[Loaded]:
     return jobs
 
 
-def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Turn:
-    """Time the job's rounds in ``pairs`` turns of both sides, after a warm-up of each.
+def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Comparison:
+    """Time the job's rounds in ``pairs`` turns of both sides, after one turn as a warm-up.
 
     Raises:
         JobError: the job has fewer rounds than that.
-        HpcflError: both sides play FedAvg, and a turn ended at different models.
+        HpcflError: the algorithm is FedAvg, and a turn ended at different models.
     """
-    turn = loaded.job.rounds // (pairs + 1)
-    if not turn:
+    rounds = loaded.job.rounds // (pairs + 1)  # of a turn
+    if not rounds:
         raise JobError(
             f"rounds: found {loaded.job.rounds}, but {pairs} turns and a warm-up play at least "
             f"{pairs + 1}; set rounds={pairs + 1} or more"
         )
     with ExitStack() as stack:
         components, run, _ = single_rank(loaded, folder, stack)
-        times, gaps = _take_turns(components, Engine(run, turn), Bare(components, run, turn), pairs)
+        times, gaps = _take_turns(
+            components, Engine(run, rounds), BareLoop(components, run, rounds), pairs
+        )
     clients = len(components.rows)
-    return Turn(
+    return Comparison(
         loaded.name,
-        turn * max(1, round(loaded.job.cohort.participation(clients) * clients)),
-        Figure(loaded.name, "engine", "s", [a for a, _ in times]),
-        Figure(loaded.name, "bare loop", "s", [b for _, b in times]),
+        rounds * max(1, round(loaded.job.cohort.participation(clients) * clients)),
+        Measurement(loaded.name, "engine", "s", [a for a, _ in times]),
+        Measurement(loaded.name, "bare loop", "s", [b for _, b in times]),
         max(gaps, default=None),
     )
 
 
 def _take_turns(
-    components: Components, engine: Engine, bare: "Bare", pairs: int
+    components: Components, engine: Engine, bare: "BareLoop", pairs: int
 ) -> tuple[list[tuple[float, float]], list[float]]:
     """The seconds of both sides in each turn after the first, and every turn's gap."""
     times, gaps = [], []
@@ -132,16 +135,20 @@ def _take_turns(
         times.append((engine(), bare()))
         if type(components.algorithm) is FedAvg:
             gaps.append(_gap(components, start, engine.x, bare.x))
-        bare.x = engine.x  # or rounding errors would grow from turn to turn
+        bare.x = engine.x  # otherwise rounding errors would grow from turn to turn
     return times[1:], gaps
 
 
 def _gap(components: Components, start: Vector, engine: Vector, bare: Vector) -> float:
-    """How far apart both sides ended, relative to how far they went; refused where it is much."""
+    """The distance between the models of both sides after a turn, relative to their way.
+
+    Raises:
+        HpcflError: it is above the tolerance.
+    """
     apart = float((engine - bare).norm())
     gap = apart / float((engine - start).norm()) if apart else 0.0  # a turn may have no client
     limit = TOLERANCE[components.job.precision]
-    if not gap <= limit:  # nan neither
+    if not gap <= limit:  # so written, NaN is refused too
         raise HpcflError(
             f"{components.loaded.name}: engine and bare loop ended a turn {gap:.1e} of its way "
             f"apart, expected {limit:.0e} at most; the times of different work are not compared"
@@ -149,35 +156,36 @@ def _gap(components: Components, start: Vector, engine: Vector, bare: Vector) ->
     return gap
 
 
-def report(turns: Sequence[Turn]) -> str:
-    """A table of the turns."""
+def report(comparisons: Sequence[Comparison]) -> str:
+    """A table with a line for each job."""
     lines = [
         "job                client visits    engine      bare   ratio   engine - bare     apart"
     ]
     lines += [
-        f"{column(t.name, 18)} {t.visits:13d} {t.engine.middle:8.3f} s {t.bare.middle:7.3f} s "
+        f"{column(t.name, 18)} {t.visits:13d} {t.engine.median:8.3f} s {t.bare.median:7.3f} s "
         f"{t.engine.over(t.bare):7.3f} "
         f"{t.overhead_ms:8.3f} ms/visit {'-' if t.gap is None else f'{t.gap:.1e}':>9}"
-        for t in turns
+        for t in comparisons
     ]
     return "\n".join(lines)
 
 
 def bench_round(job: Path | None, overrides: Sequence[str]) -> Result:
-    """Measure a job, or the built-in ones."""
+    """Measure a job, or the built-in jobs if none is given."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        jobs = [load(job, overrides)] if job else built_in(folder)
-        turns = [measure(loaded, folder) for loaded in jobs]
+        jobs = [load(job, overrides)] if job else built_in_jobs(folder)
+        comparisons = [measure(loaded, folder) for loaded in jobs]
     about = {
-        t.name: {"visits": t.visits, "overhead_ms": t.overhead_ms, "gap": t.gap} for t in turns
+        t.name: {"visits": t.visits, "overhead_ms": t.overhead_ms, "gap": t.gap}
+        for t in comparisons
     }
-    figures = [side for t in turns for side in (t.engine, t.bare)]
-    return Result("bench round", report(turns), figures, about)
+    figures = [side for t in comparisons for side in (t.engine, t.bare)]
+    return Result("bench round", report(comparisons), figures, about)
 
 
-class Bare:
-    """Plays so many rounds of a run by hand a turn; arguments as the engine's."""
+class BareLoop:
+    """Runs FedAvg rounds of a run by hand, ``rounds`` of them in each call, as ``Engine`` does."""
 
     def __init__(
         self, components: Components, run: Run, rounds: int, clock: Clock = perf_counter
@@ -193,7 +201,7 @@ class Bare:
         self._precision = partial(autocast_bfloat16, run.x0.device.type) if bf16 else nullcontext
 
     def __call__(self) -> float:
-        """Play the next rounds; the seconds that they took, once their batches were there."""
+        """Run the next rounds; return their seconds, without the loading of their batches."""
         rounds = range(self._done, self._done + self._turn)
         self._done += self._turn
         cohorts = [[self._work(int(i), t) for i in self._run.schedule.draw(t)] for t in rounds]
@@ -205,10 +213,10 @@ class Bare:
 
     def _work(self, client: int, round: int) -> tuple[float, list[Batch]]:
         """The client's weight and batches."""
-        visit = self._run.training.clients.task(client, round)
-        return float(self._run.training.weights[client]), list(visit.batches)
+        task = self._run.training.clients.task(client, round)
+        return float(self._run.training.weights[client]), list(task.batches)
 
-    def _round(self, cohort: Sequence[tuple[float, list[Batch]]], rate: float) -> None:
+    def _round(self, cohort: Sequence[tuple[float, list[Batch]]], local_lr: float) -> None:
         local = self._components.job.local
         loss_of = LOSSES[self._components.dataset.loss]
         mean = torch.zeros_like(self.x)
@@ -216,7 +224,7 @@ class Bare:
         for weight, batches in cohort:
             load_vector(self._model, self.x)
             optimizer = torch.optim.SGD(
-                self._model.parameters(), lr=rate, weight_decay=local.weight_decay
+                self._model.parameters(), lr=local_lr, weight_decay=local.weight_decay
             )
             for batch in batches:
                 optimizer.zero_grad()

@@ -1,8 +1,9 @@
-"""Compare a round on 1, 2, ... ranks with as many bare loops that run side by side.
+"""Compare a round on 1, 2, ... ranks with as many independent bare loops at the same time.
 
-LeNet, 20 clients of 250 random images in a round: R ranks share them out, and each of R bare loops
-trains 20 / R.  Each side's processes wait for their turn; a turn takes as long as its slowest
-process.  What is lost is what ranks do together: the exact mean, and waiting for each other.
+A round of LeNet has 20 clients of 250 random images: R ranks train them together, and each of R
+bare loops trains 20 / R of them.  The processes of a side wait while another side runs; the time of
+a turn is that of its slowest process.  The bare loops share the machine like the ranks do, but do
+not communicate: the difference is the cost of the exact mean and of waiting for each other.
 """
 
 import os
@@ -15,13 +16,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from hpcfl.bench.interleave import take_turns
-from hpcfl.bench.result import Figure, Result
-from hpcfl.bench.round import LENET, images
+from hpcfl.bench.result import Measurement, Result
+from hpcfl.bench.round import LENET, write_images
 from hpcfl.errors import JobError
 from hpcfl.sweep.process import environment, mpirun
 
 RANKS, TURNS, CLIENTS = (1, 2, 4), 7, 20
-PAUSE_S = 0.01  # between two looks at the folder, so that waiting takes little CPU time
+PAUSE_S = 0.01  # between two checks for files, so that waiting takes little CPU time
 
 
 def bench_scaling(ranks: Sequence[int] | None, turns: int = TURNS) -> Result:
@@ -29,10 +30,10 @@ def bench_scaling(ranks: Sequence[int] | None, turns: int = TURNS) -> Result:
 
     Args:
         ranks: divisors of ``CLIENTS``; ``RANKS`` when None.
-        turns: a round each, of every side, after a warm-up.
+        turns: the number of measured rounds of each side, after one as a warm-up.
 
     Raises:
-        JobError: clients cannot be shared out evenly, there is no mpirun, or a process ended.
+        JobError: a number does not divide the clients, there is no mpirun, or a process ended.
     """
     sizes = list(dict.fromkeys(ranks or RANKS))
     for size in sizes:
@@ -41,7 +42,7 @@ def bench_scaling(ranks: Sequence[int] | None, turns: int = TURNS) -> Result:
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # ranks may outlive mpirun
     with folder as name, ExitStack() as stack:
         root = Path(name)
-        images(root)
+        write_images(root)
         changes = {"clients: 10": f"clients: {CLIENTS}", "size: 2": f"size: {CLIENTS}"}
         text = LENET.replace("ROOT", name)
         for old, new in changes.items():
@@ -52,13 +53,15 @@ def bench_scaling(ranks: Sequence[int] | None, turns: int = TURNS) -> Result:
             for size in sizes
             for what in ("ranks", "bare")
         }
-        plays = {key: side.play for key, side in sides.items()}
-        times = take_turns(plays, turns, "bench scaling: rounds")
-    figures = [Figure(f"{n} at once", what, "s", seconds) for (n, what), seconds in times.items()]
+        functions = {key: side.run_round for key, side in sides.items()}
+        times = take_turns(functions, turns, "bench scaling: rounds")
+    figures = [
+        Measurement(f"{n} at once", what, "s", seconds) for (n, what), seconds in times.items()
+    ]
     return Result("bench scaling", report(figures), figures, {"clients": CLIENTS})
 
 
-def report(figures: Sequence[Figure]) -> str:
+def report(figures: Sequence[Measurement]) -> str:
     """A line for each number of ranks."""
     first = figures[0]
     lines = [
@@ -67,20 +70,20 @@ def report(figures: Sequence[Figure]) -> str:
     ]
     for ranks, bare in zip(figures[::2], figures[1::2], strict=True):
         lines.append(
-            f"{ranks.subject:12} {ranks.middle:8.3f} s {bare.middle:10.3f} s "
+            f"{ranks.subject:12} {ranks.median:8.3f} s {bare.median:10.3f} s "
             f"{bare.over(ranks):11.1%} {first.over(ranks):8.2f}x"
         )
     return "\n".join(lines)
 
 
 class _Side:
-    """Processes that play a round when they are asked to."""
+    """Processes of ``hpcfl.bench.worker``, which run a round for each file ``go-K``."""
 
     def __init__(self, root: Path, size: int, what: str) -> None:
         self._folder = root / f"{size}-{what}"
         self._folder.mkdir()
         self._size, self._turn = size, 0
-        self._log = self._folder / "said"
+        self._log = self._folder / "output"
         own = [
             sys.executable,
             "-m",
@@ -111,8 +114,8 @@ class _Side:
             process.kill()
             process.wait()
 
-    def play(self) -> float:
-        """Play the next round; the seconds that the slowest process took."""
+    def run_round(self) -> float:
+        """Let the processes run the next round; return the seconds of the slowest one."""
         turn, self._turn = self._turn, self._turn + 1
         (self._folder / f"go-{turn}").touch()
         done = [self._folder / f"done-{turn}-{k}" for k in range(self._size)]

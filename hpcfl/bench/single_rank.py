@@ -1,4 +1,4 @@
-"""Run a job's rounds a few at a time, to time them against something else."""
+"""Run a job's rounds a few at a time, without checkpoints and evaluation, to time them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -38,7 +38,7 @@ class LogOnly:
         """Do nothing."""
 
     def evaluate(self, round: int, x: Vector) -> Record:
-        """No scores."""
+        """Return no scores."""
         return {}
 
     def record(self, record: Record, busy: Sequence[float]) -> None:
@@ -57,9 +57,9 @@ class Engine:
     """Runs a number of rounds in each call.
 
     Args:
-        run: whose rounds.
-        rounds: of a turn.
-        clock: in seconds.
+        run: the run.
+        rounds: how many each call runs.
+        clock: returns seconds.
     """
 
     def __init__(self, run: Run, rounds: int, clock: Clock = perf_counter) -> None:
@@ -87,7 +87,7 @@ class SingleRank(NamedTuple):
     components: Components
     run: Run
     hooks: LogOnly
-    """Their ``waited`` has the seconds that rounds waited for client states."""
+    """Its ``waited`` has the seconds that rounds waited for client states."""
 
 
 def single_rank(
@@ -97,8 +97,8 @@ def single_rank(
 
     Args:
         loaded: the job.
-        folder: an empty one for its log and states.
-        stack: closes what is open.
+        folder: an empty folder, for the log and the client states.
+        stack: closes the log and the store.
         comm: the group; none is needed for one rank.
     """
     comm = comm or Solo()

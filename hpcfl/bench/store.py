@@ -1,8 +1,8 @@
 """Compare the store of client states with the bare disk, and rounds with and without it.
 
-The disk: the same rows are written, fsynced and read by the store and by bare calls on a file
-that was allocated before; neither reads what memory still holds of a file.  The round: FedHBM, a
-state for every client, against FedAvg, none.  All sides take turns in one process.
+Disk: the store, and bare system calls on a file that was allocated before, write, fsync and read
+the same rows; the page cache is dropped before each pass.  Rounds: FedHBM, with a state for every
+client, against FedAvg, without states.  All sides run alternately in one process.
 """
 
 import os
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from hpcfl.bench.interleave import take_turns
-from hpcfl.bench.result import Figure, Result
-from hpcfl.bench.round import LENET, images
+from hpcfl.bench.result import Measurement, Result
+from hpcfl.bench.round import LENET, write_images
 from hpcfl.bench.single_rank import Engine, single_rank
 from hpcfl.job.schema import load
 from hpcfl.store.disk_usage import ROUNDS_BEFORE_COMMIT
@@ -28,24 +28,24 @@ from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.schema import Field, StateSchema
 
 TURNS = 9
-COHORT = 10  # states that are read ahead at a time
+COHORT = 10  # states that are prefetched at a time
 STATE_BYTES = 1 << 22
-SIDES = {  # of a round
+SIDES = {  # of the rounds: name, and changes of the job
     "fedavg": (),
     "fedhbm, cache_gib 0": ("algorithm={name: fedhbm}", "store.cache_gib=0.0"),
     "fedhbm, cache_gib 1": ("algorithm={name: fedhbm}", "store.cache_gib=1.0"),
 }
-TURN = 2  # rounds
+ROUNDS_OF_TURN = 2
 
 
 class State(NamedTuple):
-    """One vector."""
+    """A client's state: one vector."""
 
     z: Tensor
 
 
 class Speed(NamedTuple):
-    """Seconds of the store and of bare calls for the same bytes, turn by turn."""
+    """Seconds of the store and of bare calls for the same bytes, one value for each turn."""
 
     name: str
     bytes: int
@@ -69,10 +69,10 @@ def bench_store(folder: Path | None, gib: float) -> Result:
             *map(str, speeds),
             "",
             f"{'a round of LeNet':21} {'time':>10} {'of fedavg':>10} {'waits for states':>17}",
-            *_told(rounds, waited),
+            *_round_lines(rounds, waited),
         ]
     disk = [
-        Figure(f"{speed.name} {speed.bytes / 1e6:.0f} MB", side, "s", seconds)
+        Measurement(f"{speed.name} {speed.bytes / 1e6:.0f} MB", side, "s", seconds)
         for speed in speeds
         for side, seconds in (("store", speed.store_s), ("bare calls", speed.bare_s))
     ]
@@ -87,13 +87,13 @@ def _speeds(root: Path, clients: int) -> list[Speed]:
         closing(_ByStore(root, states, clients)) as store,
         closing(_ByCalls(root, states, clients)) as calls,
     ):
-        plays = {
+        functions = {
             "store writes": partial(_timed, root, store.write),
             "calls write": partial(_timed, root, calls.write),
             "store reads": partial(_timed, root, store.read),
             "calls read": partial(_timed, root, calls.read),
         }
-        times = take_turns(plays, TURNS, "bench store: passes over the states", warm=0)
+        times = take_turns(functions, TURNS, "bench store: passes over the states", warmup=0)
     size = clients * STATE_BYTES
     return [
         Speed("write", size, times["store writes"], times["calls write"]),
@@ -101,16 +101,16 @@ def _speeds(root: Path, clients: int) -> list[Speed]:
     ]
 
 
-def _timed(root: Path, play: Callable[[], None]) -> float:
-    """Seconds of it, with the disk's files out of memory."""
-    _forget(root)
+def _timed(root: Path, work: Callable[[], None]) -> float:
+    """The seconds of ``work``, which finds none of its files in the page cache."""
+    _drop_page_cache(root)
     began = perf_counter()
-    play()
+    work()
     return perf_counter() - began
 
 
 class _ByStore:
-    """All clients' states through the store, a cohort at a time."""
+    """Writes and reads all clients' states through the store, a cohort at a time."""
 
     def __init__(self, root: Path, states: Sequence[State], clients: int) -> None:
         self._folder, self._states = root / "checkpoint", states
@@ -120,7 +120,8 @@ class _ByStore:
         schema = StateSchema(State, (Field("z", (STATE_BYTES // 4,), torch.float32),))
         self._store = Hdf5Store(root / "stores", 0, "bench", range(clients), schema, 0)
         self._store.ensure_rows([clients + ROUNDS_BEFORE_COMMIT * COHORT])
-        self._store.prefetch(self._cohorts[0])  # as many as a round has
+        # The largest prefetch limits how many evicted states the store holds in memory.
+        self._store.prefetch(self._cohorts[0])
         self.close = self._store.close
 
     def write(self) -> None:
@@ -133,15 +134,15 @@ class _ByStore:
         self._store.retain([])
 
     def read(self) -> None:
-        """Read all, as rounds do."""
-        for cohort, coming in zip(self._cohorts, [*self._cohorts[1:], range(0)], strict=True):
+        """Load all states, each cohort before the next one is prefetched, as rounds do."""
+        for cohort, upcoming in zip(self._cohorts, [*self._cohorts[1:], range(0)], strict=True):
             for client in cohort:
                 self._store.load(client)
-            self._store.prefetch(coming)
+            self._store.prefetch(upcoming)
 
 
 class _ByCalls:
-    """The same bytes by bare calls on an allocated file."""
+    """Writes and reads the same bytes by bare calls on an allocated file."""
 
     def __init__(self, root: Path, states: Sequence[State], clients: int) -> None:
         self._states, self._clients = states, clients
@@ -150,56 +151,56 @@ class _ByCalls:
         self.close = self._file.close
 
     def write(self) -> None:
-        """Write all, and fsync."""
+        """Write all states, and fsync."""
         for client in range(self._clients):
             content = self._states[client % COHORT].z.numpy().data.cast("B")
             os.pwrite(self._file.fileno(), content, client * STATE_BYTES)
         os.fsync(self._file.fileno())
 
     def read(self) -> None:
-        """Read all into new memory."""
+        """Read all states into new memory."""
         for client in range(self._clients):
             content = torch.empty(STATE_BYTES, dtype=torch.uint8).numpy().data
             os.preadv(self._file.fileno(), [content], client * STATE_BYTES)
 
 
-def _forget(root: Path) -> None:
-    """Drop the files from the page cache, so that the disk is measured, not memory."""
+def _drop_page_cache(root: Path) -> None:
+    """Drop the files from the page cache, so that the disk is measured and not memory."""
     for path in (*root.glob("stores/*"), root / "bare"):
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
 
 
-def _rounds(root: Path) -> tuple[list[Figure], list[float]]:
-    """A turn's seconds of each side of ``SIDES``, and the share in which it waited for states."""
-    images(root)
+def _rounds(root: Path) -> tuple[list[Measurement], list[float]]:
+    """For each of ``SIDES``: the seconds of its turns, and the share of waiting for states."""
+    write_images(root)
     path = root / "lenet.yaml"
     path.write_text(LENET.replace("ROOT", str(root)).replace("rounds: 13", "rounds: 1000"))
     with ExitStack() as stack:
         sides = [
-            single_rank(load(path, changes), _made(root / f"side{k}"), stack)
+            single_rank(load(path, changes), _new_folder(root / f"side{k}"), stack)
             for k, changes in enumerate(SIDES.values())
         ]
-        engines = [Engine(side.run, TURN) for side in sides]
+        engines = [Engine(side.run, ROUNDS_OF_TURN) for side in sides]
         for engine, side in zip(engines, sides, strict=True):
             engine()  # warm up
             side.hooks.waited = 0.0
-        plays = dict(zip(SIDES, engines, strict=True))
-        times = take_turns(plays, TURNS, "bench store: rounds of LeNet", warm=0)
-    found = [Figure("a round of LeNet", side, "s", seconds) for side, seconds in times.items()]
-    waited = [side.hooks.waited / sum(f.values) for side, f in zip(sides, found, strict=True)]
-    return found, waited
+        functions = dict(zip(SIDES, engines, strict=True))
+        times = take_turns(functions, TURNS, "bench store: rounds of LeNet", warmup=0)
+    rounds = [Measurement("a round of LeNet", name, "s", values) for name, values in times.items()]
+    waited = [side.hooks.waited / sum(r.values) for side, r in zip(sides, rounds, strict=True)]
+    return rounds, waited
 
 
-def _told(rounds: Sequence[Figure], waited: Sequence[float]) -> list[str]:
-    """A line for each side."""
+def _round_lines(rounds: Sequence[Measurement], waited: Sequence[float]) -> list[str]:
+    """A line of the table for each side."""
     return [
-        f"{found.side:21} {found.middle:8.3f} s {found.over(rounds[0]):10.3f} {share:17.1%}"
-        for found, share in zip(rounds, waited, strict=True)
+        f"{side.side:21} {side.median:8.3f} s {side.over(rounds[0]):10.3f} {share:17.1%}"
+        for side, share in zip(rounds, waited, strict=True)
     ]
 
 
-def _made(folder: Path) -> Path:
+def _new_folder(folder: Path) -> Path:
     folder.mkdir()
     return folder

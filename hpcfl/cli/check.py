@@ -25,7 +25,7 @@ from hpcfl.job.schema import Job, Loaded, resolve_for_population
 from hpcfl.models.base import TORCHVISION
 from hpcfl.report.plots import plot_partition
 from hpcfl.report.plots.figure import check_plot
-from hpcfl.runner.choose_executor import check
+from hpcfl.runner.choose_executor import check_block_executor
 from hpcfl.runner.components import Components, build_components
 from hpcfl.runner.device import bfloat16_warning, device_type
 from hpcfl.runner.initial import fetch_data, fetch_model, load_data
@@ -51,7 +51,7 @@ def describe(loaded: Loaded, *, data: bool) -> str:
     components, inputs = _assembled(loaded) if data else (None, {})
     if components:
         try_classes(components)
-        check(components)
+        check_block_executor(components)
     population = len(components.rows) if components else loaded.job.data.population
     if not components:
         loaded = resolve_for_population(loaded, population)

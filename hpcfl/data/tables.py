@@ -1,4 +1,4 @@
-"""Read a csv file with a header, row by row, and check it against what its publisher says."""
+"""Read CSV files with a header, row by row, and check their columns and values."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -10,19 +10,24 @@ from hpcfl.io.files import read_error
 
 
 class Row(NamedTuple):
-    """One line of a table."""
+    """The wanted values of one line of a CSV file."""
 
     where: str
     """File and line, for messages."""
     values: tuple[str, ...]
-    """The values of the columns that were named."""
+    """The values of the columns that ``read_table`` was called with, in their order."""
 
 
 def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    """The rows of a csv file, one at a time.
+    """Read the rows of a CSV file, one at a time.
+
+    Args:
+        path: the file.
+        columns: titles of the wanted columns.
 
     Raises:
-        DataError: the file is missing or no csv, or lacks a column; a row lacks a value.
+        DataError: the file is missing or not CSV, or lacks a column; a row has too many or too few
+            values.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -33,24 +38,29 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
                     f"{path}: no column {absent[0]!r}; its header is {','.join(header)!r}, "
                     f"expected {','.join(columns)}"
                 )
-            places = [header.index(name) for name in columns]
+            positions = [header.index(name) for name in columns]
             for cells in reader:
                 if not cells:
                     continue
                 where = f"{path}:{reader.line_num}"
                 if len(cells) != len(header):
                     raise DataError(f"{where}: {len(cells)} values, the header has {len(header)}")
-                yield Row(where, tuple(cells[place] for place in places))
+                yield Row(where, tuple(cells[position] for position in positions))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         message = f"{path}: not a readable csv file: {error}"
         raise read_error(error, message, DataError) from error
 
 
 def class_of(row: Row, text: str, classes: int) -> int:
-    """The class whose number is in the row.
+    """The class number that a value of the row holds.
+
+    Args:
+        row: for the message.
+        text: the value.
+        classes: the number of classes.
 
     Raises:
-        DataError: it is not one of 0 to ``classes - 1``.
+        DataError: it is not an integer from 0 to ``classes - 1``.
     """
     if not text.isdecimal() or len(text) > len(str(classes)) or int(text) >= classes:
         raise DataError(f"{row.where}: class is {text!r:.60}, expected 0 to {classes - 1}")

@@ -1,8 +1,8 @@
-"""Words as classes: 0 is padding, 1 to V are words, V + 1 to V + 3 the other special tokens.
+"""Map words to classes: 0 is padding, 1 to V are words, V + 1 to V + 3 other special tokens.
 
-The order is TensorFlow Federated's: out of vocabulary, begin of sentence, end of sentence.  A
-sentence becomes a row of ``length`` + 1 tokens: begin, its first ``length`` words, the end if it
-has fewer words than that, padding.  So every row has at least two tokens.
+These are, in TensorFlow Federated's order: out of vocabulary, begin of sentence, end of sentence.
+A sentence becomes a row of ``length`` + 1 tokens: begin, its first ``length`` words, the end if it
+has fewer words than ``length``, and padding.  So every row has at least two tokens.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,13 +18,18 @@ from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
 from hpcfl.types import PAD
 
-_DIGITS = 18  # of a count
-SPECIAL = 4  # padding and the three last classes
+_DIGITS = 18  # of a count, at most
+SPECIAL = 4  # padding and the last three classes
 Words = Annotated[int, Interval(ge=1, le=2**15 - SPECIAL)]  # tokens are kept in 16 bits
 
 
 def are_words(labels: Tensor, classes: int) -> Tensor:
-    """[...], which labels are words of the vocabulary of so many classes."""
+    """[...], which labels are words of the vocabulary, neither padding nor special tokens.
+
+    Args:
+        labels: [...], classes.
+        classes: the number of all classes.
+    """
     return (labels > PAD) & (labels <= classes - SPECIAL)
 
 
@@ -32,18 +37,18 @@ class Vocabulary:
     """Words and their classes."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Number the words, the most frequent one first."""
+        """Number the words from 1 in the given order, the most frequent word first."""
         self.words = tuple(words)
         self.classes = len(words) + SPECIAL
         self.oov, self.bos, self.eos = (len(words) + k for k in (1, 2, 3))
-        self._of = {word: k for k, word in enumerate(words, 1)}
+        self._classes = {word: k for k, word in enumerate(words, 1)}
 
     @classmethod
     def read(cls, path: Path, size: int) -> "Vocabulary":
-        """The first ``size`` words of a file of lines ``WORD COUNT``, with non-increasing counts.
+        """Read the first ``size`` words of a file of lines ``WORD COUNT``, the most frequent first.
 
         Raises:
-            DataError: the file is missing, too short, or a line is not like that.
+            DataError: the file is missing or too short, or a line is malformed or out of order.
         """
         words: dict[str, int] = {}
         before = ""
@@ -68,10 +73,15 @@ class Vocabulary:
 
     @classmethod
     def counted(cls, path: Path, counts: Mapping[str, int], size: int) -> "Vocabulary":
-        """The most frequent visible words; of equally frequent ones the first in order of names.
+        """The ``size`` most frequent printable words; equally frequent ones in alphabetical order.
+
+        Args:
+            path: the file that was counted, for the message.
+            counts: by word.
+            size: the number of words.
 
         Raises:
-            DataError: the file that they were counted in does not have so many.
+            DataError: there are fewer words.
         """
         words = sorted(filter(str.isprintable, counts), key=lambda word: (-counts[word], word))
         if len(words) < size:
@@ -83,10 +93,10 @@ class Vocabulary:
 
     def encode(self, sentences: Iterable[Sequence[str]], length: int) -> NDArray[np.int16]:
         """Rows [n, length + 1] of tokens."""
-        rows, of, oov = [], self._of, self.oov
+        rows, classes, oov = [], self._classes, self.oov
         padding = [PAD] * (length + 1)
         for sentence in sentences:
-            row = [self.bos, *(of.get(word, oov) for word in sentence[:length])]
+            row = [self.bos, *(classes.get(word, oov) for word in sentence[:length])]
             if len(row) <= length:
                 row.append(self.eos)
             rows.append(row + padding[len(row) :])
@@ -94,7 +104,7 @@ class Vocabulary:
 
 
 def _counted(path: Path, number: int, line: str) -> tuple[str, int]:
-    """A line of a file of word counts."""
+    """The word and the count of one line."""
     parts = line.split()
     if len(parts) != 2 or not parts[1].isdecimal() or len(parts[1]) > _DIGITS:
         found = f"{line.strip()!r:.60}"
@@ -103,6 +113,6 @@ def _counted(path: Path, number: int, line: str) -> tuple[str, int]:
 
 
 def last_tokens(rows: NDArray[np.int16]) -> NDArray[np.int16]:
-    """[n]: the last token of each row before its padding."""
+    """[n], the last token of each row before its padding."""
     last: NDArray[np.int16] = rows[np.arange(len(rows)), np.count_nonzero(rows, axis=1) - 1]
     return last

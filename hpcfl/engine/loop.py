@@ -44,7 +44,7 @@ def play(run: Run, server: Any, start: int) -> Any:
                 server, record, signals = play_round(run, server, t, requests)
             timer.mark("update")
         except DivergedError:
-            hooks.commit_checkpoint(t)
+            hooks.commit_checkpoint(t)  # of an earlier round, so that a resume can start there
             raise
         done = t + 1
         if schedule.evaluation_due(done, schedule.rounds):
@@ -52,7 +52,7 @@ def play(run: Run, server: Any, start: int) -> Any:
                 record |= hooks.evaluate(done, server.x)
             timer.mark("evaluate")
         hooks.record(record, timer.write_to(record))
-        if signals.low_on_rows or not signals.writing:
+        if signals.low_on_rows or not signals.writing:  # wait for writes only where rows run out
             hooks.commit_checkpoint(done)
         if signals.stop or signals.save or schedule.checkpoint_due(done, schedule.rounds):
             hooks.begin_checkpoint(done, server, run.observer.kept)

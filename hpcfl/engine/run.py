@@ -1,7 +1,6 @@
-"""The objects of a run on one rank, and the hooks by which the engine calls the session.
+"""Define ``Run``, the objects that the round loop works with, and ``RunHooks``, which it calls.
 
-The engine plays rounds and writes no file: evaluation, the log and checkpoints are behind
-``RunHooks``.
+The engine itself writes no file: ``RunHooks`` evaluates, and writes the log and checkpoints.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +41,7 @@ class RunHooks(Protocol):
         ...
 
     def record(self, record: Record, busy: Sequence[float]) -> None:
-        """Write the line of a round; ``busy``: the seconds that each of several ranks worked."""
+        """Write a round's line of the log; ``busy``: each rank's seconds of work, if several."""
         ...
 
     def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
@@ -63,7 +62,7 @@ class RunHooks(Protocol):
 
 
 class Due(Protocol):
-    """Whether something is due, by the number of rounds completed out of all."""
+    """Decides whether an evaluation or a checkpoint is due."""
 
     def __call__(self, round: int, rounds: int) -> bool:
         """Whether it is due after ``round`` of ``rounds`` rounds."""
@@ -76,11 +75,11 @@ class Schedule:
 
     rounds: int
     draw: Callable[[int], NDArray[np.int64]]
-    """Round, counted from zero, to its cohort, ascending."""
+    """From a round, counted from zero, to the ids of its cohort, ascending."""
     assignment: Callable[[int], Assignment]
-    """Round, from zero, to the clients of this rank; past the last round, to none."""
+    """From a round to the clients of this rank; to none after the last round."""
     local_lr: Callable[[int], float]
-    """Round, from zero, to eta."""
+    """From a round to its local learning rate."""
     evaluation_due: Due
     checkpoint_due: Due
     checkpoint_minutes: float | None
@@ -99,7 +98,7 @@ class Training:
     executor: Executor
     states: ClientStates | RemoteClientStates
     weights: NDArray[np.float64]
-    """[N], of every client in the mean."""
+    """[N], the weight of every client in the mean of the uploads."""
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,25 @@
 """Decide whether a run diverged though all its numbers stayed finite.
 
-A run that meets a number that is not finite ends by itself, with exit code 3.  Rates that are not
-quite so wrong leave a model that is worse than none: its training loss is far above the loss of
-guessing, ln(classes) for classes, and that of the output 0 for targets.  The guess is the measure,
-not the first round, whose mean training loss may be far lower than that of any later round
-(clients of one class learn it within a few steps) or as high as they are (it diverged at once).
+The engine ends a run at the first number that is not finite, with exit code 3.  A learning rate
+that is too large, but not by so much, leaves a model whose training loss is far above the loss of
+guessing: ln(classes) for a classification, and the loss of the output 0 for a regression.  The loss
+is compared with that of guessing and not with the first round's: the first mean training loss may
+be far lower than all later ones (clients with a single class learn it within a few steps), or as
+high as they are (the run diverged at once).
 
-What must not be taken for divergence, and why it is not:
+Not reported as divergence, each for a reason:
 
-- a small rate: the loss stays where it was, near the guess, or falls from where it was;
-- an unlucky round, or clients that differ: the median of the last rounds counts, and it must be
-  FACTOR times the guess, or UNLEARNED times where the test accuracy is no better than chance either
-  (a network whose units are all dead stays at 3 to 10 times);
-- features or weights that are large at first: the loss begins far above the guess, so it must also
-  be above where it began;
-- a large rate of a linear classifier, which scales the outputs and the loss, while the classes are
-  told apart: a test accuracy far above chance says so, unless the loss is beyond all reason
-  (ABSURD);
-- losses that begin at 0, or below: where nobody knows a guess (functions of the parameters alone,
-  and runs of earlier versions), growth is measured from the largest of the first losses, and must
-  be ABSURD, as a first round may end near 0.
+- a learning rate that is too small: the loss stays near that of guessing, or falls;
+- a single bad round, or heterogeneous clients: the median of the last rounds must be FACTOR times
+  the guess, or UNLEARNED times if the test accuracy is no better than chance either (a network
+  whose units are all dead stays at 3 to 10 times);
+- large features or initial weights: the loss begins far above the guess, so it must also be above
+  its first value;
+- a large learning rate of a linear classifier, which scales outputs and loss while the classes are
+  still separated: with a test accuracy far above chance, the loss must be ABSURD times the guess;
+- losses that begin at 0 or below: if the loss of guessing is unknown (functions of the parameters
+  alone, and runs of earlier versions), the loss must be ABSURD times that of the first round or of
+  the initial model, whichever is larger, as one of them may be near 0.
 """
 
 import math
@@ -33,24 +33,24 @@ RECENT = 5  # rounds
 UNLEARNED = 3.0
 FACTOR = 10.0
 ABSURD = 1000.0
-LEARNED = 0.25  # of the way from chance to 1: an accuracy that no guess has
-_INITIAL = ("train_objective", "test_loss")  # an evaluation of round 0 has them
-# The first round's mean is of models that its own local steps have changed; where it is all that
-# is known of the beginning, a run must have left it well behind to have improved.
+LEARNED = 0.25  # of the distance from chance to 1: no guess has so high an accuracy
+_INITIAL = ("train_objective", "test_loss")  # keys of the log, in an evaluation of round 0
+# The mean training loss of the first round is of models that its local steps have changed already.
+# If the initial model was not evaluated, a tenth of that mean is taken for its loss.
 _IMPROVED = 10.0
 
 
 class Divergence(NamedTuple):
-    """How far a training loss is from what it should be."""
+    """A training loss that is too high, and the loss that it is compared with."""
 
     loss: float
     """The median of the last rounds."""
     rounds: int
-    """How many these are."""
+    """The number of these rounds."""
     measure: float
-    """What it is compared with."""
+    """The loss that it is compared with."""
     guess: bool
-    """Whether that is the loss of guessing, or else of the first round."""
+    """Whether ``measure`` is the loss of guessing; else it is that of the beginning."""
 
     def __str__(self) -> str:
         measure = "guessing has" if self.guess else "it began at"
@@ -72,10 +72,10 @@ def guess_loss(dataset: Dataset) -> float | None:
 
 
 def find_divergence(log: Sequence[Mapping[str, Any]], guess: float | None) -> Divergence | None:
-    """Whether a run diverged as far as it has come; None: it did not, or nobody can tell.
+    """Find out from its log whether a run diverged; None: it did not, or the log cannot show it.
 
     Args:
-        log: one object a round, as in log.jsonl, where null stands for what is not finite.
+        log: an entry for each round, as in log.jsonl, where null stands for a number not finite.
         guess: the loss of guessing, if it is known.
     """
     losses = [
@@ -90,8 +90,8 @@ def find_divergence(log: Sequence[Mapping[str, Any]], guess: float | None) -> Di
     initial = _initial(log)
     if guess:
         start = losses[0] / _IMPROVED if initial is None else initial
-        far = _far(log, guess)
-        if loss > far * guess and loss > start:
+        threshold = _threshold(log, guess)
+        if loss > threshold * guess and loss > start:
             return Divergence(loss, len(recent), guess, guess=True)
         return None
     scale = max(abs(losses[0]), abs(initial or 0.0))
@@ -106,8 +106,8 @@ def _initial(log: Sequence[Mapping[str, Any]]) -> float | None:
     return next((float(first[key]) for key in _INITIAL if first.get(key) is not None), None)
 
 
-def _far(log: Sequence[Mapping[str, Any]], guess: float) -> float:
-    """How many times the guess a loss must be, by what the newest test accuracy says."""
+def _threshold(log: Sequence[Mapping[str, Any]], guess: float) -> float:
+    """How many times the loss of guessing a loss must be, given the newest test accuracy."""
     key = "test_accuracy"
     newest = next((line[key] for line in reversed(log) if line.get(key) is not None), None)
     if newest is None:

@@ -1,4 +1,4 @@
-"""The sums of one batch in an evaluation; sums of batches and of ranks are added."""
+"""Sum losses and correct answers over one batch; callers add the sums of batches and ranks."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,12 @@ TOP = 5
 
 
 def names(loss: LossName, classes: int | None) -> tuple[str, ...]:
-    """The names of the sums of ``totals``, for a model with one output per class."""
+    """The names of the sums that ``totals`` returns, in its order.
+
+    Args:
+        loss: which loss.
+        classes: the number of classes, which is that of the model's outputs; None without classes.
+    """
     if loss not in ("cross_entropy", "tokens"):
         return ("loss", "examples")
     top = ("correct_top5",) if classes is not None and classes > TOP else ()
@@ -20,13 +25,14 @@ def names(loss: LossName, classes: int | None) -> tuple[str, ...]:
 
 
 def totals(loss: LossName, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Sums over the batch.
+    """Sum the losses and the correct answers of a batch.
 
-    ``loss`` is the sum over ``examples``; a classification adds ``correct``, out of ``scored``, and
-    for more than 5 classes ``correct_top5``: the label is among the five largest outputs, where the
-    lower class comes first of two equal ones.  For ``tokens`` the examples are the labels but
-    padding, and the scored ones are words of the vocabulary.  Losses are computed per example in
-    float32 or wider and added in float64, so that the sum of a large test set keeps its digits.
+    ``loss`` is the sum over ``examples``.  A classification adds ``correct``, the number of correct
+    answers among ``scored`` labels; with more than 5 classes also ``correct_top5``, where the label
+    is among the five largest outputs, and of two equal outputs that of the lower class counts as
+    larger.  For ``tokens``, each label that is no padding is an example, and each label that is a
+    word of the vocabulary is scored.  Losses are computed per example in float32 or wider and added
+    in float64, so that the sum over a large test set keeps its digits.
 
     Args:
         loss: which loss.
@@ -51,16 +57,25 @@ def totals(loss: LossName, outputs: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def _correct(outputs: Tensor, labels: Tensor, scored: Tensor) -> dict[str, float]:
-    """Numbers of scored labels and of correct ones, of outputs [B, n], labels [B], scored [B]."""
-    right = {"correct": outputs.argmax(1) == labels}
+    """The number of scored labels, and of those the numbers of correct ones.
+
+    Args:
+        outputs: [B, n].
+        labels: [B].
+        scored: [B], which labels count.
+    """
+    hits = {"correct": outputs.argmax(1) == labels}
     if outputs.shape[1] > TOP:
-        right["correct_top5"] = _rank_of_label(outputs, labels) < TOP
-    found = {name: float((hit & scored).sum()) for name, hit in right.items()}
-    return {"scored": float(scored.sum()), **found}
+        hits["correct_top5"] = _rank_of_label(outputs, labels) < TOP
+    counts = {name: float((hit & scored).sum()) for name, hit in hits.items()}
+    return {"scored": float(scored.sum()), **counts}
 
 
 def _rank_of_label(outputs: Tensor, labels: Tensor) -> Tensor:
-    """[B]: the number of classes ranked before the label; all of them if its output is NaN."""
+    """[B]: the number of classes ranked before the label; all of them if its output is NaN.
+
+    Not by ``torch.topk``, which leaves the order of equal outputs undefined.
+    """
     own = outputs.gather(1, labels[:, None])
     lower = torch.arange(outputs.shape[1], device=outputs.device) < labels[:, None]
     return (~(outputs <= own) | ((outputs == own) & lower)).sum(1)

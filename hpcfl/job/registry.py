@@ -1,4 +1,4 @@
-"""Find the class of a section by its name: a built-in one, an entry point, a dotted path."""
+"""Find the class that a section names: a built-in class, an entry point or a dotted path."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -31,13 +31,17 @@ RENAMED: Mapping[type[Any], Mapping[str, str]] = {
         "counted": "traffic_note",
     }
 }
-"""Old name: new name.  A class with an old name is refused, as its hook would not be called."""
+"""Former names of methods, and their present names.
+
+A class with a former name is refused: nothing would call that method, and the run would silently
+train with the base class's.
+"""
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
 
 class Registry:
-    """The classes that a section of the job may name, and those that it may import.
+    """The classes that one section of a job may name, built in or imported.
 
     Args:
         section: of the job, such as "algorithm".
@@ -81,6 +85,7 @@ class Registry:
             lacks = ", ".join(sorted(found.__abstractmethods__))  # type: ignore[attr-defined]
             raise JobError(f"{at}: {name!r} cannot be used, it does not define {lacks}")
         self._check_names(at, name, found)
+        # Annotations without a field: the class is not a dataclass, so a job could not set them.
         own = {key for key, hint in get_annotations(found).items() if "ClassVar" not in str(hint)}
         if unknown := own - {field.name for field in fields(found)}:
             raise JobError(
@@ -90,10 +95,10 @@ class Registry:
         return found
 
     def _check_names(self, at: str, name: str, found: type[Any]) -> None:
-        """Refuse methods of a class of the user's that would be ignored.
+        """Refuse methods of a user's class that nothing would call.
 
         Raises:
-            JobError: one has a name of an earlier version, or nearly one of the base class.
+            JobError: a method has a former name, or nearly the name of a method of the base class.
         """
         settings = {field.name for field in fields(found)}
         hooks = [key for key, hook in vars(self.base).items() if callable(hook) and key[0] != "_"]
@@ -154,11 +159,11 @@ REGISTRIES = {
 
 
 def suggestion(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    """The end of a message about an unknown name: a near one that is known, if there is one."""
-    near = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    """The end of a message about an unknown name: the most similar known name, if there is one."""
+    similar = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: on one line, cut where it is long."""
+    """A value as messages show it: on one line, shortened if it is long."""
     return _SHORT.repr(plain(value))

@@ -1,4 +1,4 @@
-"""Tasks by name: the data and the model of a published experiment."""
+"""Define the job's key ``task``: names for the data and the model of published experiments."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,4 +27,4 @@ TASKS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "tinyimagenet-resnet18": {"data": {"kind": "tiny_imagenet"}, "model": {"name": "resnet18"}},
 }
-"""Sections by task; the job's own ``data`` and ``model`` sections override their keys."""
+"""The sections of each task; the job's own ``data`` and ``model`` sections override their keys."""

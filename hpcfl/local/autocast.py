@@ -18,10 +18,10 @@ def onednn_has_bfloat16() -> bool:
 
 @contextmanager
 def autocast_bfloat16(device_type: str) -> Iterator[None]:
-    """Run a model's forward pass in bfloat16 where autocast says so.
+    """Run the block with ``torch.autocast`` to bfloat16, on any processor.
 
-    Every operation but one has a bfloat16 kernel of torch's own for processors that oneDNN has none
-    for.  ``nn.LSTM`` asks oneDNN all the same and fails; there it runs by torch's own cells.
+    Where oneDNN has no bfloat16 kernels, torch uses kernels of its own.  Only ``nn.LSTM`` calls
+    oneDNN nevertheless and fails; on such processors it runs without oneDNN.
 
     Args:
         device_type: "cpu" or "cuda", where the model computes.
@@ -35,7 +35,7 @@ def autocast_bfloat16(device_type: str) -> Iterator[None]:
 
 
 class _LstmWithoutOneDnn(TorchFunctionMode):
-    """While it is entered, ``nn.LSTM`` runs by torch's own cells; the backward pass follows."""
+    """Runs ``nn.LSTM`` by torch's own cells; the backward pass follows from the forward pass."""
 
     def __torch_function__(
         self,

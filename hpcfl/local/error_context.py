@@ -17,9 +17,11 @@ from hpcfl.local.step import ClientTask
 
 
 class client_errors:
-    """Adds the client, the round and the stage to an error.
+    """Context manager that raises an error of its block as a ``ClientError``.
 
-    A class and no generator, which takes longer: every client enters it.
+    Errors of hpcfl's own classes pass unchanged, and disk errors become ``DiskError``.
+    It adds the client, the round and the stage.  A class is faster than a generator here, and every
+    client of every round enters it.
     """
 
     def __init__(self, task: ClientTask, stage: str) -> None:
@@ -46,7 +48,7 @@ def round_errors(round: int) -> Iterator[None]:
     """
 
     def convert(e: Exception) -> HookError | None:
-        # A fault of the program keeps its traceback.
+        # An error in hpcfl itself is a bug: it keeps its traceback.
         return HookError(f"round {round}{described(e)}{hint()}") if place(e) else None
 
     with convert_errors(convert):

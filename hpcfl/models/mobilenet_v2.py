@@ -1,4 +1,4 @@
-"""MobileNetV2 (Sandler et al., 2018), width 1, as torchvision has it."""
+"""MobileNetV2 (Sandler et al., 2018) of width multiplier 1, as in torchvision."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from hpcfl.models.normalization import Normed
 from hpcfl.types import Decay
 
 _STEM, _TOP = 32, 1280
-_STAGES = (  # factor of the hidden width, width, blocks, stride of the first
+_STAGES = (  # expansion factor, output channels, number of blocks, stride of the first block
     (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2),
     (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
 )  # fmt: skip
@@ -33,7 +33,7 @@ class MobileNetV2(Normed):
     """The share of features that is dropped before the last layer, in training."""
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Takes images [C, H, W] of any size."""
+        """Build the network for images [C, H, W] of any size."""
         require_images("mobilenet_v2", input_shape, 1)
         return MobileNet(input_shape[0], outputs, self.layer, self.dropout)
 
@@ -63,15 +63,15 @@ class MobileNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Widen, filter each channel by itself, narrow; beside a shortcut where the shape stays."""
+    """Inverted residual: expand, filter each channel, project; a shortcut if the shape stays."""
 
     def __init__(self, before: int, width: int, stride: int, factor: int, norm: Norm) -> None:
         super().__init__()
         hidden = before * factor
         self.shortcut = (before, stride) == (width, 1)
-        widened = [_conv(before, hidden, 1, norm)] if factor > 1 else []
+        expansion = [_conv(before, hidden, 1, norm)] if factor > 1 else []
         self.conv = nn.Sequential(
-            *widened,
+            *expansion,
             _conv(hidden, hidden, 3, norm, stride=stride, groups=hidden),
             _weights(hidden, width, 1),
             norm(width),
@@ -86,13 +86,13 @@ class Block(nn.Module):
 def _conv(
     before: int, width: int, side: int, norm: Norm, *, stride: int = 1, groups: int = 1
 ) -> nn.Module:
-    """Convolution, normalisation, and relu up to 6."""
+    """Convolution, normalisation and ReLU6."""
     conv = _weights(before, width, side, stride, groups)
     return nn.Sequential(conv, norm(width), nn.ReLU6(inplace=True))
 
 
 def _weights(before: int, width: int, side: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the size but for the stride, as He et al. (2015) start it."""
+    """A convolution that divides the size by its stride, initialised as in He et al. (2015)."""
     conv = nn.Conv2d(before, width, side, stride, side // 2, groups=groups, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out")
     return conv

@@ -1,4 +1,4 @@
-"""ResNet-18 (He et al., 2016) as torchvision has it: 7x7 stem, max pool, four stages of two."""
+"""ResNet-18 (He et al., 2016) as in torchvision: 7x7 stem, max pool, four stages of two blocks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class ResNet18(Normed):
     imagenet: ClassVar[str | None] = "resnet18-f37072fd.pth"
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Takes images [C, H, W] of any size."""
+        """Build the network for images [C, H, W] of any size."""
         require_images("resnet18", input_shape, 1)
         return ResNet(input_shape[0], outputs, self.layer)
 
@@ -51,7 +51,7 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut: a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions, and a shortcut: a 1x1 convolution where the shape changes."""
 
     def __init__(self, before: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def _stage(before: int, width: int, stride: int, norm: Norm) -> nn.Sequential:
 
 
 def _conv(before: int, width: int, side: int, stride: int) -> nn.Conv2d:
-    """A convolution that keeps the size but for the stride, as He et al. (2015) start it."""
+    """A convolution that divides the size by its stride, initialised as in He et al. (2015)."""
     conv = nn.Conv2d(before, width, side, stride, padding=side // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv

@@ -1,4 +1,4 @@
-"""ResNet-20 for 32x32 images (He et al., 2016, section 4.2), with GroupNorm for BatchNorm."""
+"""ResNet-20 for 32x32 images (He et al., 2016, section 4.2), GroupNorm instead of BatchNorm."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class ResNet20(ModelConfig):
     """
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Takes images [C, H, W] of any size from 4x4."""
+        """Build the network for images [C, H, W] of at least 4x4."""
         require_images("resnet20", input_shape, 4)
         return ResNet(input_shape[0], outputs)
 
@@ -48,11 +48,11 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut without parameters (option A)."""
+    """Two 3x3 convolutions, and a shortcut without parameters (option A)."""
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()
-        self.added = width - before  # channels; where there are any, the image is halved
+        self.added = width - before  # channels; where some are added, the image is halved
         stride = 2 if self.added else 1
         self.conv1 = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
         self.norm1 = nn.GroupNorm(_GROUPS, width)
@@ -63,6 +63,7 @@ class Block(nn.Module):
         """[B, before, H, W] to [B, width, H', W']."""
         z = self.norm2(self.conv2(relu(self.norm1(self.conv1(x)))))
         if self.added:
+            # Option A: every second pixel, and zeros for the added channels.
             half = self.added // 2
             x = pad(x[:, :, ::2, ::2], (0, 0, 0, 0, half, self.added - half))
         return relu(z + x)

@@ -1,4 +1,4 @@
-"""Word LSTM: the next word of a sentence, as Reddi et al. (2021) and the FedHBM paper model it."""
+"""Word LSTM: predicts the next word of a sentence, as in Reddi et al. (2021) and FedHBM's paper."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -28,7 +28,11 @@ class WordLstm(ModelConfig):
     """Size of the layer between the LSTM and the outputs."""
 
     def check(self, data: Section) -> None:
-        """Model and data predict the same."""
+        """Refuse a model and data that predict different words.
+
+        Raises:
+            ValueError: ``predict`` differs.
+        """
         labelled = getattr(data, "predict", self.predict)
         if labelled != self.predict:
             raise ValueError(
@@ -37,21 +41,21 @@ class WordLstm(ModelConfig):
             )
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Takes sentences [T] of word classes, padded at their ends."""
+        """Build the network for sentences [T] of word classes, padded at their ends."""
         if len(input_shape) != 1:
             raise JobError(
                 f"model.name: word_lstm takes sentences of shape (T,), not examples of "
                 f"{input_shape}"
             )
-        return Reader(self, outputs)
+        return WordLstmNetwork(self, outputs)
 
 
-class Reader(nn.Module):
-    """Reads a sentence and answers after each word, or once after its last real one."""
+class WordLstmNetwork(nn.Module):
+    """Predicts the next word after each word, or only after the last one before the padding."""
 
     def __init__(self, sizes: WordLstm, words: int) -> None:
         super().__init__()
-        self.once = sizes.predict == "last"
+        self.last_only = sizes.predict == "last"
         self.embedding = nn.Embedding(words, sizes.embedded)
         self.lstm = nn.LSTM(sizes.embedded, sizes.hidden, batch_first=True)
         self.projection = nn.Linear(sizes.hidden, sizes.projected)
@@ -60,7 +64,7 @@ class Reader(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         """Logits [B, T, n] of sentences [B, T] (int64), or [B, n]."""
         states, _ = self.lstm(self.embedding(text))
-        if self.once:  # padding stands behind the sentence, and no state before it has seen it
+        if self.last_only:  # padding follows the sentence, so it has not changed this state
             end = (text != PAD).sum(1).clamp(min=1) - 1
             states = states[torch.arange(len(text), device=text.device), end]
         return self.fc(self.projection(states))  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.memory import Holding, Memory, memory
 from hpcfl.runner.components import Components
 from hpcfl.runner.disk_budget import DiskBudget, disk_budget
-from hpcfl.runner.schedule import ScheduleUsage, simulate_schedule, state_bytes, trained
+from hpcfl.runner.schedule_usage import ScheduleUsage, most_trained, simulate_schedule, state_bytes
 
 
 class RankShare(NamedTuple):
@@ -117,7 +117,7 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
         disk_budget=disk_budget(components, usage),
         shares=tuple(
             _share(components, usage, rank, int(members), process, activations)
-            for rank, members in enumerate(trained(components, usage))
+            for rank, members in enumerate(most_trained(components, usage))
         ),
     )
 
@@ -133,12 +133,12 @@ def _share(
     """Compute the share of one rank."""
     mine = usage.owner == rank
     seen = int(usage.seen[rank])
-    holding = Holding(rank, seen, members, int(usage.held[rank]))
+    holding = Holding(rank, seen, members, int(usage.state_bytes[rank]))
     return RankShare(
         clients=int(mine.sum()),
         examples=int(np.array(components.clients.examples)[mine].sum()),
         seen=seen,
         members=members,
-        store=int(usage.stores[rank]),
+        store=int(usage.store_bytes[rank]),
         memory=memory(components, holding, process=process, activations=activations),
     )

@@ -1,4 +1,4 @@
-"""The columns of a report: a title, and the value of each run."""
+"""Define the columns of reports: their titles, and the functions that give a run's values."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,13 +9,13 @@ from hpcfl.report.table import Value
 from hpcfl.run_dir.record import SCORES, RunRecord
 
 
-def percent(share: float | None) -> float | None:
+def percent(fraction: float | None) -> float | None:
     """A fraction in percent."""
-    return None if share is None else 100 * share
+    return None if fraction is None else 100 * fraction
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f}"
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.2f}"
 
 
 def _loss(loss: float | None) -> str:
@@ -35,8 +35,8 @@ def _rounds(run: RunRecord) -> str:
     return " ".join([f"{run.done}/{run.rounds}", *marks])
 
 
-def count_diverged(runs: Sequence[RunRecord]) -> str:
-    """How many of the runs of a job diverged: " (1 diverged)"; nothing of none."""
+def diverged_note(runs: Sequence[RunRecord]) -> str:
+    """The number of diverged runs as a note: " (1 diverged)"; empty if no run diverged."""
     count = sum(run.diverged for run in runs)
     return f" ({count} diverged)" if count else ""
 
@@ -48,7 +48,7 @@ def _best(run: RunRecord) -> str:
 
 
 def _mean_of_last(run: RunRecord) -> float | None:
-    """The mean over the job's window, unless that has a column of its own."""
+    """The mean over the job's window; None where the column "last 100" shows the same mean."""
     return None if run.window == 100 and run.accuracy_last100 is not None else run.mean_accuracy
 
 
@@ -60,8 +60,9 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{whole:02d}"
 
 
-Cell = tuple[str, Callable[[RunRecord], str]]
-SCORE_COLUMNS: tuple[Cell, ...] = (
+# A title, and a run's cell.
+TextColumn = tuple[str, Callable[[RunRecord], str]]
+SCORE_COLUMNS: tuple[TextColumn, ...] = (
     ("run", lambda run: run.name),
     ("algorithm", lambda run: run.algorithm),
     ("rounds", _rounds),
@@ -71,22 +72,22 @@ SCORE_COLUMNS: tuple[Cell, ...] = (
     ("last\n100 %", lambda run: _percent(run.accuracy_last100)),
     ("test\nloss", lambda run: _loss(run.last("test_loss"))),
 )
-COSTS: tuple[Cell, ...] = (
+COST_COLUMNS: tuple[TextColumn, ...] = (
     ("down", lambda run: decimal(int(run.total("down_bytes")))),
     ("up", lambda run: decimal(int(run.total("up_bytes")))),
     ("wall\ntime", lambda run: _duration(run.total("wall_s"))),
 )
 
-# A title, a run's value, and how values are shown.
-Score = tuple[str, Callable[[RunRecord], float | None], str]
-OVER_SEEDS: tuple[Score, ...] = (
+# A title, a run's value, and the format of the mean and the deviation over seeds.
+NumberColumn = tuple[str, Callable[[RunRecord], float | None], str]
+SEED_COLUMNS: tuple[NumberColumn, ...] = (
     ("accuracy\n%", lambda run: percent(run.last("test_accuracy")), "{:.2f}"),
     ("best\n%", lambda run: percent(run.best[1] if run.best else None), "{:.2f}"),
     ("mean of\nlast %", lambda run: percent(_mean_of_last(run)), "{:.2f}"),
     ("last\n100 %", lambda run: percent(run.accuracy_last100), "{:.2f}"),
     ("test\nloss", lambda run: run.last("test_loss"), "{:.4g}"),
 )
-_OPTIONAL: tuple[Score, ...] = (
+_OPTIONAL: tuple[NumberColumn, ...] = (
     ("top 5\n%", lambda run: percent(run.last("test_top5_accuracy")), "{:.2f}"),
     ("objective", lambda run: run.last("train_objective"), "{:.4g}"),
     ("clients\nmean %", lambda run: percent(run.last("client_accuracy_mean")), "{:.2f}"),
@@ -96,13 +97,13 @@ _OPTIONAL: tuple[Score, ...] = (
 )
 
 
-def optional_scores(runs: Sequence[RunRecord]) -> list[Score]:
-    """The scores that are off by default, as far as one of these runs has them."""
+def optional_scores(runs: Sequence[RunRecord]) -> list[NumberColumn]:
+    """The columns of scores that are off by default, if at least one of these runs has them."""
     return [score for score in _OPTIONAL if any(score[1](run) is not None for run in runs)]
 
 
-# For programs: keys, with their units.
-NAMES: tuple[tuple[str, Callable[[RunRecord], Value]], ...] = (
+# The same for programs (CSV): keys with their units, and values of full precision.
+RUN_VALUES: tuple[tuple[str, Callable[[RunRecord], Value]], ...] = (
     ("run", lambda run: run.name),
     ("algorithm", lambda run: run.algorithm),
     ("rounds", lambda run: run.rounds),
@@ -110,7 +111,7 @@ NAMES: tuple[tuple[str, Callable[[RunRecord], Value]], ...] = (
     ("state", lambda run: run.state),
     ("diverged", lambda run: int(run.diverged)),
 )
-NUMBERS: tuple[tuple[str, Callable[[RunRecord], float | None]], ...] = (
+NUMBER_VALUES: tuple[tuple[str, Callable[[RunRecord], float | None]], ...] = (
     ("test_accuracy", lambda run: run.last("test_accuracy")),
     ("best_accuracy", lambda run: run.best[1] if run.best else None),
     ("best_round", lambda run: run.best[0] if run.best else None),

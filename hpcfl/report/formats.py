@@ -28,13 +28,13 @@ _ESCAPED = re.compile("|".join(map(re.escape, _ESCAPES)))
 
 def tables(report: Report) -> list[RichTable]:
     """The tables as they are drawn on a terminal; sizes in powers of 1000."""
-    return [drawn(sheet) for sheet in report.sheets]
+    return [drawn(table) for table in report.tables]
 
 
-def drawn(sheet: Table) -> RichTable:
+def drawn(table: Table) -> RichTable:
     """A table as a terminal shows it; only the column of settings may be wrapped."""
     made = RichTable(box=ASCII2)
-    for title, *cells in zip(sheet.titles, *sheet.rows, strict=True):
+    for title, *cells in zip(table.titles, *table.rows, strict=True):
         if title == "settings":
             pairs = (pair for text in (title, *cells) for pair in re.split("(?<=,) ", text))
             needed = max(map(len, pairs))  # a key stays with its value
@@ -42,7 +42,7 @@ def drawn(sheet: Table) -> RichTable:
         else:
             needed = max(len(line) for text in (title, *cells) for line in text.split("\n"))
             made.add_column(title, justify=_side(title), min_width=needed)
-    for row in sheet.rows:
+    for row in table.rows:
         made.add_row(*row)
     return made
 
@@ -56,59 +56,59 @@ def plain(report: Report) -> str:
     made = tables(report)
     width = max(get_terminal_size((UNLIMITED, 0)).columns, *map(least_width, made))
     lines = []
-    for sheet, table in zip(report.sheets, made, strict=True):
-        lines += [render_tables(table, width=width), *sheet.captions]
+    for table, shown in zip(report.tables, made, strict=True):
+        lines += [render_tables(shown, width=width), *table.captions]
     return "".join(f"{line}\n" for line in lines)
 
 
 def to_markdown(report: Report) -> str:
     """The tables in Markdown, captions as lists."""
-    return "\n".join(part for sheet in report.sheets for part in _marked(sheet))
+    return "\n".join(part for table in report.tables for part in _marked(table))
 
 
-def _marked(sheet: Table) -> list[str]:
+def _marked(table: Table) -> list[str]:
     lines = [
-        [title.replace("\n", " ") for title in sheet.titles],
-        [":--" if title in _LEFT else "--:" for title in sheet.titles],
+        [title.replace("\n", " ") for title in table.titles],
+        [":--" if title in _LEFT else "--:" for title in table.titles],
         *(
             [
-                f"**{cell}**" if (r, c) in sheet.best else cell.replace("|", "\\|")
+                f"**{cell}**" if (r, c) in table.best else cell.replace("|", "\\|")
                 for c, cell in enumerate(row)
             ]
-            for r, row in enumerate(sheet.rows)
+            for r, row in enumerate(table.rows)
         ),
     ]
     parts = ["".join(f"| {' | '.join(line)} |\n" for line in lines)]
-    if sheet.captions:
-        parts.append("".join(f"- {line}\n" for line in sheet.captions))
+    if table.captions:
+        parts.append("".join(f"- {line}\n" for line in table.captions))
     return parts
 
 
 def to_latex(report: Report) -> str:
     r"""The tables in LaTeX, for \input in a document that loads booktabs."""
-    return "\n".join(["% needs \\usepackage{booktabs}\n", *map(_typeset, report.sheets)])
+    return "\n".join(["% needs \\usepackage{booktabs}\n", *map(_typeset, report.tables)])
 
 
-def _typeset(sheet: Table) -> str:
-    columns = "".join(_side(title)[0] for title in sheet.titles)
+def _typeset(table: Table) -> str:
+    columns = "".join(_side(title)[0] for title in table.titles)
     rows = [
         " & ".join(
-            rf"\textbf{{{escaped(cell)}}}" if (r, c) in sheet.best else escaped(cell)
+            rf"\textbf{{{escaped(cell)}}}" if (r, c) in table.best else escaped(cell)
             for c, cell in enumerate(row)
         )
-        for r, row in enumerate(sheet.rows)
+        for r, row in enumerate(table.rows)
     ]
     lines = [
         r"\begin{table}",
         r"  \centering",
         rf"  \begin{{tabular}}{{{columns}}}",
         r"    \toprule",
-        *(f"    {line}" for line in _heads(sheet.titles)),
+        *(f"    {line}" for line in _heads(table.titles)),
         r"    \midrule",
         *(rf"    {row} \\" for row in rows),
         r"    \bottomrule",
         r"  \end{tabular}",
-        *(rf"  \caption{{{'; '.join(map(escaped, sheet.captions))}}}" for _ in sheet.captions[:1]),
+        *(rf"  \caption{{{'; '.join(map(escaped, table.captions))}}}" for _ in table.captions[:1]),
         r"\end{table}",
     ]
     return "".join(f"{line}\n" for line in lines)

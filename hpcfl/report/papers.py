@@ -1,6 +1,7 @@
-"""Lay out tables as the papers do: a row an algorithm, a column a set-up, theirs next to ours.
+"""Lay out tables as papers print them: algorithms by set-ups, with the published numbers.
 
-A set-up is data, model, split, clients and cohort; runs that differ in the seed alone share a cell.
+A row is an algorithm, and a column a set-up: data, model, split, clients and cohort.  Runs that
+differ in the seed alone share a cell.
 """
 
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from math import isnan
 from typing import NamedTuple
 
 from hpcfl.errors import JobError
-from hpcfl.report.columns import DIVERGED, count_diverged
+from hpcfl.report.columns import DIVERGED, diverged_note
 from hpcfl.report.comparison import (
     ACCURACIES,
     counted,
@@ -43,11 +44,14 @@ class _Cell(NamedTuple):
     std: float | None = None
     metric: str = ""
     members: int = 0
-    """How many runs the mean is of."""
+    """The number of runs that the mean is over."""
     baseline: str = ""
-    """Of a speed-up: the FedAvg runs that it is over."""
+    """Of a speed-up: the FedAvg runs whose rounds it divides."""
     competes: bool = False
-    """Whether it may be the best of its column."""
+    """Whether it may be marked as the best of its column.
+
+    False where all runs are unfinished, and where not every seed reached the target.
+    """
 
 
 class _Pair(NamedTuple):
@@ -60,12 +64,14 @@ _Pairs = dict[tuple[Row, SetUp], _Pair]
 
 
 def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Report:
-    """Final accuracies, as FedHBM's tables 3 and 4; for targets the rounds, as its tables 2 and 9.
+    """Final accuracies, and for each target a table of the rounds to it.
 
-    The values are a row a number: what it is, ours, and what is published.
+    Laid out as tables 3 and 4, and 2 and 9, of the FedHBM paper.  The values for programs have a
+    row for each number: its set-up and metric, ours, and the published one.
 
     Raises:
-        JobError: nothing is classified, or no paper says what a target is of.
+        JobError: no run has a test accuracy, or no paper prints the accuracy that a target is a
+            percentage of.
     """
     if not any(run.scores["test_accuracy"] for run in runs):
         raise JobError(
@@ -73,9 +79,9 @@ def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Repo
             "report without --layout paper"
         )
     grid = read_grid(runs)
-    made = [_accuracies(runs, grid)]
-    made += [_rounds(runs, grid, target) for target in targets]
-    return Report([sheet for sheet, _ in made], [value for _, values in made for value in values])
+    parts = [_accuracies(runs, grid)]
+    parts += [_rounds(runs, grid, target) for target in targets]
+    return Report([table for table, _ in parts], [value for _, values in parts for value in values])
 
 
 def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Table, list[dict[str, Value]]]:
@@ -85,20 +91,20 @@ def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Table, list[dict
             members = [runs[index] for index in grid.cells.get((row, column), ())]
             rows = find(grid.job(row, column), *ACCURACIES)
             ours = _accuracy(members)
-            ours = ours._replace(text=ours.text + count_diverged(members))
+            ours = ours._replace(text=ours.text + diverged_note(members))
             pairs[row, column] = _Pair(ours, _printed(rows), places(rows))
     groups = [[runs[index] for index in members] for members in grid.cells.values()]
     meanings = dict.fromkeys(final.meaning for group in groups for final in _finals(group))
     captions = [f"ours: {', or '.join(meanings)}"] if meanings else []
     captions += [*_signs(pairs), *with_published(runs).captions]
     captions += [DIVERGED] if any(run.diverged for run in runs) else []
-    return _laid_out(grid, pairs, "%", captions, most=True)
+    return _lay_out(grid, pairs, "%", captions, higher_is_better=True)
 
 
 def _signs(pairs: _Pairs) -> list[str]:
     """Captions that explain the signs in these cells."""
     texts = [pair.ours.text for pair in pairs.values()]
-    return [told for sign, told in _SIGNS.items() if any(sign in text for text in texts)]
+    return [meaning for sign, meaning in _SIGNS.items() if any(sign in text for text in texts)]
 
 
 class _Final(NamedTuple):
@@ -110,32 +116,40 @@ class _Final(NamedTuple):
 
 
 def _finals(runs: Sequence[RunRecord]) -> list[_Final]:
-    """Of the finished ones of runs that differ in the seed, by one metric that all of them have.
+    """The final accuracies of the finished runs, all by the first metric that each of them has.
 
-    The mean of the last 100 rounds, of the job's window, or else the last accuracy.
+    The metrics are the mean of the last 100 rounds, that of the job's window, and the last
+    accuracy.  One metric for all, because a mean over seeds of different metrics means nothing.
+
+    Args:
+        runs: which differ in the seed alone.
     """
-    each = [found for run in runs if (found := _final_accuracies(run))]
-    shared = next((m for m in each[0] if all(m in found for found in each)), "") if each else ""
-    return [found[shared] for found in each]
+    each = [finals for run in runs if (finals := _final_accuracies(run))]
+    shared = next((m for m in each[0] if all(m in finals for finals in each)), "") if each else ""
+    return [finals[shared] for finals in each]
 
 
 def _final_accuracies(run: RunRecord) -> dict[str, _Final]:
-    """The final accuracies of a run by metric, the preferred first; empty if it is not finished."""
+    """The final accuracies of a run by metric, the preferred one first; none if unfinished."""
     last = run.last("test_accuracy")
     if not run.finished or last is None:
         return {}
-    found = {}
+    finals = {}
     for window, mean in {100: run.accuracy_last100, run.window: run.mean_accuracy}.items():
         if mean is not None:
             meaning = f"mean test accuracy of the last {window} rounds"
             metric = f"accuracy_last{window}"
-            found[metric] = _Final(mean, metric, meaning)
-    found["accuracy_last"] = _Final(last, "accuracy_last", ACCURACIES["accuracy_last"])
-    return found
+            finals[metric] = _Final(mean, metric, meaning)
+    finals["accuracy_last"] = _Final(last, "accuracy_last", ACCURACIES["accuracy_last"])
+    return finals
 
 
 def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
-    """Of the finished ones of runs that differ in the seed; the newest where none is."""
+    """The mean final accuracy of the finished runs, or the newest accuracies if none is finished.
+
+    Args:
+        runs: which differ in the seed alone.
+    """
     finals = _finals(runs)
     if finals:
         values = [final.value for final in finals]
@@ -193,10 +207,10 @@ def _rounds(
                 places(speeds),
             )
     captions = [*_signs(pairs), *with_target(runs, target).captions]
-    sheet, values = _laid_out(grid, pairs, f"to {target.title}", captions, most=False)
+    table, values = _lay_out(grid, pairs, f"to {target.title}", captions, higher_is_better=False)
     if any(run.algorithm == BASELINE for run in runs):
-        values += [_value(grid, *place, pair) for place, pair in speedups.items()]
-    return sheet, values
+        values += [_value(grid, *cell, pair) for cell, pair in speedups.items()]
+    return table, values
 
 
 def _arrival(runs: Sequence[RunRecord], arrived: Arrivals, members: Sequence[int]) -> _Cell:
@@ -219,8 +233,8 @@ def _speedup(arrived: Arrivals, members: Sequence[int]) -> _Cell:
     speeds = [times for index in members if (times := arrived.speedups[index]) is not None]
     if not speeds:
         return _Cell()
-    told = dict.fromkeys(found.label for index in members if (found := arrived.baselines[index]))
-    return _Cell("", *mean_and_std(speeds), members=len(speeds), baseline="; ".join(told))
+    labels = dict.fromkeys(base.label for index in members if (base := arrived.baselines[index]))
+    return _Cell("", *mean_and_std(speeds), members=len(speeds), baseline="; ".join(labels))
 
 
 def _printed_rounds(rows: Sequence[Published], speeds: Sequence[Published]) -> _Cell:
@@ -240,38 +254,50 @@ def _printed_speedup(speeds: Sequence[Published]) -> _Cell:
     return _Cell("", speeds[0].value, None, speeds[0].metric)
 
 
-def _laid_out(
+def _lay_out(
     grid: Grid,
     pairs: _Pairs,
     unit: str,
     captions: Sequence[str],
     *,
-    most: bool,
+    higher_is_better: bool,
 ) -> tuple[Table, list[dict[str, Value]]]:
-    """The table, and its numbers a row each."""
+    """The table, and its values for programs.
+
+    Args:
+        grid: the rows and columns.
+        pairs: the numbers of each cell, ours and published.
+        unit: of our numbers, for the titles.
+        captions: lines below the table.
+        higher_is_better: whether the best number of a column is the largest.
+    """
     titles, columns = ["algorithm"], [[_Cell(row.algorithm) for row in grid.rows]]
     for column, title in zip(grid.columns, grid.titles(), strict=True):
-        found = [pairs[row, column] for row in grid.rows]
+        cells = [pairs[row, column] for row in grid.rows]
         titles.append(f"{title}\nours {unit}")
-        columns.append([pair.ours for pair in found])
-        if any(pair.theirs.text != "-" for pair in found):
+        columns.append([pair.ours for pair in cells])
+        if any(pair.theirs.text != "-" for pair in cells):
             titles.append(f"{title}\npublished")
-            columns.append([pair.theirs for pair in found])
-    best = frozenset((r, c) for c, column in enumerate(columns) for r in _best(column, most=most))
+            columns.append([pair.theirs for pair in cells])
+    best = frozenset(
+        (r, c)
+        for c, column in enumerate(columns)
+        for r in _best(column, higher_is_better=higher_is_better)
+    )
     rows = [[cell.text for cell in row] for row in zip(*columns, strict=True)]
     settings = [row.settings for row in grid.rows]
-    sheet = with_settings(Table(titles, rows, captions), 1, settings)
-    shift = len(sheet.titles) - len(titles)
-    sheet = sheet._replace(best=frozenset((r, c + shift) for r, c in best))
-    return sheet, [_value(grid, *place, pair) for place, pair in pairs.items()]
+    table = with_settings(Table(titles, rows, captions), 1, settings)
+    shift = len(table.titles) - len(titles)  # 1 where the column of settings was added
+    table = table._replace(best=frozenset((r, c + shift) for r, c in best))
+    return table, [_value(grid, *cell, pair) for cell, pair in pairs.items()]
 
 
-def _best(column: Sequence[_Cell], *, most: bool) -> list[int]:
-    """The best of two or more, and its equals."""
+def _best(column: Sequence[_Cell], *, higher_is_better: bool) -> list[int]:
+    """The rows of the best number and of its equals, if two or more compete."""
     means = [cell.mean for cell in column if cell.competes and cell.mean is not None]
     if len(means) < 2:
         return []
-    top = max(means) if most else min(means)
+    top = max(means) if higher_is_better else min(means)
     return [r for r, cell in enumerate(column) if cell.competes and cell.mean == top]
 
 

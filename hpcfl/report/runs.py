@@ -3,33 +3,42 @@
 from collections.abc import Sequence
 
 from hpcfl.job.settings import distinguishing_settings, labels
-from hpcfl.report.columns import COSTS, DIVERGED, NAMES, NUMBERS, SCORE_COLUMNS, optional_scores
+from hpcfl.report.columns import (
+    COST_COLUMNS,
+    DIVERGED,
+    NUMBER_VALUES,
+    RUN_VALUES,
+    SCORE_COLUMNS,
+    optional_scores,
+)
 from hpcfl.report.comparison import ComparisonColumns, spread
-from hpcfl.report.seeds import seed_sheet
+from hpcfl.report.seeds import seed_table
 from hpcfl.report.table import Report, Table, Value, with_settings, without_blanks
 from hpcfl.run_dir.record import RunRecord
 
 
 def by_run(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = None) -> Report:
-    """A row for each run, with a column of the settings that differ; below, means over seeds.
+    """A table of the runs, with a column of the settings that differ; below, means over seeds.
 
-    The values are those of the runs.
+    The values for programs have a row for each run, and no means.
     """
     comparison = comparison or ComparisonColumns()
-    sheets = [_sheet(runs, comparison)]
-    means = seed_sheet(runs, comparison)
+    tables = [_table(runs, comparison)]
+    means = seed_table(runs, comparison)
     if means.several:
-        sheets.append(means.sheet)
-    captions = [*sheets[-1].captions, *comparison.captions]
+        tables.append(means.table)
+    captions = [*tables[-1].captions, *comparison.captions]
     captions += [DIVERGED] if any(run.diverged for run in runs) else []
-    sheets[-1] = sheets[-1]._replace(captions=captions)
-    return Report(sheets, _values(runs, comparison))
+    tables[-1] = tables[-1]._replace(captions=captions)
+    return Report(tables, _values(runs, comparison))
 
 
-def _sheet(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Table:
+def _table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Table:
     scores = optional_scores(runs)
     names = labels([run.path for run in runs])
-    shown, spent = ([title for title, _ in cells] for cells in (SCORE_COLUMNS, COSTS))
+    score_titles, cost_titles = (
+        [title for title, _ in cells] for cells in (SCORE_COLUMNS, COST_COLUMNS)
+    )
     added = [column.title for column in comparison.columns]
     rows = [
         [
@@ -37,15 +46,15 @@ def _sheet(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Table:
             *(show(run) for _, show in SCORE_COLUMNS[1:]),
             *(spread([value(run)], show) for _, value, show in scores),
             *(column.cells[index] for column in comparison.columns),
-            *(show(run) for _, show in COSTS),
+            *(show(run) for _, show in COST_COLUMNS),
         ]
         for index, (label, run) in enumerate(zip(names, runs, strict=True))
     ]
-    sheet = Table([*shown, *(title for title, _, _ in scores), *added, *spent], rows)
-    sheet = with_settings(
-        sheet, 2, distinguishing_settings([run.settings for run in runs], but=["rounds"])
+    table = Table([*score_titles, *(title for title, _, _ in scores), *added, *cost_titles], rows)
+    table = with_settings(
+        table, 2, distinguishing_settings([run.settings for run in runs], but=["rounds"])
     )
-    return without_blanks(sheet, kept=added)
+    return without_blanks(table, kept=added)
 
 
 def _values(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> list[dict[str, Value]]:
@@ -53,8 +62,8 @@ def _values(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> list[di
     differing = distinguishing_settings([run.settings for run in runs], but=["rounds"])
     return [
         {
-            **{key: value(run) for key, value in NAMES},
-            **{key: value(run) for key, value in NUMBERS},
+            **{key: value(run) for key, value in RUN_VALUES},
+            **{key: value(run) for key, value in NUMBER_VALUES},
             **{key: values[index] for key, values in added.items()},
             "settings": differing[index],
         }

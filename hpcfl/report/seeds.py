@@ -1,10 +1,16 @@
-"""Lay out a row for the runs that differ by the seed alone: mean +- sample standard deviation."""
+"""Lay out a table of means over seeds: a row for the runs that differ in the seed alone."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from hpcfl.job.settings import SEED, distinguishing_settings, group_by_seed
-from hpcfl.report.columns import DIVERGED, NUMBERS, OVER_SEEDS, count_diverged, optional_scores
+from hpcfl.report.columns import (
+    DIVERGED,
+    NUMBER_VALUES,
+    SEED_COLUMNS,
+    diverged_note,
+    optional_scores,
+)
 from hpcfl.report.comparison import Column, ComparisonColumns, mean_and_std, spread
 from hpcfl.report.table import Report, Table, Value, with_settings, without_blanks
 from hpcfl.run_dir.record import RunRecord
@@ -12,39 +18,39 @@ from hpcfl.run_dir.record import RunRecord
 CAPTION = "+-: sample standard deviation over the finished runs of a job with several seeds"
 
 
-class SeedSheet(NamedTuple):
-    """Means over seeds."""
+class SeedTable(NamedTuple):
+    """A table of means and sample standard deviations over seeds."""
 
-    sheet: Table
+    table: Table
     several: bool
     """Whether some job was run with several seeds."""
 
 
 def by_seed(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = None) -> Report:
-    """The means alone; unfinished runs are left out, as the column `seeds` shows.
+    """A table of means over the finished runs, which the column `seeds` counts.
 
-    A target that an unfinished run has reached counts: no later round changes that.  Where the mean
-    is not of all runs of the job, its cell says of how many.  The values are means, and standard
-    deviations where two seeds or more finished.
+    The rounds to a target are also taken from unfinished runs that reached it, as no later round
+    changes them.  A cell whose mean is not over all runs of the job shows over how many it is.
+    The values for programs are means, and standard deviations where two seeds or more finished.
     """
     comparison = comparison or ComparisonColumns()
-    sheet = seed_sheet(runs, comparison).sheet
-    captions = [*sheet.captions, *comparison.captions]
+    table = seed_table(runs, comparison).table
+    captions = [*table.captions, *comparison.captions]
     captions += [DIVERGED] if any(run.diverged for run in runs) else []
-    sheet = sheet._replace(captions=captions)
-    return Report([sheet], _values(runs, comparison))
+    table = table._replace(captions=captions)
+    return Report([table], _values(runs, comparison))
 
 
-def seed_sheet(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> SeedSheet:
-    """The table, with no caption but for its standard deviations."""
+def seed_table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> SeedTable:
+    """The table, whose only caption explains the standard deviations; the caller adds others."""
     groups = group_by_seed([run.settings for run in runs])
-    scores = [*OVER_SEEDS, *optional_scores(runs)]
+    scores = [*SEED_COLUMNS, *optional_scores(runs)]
     added = [column.title for column in comparison.columns]
     rows = []
     for group in groups:
         members = _finished(runs, group)
         count = f"{len(members)}" + ("" if len(members) == len(group) else f" of {len(group)}")
-        count += count_diverged([runs[index] for index in group])
+        count += diverged_note([runs[index] for index in group])
         cells = [
             spread([value(runs[index]) for index in members], show) for _, value, show in scores
         ]
@@ -52,9 +58,9 @@ def seed_sheet(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Seed
         rows.append([runs[group[0]].algorithm, count, *cells])
     titles = ["algorithm", "seeds", *(title for title, _, _ in scores), *added]
     several = any(len(group) > 1 for group in groups)
-    sheet = Table(titles, rows, [CAPTION] if several else [])
-    sheet = with_settings(sheet, 1, _settings(runs, groups))
-    return SeedSheet(without_blanks(sheet, kept=added), several)
+    table = Table(titles, rows, [CAPTION] if several else [])
+    table = with_settings(table, 1, _settings(runs, groups))
+    return SeedTable(without_blanks(table, kept=added), several)
 
 
 def _finished(runs: Sequence[RunRecord], group: Sequence[int]) -> list[int]:
@@ -88,29 +94,35 @@ def _values(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> list[di
 
 
 def _means(runs: Sequence[RunRecord], members: Sequence[int]) -> dict[str, Value]:
-    """Of the finished runs: the mean and the deviation of each number, under its key and _std."""
+    """Mean and standard deviation of each number over finished runs, by KEY and KEY_std.
+
+    None where a run lacks the number: a mean over fewer runs would compare different seeds.
+    """
     means: dict[str, Value] = {}
-    for key, value in NUMBERS:
-        known = [found for index in members if (found := value(runs[index])) is not None]
-        whole = len(known) == len(members) > 0
-        means[key], means[f"{key}_std"] = mean_and_std(known) if whole else (None, None)
+    for key, value in NUMBER_VALUES:
+        known = [number for index in members if (number := value(runs[index])) is not None]
+        complete = len(known) == len(members) > 0
+        means[key], means[f"{key}_std"] = mean_and_std(known) if complete else (None, None)
     return means
 
 
-def _compared(group: Sequence[int], column: Column) -> dict[str, Value]:
-    """The same of a column's numbers, of the runs that have one: so many, under its key and _n."""
+def _column_means(group: Sequence[int], column: Column) -> dict[str, Value]:
+    """Mean, standard deviation and count of a column's numbers, by KEY, KEY_std and KEY_n.
+
+    Over the runs that have a number.  Texts of several runs are joined.
+    """
     known = column.known(group)
     mean, std = mean_and_std(known) if known else (None, None)
     texts: dict[str, Value] = {}
     for key, values in column.values.items():
         if key != column.key:
-            told = dict.fromkeys(str(found) for index in group if (found := values[index]))
-            texts[key] = "; ".join(told) or None
+            distinct = dict.fromkeys(str(text) for index in group if (text := values[index]))
+            texts[key] = "; ".join(distinct) or None
     return {column.key: mean, f"{column.key}_std": std, f"{column.key}_n": len(known), **texts}
 
 
 def _of_column(group: Sequence[int], column: Column) -> dict[str, Value]:
-    """The values of a column for the runs of a job; all seeds share a published number."""
+    """The values of a column for the runs of a job; a published number is the same for all."""
     if column.numbers:
-        return _compared(group, column)
+        return _column_means(group, column)
     return {key: values[group[0]] for key, values in column.values.items()}

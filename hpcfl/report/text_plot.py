@@ -1,4 +1,4 @@
-"""Plot a curve as text: in Braille where the terminal has it, else in stars."""
+"""Plot a curve as lines of text, in Braille characters or in stars."""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +11,16 @@ _LABEL = 9  # columns of the numbers to the left of the axis
 
 
 def text_plot(curve: Curve, rounds: int, width: int, height: int, *, braille: bool) -> list[str]:
-    """The curve in ``height`` lines of ``width`` columns; its last line is the axis of rounds.
+    """Draw a curve in ``height`` lines of ``width`` columns; the last line is the axis of rounds.
+
+    Rounds that fall on one column of dots are drawn as their mean.
 
     Args:
-        curve: what to draw, in order; values that are not finite are left out.
-        rounds: where the axis ends.
+        curve: values by round, in their order; those that are not finite are left out.
+        rounds: the last round of the axis.
         width: columns, at least 20.
         height: lines, at least 3.
-        braille: dots of a quarter of a line and half a column, else one star a column.
+        braille: draw 4 x 2 dots in each character; else one star.
     """
     known = [(round, value) for round, value in curve if math.isfinite(value)]
     if not known:
@@ -27,18 +29,18 @@ def text_plot(curve: Curve, rounds: int, width: int, height: int, *, braille: bo
     columns, lines = width - _LABEL - 1, height - 1
     low, high = min(value for _, value in known), max(value for _, value in known)
     span = high - low or 1.0
-    found: dict[int, list[float]] = {}
+    by_x: dict[int, list[float]] = {}
     for round, value in known:
-        place = round * (columns * across - 1) // max(rounds, 1)
-        found.setdefault(min(place, columns * across - 1), []).append(value)
+        x = round * (columns * across - 1) // max(rounds, 1)
+        by_x.setdefault(min(x, columns * across - 1), []).append(value)
     cells = [[0] * columns for _ in range(lines)]
     before: tuple[int, int] | None = None
-    for place, values in sorted(found.items()):
+    for x, values in sorted(by_x.items()):
         mean = math.fsum(values) / len(values)
-        depth = round_half((high - mean) / span * (lines * up - 1))
-        for x, y in _path(before, (place, depth)):
-            cells[y // up][x // across] |= _DOTS[x % across][y % up]
-        before = place, depth
+        point = x, round_half((high - mean) / span * (lines * up - 1))
+        for column, line in _path(before, point):
+            cells[line // up][column // across] |= _DOTS[column % across][line % up]
+        before = point
     signs = [[(chr(_BLANK + cell) if braille else "*") if cell else " " for cell in row]
              for row in cells]  # fmt: skip
     labels = {0: f"{high:.4g}", lines - 1: f"{low:.4g}"}
@@ -48,12 +50,15 @@ def text_plot(curve: Curve, rounds: int, width: int, height: int, *, braille: bo
 
 
 def round_half(value: float) -> int:
-    """The nearest whole number, halves upwards: neighbours never swap."""
+    """The nearest integer, halves upwards.
+
+    Python's ``round`` takes halves to the even integer, by which a slope would get uneven steps.
+    """
     return math.floor(value + 0.5)
 
 
 def _path(before: tuple[int, int] | None, now: tuple[int, int]) -> list[tuple[int, int]]:
-    """The dots of a line between two points, the first one left out."""
+    """The dots of a line between two points, without the first point, which is drawn already."""
     if before is None:
         return [now]
     (x0, y0), (x1, y1) = before, now

@@ -1,4 +1,4 @@
-"""``executor: auto``: time both executors on a step of the job's clients, and take the faster one.
+"""Choose the executor of a job that says ``executor: auto``: time both, and take the faster one.
 
 Rank 0 measures before round 1 and broadcasts its choice, which is then the job's executor, in
 job.yaml too: the bits of the results depend on it, so a resume must not choose again.
@@ -27,7 +27,7 @@ WARM = {"cpu": 1, "cuda": 5}  # steps before the timed ones: kernel selection, g
 
 
 class Choice(NamedTuple):
-    """The chosen executor, with the seconds of one client's local step by each."""
+    """The chosen executor, and the seconds of one client's local step by each executor."""
 
     executor: ExecutorName
     block_size: int
@@ -35,7 +35,7 @@ class Choice(NamedTuple):
     block_s: float | None
     """None where the model cannot be trained in blocks of clients."""
     why: str = ""
-    """The reason for that."""
+    """Why it cannot; empty if it can."""
 
     def __str__(self) -> str:
         one = f"{1e3 * self.sequential_s:.3g} ms"
@@ -48,12 +48,12 @@ class Choice(NamedTuple):
 def choose_executor(
     components: Components, comm: Comm, resumed_run: RunDir | None
 ) -> tuple[Components, str]:
-    """Collective: the components with an executor in place of ``auto``, and a line that says which.
+    """Collective: replace ``auto`` by an executor; the components, and a line for the user.
 
     Args:
-        components: of the job that says ``auto``.
-        comm: the ranks; rank 0 measures.
-        resumed_run: the run that is resumed, whose executor is kept; None for a fresh one.
+        components: of a job with ``executor: auto``.
+        comm: the group of ranks; rank 0 measures.
+        resumed_run: the run that is resumed, whose executor is kept; None for a fresh run.
 
     Raises:
         JobError: ``resumed_run`` has no readable job.
@@ -81,8 +81,8 @@ def with_executor(
     return replace(components, loaded=Loaded(job, tree, loaded.name))
 
 
-def check(components: Components) -> None:
-    """Train a block of two clients for one step, if the job's executor is ``block``.
+def check_block_executor(components: Components) -> None:
+    """Check that blocks work: train two clients for a step, if the job's executor is ``block``.
 
     Raises:
         JobError: the model or the algorithm does not work in blocks; without this check, round 1
@@ -91,7 +91,7 @@ def check(components: Components) -> None:
     if components.job.executor == "block":
         two = with_executor(components, "block", min(2, len(components.rows)))
         try:
-            one_step(two, two.executor(two.gradient()), 1)()
+            step_timer(two, two.executor(two.gradient()), 1)()
         except ClientError as e:
             raise components.block_error(e) from e
 
@@ -103,7 +103,7 @@ def _measure(components: Components, ranks: int) -> Choice:
     size = components.job.block_size or min(MAX_BLOCK_SIZE, -(-components.cohort // ranks))
     many = with_executor(components, "block", size)
     try:
-        check(many)
+        check_block_executor(many)
         block_s = _seconds(many, many.executor(many.gradient()), size)
     except (JobError, ClientError) as e:  # a GPU's memory may be too small for a whole block
         return Choice("sequential", size, sequential_s, None, str(e))
@@ -112,25 +112,32 @@ def _measure(components: Components, ranks: int) -> Choice:
 
 def _seconds(components: Components, executor: Executor, clients: int) -> float:
     """Median seconds of one client's local step, where ``clients`` are trained at once."""
-    play, warm = one_step(components, executor, clients), WARM[components.device.type]
+    train, warm = step_timer(components, executor, clients), WARM[components.device.type]
     times: list[float] = []
     while len(times) < warm + 1 or sum(times[warm:]) < BUDGET_S:
-        times.append(play())
+        times.append(train())
+        # On a CPU, a step longer than the budget is timed once, without a warm-up.
         if sum(times) > BUDGET_S and components.device.type == "cpu":
             break
     return median(times[warm:] or times) / clients
 
 
-def one_step(components: Components, executor: Executor, clients: int) -> Callable[[], float]:
-    """Return a function that trains the first clients for one local step and returns seconds."""
-    algorithm, population, x0 = components.algorithm, components.clients, components.x0
+def step_timer(components: Components, executor: Executor, clients: int) -> Callable[[], float]:
+    """Return a function that trains clients for one local step and returns the seconds it took.
+
+    Args:
+        components: of the job.
+        executor: that trains them.
+        clients: how many, from client 0 on; ids repeat where the job has fewer.
+    """
+    algorithm, pool, x0 = components.algorithm, components.clients, components.x0
     message = algorithm.broadcast(algorithm.init_server(x0))
-    clients_of_block = [client % len(population) for client in range(clients)]
-    states = [components.first_state(client) for client in clients_of_block]
+    ids = [client % len(pool) for client in range(clients)]
+    states = [components.first_state(client) for client in ids]
     full_grad = torch.zeros_like(x0 if algorithm.full_gradient != "none" else x0[:0])
 
-    def play() -> float:
-        tasks = [population.task(client, 0, steps=1) for client in clients_of_block]
+    def train() -> float:
+        tasks = [pool.task(client, 0, steps=1) for client in ids]
         tasks = [
             task._replace(client=task.client._replace(full_grad=full_grad, cohort_grad=full_grad))
             for task in tasks
@@ -141,4 +148,4 @@ def one_step(components: Components, executor: Executor, clients: int) -> Callab
             torch.cuda.synchronize(x0.device)
         return perf_counter() - began
 
-    return play
+    return train

@@ -215,7 +215,7 @@ class Components:
         return kind(comm, template, plain, self.x0.dtype, self.device, uncounted)
 
     def store(self, root: Path, rank: int, session: str, clients: Sequence[int]) -> ClientStore:
-        """The home of the states of ``clients``."""
+        """A new store for the states of ``clients``."""
         return make_client_store(self.job.store, self.stored_state, root, rank, session, clients)
 
 

@@ -1,4 +1,4 @@
-"""Choose the device that a rank computes on."""
+"""Choose the device of a rank, and warn where it is slow at the job's precision."""
 
 from time import perf_counter
 from typing import Literal
@@ -15,7 +15,7 @@ def device_type(job: Job) -> Literal["cpu", "cuda"]:
 
 
 def device_of(job: Job, local_rank: int) -> torch.device:
-    """The device of a rank: its own GPU of the host's, or the only one that it sees.
+    """The device of a rank: the GPU numbered as its local rank, or the only one that it sees.
 
     Raises:
         JobError: the job asks for a GPU or a precision that is not there.
@@ -44,7 +44,7 @@ _SLOW = 1.5
 
 
 def bfloat16_warning(job: Job, device: torch.device) -> str | None:
-    """One line where the job computes in bfloat16 on a processor that is slow at it, else None.
+    """A line of warning if the job computes in bfloat16 on a processor that is slow at it.
 
     Without bfloat16 instructions (x86: AVX512-BF16 or AMX) every product is converted or emulated.
     This is measured, because neither a processor's name nor torch's flags show it everywhere.
@@ -62,12 +62,12 @@ def bfloat16_warning(job: Job, device: torch.device) -> str | None:
 
 
 def _bfloat16_slowdown() -> float:
-    """Seconds of a matrix product in bfloat16 over those in float32, the fastest of a few each."""
-    whole = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE)
+    """The time of a matrix product in bfloat16 over that in float32, the fastest of a few each."""
+    ones = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE)
     seconds: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
     for _ in range(_MEASURED_TIMES + 1):  # the first of each prepares the kernel
         for dtype, taken in seconds.items():
-            factor = whole.to(dtype)
+            factor = ones.to(dtype)
             began = perf_counter()
             torch.mm(factor, factor)
             taken.append(perf_counter() - began)

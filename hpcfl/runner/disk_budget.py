@@ -1,4 +1,4 @@
-"""Compute the disk space that a run directory needs, and check that it is free."""
+"""Compute the disk space that a run directory needs, and check that so much is free."""
 
 from pathlib import Path
 from shutil import disk_usage
@@ -10,57 +10,59 @@ from rich.filesize import decimal
 from hpcfl.engine.schema import nbytes
 from hpcfl.errors import JobError
 from hpcfl.runner.components import Components
-from hpcfl.runner.schedule import ScheduleUsage
+from hpcfl.runner.schedule_usage import ScheduleUsage
 from hpcfl.store.disk_usage import TABLE_ENTRY, TABLE_HEADER
 
-HEADER, TENSOR_HEADER = 16, 60  # bytes of a safetensors file before its numbers, of each tensor
-CHECKSUM = 36  # bytes of the checksum that a safetensors file may hold
-MANIFEST, MANIFEST_FILE = 206, 35  # bytes of manifest.json, of each file but one that it names
-MANIFEST_INPUTS, MANIFEST_INPUT = 17, 80  # of its inputs, and of each but for its name
+# Bytes of a safetensors file besides its numbers: once, for each tensor, and of its checksum.
+HEADER, TENSOR_HEADER, CHECKSUM = 16, 60, 36
+# Bytes of manifest.json with one file, and of each further file that it names.
+MANIFEST, MANIFEST_FILE = 206, 35
+# Bytes of its list of inputs, and of each input without its name.
+MANIFEST_INPUTS, MANIFEST_INPUT = 17, 80
 
 
 class DiskBudget(NamedTuple):
-    """Bytes of a run directory at most, without logs and events."""
+    """The bytes that a run directory takes at most, without logs and events."""
 
     stores: int
     """The segments of all ranks."""
     checkpoint: int
     """One checkpoint, without the states."""
     checkpoints: int
-    """Checkpoints at a time."""
+    """The number of checkpoints at a time."""
     best: int
-    """The best model's file, of which every checkpoint holds one more; 0 if none is kept."""
+    """The file of the best model, 0 if none is kept; ``checkpoint`` includes another copy."""
     model: int
     """The initial model."""
 
     @property
     def total(self) -> int:
-        """All together."""
+        """The sum of all parts."""
         return self.stores + self.checkpoints * self.checkpoint + self.best + self.model
 
 
 def disk_budget(components: Components, usage: ScheduleUsage) -> DiskBudget:
     """Compute the disk space of a run from its simulated schedule."""
-    job, ranks = components.job, len(usage.members)
+    job, ranks = components.job, len(usage.most_owned)
     best = best_bytes(components)
-    tables = max(1, len(usage.states))  # one writes row tables even where no state is kept
+    tables = max(1, len(usage.states))  # row tables are written even where no state is kept
     rows = int(usage.seen.sum()) if usage.states else 0
     due = -(-job.rounds // job.checkpoint.every)
     return DiskBudget(
-        stores=int(usage.stores.sum()),
-        checkpoint=_checkpoint(components, best, tables * ranks)
+        stores=int(usage.store_bytes.sum()),
+        checkpoint=_checkpoint_bytes(components, best, tables * ranks)
         + tables * (ranks * TABLE_HEADER + rows * TABLE_ENTRY),
-        checkpoints=min(job.checkpoint.keep, due) + 1,
+        checkpoints=min(job.checkpoint.keep, due) + 1,  # an old one is deleted after the commit
         best=best,
         model=nbytes(components.x0),
     )
 
 
-def require(needed: DiskBudget, folder: Path) -> None:
+def require_disk_space(needed: DiskBudget, folder: Path) -> None:
     """Refuse a run directory on a disk that is too small.
 
     Raises:
-        JobError: it is.
+        JobError: the disk has less space free than the run needs.
     """
     free = disk_usage(folder).free
     if needed.total > free:
@@ -72,17 +74,16 @@ def require(needed: DiskBudget, folder: Path) -> None:
         )
 
 
-def _checkpoint(components: Components, best: int, tables: int) -> int:
-    """A checkpoint's bytes but for the contents of its ``tables`` row tables."""
-    files = [_file(components.schema.server)]
+def _checkpoint_bytes(components: Components, best: int, tables: int) -> int:
+    """The bytes of a checkpoint without the contents of its ``tables`` row tables."""
+    files = [_safetensors_bytes(components.schema.server)]
     if components.job.diagnostics.cosine:
-        files.append(_file([components.schema.message.x]))
+        files.append(_safetensors_bytes([components.schema.message.x]))
     if best:
         files.append(best)
-    own = (
-        components.job.data.input_files() or ()
-    )  # None is one input, of which only its bytes are known
-    inputs = MANIFEST_INPUTS + sum(MANIFEST_INPUT + len(file.name) for file in own)
+    # None: the files are unknown; the one digest of the examples is not counted.
+    input_files = components.job.data.input_files() or ()
+    inputs = MANIFEST_INPUTS + sum(MANIFEST_INPUT + len(file.name) for file in input_files)
     return sum(files) + MANIFEST + inputs + (len(files) - 1 + tables) * MANIFEST_FILE
 
 
@@ -91,10 +92,10 @@ def best_bytes(components: Components) -> int:
     if not components.job.evaluate.best:
         return 0
     number = torch.empty((), dtype=torch.float64)
-    return _file([components.schema.message.x, number, number]) + CHECKSUM
+    return _safetensors_bytes([components.schema.message.x, number, number]) + CHECKSUM
 
 
-def _file(fields: Any) -> int:
+def _safetensors_bytes(fields: Any) -> int:
     """The bytes of a safetensors file."""
     tensors = sum(len(field) if isinstance(field, tuple) else 1 for field in fields)
     return nbytes(fields) + HEADER + tensors * TENSOR_HEADER

@@ -1,4 +1,4 @@
-"""Collect what the bits of a run depend on besides its job: libraries, processor, device."""
+"""Collect the versions and hardware that change a run's bits: libraries, processor, device."""
 
 import platform
 import subprocess
@@ -11,12 +11,13 @@ import torch
 
 from hpcfl import __version__
 
-BITS = (
+# A change of one of these between two starts may change the bits of the results.
+KEYS_OF_BITS = (
     *("hpcfl", "python", "torch", "numpy", "h5py", "mpi4py"),
     *("processor", "simd", "device", "gpu", "cuda", "cudnn"),
 )
-# With ``reduction: fast`` the bits depend on the number of ranks and on the library that sums, too.
-FAST = ("ranks", "summed_by")
+# With ``reduction: fast`` also the number of ranks, and the library that sums.
+KEYS_OF_FAST_BITS = ("ranks", "summed_by")
 
 
 def versions(device: torch.device) -> dict[str, Any]:
@@ -39,7 +40,9 @@ def versions(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def warnings(before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+def change_warnings(
+    before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]
+) -> list[str]:
     """A line for each of ``keys`` whose value changed between two starts."""
     return [
         f"{key} was {before[key]}, is {now[key]}: the bits may differ from those of an "

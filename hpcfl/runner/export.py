@@ -39,7 +39,9 @@ def export(
     clients: bool,
     best: bool = False,
 ) -> list[Path]:
-    """Write a checkpoint's global model, and its client states, to files; a live run continues.
+    """Write a checkpoint's global model, and its client states, to files.
+
+    The run may be alive: nothing of it is changed or locked.
 
     Args:
         root: the run directory.
@@ -101,7 +103,10 @@ def _best(folder: RunDir) -> dict[str, NDArray[Any]]:
 
 
 def _read(folder: RunDir, round: int | None, job: Job, *, clients: bool) -> dict[str, NDArray[Any]]:
-    """The arrays of the .npz; if a live run deletes the checkpoint meanwhile, take the next one."""
+    """The arrays of the .npz.
+
+    If a live run deletes the checkpoint meanwhile, its newest one is read instead.
+    """
     while True:
         before = _manifests(folder)
         try:
@@ -120,7 +125,10 @@ def _manifests(folder: RunDir) -> set[Path]:
 def _arrays(
     checkpoint: Checkpoint, folder: RunDir, job: Job, *, clients: bool
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of a checkpoint; sizes come from the initial model, so no data is loaded."""
+    """The arrays of a checkpoint.
+
+    Sizes come from the initial model in the run directory, so that no data have to be loaded.
+    """
     check_run_files(checkpoint, folder.root)
     x0 = folder.read_initial()
     schema = dry_round(job.algorithm, x0.numel(), x0.dtype)
@@ -147,7 +155,7 @@ def _states(checkpoint: Checkpoint, folder: RunDir, kept: StateSchema) -> dict[s
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    """As numpy, which has no bfloat16: that becomes float32."""
+    """The tensor in numpy, which has no bfloat16: such values become float32."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 

@@ -13,13 +13,14 @@ from hpcfl.runner.initial import fetch_data, load_data
 
 
 def export_split(loaded: Loaded, path: Path) -> str:
-    """Write ``client`` int32 [n], the client of each training example, -1 for none, to an .npz.
+    """Write the array ``client`` to an .npz: int32 [n], the client of each training example.
 
+    It is -1 for examples of no client.
     With ``partition: {kind: file, path: F.npz}`` the same data set gives the same clients.
-    Examples that clients hold out belong to none: the job that reads the file holds out nothing.
+    Held-out examples have no client either: a job that reads the file needs no data.holdout.
 
     Returns:
-        What was written, in a line.
+        A line for the user: the file, and how many examples have a client.
 
     Raises:
         JobError, DataError: the data cannot be loaded or partitioned, or the file not be written.
@@ -30,10 +31,10 @@ def export_split(loaded: Loaded, path: Path) -> str:
     fetch_data(loaded)
     dataset = load_data(loaded)
     rows = partition_examples(job.data, dataset, job.seed)
-    without = ""
+    note = ""
     if job.data.holdout is not None:
         rows, held = hold_out(rows, job.data.holdout, job.seed)
-        without = f"; without {sum(map(len, held))} that are held out, so set data.holdout=null"
+        note = f"; without {sum(map(len, held))} that are held out, so set data.holdout=null"
     client = np.full(len(dataset.train.labels), -1, dtype=np.int32)
     for owner, own in enumerate(rows):
         client[own] = owner
@@ -41,4 +42,4 @@ def export_split(loaded: Loaded, path: Path) -> str:
     np.savez_compressed(buffer, allow_pickle=False, client=client)
     write_output(path, buffer.getvalue())
     assigned = np.count_nonzero(client >= 0)
-    return f"{path}: {assigned} of {len(client)} training examples to {len(rows)} clients{without}"
+    return f"{path}: {assigned} of {len(client)} training examples to {len(rows)} clients{note}"

@@ -1,4 +1,4 @@
-"""Record a start of a run in its history: its ranks, versions and changes, and how it ended."""
+"""Record each start of a run in its history: ranks, versions, changed settings, and the outcome."""
 
 import sys
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ from hpcfl.job.resume_rules import differences, mutable_settings
 from hpcfl.job.settings import flatten
 from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
 from hpcfl.run_dir.log import LogReader
-from hpcfl.runner.environment import BITS, FAST, versions, warnings
+from hpcfl.runner.environment import KEYS_OF_BITS, KEYS_OF_FAST_BITS, change_warnings, versions
 from hpcfl.runner.rank_layout import Ranks
 from hpcfl.runner.session import RankSession
 
 
 def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progress) -> None:
-    """Write this start into the history, and print what changed since the last one; on rank 0.
+    """Write this start into the history, and print the changes since the last start; on rank 0.
 
     Args:
         session: of this start.
-        ranks: where they are.
+        ranks: the hosts and devices of all ranks.
         done: rounds completed.
         progress: prints lines for the user.
 
@@ -33,8 +33,9 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
     settings = mutable_settings(flatten(job.tree))
     facts = {"ranks": session.comm.size, "summed_by": session.comm.library}
     facts |= versions(ranks.device)
-    keys = (*BITS, *FAST) if job.job.reduction == "fast" else BITS
-    for warning in warnings(before, facts, keys):
+    fast = job.job.reduction == "fast"
+    keys = (*KEYS_OF_BITS, *KEYS_OF_FAST_BITS) if fast else KEYS_OF_BITS
+    for warning in change_warnings(before, facts, keys):
         progress.note(warning)
     known = before.get("settings", {})
     changes = [
@@ -59,7 +60,7 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
 
 @contextmanager
 def record_outcomes(session: RankSession) -> Iterator[None]:
-    """Record, on rank 0, how the block ended, for `hpcfl status`."""
+    """Write the outcome of the block into the history, on rank 0; `hpcfl status` shows it."""
     outcome = Outcome("finished", session.components.job.rounds, "")
     try:
         yield
@@ -72,15 +73,19 @@ def record_outcomes(session: RankSession) -> Iterator[None]:
 
 
 def _record_outcome(session: RankSession, outcome: Outcome) -> None:
-    """Write the outcome; a failure goes to standard error, as the outcome itself matters more."""
+    """Write the outcome into the history.
+
+    A failure is printed and not raised: it would replace the error that ended the run.
+    """
     try:
         recorded = record_outcome(session.folder, session.name, outcome)
     except (StoreError, DiskError) as e:
         sys.stderr.write(f"the history does not say how this start ended: {e}\n")
         return
-    if not recorded and outcome.ending != "failed":  # else it failed before it was recorded
+    # A start that failed early may have failed before its entry was written.
+    if not recorded and outcome.ending != "failed":
         sys.stderr.write(
-            f"{session.folder.history}: says nothing of this start any more: the file was deleted "
+            f"{session.folder.history}: has no entry of this start any more: the file was deleted "
             "or replaced while the run was alive\n"
         )
 

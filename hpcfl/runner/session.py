@@ -32,8 +32,8 @@ from hpcfl.run_dir.log import NOTHING, OF_RANKS, LogPosition, RunLog
 from hpcfl.run_dir.manifest import Checkpoint
 from hpcfl.run_dir.tensorboard import Events
 from hpcfl.runner.components import Components
-from hpcfl.runner.disk_budget import disk_budget, require
-from hpcfl.runner.schedule import ScheduleUsage, rows_until_checkpoint, simulate_schedule
+from hpcfl.runner.disk_budget import disk_budget, require_disk_space
+from hpcfl.runner.schedule_usage import ScheduleUsage, rows_until_checkpoint, simulate_schedule
 from hpcfl.store import row_table as row_tables
 from hpcfl.store.base import ClientStore
 from hpcfl.types import Record, Vector
@@ -144,7 +144,7 @@ class RankSession:
         Raises:
             JobError: it is.
         """
-        require(disk_budget(self.components, self._usage), self.folder.root)
+        require_disk_space(disk_budget(self.components, self._usage), self.folder.root)
 
     @cached_property
     def _usage(self) -> ScheduleUsage:

@@ -34,7 +34,7 @@ from hpcfl.job.registry import unimportable_class_warnings
 from hpcfl.job.schema import Loaded
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import NOTHING, LogReader, truncate_log
-from hpcfl.runner.choose_executor import check, choose_executor
+from hpcfl.runner.choose_executor import check_block_executor, choose_executor
 from hpcfl.runner.components import build_components, build_run
 from hpcfl.runner.copy_run import require_absent
 from hpcfl.runner.device import bfloat16_warning, device_type
@@ -151,7 +151,7 @@ def _run(
                 components = build_components(loaded, ranks.device, resumed=resumed)
                 inputs = fingerprints.of(components.dataset)
             try_classes(components)
-            check(components)
+            check_block_executor(components)
         require_alike(inputs, comm)
         if components.job.executor == "auto":
             components, line = choose_executor(components, comm, folder if resumed else None)

@@ -9,7 +9,7 @@ from hpcfl.bench import reduce, round
 from hpcfl.bench.costs import report as told_costs
 from hpcfl.bench.peers import WORKS, bench_peers
 from hpcfl.bench.reduce import FLOAT, measure
-from hpcfl.bench.result import Figure, Result, column
+from hpcfl.bench.result import Measurement, Result, column
 from hpcfl.bench.scaling import bench_scaling
 from hpcfl.cli.main import main
 from hpcfl.cli.parser import parser
@@ -22,14 +22,14 @@ from tests.parallel.harness import find_mpirun
 pytestmark = pytest.mark.slow
 
 KEYS = ("processor", "gpu", "python", "torch", "numpy", "hpcfl", "git")
-A = Figure("4 rows", "a", "s", [1.0, 2.0, 3.0, 4.0, 5.0])
-B = Figure("4 rows", "b", "s", [2.0, 2.0, 2.0, 16.0, 10.0])
+A = Measurement("4 rows", "a", "s", [1.0, 2.0, 3.0, 4.0, 5.0])
+B = Measurement("4 rows", "b", "s", [2.0, 2.0, 2.0, 16.0, 10.0])
 
 
 def test_middle_and_spread_by_hand():
-    assert A.middle == 3
+    assert A.median == 3
     assert A.quartiles == (2, 4)
-    assert Figure("x", "one turn", "s", [7.0]).quartiles == (7, 7)
+    assert Measurement("x", "one turn", "s", [7.0]).quartiles == (7, 7)
 
 
 def test_a_ratio_is_one_of_turns_and_not_of_medians():
@@ -52,16 +52,16 @@ def test_everything_is_in_the_file(tmp_path):
 def test_no_line_is_wider_than_a_terminal(monkeypatch):
     """Whatever a job, a processor or an MPI library is called."""
     long = "a job of a sweep with a long name " * 2
-    slow = Figure(long, "blocks of 1000", "s", [12345.678])
+    slow = Measurement(long, "blocks of 1000", "s", [12345.678])
     monkeypatch.setattr("hpcfl.bench.result.versions", lambda device: dict.fromkeys(KEYS, long))
     costs = CostModel(
         origin=long * 3, of=long * 3, step_s=1e-9, visit_s=1e-9, round_s=1e-9, convert_s=1e-9,
         restore_s=1e-9, test_s=1e-9,
     )  # fmt: skip
     tables = (
-        round.report([round.Turn(long, 100_000, slow, slow, 1e-10)]),
+        round.report([round.Comparison(long, 100_000, slow, slow, 1e-10)]),
         told_costs(costs),
-        reduce.report([Figure("25000000", FLOAT, "s", [1234.0])]),
+        reduce.report([Measurement("25000000", FLOAT, "s", [1234.0])]),
     )
     for table in tables:
         lines = str(Result("bench x", table, [slow])).splitlines()

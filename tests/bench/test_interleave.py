@@ -1,4 +1,4 @@
-"""Sides play in turns; how far they are is told between two of them, by no thread beside them."""
+"""Sides run alternately; progress is printed between them, without a thread of its own."""
 
 import io
 import sys
@@ -17,29 +17,29 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def sides():
-    """Two sides that note when they play; a figure is the number of plays before it."""
-    heard = []
+    """Two sides that record their calls; each returns the number of calls so far."""
+    calls = []
 
     def side(name):
-        def play():
-            heard.append((name, set(threading.enumerate())))
-            return float(len(heard))
+        def run():
+            calls.append((name, set(threading.enumerate())))
+            return float(len(calls))
 
-        return play
+        return run
 
-    return {"a": side("a"), "b": side("b")}, heard
+    return {"a": side("a"), "b": side("b")}, calls
 
 
-def test_every_side_plays_once_a_turn_and_warm_turns_do_not_count(sides, capsys, monkeypatch):
+def test_every_side_runs_once_a_turn_and_warmup_turns_do_not_count(sides, capsys, monkeypatch):
     monkeypatch.setattr(progress, "TRACK_S", 1e9)
-    plays, heard = sides
-    found = take_turns(plays, 2, "bench x", warm=2)
-    assert [name for name, _ in heard] == ["a", "b"] * 4
+    functions, calls = sides
+    found = take_turns(functions, 2, "bench x", warmup=2)
+    assert [name for name, _ in calls] == ["a", "b"] * 4
     assert found == {"a": [5.0, 7.0], "b": [6.0, 8.0]}
-    assert capsys.readouterr().err == ""  # nobody waited
+    assert capsys.readouterr().err == ""  # too quick for a progress line
 
 
-def test_a_line_now_and_then_where_nobody_watches(sides, capsys, monkeypatch):
+def test_progress_lines_without_a_terminal(sides, capsys, monkeypatch):
     monkeypatch.setattr(progress, "TRACK_S", 0.0)
     take_turns(sides[0], 1, "bench x")
     assert capsys.readouterr().err.splitlines() == [f"bench x: {k} of 4" for k in range(4)]
@@ -49,11 +49,11 @@ def test_a_line_now_and_then_where_nobody_watches(sides, capsys, monkeypatch):
 
 def test_a_bar_on_a_terminal_and_no_thread(sides, monkeypatch):
     """rich's own thread would draw while a side is measured."""
-    plays, heard = sides
+    functions, calls = sides
     monkeypatch.setenv("TERM", "xterm")  # rich draws nothing on a dumb one
     monkeypatch.setattr(sys, "stderr", Terminal())
     before = set(threading.enumerate())
-    take_turns(plays, 1, "bench x")
+    take_turns(functions, 1, "bench x")
     assert "bench x" in sys.stderr.getvalue()
     assert "100%" in sys.stderr.getvalue()
-    assert all(threads <= before for _, threads in heard)
+    assert all(threads <= before for _, threads in calls)

@@ -163,7 +163,7 @@ def test_remembers_what_was_committed(finished, tmp_path):
     folder = RunDir(tmp_path / "run")
     shutil.copytree(finished.root, folder.root)
     newest = committed(folder)
-    watch = Watch(SimpleNamespace(holds=lambda file: False), folder, Pace())
+    watch = Watch(SimpleNamespace(has_open=lambda file: False), folder, Pace())
     assert watch.seen == Seen(0, None, newest)
     shutil.rmtree(folder.checkpoints / f"{newest:08d}")
     folder.add_to_history({"session": "next", "round": committed(folder)})
@@ -182,5 +182,5 @@ def test_remembers_what_was_committed(finished, tmp_path):
     ],
 )
 def test_sees_a_stop_that_went_wrong(said, code, began, expected):
-    life = SimpleNamespace(words=lambda: [said], code=code)
+    life = SimpleNamespace(output_lines=lambda: [said], code=code)
     assert attempt_outcome.fault_of_stop(life, Seen(3, began, 2)) == expected

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from hpcfl.bench.commands import BENCHES
-from hpcfl.bench.result import Figure, Result
+from hpcfl.bench.result import Measurement, Result
 from hpcfl.errors import JobError
 from hpcfl.io.atomic import check_output, write_output
 from tests.plan.test_plan_time import DRAWN
@@ -33,7 +33,7 @@ def measured(monkeypatch):
 
     def measure(options):
         calls.append(options)
-        return Result("bench round", "a table", [Figure("x", "hpcfl", "s", [1.0])])
+        return Result("bench round", "a table", [Measurement("x", "hpcfl", "s", [1.0])])
 
     monkeypatch.setitem(BENCHES, "bench round", measure)
     return calls

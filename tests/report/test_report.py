@@ -27,8 +27,8 @@ LOG = [
 
 
 def seed_rows(runs, beside=None):
-    (sheet,) = by_seed(runs, beside).sheets
-    return [list(sheet.titles), *map(list, sheet.rows)]
+    (table,) = by_seed(runs, beside).tables
+    return [list(table.titles), *map(list, table.rows)]
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_means_over_seeds(run_dir):
     assert single[:3] == ["fedhbm", "1", "25.00"]
     assert "| fedavg | 2 of 3 | 60.00 +- 14.14 |" in to_markdown(by_run(runs))
     assert "60.00 +- 14.14" in plain(by_run(runs))
-    assert len(by_run([runs[0], runs[3]]).sheets) == 1  # one seed each: no means
+    assert len(by_run([runs[0], runs[3]]).tables) == 1  # one seed each: no means
     assert "objective" not in titles
 
 

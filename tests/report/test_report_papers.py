@@ -39,34 +39,34 @@ def runs():
     ]
 
 
-def cells(sheet):
-    return [list(row) for row in sheet.rows]
+def cells(table):
+    return [list(row) for row in table.rows]
 
 
 def test_algorithms_by_splits_theirs_beside_ours(runs):
     """FedAvg's seeds: 50 and 60, sample standard deviation sqrt(50)."""
-    (sheet,) = as_papers(runs).sheets
-    assert sheet.titles == [
+    (table,) = as_papers(runs).tables
+    assert table.titles == [
         "algorithm", "cifar10\ndirichlet 0\nours %", "cifar10\ndirichlet 0\npublished",
         "cifar10\ndirichlet 10000\nours %", "cifar10\ndirichlet 10000\npublished",
     ]  # fmt: skip
-    assert cells(sheet) == [
+    assert cells(table) == [
         ["fedavg", "55.00 +- 7.07 (n=2)", "66.12 +- 0.32", "80.00", "83.11 +- 0.34"],
         ["fedhbm", "75.00", "81.71 +- 0.15", "90.00 @2/3", "83.83 +- 0.14"],
     ]
-    assert sheet.best == {(1, 1), (1, 2), (1, 4)}  # an unfinished run does not compete
-    assert sheet.captions[:3] == [
+    assert table.best == {(1, 1), (1, 2), (1, 4)}  # an unfinished run does not compete
+    assert table.captions[:3] == [
         "ours: mean test accuracy of the last 2 rounds",
         "n: seeds; +-: their sample standard deviation",
         "@t/T: of an unfinished run, the newest accuracy, after t of its T rounds",
     ]
-    assert "ours after 2 to 3 of 10 000 rounds" in sheet.captions[3]
+    assert "ours after 2 to 3 of 10 000 rounds" in table.captions[3]
 
 
 def test_cells_without_runs(runs):
     """A dash; what is published of them stands all the same."""
-    (sheet,) = as_papers([*runs[:2], *runs[2:3]]).sheets
-    assert cells(sheet) == [
+    (table,) = as_papers([*runs[:2], *runs[2:3]]).tables
+    assert cells(table) == [
         ["fedavg", "55.00 +- 7.07 (n=2)", "66.12 +- 0.32", "-", "83.11 +- 0.34"],
         ["fedhbm", "-", "81.71 +- 0.15", "90.00 @2/3", "83.83 +- 0.14"],
     ]
@@ -75,21 +75,21 @@ def test_cells_without_runs(runs):
 def test_seeds_that_are_not_finished(runs):
     """They do not count beside finished ones, and several of them have a range."""
     late = record([0.2], "seed=2", rounds=3)
-    (row,) = as_papers([*runs[:2], late]).sheets[0].rows
+    (row,) = as_papers([*runs[:2], late]).tables[0].rows
     assert row[1] == "55.00 +- 7.07 (n=2 of 3)"
-    (row,) = as_papers([late, record([0.1, 0.4], "seed=3", rounds=3)]).sheets[0].rows
+    (row,) = as_papers([late, record([0.1, 0.4], "seed=3", rounds=3)]).tables[0].rows
     assert row[1] == "30.00 +- 14.14 @1-2/3 (n=2)"
-    (row,) = as_papers([late, record([], "seed=3", rounds=3)]).sheets[0].rows
+    (row,) = as_papers([late, record([], "seed=3", rounds=3)]).tables[0].rows
     assert row[1] == "20.00 @1/3 (n=1 of 2)"
-    (row,) = as_papers([replace(late, fate="failed")]).sheets[0].rows
+    (row,) = as_papers([replace(late, fate="failed")]).tables[0].rows
     assert row[1] == "20.00 @1/3 failed"
 
 
 def test_jobs_of_one_cell_have_rows_of_their_own(runs):
     others = [record([0.1, 0.2, 0.3], "local.lr=0.5"), record([0.1, 0.2])]
-    (sheet,) = as_papers([runs[0], runs[4], *others]).sheets
-    assert sheet.titles[1] == "settings"
-    assert [row[:3] for row in cells(sheet)] == [
+    (table,) = as_papers([runs[0], runs[4], *others]).tables
+    assert table.titles[1] == "settings"
+    assert [row[:3] for row in cells(table)] == [
         ["fedavg", "local.lr 0.01, rounds 3", "50.00"],
         ["fedavg", "local.lr 0.5, rounds 3", "25.00"],
         ["fedavg", "local.lr 0.01, rounds 2", "15.00"],
@@ -99,11 +99,11 @@ def test_jobs_of_one_cell_have_rows_of_their_own(runs):
 
 def test_what_finished_runs_are_judged_by(runs):
     every = record([k / 200 for k in range(150)], last=0)
-    assert as_papers([every]).sheets[0].captions[0] == (
+    assert as_papers([every]).tables[0].captions[0] == (
         "ours: mean test accuracy of the last 100 rounds"
     )
     other = record([0.5], IID, last=0)
-    assert as_papers([runs[0], other]).sheets[0].captions[0] == (
+    assert as_papers([runs[0], other]).tables[0].captions[0] == (
         "ours: mean test accuracy of the last 2 rounds, or test accuracy after the last round"
     )
 
@@ -112,14 +112,14 @@ def test_seeds_are_judged_by_one_metric():
     """As where one of them evaluated more often than the other."""
     seeds = [record([k / 200 for k in range(150)], last=0), record([0.3] * 150, "seed=1", last=0)]
     sparse = replace(seeds[1], log=seeds[1].log[9::10])
-    (sheet,) = as_papers([seeds[0], sparse]).sheets
-    assert sheet.captions[0] == "ours: test accuracy after the last round"
-    assert sheet.rows[0][1] == "52.25 +- 31.47 (n=2)"  # 74.5 and 30
+    (table,) = as_papers([seeds[0], sparse]).tables
+    assert table.captions[0] == "ours: test accuracy after the last round"
+    assert table.rows[0][1] == "52.25 +- 31.47 (n=2)"  # 74.5 and 30
 
 
 def test_the_rounds_to_targets(runs):
     """Table 2 of FedHBM: 0.7 x 86.48 % is 60.536 %, 0.8 x it 69.184 %."""
-    _, seventy, eighty = as_papers([*runs[:2], *runs[2:4]], [Target(70), Target(80)]).sheets
+    _, seventy, eighty = as_papers([*runs[:2], *runs[2:4]], [Target(70), Target(80)]).tables
     assert cells(seventy) == [
         ["fedavg", "3 (1.00x) (n=1 of 2)", "5520 (1.00x)", "-"],
         ["fedhbm", "2", "770 (7.17x)", "2"],
@@ -141,11 +141,11 @@ def test_speedups_are_over_fedavg_of_the_same_seed():
         record([0.1, 0.1, 0.9, 0.9], "algorithm={name: fedprox}", "seed=1"),
         record([0.1, 0.1, 0.9, 0.9], "algorithm={name: fedprox}", "seed=2"),
     ]
-    _, sheet = as_papers(runs, [Target(0.9, absolute=True)]).sheets
-    assert [row[1] for row in sheet.rows] == [
+    _, table = as_papers(runs, [Target(0.9, absolute=True)]).tables
+    assert [row[1] for row in table.rows] == [
         "3 +- 1 (1.00x) (n=2)", "2 +- 1 (2.00x) (n=2)", "> 4", "3 +- 0 (0.67x, n=1) (n=2)",
     ]  # fmt: skip
-    assert sheet.best == {(1, 1)}
+    assert table.best == {(1, 1)}
 
 
 def test_nothing_is_classified():

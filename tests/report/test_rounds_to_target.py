@@ -32,8 +32,8 @@ COSINE = "local.schedule=cosine"
 
 
 def seed_rows(runs, beside=None):
-    (sheet,) = by_seed(runs, beside).sheets
-    return [list(sheet.titles), *map(list, sheet.rows)]
+    (table,) = by_seed(runs, beside).tables
+    return [list(table.titles), *map(list, table.rows)]
 
 
 @pytest.fixture
@@ -230,8 +230,8 @@ def test_all_layouts_have_the_same_numbers():
     titles, _, fedhbm, _ = seed_rows(runs, beside)
     assert fedhbm[titles.index("rounds\nto 0.6")] == "30 +- 14 (n=2 of 3)"
     assert fedhbm[titles.index("speed-up\nx")] == "3.00 (n=1 of 3)"
-    _, sheet = as_papers(runs, [Target(0.6, absolute=True)]).sheets
-    assert sheet.rows[1][1] == "30 +- 14 (3.00x, n=1) (n=2 of 3)"
+    _, table = as_papers(runs, [Target(0.6, absolute=True)]).tables
+    assert table.rows[1][1] == "30 +- 14 (3.00x, n=1) (n=2 of 3)"
 
 
 def test_without_fedavg_there_is_no_speedup(runs):

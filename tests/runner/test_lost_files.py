@@ -135,7 +135,7 @@ def test_the_end_of_a_run_does_not_hang_on_its_warnings(disturbed):
 
     out, done = disturbed(spoil)
     assert done.code == 0
-    assert f"{out / 'history.jsonl'}: says nothing of this start any more" in done.err[-1]
+    assert f"{out / 'history.jsonl'}: has no entry of this start any more" in done.err[-1]
 
 
 @pytest.mark.parametrize("pattern", ["log.jsonl", "stores/*.h5"])

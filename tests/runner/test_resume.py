@@ -316,8 +316,8 @@ def test_another_machine_is_told(run, hpcfl, key):
 
 def test_ranks_matter_to_the_fast_sum_alone():
     before, now = {"ranks": 2, "summed_by": "gloo"}, {"ranks": 3, "summed_by": "MPICH 4"}
-    assert not environment.warnings(before, now, environment.BITS)
-    assert environment.warnings(before, now, environment.FAST) == [
+    assert not environment.change_warnings(before, now, environment.KEYS_OF_BITS)
+    assert environment.change_warnings(before, now, environment.KEYS_OF_FAST_BITS) == [
         "ranks was 2, is 3: the bits may differ from those of an uninterrupted run",
         "summed_by was gloo, is MPICH 4: the bits may differ from those of an uninterrupted run",
     ]

@@ -1,11 +1,11 @@
-"""Kill small runs again and again, resume them, and compare their end with undisturbed runs.
+"""Kill small runs repeatedly, resume them, and compare their results with undisturbed runs.
 
-The command line starts every attempt of a run, and SIGKILL ends it: of one rank or all, at a random
-instant, or of one rank exactly at a system call that changes the disk.  Or a signal asks it to
-stop, and it must do so with a checkpoint and without a traceback.  The next attempt resumes, on
-another number of ranks and with another store, and must begin no earlier than at the newest
-checkpoint that was ever seen.  The end of the last attempt is compared with an undisturbed run: the
-model, every client's state, the log.
+Each attempt is started by the command line.  SIGKILL ends one rank or all of them at a random
+instant, or one rank exactly at a system call that changes the disk.  Or the attempt gets a signal
+to stop, and must then write a checkpoint and exit without a traceback.  The next attempt resumes on
+another number of ranks and with another store, and must start no earlier than at the newest
+checkpoint that was ever committed.  The model, every client's state and the log of the last attempt
+are compared with those of an undisturbed run.
 """
 
 import shutil
@@ -30,24 +30,24 @@ from hpcfl.sweep.process import mpirun
 ALGORITHMS = ("fedhbm", "scaffold", "adabest", "localghb")
 RANKS = (1, 2, 3)
 KILLS = 5
-"""Of one run at most; then it runs to its end and is compared."""
+"""The most kills of one run; then it runs to its end and is compared."""
 ENOUGH = 4  # failed runs after which no more are started
 
 
 def bench_chaos(
     kills: int, ranks: Sequence[int] | None, seed: int, root: Path, *, stops: int = 0
 ) -> Tally:
-    """Run jobs, one algorithm after the other, until enough attempts were killed or stopped.
+    """Run jobs of all algorithms in turn until enough attempts were killed or stopped.
 
     Args:
-        kills: how many get kill -9.
+        kills: the number of attempts that get SIGKILL.
         ranks: numbers of ranks to change between; 1, 2 and 3 when None, or 1 without an mpirun.
-        seed: of what is drawn; instants come as they come.
-        root: a directory that is made, or empty; it is removed if nothing is wrong.
-        stops: how many get a signal to stop, among the others.
+        seed: of all draws; the instants of kills still depend on the machine's timing.
+        root: an empty directory, or one to be created; it is removed if nothing is wrong.
+        stops: the number of attempts that get a signal to stop, in between.
 
     Raises:
-        JobError: the directory holds something, or there is no mpirun for the ranks asked for.
+        JobError: the directory is not empty, or there is no mpirun for several ranks.
     """
     if sys.platform != "linux":
         raise JobError("bench chaos: needs Linux, whose /proc tells what a process is at")
@@ -70,7 +70,7 @@ def bench_chaos(
 
 
 def _sizes(ranks: Sequence[int] | None) -> tuple[list[int], list[str]]:
-    """The numbers of ranks, and notes about them."""
+    """The numbers of ranks to draw from, and notes for the user."""
     if max(ranks or RANKS) > 1:
         try:
             mpirun()
@@ -90,18 +90,20 @@ class Chaos:
         self._root, self._sizes, self._draw, self._exact = root, sizes, draw, exact
         self.tally = tally
         self._pace = Pace()
-        self._whole: dict[str, Outcome] = {}  # by algorithm
+        self._undisturbed_outcomes: dict[str, Outcome] = {}  # by algorithm
         self._stops: set[int] = set()  # which of the disturbances are signals to stop
 
     def play(self, kills: int, stops: int = 0) -> Iterator[None]:
-        """Runs until so many attempts were killed, and stopped; yields after each of these."""
+        """Run until enough attempts were killed and stopped; yield after each of these."""
         left, number = kills + stops, 0
-        most = min(KILLS, -(-left // len(ALGORITHMS)))  # so that few of them reach all algorithms
+        most = min(
+            KILLS, -(-left // len(ALGORITHMS))
+        )  # so that few kills are spread over all algorithms
         self._stops = set(self._draw.sample(range(left), stops))
         while left and len(self.tally.wrong) < ENOUGH:
             algorithm = ALGORITHMS[number % len(ALGORITHMS)]
             number += 1
-            if algorithm not in self._whole and not self._undisturbed(algorithm):
+            if algorithm not in self._undisturbed_outcomes and not self._undisturbed(algorithm):
                 return
             for _ in self._disturbed(f"{number:03d}-{algorithm}", algorithm, min(left, most)):
                 left -= 1
@@ -115,22 +117,22 @@ class Chaos:
         if ending.kind != "finished":
             self.tally.wrong.append(f"{folder.root}: undisturbed: {ending.name}")
             return False
-        self._whole[algorithm] = found = outcome(folder)
-        rounds = [entry["round"] for entry in found.log]
+        self._undisturbed_outcomes[algorithm] = result = outcome(folder)
+        rounds = [entry["round"] for entry in result.log]
         if rounds != list(range(1, ROUNDS + 1)):
             self.tally.wrong.append(f"{folder.log}: undisturbed: rounds {rounds}")
         return True
 
     def _disturbed(self, name: str, algorithm: str, kills: int) -> Iterator[None]:
-        """Run to the end through at most so many kills; yields after each."""
+        """Run one job to its end through at most ``kills`` kills; yield after each."""
         folder, job = self._new(name, algorithm)
         resuming, before, newest = False, 0, -1
         ending = Ending("killed")
         while ending.kind != "finished":
             size = self._draw.choice([n for n in self._sizes if n != before] or self._sizes)
             setting = draw_setting(self._draw, self._root)
-            again = ["resume", str(folder.root), *setting.words]
-            arguments = again if resuming else ["run", str(job), "--out", str(folder.root)]
+            resume = ["resume", str(folder.root), *setting.overrides]
+            arguments = resume if resuming else ["run", str(job), "--out", str(folder.root)]
             start = Start(size, arguments, refusable=resuming and newest < 0)
             kill = self._disturbance() if kills else None
             ending = play(start, kill, folder, self._pace, KEEP)
@@ -161,22 +163,22 @@ class Chaos:
         return draw_kill(self._draw, exact=self._exact and bool(before % 2))
 
     def _compare(self, folder: RunDir, algorithm: str) -> None:
-        """Compare the run with the one without kills; remove it if both agree."""
+        """Compare the run with the undisturbed one; remove its files if both agree."""
         self.tally.runs += 1
         try:
-            apart = outcome(folder).differences(self._whole[algorithm])
+            differing = outcome(folder).differences(self._undisturbed_outcomes[algorithm])
         except StoreError as e:
             self.tally.wrong.append(f"{folder.root}: {e}")
             return
-        if apart:
-            self.tally.wrong.append(f"{folder.root}: other bits: {', '.join(apart)}")
+        if differing:
+            self.tally.wrong.append(f"{folder.root}: other bits: {', '.join(differing)}")
             return
         shutil.rmtree(folder.root)
         for end in ("yaml", "log", "strace"):
             folder.root.with_name(f"{folder.root.name}.{end}").unlink(missing_ok=True)
 
     def _new(self, name: str, algorithm: str) -> tuple[RunDir, Path]:
-        """A run directory that is not there yet, and its job."""
+        """The path of a new run directory, and the file of its job."""
         job = self._root / f"{name}.yaml"
         setting = draw_setting(self._draw, self._root)
         tree = {**JOB, "algorithm": {"name": algorithm}, **setting.tree}

@@ -1,6 +1,6 @@
-"""One attempt of a run: the processes of ``hpcfl run`` or ``hpcfl resume``, seen from outside.
+"""Start and observe one attempt of a run: the processes of ``hpcfl run`` or ``hpcfl resume``.
 
-Linux alone: what processes there are and what they have open is read from /proc.
+Only on Linux: /proc lists the processes and their open files.
 """
 
 import os
@@ -17,12 +17,12 @@ from uuid import uuid4
 from hpcfl.sweep.process import mpirun
 
 PATIENCE_S = 300.0
-"""An attempt that shows nothing new for so long hangs."""
-SCAN_S = 0.05  # between two looks at all processes of the machine
+"""An attempt without a change in its files for so long counts as hanging."""
+SCAN_S = 0.05  # between two scans of all processes of the machine
 
 _PROC = Path("/proc")
 _RANK = (b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
-_MANY = {  # more ranks than cores, whichever Open MPI it is; others know neither
+_OVERSUBSCRIBE = {  # allows more ranks than cores, in Open MPI 4 and 5; other MPIs ignore it
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
@@ -32,11 +32,11 @@ class Attempt:
     """The processes of one start of a run; a context manager that leaves none behind.
 
     Args:
-        ranks: more than one are started by mpirun.
+        ranks: how many; more than one are started by mpirun.
         arguments: of hpcfl.
-        log: gets what it says, after what others said.
-        tracer: words that stand before the command of one rank.
-        traced: which rank that is.
+        log: a file to which the output is appended.
+        tracer: the command line of a tracer of one rank, which the rank's own is appended to.
+        traced: the rank with the tracer.
     """
 
     def __init__(
@@ -47,20 +47,21 @@ class Attempt:
         tracer: Sequence[str] = (),
         traced: int = 0,
     ) -> None:
-        self._token = f"HPCFL_CHAOS={uuid4().hex}"  # by which its processes are known
+        # In the environment of its processes, by which they are found.
+        self._token = f"HPCFL_CHAOS={uuid4().hex}"
         name, _, value = self._token.partition("=")
         self._size = ranks
-        self._first: list[int] = []  # the ranks, once they are all there
-        self._scan = 0.0
-        self._log, self._said = log, log.stat().st_size if log.exists() else 0
+        self._rank_pids: list[int] = []  # the ranks' process ids, once all have started
+        self._next_scan = 0.0
+        self._log, self._log_start = log, log.stat().st_size if log.exists() else 0
         with log.open("ab") as file:
             self._process = subprocess.Popen(  # noqa: S603
                 _command(ranks, [sys.executable, "-m", "hpcfl", *arguments], tracer, traced),
-                env={"OMP_NUM_THREADS": "1", **_MANY, **os.environ, name: value},
+                env={"OMP_NUM_THREADS": "1", **_OVERSUBSCRIBE, **os.environ, name: value},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is the bench's, which ends the attempt itself
+                start_new_session=True,  # Ctrl-C reaches only the bench, which ends the attempt
             )
 
     def __enter__(self) -> Self:
@@ -76,7 +77,7 @@ class Attempt:
         return self._process.poll()
 
     def ranks(self) -> list[int]:
-        """The process ids of the ranks that are there, rank 0 first."""
+        """The process ids of the ranks that are running, rank 0 first."""
         found: dict[int, int] = {}
         for pid in self._own():
             try:
@@ -86,29 +87,28 @@ class Attempt:
                 continue
             if command[:3] == [os.fsencode(sys.executable), b"-m", b"hpcfl"]:
                 rank = next((w for w in words if w.startswith(_RANK)), b"=0")
-                found.setdefault(
-                    int(rank.partition(b"=")[2]), pid
-                )  # the rank itself comes before the processes it forked
+                # A rank's own process id comes before those of the processes that it forked.
+                found.setdefault(int(rank.partition(b"=")[2]), pid)
         return [found[rank] for rank in sorted(found)]
 
     def processes(self) -> list[int]:
-        """All process ids, the launcher's too."""
+        """The process ids of all that are running, the launcher included."""
         return sorted({*self._own(), *([] if self.code is not None else [self._process.pid])})
 
-    def holds(self, file: Path) -> bool:
-        """Whether a rank has the file open; quick, to be asked over and over again."""
-        if len(self._first) < self._size and time.monotonic() >= self._scan:
-            self._first, self._scan = self.ranks(), time.monotonic() + SCAN_S
-        return any(os.fspath(file.resolve()) in _open_files(pid) for pid in self._first)
+    def has_open(self, file: Path) -> bool:
+        """Whether a rank has the file open; quick enough to be polled."""
+        if len(self._rank_pids) < self._size and time.monotonic() >= self._next_scan:
+            self._rank_pids, self._next_scan = self.ranks(), time.monotonic() + SCAN_S
+        return any(os.fspath(file.resolve()) in _open_files(pid) for pid in self._rank_pids)
 
     def kill(self, pids: Sequence[int], number: signal.Signals = signal.SIGKILL) -> None:
-        """Send them a signal."""
+        """Send a signal to processes; those that have ended are skipped."""
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def outlived(self) -> bool:
-        """Whether any process is still there long after one was killed."""
+    def has_survivors(self) -> bool:
+        """Wait until all processes have ended; return True if some run on after ``PATIENCE_S``."""
         deadline = time.monotonic() + PATIENCE_S
         while self.processes():
             if time.monotonic() > deadline:
@@ -116,10 +116,10 @@ class Attempt:
             time.sleep(0.01)
         return False
 
-    def words(self) -> list[str]:
-        """The lines of its output."""
+    def output_lines(self) -> list[str]:
+        """The lines of this attempt's output so far."""
         with self._log.open("rb") as file:
-            file.seek(self._said)
+            file.seek(self._log_start)
             return file.read().decode(errors="replace").splitlines()
 
     def _own(self) -> Iterator[int]:

@@ -7,12 +7,12 @@ from signal import SIGKILL
 from typing import Literal, NamedTuple
 
 from hpcfl.bench.chaos.attempt import PATIENCE_S, Attempt
-from hpcfl.bench.chaos.kill import Kill, tracer, was_struck
+from hpcfl.bench.chaos.kill import Kill, tracer, was_killed_at_call
 from hpcfl.bench.chaos.watch import Pace, Seen, Watch
 from hpcfl.run_dir.layout import RunDir
 
 POLL_S = 0.002
-_LINE = re.compile(r"\w+Error: .+")  # says why a run was refused
+_LINE = re.compile(r"\w+Error: .+")  # the line with the reason why a run was refused
 
 
 class Ending(NamedTuple):
@@ -20,8 +20,8 @@ class Ending(NamedTuple):
 
     kind: Literal["killed", "stopped", "finished", "refused", "wrong"]
     name: str = ""
-    """How it was killed or stopped, or what is wrong, as a text."""
-    fell: str = ""
+    """A description of the kill or stop, or of the fault."""
+    phase: str = ""
     """Its phase when it was killed or stopped."""
     seen: Seen = Seen()
 
@@ -37,7 +37,15 @@ class Start(NamedTuple):
 
 
 def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int) -> Ending:
-    """Start an attempt, and kill it as ``kill`` says, unless it ends before."""
+    """Start an attempt, kill it as ``kill`` describes unless it ends earlier, and classify its end.
+
+    Args:
+        start: of the attempt.
+        kill: None to let it run to its end.
+        folder: the run directory.
+        pace: the durations of the phases so far, which are updated.
+        keep: checkpoints that the run keeps.
+    """
     log, trace = (folder.root.with_name(f"{folder.root.name}.{end}") for end in ("log", "strace"))
     trace.unlink(missing_ok=True)
     before = tracer(kill, trace) if kill and kill.exact else []
@@ -45,50 +53,53 @@ def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int)
     with Attempt(start.ranks, start.arguments, log, before, traced) as attempt:
         watch = Watch(attempt, folder, pace)
         while attempt.code is None and not (kill and watch.due(kill)):
-            watch.look()
+            watch.poll()
             if watch.hangs:
                 return Ending("wrong", f"an attempt that did nothing for {PATIENCE_S:.0f} s")
             time.sleep(POLL_S)
-        struck = ""
+        killed_by = ""
         if attempt.code is None and kill:
             kill = kill._replace(at="round", victim=None) if kill.exact else kill
             pids = attempt.ranks() or attempt.processes()
             first = kill.rank(len(pids))
-            struck = kill.name if pids else ""  # it may have ended just now
+            killed_by = kill.name if pids else ""  # it may have ended just now
             attempt.kill(pids if kill.victim is None else pids[first : first + 1], kill.signal)
-        if attempt.outlived():
+        if attempt.has_survivors():
             return Ending("wrong", f"processes that outlived a rank by {PATIENCE_S:.0f} s")
         watch.settle()
         if attempt.code == 0:
             return Ending("finished", seen=watch.seen)
-        if kill and kill.exact and was_struck(trace):
-            struck = kill.name
-        if struck and kill and kill.signal != SIGKILL:
+        if kill and kill.exact and was_killed_at_call(trace):
+            killed_by = kill.name
+        if killed_by and kill and kill.signal != SIGKILL:
             fault = fault_of_stop(attempt, watch.seen)
             if fault:
-                return Ending("wrong", f"{fault}, after {struck}")
-            return Ending("stopped", struck, watch.fell(keep), watch.seen)
-        if struck:
-            return Ending("killed", struck, watch.fell(keep), watch.seen)
+                return Ending("wrong", f"{fault}, after {killed_by}")
+            return Ending("stopped", killed_by, watch.phase(keep), watch.seen)
+        if killed_by:
+            return Ending("killed", killed_by, watch.phase(keep), watch.seen)
         return _by_itself(attempt, refusable=start.refusable)
 
 
 def fault_of_stop(attempt: Attempt, seen: Seen) -> str:
-    """The fault of a run that a signal asked to stop; empty if it stopped as it should."""
-    if any("Traceback" in line for line in attempt.words()):
+    """The fault of a run that got a signal to stop; empty if it stopped correctly."""
+    if any("Traceback" in line for line in attempt.output_lines()):
         return "a traceback"
-    # Before its rounds, and before MPI started, the launcher's own code may stand.
+    # Before MPI has started, the exit code may be the launcher's.
     if seen.began is not None and attempt.code != 75:
         return f"exit code {attempt.code} where 75 was expected"
     return ""
 
 
 def _by_itself(attempt: Attempt, *, refusable: bool) -> Ending:
-    """The end of an attempt that was not killed; without a checkpoint it may be refused."""
-    words = attempt.words()
-    errors = [line for line in words if _LINE.match(line)]
-    clear = attempt.code == 2 and len(errors) == 1 and not any("Traceback" in w for w in words)
-    last = errors or [word for word in words if word] or ["nothing"]
+    """Classify the end of an attempt that was not killed.
+
+    Without a checkpoint, one clear error with exit code 2 is a correct refusal.
+    """
+    lines = attempt.output_lines()
+    errors = [line for line in lines if _LINE.match(line)]
+    clear = attempt.code == 2 and len(errors) == 1 and not any("Traceback" in w for w in lines)
+    last = errors or [line for line in lines if line] or ["nothing"]
     if clear and refusable:
         return Ending("refused", errors[0])
     return Ending(

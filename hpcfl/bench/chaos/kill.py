@@ -7,8 +7,8 @@ from random import Random
 from signal import SIGINT, SIGKILL, SIGTERM, SIGUSR1, Signals
 from typing import NamedTuple
 
-# Kinds of system calls that change a disk, and up to which one they are counted.  A leading "?"
-# spares strace an error where the machine has no such call.
+# Kinds of system calls that change a disk, and the largest number of the call that is drawn.  With
+# a leading "?", strace ignores a call that the machine does not have.
 CALLS = {
     "write": ("?write,?writev", 40),
     "pwrite": ("?pwrite64,?pwritev,?pwritev2", 80),
@@ -22,20 +22,20 @@ INSTANTS = {"import": 1, "resume": 3, "checkpoint": 4, "round": 4}
 """Phases in which random instants are drawn, and their weights."""
 STOPS = (SIGTERM, SIGUSR1, SIGINT)
 """Signals at which a run finishes its round, writes a checkpoint and exits with 75."""
-LATEST = 6  # rounds, or changes of the checkpoints, before such an instant
+LATEST = 6  # the largest number of the round, or of the change of the checkpoints, for such a kill
 
 
 class Kill(NamedTuple):
-    """How one attempt is to be ended."""
+    """How to end one attempt."""
 
     at: str
     """One of INSTANTS, or one of CALLS."""
     nth: int
-    """Which system call of its kind, round or change of the checkpoints, from one."""
+    """The number of the system call of its kind, of the round or of the change, from 1."""
     moment: float = 0.0
     """The instant in the phase, from 0 at its beginning to 1 at its end."""
     victim: float | None = None
-    """Which rank, 0 to 1; None: all ranks."""
+    """The rank, as a fraction of the number of ranks; None: all ranks."""
     signal: Signals = SIGKILL
     """The signal that is sent."""
 
@@ -52,7 +52,7 @@ class Kill(NamedTuple):
         return f"{self.signal.name} to {who}, {when}"
 
     def rank(self, ranks: int) -> int:
-        """Which of so many ranks is killed, if it is one."""
+        """The number of the rank that is killed, out of ``ranks``."""
         return int((self.victim or 0.0) * ranks)
 
 
@@ -61,7 +61,7 @@ def draw_kill(draw: Random, *, exact: bool) -> Kill:
     if exact:
         kind = draw.choice(list(CALLS))
         _, last = CALLS[kind]
-        # Rank 0 calls more kinds than the others.
+        # At least half of these kills hit rank 0, which makes more kinds of calls than the others.
         first = draw.random() < 0.5
         nth = 1 + int(last * draw.random() ** 2)
         return Kill(kind, nth, victim=0.0 if first else draw.random())
@@ -87,8 +87,8 @@ def tracer(kill: Kill, trace: Path) -> list[str]:
     ]
 
 
-def was_struck(trace: Path) -> bool:
-    """Whether a trace ends in a call that was never done."""
+def was_killed_at_call(trace: Path) -> bool:
+    """Whether a trace shows a system call that never returned."""
     return trace.exists() and ") = ?" in " ".join(trace.read_text(errors="replace").split())
 
 

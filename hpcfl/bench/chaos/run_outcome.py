@@ -16,20 +16,20 @@ from hpcfl.runner.export import export
 
 
 class Marks(NamedTuple):
-    """How far a run shows itself to be; anything new shows that it is alive."""
+    """The progress of a run as its files show it; any change shows that it is alive."""
 
     starts: int
     """Bytes of the history."""
     rounds: int
-    """Whole lines of the log."""
+    """Complete lines of the log."""
     checkpoints: int
-    """When the folder of the checkpoints last changed, nanoseconds."""
+    """The time of the last change of the folder of the checkpoints, in nanoseconds."""
     committed: int
     """The round of the newest committed checkpoint; -1 if there is none."""
 
 
 def marks(folder: RunDir) -> Marks:
-    """How far a run is now."""
+    """The present progress of a run."""
     log, starts = folder.log, folder.history
     return Marks(
         starts.stat().st_size if starts.exists() else 0,
@@ -46,7 +46,12 @@ def committed(folder: RunDir) -> int:
 
 
 def interrupted(folder: RunDir, keep: int) -> str:
-    """The phase in which a run was killed, after it recorded its start, from its checkpoints."""
+    """The phase in which a run was killed, from the state of its checkpoints.
+
+    Args:
+        folder: the run directory; the start is in its history.
+        keep: checkpoints that the run keeps.
+    """
     folders = sorted(path for path in folder.checkpoints.glob("[0-9]*") if path.is_dir())
     whole = [(path / MANIFEST).exists() for path in folders]
     if not any(whole[-1:]):
@@ -60,7 +65,7 @@ class Outcome(NamedTuple):
     arrays: Mapping[str, NDArray[Any]]
     """The model ``x``, the ids of the clients with a state, and every field of their states."""
     log: list[dict[str, Any]]
-    """Its lines, without measured times."""
+    """The lines of the log, without measured times."""
 
     def differences(self, other: "Outcome") -> list[str]:
         """The names of the arrays, and of the log, that differ in any bit."""

@@ -1,4 +1,4 @@
-"""The job of the runs, and settings drawn for every attempt that must not change a bit."""
+"""Define the job of the runs, and draw settings for each attempt that must not change a bit."""
 
 import json
 from pathlib import Path
@@ -18,22 +18,22 @@ JOB = {
 STORES: dict[str, dict[str, Any]] = {
     "cached": {},
     "uncached": {"cache_gib": 0.0},
-    "near disk": {"cache_gib": 0.0, "dir": "near"},
+    "scratch disk": {"cache_gib": 0.0, "dir": "scratch"},
     "memory": {"kind": "memory"},
 }
 
 
 class Setting(NamedTuple):
-    """A store of client states, and when checkpoints are written."""
+    """Settings of the store of client states and of the checkpoints."""
 
     name: str
-    """One of STORES."""
+    """Of the store: a key of STORES."""
     tree: dict[str, dict[str, Any]]
-    """Of the job."""
+    """The sections of the job."""
 
     @property
-    def words(self) -> list[str]:
-        """The same on the command line."""
+    def overrides(self) -> list[str]:
+        """The same settings as overrides on the command line."""
         return [
             f"{section}.{key}={json.dumps(value)}"
             for section, values in self.tree.items()
@@ -42,12 +42,12 @@ class Setting(NamedTuple):
 
 
 def draw_setting(draw: Random, root: Path) -> Setting:
-    """A setting; a disk of the node's own is a folder under ``root``."""
+    """Draw a setting; a folder under ``root`` stands for a disk of the node."""
     name = draw.choice(list(STORES))
     store: dict[str, Any] = {"kind": "hdf5", "cache_gib": 1.0, "dir": None} | STORES[name]
     if store["dir"]:
         store["dir"] = str(root.absolute() / store["dir"])
-    # Minutes: after every round or two, whatever its number is.
+    # So few minutes make a checkpoint due after every round or two, at rounds that vary.
     minutes = draw.choice([None, None, 0.001])
     checkpoint = {"every": draw.choice([2, 3]), "minutes": minutes, "keep": KEEP}
     return Setting(name, {"store": store, "checkpoint": checkpoint})

@@ -1,4 +1,4 @@
-"""Count attempts and their ends, as tables."""
+"""Count attempts and how they ended, and print the counts as tables."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -20,57 +20,59 @@ class Tally:
     """The counts of all attempts so far."""
 
     notes: list[str]
-    """Kinds of kills that are impossible here."""
+    """Lines about kinds of kills that are impossible on this machine."""
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By name and by the phase of the attempt."""
+    """Counted by the name of the kill and the phase of the attempt."""
     ends: Counter[str] = field(default_factory=Counter)
     resumes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """By the number of ranks before and after."""
+    """Counted by the numbers of ranks before and after."""
     stores: Counter[str] = field(default_factory=Counter)
-    """Of attempts that resumed, by name."""
+    """Counted by the name of the store, of attempts that resumed."""
     rounds: int = 0
-    """Played in all attempts."""
+    """Completed in all attempts."""
     runs: int = 0
-    """Played to the end and compared."""
+    """Finished and compared."""
     wrong: list[str] = field(default_factory=list)
     """A line for each failure."""
 
     def count(self, ending: Ending) -> None:
-        """Take in an attempt."""
+        """Count an attempt."""
         self.ends[ending.kind] += 1
         self.rounds += ending.seen.rounds
         if ending.kind in ("killed", "stopped"):
-            self.kills[ending.name, ending.fell] += 1
+            self.kills[ending.name, ending.phase] += 1
 
     def __str__(self) -> str:
         tables = render_tables(self._by_kind(), self._by_ranks(), width=WIDTH)
         return "\n".join([tables, *self._lines()])
 
     def check(self) -> None:
-        """Refuse a tally with anything wrong in it.
+        """Fail if anything was wrong.
 
         Raises:
-            HpcflError: there is.
+            HpcflError: something was.
         """
         if self.wrong:
             raise HpcflError(f"{len(self.wrong)} wrong, see above; the directories are kept")
 
     def _by_kind(self) -> Table:
-        made = _table("signal", "times", *PHASES)
+        table = _table("signal", "times", *PHASES)
         for name in sorted({name for name, _ in self.kills}):
-            _add(made, name, [self.kills[name, phase] for phase in PHASES])
-        made.add_section()
+            _add(table, name, [self.kills[name, phase] for phase in PHASES])
+        table.add_section()
         _add(
-            made, "all", [sum(self.kills[key] for key in self.kills if key[1] == p) for p in PHASES]
+            table,
+            "all",
+            [sum(self.kills[key] for key in self.kills if key[1] == p) for p in PHASES],
         )
-        return made
+        return table
 
     def _by_ranks(self) -> Table:
         sizes = sorted({size for pair in self.resumes for size in pair})
-        made = _table("resumed after an attempt on", "times", *(f"on {_ranks(n)}" for n in sizes))
+        table = _table("resumed after an attempt on", "times", *(f"on {_ranks(n)}" for n in sizes))
         for before in sizes:
-            _add(made, _ranks(before), [self.resumes[before, now] for now in sizes])
-        return made
+            _add(table, _ranks(before), [self.resumes[before, now] for now in sizes])
+        return table
 
     def _lines(self) -> Iterable[str]:
         ends = ", ".join(f"{count} {kind}" for kind, count in sorted(self.ends.items()))
@@ -85,11 +87,11 @@ class Tally:
 
 
 def _table(first: str, *columns: str) -> Table:
-    made = Table(box=ASCII2)
-    made.add_column(first, no_wrap=True)
+    table = Table(box=ASCII2)
+    table.add_column(first, no_wrap=True)
     for column in columns:
-        made.add_column(column, justify="right")
-    return made
+        table.add_column(column, justify="right")
+    return table
 
 
 def _add(table: Table, name: str, counts: list[int]) -> None:

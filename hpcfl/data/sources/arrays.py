@@ -1,4 +1,4 @@
-"""Any data of the user's own, as one file of numpy arrays."""
+"""Read a data set of the user's own from one file of numpy arrays."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from hpcfl.io.files import read_arrays
 from hpcfl.types import Count, Examples, PathText
 
 _OPTIONAL = ("client", "x_test", "y_test")
-_MANY = 1 << 20  # classes
+_MANY = 1 << 20  # classes; more are taken for a mistake unless the job says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +129,12 @@ def cast(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
 
 
 def to_indices(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
-    """The transform of classes, which stay integers, whatever the compute dtype is."""
+    """The transform of inputs that are classes: integers, whatever the compute dtype is."""
     return inputs.to(torch.int64)
 
 
 def _check(path: Path, name: str, array: NDArray[Any]) -> None:
-    """Numbers, at least one dimension, all finite."""
+    """Refuse an array that is not of finite numbers, or has no dimension."""
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or array.ndim == 0:
         raise DataError(
             f"{path}: {name} is {array.dtype} of shape {array.shape}, expected an array of "
@@ -161,5 +161,5 @@ def _examples(
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """In a type that torch computes with: unsigned integers wider than a byte become int64."""
+    """The array in a type of torch: unsigned integers wider than a byte become int64."""
     return array.astype(np.int64) if array.dtype.kind == "u" and array.itemsize > 1 else array

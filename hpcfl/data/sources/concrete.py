@@ -21,7 +21,7 @@ from hpcfl.types import Examples, PathText
 _COLUMNS = 9  # eight features, then the target
 _ROWS = 1030
 _MEANS = (281.17, 73.90, 54.19, 181.57, 6.204, 972.92, 773.58, 45.66, 35.82)
-"""Of the columns; UCI publishes them with different numbers of digits."""
+"""Of the columns, as UCI publishes them, with different numbers of digits."""
 TABLE = PublishedFile(
     name="Concrete_Data.csv",
     url="https://archive.ics.uci.edu/static/public/165/data.csv",
@@ -44,7 +44,7 @@ class Concrete(DataConfig):
     def prepare(self, track: Track) -> Path:
         """Fetch the table as UCI serves it, unless there is one; check its rows and columns."""
         path = Path(self.root) / TABLE.name
-        if not path.exists():  # one that is there may be UCI's xls, saved as csv
+        if not path.exists():  # an existing file may be UCI's xls, saved as csv
             provide(path.parent, [TABLE], track)
         table = _table(path)
         check_count(path, "rows", len(table), _ROWS)
@@ -98,7 +98,7 @@ def _table(path: Path) -> NDArray[np.float64]:
             f"hpcfl data prepare concrete --root {path.parent}"
         )
     try:
-        # numpy warns of a file without rows; the error below says it.
+        # numpy warns of a file without rows, which the error below reports.
         with path.open(encoding="utf-8-sig") as file, catch_warnings():
             filterwarnings("ignore", "loadtxt: input contained no data", UserWarning)
             table = np.loadtxt(file, delimiter=",", skiprows=1, ndmin=2)

@@ -1,7 +1,7 @@
 """iNaturalist-User-120k (Hsu et al., arXiv:2003.08082): photographs of species by 9275 users.
 
-TensorFlow Federated publishes who took which image of the iNaturalist competition of 2017, and
-iNaturalist the images.
+TensorFlow Federated publishes the user of each image of the iNaturalist competition of 2017, and
+iNaturalist publishes the images.
 """
 
 import os
@@ -53,11 +53,11 @@ class INaturalist(PublishedPhotos):
             for image, label in [row.values]
         ]
         wanted = {image for _, image, *_ in rows} | {image for image, *_ in tested}
-        places = _places(root, wanted, track)
+        paths = _paths(root, wanted, track)
 
         def photo(image: str, label: int, where: str) -> Photo:
-            # An image that lies nowhere is reported where an unsorted one would be.
-            return Photo(places.get(image, f"{FOLDERS[0]}/{image}.jpg"), label, where)
+            # A missing image gets the path of an unsorted one, under which it is then reported.
+            return Photo(paths.get(image, f"{FOLDERS[0]}/{image}.jpg"), label, where)
 
         clients = grouped((user, photo(image, label, at)) for user, image, label, at in rows)
         return self.counted(Listing(clients, [photo(*row) for row in tested], classes))
@@ -72,9 +72,9 @@ class INaturalist(PublishedPhotos):
         return f"unpack into {self.root}: {', '.join(archives)}"
 
 
-def _places(root: Path, wanted: set[str], track: Track) -> dict[str, str]:
-    """Where below ``root`` each image lies whose name, without .jpg, is wanted."""
-    places: dict[str, str] = {}
+def _paths(root: Path, wanted: set[str], track: Track) -> dict[str, str]:
+    """The path below ``root`` of each image whose name, without .jpg, is in ``wanted``."""
+    paths: dict[str, str] = {}
     folders: Iterable[tuple[str, list[str], list[str]]] = (
         found for folder in FOLDERS for found in os.walk(root / folder)
     )
@@ -83,5 +83,5 @@ def _places(root: Path, wanted: set[str], track: Track) -> dict[str, str]:
         for name in names:
             image = name.removesuffix(".jpg")
             if image in wanted:
-                places[image] = (Path(folder) / name).relative_to(root).as_posix()
-    return places
+                paths[image] = (Path(folder) / name).relative_to(root).as_posix()
+    return paths

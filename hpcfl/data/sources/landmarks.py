@@ -1,6 +1,6 @@
 """Landmarks-User-160k (Hsu et al., arXiv:2003.08082): photographs of landmarks by 1262 users.
 
-Google publishes who took which image of Google Landmarks v2, and the images apart from that.
+Google publishes the user of each image of Google Landmarks v2, and separately the images.
 """
 
 from dataclasses import dataclass

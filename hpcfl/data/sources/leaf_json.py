@@ -1,4 +1,4 @@
-"""Parsing LEAF's JSON: users and their examples, a file for some hundred users."""
+"""Parse LEAF's JSON files: users and their examples, some hundred users in each file."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ _KEYS = {"users": list, "num_samples": list, "user_data": dict}
 
 
 class Kind(NamedTuple):
-    """How one kind of examples is read."""
+    """The functions that read one kind of examples."""
 
     inputs: Callable[[list[Any]], NDArray[Any]]
     labels: Callable[[list[Any]], NDArray[Any]]
@@ -34,7 +34,7 @@ KINDS = {
 
 
 class User(NamedTuple):
-    """A user's examples, compact."""
+    """A user's examples as arrays."""
 
     path: Path
     name: str
@@ -45,20 +45,24 @@ class User(NamedTuple):
         return f"{self.path}: user {self.name!r}"
 
 
-class Own(NamedTuple):
-    """What stands for a user's ``{"x": [...], "y": [...]}`` as soon as it is read."""
+class UserArrays(NamedTuple):
+    """The arrays that replace a user's ``{"x": [...], "y": [...]}`` while a file is parsed.
+
+    As Python objects, the lists of a whole file would take many times the memory.
+    """
 
     x: NDArray[Any]
     y: NDArray[Any]
     fault: str = ""
-    """The error in a list; the caller adds the user."""
+    """The error in the lists, empty if there is none; the caller adds the name of the user."""
 
 
 def users(folder: Path, kind: Kind, track: Track) -> list[User]:
-    """The users of a folder's files, none twice; some may have no example.
+    """Read the users of all files of a folder; some may have no example.
 
     Raises:
-        DataError: where it is not LEAF's format: file, user and row.
+        DataError: a file is not in LEAF's format, or a user is in two files; it names file, user
+            and row.
     """
     paths = sorted(folder.glob("*.json"))
     if not paths:
@@ -75,7 +79,7 @@ def users(folder: Path, kind: Kind, track: Track) -> list[User]:
 
 
 def _read(path: Path, kind: Kind) -> Iterator[User]:
-    """The users of one file."""
+    """Read the users of one file."""
     content = _parse(path, kind)
     for key, form in _KEYS.items():
         if not isinstance(content, dict) or not isinstance(content.get(key), form):
@@ -86,26 +90,26 @@ def _read(path: Path, kind: Kind) -> Iterator[User]:
             f"{path}: {len(names)} users, {len(counts)} num_samples, {len(data)} in user_data"
         )
     for name, count in zip(names, counts, strict=True):
-        own = data.get(name) if isinstance(name, str) else None
-        if not isinstance(own, Own):
+        arrays = data.get(name) if isinstance(name, str) else None
+        if not isinstance(arrays, UserArrays):
             raise DataError(f"{path}: user {name!r}: user_data has no lists x and y of that user")
-        if own.fault or len(own.y) != count:
-            fault = own.fault or f"num_samples is {count!r}, but y holds {len(own.y)} labels"
+        if arrays.fault or len(arrays.y) != count:
+            fault = arrays.fault or f"num_samples is {count!r}, but y holds {len(arrays.y)} labels"
             raise DataError(f"{path}: user {name!r}: {fault}")
-        yield User(path, name, own.x, own.y)
+        yield User(path, name, arrays.x, arrays.y)
 
 
 def _parse(path: Path, kind: Kind) -> Any:
-    """The file's content, in which every user's lists have become arrays while it was read."""
+    """The content of a file, with ``UserArrays`` in place of each user's lists."""
 
     def shrink(pairs: list[tuple[str, Any]]) -> Any:
-        made, counts = dict(pairs), Counter(key for key, _ in pairs)
+        content, counts = dict(pairs), Counter(key for key, _ in pairs)
         double = next((key for key, count in counts.items() if count > 1), None)
-        if isinstance(made.get("x"), list) and isinstance(made.get("y"), list):
-            return _own(made["x"], made["y"], kind, double)
+        if isinstance(content.get("x"), list) and isinstance(content.get("y"), list):
+            return _user_arrays(content["x"], content["y"], kind, double)
         if double is not None:  # in user_data, a user
             raise ValueError(f"the key {double!r} stands twice")
-        return made
+        return content
 
     try:
         return json.loads(path.read_text("utf-8"), object_pairs_hook=shrink)
@@ -114,23 +118,23 @@ def _parse(path: Path, kind: Kind) -> Any:
         raise read_error(error, message, DataError) from error
 
 
-def _own(x: list[Any], y: list[Any], kind: Kind, double: str | None) -> Own:
+def _user_arrays(x: list[Any], y: list[Any], kind: Kind, double: str | None) -> UserArrays:
     nothing = np.empty(0, dtype=np.int64)
     if double is not None:
-        return Own(nothing, nothing, f"the key {double!r} stands twice")
+        return UserArrays(nothing, nothing, f"the key {double!r} stands twice")
     if len(x) != len(y):
-        return Own(nothing, nothing, f"{len(x)} examples in x, but {len(y)} labels in y")
+        return UserArrays(nothing, nothing, f"{len(x)} examples in x, but {len(y)} labels in y")
     try:
-        return Own(kind.inputs(x), kind.labels(y)) if x else Own(nothing, nothing)
+        return UserArrays(kind.inputs(x), kind.labels(y)) if x else UserArrays(nothing, nothing)
     except ValueError as error:
-        return Own(nothing, nothing, str(error))
+        return UserArrays(nothing, nothing, str(error))
 
 
 def check(user: User, classes: int, shape: tuple[int, ...]) -> None:
-    """Labels in range, and inputs as everyone else's.
+    """Refuse labels out of range, and inputs of another shape than other users'.
 
     Raises:
-        DataError: otherwise.
+        DataError: a label or the shape is wrong.
     """
     if user.x.shape[1:] != shape:
         raise DataError(f"{user}: x holds {user.x.shape[1]} numbers a row, others {shape[0]}")

@@ -1,8 +1,9 @@
 """Quadratics: one quadratic loss per client, with known optimum and known heterogeneity.
 
-f_i(w) = 1/2 sum(h_i w^2) - b_i . w, minimised on average at w = 0, where the clients' gradients
--b_i have mean zero and root-mean-square norm G: the (G, B)-dissimilarity of Karimireddy et al.,
-SCAFFOLD, ICML 2020 (their figure 3 runs SGD, FedAvg and SCAFFOLD on two such clients).
+f_i(w) = 1/2 sum(h_i w^2) - b_i . w.  The mean of all f_i has its minimum at w = 0, where the
+clients' gradients -b_i have mean zero and root-mean-square norm G: the (G, B)-dissimilarity of
+Karimireddy et al., SCAFFOLD, ICML 2020 (their figure 3 runs SGD, FedAvg and SCAFFOLD on two such
+clients).
 """
 
 from dataclasses import dataclass
@@ -36,13 +37,13 @@ class Quadratics(DataConfig):
     spread: Decay = 0.0
     """h_i runs evenly from (1 + spread) to (1 - spread) times the curvature.
 
-    With equal curvatures FedAvg arrives at the optimum however large G is.
+    With equal curvatures FedAvg converges to the optimum however large G is.
     """
     heterogeneity: NonNegative = 1.0
     """G."""
 
     def input_files(self) -> tuple[InputFile, ...]:
-        """None: the job and its seed determine all."""
+        """No files: the job and its seed determine all examples."""
         return ()
 
     def load(self, seed: int) -> Dataset:
@@ -50,8 +51,8 @@ class Quadratics(DataConfig):
         count = self.clients or 2
         if count == 1 and (self.heterogeneity or self.spread):
             raise JobError(
-                "data.clients: a single client differs from nobody; set data.heterogeneity and "
-                "data.spread to 0.0, or take at least 2 clients"
+                "data.clients: a single client cannot differ from others; set data.heterogeneity "
+                "and data.spread to 0.0, or take at least 2 clients"
             )
         # Up to three arrays of that size are held at a time, in float64.
         needed = 8 * count * self.dim * 2 * 3
@@ -66,6 +67,7 @@ class Quadratics(DataConfig):
             gradients = stream(seed, "quadratics").standard_normal((count, self.dim))
             gradients -= gradients.mean(axis=0)
             gradients *= self.heterogeneity / np.sqrt((gradients**2).sum(axis=1).mean())
+            # Two clients in one dimension then have the signs of the class's docstring.
             gradients *= np.sign(gradients[0, 0])
         rows = np.stack([np.broadcast_to(curvature[:, None], gradients.shape), -gradients], axis=1)
         functions = Examples(torch.from_numpy(rows), torch.zeros(count, dtype=torch.int64))

@@ -1,9 +1,9 @@
-"""Shakespeare: the next character of a speaking role's lines; every role is a client.
+"""Shakespeare: predict the next character of a role's lines; every role is a client.
 
 LEAF's task (Caldas et al., arXiv:1812.01097): 80 characters in, the next one out, windows of
 stride 1 that never cross from one role to another.  A role's snippets are joined by newlines into
 one text and runs of spaces become one space.  (LEAF's present scripts also put 80 spaces before
-every line; here every window holds 80 characters that the role says.)
+every line; here every window holds 80 characters of the role's text.)
 """
 
 import re
@@ -28,9 +28,9 @@ from hpcfl.errors import DataError, JobError
 from hpcfl.types import Count, Examples, PathText
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's 80 characters; a character's place is its class."""
-WINDOW = 80  # characters in
-_ROLES, _SNIPPETS = 715, {"train": 16_068, "test": 2_356}  # as TFF tells
+"""LEAF's 80 characters; a character's index is its class."""
+WINDOW = 80  # characters of an input
+_ROLES, _SNIPPETS = 715, {"train": 16_068, "test": 2_356}  # as TFF documents them
 
 ARCHIVE = Archive(
     name="shakespeare.tar.bz2",
@@ -88,15 +88,17 @@ class Shakespeare(DataConfig):
             raise JobError(
                 f"data.min_examples: no role of {path} has {least} examples; the largest has {most}"
             )
-        spoken = _texts(Path(self.root) / "shakespeare_test.h5")
+        test_texts = _texts(Path(self.root) / "shakespeare_test.h5")
         if self.min_examples is not None:
-            spoken = {role: spoken[role] for role in roles if role in spoken}
+            test_texts = {role: test_texts[role] for role in roles if role in test_texts}
         inputs, labels, natural = _windows([texts[role] for role in roles], self.max_examples)
-        heard, answers, tested = _windows(list(spoken.values()), self.max_test_examples)
-        rows = torch.from_numpy(np.concatenate([np.empty(0, dtype=np.int64), *tested]))
+        test_inputs, test_labels, test_rows = _windows(
+            list(test_texts.values()), self.max_test_examples
+        )
+        rows = torch.from_numpy(np.concatenate([np.empty(0, dtype=np.int64), *test_rows]))
         return Dataset(
             train=Examples(inputs, labels),
-            test=Examples(heard[rows], answers[rows]) if len(rows) else None,
+            test=Examples(test_inputs[rows], test_labels[rows]) if len(rows) else None,
             natural=natural,
             classes=len(ALPHABET),
             loss="cross_entropy",
@@ -105,7 +107,7 @@ class Shakespeare(DataConfig):
 
 
 def encode(text: bytes) -> NDArray[np.uint8]:
-    """The class of each character, runs of spaces made one."""
+    """The class of each character, after runs of spaces have become one space."""
     return classes_of(np.frombuffer(re.sub(rb"  +", b" ", text), dtype=np.uint8))
 
 
@@ -140,5 +142,5 @@ def _texts(path: Path) -> dict[str, NDArray[np.uint8]]:
 
 
 def _snippets(path: Path, group: Any, role: str) -> Any:
-    """What a role says, in pieces, not read yet."""
+    """The HDF5 data set of a role's pieces of text, not read yet."""
     return strings(path, member(path, group, role, h5py.Group), "snippets")

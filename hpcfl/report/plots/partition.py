@@ -9,17 +9,18 @@ from hpcfl.report.plots.figure import COLOURS, new_figure, save
 
 
 def plot_partition(counts: NDArray[np.int64], path: Path) -> None:
-    """Draw how many examples each client holds and, of a classification, of which classes.
+    """Draw the number of examples of each client and, for a classification, their classes.
 
-    A class is a row and a client a column, coloured by the class's share of the client: this
-    stays readable with a hundred classes or thousands of clients, where stacked bars do not.
+    Each class is a row and each client a column; the colour is the share of the class among the
+    client's examples.  This stays readable with a hundred classes or thousands of clients, unlike
+    stacked bars.
 
     Args:
         counts: examples by client and class [N, classes], or by client alone [N].
         path: the .png, .pdf or .svg file to write.
 
     Raises:
-        JobError: the file cannot be written, or is of another kind.
+        JobError: the file cannot be written, or its name does not end in .png, .pdf or .svg.
     """
     from matplotlib.colors import PowerNorm
 
@@ -33,7 +34,7 @@ def plot_partition(counts: NDArray[np.int64], path: Path) -> None:
         axes.remove()
         axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
         shares = counts / np.maximum(sizes, 1)[:, None]
-        # The square root keeps a share of a few percent apart from none.
+        # The square root makes a share of a few percent visibly different from none.
         image = below.imshow(
             shares.T, aspect="auto", origin="lower", cmap="Blues", norm=PowerNorm(0.5, 0, 1)
         )

@@ -1,10 +1,10 @@
-"""Who takes part when, foretold from the seed: rows until the next checkpoint, by hand."""
+"""The simulated schedule: rows that states need until the next checkpoint, counted by hand."""
 
 import numpy as np
 import pytest
 
 from hpcfl.job.schema import load
-from hpcfl.runner.schedule import rows_until_checkpoint
+from hpcfl.runner.schedule_usage import rows_until_checkpoint
 from hpcfl.runner.start import start
 from tests.algorithms.play import parts, softmax_problem, states, tree
 
@@ -37,7 +37,7 @@ def test_rows_until_the_next_checkpoint(tmp_path, done, own, shared):
 
 @pytest.mark.parametrize("name", ["fedhbm", "localghb"])
 def test_checkpoints_by_the_clock(tmp_path, name):
-    """One after every round, which nobody foresaw; all are kept, each with its own states."""
+    """One after every round, not in the schedule; all are kept, each with its own states."""
     often = {"every": 100, "minutes": 1e-9, "keep": 100}
     described = parts(tmp_path, job(tmp_path, name))
     whole = start(load(job(tmp_path, name)), tmp_path / "whole")

@@ -13,34 +13,40 @@ Counts = NDArray[np.int64]
 
 
 class ScheduleUsage(NamedTuple):
-    """Counts of clients and states after all rounds, on a number of ranks."""
+    """Counts of clients and states after all rounds, on a number of ranks.
+
+    They follow from the seed alone, as cohorts do not depend on training.
+    """
 
     owner: Counts
     """[N], the rank of every client."""
     visits: int
-    """Sizes of all cohorts together."""
-    last: Counts
-    """[N], the last round of every client, 0 for none."""
-    members: Counts
+    """The sum of the sizes of all cohorts."""
+    last_round: Counts
+    """[N], the last round in which the client takes part, counted from 1; 0: never."""
+    most_owned: Counts
     """[ranks], the most clients of one cohort that the rank owns."""
     states: tuple[DiskUsage, ...]
-    """The stores: of the clients' own parts of their states, of the shared; none where empty."""
+    """The store of the clients' own parts of their states, and that of the shared parts.
+
+    A part without fields has no store.
+    """
 
     @property
     def seen(self) -> Counts:
         """[ranks], clients that take part at least once."""
-        return np.bincount(self.owner[self.last > 0], minlength=len(self.members))
+        return np.bincount(self.owner[self.last_round > 0], minlength=len(self.most_owned))
 
     @property
-    def stores(self) -> Counts:
-        """[ranks], bytes on the disk."""
-        return sum((part.bytes for part in self.states), np.zeros_like(self.members))
+    def store_bytes(self) -> Counts:
+        """[ranks], bytes of the stores on the disk."""
+        return sum((part.bytes for part in self.states), np.zeros_like(self.most_owned))
 
     @property
-    def held(self) -> Counts:
+    def state_bytes(self) -> Counts:
         """[ranks], bytes of the states that the clients have at the end."""
         return sum(
-            (part.states * part.row_bytes for part in self.states), np.zeros_like(self.members)
+            (part.states * part.row_bytes for part in self.states), np.zeros_like(self.most_owned)
         )
 
 
@@ -61,25 +67,25 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
         )
         if part.fields
     )
-    visits, last, most = 0, np.zeros(population, np.int64), np.zeros(ranks, np.int64)
+    visits, last_round, most = 0, np.zeros(population, np.int64), np.zeros(ranks, np.int64)
     for t in range(job.rounds):
         members = job.cohort.draw(t, population, job.seed)
         visits += len(members)
-        last[members] = t + 1
+        last_round[members] = t + 1
         most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
         if job.checkpoint.due(t + 1, job.rounds):
             for part in states:
-                part.commit(last.copy())
+                part.commit(last_round.copy())
     for part in states:
         part.add_spare_rows(most)
-    return ScheduleUsage(owner, visits, last, most, states)
+    return ScheduleUsage(owner, visits, last_round, most, states)
 
 
-def trained(components: Components, usage: ScheduleUsage) -> Counts:
+def most_trained(components: Components, usage: ScheduleUsage) -> Counts:
     """[ranks], the most clients of one cohort that the rank trains."""
-    job, ranks, work = components.job, len(usage.members), components.examples_per_round
+    job, ranks, work = components.job, len(usage.most_owned), components.examples_per_round
     if job.balance == "owner":
-        return usage.members
+        return usage.most_owned
     most = np.zeros(ranks, np.int64)
     for t in range(job.rounds):
         members = job.cohort.draw(t, len(components.rows), job.seed)
@@ -89,7 +95,10 @@ def trained(components: Components, usage: ScheduleUsage) -> Counts:
 
 
 def rows_until_checkpoint(components: Components, mine: NDArray[np.bool_], done: int) -> list[int]:
-    """Rows that new states may take until the next checkpoint that is due.
+    """Rows that new states need, at most, until the next checkpoint that is due.
+
+    Checkpoints by a signal or by the clock cannot be foreseen, so the schedule does not count the
+    rows that they keep; the session calls this after such a checkpoint.
 
     Args:
         components: of the job.
@@ -107,11 +116,11 @@ def rows_until_checkpoint(components: Components, mine: NDArray[np.bool_], done:
         rounds += bool(mine[members].any())
         if job.checkpoint.due(t + 1, job.rounds):
             break
-    found = (
+    rows_by_part = (
         (components.stored_state.own, int((seen & mine).sum())),
         (components.stored_state.shared, rounds),
     )
-    return [rows for part, rows in found if part.fields]
+    return [rows for part, rows in rows_by_part if part.fields]
 
 
 def state_bytes(components: Components) -> tuple[int, int]:
