@@ -62,6 +62,8 @@ def describe(loaded: Loaded, *, data: bool) -> str:
     ]
     if components:
         lines += [*_data_lines(components), *_input_lines(inputs)]
+    else:
+        lines += [("note", note) for note in loaded.notes]
     return "\n".join(f"{title:<11} {text}" for title, text in lines)
 
 

@@ -212,24 +212,38 @@ def _sweep(options: argparse.Namespace) -> None:
         sweep = sweep.part(*options.points)
     elif options.only is not None:
         sweep = sweep.only(options.only)
+    if options.write_jobs:
+        _require_alone(options)
     if options.where:  # slurm/run.sh calls this before every start, so torch is not imported
         for point in sweep.points:
             print(root / point.name)
-    elif options.write_jobs:
-        _write_jobs(options, sweep, root)
+        return
+    # The runs start from job files with the present names, so they have nothing to say of old ones.
+    for note in dict.fromkeys(note for point in sweep.points for note in point.loaded.notes):
+        print(note, file=sys.stderr)
+    if options.write_jobs:
+        _write_jobs(sweep, root)
     elif options.submit:
         _submit(options, sweep, root)
     else:
         _run_sweep(options, sweep, root)
 
 
-def _write_jobs(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
+def _require_alone(options: argparse.Namespace) -> None:
+    """Refuse options that --write-jobs would ignore.
+
+    Raises:
+        JobError: the first of them.
+    """
+    others = ("submit", "parallel", "pack", "sbatch", "dry_run", "where")
+    found = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
+    if found:
+        raise JobError(f"--write-jobs writes job files and starts nothing; leave out {found[0]}")
+
+
+def _write_jobs(sweep: Sweep, root: Path) -> None:
     from hpcfl.sweep.run_sweep import write_job_files
 
-    if options.submit or options.parallel or options.pack or options.sbatch:
-        raise JobError(
-            "--write-jobs starts nothing; leave out --submit, --parallel, --pack and --sbatch"
-        )
     for path in write_job_files(sweep, root):
         print(path)
 
@@ -279,7 +293,11 @@ def _export(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     from hpcfl.report.collect import collect_runs
     from hpcfl.report.rounds_to_target import Target
+    from hpcfl.run_dir.log import NEW_NAMES
 
+    if options.y in NEW_NAMES:
+        print(f"report: --y {options.y} is called {NEW_NAMES[options.y]} now", file=sys.stderr)
+        options.y = NEW_NAMES[options.y]
     targets = Target.from_options(options.target, options.target_accuracy)
     collected = collect_runs(options.dirs)
     (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)

@@ -99,7 +99,7 @@ def _add_bench(commands: Any) -> None:
         "--python", type=Path, help="that of an environment with pfl (default: ours)"
     )
     peers.set_defaults(command="bench peers")
-    costs = bench.add_parser("costs", help="what a round's time is root of, for plan --costs")
+    costs = bench.add_parser("costs", help="what a round's time is made of, for plan --costs")
     costs.set_defaults(command="bench costs")
     old_costs = bench.add_parser("pieces")  # the name of version 0.1; not listed in the help
     old_costs.set_defaults(command="bench costs", renamed="bench pieces is called bench costs now")

@@ -21,7 +21,17 @@ from hpcfl.evaluation import Evaluate
 from hpcfl.job.messages import validation_message
 from hpcfl.job.registry import REGISTRIES, SECTION, shown, suggestion
 from hpcfl.job.tasks import TASKS
-from hpcfl.job.yaml_file import JobFile, Key, Tree, override, plain, read, run_name, tuples
+from hpcfl.job.yaml_file import (
+    JobFile,
+    Key,
+    Tree,
+    override,
+    plain,
+    read,
+    rename_old_keys,
+    run_name,
+    tuples,
+)
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
 from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
@@ -189,7 +199,7 @@ def typed(file: JobFile, name: str) -> Loaded:
     """
     if "grid" in file.tree:
         raise JobError(f"{file.name}: this is a sweep, not a job; use `hpcfl sweep {file.name}`")
-    notes = _rename_old_keys(file)
+    notes = rename_old_keys(file)
     _add_task_defaults(file)
     rest: Tree = dict(file.tree)
     sections: dict[str, Any] = {}
@@ -328,25 +338,6 @@ def resolve_for_population(loaded: Loaded, population: int | None) -> Loaded:
         except ValueError as e:
             raise JobError(f"algorithm.name: {name} {e}") from e
     return with_resolved_algorithm(loaded, algorithm)
-
-
-_NEW_NAMES = {("evaluate", "own"): "local_models"}
-
-
-def _rename_old_keys(file: JobFile) -> tuple[str, ...]:
-    """Give old keys their new names; one line about each that a user set."""
-    notes = []
-    for (section, old), new in _NEW_NAMES.items():
-        keys = file.tree.get(section)
-        if not isinstance(keys, dict) or old not in keys:
-            continue
-        where, value = file.where((section, old)), keys.pop(old)
-        # Where a resume sets the new key, the old one is of the run's own job.yaml.
-        if file.where((section, new)) != "command line":
-            file.put((section, new), value, where)
-        if value:
-            notes.append(f"{where}: {section}.{old} is now called {section}.{new}")
-    return tuple(notes)
 
 
 def _add_task_defaults(file: JobFile) -> None:

@@ -18,6 +18,7 @@ from hpcfl.errors import JobError, StoreError, file_error
 Key = tuple[str | int, ...]
 Tree = dict[str, Any]
 
+COMMAND_LINE = "command line"  # where its values are from, as error messages name it
 LARGEST_FILE = 1 << 20  # bytes; large lists, such as cohorts to replay, go into other files
 LARGEST_TREE = 200_000  # values; nested aliases could otherwise expand to billions
 DEEPEST = 50  # sections or lists in each other
@@ -103,6 +104,31 @@ def read_resolved(path: Path) -> JobFile:
     return _parse(path, raw)
 
 
+RENAMED_SETTINGS = {"evaluate.own": "evaluate.local_models"}
+"""Keys of jobs of earlier versions, and their present names."""
+
+
+def rename_old_keys(file: JobFile) -> tuple[str, ...]:
+    """Give keys of earlier versions their present names; one line about each that is switched on.
+
+    A value of the command line takes precedence over one of the file, whichever name each has; in
+    one place the present name does.
+    """
+    notes = []
+    for old, new in RENAMED_SETTINGS.items():
+        (section, old_key), (_, new_key) = old.split("."), new.split(".")
+        keys = file.tree.get(section)
+        if not isinstance(keys, dict) or old_key not in keys:
+            continue
+        where, value = file.where((section, old_key)), keys.pop(old_key)
+        overrides = where == COMMAND_LINE != file.where((section, new_key))
+        if new_key not in keys or overrides:
+            file.put((section, new_key), value, where)
+        if value:
+            notes.append(f"{where}: {old} is now called {new}")
+    return tuple(notes)
+
+
 def write_resolved(tree: Mapping[str, Any]) -> bytes:
     """The job.yaml of a run directory."""
     return add_checksum(yaml.safe_dump(tree, sort_keys=False).encode())
@@ -147,8 +173,8 @@ def override(file: JobFile, overrides: Sequence[str]) -> None:
         if not equals or not all(dotted.split(".")):
             raise JobError(f"command line: {setting!r}: expected key.path=value")
         key: Key = tuple(dotted.split("."))
-        value = _NodeReader(JobFile("command line", {}), numbered=False).value(text)
-        file.put(key, value, "command line")
+        value = _NodeReader(JobFile(COMMAND_LINE, {}), numbered=False).value(text)
+        file.put(key, value, COMMAND_LINE)
 
 
 def run_name(job: str | Path, overrides: Sequence[str]) -> str:

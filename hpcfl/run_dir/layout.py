@@ -38,7 +38,15 @@ from hpcfl.io.files import parse_json, present, read_array, read_bytes
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.job.resume_rules import job_fingerprint
 from hpcfl.job.settings import flatten
-from hpcfl.job.yaml_file import LARGEST_FILE, JobFile, read_resolved, write_resolved
+from hpcfl.job.yaml_file import (
+    LARGEST_FILE,
+    RENAMED_SETTINGS,
+    JobFile,
+    plain,
+    read_resolved,
+    rename_old_keys,
+    write_resolved,
+)
 from hpcfl.run_dir.manifest import BEST, INITIAL, committed_folders, require_format
 from hpcfl.types import Vector
 
@@ -100,7 +108,7 @@ class RunDir:
             raise file_error(e, message, JobError) from e
         self.lock()
         if present(self.job):
-            if read_bytes(self.job, "remove it, or choose another with --out") != content:
+            if not self._holds(tree, content):
                 raise JobError(
                     f"{self.root}: holds a run of another job; choose another directory with --out"
                 )
@@ -110,6 +118,16 @@ class RunDir:
                     f"`hpcfl resume {self.root}`, or remove the directory to start again"
                 )
         write_file(self.job, content)
+
+    def _holds(self, tree: dict[str, Any], content: bytes) -> bool:
+        """Whether job.yaml is this job: its bytes, or its values under keys of earlier versions."""
+        if read_bytes(self.job, "remove it, or choose another with --out") == content:
+            return True
+        try:
+            found: dict[str, Any] = plain(self.read_job().tree)
+        except (JobError, StoreError):  # edited, or no job.yaml of hpcfl: not to be overwritten
+            return False
+        return found == tree
 
     @property
     def has_checkpoint(self) -> bool:
@@ -203,18 +221,20 @@ class RunDir:
         return False
 
     def read_job(self) -> JobFile:
-        """Read the resolved job.
+        """Read the resolved job; keys of earlier versions get their present names.
 
         Raises:
             StoreError: job.yaml was changed, or another version of hpcfl wrote it.
             JobError: it is no YAML mapping.
         """
         try:
-            return read_resolved(self.job)
+            file = read_resolved(self.job)
         except StoreError:
             for folder in committed_folders(self.checkpoints):
                 require_format(folder)
             raise
+        rename_old_keys(file)
+        return file
 
     def write_initial(self, x0: Vector) -> dict[str, int]:
         """Write the initial model.
@@ -307,4 +327,7 @@ def _entry(line: bytes) -> dict[str, Any]:
     for old, new in RENAMED_KEYS.items():
         if old in entry:
             entry[new] = entry.pop(old)
+    for old, new in RENAMED_SETTINGS.items():
+        if old in entry.get("settings", {}):
+            entry["settings"][new] = entry["settings"].pop(old)
     return entry

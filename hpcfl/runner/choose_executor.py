@@ -16,7 +16,7 @@ import torch
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.errors import ClientError, JobError
-from hpcfl.job.schema import ExecutorName, Loaded
+from hpcfl.job.schema import ExecutorName
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
@@ -78,7 +78,7 @@ def with_executor(
     loaded = components.loaded
     job = replace(loaded.job, executor=executor, block_size=block_size)
     tree = {**loaded.tree, "executor": executor, "block_size": block_size}
-    return replace(components, loaded=Loaded(job, tree, loaded.name))
+    return replace(components, loaded=replace(loaded, job=job, tree=tree))
 
 
 def check_block_executor(components: Components) -> None:

@@ -224,3 +224,7 @@ def test_an_old_name_of_a_key_still_works(job, tmp_path):
     assert new.notes == load(job, ["evaluate.own=false"]).notes == ()
     both = load(job, ["evaluate.own=false", "evaluate.local_models=true"])
     assert both.job == new.job
+    given = job.read_text()
+    job.write_text(given.replace("evaluate: {", "evaluate: {local_models: false, "))
+    assert job.read_text() != given
+    assert load(job, ["evaluate.own=true"]).job.evaluate.local_models

@@ -1,16 +1,18 @@
 """How a start of a run ended: what the history, `hpcfl status` and `hpcfl report` say of it."""
 
+import json
 import os
 import shutil
 import signal
 
 import pytest
+import yaml
 
 import hpcfl as program
 from hpcfl.run_dir.history import Outcome, last_outcome
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner.session import RankSession
-from tests.rundirs import starts
+from tests.rundirs import resolved, starts
 
 pytestmark = pytest.mark.usefixtures("own_process")
 
@@ -113,6 +115,41 @@ def test_a_history_of_an_earlier_version_is_read_and_continued(job, tmp_path, hp
     assert hpcfl("resume", run, "rounds=5").code == 0
     assert [start["round"] for start in folder.history_entries()] == [0, 4]
     assert b'"life"' not in folder.history.read_bytes()
+
+
+def use_old_key(path):
+    """As an earlier version wrote job.yaml."""
+    text = path.read_text().replace("  local_models:", "  own:")
+    assert "  own:" in text
+    path.write_bytes(resolved(text[: text.index("# Change a setting")]))
+
+
+def test_a_job_of_an_earlier_version_is_resumed(job, tmp_path, hpcfl):
+    """A new value of a key that the run has under its old name holds for all later starts."""
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    folder = RunDir(run)
+    use_old_key(folder.job)
+    (entry,) = folder.history_entries()
+    entry["settings"]["evaluate.own"] = entry["settings"].pop("evaluate.local_models")
+    folder.write_history([entry])
+    done = hpcfl("resume", run, "rounds=5", "evaluate.local_models=true")
+    assert done.code == 0, done.err
+    assert "evaluate.local_models was False, is True after round 4" in done.err
+    assert yaml.safe_load(folder.job.read_text())["evaluate"]["local_models"] is True
+    assert "own:" not in folder.job.read_text()
+    assert "evaluate" not in hpcfl("resume", run, "rounds=6").err
+    assert "local_model_clients" in json.loads((run / "log.jsonl").read_text().splitlines()[-1])
+
+
+def test_a_start_of_an_earlier_version_without_a_checkpoint_is_replaced(job, tmp_path, hpcfl):
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    shutil.rmtree(run / "checkpoints")
+    use_old_key(run / "job.yaml")
+    assert hpcfl("run", job, "--out", run, "seed=1").code == 2
+    assert hpcfl("run", job, "--out", run).code == 0
+    assert "own:" not in (run / "job.yaml").read_text()
 
 
 @pytest.mark.parametrize(

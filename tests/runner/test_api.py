@@ -28,6 +28,11 @@ def own_process():
     assert after == before  # a library leaves no handlers behind
 
 
+def test_an_old_key_is_named_where_the_executor_is_chosen(tmp_path, capsys):
+    hpcfl.run(JOB, ["executor=auto", "evaluate.own=true", "rounds=1"], out=tmp_path / "a")
+    assert "evaluate.own is now called evaluate.local_models" in capsys.readouterr().err
+
+
 def test_run_and_resume_as_often_as_one_likes(tmp_path):
     first = hpcfl.run(JOB, out=tmp_path / "a")
     second = hpcfl.run(JOB, ["local.lr=0.2"], out=tmp_path / "b")

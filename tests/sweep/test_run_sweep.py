@@ -113,8 +113,18 @@ def test_a_job_file_for_each_run(file, tmp_path, hpcfl):
     assert "2 runs, 1 of them finished" in listed
 
 
-def test_jobs_are_written_or_submitted(file, refused):
-    assert "leave out --submit" in refused("sweep", file, "--write-jobs", "--submit")
+def test_an_old_key_is_named_once(file, tmp_path, hpcfl):
+    listed = hpcfl(
+        "sweep", file, "--out", tmp_path / "o", "--only", "hbm", "--dry-run", "evaluate.own=true"
+    )
+    assert listed.err == ["command line: evaluate.own is now called evaluate.local_models"]
+
+
+@pytest.mark.parametrize("other", ["--submit", "--dry-run", "--where", "--pack=2"])
+def test_jobs_are_written_or_something_else_is_done(file, tmp_path, refused, other):
+    line = refused("sweep", file, "--out", tmp_path / "out", "--write-jobs", other)
+    assert f"leave out {other.partition('=')[0]}" in line
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_there_is_taken_into_account(file, job, tmp_path, hpcfl):
