@@ -70,7 +70,9 @@ others: $(STAMP)  ## All tests that are not quick
 	$(MAKE) --no-print-directory --keep-going --jobs=2 slurm processes
 
 processes: $(STAMP)
-	$(MAKE) --no-print-directory --keep-going --jobs=1 slow avx2 ranks
+	@status=0; for tier in slow avx2 ranks; do \
+	  $(MAKE) --no-print-directory $$tier || status=1; \
+	done; exit $$status
 
 slow: $(STAMP)  ## Slow tests of one process
 	$(BIN)/pytest -q -n 2 -m slow $(addprefix --ignore=,$(RANKS) tests/slurm)

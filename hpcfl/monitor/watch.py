@@ -165,8 +165,13 @@ class _FolderPage:
         title = Text(f"{self._root}: ")
         title.append(", ".join(f"{n} {state}" for state, n in counts.items() if n), "bold")
         made = Table(expand=True, box=None, header_style="dim")
-        for name in ("run", "", "rounds", "", "rounds/s", "left", "score"):
-            made.add_column(name, no_wrap=True, justify="left" if name in ("run", "") else "right")
+        # On a narrow console the other cells are cut, never the counter of rounds.
+        counter = max((len(str(row.cells[2])) for row in rows), default=0)
+        made.add_column("run", no_wrap=True)
+        made.add_column("", no_wrap=True)
+        made.add_column("rounds", no_wrap=True, justify="right", min_width=counter)
+        for name in ("", "rounds/s", "left", "score"):
+            made.add_column(name, no_wrap=True, justify="right")
         room = max(1, console.height - 5 - len(found.unreadable))
         if len(rows) > room:
             rows.sort(key=lambda row: [*STATES].index(row.state))
