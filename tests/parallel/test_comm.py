@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import free_ports
+from tests.long_form import long_form
 from tests.parallel.background import write
 from tests.parallel.collectives import CLIENTS, PARAMETERS, WEIGHTS, upload
 from tests.parallel.harness import environment, find_mpirun, mpirun
@@ -62,7 +63,7 @@ def test_one_process_is_right_and_independent_of_the_order(alone):
         assert abs(Fraction(found) - true) <= bound + 2.0**-24 * abs(found)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, pytest.param(4, marks=long_form)])
 @pytest.mark.parametrize(("backend", "kind"), [("mpi", "Mpi"), ("gloo", "Gloo")])
 def test_the_same_bits_on_any_number_of_ranks(backend, kind, size, alone, tmp_path):
     done = mpirun(size, PROGRAM, backend, tmp_path)
@@ -158,7 +159,10 @@ def test_a_rank_zero_that_never_comes_is_an_error_after_the_timeout():
 ROOM = "exchange([], [P2PMessage(0, torch.empty(3))])"
 
 
-@pytest.mark.parametrize("meeting", ["barrier()", "allgather('me')", ROOM])
+@pytest.mark.parametrize(
+    "meeting",
+    ["barrier()", *(pytest.param(m, marks=long_form) for m in ("allgather('me')", ROOM))],
+)
 def test_a_peer_that_hangs_is_an_error_after_the_timeout(meeting, tmp_path):
     program = tmp_path / "hang.py"
     program.write_text(

@@ -8,12 +8,14 @@ import yaml
 
 from hpcfl.run_dir.manifest import committed
 from tests.forked import finish
+from tests.long_form import long_form
 from tests.parallel.background import changed, finish_mpi, write
 from tests.parallel.harness import environment
 
 LOAD = "hpcfl.data.sources.digits:Digits.load"
 COMMIT = "hpcfl.checkpoint.writer:PendingCheckpoint.commit"
 ROUND = "hpcfl.engine.loop:play_round"
+LATER = ("yaml", "hpcfl.engine.loop", "h5py")  # imported after hpcfl.cli.main
 
 
 @pytest.fixture
@@ -41,7 +43,9 @@ def interrupted(at, send, *words, cwd=None):
     return done.returncode, done.stderr.splitlines()
 
 
-@pytest.mark.parametrize("at", ["hpcfl.cli.main", "yaml", "torch", "hpcfl.engine.loop", "h5py"])
+@pytest.mark.parametrize(
+    "at", ["hpcfl.cli.main", "torch", *(pytest.param(m, marks=long_form) for m in LATER)]
+)
 def test_while_the_program_starts(job, tmp_path, at):
     run = tmp_path / "run"
     assert interrupted(at, "SIGINT", "run", job, "--out", run) == (130, [])

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tests.forked import finish
+from tests.long_form import long_form
 from tests.parallel.background import Going, held, kill, rounds, write
 from tests.parallel.outcome import outcome
 
@@ -28,9 +29,9 @@ def whole(tmp_path_factory):
     [
         (0, "one", [2, 3, 1], "hdf5", "fedhbm"),
         (1, "all", [3, 2, 2], "hdf5", "adabest"),
-        (2, "one", [3, 3, 2], "memory", "fedhbm"),
-        (3, "all", [1, 2, 3], "hdf5", "fedmim"),
-        (4, "one", [2, 2, 3], "hdf5", "localghb"),
+        pytest.param(2, "one", [3, 3, 2], "memory", "fedhbm", marks=long_form),
+        pytest.param(3, "all", [1, 2, 3], "hdf5", "fedmim", marks=long_form),
+        pytest.param(4, "one", [2, 2, 3], "hdf5", "localghb", marks=long_form),
         (5, "all", [3, 1, 1], "memory", "localghb"),
     ],
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hpcfl.engine.timing import PHASES
+from tests.long_form import long_form
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import log, model, outcome
 
@@ -160,7 +161,7 @@ def test_the_fast_sum_is_near(alone, play, ranks):
     assert 0 < (fast - exact).abs().max() <= 1e-5 * exact.abs().max()
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=long_form) for ranks in (2, 4))])
 def test_with_gloo(alone, play, ranks):
     many = play(ranks, LEADING, backend="gloo")
     for name in LEADING:

@@ -12,6 +12,7 @@ import signal
 import pytest
 
 from tests.forked import finish
+from tests.long_form import long_form
 from tests.parallel.background import Going, changed, finish_mpi, held, rounds, write
 from tests.parallel.outcome import outcome
 
@@ -88,9 +89,9 @@ def test_saves_and_goes_on(whole, tmp_path):
 @pytest.mark.parametrize(
     ("number", "ranks", "module"),
     [
-        (signal.SIGUSR1, 1, "hpcfl.cli.main"),
+        pytest.param(signal.SIGUSR1, 1, "hpcfl.cli.main", marks=long_form),
         (signal.SIGUSR1, 2, "torch"),
-        (signal.SIGTERM, 2, "hpcfl.runner.start"),
+        pytest.param(signal.SIGTERM, 2, "hpcfl.runner.start", marks=long_form),
         (signal.SIGUSR1, 2, "mpi4py.MPI"),
     ],
 )
