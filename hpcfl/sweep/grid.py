@@ -7,6 +7,8 @@ grid:
     fedavg: {algorithm: {name: fedavg}}
     fedcm: {algorithm: {name: fedcm, alpha: 0.1}}
   seed: [0, 1, 2]                       # an axis that is a key of the job
+only:                                   # for some points, chosen as by --only
+  fedcm,seed0: {local.lr_decay: 0.99}
 ranks: 1                                # of each run
 """
 
@@ -28,7 +30,7 @@ from hpcfl.job.registry import SECTION, shown, suggestion
 from hpcfl.job.schema import Loaded, check, resolve_for_population
 from hpcfl.job.yaml_file import JobFile, Key, override, plain, read, tuples
 
-KEYS = ("job", "set", "grid", "ranks")
+KEYS = ("job", "set", "grid", "only", "ranks")
 MOST = 10_000  # runs: all are checked before the first one starts
 _COMMAND: Key = ("command line",)
 _NAME = re.compile(
@@ -93,19 +95,32 @@ class Sweep:
         Raises:
             JobError: no point has one of the labels.
         """
-        points = self.points
-        axes = list(zip(*(point.labels for point in points), strict=True))
-        for label in labels:
-            if not any(label in axis for axis in axes):
-                known = list(dict.fromkeys(known for axis in axes for known in axis))
-                raise JobError(
-                    f"--only: found {label!r}, expected labels of {self.path}: {', '.join(known)}"
-                    + suggestion(label, known)
-                )
-        for at, axis in enumerate(axes):
-            wanted = set(labels).intersection(axis)
-            points = tuple(p for p in points if not wanted or p.labels[at] in wanted)
-        return replace(self, points=points)
+        axes = list(zip(*(point.labels for point in self.points), strict=True))
+        wanted = _wanted(labels, axes, "--only", f"{self.path}")
+        return replace(self, points=tuple(p for p in self.points if _selected(p.labels, wanted)))
+
+
+def _wanted(
+    labels: Sequence[str], axes: Sequence[Sequence[str]], where: str, grid: str
+) -> tuple[frozenset[str], ...]:
+    """The wanted labels of each axis; none where all are wanted.
+
+    Raises:
+        JobError: no axis has one of the labels.
+    """
+    known = list(dict.fromkeys(known for axis in axes for known in axis))
+    for label in labels:
+        if label not in known:
+            raise JobError(
+                f"{where}: found {label!r}, expected labels of {grid}: {', '.join(known)}"
+                + suggestion(label, known)
+            )
+    return tuple(frozenset(labels).intersection(axis) for axis in axes)
+
+
+def _selected(labels: Sequence[str], wanted: Sequence[frozenset[str]]) -> bool:
+    """Whether a point has a wanted label on every axis."""
+    return all(not some or label in some for label, some in zip(labels, wanted, strict=True))
 
 
 class _Setting(NamedTuple):
@@ -152,8 +167,12 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     base = _base(file, path.parent / job)
     always = _settings(file, file.tree.get("set", {}), ("set",)) + _overridden(file, overrides)
     points: dict[str, Point] = {}
-    for choices in product(*_axes(file)):
-        point = _point(file, deepcopy(base), always, choices)
+    axes = _axes(file)
+    special = _special(file, axes)
+    for choices in product(*axes):
+        labels = [choice.label for choice in choices]
+        extra = [choice for wanted, choice in special if _selected(labels, wanted)]
+        point = _point(file, deepcopy(base), always, choices, extra)
         if point.name in points:
             raise JobError(
                 f"{point.where}: two runs are called {point.name!r}; give their axis other names"
@@ -209,6 +228,27 @@ def _axes(file: JobFile) -> list[list[_Choice]]:
     return axes
 
 
+def _special(
+    file: JobFile, axes: Sequence[Sequence[_Choice]]
+) -> list[tuple[tuple[frozenset[str], ...], _Choice]]:
+    """The settings of `only`, each with the labels of the points that have them."""
+    at: Key = ("only",)
+    entries = file.tree.get("only", {})
+    if not isinstance(entries, dict):
+        raise JobError(
+            f"{file.where(at)}: only: found {shown(entries)}, expected labels of the grid, "
+            "each with settings: LABEL,LABEL: {KEY: VALUE}"
+        )
+    known = [[choice.label for choice in axis] for axis in axes]
+    special = []
+    for text, settings in entries.items():
+        where: Key = (*at, text)
+        labels = [label.strip() for label in str(text).split(",")]
+        wanted = _wanted(labels, known, f"{file.where(where)}: only", "the grid")
+        special.append((wanted, _Choice(text, _settings(file, settings, where), where)))
+    return special
+
+
 def _named(file: JobFile, label: str, settings: Any, at: Key) -> _Choice:
     if not _NAME.fullmatch(label):
         raise JobError(
@@ -260,13 +300,17 @@ def _split(file: JobFile, dotted: str, at: Key) -> Key:
 
 
 def _point(
-    file: JobFile, job: JobFile, always: Sequence[_Setting], choices: Sequence[_Choice]
+    file: JobFile,
+    job: JobFile,
+    always: Sequence[_Setting],
+    choices: Sequence[_Choice],
+    extra: Sequence[_Choice],
 ) -> Point:
-    """The run of one choice on every axis, its job (changed here) checked."""
+    """The run of one choice on every axis, with what `only` adds; changes and checks the job."""
     labels = tuple(choice.label for choice in choices)
     name = "-".join(labels)
     made: list[_Setting] = []
-    for choice in (_Choice("", tuple(always), ()), *choices):
+    for choice in (_Choice("", tuple(always), ()), *choices, *extra):
         for setting in choice.settings:
             _refuse_loss(file, setting, made)
             job.put(setting.key, tuples(setting.value), file.where(setting.at))
@@ -291,12 +335,13 @@ def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> 
         if not same and not (above and earlier.key[: len(setting.key)] == setting.key):
             continue
         undone, key = (".".join(map(str, which.key)) for which in (earlier, setting))
-        if earlier.at == _COMMAND and setting.at[0] == "grid":
+        if earlier.at == _COMMAND and (part := setting.at[0]) in ("grid", "only"):
             axis = setting.at[:2] == ("grid", key)
             where = file.where(setting.at[:2] if axis else setting.at)
+            place = "the grid" if part == "grid" else "the section only"
             raise JobError(
-                f"{key} is {'an axis of' if axis else 'set in'} the grid ({where}); take "
-                f"{undone if above else 'it'} off the command line, or out of the grid"
+                f"{key} is {'an axis of' if axis else 'set in'} {place} ({where}); take "
+                f"{undone if above else 'it'} off the command line, or out of {place}"
             )
         raise JobError(
             f"{file.where(setting.at)}: {key} would undo {undone} of {file.where(earlier.at)}; "

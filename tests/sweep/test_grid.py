@@ -111,7 +111,7 @@ def test_keys_of_one_last_name_are_told_in_full(sweep):
         ("avg:", "a/b:", "s.yaml:5: 'a/b' names a directory"),
         ("avg: {algorithm: {name: fedavg}}", "avg: 3", "s.yaml:5: grid.method.avg: found 3"),
         ("local.batch", "local..batch", "s.yaml:2: 'local..batch_size': expected a key"),
-        ("grid:", "grids:", 's.yaml:3: a sweep has no "grids" (it has job, set, grid, ranks); did'),
+        ("grid:", "grids:", 's.yaml:3: a sweep has no "grids" (it has job, set, grid, only, ranks'),
         ("grid:", "ranks: 0\ngrid:", "s.yaml:3: ranks: found 0, expected a whole number"),
         ("job: base.yaml", "job: 3", "s.yaml:1: job: found 3, expected a job's file"),
         ("base.yaml", "other.yaml", "other.yaml: cannot be read: No such file"),
@@ -199,3 +199,46 @@ def test_a_label_on_two_axes_must_hold_on_both(sweep):
     both = "job: base.yaml\ngrid: {a: {x: {seed: 1}, y: {seed: 2}}, b: {x: {rounds: 3}}}\n"
     found = sweep(both)
     assert [point.name for point in found.only(["x"]).points] == ["x-x"]
+
+
+ONLY = """\
+job: base.yaml
+grid:
+  method:
+    avg: {algorithm: {name: fedavg}}
+    cm: {algorithm: {name: fedcm, alpha: 0.5}}
+  seed: [0, 7]
+only:
+  "cm, seed7": {algorithm.alpha: 0.1}
+  seed0: {rounds: 9}
+"""
+
+
+def test_settings_of_some_points_only(sweep):
+    points = {point.name: point for point in sweep(ONLY).points}
+    assert points["cm-seed0"].loaded.job.algorithm.alpha == 0.5
+    assert points["cm-seed7"].loaded.job.algorithm.alpha == 0.1
+    assert points["cm-seed7"].overrides[-1] == "algorithm.alpha=0.1"
+    assert [p.loaded.job.rounds == 9 for p in points.values()] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("seed0:", "sed0:", "s.yaml:9: only: found 'sed0', expected labels of the grid: avg, cm, "),
+        ("{rounds: 9}", "5", "s.yaml:9: only.seed0: found 5, expected a section"),
+        ("{rounds: 9}", "{seed: 3}", "s.yaml:9: seed would undo seed of s.yaml:6; say it once"),
+        ("{rounds: 9}", "{roundz: 9}", "s.yaml:9: "),
+        ("only:\n", "only: [1]\n#", "s.yaml:7: only: found "),
+    ],
+)
+def test_a_mistake_in_the_section_only(refused, old, new, line):
+    text = ONLY.replace(old, new)
+    if new.startswith("only"):
+        text = text[: text.index("#")]
+    assert refused(text).startswith(line)
+
+
+def test_an_override_of_a_key_of_the_section_only(refused):
+    line = refused(ONLY, "rounds=5")
+    assert line.startswith("rounds is set in the section only (s.yaml:9); take it off the command")
