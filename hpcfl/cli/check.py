@@ -16,7 +16,7 @@ from hpcfl.cli.listing import multiples, written
 from hpcfl.data.base import Dataset
 from hpcfl.data.fingerprints import Digests, Fingerprints
 from hpcfl.data.inputs import shown
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import Dirichlet, Partition, Rows
 from hpcfl.data.split import effective_partition, partition_examples
 from hpcfl.engine.schema import traffic
 from hpcfl.errors import JobError
@@ -87,18 +87,32 @@ def show_partition(loaded: Loaded, plot: Path) -> str:
     rows = partition_examples(job.data, dataset, job.seed)
     counts = count_classes(dataset, rows)
     plot_partition(counts, plot)
+    partition = effective_partition(job.data, dataset)
+    heading = f"partition: {_setting(partition)}{_other_form(partition, dataset.classes)}\n"
     sizes = counts if counts.ndim == 1 else counts.sum(axis=1)
     table = Table(f"{len(rows)} clients", "min", "median", "max", box=ASCII2)
     table.add_row("examples", *_spread(sizes))
     if counts.ndim == 1:
-        return render_tables(table, width=UNLIMITED)
+        return heading + render_tables(table, width=UNLIMITED)
     table.add_row("classes", *_spread((counts > 0).sum(axis=1)))
     if len(rows) > FEW:
-        return render_tables(table, width=UNLIMITED)
+        return heading + render_tables(table, width=UNLIMITED)
     every = Table("class | client", *(f"{client}" for client in range(len(rows))), box=ASCII2)
     for label, held in enumerate(counts.T):
         every.add_row(f"{label}", *(f"{n}" if n else "." for n in held))
-    return render_tables(table, every, width=UNLIMITED)
+    return heading + render_tables(table, every, width=UNLIMITED)
+
+
+def _other_form(partition: Partition, classes: int | None) -> str:
+    """How a Dirichlet partition would be written in the other form, were its classes balanced."""
+    if not isinstance(partition, Dirichlet) or not partition.alpha or not classes:
+        return ""
+    form, alpha = (
+        ("symmetric", partition.alpha / classes)
+        if partition.form == "prior"
+        else ("prior", partition.alpha * classes)
+    )
+    return f"; with {classes} equally frequent classes the same as form {form}, alpha {alpha:g}"
 
 
 def count_classes(dataset: Dataset, rows: Iterable[Rows]) -> NDArray[np.int64]:

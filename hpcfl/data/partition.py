@@ -80,11 +80,15 @@ class Iid(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet(Section):
-    """Each client draws its class proportions q ~ Dir(alpha p), equal sizes (Hsu et al., 2019)."""
+    """Each client draws its class proportions q from a Dirichlet distribution; equal sizes."""
 
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: NonNegative
     """Concentration; 0 sorts by label and cuts N equal shards, one each."""
+    form: Literal["prior", "symmetric"] = "prior"
+    """Prior: q ~ Dir(alpha p), p the classes' frequencies (Hsu et al., 2019); symmetric:
+    q ~ Dir(alpha, ..., alpha) (FedCM, appendix C.1). With ten equal classes alpha 0.06 of the
+    symmetric form is alpha 0.6 of the other."""
     seed: Seed | None = None
 
 

@@ -108,7 +108,7 @@ def _shares(
     labels = _labels(dataset, partition)
     if isinstance(partition, Dirichlet):
         if partition.alpha > 0:
-            return _dirichlet(shuffled, labels[shuffled], partition.alpha, sizes, generator)
+            return _dirichlet(shuffled, labels[shuffled], partition, sizes, generator)
         return _cut(_sorted(shuffled, labels), sizes)
     shared = round(len(pool) * partition.percent / 100)
     iid_sizes = _even(shared, population)
@@ -149,11 +149,13 @@ def _sorted(shuffled: Rows, labels: NDArray[Any]) -> Rows:
 def _dirichlet(
     rows: Rows,
     labels: NDArray[Any],
-    alpha: float,
+    partition: Dirichlet,
     sizes: NDArray[np.int64],
     generator: np.random.Generator,
 ) -> tuple[Rows, ...]:
-    """Clients of these sizes whose classes follow q ~ Dir(alpha p), p the classes' frequencies.
+    """Clients of these sizes whose classes follow q ~ Dir(alpha p), or Dir(alpha, ..., alpha).
+
+    p are the classes' frequencies, and so q's mean; in the symmetric form its mean is uniform.
 
     Hsu et al. draw one example after the other from the client's q, without replacement, and
     renormalise q when a class is exhausted.  Drawing many at once, and redrawing those that their
@@ -164,7 +166,8 @@ def _dirichlet(
     by_class = rows[np.argsort(label, kind="stable")]
     first = np.cumsum(counts) - counts
     left = counts.copy()
-    proportions = generator.dirichlet(alpha * counts / counts.sum(), size=len(sizes))
+    mean = counts / counts.sum() if partition.form == "prior" else np.ones(len(classes))
+    proportions = generator.dirichlet(partition.alpha * mean, size=len(sizes))
     clients = []
     for size, q in zip(sizes, proportions, strict=True):
         taken = np.zeros(len(classes), dtype=np.int64)

@@ -39,6 +39,9 @@ ALL = [
     Dirichlet(alpha=1e-9),
     Dirichlet(alpha=1e-320),
     Dirichlet(alpha=1e4),
+    Dirichlet(alpha=0.0, form="symmetric"),
+    Dirichlet(alpha=0.1, form="symmetric"),
+    Dirichlet(alpha=1e-320, form="symmetric"),
     Similarity(percent=0.0),
     Similarity(percent=13.0),
     Similarity(percent=100.0),
@@ -94,6 +97,24 @@ def test_dirichlet_has_the_moments_of_its_proportions():
     share = np.array([np.mean(labels[r] == 0) for r in rows[:200]])
     assert share.mean() == pytest.approx(0.25, abs=0.06)
     assert share.var() == pytest.approx(1 / 16 + 0.25 * 0.75 / 100, rel=0.3)
+
+
+def test_the_symmetric_form_does_not_follow_the_classes_frequencies():
+    # Two classes, p = (1/4, 3/4), alpha 1/2: q_0 ~ Beta(1/2, 1/2), mean 1/2, variance 1/8.
+    labels = np.repeat([0, 1], [10_000, 30_000])
+    rows = split(Dirichlet(alpha=0.5, form="symmetric"), 400, labels)
+    share = np.array([np.mean(labels[r] == 0) for r in rows[:100]])
+    assert share.mean() == pytest.approx(0.5, abs=0.11)
+    assert share.var() == pytest.approx(1 / 8 + 1 / 8 / 100, rel=0.3)
+
+
+def test_the_forms_agree_for_balanced_classes_with_alpha_times_their_number():
+    def drawn(**settings):
+        return [rows.tolist() for rows in split(Dirichlet(**settings), 20, LABELS)]
+
+    assert drawn(alpha=0.5, form="symmetric") == drawn(alpha=5.0)
+    assert drawn(alpha=0.5, form="symmetric") != drawn(alpha=0.5)
+    assert drawn(alpha=0.0, form="symmetric") == drawn(alpha=0.0)
 
 
 def test_a_small_alpha_is_nearly_one_class_per_client():

@@ -161,9 +161,10 @@ def test_other_roles_of_shakespeare_find_nothing(override):
 
 MIM = {
     "data.kind": "cifar10", "model.name": "resnet18", "data.partition.kind": "dirichlet",
-    "data.partition.alpha": 0.6, "data.colour.brightness": 0.5, "data.clients": 100,
-    "cohort.kind": "uniform", "cohort.size": 10, "algorithm.name": "fedmim", "local.epochs": 5,
-    "algorithm.alpha": [0.6, 0.3], "algorithm.beta": [0.9, 0.1],
+    "data.partition.alpha": 0.6, "data.partition.form": "symmetric", "data.clients": 100,
+    "data.colour.brightness": 0.5, "cohort.kind": "uniform", "cohort.size": 10,
+    "local.epochs": 5, "algorithm.name": "fedmim", "algorithm.alpha": [0.6, 0.3],
+    "algorithm.beta": [0.9, 0.1],
 }  # fmt: skip
 
 
@@ -175,8 +176,10 @@ def test_the_run_of_the_nearest_length_counts(rounds, tables):
 
 
 def test_colours_are_part_of_the_split():
-    assert set_up(MIM)["split"] == "dirichlet 0.6, colour"
-    assert set_up({**MIM, "data.colour.brightness": 0.0})["split"] == "dirichlet 0.6"
+    assert set_up(MIM)["split"] == "symmetric dirichlet 0.6, colour"
+    assert set_up({**MIM, "data.colour.brightness": 0.0})["split"] == "symmetric dirichlet 0.6"
+    assert set_up({**MIM, "data.partition.form": "prior"})["split"] == "dirichlet 0.6, colour"
+    assert set_up({**MIM, "data.partition.alpha": 0.0})["split"] == "dirichlet 0, colour"
 
 
 def test_the_centralised_accuracy_of_data_and_model():

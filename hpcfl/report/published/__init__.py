@@ -100,12 +100,15 @@ def set_up(job: Settings) -> dict[str, str]:
 
 
 def _split(job: Settings) -> str:
-    """Which examples a client holds: "dirichlet 0.3", "natural 2000", "iid, colour"."""
+    """Which examples a client holds: "dirichlet 0.3", "symmetric dirichlet 0.3", "iid, colour"."""
     kind = str(job.get("data.partition.kind"))
     count = job.get("data.partition.examples") or job.get("data.max_examples")
     words = [kind]
     if kind == "dirichlet":
         words.append(f"{job['data.partition.alpha']:g}")
+        # With alpha 0 both forms are the same shards.
+        if job.get("data.partition.form") == "symmetric" and job["data.partition.alpha"]:
+            words.insert(0, "symmetric")
     elif kind == "similarity":
         words.append(f"{job['data.partition.percent']:g}")
     elif count and kind != "pooled":
