@@ -151,7 +151,7 @@ def test_what_can_change_the_evaluated_rounds_is_told():
     runs = [record("avg", [0.1, 0.7]), record("hbm", [0.7], HBM, "evaluate.every=3")]
     beside = speed_ups(runs)
     assert cells(beside)["speed-up\nx"] == ["1.00", "2.00"]
-    assert beside.captions[-1].endswith("over avg, which has evaluate.every 100 instead of 3")
+    assert beside.captions[-1].endswith("over avg, which has evaluate.every 10 instead of 3")
 
 
 def test_where_files_lie_and_how_long_a_run_is_do_not_count():
