@@ -21,7 +21,9 @@ from hpcfl.algorithms.fedyogi import FedYogi
 from hpcfl.algorithms.ghb import GHB
 from hpcfl.algorithms.localghb import LocalGHB
 from hpcfl.algorithms.mime import Mime
+from hpcfl.algorithms.mimeadam import MimeAdam
 from hpcfl.algorithms.mimelite import MimeLite
+from hpcfl.algorithms.mimeliteadam import MimeLiteAdam
 from hpcfl.algorithms.mimelitemom import MimeLiteMom
 from hpcfl.algorithms.mimemom import MimeMom
 from hpcfl.algorithms.mofedsam import MoFedSAM
@@ -47,7 +49,9 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         "ghb": GHB,
         "localghb": LocalGHB,
         "mime": Mime,
+        "mimeadam": MimeAdam,
         "mimelite": MimeLite,
+        "mimeliteadam": MimeLiteAdam,
         "mimelitemom": MimeLiteMom,
         "mimemom": MimeMom,
         "mofedsam": MoFedSAM,

@@ -55,6 +55,12 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
     "mimelite": Entry({"name": "mimelite"}, (1, 2)),
     "mimelitemom": Entry({"name": "mimelitemom", "beta": 0.5}, (2, 2)),
     "mimelitemom-ema": Entry({"name": "mimelitemom", "form": "ema", "server_lr": 0.7}, (2, 2)),
+    "mimeadam": Entry({"name": "mimeadam", "eps": 0.5}, (4, 2)),
+    "mimeadam-optimizer": Entry(
+        {"name": "mimeadam", "form": "optimizer", "server_lr": 0.7}, (4, 2)
+    ),
+    "mimeliteadam": Entry({"name": "mimeliteadam", "eps": 0.5, "v0": 0.1}, (3, 2)),
+    "mimeliteadam-optimizer": Entry({"name": "mimeliteadam", "form": "optimizer"}, (3, 2)),
     "fedcm": Entry({"name": "fedcm", "alpha": 0.3}, (2, 1), Identity({"alpha": 1.0})),
     "fedcm-client": Entry(
         {"name": "fedcm", "alpha": 0.3, "norm": "client", "server_lr": 0.7},

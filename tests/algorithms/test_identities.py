@@ -79,6 +79,45 @@ def momentum_sgd(beta: float, *, whole: bool = False) -> Callable[[Setting, floa
     return side
 
 
+def adam(*, eps: float, old: bool = False) -> Callable[[Setting, float], Array]:
+    """Adam of Kingma and Ba on the plain mean over the cohort of the clients' full gradients.
+
+    ``old``: it divides by the second moment of before the step, and corrects neither moment.
+    """
+
+    def side(s: Setting, server_lr: float) -> Array:
+        m, v = np.zeros_like(s.x0), np.zeros_like(s.x0)
+
+        def after(t, cohort, x):
+            nonlocal m, v
+            g, before = np.mean([s.full(i, x) for i in cohort], axis=0), v
+            m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
+            if old:
+                d = m / (np.sqrt(before) + eps)
+            else:
+                d = m / (1 - 0.9 ** (t + 1)) / (np.sqrt(v / (1 - 0.99 ** (t + 1))) + eps)
+            return x - server_lr * s.eta(t) * (d + s.wd * x)
+
+        return s.play(after)
+
+    side.__name__ = "adam_of_the_old_v" if old else "adam"
+    return side
+
+
+def saga(s: Setting, server_lr: float) -> Array:
+    """SAGA over clients (Defazio et al., 2014): a table of the newest gradient of each client."""
+    table = np.zeros((CLIENTS, len(s.x0)))
+
+    def after(t, cohort, x):
+        new = {i: next(s.batches(i, t))(x) + s.wd * x for i in cohort}
+        step = np.mean([new[i] - table[i] for i in cohort], axis=0) + table.mean(axis=0)
+        for i, gradient in new.items():
+            table[i] = gradient
+        return x - server_lr * s.eta(t) * step
+
+    return s.play(after)
+
+
 # ------------------------------------------------------------------ equal
 
 
@@ -138,6 +177,16 @@ EQUAL = [
         server_lr=1.0,
         wd=0.0,
     ),
+    # An eps far above sqrt(v) makes Adam momentum.
+    *(
+        equal(
+            a(f"{name}adam", eps=1e9, lr=LR * 1e9),
+            a(f"{name}mom", form="ema"),
+            tolerance=1e-6,
+            wd=0.0,
+        )
+        for name in ("mime", "mimelite")
+    ),
     # 3
     equal(a("ghb", tau=1, beta=B), a("fedmim", alpha=[B], beta=[0.0], lr=LR / (1 - B))),
     equal(
@@ -176,6 +225,16 @@ EQUAL = [
     equal(a("scaffold", option=1), sgd, steps="one", cohort="full", weights="uniform"),
     equal(a("scaffold", option=2), sgd, steps="one", cohort="full", weights="uniform"),
     equal(a("mime"), momentum_sgd(0.0, whole=True), steps="one"),
+    equal(a("scaffold", option=2), saga, steps="one", weights="uniform"),
+    equal(a("mimeadam", form="optimizer", eps=0.1), adam(eps=0.1), steps="one"),
+    equal(a("mimeadam", eps=0.5), adam(eps=0.5, old=True), steps="one"),
+    equal(
+        a("mimeadam", eps=0.5),
+        a("mimeliteadam", eps=0.5),
+        steps="one",
+        batches="full",
+        weights="uniform",
+    ),
     equal(a("mimemom", beta=B), momentum_sgd(B, whole=True), steps="one", wd=0.0),
     equal(
         a("mimemom", beta=B),

@@ -8,6 +8,7 @@ d = 0.6 q: x - 0.16 q.  So D = 0.175 q.
 import numpy as np
 import pytest
 
+from hpcfl.algorithms.mimeadam import MimeAdam
 from tests.algorithms.by_hand.quadratic import local, near
 from tests.algorithms.play import Problem
 
@@ -137,3 +138,40 @@ def test_mimelitemom_clips_the_batches_but_not_the_full_gradient(run):
     left = run({"name": "mimelitemom", "beta": 0.5}, local=local(clip=1.5))
     assert left.x == near([1.0, 0.945, 0.651475])
     assert left.server("m") == near([0.0, 2.5, 3.6125])
+
+
+ADAM = {"b1": 0.5, "b2": 0.75, "eps": 0.5}
+
+
+def test_mimeadam(run):
+    """v = 4 before the round: a step is 0.5 G / (2 + 0.5) = 0.2 G.  G = 2.5: both go 0.95.
+
+    0: 2.45: 0.901.  1: 2.3: 0.904.  x = 0.9025; m = 0.5 x 2.5, v = 0.75 x 4 + 0.25 x 6.25.
+    """
+    left = run({"name": "mimeadam", "v0": 4.0, **ADAM}, rounds=1)
+    assert left.x == near([1.0, 0.9025])
+    assert left.server("m") == near([0.0, 1.25])
+    assert left.server("v") == near([4.0, 4.5625])
+
+
+def test_mimeadam_as_a_step_of_the_optimizer(run):
+    """v = 0: m' = 0.5 G / 0.5, v' = 0.25 G^2 / 0.25: a step is G / (|G| + 0.5).
+
+    G = 2.5: both go 1 - 1 / 12.  0: 29 / 12: 29 / 35.  1: 26 / 12: 26 / 32.
+    """
+    left = run({"name": "mimeadam", "form": "optimizer", **ADAM}, rounds=1)
+    assert left.x[1] == near(11 / 12 - (29 / 35 + 26 / 32) / 20)
+    assert left.server("v") == near([0.0, 1.5625])
+
+
+def test_mimeliteadam(run):
+    """A step is 0.2 g.  0: -1: 1.02; -0.98: 1.0396.  1: 6: 0.88; 5.52: 0.7696."""
+    left = run({"name": "mimeliteadam", "v0": 4.0, **ADAM}, rounds=1)
+    assert left.x == near([1.0, 0.9046])
+    assert left.server("m") == near([0.0, 1.25])
+    assert left.server("v") == near([4.0, 4.5625])
+
+
+def test_mimeadam_corrects_no_moment_in_the_form_fixed():
+    with pytest.raises(ValueError, match=r"bias_correction: form fixed has none; set form"):
+        MimeAdam(bias_correction=True)

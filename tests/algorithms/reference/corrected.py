@@ -1,6 +1,7 @@
 """What corrects a client's drift: SCAFFOLD, FedDyn, AdaBest, Mime and MimeLite."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -105,3 +106,42 @@ def mimelitemom(
     s: Setting, beta: float = 0.9, form: str = "heavy", server_lr: float = 1.0
 ) -> Array:
     return mime(s, beta, form, server_lr, lite=True)
+
+
+def mimeadam(
+    s: Setting,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    eps: float = 1e-3,
+    v0: float = 0.0,
+    form: str = "fixed",
+    bias_correction: bool = True,
+    server_lr: float = 1.0,
+    lite: bool = False,
+) -> Array:
+    m, v = np.zeros_like(s.x0), np.full_like(s.x0, v0)
+
+    def after(t: int, cohort: Sequence[int], x: Array) -> Array:
+        nonlocal m, v
+        c, first, second = np.mean([s.full(i, x) for i in cohort], axis=0), m, v
+
+        def d(G: Array) -> Array:
+            top, bottom = b1 * first + (1 - b1) * G, second
+            if form == "optimizer":
+                bottom = b2 * second + (1 - b2) * G**2
+                if bias_correction:
+                    top, bottom = top / (1 - b1 ** (t + 1)), bottom / (1 - b2 ** (t + 1))
+            return top / (np.sqrt(bottom) + eps)
+
+        def end(i: int) -> Array:
+            return s.descend(i, t, x, lambda y, g: d(g(y) if lite else g(y) - g(x) + c))
+
+        ends = {i: end(i) for i in cohort}
+        m, v = b1 * m + (1 - b1) * c, b2 * v + (1 - b2) * c**2
+        return x - server_lr * s.delta(x, ends)
+
+    return s.play(after)
+
+
+def mimeliteadam(s: Setting, **fields: Any) -> Array:
+    return mimeadam(s, **fields, lite=True)

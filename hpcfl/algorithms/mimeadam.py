@@ -1,0 +1,96 @@
+"""MimeAdam: Mime over Adam; clients step with the server's moments, which are fixed in a round.
+
+    server  x, m = 0, v = v0                  client  nothing
+    first   grad f_i(x) of every client of the cohort;  c = their plain mean
+    send    x, c, m, v
+    step    G = g(y; b) - g(x; b) + c,  m' = (1 - b1) G + b1 m
+            y <- y - eta m' / (sqrt(v) + eps)                                     (fixed)
+            v' = (1 - b2) G^2 + b2 v                                              (optimizer)
+            y <- y - eta m'/(1 - b1^(t+1)) / (sqrt(v'/(1 - b2^(t+1))) + eps)
+    finish  delta = x - y
+    update  x <- x - eta_g mean(delta)
+            m <- (1 - b1) c + b1 m,  v <- (1 - b2) c^2 + b2 v
+
+Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh. Breaking the Centralized Barrier for
+Cross-Device Federated Learning. NeurIPS 2021, algorithm 1. arXiv:2008.03606
+
+Departures: the form ``optimizer``, one whole step of Adam whose new moments are thrown away, is
+that of the public codes FedJAX and TFF.  The server's learning rate eta_g is ours (1 there).  With
+v0 = 0 the first round of the form ``fixed`` divides by eps alone.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from torch import float64, full_like, zeros_like
+
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
+from hpcfl.types import Decay, NonNegative, Positive, Scalar, Vector
+
+
+class Server(NamedTuple):
+    x: Vector
+    m: Vector  # decaying mean of the cohorts' gradients
+    v: Vector  # decaying mean of their squares
+
+
+@dataclass(frozen=True, kw_only=True)
+class MimeAdam(Algorithm):
+    """Mime (Karimireddy et al., 2021) over Adam."""
+
+    b1: Decay = 0.9
+    """Decay of m."""
+    b2: Decay = 0.99
+    """Decay of v."""
+    eps: Positive = 1e-3
+    """Added to the square root of v."""
+    v0: NonNegative = 0.0
+    """v before the first round, in every coordinate."""
+    form: Literal["fixed", "optimizer"] = "fixed"
+    """A local step divides by the server's v, or, as a step of Adam, by one with its own gradient.
+    """
+    bias_correction: bool | None = None
+    """Correct both moments for their zero start; by default in the form optimizer, which alone can.
+    """
+
+    def __post_init__(self) -> None:
+        if self.form == "fixed" and self.bias_correction:
+            raise ValueError("bias_correction: form fixed has none; set form: optimizer")
+
+    @property
+    def full_gradient(self) -> FullGradientScope:
+        """The cohort's mean, for which each client computes its own."""
+        return "cohort"
+
+    def init_server(self, x0: Vector) -> Server:
+        return Server(x=x0, m=zeros_like(x0), v=full_like(x0, self.v0))
+
+    def broadcast(self, server: Server) -> Server:
+        return server
+
+    def direction(self, point: Vector, local: Server, grad: Grad, client: Client) -> Vector:
+        return self.adam(grad(point) - grad(local.x) + client.cohort_grad, local, client.round)
+
+    def adam(self, gradient: Vector, server: Server, round: Scalar) -> Vector:
+        """The direction of Adam along a gradient, from the server's moments."""
+        m, v = self.moments(gradient, server)
+        if self.form == "fixed":
+            return m / (server.v.sqrt() + self.eps)
+        if self.bias_correction is not False:
+            count = round.to(float64) + 1
+            m, v = m / (1 - self.b1**count), v / (1 - self.b2**count)
+        return m / (v.sqrt() + self.eps)
+
+    def moments(self, gradient: Vector, server: Server) -> tuple[Vector, Vector]:
+        """Both moments with one more gradient."""
+        return (
+            (1 - self.b1) * gradient + self.b1 * server.m,
+            (1 - self.b2) * gradient * gradient + self.b2 * server.v,
+        )
+
+    def update(self, server: Server, mean: Any, cohort: Cohort) -> Server:
+        return self.advance(server, mean.delta, cohort.grad)
+
+    def advance(self, server: Server, delta: Vector, c: Vector) -> Server:
+        """The server after a step along ``delta`` and the cohort's gradient ``c``."""
+        return Server(server.x - self.server_lr * delta, *self.moments(c, server))
