@@ -75,15 +75,15 @@ processes: $(STAMP)
 	done; exit $$status
 
 slow: $(STAMP)  ## Slow tests of one process
-	$(BIN)/pytest -q -n 3 -m slow $(addprefix --ignore=,$(RANKS) tests/slurm)
+	$(BIN)/pytest -q -n 2 -m slow $(addprefix --ignore=,$(RANKS) tests/slurm)
 
 avx2: $(STAMP)  ## Tests of bfloat16 on a processor without instructions for it
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(BIN)/pytest -q -n 2 $(BFLOAT16) \
 	  -k "bf16 or bfloat16 or autocast or device or shakespeare"
 
-# Four workers for two cores: many of these tests wait for a signal, a time-out or a dead rank.
+# Three workers for two cores: many of these tests wait for a signal, a time-out or a dead rank.
 ranks: $(STAMP)  ## Tests under mpirun, and the faults
-	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(RANKS)
+	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(RANKS)
 
 slurm: $(STAMP)  ## Tests on a Slurm of their own
 	$(BIN)/pytest -q tests/slurm

@@ -7,10 +7,16 @@ TASKS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "cifar10-cnn": {"data": {"kind": "cifar10"}, "model": {"name": "cnn_pfl"}},
     "cifar10-lenet": {"data": {"kind": "cifar10"}, "model": {"name": "lenet"}},
     "cifar10-resnet18": {"data": {"kind": "cifar10"}, "model": {"name": "resnet18"}},
-    "cifar10-resnet20": {"data": {"kind": "cifar10"}, "model": {"name": "resnet20"}},
+    "cifar10-resnet20": {
+        "data": {"kind": "cifar10"},
+        "model": {"name": "resnet20", "random": "kaiming"},
+    },
     "cifar100-lenet": {"data": {"kind": "cifar100"}, "model": {"name": "lenet"}},
     "cifar100-resnet18": {"data": {"kind": "cifar100"}, "model": {"name": "resnet18"}},
-    "cifar100-resnet20": {"data": {"kind": "cifar100"}, "model": {"name": "resnet20"}},
+    "cifar100-resnet20": {
+        "data": {"kind": "cifar100"},
+        "model": {"name": "resnet20", "random": "kaiming"},
+    },
     "concrete": {"data": {"kind": "concrete"}, "model": {"name": "linear"}},
     "digits": {"data": {"kind": "digits"}, "model": {"name": "linear"}},
     "emnist-cnn": {"data": {"kind": "emnist"}, "model": {"name": "cnn_fedavg"}},

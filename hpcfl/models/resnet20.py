@@ -1,6 +1,7 @@
 """ResNet-20 for 32x32 images (He et al., 2016, section 4.2), GroupNorm instead of BatchNorm."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import pad, relu
@@ -19,10 +20,19 @@ class ResNet20(ModelConfig):
     269 722 parameters for 10 classes of colour images, 275 572 for 100.
     """
 
+    random: Literal["torch", "kaiming"] = "torch"
+    """Random weights as PyTorch's layers draw them, or normal ones of variance 2 / fan-in (He et
+    al., 2015), as in Idelbayev's pytorch_resnet_cifar10, which the FedHBM paper follows."""
+
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build the network for images [C, H, W] of at least 4x4."""
         require_images("resnet20", input_shape, 4)
-        return ResNet(input_shape[0], outputs)
+        network = ResNet(input_shape[0], outputs)
+        if self.random == "kaiming":
+            for layer in network.modules():
+                if isinstance(layer, nn.Conv2d | nn.Linear):
+                    nn.init.kaiming_normal_(layer.weight)
+        return network
 
 
 class ResNet(nn.Module):

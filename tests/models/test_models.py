@@ -116,6 +116,18 @@ def test_resnet_shortcuts_pass_the_input_on():
     assert not outputs[:, 24:].any()
 
 
+def test_resnet20_starts_kaiming_normal_where_asked():
+    torch.manual_seed(0)
+    model = build("resnet20", IMAGE, 10, random="kaiming")
+    for layer, fan_in in ((model.blocks[8].conv2, 64 * 9), (model.fc, 64)):
+        weight = layer.weight.detach()
+        # 5 deviations of the estimate; PyTorch's own are uniform up to 1 / sqrt(fan-in).
+        deviation = (2 / fan_in) ** 0.5
+        spread = 5 * deviation / (2 * weight.numel()) ** 0.5
+        assert abs(weight.std().item() - deviation) < spread
+        assert weight.abs().max() > fan_in**-0.5 + spread
+
+
 def test_lenet_takes_other_sizes():
     assert build("lenet", (1, 28, 28), 47)(batch("lenet", (1, 28, 28))).shape == (4, 47)
 
