@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.long_form import LONG
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -166,8 +168,9 @@ def cases():
 
 
 def test_no_extreme_number_ends_in_a_traceback(jobs, tmp_path):
-    """Every exit code is that of a run, of a wrong job or of divergence."""
-    given = json.dumps([(str(jobs[name]), setting) for name, setting in cases()])
+    """Every exit code is that of a run, of a wrong job or of divergence; CI plays every third."""
+    chosen = list(cases())[:: 1 if LONG else 3]
+    given = json.dumps([(str(jobs[name]), setting) for name, setting in chosen])
     done = subprocess.run(
         [sys.executable, "-c", PLAYER, str(tmp_path / "runs"), given],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -183,4 +186,4 @@ def test_no_extreme_number_ends_in_a_traceback(jobs, tmp_path):
     wrong = {setting: code for setting, code in codes.items() if code not in ("0", "2", "3")}
     assert not wrong, f"{wrong}\n{done.stderr[-3000:]}"
     assert "Traceback" not in done.stderr, done.stderr[-3000:]
-    assert len(codes) == len(list(cases())), done.stderr[-3000:]
+    assert len(codes) == len(chosen), done.stderr[-3000:]
