@@ -166,8 +166,11 @@ def _dirichlet(
     by_class = rows[np.argsort(label, kind="stable")]
     first = np.cumsum(counts) - counts
     left = counts.copy()
-    mean = counts / counts.sum() if partition.form == "prior" else np.ones(len(classes))
-    proportions = generator.dirichlet(partition.alpha * mean, size=len(sizes))
+    if partition.form == "prior":
+        concentration = partition.alpha * counts / counts.sum()
+    else:
+        concentration = np.full(len(classes), partition.alpha)
+    proportions = generator.dirichlet(concentration, size=len(sizes))
     clients = []
     for size, q in zip(sizes, proportions, strict=True):
         taken = np.zeros(len(classes), dtype=np.int64)

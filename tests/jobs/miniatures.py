@@ -109,6 +109,19 @@ def _prepare(kind, root, *keys):
     assert main(["data", "prepare", kind, *keys, "--root", str(root)]) == 0
 
 
+def tff(root):
+    layouts = {
+        "emnist": ("pixels", np.ones((2, 28, 28), dtype=np.float32), 62),
+        "cifar100": ("image", np.full((2, 32, 32, 3), 200, dtype=np.uint8), 100),
+    }
+    for name, (inputs, images, classes) in layouts.items():
+        for part in ("train", "test"):
+            with h5py.File(root / f"fed_{name}_{part}.h5", "w") as file:
+                for client in range(CLIENTS):
+                    file[f"examples/client{client}/{inputs}"] = images
+                    file[f"examples/client{client}/label"] = np.arange(2) + classes - 2
+
+
 def nothing(root):
     """For data that is in no file."""
 
@@ -127,6 +140,7 @@ MAKERS = {
     "digits": nothing,
     "quadratics": nothing,
     "shakespeare": shakespeare,
+    "tff": tff,
 }
 SMALLER = {
     "min_examples": 2,
