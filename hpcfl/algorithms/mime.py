@@ -18,6 +18,7 @@ Departures: the paper's momentum is the form ema; heavy is the FedHBM paper's.  
 client's whole data.  The server's learning rate eta_g is ours (1 there).
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -32,8 +33,35 @@ class Server(NamedTuple):
     m: Vector  # momentum of the cohorts' gradients; [0] where beta is 0
 
 
+class MimeFramework(Algorithm):
+    """Mime over any base optimiser; the server holds x and the optimiser's statistics."""
+
+    @property
+    def full_gradient(self) -> FullGradientScope:
+        """The cohort's mean, for which each client computes its own."""
+        return "cohort"
+
+    @abstractmethod
+    def base_direction(self, gradient: Vector, server: Any, client: Client) -> Vector:
+        """The base optimiser's step along a gradient, with the server's statistics (paper's U)."""
+
+    @abstractmethod
+    def advance(self, server: Any, delta: Vector, c: Vector) -> Any:
+        """The server after a step along ``delta``, its statistics updated by ``c`` (paper's V)."""
+
+    def broadcast(self, server: Any) -> Any:
+        return server
+
+    def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:
+        corrected = grad(point) - grad(local.x) + client.cohort_grad
+        return self.base_direction(corrected, local, client)
+
+    def update(self, server: Any, mean: Any, cohort: Cohort) -> Any:
+        return self.advance(server, mean.delta, cohort.grad)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Mime(Algorithm):
+class Mime(MimeFramework):
     """Mime (Karimireddy et al., 2021) over SGD."""
 
     beta: Decay = 0.0
@@ -41,16 +69,8 @@ class Mime(Algorithm):
     form: Literal["heavy", "ema"] = "heavy"
     """Momentum as a heavy ball, or as an exponential moving average."""
 
-    @property
-    def full_gradient(self) -> FullGradientScope:
-        """The cohort's mean, for which each client computes its own."""
-        return "cohort"
-
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, m=zeros_like(x0) if self.beta else x0[:0])
-
-    def broadcast(self, server: Server) -> Server:
-        return server
 
     def blend(self, gradient: Vector, m: Vector) -> Vector:
         """A gradient mixed with the momentum: a step's direction, and the next momentum."""
@@ -58,13 +78,9 @@ class Mime(Algorithm):
             return gradient
         return (gradient if self.form == "heavy" else (1 - self.beta) * gradient) + self.beta * m
 
-    def direction(self, point: Vector, local: Server, grad: Grad, client: Client) -> Vector:
-        return self.blend(grad(point) - grad(local.x) + client.cohort_grad, local.m)
-
-    def update(self, server: Server, mean: Any, cohort: Cohort) -> Server:
-        return self.advance(server, mean.delta, cohort.grad)
+    def base_direction(self, gradient: Vector, server: Server, client: Client) -> Vector:
+        return self.blend(gradient, server.m)
 
     def advance(self, server: Server, delta: Vector, c: Vector) -> Server:
-        """The server after a step along ``delta`` and the cohort's gradient ``c``."""
         m = self.blend(c, server.m) if self.beta else server.m
         return Server(server.x - self.server_lr * delta, m)

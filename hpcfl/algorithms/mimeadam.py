@@ -20,12 +20,13 @@ v0 = 0 the first round of the form ``fixed`` divides by eps alone.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import float64, full_like, zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
-from hpcfl.types import Decay, NonNegative, Positive, Scalar, Vector
+from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.mime import MimeFramework
+from hpcfl.types import Decay, NonNegative, Positive, Vector
 
 
 class Server(NamedTuple):
@@ -35,7 +36,7 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MimeAdam(Algorithm):
+class MimeAdam(MimeFramework):
     """Mime (Karimireddy et al., 2021) over Adam."""
 
     b1: Decay = 0.9
@@ -57,27 +58,15 @@ class MimeAdam(Algorithm):
         if self.form == "fixed" and self.bias_correction:
             raise ValueError("bias_correction: form fixed has none; set form: optimizer")
 
-    @property
-    def full_gradient(self) -> FullGradientScope:
-        """The cohort's mean, for which each client computes its own."""
-        return "cohort"
-
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, m=zeros_like(x0), v=full_like(x0, self.v0))
 
-    def broadcast(self, server: Server) -> Server:
-        return server
-
-    def direction(self, point: Vector, local: Server, grad: Grad, client: Client) -> Vector:
-        return self.adam(grad(point) - grad(local.x) + client.cohort_grad, local, client.round)
-
-    def adam(self, gradient: Vector, server: Server, round: Scalar) -> Vector:
-        """The direction of Adam along a gradient, from the server's moments."""
+    def base_direction(self, gradient: Vector, server: Server, client: Client) -> Vector:
         m, v = self.moments(gradient, server)
         if self.form == "fixed":
             return m / (server.v.sqrt() + self.eps)
         if self.bias_correction is not False:
-            count = round.to(float64) + 1
+            count = client.round.to(float64) + 1
             m, v = m / (1 - self.b1**count), v / (1 - self.b2**count)
         return m / (v.sqrt() + self.eps)
 
@@ -88,9 +77,5 @@ class MimeAdam(Algorithm):
             (1 - self.b2) * gradient * gradient + self.b2 * server.v,
         )
 
-    def update(self, server: Server, mean: Any, cohort: Cohort) -> Server:
-        return self.advance(server, mean.delta, cohort.grad)
-
     def advance(self, server: Server, delta: Vector, c: Vector) -> Server:
-        """The server after a step along ``delta`` and the cohort's gradient ``c``."""
         return Server(server.x - self.server_lr * delta, *self.moments(c, server))

@@ -18,8 +18,8 @@ Departures: Mime's.  At beta = 0 the model is FedAvg's, but full gradients are c
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from hpcfl.algorithms.base import Client, Cohort, FullGradientScope, Grad, Nothing
-from hpcfl.algorithms.mime import Mime, Server
+from hpcfl.algorithms.base import Client, Cohort, FullGradientScope, Grad
+from hpcfl.algorithms.mime import Mime, MimeFramework
 from hpcfl.types import Vector
 
 
@@ -28,9 +28,8 @@ class Upload(NamedTuple):
     grad: Vector  # of the client's mean loss over all its examples, at x
 
 
-@dataclass(frozen=True, kw_only=True)
-class MimeLite(Mime):
-    """MimeLite (Karimireddy et al., 2021) over SGD."""
+class MimeLiteFramework(MimeFramework):
+    """MimeLite over the base optimiser of the class beside it."""
 
     unweighted: ClassVar[frozenset[str]] = frozenset({"grad"})
 
@@ -39,13 +38,18 @@ class MimeLite(Mime):
         """Each client's own."""
         return "client"
 
-    def direction(self, point: Vector, local: Server, grad: Grad, client: Client) -> Vector:
-        return self.blend(grad(point), local.m)
+    def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:
+        return self.base_direction(grad(point), local, client)
 
     def finish(
-        self, y: Vector, local: Server, message: Server, state: Nothing, client: Client
-    ) -> tuple[Upload, Nothing]:
+        self, y: Vector, local: Any, message: Any, state: Any, client: Client
+    ) -> tuple[Any, Any]:
         return Upload(message.x - y, client.full_grad), state
 
-    def update(self, server: Server, mean: Any, cohort: Cohort) -> Server:
+    def update(self, server: Any, mean: Any, cohort: Cohort) -> Any:
         return self.advance(server, mean.delta, mean.grad)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MimeLite(MimeLiteFramework, Mime):
+    """MimeLite (Karimireddy et al., 2021) over SGD."""

@@ -17,32 +17,11 @@ Departures: MimeAdam's.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from hpcfl.algorithms.base import Client, Cohort, FullGradientScope, Grad, Nothing
-from hpcfl.algorithms.mimeadam import MimeAdam, Server
-from hpcfl.algorithms.mimelite import Upload
-from hpcfl.types import Vector
+from hpcfl.algorithms.mimeadam import MimeAdam
+from hpcfl.algorithms.mimelite import MimeLiteFramework
 
 
 @dataclass(frozen=True, kw_only=True)
-class MimeLiteAdam(MimeAdam):
+class MimeLiteAdam(MimeLiteFramework, MimeAdam):
     """MimeLite (Karimireddy et al., 2021) over Adam."""
-
-    unweighted: ClassVar[frozenset[str]] = frozenset({"grad"})
-
-    @property
-    def full_gradient(self) -> FullGradientScope:
-        """Each client's own."""
-        return "client"
-
-    def direction(self, point: Vector, local: Server, grad: Grad, client: Client) -> Vector:
-        return self.adam(grad(point), local, client.round)
-
-    def finish(
-        self, y: Vector, local: Server, message: Server, state: Nothing, client: Client
-    ) -> tuple[Upload, Nothing]:
-        return Upload(message.x - y, client.full_grad), state
-
-    def update(self, server: Server, mean: Any, cohort: Cohort) -> Server:
-        return self.advance(server, mean.delta, mean.grad)

@@ -238,6 +238,21 @@ def test_partition_of_few_clients(job, tmp_path, hpcfl):
     assert done.text.isascii()
 
 
+@pytest.mark.parametrize(
+    ("form", "alpha", "other"),
+    [("prior", 2, "form symmetric, alpha 0.5"), ("symmetric", 0.5, "form prior, alpha 2")],
+)
+def test_both_forms_of_a_dirichlet_partition(job, tmp_path, hpcfl, form, alpha, other):
+    partition = f"data.partition={{kind: dirichlet, form: {form}, alpha: {alpha}}}"
+    done = hpcfl("data", "show", job, partition, "--plot", tmp_path / "p.png")
+    assert done.code == 0
+    assert done.text.splitlines()[0] == (
+        f"partition: dirichlet of alpha {float(alpha)}, form {form}; "
+        f"with 4 equally frequent classes the same as {other}"
+    )
+    assert f"alpha {float(alpha)}, form {form}" in hpcfl("check", job, partition).text
+
+
 def test_partition_of_many_clients_is_not_listed(job, tmp_path, hpcfl):
     done = hpcfl("data", "show", job, "data.clients=21", "--plot", tmp_path / "p.png")
     assert done.code == 0

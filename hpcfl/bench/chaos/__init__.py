@@ -96,9 +96,8 @@ class Chaos:
     def play(self, kills: int, stops: int = 0) -> Iterator[None]:
         """Run until enough attempts were killed and stopped; yield after each of these."""
         left, number = kills + stops, 0
-        most = min(
-            KILLS, -(-left // len(ALGORITHMS))
-        )  # so that few kills are spread over all algorithms
+        # Few kills are spread over all algorithms.
+        most = min(KILLS, -(-left // len(ALGORITHMS)))
         self._stops = set(self._draw.sample(range(left), stops))
         while left and len(self.tally.wrong) < ENOUGH:
             algorithm = ALGORITHMS[number % len(ALGORITHMS)]
