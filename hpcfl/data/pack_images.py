@@ -93,9 +93,9 @@ def pack(
             faults = [fault for found in done for fault in found]
         report_faults(path, faults, len(train) + len(listing.test), allowed)
         whole = part / "whole.h5"
-        with new_image_file(
-            path, whole, files.origin, format=FORMAT, classes=listing.classes, side=side
-        ) as file:
+        about = {"format": FORMAT, "classes": listing.classes, "side": side}
+        room = _room(listing, chunks)
+        with new_image_file(path, whole, files.origin, room, **about) as file:
             for split, its in splits.items():
                 if its:
                     _join(file.create_group(split), its)
@@ -164,12 +164,28 @@ def _make(chunk: Chunk) -> list[Fault]:
     return faults
 
 
+def _file(chunk: Chunk) -> Path:
+    """The file of a chunk: under another name where images were at fault."""
+    return chunk.path if chunk.path.exists() else chunk.path.with_suffix(".faulty.npz")
+
+
 def _read(chunk: Chunk, name: str) -> NDArray[Any]:
     """One array of a chunk's file."""
-    faulty = chunk.path.with_suffix(".faulty.npz")
-    with np.load(chunk.path if chunk.path.exists() else faulty) as file:
+    with np.load(_file(chunk)) as file:
         array: NDArray[Any] = file[name]
     return array
+
+
+def _room(listing: Listing, chunks: Sequence[Chunk]) -> int:
+    """Bytes of all arrays of the packed file, at most: images, names, offsets and labels."""
+    photos = [photo for chunk in chunks for photo in chunk.photos]
+    longest = max((len(os.fsencode(photo.path)) for photo in photos), default=0)
+    longest_client = max((len(os.fsencode(name)) for name, _ in listing.clients), default=0)
+    return (
+        sum(_file(chunk).stat().st_size for chunk in chunks)
+        + len(photos) * (longest + 16)
+        + len(listing.clients) * (longest_client + 8)
+    )
 
 
 def _join(group: Any, chunks: Sequence[Chunk]) -> None:

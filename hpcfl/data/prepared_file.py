@@ -9,26 +9,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
-from hpcfl.errors import DataError, DiskError, file_error
+from hpcfl.errors import DataError, file_error
+from hpcfl.io.atomic import remove_part
+from hpcfl.io.new_hdf5 import new_hdf5
 
 
 @contextmanager
-def new_image_file(path: Path, part: Path, origin: str, **attributes: int) -> Iterator[Any]:
+def new_image_file(
+    path: Path, part: Path, origin: str, room: int, **attributes: int
+) -> Iterator[Any]:
     """A new HDF5 file of packed images, written as ``part``; named ``path`` where the block ends.
 
     Args:
         path: the file.
         part: its name until it is complete.
         origin: identifies the images that it is made from, see ``ListedFiles``.
+        room: bytes of all its arrays, at most.
         attributes: its format and numbers that a reader checks.
     """
-    with h5py.File(part, "w", libver=("v108", "v108"), locking=False) as file:
-        file.attrs.update(**attributes, origin=np.bytes_(origin.encode()))
-        yield file
-    commit(part, path)
+    try:
+        with new_hdf5(part, room) as file:
+            file.attrs.update(**attributes, origin=np.bytes_(origin.encode()))
+            yield file
+        part.replace(path)
+    except OSError:  # of a full disk, perhaps
+        remove_part(part)
+        raise
 
 
 @contextmanager
@@ -42,11 +50,8 @@ def preparing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise file_error(error, f"{path}: cannot be made: {error}", DataError) from error
-    except RuntimeError as error:  # h5py's close raises it on a full disk
-        if "errno = " not in str(error):  # not from an operation of the system
-            raise
-        raise DiskError(f"{path}: cannot be made: {' '.join(str(error).split())}") from error
+        reason = error.strerror or str(error)
+        raise file_error(error, f"{path}: cannot be made: {reason}", DataError) from error
 
 
 def commit(part: Path, path: Path) -> None:

@@ -14,7 +14,6 @@ every ``BLOCK`` of them.  A kill thus damages nothing: the next call resumes aft
 """
 
 import os
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,19 +24,18 @@ import h5py
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.filesize import decimal
 from torch import Tensor
 
 from hpcfl.data.download import Track
 from hpcfl.data.hdf5 import attribute, member, opened, strings
 from hpcfl.data.vocabulary import Vocabulary, last_tokens
-from hpcfl.errors import DataError, DiskError, is_disk_failure
+from hpcfl.errors import DataError, file_error
 from hpcfl.io.atomic import PART, remove_part, sync_folder
+from hpcfl.io.new_hdf5 import new_hdf5
 
 FORMAT = np.bytes_(b"hpcfl sentences 1")
 SPLITS = ("train", "test")
 BLOCK = 1 << 18  # sentences between two updates of ``done``
-_METADATA = 1 << 20  # bytes, an upper bound
 _AGAIN = "remove it and prepare the data again"
 
 
@@ -101,7 +99,8 @@ def pack(
         track: shows the progress.
 
     Raises:
-        DataError: a source is damaged, or the disk is full.
+        DataError: a source is damaged, or the file cannot be written.
+        DiskError: the disk is full or fails.
     """
     part = path.with_name(path.name + PART)
     try:
@@ -114,10 +113,9 @@ def pack(
                 _write_split(file, part, name, contents, track)
         part.replace(path)
         sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:  # h5py's close raises the latter on a full disk
-        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
-        sound = isinstance(error, OSError) and error.errno and not is_disk_failure(error)
-        raise (DataError if sound else DiskError)(f"{part}: cannot be written: {reason}") from error
+    except OSError as error:
+        reason = error.strerror or " ".join(str(error).split())
+        raise file_error(error, f"{part}: cannot be written: {reason}", DataError) from error
 
 
 def origin_of(path: Path) -> str:
@@ -193,26 +191,22 @@ def _create(part: Path, contents: _Contents) -> None:
     """Write a file of all contents but the sentences, for which it reserves space."""
     length, sources = contents.length, contents.sources
     totals = [sum(source.users.values()) for source in sources.values()]
-    need = 2 * (length + 2) * sum(totals)
-    free = shutil.disk_usage(part.parent).free
-    if need + _METADATA > free:  # a full disk inside HDF5 ends in a segmentation fault
-        raise DataError(f"{part}: needs {decimal(need)}, but {decimal(free)} are free; make room")
+    words, users = _names(contents.vocabulary.words), [_names(s.users) for s in sources.values()]
+    room = words.nbytes + sum(names.nbytes + 8 * len(names) for names in users)
+    room += 2 * (length + 2) * sum(totals)
     new = part.with_name(part.name + PART)
     try:
-        with h5py.File(new, "w", libver=("v108", "v108"), locking=False) as file:
+        with new_hdf5(new, room) as file:
             file.attrs.update(contents.attributes)
-            file["words"] = _names(contents.vocabulary.words)
+            file["words"] = words
             file.create_dataset("done", data=np.zeros(len(SPLITS), dtype=np.int64))
-            for (name, source), total in zip(sources.items(), totals, strict=True):
+            for (name, source), total, own in zip(sources.items(), totals, users, strict=True):
                 group = file.create_group(name)
-                group["users"], group["offsets"] = _names(source.users), _offsets(source)
+                group["users"], group["offsets"] = own, _offsets(source)
                 for field, shape in {"tokens": (total, length + 1), "last": (total,)}.items():
                     group.create_dataset(field, shape, np.int16, dcpl=_contiguous())
-        with new.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, new.stat().st_size)
-            os.fsync(file.fileno())
         new.replace(part)
-    except (OSError, RuntimeError):
+    except OSError:
         remove_part(new)
         raise
 

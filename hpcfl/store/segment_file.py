@@ -5,7 +5,6 @@ written without HDF5 (``hpcfl.store.segment``).  The metadata, which format 1.8 
 change, so a kill cannot damage them.
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,15 +14,15 @@ import numpy as np
 import torch
 from rich.filesize import decimal
 
-from hpcfl.errors import DiskError, StoreError, is_disk_failure
+from hpcfl.errors import StoreError, file_error
 from hpcfl.io.atomic import PART, remove_part, sync_folder
 from hpcfl.io.files import read_error
+from hpcfl.io.new_hdf5 import new_hdf5
 from hpcfl.store.schema import Field, StateSchema
 
 # A text attribute of fixed length is part of the checksummed header.  HDF5 stores texts of variable
 # length in a heap without a checksum, where one flipped byte makes it loop for ever.
 FORMAT = np.bytes_(b"hpcfl client states 1")
-METADATA = 2**20  # bytes, an upper bound: HDF5 needs a few KiB per file
 
 STORED = {  # numpy has no bfloat16: its bits are stored as uint16, with "bfloat16" as an attribute
     torch.float32: np.dtype(np.float32),
@@ -51,26 +50,20 @@ def create(path: Path, schema: StateSchema, rows: int) -> None:
     if path.exists():
         raise StoreError(f"{path}: exists already, expected a new name; is another run using it?")
     need = rows * schema.bytes
-    # Checked before HDF5 writes: where the disk is full, HDF5 can end in a segmentation fault.
-    free = shutil.disk_usage(path.parent).free
-    if need + METADATA > free:
-        raise DiskError(_too_small(path, need + METADATA, free, "too little room"))
     part = path.with_name(path.name + PART)
     try:
         _write_datasets(part, schema, rows)
-        with part.open("r+b") as file:
-            # Else the file is sparse, and a write of a row in a later round finds the disk full.
-            os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
-            # Before the rename: after a loss of power a file of this name must be complete.
-            os.fsync(file.fileno())
         part.rename(path)
         sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:  # h5py's close raises the latter on a full disk
+    except OSError as error:
         remove_part(part)
-        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
-        disk_is_sound = isinstance(error, OSError) and error.errno and not is_disk_failure(error)
-        kind = StoreError if disk_is_sound else DiskError
-        raise kind(_too_small(path, need, free, reason)) from error
+        reason = error.strerror or " ".join(str(error).split())
+        free = decimal(shutil.disk_usage(path.parent).free)
+        message = (
+            f"{path}: cannot allocate client states ({reason}): needs {decimal(need)}, "
+            f"{free} free; make room, then resume"
+        )
+        raise file_error(error, message, StoreError) from error
 
 
 def inspect(path: Path, schema: StateSchema) -> Layout:
@@ -107,15 +100,8 @@ def _check_dtypes(path: Path, schema: StateSchema) -> None:
             )
 
 
-def _too_small(path: Path, need: int, free: int, reason: str) -> str:
-    return (
-        f"{path}: cannot allocate client states ({reason}): needs {decimal(need)}, "
-        f"{decimal(free)} free; make room, then resume"
-    )
-
-
 def _write_datasets(path: Path, schema: StateSchema, rows: int) -> None:
-    with h5py.File(path, "w", libver=("v108", "v108"), locking=False) as file:
+    with new_hdf5(path, rows * schema.bytes) as file:
         file.attrs["format"] = FORMAT
         for field in schema.fields:
             plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)

@@ -1,5 +1,6 @@
 """What the store on disk promises beyond the others: its cache, its rows, its owners."""
 
+import errno
 from threading import Event, Timer
 
 import pytest
@@ -237,10 +238,12 @@ def test_a_full_disk_is_met_at_growth_and_the_checkpoint_stands(
         store.save(client, make(client, 1))
     b, _ = commit("b", store)
     store.retain([a, b])
-    monkeypatch.setattr(
-        "hpcfl.store.segment_file.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})
-    )
-    with pytest.raises(DiskError, match=r"needs 1.0 MB, 10 bytes free; make room"):
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hpcfl.io.new_hdf5.os.posix_fallocate", full)
+    with pytest.raises(DiskError, match=r"\(No space left on device\): needs .* free; make room"):
         store.save(0, make(0, 2))
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(2))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -178,21 +179,26 @@ def _pack(
 ) -> None:
     """Decode all images into ``path``; if some are at fault, list them and write nothing."""
     part = path.with_name(path.name + ".part")
+    every = [photo for photos in splits.values() for photo in photos]
     faults: list[Fault] = []
-    shape: tuple[int, ...] | None = None
-    with (
-        preparing(path),
-        ThreadPoolExecutor(workers) as threads,
-        new_image_file(path, part, origin, format=FORMAT, classes=len(names)) as file,
-    ):
-        file["wnids"] = encoded(names)
-        for split, photos in splits.items():
-            if not photos:
-                raise DataError(f"{folder}: found no image to {split} on")
-            found, shape = _decode(file, folder, split, photos, threads.map, track, shape)
-            faults += found
-        # Before the end of the block, which would give the file its name.
-        report_faults(path, faults, sum(map(len, splits.values())))
+    with preparing(path), ThreadPoolExecutor(workers) as threads:
+        shape = _first_shape(folder, every)
+        room = len(every) * (prod(shape) + 8) + encoded(names).nbytes
+        about = {"format": FORMAT, "classes": len(names)}
+        with new_image_file(path, part, origin, room, **about) as file:
+            file["wnids"] = encoded(names)
+            for split, photos in splits.items():
+                if not photos:
+                    raise DataError(f"{folder}: found no image to {split} on")
+                faults += _decode(file, folder, split, photos, threads.map, track, shape)
+            # Before the end of the block, which would give the file its name.
+            report_faults(path, faults, len(every))
+
+
+def _first_shape(folder: Path, photos: Iterable[Photo]) -> tuple[int, ...]:
+    """The shape [height, width, 3] of the first image that can be read; (0,) if none can."""
+    found = (_decoded(folder, photo) for photo in photos)
+    return next((image.shape for image in found if not isinstance(image, Fault)), (0,))
 
 
 def _decode(
@@ -202,30 +208,24 @@ def _decode(
     photos: Sequence[Photo],
     map_: Callable[..., Iterable[NDArray[np.uint8] | Fault]],
     track: Track,
-    shape: tuple[int, ...] | None,
-) -> tuple[list[Fault], tuple[int, ...] | None]:
-    """Write the images of a split, all of ``shape``, or of the first one's shape if it is None.
-
-    Returns:
-        The images at fault, and the shape.
-    """
+    shape: tuple[int, ...],
+) -> list[Fault]:
+    """Write the images of a split, all of ``shape``; return the images at fault."""
     faults = []
+    images = file.create_dataset(f"{split}/images", (len(photos), *shape), np.uint8)
     starts = range(0, len(photos), _BLOCK)
     for start in track(starts, f"packing {split}", len(starts)):
         block = photos[start : start + _BLOCK]
         for row, found in enumerate(map_(partial(_decoded, folder), block), start):
             if isinstance(found, Fault):
                 faults.append(found)
-                continue
-            shape = shape or found.shape
-            if found.shape != shape:
+            elif found.shape != shape:
                 why = f"its size is {found.shape[:2]}, that of others {shape[:2]}"
                 faults.append(Fault(photos[row], why))
-                continue
-            images = file.require_dataset(f"{split}/images", (len(photos), *shape), np.uint8)
-            images[row] = found
+            else:
+                images[row] = found
     file[f"{split}/labels"] = np.array([photo.label for photo in photos], dtype=np.int64)
-    return faults, shape
+    return faults
 
 
 def _decoded(folder: Path, photo: Photo) -> NDArray[np.uint8] | Fault:
