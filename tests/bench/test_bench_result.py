@@ -87,8 +87,9 @@ def test_the_mean_of_one_rank_is_refused(refused, tmp_path):
     assert not (tmp_path / "x.json").exists()
 
 
-def test_every_side_of_the_mean_is_measured(tmp_path, determinism):
+def test_every_side_of_the_mean_is_measured(tmp_path, determinism, monkeypatch):
     """Every side has as many turns as asked for, and each ratio is told."""
+    monkeypatch.setattr("hpcfl.bench.reduce.LENET_ROUNDS", 1)
     found = measure(Solo(), [1000], turns=3)
     assert found is not None
     sides = [f.side for f in found.figures if f.subject == "1000"]
@@ -120,7 +121,7 @@ data: {clients: 10}
 cohort: {kind: uniform, size: 2}
 algorithm: {name: fedavg}
 local: {epochs: 1, batch_size: 16, lr: 0.1}
-rounds: 100
+rounds: 20
 """
 
 

@@ -78,7 +78,7 @@ def test_nobody_reads_on():
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [sys.executable, "-m", "hpcfl", "list"],
+        [sys.executable, "-m", "hpcfl", "list", "models"],
         stdout=write,
         stderr=subprocess.PIPE,
         text=True,
@@ -154,7 +154,7 @@ def test_a_disk_that_is_full_has_an_exit_code_of_its_own(run, tmp_path, monkeypa
             assert "bytes: No space left on device; make room" in line
     with Path("/dev/full").open("w") as output:
         done = subprocess.run(
-            [sys.executable, "-m", "hpcfl", "list"],
+            [sys.executable, "-m", "hpcfl", "list", "models"],
             stdout=output, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (74, "DiskError: No space left on device\n")
@@ -357,7 +357,7 @@ def test_a_checkpoint_of_a_clock_that_was_ahead(hpcfl, job, tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
     ("words", "code", "interrupted"),
-    [(["status", "nowhere"], 2, False), (["list"], 74, False), (["list"], 130, True)],
+    [(["status", "nowhere"], 2, False), (["list", "models"], 74, False), (["list"], 130, True)],
 )
 def test_the_exit_code_stands_where_standard_error_is_full(tmp_path, words, code, interrupted):
     """Of a wrong argument, of a full standard output and of Ctrl-C."""

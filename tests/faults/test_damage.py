@@ -12,6 +12,7 @@ from hpcfl.bench.chaos.run_outcome import outcome
 from hpcfl.errors import StoreError
 from hpcfl.run_dir.layout import RunDir
 from tests.forked import finish
+from tests.long_form import long_form
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,9 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
+@pytest.mark.parametrize(
+    "damage", [pytest.param(Path.unlink, marks=long_form), cut, pytest.param(flip, marks=long_form)]
+)
 def test_damaged_files(job, whole, dead, tmp_path, damage):
     """Every file that the dead run left, one after the other."""
     names = [

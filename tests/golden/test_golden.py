@@ -15,7 +15,7 @@ KNOWN = json.loads(RECORDED.read_text())
 
 @pytest.fixture(scope="module", params=[1, 2], ids="on {}".format)
 def found(request, tmp_path_factory):
-    every = 1 if request.param == 1 or LONG else 3  # of two executors in turn: one, the other
+    every = 1 if request.param == 1 or LONG else 5  # of two executors in turn: one, the other
     return play(tmp_path_factory.mktemp("golden"), request.param, every)
 
 

@@ -52,11 +52,11 @@ FIRST = combinations()
 
 
 def sampled():
-    """Every method and every task at least once, and a sixth of a task's methods."""
+    """Every method and every task at least once, and a twelfth of a task's methods."""
     methods, kept, seen = set(), [], {}
     for task, method in FIRST:
         number = seen[task] = seen.get(task, -1) + 1
-        if number % 6 == 0 or method not in methods:
+        if number % 12 == 0 or method not in methods:
             kept.append((task, method))
             methods.add(method)
     return kept

@@ -23,6 +23,7 @@ from hpcfl.models.resnet18 import ResNet18
 from hpcfl.models.resnet20 import ResNet20
 from hpcfl.models.word_lstm import WordLstm
 from hpcfl.types import Batch
+from tests.long_form import long_form
 
 torch.set_num_threads(1)
 
@@ -82,7 +83,14 @@ def tasks(batches):
     ]
 
 
-PRECISE = [(name, how, "float64") for name in MODELS for how in ("grouped", "products")]
+PRECISE = [
+    # The largest model one way in CI.
+    pytest.param(name, how, "float64", marks=long_form)
+    if (name, how) == ("resnet18", "grouped")
+    else (name, how, "float64")
+    for name in MODELS
+    for how in ("grouped", "products")
+]
 ROUGH = [(name, "products", "bf16") for name in ("linear", "lenet", "word_lstm")]
 
 

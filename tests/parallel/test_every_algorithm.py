@@ -4,6 +4,7 @@ import pytest
 
 from tests.algorithms.methods import ALL
 from tests.algorithms.play import softmax_problem, tree
+from tests.long_form import long_form
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import outcome
 
@@ -48,7 +49,9 @@ def test_they_differ(alone):
     assert same == {frozenset({"fedavg", "mimelite"})}
 
 
-@pytest.mark.parametrize(("ranks", "backend"), [(2, "mpi"), (3, "gloo")])
+@pytest.mark.parametrize(
+    ("ranks", "backend"), [pytest.param(2, "mpi", marks=long_form), (3, "gloo")]
+)
 def test_on_any_number_of_ranks(alone, play, ranks, backend):
     many = play(ranks, backend=backend)
     for name in SPREAD:

@@ -9,6 +9,7 @@ import pytest
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import committed
 from tests.forked import finish
+from tests.long_form import long_form
 from tests.parallel.background import Going, changed, finish_mpi, held, rounds, write
 from tests.parallel.harness import ROOT, mpirun
 from tests.parallel.outcome import outcome
@@ -82,7 +83,7 @@ def test_an_algorithm_raises(write_job, tmp_path, ranks, backend):
     assert outcome(tmp_path / "run").round == 2  # that of round 3 was on its way
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=long_form), 3])
 def test_an_upload_is_not_finite(write_job, tmp_path, ranks):
     """Exit code 3, one line; with the fault mended the run goes on from the last checkpoint."""
     run = tmp_path / "run"
@@ -174,7 +175,8 @@ def test_a_segment_of_one_rank_is_deleted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "rank", "backend"), [(3, 1, "mpi"), (2, 0, "mpi"), (2, 1, "gloo")]
+    ("ranks", "rank", "backend"),
+    [(3, 1, "mpi"), pytest.param(2, 0, "mpi", marks=long_form), (2, 1, "gloo")],
 )
 def test_the_disk_is_full_for_one_rank(tmp_path, ranks, rank, backend):
     """Every launcher is told the exit code of a disk, and the line says which file."""

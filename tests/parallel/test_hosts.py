@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.forked import finish
+from tests.long_form import long_form
 from tests.parallel.background import PATIENCE_S, changed, rounds, write
 from tests.parallel.harness import environment, find_mpirun
 from tests.parallel.hosts import Hosts, gone, require
@@ -60,7 +61,7 @@ def test_two_hosts_have_the_bits_of_one(whole, hosts, tmp_path):
     assert [seat["local_rank"] for seat in life["map"]] == [0, 0]
 
 
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=long_form)])
 def test_a_cut_cable_ends_the_run_with_one_line(whole, hosts, tmp_path, backend):
     run = tmp_path / "run"
     file = job(tmp_path, backend=backend, timeout_s=TIMEOUT_S)

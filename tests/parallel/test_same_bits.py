@@ -129,7 +129,7 @@ def test_the_store_does_not_show(alone):
     assert outcome(alone / "digits-localghb-no-cache") == one
 
 
-@pytest.mark.parametrize("ranks", ON_RANKS)
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=long_form)])
 def test_on_any_number_of_ranks(alone, play, ranks):
     many = play(ranks, ON_RANKS[ranks])
     for name in ON_RANKS[ranks]:
@@ -168,7 +168,7 @@ def test_with_gloo(alone, play, ranks):
         assert outcome(many / name) == outcome(alone / name), name
 
 
-@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("stages", [pytest.param("2, 3", marks=long_form), "3, 1, 2"])
 def test_stopped_and_resumed_on_other_numbers_of_ranks(alone, play, stages):
     folder = None
     for ranks, stop in STAGES[stages]:

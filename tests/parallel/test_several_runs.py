@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import finish, free_ports
+from tests.long_form import long_form
 from tests.parallel.background import write
 from tests.parallel.harness import environment, mpirun
 from tests.parallel.outcome import outcome
@@ -30,7 +31,9 @@ def results(root):
     return [outcome(root / name)._replace(log=[]) for name in "ab"]
 
 
-@pytest.mark.parametrize(("ranks", "backend"), [(1, "mpi"), (2, "mpi"), (2, "gloo")])
+@pytest.mark.parametrize(
+    ("ranks", "backend"), [(1, "mpi"), pytest.param(2, "mpi", marks=long_form), (2, "gloo")]
+)
 def test_two_runs_and_a_resume(alone, tmp_path, ranks, backend):
     job = write(tmp_path, rounds=4, comm={"backend": backend, "timeout_s": 60.0})
     done = mpirun(ranks, SCRIPT, tmp_path, job)

@@ -29,7 +29,8 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("number", "ranks", "then"), [(signal.SIGTERM, 2, 3), (signal.SIGUSR1, 3, 1)]
+    ("number", "ranks", "then"),
+    [(signal.SIGTERM, 2, 3), pytest.param(signal.SIGUSR1, 3, 1, marks=long_form)],
 )
 def test_stops_with_a_checkpoint(whole, tmp_path, number, ranks, then):
     run = tmp_path / "run"
@@ -52,7 +53,7 @@ def test_stops_with_a_checkpoint(whole, tmp_path, number, ranks, then):
     assert outcome(run) == whole
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=long_form), signal.SIGUSR1])
 def test_stops_before_the_first_round(whole, tmp_path, number):
     """As soon as the directory is the run's, a signal leaves something to resume."""
     run = tmp_path / "run"
@@ -90,7 +91,7 @@ def test_saves_and_goes_on(whole, tmp_path):
     ("number", "ranks", "module"),
     [
         pytest.param(signal.SIGUSR1, 1, "hpcfl.cli.main", marks=long_form),
-        (signal.SIGUSR1, 2, "torch"),
+        pytest.param(signal.SIGUSR1, 2, "torch", marks=long_form),
         pytest.param(signal.SIGTERM, 2, "hpcfl.runner.start", marks=long_form),
         (signal.SIGUSR1, 2, "mpi4py.MPI"),
     ],

@@ -10,6 +10,7 @@ import yaml
 
 from hpcfl.cohort.assignment import Balance, assign_owners
 from hpcfl.cohort.sampling import Bernoulli, Uniform
+from tests.long_form import long_form
 from tests.parallel.harness import mpirun, play_all
 from tests.parallel.outcome import outcome
 
@@ -73,7 +74,9 @@ def alone(play):
     return play(1, balance="owner")[0]
 
 
-@pytest.mark.parametrize(("ranks", "backend"), [(1, "auto"), (2, "mpi"), (3, "gloo")])
+@pytest.mark.parametrize(
+    ("ranks", "backend"), [(1, "auto"), pytest.param(2, "mpi", marks=long_form), (3, "gloo")]
+)
 def test_the_same_bits_as_by_owners(alone, play, ranks, backend):
     assert play(ranks, comm={"backend": backend})[0] == alone
     draw = partial(Bernoulli(p=0.5).draw, population=len(SIZES), seed=JOB["seed"])
