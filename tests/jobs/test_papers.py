@@ -63,4 +63,23 @@ def test_every_run_has_a_printed_number(paper, table):
 @pytest.mark.parametrize("path", sorted((ROOT / "jobs/papers").glob("fedhbm_table*.yaml")), ids=str)
 def test_five_seeds_but_for_a_search(path):
     seeds = {point.loaded.job.seed for point in sweep(path).points}
-    assert seeds == ({0} if "table7" in path.stem else {0, 1, 2, 3, 4})
+    search = "table7" in path.stem or "search" in path.stem
+    assert seeds == ({0} if search else {0, 1, 2, 3, 4})
+
+
+def test_the_search_of_table_5_has_the_printed_rates():
+    """Appendix B.1: {0.1, 1} x {0.01, 0.1}; of two methods on iNaturalist three rates each."""
+    found = {}
+    for path in (ROOT / "jobs/papers").glob("fedhbm_table5_*_search*.yaml"):
+        data = path.stem.split("_")[2]
+        for point in sweep(path).points:
+            job = point.loaded.job
+            rates = job.algorithm.server_lr, job.local.lr
+            found.setdefault((data, point.labels[0]), []).append(rates)
+    small = {(1.0, 0.1), (1.0, 0.01), (0.1, 0.1), (0.1, 0.01)}
+    large = {(10**a, 10**b) for a in (0, -0.5, -1) for b in (-1, -1.5, -2)}
+    assert len(found) == 10
+    for (data, method), rates in found.items():
+        enlarged = data == "inaturalist" and method in ("scaffold", "mimemom")
+        expected = sorted(large if enlarged else small)
+        assert sorted(rates) == [pytest.approx(pair, rel=1e-5) for pair in expected]
