@@ -321,6 +321,10 @@ def _table(
 
     if layout == "paper":
         made = report.as_papers(runs, targets)
+    elif layout == "hours":
+        if targets:
+            raise JobError("report: --layout hours has no targets; leave out --target")
+        made = report.by_hours(runs)
     else:
         comparison = with_published(runs)
         for target in targets:

@@ -258,10 +258,11 @@ def _add_report(commands: Any) -> None:
     report.add_argument("--format", choices=["table", "csv", "markdown", "latex"], default="table")
     report.add_argument(
         "--layout",
-        choices=["runs", "seeds", "paper"],
+        choices=["runs", "seeds", "paper", "hours"],
         default="runs",
         help="a row a run, and means over seeds (default); the means alone; algorithms by set-ups, "
-        "as papers do, published numbers beside ours",
+        "as papers do, published numbers beside ours; wall time, examples and machine of each run, "
+        "published hours beside ours",
     )
     report.add_argument(
         "--plot",

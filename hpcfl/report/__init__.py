@@ -3,9 +3,11 @@
 by_run      a row a run, and the means over seeds
 by_seed     the means over seeds alone
 as_papers   a row an algorithm, a column a set-up, published numbers beside ours
+by_hours    a row a run: its wall time and machine, and the hours that papers print
 """
 
 from hpcfl.report.formats import plain, tables, to_csv, to_latex, to_markdown
+from hpcfl.report.hours import by_hours
 from hpcfl.report.papers import as_papers
 from hpcfl.report.runs import by_run
 from hpcfl.report.seeds import by_seed
@@ -15,6 +17,7 @@ __all__ = [
     "Report",
     "Table",
     "as_papers",
+    "by_hours",
     "by_run",
     "by_seed",
     "plain",

@@ -29,7 +29,8 @@ DIVERGED = (
 """The meaning of the mark, as a caption."""
 
 
-def _rounds(run: RunRecord) -> str:
+def rounds_text(run: RunRecord) -> str:
+    """The rounds done and to do, and the state of a run that is not finished: "3/10 stopped"."""
     marks = [] if run.finished else [run.state]
     marks += ["diverged"] if run.diverged and "diverged" not in marks else []
     return " ".join([f"{run.done}/{run.rounds}", *marks])
@@ -52,7 +53,8 @@ def _mean_of_last(run: RunRecord) -> float | None:
     return None if run.window == 100 and run.accuracy_last100 is not None else run.mean_accuracy
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds as "12.3 s", from a minute on as hours, minutes and seconds: "6:00:00"."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, whole = divmod(round(seconds), 60)
@@ -65,7 +67,7 @@ TextColumn = tuple[str, Callable[[RunRecord], str]]
 SCORE_COLUMNS: tuple[TextColumn, ...] = (
     ("run", lambda run: run.name),
     ("algorithm", lambda run: run.algorithm),
-    ("rounds", _rounds),
+    ("rounds", rounds_text),
     ("accuracy\n%", lambda run: _percent(run.last("test_accuracy"))),
     ("best\n% @round", _best),
     ("mean of\nlast %", lambda run: _percent(_mean_of_last(run))),
@@ -75,7 +77,7 @@ SCORE_COLUMNS: tuple[TextColumn, ...] = (
 COST_COLUMNS: tuple[TextColumn, ...] = (
     ("down", lambda run: decimal(int(run.total("down_bytes")))),
     ("up", lambda run: decimal(int(run.total("up_bytes")))),
-    ("wall\ntime", lambda run: _duration(run.total("wall_s"))),
+    ("wall\ntime", lambda run: duration(run.total("wall_s"))),
 )
 
 # A title, a run's value, and the format of the mean and the deviation over seeds.

@@ -15,7 +15,8 @@ from hpcfl.io.table import UNLIMITED, least_width, render_tables
 from hpcfl.report.table import Report, Table
 
 _WIDE = 48  # columns of the settings, which are wrapped
-_LEFT = ("run", "algorithm", "settings", "where the\ntime went")  # titles of columns of text
+# Titles of columns of text.
+_LEFT = ("run", "algorithm", "settings", "ran on", "where the\ntime went")
 
 # Characters that LaTeX does not print as they are, or not in its OT1 encoding.
 _ESCAPES = {

@@ -65,6 +65,23 @@ def last_outcome(history: Sequence[Mapping[str, Any]]) -> Outcome | None:
     return None
 
 
+def recorded_machines(history: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The ranks and devices of all starts: "2 ranks on cpu (AMD EPYC 7B13)"; each once, in order.
+
+    The rounds in the log of a copied run are also those of the run that it was copied from, whose
+    starts are in the history too.  A start of an earlier version that recorded no device is left
+    out.
+    """
+    machines: dict[str, None] = {}
+    for entry in history:
+        ranks, device = entry.get("ranks"), entry.get("device")
+        if "session" in entry and type(ranks) is int and isinstance(device, str):
+            model = entry.get("gpu") or entry.get("processor")
+            named = f" ({one_line(model)})" if isinstance(model, str) else ""
+            machines[f"{ranks} rank{'s' if ranks > 1 else ''} on {one_line(device)}{named}"] = None
+    return tuple(machines)
+
+
 def recorded_guess(history: Sequence[Mapping[str, Any]]) -> float | None:
     """The loss of guessing, in the newest start's entry; see ``hpcfl.evaluation.divergence``."""
     starts = [entry for entry in history if "session" in entry]

@@ -13,7 +13,7 @@ from hpcfl.evaluation.divergence import Divergence, find_divergence
 from hpcfl.io.files import present
 from hpcfl.job.settings import Settings, flatten
 from hpcfl.job.yaml_file import plain
-from hpcfl.run_dir.history import Outcome, last_outcome, recorded_guess
+from hpcfl.run_dir.history import Outcome, last_outcome, recorded_guess, recorded_machines
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader, require_log_prefix
 from hpcfl.run_dir.manifest import MANIFEST, newest
@@ -51,6 +51,8 @@ class RunRecord:
     """The training loss of guessing, from the history (``hpcfl.evaluation.divergence``)."""
     outcome: Outcome | None = None
     """How its newest start ended, from the history."""
+    machines: tuple[str, ...] = ()
+    """The ranks and devices of its starts, from the history; several if they changed."""
 
     @property
     def name(self) -> str:
@@ -134,13 +136,18 @@ class RunRecord:
         return cumulated if any(cumulated.values()) else {}
 
     def total(self, key: str) -> float:
-        """The sum of a key ("wall_s", "down_bytes", "up_bytes") over all rounds."""
+        """The sum of a key ("wall_s", "examples", "down_bytes", "up_bytes") over all rounds."""
         return math.fsum(entry.get(key, 0) for entry in self.log)
 
 
 def with_history(run: RunRecord, history: Sequence[Mapping[str, Any]]) -> RunRecord:
     """Add to a run the values that its history holds; ``history`` is oldest first."""
-    return replace(run, guess_loss=recorded_guess(history), outcome=last_outcome(history))
+    return replace(
+        run,
+        guess_loss=recorded_guess(history),
+        outcome=last_outcome(history),
+        machines=recorded_machines(history),
+    )
 
 
 def read_run(path: Path) -> RunRecord:

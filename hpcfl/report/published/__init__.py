@@ -9,6 +9,7 @@ what it is: a metric, after how many rounds, in the paper's own unit (accuracies
     rounds_to_70        first round at 70 % of the centralised accuracy; no value: never
     speedup_70          FedAvg's rounds to there over the method's
     overhead            vectors sent down and up a round, over FedAvg's
+    hours               wall time of the run in hours; the note has the paper's machine
 
 The value is "nan" where the paper prints NaN.  What the papers show in figures alone is not here:
 the texts of figures 1 and 7 of FedHBM and the curves of the slides hold no numbers.
