@@ -89,6 +89,7 @@ def show_partition(loaded: Loaded, plot: Path) -> str:
     plot_partition(counts, plot)
     partition = effective_partition(job.data, dataset)
     heading = f"partition: {_setting(partition)}{_other_form(partition, dataset.classes)}\n"
+    heading += "".join(f"note: {note}\n" for note in dataset.notes)
     sizes = counts if counts.ndim == 1 else counts.sum(axis=1)
     table = Table(f"{len(rows)} clients", "min", "median", "max", box=ASCII2)
     table.add_row("examples", *_spread(sizes))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpcfl.data.download import Track
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.partition import Partition, Pooled, Rows
+from hpcfl.data.partition import File, Partition, Pooled, Rows
 from hpcfl.errors import JobError
 from hpcfl.types import Count, Examples, LossName, Section
 
@@ -73,6 +73,9 @@ class Dataset:
     """Number of classes, or None for regression."""
     loss: LossName
     transform: Transform
+    natural_tests: Sequence[Rows] | None = None
+    """The test examples of each natural client, perhaps none, in the order of ``natural``; None
+    where the data does not say whose they are."""
     personal: Callable[[int], Transform] | None = None
     """Client -> its transform, where transforms differ; None: all clients have ``transform``."""
     mapped: bool = False
@@ -101,6 +104,9 @@ class DataConfig(Section):
 
     clients: Count | None = None
     """N: number of clients that the examples are divided among, or drawn of natural clients."""
+    natural_clients: Count | None = None
+    """Use the examples of so many natural clients alone, drawn at random: in every partition, in
+    ``pooled`` too, and for tests."""
     partition: Partition | None = None
     """How to divide the training examples; natural if the data has owners, or iid, when absent."""
     holdout: Part | None = None
@@ -112,11 +118,18 @@ class DataConfig(Section):
                 f"clients is {self.clients}, but the partition is pooled: one client holds "
                 "everything; set clients to 1 or null"
             )
+        if isinstance(self.partition, File) and self.natural_clients is not None:
+            raise ValueError(
+                f"natural_clients is {self.natural_clients}, but the file of the partition says "
+                "which examples are used; remove one of them"
+            )
 
     @property
     def population(self) -> int | None:
         """N, or None where it follows from the data."""
-        return 1 if isinstance(self.partition, Pooled) else self.clients
+        if isinstance(self.partition, Pooled):
+            return 1
+        return self.natural_clients if self.clients is None else self.clients
 
     def fetch(self) -> None:
         """Download files that ``load`` needs; called before it, on one rank only.

@@ -129,7 +129,7 @@ class Pooled(Section):
 
     kind: Literal["pooled"] = "pooled"
     seed: Seed | None = None
-    """Unused: nothing is drawn."""
+    """The seed of the draw of ``data.natural_clients``; the job's when absent."""
 
 
 Partition = Annotated[Iid | Dirichlet | Similarity | Natural | File | Pooled, Discriminator("kind")]

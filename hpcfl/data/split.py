@@ -1,11 +1,14 @@
 """Partition the training examples of a data set into clients."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.partition import (
@@ -18,11 +21,13 @@ from hpcfl.data.partition import (
     Rows,
     Similarity,
     Spans,
+    consecutive_rows,
     sizes_of,
 )
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_array
 from hpcfl.seeds import stream
+from hpcfl.types import Examples
 
 
 def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Sequence[Rows]:
@@ -63,6 +68,69 @@ def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Seque
     if len(empty):
         raise DataError(f"data.partition: client {empty[0]} of {len(clients)} has no example")
     return clients
+
+
+def keep_natural_clients(config: DataConfig, dataset: Dataset, seed: int) -> Dataset:
+    """The data set of ``data.natural_clients`` of its natural clients, if the job says so.
+
+    They are those that a natural partition of the same seed draws for as many ``data.clients``.
+    Their training examples keep their rows; the test set is replaced by their test examples.
+
+    Args:
+        config: the number of natural clients, and the partition, whose seed counts.
+        dataset: loaded by ``config.load``.
+        seed: the job's; ``partition.seed`` overrides it.
+
+    Raises:
+        JobError: the data set has not so many natural clients, or does not say whose its test
+            examples are, or no test example is of a drawn client.
+    """
+    wanted, natural = config.natural_clients, dataset.natural
+    if wanted is None:
+        return dataset
+    if natural is None:
+        raise JobError(
+            "data.natural_clients: this data set has no natural clients; remove natural_clients"
+        )
+    if wanted > len(natural):
+        raise JobError(
+            f"data.natural_clients: {wanted} clients, but the data set has {len(natural)}"
+        )
+    partition = effective_partition(config, dataset)
+    generator = stream(seed if partition.seed is None else partition.seed, "partition")
+    drawn = _draw(len(natural), wanted, generator)
+    kept = _of_clients(natural, drawn)
+    test, tests = _tests_of(dataset, drawn)
+    tested = "" if test is None else f" and {len(test.labels)} test"
+    note = (
+        f"{wanted} of {len(natural)} natural clients drawn: {sizes_of(kept).sum()} training"
+        f"{tested} examples are theirs, the others are not used"
+    )
+    return replace(
+        dataset, natural=kept, test=test, natural_tests=tests, notes=(*dataset.notes, note)
+    )
+
+
+def _tests_of(dataset: Dataset, drawn: Rows) -> tuple[Examples | None, Sequence[Rows] | None]:
+    """The test examples of the drawn clients, client by client, and the rows of each."""
+    test, owned = dataset.test, dataset.natural_tests
+    if test is None:
+        return None, None
+    if owned is None or not isinstance(test.inputs, Tensor):
+        why = "does not say whose its test examples are"
+        why = why if owned is None else "keeps its test examples in a file, and all are read"
+        raise JobError(
+            f"data.natural_clients: this data set {why}; draw by data.clients and partition "
+            "natural, and test on all"
+        )
+    sizes = [len(owned[k]) for k in drawn]
+    if not sum(sizes):
+        raise JobError(
+            f"data.natural_clients: none of the {len(drawn)} drawn clients has a test example; ask "
+            "for more, or set another seed"
+        )
+    rows = torch.from_numpy(np.concatenate([owned[k] for k in drawn]))
+    return Examples(test.inputs[rows], test.labels[rows]), consecutive_rows(sizes)
 
 
 def effective_partition(config: DataConfig, dataset: Dataset) -> Partition:
@@ -199,7 +267,15 @@ def _natural(
         return natural
     if wanted > len(natural):
         raise JobError(f"data.clients: {wanted} clients, but the data set has {len(natural)}")
-    drawn = np.sort(generator.choice(len(natural), size=wanted, replace=False))
+    return _of_clients(natural, _draw(len(natural), wanted, generator))
+
+
+def _draw(population: int, wanted: int, generator: np.random.Generator) -> Rows:
+    """``wanted`` of the natural clients, drawn without replacement, ascending."""
+    return np.sort(generator.choice(population, size=wanted, replace=False))
+
+
+def _of_clients(natural: Sequence[Rows], drawn: Rows) -> Sequence[Rows]:
     return natural[drawn] if isinstance(natural, Spans) else tuple(natural[k] for k in drawn)
 
 

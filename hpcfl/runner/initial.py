@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from hpcfl.data.base import Dataset
+from hpcfl.data.split import keep_natural_clients
 from hpcfl.engine.global_generators import seeded
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.job.schema import Loaded
@@ -41,7 +42,7 @@ def fetch_model(loaded: Loaded) -> None:
 
 
 def load_data(loaded: Loaded) -> Dataset:
-    """The job's data set, checked as far as any data set can be.
+    """The job's data set, of its ``natural_clients`` if it names some; checked as far as it can be.
 
     Raises:
         JobError, DataError: it cannot be loaded, or it is not what a data set is.
@@ -58,7 +59,7 @@ def load_data(loaded: Loaded) -> Dataset:
         )
     with as_job_error(own, "its load returns a data set that cannot be used", load):
         _require_sound(dataset, own)
-    return dataset
+        return keep_natural_clients(job.data, dataset, job.seed)
 
 
 def _require_sound(dataset: Dataset, own: str) -> None:

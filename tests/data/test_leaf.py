@@ -13,8 +13,8 @@ from hpcfl.data.download import quiet
 from hpcfl.data.partition import Iid
 from hpcfl.data.sources.leaf import Leaf
 from hpcfl.data.sources.shakespeare import ALPHABET, encode
-from hpcfl.data.split import partition_examples
-from hpcfl.errors import DataError, DiskError
+from hpcfl.data.split import keep_natural_clients, partition_examples
+from hpcfl.errors import DataError, DiskError, JobError
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (7, 28, 28), np.uint8)
@@ -122,6 +122,39 @@ def same(first, second):
         and all(map(np.array_equal, first.natural, second.natural))
         and first.classes == second.classes
     )
+
+
+def test_the_tests_of_drawn_users(femnist, hpcfl):
+    """Of f1_z, f0_a and f2_b only f0_a has test examples, two; from the JSON and prepared."""
+    config = Leaf(root=str(femnist), natural_clients=2)
+    for _ in range(2):
+        whole = config.load(0)
+        assert [rows.tolist() for rows in whole.natural_tests] == [[], [0, 1], []]
+        tested = set()
+        for seed in range(8):
+            try:
+                drawn = keep_natural_clients(config, whole, seed)
+            except JobError as error:
+                assert "none of the 2 drawn clients has a test example" in str(error)
+                continue
+            tested.add(tuple(map(len, drawn.natural_tests)))
+            assert drawn.test.labels.tolist() == LABELS[4:6]
+        assert tested == {(0, 2), (2, 0)}
+        assert hpcfl("data", "prepare", "leaf", "--root", femnist).code == 0
+
+
+def test_a_prepared_file_of_an_earlier_version(femnist, hpcfl):
+    assert hpcfl("data", "prepare", "leaf", "--root", femnist).code == 0
+    path = femnist / "leaf_images.npz"
+    with np.load(path) as packed:
+        old = {key: packed[key] for key in packed if not key.startswith("test_")}
+    np.savez(path, **old)
+    assert Leaf(root=str(femnist)).load(0).natural_tests is None
+    with pytest.raises(DataError, match="does not say whose the test examples are; remove it"):
+        Leaf(root=str(femnist), natural_clients=2).load(0)
+    np.savez(path, **old, test_sizes=np.array([2]), test_clients=np.array([3]))
+    with pytest.raises(DataError, match="damaged; remove it and prepare it again"):
+        Leaf(root=str(femnist)).load(0)
 
 
 def test_what_is_prepared_is_read_without_the_json(femnist, hpcfl):

@@ -1,14 +1,17 @@
+from pathlib import Path
+
 import h5py
 import numpy as np
 import pytest
 import torch
 
-from hpcfl.data.partition import Iid
+from hpcfl.data.partition import File, Iid, Natural, Pooled
 from hpcfl.data.sources.shakespeare import ALPHABET, Shakespeare, encode
-from hpcfl.data.split import partition_examples
+from hpcfl.data.split import keep_natural_clients, partition_examples
 from hpcfl.errors import DataError, JobError
 from tests.real_data import real
 
+ROOT = Path(__file__).parents[2]
 LINE = b"To be, or not to be: that is the question; whether 'tis nobler in the mind to suffer"
 TRAIN = {"HAMLET": [LINE, b"the slings"], "OPHELIA": [b"short"], "GHOST": [LINE + LINE]}
 TEST = {"HAMLET": [LINE], "GHOST": [LINE], "YORICK": [LINE + b"!"]}
@@ -85,6 +88,90 @@ def test_max_examples_keeps_the_first(root):
     whole = Shakespeare(root=str(root)).load(0)
     some = Shakespeare(root=str(root), max_examples=5).load(0)
     assert [list(rows) for rows in some.natural] == [list(rows[:5]) for rows in whole.natural]
+
+
+def texts(examples):
+    return [decode(text) for text in examples.inputs]
+
+
+def test_the_tests_of_each_role(root):
+    """In the order of the roles: GHOST's 4 windows follow none of HAMLET's in the test set."""
+    dataset = Shakespeare(root=str(root)).load(0)
+    assert [len(rows) for rows in dataset.natural_tests] == [4, 4]
+    write(root, "test", {"YORICK": [LINE], "HAMLET": [LINE + b"!"]})
+    dataset = Shakespeare(root=str(root)).load(0)
+    assert [rows.tolist() for rows in dataset.natural_tests] == [[], [0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_training_and_tests_of_the_drawn_roles_alone(root, seed):
+    """GHOST has 88 training and 4 test windows, HAMLET 15 and 5; the test text tells who it is."""
+    write(root, "test", {"GHOST": [LINE], "HAMLET": [b"?" + LINE], "YORICK": [LINE]})
+    plain = Shakespeare(root=str(root), clients=1)
+    (expected,) = partition_examples(plain, plain.load(seed), seed)
+    mine = Shakespeare(root=str(root), natural_clients=1)
+    dataset = keep_natural_clients(mine, mine.load(seed), seed)
+    (drawn,) = partition_examples(mine, dataset, seed)
+    assert np.array_equal(drawn, expected)  # the split's draw
+    trained, tested = {88: (88, 4), 15: (15, 5)}[len(drawn)]
+    assert len(dataset.test.labels) == tested
+    assert texts(dataset.test)[0] == (b"?" + LINE if tested == 5 else LINE)[:80]
+    assert [rows.tolist() for rows in dataset.natural_tests] == [list(range(tested))]
+    assert dataset.notes == (
+        f"1 of 2 natural clients drawn: {trained} training and {tested} test examples are theirs, "
+        "the others are not used",
+    )
+    for partition in (Pooled(), Iid(), Natural()):
+        config = Shakespeare(root=str(root), natural_clients=1, partition=partition)
+        assert config.population == 1
+        found = keep_natural_clients(config, config.load(seed), seed)
+        (rows,) = partition_examples(config, found, seed)
+        assert np.array_equal(rows, expected)  # all of the role's examples, and of no other
+        assert texts(found.test) == texts(dataset.test)
+
+
+def test_both_roles_are_drawn_by_some_seed(root):
+    config = Shakespeare(root=str(root), natural_clients=1)
+    whole = config.load(0)
+    sizes = {len(keep_natural_clients(config, whole, seed).natural[0]) for seed in range(4)}
+    assert sizes == {88, 15}
+
+
+def test_the_seed_of_the_partition_draws_the_roles(root):
+    drawn = {}
+    for own in range(4):
+        for kind in (Natural, Pooled):
+            config = Shakespeare(root=str(root), natural_clients=1, partition=kind(seed=own))
+            found = keep_natural_clients(config, config.load(9), 9)
+            drawn.setdefault(own, []).append(len(found.natural[0]))
+    assert {len(set(sizes)) for sizes in drawn.values()} == {1}
+    assert {sizes[0] for sizes in drawn.values()} == {88, 15}
+
+
+def test_natural_clients_that_cannot_be_had(root, tmp_path):
+    config = Shakespeare(root=str(root), natural_clients=3)
+    with pytest.raises(JobError, match=r"natural_clients: 3 clients, but the data set has 2"):
+        keep_natural_clients(config, config.load(0), 0)
+    write(root, "test", {"YORICK": [LINE]})
+    config = Shakespeare(root=str(root), natural_clients=2)
+    with pytest.raises(JobError, match="none of the 2 drawn clients has a test example"):
+        keep_natural_clients(config, config.load(0), 0)
+    with pytest.raises(ValueError, match="the file of the partition says which examples are used"):
+        Shakespeare(root=str(root), natural_clients=2, partition=File(path="split.npz"))
+
+
+def test_check_and_show_tell_the_drawn_roles(root, tmp_path, hpcfl):
+    job = ROOT / "jobs/shakespeare/fedavg_noniid.yaml"
+    keys = [f"data.root={root}", "data.min_examples=null", "data.clients=null", "cohort.size=1"]
+    keys += ["data.natural_clients=1"]
+    said = hpcfl("check", job, *keys, "--data").out
+    assert any("1 of 2 natural clients drawn: " in line for line in said)
+    (examples,) = (line for line in said if line.startswith("examples"))
+    config = Shakespeare(root=str(root), natural_clients=1)
+    size = len(keep_natural_clients(config, config.load(0), 0).natural[0])
+    assert examples.endswith(f"; {size} in all, 4 for testing")
+    said = hpcfl("data", "show", job, *keys, "--plot", tmp_path / "p.png").out
+    assert any(line.startswith("note: 1 of 2 natural clients drawn: ") for line in said)
 
 
 def test_no_role_is_long_enough(root):

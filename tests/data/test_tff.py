@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hpcfl.data.download import quiet
 from hpcfl.data.sources import tff
 from hpcfl.data.sources.tff import DATASETS, Tff
-from hpcfl.errors import DataError
+from hpcfl.data.split import keep_natural_clients
+from hpcfl.errors import DataError, JobError
 
 RANDOM = np.random.default_rng(0)
 GREY = RANDOM.integers(0, 256, (9, 28, 28), np.uint8)
@@ -55,6 +56,26 @@ def test_emnist(tmp_path, name):
     assert np.array_equal(inputs[0, 0], GREY[3].astype(np.float32) / np.float32(255))
     flat = Tff(root=str(tmp_path), dataset=name, flat=True).load(0)
     assert flat.transform(flat.train.inputs, torch.float32, None).shape == (4, 784)
+
+
+def test_the_tests_of_drawn_writers(tmp_path):
+    """f0 is tested on images 4 and 5, f1 on 6."""
+    write_emnist(tmp_path)
+    config = Tff(root=str(tmp_path), natural_clients=1)
+    whole = config.load(0)
+    assert [rows.tolist() for rows in whole.natural_tests] == [[0, 1], [2]]
+    found = {}
+    for seed in range(4):
+        drawn = keep_natural_clients(config, whole, seed)
+        found[len(drawn.natural[0])] = drawn.test.labels.tolist()
+    assert found == {1: [4, 5], 3: [6]}
+
+
+def test_the_test_clients_of_cifar100_are_others(tmp_path):
+    write_cifar100(tmp_path)
+    config = Tff(root=str(tmp_path), dataset="cifar100", natural_clients=1)
+    with pytest.raises(JobError, match="does not say whose its test examples are"):
+        keep_natural_clients(config, config.load(0), 0)
 
 
 def test_cifar100(tmp_path):

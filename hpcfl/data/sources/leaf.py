@@ -14,7 +14,7 @@ from hpcfl.data.download import Track, quiet
 from hpcfl.data.grayscale import Grey
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import count_of, missing_classes
-from hpcfl.data.partition import consecutive_rows
+from hpcfl.data.partition import Rows, consecutive_rows
 from hpcfl.data.prepared_file import commit, preparing
 from hpcfl.data.source_fingerprint import same, source_fingerprint, stamps
 from hpcfl.data.sources.arrays import cast, to_indices
@@ -25,12 +25,17 @@ from hpcfl.io.files import read_arrays
 from hpcfl.types import Count, Examples, PathText
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "sizes")
+_TEST_ARRAYS = ("test_sizes", "test_clients")
+"""Of each user with test examples: their number, and the client that the user is, or -1."""
 _TRANSFORMS: Mapping[str, Transform] = {"text": to_indices, "vectors": cast}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf(DataConfig):
-    """LEAF's train/*.json and test/*.json; users are clients, in the order of files and users."""
+    """LEAF's train/*.json and test/*.json; users are clients, in the order of files and users.
+
+    The test examples are those of all users; with ``natural_clients`` those of the drawn ones.
+    """
 
     root: PathText = "data"
     """The folder with the folders train and test, as LEAF's preprocess.sh leaves it."""
@@ -91,7 +96,7 @@ class Leaf(DataConfig):
     def load(self, seed: int) -> Dataset:
         """Read the file that ``prepare`` wrote, or else parse the JSON."""
         if self._packed.exists():
-            arrays = read_arrays(self._packed, _ARRAYS)
+            arrays = read_arrays(self._packed, _ARRAYS, _TEST_ARRAYS)
             self._check(arrays)
         else:
             arrays = self._parse(quiet)
@@ -109,7 +114,34 @@ class Leaf(DataConfig):
             transform=_TRANSFORMS.get(self.examples, Grey(self.flat)),
             # A character that no client has is not worth a note.
             notes=() if self.examples == "text" else missing_classes(y_train, classes),
+            natural_tests=self._tests(arrays),
         )
+
+    def _tests(self, arrays: Mapping[str, NDArray[Any]]) -> list[Rows] | None:
+        """The test examples of each client; None in a prepared file of an earlier version.
+
+        Raises:
+            DataError: the job needs them, and they are missing or damaged.
+        """
+        if not all(name in arrays for name in _TEST_ARRAYS):
+            if self.natural_clients is not None:
+                raise DataError(
+                    f"{self._packed}: made by an earlier version, does not say whose the test "
+                    "examples are; remove it and prepare it again"
+                )
+            return None
+        sizes, clients = (arrays[name] for name in _TEST_ARRAYS)
+        count, none = len(arrays["sizes"]), np.empty(0, dtype=np.int64)
+        sound = (
+            sizes.dtype == clients.dtype == np.int64
+            and sizes.shape == clients.shape == (len(sizes),)
+            and bool(np.all((sizes > 0) & (clients >= -1) & (clients < count)))
+            and sizes.sum() == len(arrays["y_test"])
+        )
+        if not sound:
+            raise DataError(f"{self._packed}: damaged; remove it and prepare it again")
+        owned = dict(zip(clients.tolist(), consecutive_rows(sizes), strict=True))
+        return [owned.get(client, none) for client in range(count)]
 
     def _classes(self, labels: NDArray[Any]) -> int:
         return self.classes or KINDS[self.examples].classes or max(int(labels.max()) + 1, 1)
@@ -127,9 +159,12 @@ class Leaf(DataConfig):
         classes = self._classes(np.concatenate([user.y for user in train]))
         for user in (*train, *test):
             check(user, classes, train[0].x.shape[1:])
+        place = {user.name: client for client, user in enumerate(train)}
         return {
             **_joined("train", train),
             **_joined("test", test),
+            "test_sizes": np.array([len(user.y) for user in test]),
+            "test_clients": np.array([place.get(user.name, -1) for user in test]),
             "sizes": np.array([len(user.y) for user in train]),
             "users": np.array([user.name for user in train]),
         }

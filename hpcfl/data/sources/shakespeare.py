@@ -22,7 +22,7 @@ from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import Track, check_count
 from hpcfl.data.hdf5 import member, open_examples, strings
 from hpcfl.data.inputs import InputFile, input_files
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import Rows, consecutive_rows
 from hpcfl.data.sources.arrays import to_indices
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Count, Examples, PathText
@@ -49,7 +49,8 @@ class Shakespeare(DataConfig):
     """Windows of text uint8 [n, 80] and the next character; natural clients are the roles.
 
     The test examples are the windows of every role's test text; with ``min_examples`` only of the
-    roles that have enough training examples, whether or not ``clients`` draws them.
+    roles that have enough training examples, whether or not ``clients`` draws them.  With
+    ``natural_clients`` they are those of the drawn roles.
     """
 
     root: PathText = "data"
@@ -96,6 +97,8 @@ class Shakespeare(DataConfig):
             list(test_texts.values()), self.max_test_examples
         )
         rows = torch.from_numpy(np.concatenate([np.empty(0, dtype=np.int64), *test_rows]))
+        tested = consecutive_rows([len(own) for own in test_rows]) if test_rows else []
+        owned = dict(zip(test_texts, tested, strict=True))
         return Dataset(
             train=Examples(inputs, labels),
             test=Examples(test_inputs[rows], test_labels[rows]) if len(rows) else None,
@@ -103,6 +106,7 @@ class Shakespeare(DataConfig):
             classes=len(ALPHABET),
             loss="cross_entropy",
             transform=to_indices,
+            natural_tests=[owned.get(role, rows[:0].numpy()) for role in roles],
         )
 
 

@@ -73,7 +73,8 @@ DATASETS = {
 class Tff(DataConfig):
     """EMNIST of 3400 writers, uint8 [n, 28, 28], or CIFAR-100 of 500 clients, uint8 [n, 32, 32, 3].
 
-    Clients are numbered in the order of their names.  All clients' test examples form the test set.
+    Clients are numbered in the order of their names.  All clients' test examples form the test set;
+    with ``natural_clients`` those of the drawn writers (CIFAR-100's test clients are others).
     """
 
     root: PathText = "data"
@@ -117,13 +118,16 @@ class Tff(DataConfig):
     def load(self, seed: int) -> Dataset:
         """Read both files into bytes."""
         files = DATASETS[self.dataset]
-        train, natural = _read(self._path("train"), files, quiet)
-        test, _ = _read(self._path("test"), files, quiet)
+        train, owned = _read(self._path("train"), files, quiet)
+        test, tests = _read(self._path("test"), files, quiet)
+        # CIFAR-100's test clients are others, though they have the same names.
+        known, none = self.dataset != "cifar100", np.empty(0, dtype=np.int64)
         cifar = Cifar100.layout
         return Dataset(
             train=train,
             test=test,
-            natural=natural,
+            natural=list(owned.values()),
+            natural_tests=[tests.get(name, none) for name in owned] if known else None,
             classes=files.classes,
             loss="cross_entropy",
             transform=CropFlipNormalize(mean=cifar.mean, std=cifar.std, augment=self.augment)
@@ -142,7 +146,7 @@ class Tff(DataConfig):
         provide_members(Path(self.root), archive, track)
 
 
-def _read(path: Path, files: Files, track: Track) -> tuple[Examples, list[Rows]]:
+def _read(path: Path, files: Files, track: Track) -> tuple[Examples, dict[str, Rows]]:
     """The examples of a file, client after client in the order of names, and each one's rows."""
     with open_examples(path) as group:
         names = sorted(group)
@@ -151,7 +155,8 @@ def _read(path: Path, files: Files, track: Track) -> tuple[Examples, list[Rows]]
         raise DataError(f"{path}: the group 'examples' holds no client")
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     rows = consecutive_rows([len(own) for _, own in parts])
-    return Examples(torch.from_numpy(images), torch.from_numpy(labels)), rows
+    owned = dict(zip(names, rows, strict=True))
+    return Examples(torch.from_numpy(images), torch.from_numpy(labels)), owned
 
 
 def _client(
