@@ -410,6 +410,13 @@ def _data_prepare(options: argparse.Namespace) -> None:
         print(f"ready: {config.prepare(track)}: {counted(config.load(0))}")
 
 
+def _drift(options: argparse.Namespace) -> None:
+    from hpcfl.cli.drift import draw_drift
+
+    print(draw_drift(options.job, options.overrides, options.only, options.plot))
+    print(f"plot: {options.plot}", file=sys.stderr)
+
+
 def _list(options: argparse.Namespace) -> None:
     from hpcfl.cli.listing import listing
 
@@ -463,6 +470,7 @@ COMMANDS = {
     "data export-split": _data_export_split,
     "data prepare": _data_prepare,
     "data show": _data_show,
+    "drift": _drift,
     "export": _export,
     "list": _list,
     "plan": _plan,

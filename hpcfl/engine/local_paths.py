@@ -1,0 +1,164 @@
+"""Record where every client is after each local step, and the server after each round.
+
+For pictures of client drift on models of a few parameters: every point is copied to the CPU.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad
+from hpcfl.engine.loop import play
+from hpcfl.engine.run import Run
+from hpcfl.local.sequential import Sequential
+from hpcfl.local.step import ClientResult, ClientTask, Gradient
+from hpcfl.types import Record, Vector
+
+Points = NDArray[np.float64]  # [n, P]
+
+
+class ClientPath(NamedTuple):
+    """The local models of one client in one round."""
+
+    client: int
+    points: Points
+    """[K + 1, P]: the model that it received, and the one after each of its K local steps."""
+
+
+class LocalPaths(NamedTuple):
+    """The models of a run."""
+
+    server: Points
+    """[T + 1, P]: the global model before the first of the T rounds, and after each."""
+    rounds: Sequence[Sequence[ClientPath]]
+    """The clients of each round."""
+
+
+class LocalPathRecorder:
+    """The ``RunHooks`` of a run that keeps its models in memory and writes nothing."""
+
+    checkpoint_pending = (False, False)
+
+    def __init__(self) -> None:
+        self._server: list[Points] = []
+        self._rounds: list[list[ClientPath]] = []
+
+    def play(self, run: Run, gradient: Gradient, weight_decay: float) -> LocalPaths:
+        """Play all rounds, one client after the other.
+
+        Args:
+            run: of one rank, whose hooks are this recorder; its executor is not used.
+            gradient: of the model's loss.
+            weight_decay: of the job's local section.
+
+        Raises:
+            DivergedError, ClientError: see ``hpcfl.engine.loop.play``.
+        """
+        schedule = replace(run.schedule, evaluation_due=lambda round, rounds: True)
+        executor = _RecordingExecutor(run.algorithm, gradient, weight_decay, self._rounds)
+        run = replace(run, schedule=schedule, training=replace(run.training, executor=executor))
+        play(run, run.algorithm.init_server(run.x0), 0)
+        return LocalPaths(np.stack(self._server), self._rounds)
+
+    def begin_round(self, round: int) -> None:
+        """Begin its list of clients."""
+        self._rounds.append([])
+
+    def evaluate(self, round: int, x: Vector) -> Mapping[str, float]:
+        """Keep the global model; there are no scores."""
+        self._server.append(_copy(x))
+        return {}
+
+    def record(self, record: Record, busy: Sequence[float]) -> None:
+        """Write no log."""
+
+    def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
+        """Write no checkpoint."""
+
+    def commit_checkpoint(self, round: int) -> None:
+        """Write no checkpoint."""
+
+
+class _RecordingExecutor(Sequential):
+    """Adds the paths of the clients that it trains to the last of the ``rounds``."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        gradient: Gradient,
+        weight_decay: float,
+        rounds: list[list[ClientPath]],
+    ) -> None:
+        self._paths: list[list[Points]] = []
+        self._rounds = rounds
+        recording = _RecordingAlgorithm(algorithm=algorithm, paths=self._paths)
+        super().__init__(recording, gradient, weight_decay)
+
+    def train(
+        self,
+        message: Any,
+        tasks: Sequence[ClientTask],
+        states: list[Any],
+        *,
+        local_models: bool = False,
+    ) -> list[ClientResult]:
+        """Train as ``Sequential`` does, and keep the path of each task's client."""
+        self._paths.clear()
+        results = super().train(message, tasks, states, local_models=local_models)
+        self._rounds[-1] += [
+            ClientPath(task.client_id, np.stack(path))
+            for task, path in zip(tasks, self._paths, strict=True)
+        ]
+        return results
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RecordingAlgorithm(Algorithm):
+    """The hooks of an algorithm that are called on a client; copies y before and after each step."""
+
+    algorithm: Algorithm
+    paths: list[list[Points]]
+    """Of one client after the other, in the order in which they train."""
+
+    @property
+    def step_scale(self) -> float:
+        return self.algorithm.step_scale
+
+    def init_server(self, x0: Vector) -> Any:
+        return self.algorithm.init_server(x0)
+
+    def update(self, server: Any, mean: Any, cohort: Cohort) -> Any:
+        return self.algorithm.update(server, mean, cohort)
+
+    def begin(self, message: Any, state: Any, client: Client) -> Any:
+        self.paths.append([])
+        return self.algorithm.begin(message, state, client)
+
+    def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
+        self.paths[-1].append(_copy(y))
+        return self.algorithm.start_point(y, local, client)
+
+    def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
+        return self.algorithm.gradient_point(y, start, local, client)
+
+    def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:
+        return self.algorithm.direction(point, local, grad, client)
+
+    def update_local(self, local: Any, step: Vector, client: Client) -> Any:
+        return self.algorithm.update_local(local, step, client)
+
+    def finish(
+        self, y: Vector, local: Any, message: Any, state: Any, client: Client
+    ) -> tuple[Any, Any]:
+        self.paths[-1].append(_copy(y))
+        return self.algorithm.finish(y, local, message, state, client)
+
+
+def _copy(y: Vector) -> Points:
+    """A copy: the executor changes its vector in place."""
+    copied: Points = y.detach().cpu().double().numpy().copy()
+    return copied
