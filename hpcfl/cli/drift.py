@@ -68,7 +68,7 @@ def _jobs(file: Path, overrides: Sequence[str], only: Sequence[str] | None) -> d
         if only is not None:
             raise JobError(f"--only chooses runs of a sweep, but {file} is a job; leave it out")
         loaded = load(file, overrides)
-        return {loaded.name: loaded}
+        return {loaded.tree["algorithm"]["name"]: loaded}
     sweep = read_sweep(file, overrides)
     if only is not None:
         sweep = sweep.only(only)

@@ -118,7 +118,7 @@ class _RecordingExecutor(Sequential):
 
 @dataclass(frozen=True, kw_only=True)
 class _RecordingAlgorithm(Algorithm):
-    """The hooks of an algorithm that are called on a client; copies y before and after each step."""
+    """The hooks of another algorithm, for an executor; y is copied before and after each step."""
 
     algorithm: Algorithm
     paths: list[list[Points]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,16 +60,20 @@ def plot_local_paths(panels: Sequence[Panel], path: Path) -> None:
     Raises:
         JobError: the file cannot be written, or its name does not end in .png, .pdf or .svg.
     """
-    across = min(ACROSS, len(panels))
-    down = -(-len(panels) // across)
-    figure, axes = new_figure(_SIZE * across, (_SIZE + 0.2) * down + 0.7, down, across)
+    across = min(ACROSS, ceil(sqrt(len(panels))))
+    down = ceil(len(panels) / across)
     low, high = _limits(panels)
+    width, height = high - low
+    tall = _SIZE * min(max(height / width, 0.5), 1.5)
+    entries = sum(not label.startswith("_") for label in _labels(panels[0])) + 3
+    lines = ceil(entries / across)  # of the legend
+    figure, axes = new_figure(_SIZE * across, (tall + 0.2) * down + 0.2 * lines + 0.2, down, across)
     for place, panel in zip(axes, panels, strict=False):
         _draw(place, panel, low, high)
     for place in axes[len(panels) :]:
         place.remove()
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=across, frameon=False)
     save(figure, [path])
 
 
@@ -104,8 +109,7 @@ def _draw(axes: Axes, panel: Panel, low: NDArray[np.float64], high: NDArray[np.f
     for clients in panel.paths.rounds:
         for client, points in clients:
             axes.plot(*points.T, "-o", color=_colour(client), markersize=2.2, linewidth=0.9)
-    for client, place in enumerate(panel.optima):
-        label = f"client {client}: local steps, and its minimum"
+    for client, (place, label) in enumerate(zip(panel.optima, _labels(panel), strict=True)):
         axes.plot(*place, "-x", color=_colour(client), markersize=8, mew=2, label=label)
     server = panel.paths.server
     axes.plot(
@@ -122,8 +126,9 @@ def _draw(axes: Axes, panel: Panel, low: NDArray[np.float64], high: NDArray[np.f
     axes.plot(
         *optimum,
         "*",
-        color=COLOURS[1],
-        markersize=13,
+        color="gold",
+        markeredgecolor="black",
+        markersize=12,
         linestyle="none",
         label="minimum of the mean loss",
     )
@@ -131,6 +136,14 @@ def _draw(axes: Axes, panel: Panel, low: NDArray[np.float64], high: NDArray[np.f
     axes.set_ylim(low[1], high[1])
     axes.set_aspect("equal")
     axes.set_title(panel.title, fontsize="medium")
+
+
+def _labels(panel: Panel) -> list[str]:
+    """Of the clients in the legend: each, or the first of many for all; "_" is left out."""
+    count = len(panel.optima)
+    if count > len(COLOURS) - 1:
+        return ["clients: local steps, and their minima", *["_"] * (count - 1)]
+    return [f"client {client}: local steps, and its minimum" for client in range(count)]
 
 
 def _colour(client: int) -> str:

@@ -1,0 +1,104 @@
+"""The recorded local models, worked by hand, and the same bits as a run's."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hpcfl
+from hpcfl.errors import JobError
+from hpcfl.job.schema import load
+from hpcfl.runner.local_paths import play_quadratics
+
+ROOT = Path(__file__).parents[2]
+JOB = ROOT / "jobs/quadratics/fedavg.yaml"
+PLANE = ("data.dim=2", "data.heterogeneity=1.0", "rounds=4", "local.steps=3")
+
+pytestmark = pytest.mark.usefixtures("own_process")
+
+
+def played(*overrides):
+    return play_quadratics(load(JOB, [*PLANE, *overrides]))
+
+
+def gradient(found, client, y):
+    return found.curvature[client] * y - found.linear[client]
+
+
+def test_fedavg_by_hand():
+    """Each client takes three steps y <- y - 0.1 (h_i y - b_i) from the server's model."""
+    found = played()
+    assert found.curvature.tolist() == [[1.5, 1.5], [0.5, 0.5]]
+    assert found.linear[0] == pytest.approx(-found.linear[1])
+    assert np.linalg.norm(found.linear[0]) == pytest.approx(1.0)
+    x = np.array([1.0, 1.0])
+    assert len(found.paths.rounds) == 4
+    for t, clients in enumerate(found.paths.rounds):
+        assert found.paths.server[t] == pytest.approx(x, abs=1e-12)
+        assert [path.client for path in clients] == [0, 1]
+        ends = []
+        for client, points in clients:
+            y = x
+            assert points.shape == (4, 2)
+            for point in points:
+                assert point == pytest.approx(y, abs=1e-12)
+                y = y - 0.1 * gradient(found, client, y)
+            ends.append(points[-1])
+        x = np.mean(ends, axis=0)
+    assert found.paths.server[4] == pytest.approx(x, abs=1e-12)
+
+
+def test_scaffold_by_hand():
+    """Without weight decay, with option 2, c_i and c are the means of gradients and of c_i."""
+    found = played("algorithm={name: scaffold}")
+    control = np.zeros((2, 2))
+    for t, clients in enumerate(found.paths.rounds):
+        mean, after = control.mean(0), []
+        for client, points in clients:
+            y = found.paths.server[t]
+            for point in points[1:]:
+                y = y - 0.1 * (gradient(found, client, y) - control[client] + mean)
+                assert point == pytest.approx(y, abs=1e-12)
+            used = control[client] - mean + (points[0] - points[-1]) / (3 * 0.1)
+            after.append(used)
+        control = np.array(after)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["fedavg", "fedavgm", "scaffold", "mimemom", "mimelitemom", "fedhbm", "fedmim", "fedsam"],
+)
+def test_the_server_is_that_of_a_run(algorithm, tmp_path):
+    """Bit for bit, with weight decay too; full gradients and client states included."""
+    keys = [f"algorithm={{name: {algorithm}}}", "local.weight_decay=0.01"]
+    found = played(*keys)
+    x = hpcfl.run(JOB, [*PLANE, *keys], out=tmp_path / "run").x
+    assert torch.equal(torch.from_numpy(found.paths.server[-1]), x)
+
+
+def test_the_clients_of_each_round():
+    """One of three a round; the job's executor does not matter."""
+    keys = ("data.clients=3", "cohort.size=1", "rounds=6", "executor=block", "data.spread=0.0")
+    found = played(*keys)
+    drawn = [[path.client for path in clients] for clients in found.paths.rounds]
+    assert all(len(clients) == 1 for clients in drawn)
+    assert len({clients[0] for clients in drawn}) > 1
+
+
+def test_a_round_without_clients():
+    found = played("cohort={kind: bernoulli, p: 0.01}", "rounds=3")
+    assert [len(clients) for clients in found.paths.rounds] == [0, 0, 0]
+    assert np.array_equal(found.paths.server, np.ones((4, 2)))
+
+
+@pytest.mark.parametrize(
+    ("job", "overrides", "message"),
+    [
+        ("quadratics/fedavg", [], "fedavg: found dim 1, expected quadratics in the plane"),
+        ("quickstart", [], "quickstart: found other data, expected quadratics in the plane"),
+    ],
+)
+def test_other_data_are_refused(job, overrides, message):
+    with pytest.raises(JobError, match=message):
+        play_quadratics(load(ROOT / f"jobs/{job}.yaml", overrides))
