@@ -78,8 +78,15 @@ def test_the_printed_hours_of_a_set_up(job, overrides, hours, rounds):
 
 
 def test_a_set_up_without_printed_hours():
-    """The paper prints none for cross-device CIFAR, nor for SCAFFOLD."""
-    runs = [record("data.clients=500", "cohort.size=5"), record("algorithm={name: scaffold}")]
+    """None for cross-device CIFAR, for SCAFFOLD, and for other numbers of steps or examples."""
+    shorter = ("data.max_examples=100", "rounds=250")
+    runs = [
+        record("data.clients=500", "cohort.size=5"),
+        record("algorithm={name: scaffold}"),
+        record("local.epochs=5"),
+        record("local.batch_size=32"),
+        record(*shorter, job="shakespeare/fedavg_noniid"),
+    ]
     (table,) = by_hours(runs).tables
     assert not [title for title in table.titles if title.startswith("published")]
     assert {row["published_hours"] for row in values(*runs)} == {""}
