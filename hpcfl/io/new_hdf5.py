@@ -1,8 +1,9 @@
 """Write a new HDF5 file on a disk that may be full."""
 
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,16 @@ def new_hdf5(path: Path, room: int) -> Iterator[Any]:
     Raises:
         OSError: the disk is too small or fails, or the file cannot be made.
     """
-    with h5py.File(path, "w", libver=("v108", "v108"), locking=False) as file:
-        _reserve(file.id.get_vfd_handle(), METADATA + room)
-        yield file
+    file = h5py.File(path, "w", libver=("v108", "v108"), locking=False)
+    _reserve(file, METADATA + room)
+    try:
+        with file:
+            yield file
+    except RuntimeError as error:  # h5py raises it for some failures of the disk
+        found = re.search(r"errno = (\d+)", str(error))
+        if not found:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
     with path.open("r+b") as raw:
         raw.truncate(int.from_bytes(raw.read(64)[_END_OF_FILE], "little"))
         # Its datasets that were allocated but not written would leave the file sparse.
@@ -36,7 +44,13 @@ def new_hdf5(path: Path, room: int) -> Iterator[Any]:
         os.fsync(raw.fileno())
 
 
-def _reserve(descriptor: int, size: int) -> None:
+def _reserve(file: Any, size: int) -> None:
+    """Reserve the first ``size`` bytes of a file, or close it.
+
+    Raises:
+        OSError: the disk is too small or fails.
+    """
+    descriptor = file.id.get_vfd_handle()
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError:
@@ -44,4 +58,6 @@ def _reserve(descriptor: int, size: int) -> None:
         memory = os.memfd_create("discarded")
         os.dup2(memory, descriptor)
         os.close(memory)
+        with suppress(RuntimeError):  # a limit on the size of files holds in memory, too
+            file.close()
         raise

@@ -31,7 +31,8 @@ NEED = METADATA + 1_000_000
 
 
 @pytest.mark.parametrize(
-    ("limit", "said"), [(NEED, ""), (NEED - 1, "told\n"), (1000, "told\n"), (10, "told\n")]
+    ("limit", "said"),
+    [(NEED, ""), (NEED - 1, "told\n"), (1000, "told\n"), (100, "told\n"), (10, "told\n")],
 )
 def test_a_full_disk_is_an_error_and_no_crash(tmp_path, limit, said):
     """HDF5's own close would fail, and the interpreter end by a segmentation fault."""
