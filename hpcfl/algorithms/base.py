@@ -4,6 +4,7 @@ One round, as the engine plays it (x, y, delta, ... are flat vectors [P]):
 
     server <- init_server(x0)                                          # once
     for t = 0, 1, ...:
+        server  <- prepare(server, cohort)                             # default server
         message <- broadcast(server)
         for each client i of the cohort, at once or in turn:
             local <- begin(message, state_i, client_i);  y <- message.x
@@ -38,7 +39,7 @@ from hpcfl.types import Positive, Scalar, Section, Vector
 Grad = Callable[[Vector], Vector]  # the gradient of the step's mean batch loss, at a point
 RandomInit = Callable[[], Vector]  # makes a random initial model, of one client alone
 Fresh = RandomInit  # its name in 0.1
-FullGradientScope = Literal["none", "client", "cohort"]
+FullGradientScope = Literal["none", "client", "cohort", "server"]
 
 
 class Client(NamedTuple):
@@ -59,7 +60,7 @@ class Cohort(NamedTuple):
     size: int  # |S|, as drawn
     population: int  # N
     lr: float  # eta, local learning rate of this round
-    grad: Vector  # [P], plain mean of full_grad; [0] unless full_gradient is "cohort"
+    grads: tuple[Vector, ...]  # at each of the full_gradient_points, the clients' plain mean
 
 
 class Server(NamedTuple):
@@ -100,10 +101,11 @@ class Algorithm(Section, ABC):
 
     @property
     def full_gradient(self) -> FullGradientScope:
-        """The full-batch gradients at x that a round computes before local training.
+        """The full-batch gradients that every client of a round computes before local training.
 
-        "client": each client's own, in ``client.full_grad``; "cohort": also their plain mean, in
-        ``client.cohort_grad`` and ``cohort.grad`` (one more vector up and one more down).
+        "client": for itself alone, in ``client.full_grad``; "server": their plain means go to the
+        server too, in ``cohort.grads``, before the broadcast (a vector more up for each point);
+        "cohort": the mean at x goes to the clients too, in ``client.cohort_grad`` (one more down).
         """
         return "none"
 
@@ -127,6 +129,14 @@ class Algorithm(Section, ABC):
     def init_client(self, x0: Vector, random_init: RandomInit) -> Any:
         """The state of a client before its first round; ``x0`` is the initial model."""
         return Nothing()
+
+    def full_gradient_points(self, server: Any) -> tuple[Vector, ...]:
+        """The points of the full gradients: the message's x, then others (one more down each)."""
+        return (self.broadcast(server).x,)
+
+    def prepare(self, server: Any, cohort: Cohort) -> Any:
+        """The server before the broadcast of a round."""
+        return server
 
     def broadcast(self, server: Any) -> Any:
         """The message to every client of the cohort."""

@@ -57,7 +57,7 @@ class MimeFramework(Algorithm):
         return self.base_direction(corrected, local, client)
 
     def update(self, server: Any, mean: Any, cohort: Cohort) -> Any:
-        return self.advance(server, mean.delta, cohort.grad)
+        return self.advance(server, mean.delta, cohort.grads[0])
 
 
 @dataclass(frozen=True, kw_only=True)

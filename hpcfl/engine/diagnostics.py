@@ -150,9 +150,9 @@ class Observer:
         """
         gradients = [task.client.full_grad for task in tasks]
         if not all(gradient.numel() for gradient in gradients):
-            gradients = self._executor.full_gradients(x, tasks)
-        if cohort.grad.numel():
-            return gradients, cohort.grad
+            gradients = [own for (own,) in self._executor.full_gradients((x,), tasks)]
+        if cohort.grads:
+            return gradients, cohort.grads[0]
         own = [FullGradient(gradient) for gradient in gradients]
         clients, ones = [task.client_id for task in tasks], [1.0] * len(tasks)
         size, done = cohort.size, cohort.round + 1

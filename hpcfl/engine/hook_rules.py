@@ -17,6 +17,8 @@ from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.types import Vector
 
 SMALL = 1000  # parameters of the model that stands in where there is no data
+KNOWN_TO_SERVER = ("server", "cohort")
+"""The scopes of full gradients whose means the server receives."""
 
 
 class Played(NamedTuple):
@@ -65,6 +67,39 @@ def broken(algorithm: Algorithm, hook: str, rule: str) -> BrokenRuleError:
     """The error of a hook that breaks a rule."""
     cls = type(algorithm)
     return BrokenRuleError(f"{cls.__name__}.{hook} {rule}", defined(getattr(cls, hook)))
+
+
+def full_gradient_points(algorithm: Algorithm, server: Any) -> tuple[Vector, ...]:
+    """The points of the round's full gradients; none where the algorithm takes none.
+
+    Raises:
+        BrokenRuleError: the hook returns something else than vectors like the model.
+    """
+    if algorithm.full_gradient == "none":
+        return ()
+    hook = "full_gradient_points"
+    points = call(algorithm, hook, server)
+    if not isinstance(points, tuple) or not points:
+        raise broken(algorithm, hook, f"returns {points!r:.60}; expected a tuple of vectors")
+    for point in points:
+        _require_like(algorithm, hook, point, server.x)
+    return points
+
+
+def known_to_server(algorithm: Algorithm, means: Sequence[Vector]) -> tuple[Vector, ...]:
+    """Of the full gradients' means, those that ``Cohort.grads`` has: all or none."""
+    return tuple(means) if algorithm.full_gradient in KNOWN_TO_SERVER else ()
+
+
+def play_prepare(algorithm: Algorithm, server: Any, cohort: Cohort) -> Any:
+    """The server before the broadcast.
+
+    Raises:
+        BrokenRuleError: it is no longer a server.
+    """
+    after = call(algorithm, "prepare", server, cohort)
+    require_form(algorithm, "prepare", "a server", after, "init_server", server)
+    return after
 
 
 def play_client(algorithm: Algorithm, message: Any, member: Member) -> Played:
@@ -120,7 +155,17 @@ def require_repeatable(
     """
     server = call(algorithm, "init_server", x0)
     _require_same(algorithm, "init_server", server, call(algorithm, "init_server", x0))
-    message = call(algorithm, "broadcast", server)
+    points = full_gradient_points(algorithm, server)
+    prepared = play_prepare(algorithm, server, cohort)
+    _require_same(algorithm, "prepare", prepared, play_prepare(algorithm, server, cohort))
+    message = call(algorithm, "broadcast", prepared)
+    if points and not torch.equal(points[0], message.x):
+        raise broken(
+            algorithm,
+            "full_gradient_points",
+            "returns another first point than the x of the message, at which the clients' "
+            "full_grad is taken",
+        )
     once = [play_client(algorithm, message, made()) for made in members]
     for played in once[1:]:
         require_form(
@@ -130,9 +175,9 @@ def require_repeatable(
     for first, second in zip(once, reversed(again), strict=True):
         _require_same(algorithm, "finish", first, second)
     uploads = [played.upload for played in once]
-    after = play_update(algorithm, server, uploads, cohort)
-    _require_same(algorithm, "update", after, play_update(algorithm, server, uploads, cohort))
-    _require_same(algorithm, "broadcast", message, call(algorithm, "broadcast", server))
+    after = play_update(algorithm, prepared, uploads, cohort)
+    _require_same(algorithm, "update", after, play_update(algorithm, prepared, uploads, cohort))
+    _require_same(algorithm, "broadcast", message, call(algorithm, "broadcast", prepared))
 
 
 def require_repeatable_without_data(algorithm: Algorithm) -> None:
@@ -152,7 +197,9 @@ def require_repeatable_without_data(algorithm: Algorithm) -> None:
         return Member(state, client, lambda y: y + noise)
 
     members = [lambda own=own: made(own) for own in noise]
-    require_repeatable(algorithm, x0, members, Cohort(0, 2, 4, 0.1, noise[0]))
+    points = full_gradient_points(algorithm, call(algorithm, "init_server", x0))
+    grads = known_to_server(algorithm, [point + noise[0] for point in points])
+    require_repeatable(algorithm, x0, members, Cohort(0, 2, 4, 0.1, grads))
 
 
 def require_form(

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort
+from hpcfl.engine.full_gradients import take_full_gradients
 from hpcfl.engine.run import Run
-from hpcfl.engine.schema import FullGradient, nbytes
+from hpcfl.engine.schema import nbytes
 from hpcfl.engine.signals import RoundSignals, local_values
 from hpcfl.errors import DivergedError
 from hpcfl.local.error_context import round_errors
@@ -85,33 +86,19 @@ def play_round(
         timer.record_wait(RoundSignals.metrics(maxima))
         return server, record, RoundSignals.of(maxima)
     mine = schedule.my_clients(t)
-    with_full_gradients = algorithm.full_gradient != "none"
+    passes = 1 + (algorithm.full_gradient != "none")
     # The reads of this round in their order, full gradients first, and those of the next round.
-    training.clients.prefetch([*mine * (1 + with_full_gradients), *schedule.my_clients(t + 1)])
+    training.clients.prefetch([*mine * passes, *schedule.my_clients(t + 1)])
     weights = [float(training.weights[i]) for i in mine]
     share = mine, weights, float(training.weights[members].sum()), size
-    message = algorithm.broadcast(server)
-    record["down_bytes"] += size * nbytes(message)
     tasks = [training.clients.task(i, t) for i in mine]
-    cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), run.x0[:0])
+    cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), grads=())
     timer.mark("sample")
 
-    if with_full_gradients:
-        gradients = training.executor.full_gradients(message.x, tasks)
-        timer.mark("compute")
-        common = run.x0[:0]
-        if algorithm.full_gradient == "cohort":
-            own = [FullGradient(gradient) for gradient in gradients]
-            (common,), up, maxima = run.full_gradients.mean(own, *share, requests(), round=t + 1)
-            timer.record_wait(RoundSignals.metrics(maxima))
-            cohort = cohort._replace(grad=common)
-            record["up_bytes"] += up
-            record["down_bytes"] += size * nbytes(common)
-        tasks = [
-            task._replace(client=task.client._replace(full_grad=gradient, cohort_grad=common))
-            for task, gradient in zip(tasks, gradients, strict=True)
-        ]
-
+    cohort, tasks = take_full_gradients(run, server, cohort, tasks, record, requests)
+    server = algorithm.prepare(server, cohort)
+    message = algorithm.broadcast(server)
+    record["down_bytes"] += size * nbytes(message)
     states = training.states.load(schedule.assignment(t), schedule.assignment(t + 1))
     timer.mark("read")
     results = training.executor.train(

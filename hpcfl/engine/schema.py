@@ -10,7 +10,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort
-from hpcfl.engine.hook_rules import Member, call, play_client, play_update
+from hpcfl.engine.hook_rules import (
+    KNOWN_TO_SERVER,
+    Member,
+    call,
+    full_gradient_points,
+    known_to_server,
+    play_client,
+    play_prepare,
+    play_update,
+)
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.types import Vector
 
@@ -34,6 +43,8 @@ class Schema(NamedTuple):
     """The field of a client's state that is its last local model; None if it keeps none."""
     gradients: int
     """Number of gradients in a local step."""
+    points: int
+    """Number of points at which a client takes full gradients in a round."""
 
     @property
     def client_state(self) -> StateSchema:
@@ -136,6 +147,10 @@ def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str)
         number = torch.zeros((), dtype=torch.float64)
         whole = torch.zeros((), dtype=torch.int64)
     server = call(algorithm, "init_server", x0)
+    full_points = full_gradient_points(algorithm, server)
+    grads = known_to_server(algorithm, [mean for _ in full_points])
+    cohort = Cohort(round=0, size=1, population=1, lr=1.0, grads=grads)
+    server = play_prepare(algorithm, server, cohort)
     message = call(algorithm, "broadcast", server)
     state = call(algorithm, "init_client", first, lambda: first)
     client = Client(whole, number, number, number, full_grad=full, cohort_grad=mean)
@@ -146,24 +161,23 @@ def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str)
         return y.clone()
 
     upload, after, y = play_client(algorithm, message, Member(state, client, grad))
-    cohort = Cohort(round=0, size=1, population=1, lr=1.0, grad=mean)
     play_update(algorithm, server, [upload], cohort)
     local_model = next((name for name in after._fields if getattr(after, name) is y), None)
-    return Schema(server, message, after, upload, local_model, len(points))
+    return Schema(server, message, after, upload, local_model, len(points), len(full_points))
 
 
 def traffic(algorithm: Algorithm, schema: Schema) -> Traffic:
     """Bytes down and up per client and round, as a real client would count them."""
-    vector = nbytes(schema.message.x)
-    full_mean = algorithm.full_gradient == "cohort"
+    vector, scope = nbytes(schema.message.x), algorithm.full_gradient
+    means = schema.points if scope in KNOWN_TO_SERVER else 0
+    # The message has the first of the points.
+    more = max(0, schema.points - 1) + (scope == "cohort")
     sent = [
         leaf
         for name, leaf in zip(schema.upload._fields, schema.upload, strict=True)
         if name not in algorithm.not_transmitted
     ]
-    return Traffic(
-        down=nbytes(schema.message) + vector * full_mean, up=nbytes(sent) + vector * full_mean
-    )
+    return Traffic(down=nbytes(schema.message) + vector * more, up=nbytes(sent) + vector * means)
 
 
 def nbytes(tree: Any) -> int:

@@ -54,9 +54,11 @@ class Block:
         self._shared = shared
         self._step = wrap(self._step_without_graph)
 
-    def full_gradients(self, x: Vector, tasks: Iterable[ClientTask]) -> list[Vector]:
+    def full_gradients(
+        self, points: Sequence[Vector], tasks: Iterable[ClientTask]
+    ) -> list[tuple[Vector, ...]]:
         """Full gradients by ``Sequential``: their batches are large enough for one client."""
-        return self._sequential.full_gradients(x, tasks)
+        return self._sequential.full_gradients(points, tasks)
 
     def train(
         self,

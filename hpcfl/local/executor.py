@@ -21,8 +21,10 @@ MAX_BLOCK_SIZE = 32  # clients in a block where the job gives no block_size
 class Executor(Protocol):
     """Trains clients; see ``hpcfl.local.sequential``, the reference."""
 
-    def full_gradients(self, x: Vector, tasks: Iterable[ClientTask]) -> list[Vector]:
-        """Each client's gradient at ``x`` of its mean loss over all its examples."""
+    def full_gradients(
+        self, points: Sequence[Vector], tasks: Iterable[ClientTask]
+    ) -> list[tuple[Vector, ...]]:
+        """Each client's gradients at these points of its mean loss over all its examples."""
         ...
 
     def train(

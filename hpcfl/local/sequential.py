@@ -22,8 +22,10 @@ class Sequential:
         default = (getattr(type(algorithm), hook) is getattr(Algorithm, hook) for hook in _STEP)
         self._plain_sgd = gradient.clip is None and all(default)
 
-    def full_gradients(self, x: Vector, tasks: Iterable[ClientTask]) -> list[Vector]:
-        """Each client's gradient at ``x`` of its mean loss over all its examples.
+    def full_gradients(
+        self, points: Sequence[Vector], tasks: Iterable[ClientTask]
+    ) -> list[tuple[Vector, ...]]:
+        """Each client's gradients at these points of its mean loss over all its examples.
 
         Raises:
             ClientError: a client's data or the model raised.
@@ -31,7 +33,7 @@ class Sequential:
         gradients = []
         for task in tasks:
             with client_errors(task, "full gradient"):
-                gradients.append(self.gradient.full(x, task.full_batches))
+                gradients.append(self.gradient.full(points, task.full_batches))
         return gradients
 
     def train(

@@ -1,7 +1,7 @@
 """A client's task in a round, its result, and the gradient of its batches."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -125,20 +125,23 @@ class Gradient:
             torch._foreach_add_(self._parameters, steps, alpha=-lr)
         return value
 
-    def full(self, point: Vector, batches: Iterable[tuple[int, Batch]]) -> Vector:
-        """The gradient at ``point`` of the mean loss over all batches: no dropout, no clipping.
+    def full(
+        self, points: Sequence[Vector], batches: Iterable[tuple[int, Batch]]
+    ) -> tuple[Vector, ...]:
+        """The gradients of the mean loss over all batches: no dropout, no clipping.
 
         Args:
-            point: [P].
+            points: [P] each; one pass over the batches serves them all.
             batches: each with the number of terms of its mean loss, by which it is weighted.
         """
         self.model.eval()
-        total, count = torch.zeros_like(point), 0
+        totals, count = tuple(map(torch.zeros_like, points)), 0
         for terms, batch in batches:
-            total.add_(self._value_and_grad(point, batch)[1], alpha=terms)
+            for point, total in zip(points, totals, strict=True):
+                total.add_(self._value_and_grad(point, batch)[1], alpha=terms)
             count += terms
         self.model.train()
-        return total.div_(count)
+        return tuple(total.div_(count) for total in totals)
 
     def predict(self, x: Vector, inputs: Tensor) -> Tensor:
         """The model's outputs at ``x`` in the run's precision: no dropout, no gradient."""

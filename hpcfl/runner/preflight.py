@@ -21,6 +21,8 @@ from hpcfl.engine.global_generators import Generators, generators, restored
 from hpcfl.engine.hook_rules import (
     Member,
     call,
+    full_gradient_points,
+    known_to_server,
     require_repeatable,
     require_repeatable_without_data,
 )
@@ -102,16 +104,20 @@ class _Trial:
             self._batches[client] = self._batch(client)
             self._repeat_batch(client)
         self._try_model(self._batches[0])
-        full_grads = [self._full_gradient(client) for client in clients]
-        mean = torch.stack(full_grads).mean(0)
-        common = mean if components.algorithm.full_gradient == "cohort" else x0[:0]
-        members = [
-            lambda client=client, full=full: self._member(client, full, common)
-            for client, full in zip(clients, full_grads, strict=True)
-        ]
-        cohort = Cohort(0, len(members), len(components.rows), components.job.local_lr(0), common)
+        algorithm = components.algorithm
         with self._algorithm():
-            require_repeatable(components.algorithm, x0, members, cohort)
+            points = full_gradient_points(algorithm, call(algorithm, "init_server", x0))
+        full_grads = [self._full_gradients(client, points) for client in clients]
+        means = [torch.stack(grads).mean(0) for grads in zip(*full_grads, strict=True)]
+        common = means[0] if algorithm.full_gradient == "cohort" else x0[:0]
+        members = [
+            lambda client=client, full=(*grads, x0[:0])[0]: self._member(client, full, common)
+            for client, grads in zip(clients, full_grads, strict=True)
+        ]
+        size, lr = len(members), components.job.local_lr(0)
+        cohort = Cohort(0, size, len(components.rows), lr, known_to_server(algorithm, means))
+        with self._algorithm():
+            require_repeatable(algorithm, x0, members, cohort)
         self._try_tests()
 
     def _member(self, client: int, full: Vector, common: Vector) -> Member:
@@ -171,14 +177,13 @@ class _Trial:
             said = "its forward pass in an evaluation"
             self._require_undrawn(before, "model.name", "model", said, "drop while training alone")
 
-    def _full_gradient(self, client: int) -> Vector:
-        """A full gradient, if the algorithm asks for it; of one batch, to be quick."""
-        components = self._components
-        if components.algorithm.full_gradient == "none":
-            return components.x0[:0]
+    def _full_gradients(self, client: int, points: tuple[Vector, ...]) -> tuple[Vector, ...]:
+        """The client's full gradients at these points; of one batch, to be quick."""
+        if not points:
+            return ()
         with self._model(self._batches[client]):
-            survey = components.clients.task(client, 0, steps=1).full_batches
-            return self._gradient.full(components.x0, islice(survey, 1))
+            survey = self._components.clients.task(client, 0, steps=1).full_batches
+            return self._gradient.full(points, islice(survey, 1))
 
     def _gradient_at(self, point: Vector, batch: Batch, seed: int) -> Vector:
         with self._model(batch):

@@ -89,6 +89,13 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
     x0, centres, fresh = draw(), [draw(), draw()], [draw(), draw()]
     server, states = algorithm.init_server(x0), {}
     for t in range(rounds):
+        mean_centre = sum(centres) / 2
+        grads = ()
+        if algorithm.full_gradient in ("server", "cohort"):
+            points = algorithm.full_gradient_points(server)
+            grads = tuple(point - mean_centre for point in points)
+        cohort = Cohort(t, 2, 4, 0.1, grads)
+        server = algorithm.prepare(server, cohort)
         message = algorithm.broadcast(server)
         uploads = []
         for i, centre in enumerate(centres):
@@ -99,7 +106,7 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
                 torch.tensor(0.1, dtype=torch.float64),
                 torch.tensor(5.0, dtype=torch.float64),
                 full_grad=message.x - centre,
-                cohort_grad=message.x - sum(centres) / 2,
+                cohort_grad=message.x - mean_centre,
             )
             state = states.get(i)
             if state is None:
@@ -116,7 +123,7 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
             uploads.append(upload)
         mean = tree_map(lambda a, b: (a + b) / 2, *uploads)
         yield server, message, states[1], upload
-        server = algorithm.update(server, mean, Cohort(t, 2, 4, 0.1, message.x))
+        server = algorithm.update(server, mean, cohort)
 
 
 @pytest.mark.parametrize("name", ALL)

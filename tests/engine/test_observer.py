@@ -209,7 +209,7 @@ def test_a_gradient_that_is_not_finite_is_named(tmp_path, monkeypatch):
 
     def spoiled(self, x, tasks):
         gradients = full_gradients(self, x, tasks)
-        gradients[3][0] = torch.nan
+        gradients[3][0][0] = torch.nan
         return gradients
 
     monkeypatch.setattr(Sequential, "full_gradients", spoiled)

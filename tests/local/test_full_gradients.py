@@ -53,9 +53,8 @@ def test_the_full_gradient_is_that_of_the_mean_over_the_words(model, batch):
     expected = flatten(torch.autograd.grad(loss, list(model.parameters())))
     task = population(batch).task(0, 0)
     x = parameters(model)
-    torch.testing.assert_close(
-        Gradient(model, tokens).full(x, task.full_batches), expected, rtol=1e-12, atol=1e-14
-    )
+    (full,) = Gradient(model, tokens).full((x,), task.full_batches)
+    torch.testing.assert_close(full, expected, rtol=1e-12, atol=1e-14)
     found = Meter(Gradient(model, tokens), "tokens").whole(x, population(batch).training(0))
     assert found["examples"] == 2 + 4 + 1 + 4
     assert found["loss"] / found["examples"] == pytest.approx(float(loss.detach()), rel=1e-12)

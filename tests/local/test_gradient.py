@@ -62,7 +62,7 @@ def test_leaves_the_point_alone():
     gradient, (x,) = Gradient(network(), cross_entropy), points(1)
     before = x.clone()
     gradient.stochastic(x, batch(0), 0)
-    gradient.full(x, [(5, batch(0))])
+    gradient.full((x,), [(5, batch(0))])
     gradient.predict(x, batch(0).inputs)
     assert torch.equal(x, before)
     assert not x.requires_grad
@@ -76,7 +76,7 @@ def test_clips_the_norm():
     torch.testing.assert_close(clipped, 0.25 * whole, rtol=1e-12, atol=0)
     loose = Gradient(network(), cross_entropy, clip=1.01 * float(whole.norm()))
     assert torch.equal(loose.stochastic(x, batch(0), 0)[1], whole)
-    full = tight.full(x, [(5, batch(0))])  # full gradients are not clipped
+    (full,) = tight.full((x,), [(5, batch(0))])  # full gradients are not clipped
     torch.testing.assert_close(full, whole, rtol=1e-12, atol=1e-14)
 
 
@@ -94,8 +94,12 @@ def test_a_full_gradient_is_that_of_the_mean():
     whole = batch(0, 11)
     split = [(4, Batch(whole.inputs[:4], whole.labels[:4])), (6, Batch(whole.inputs[4:10],
               whole.labels[4:10])), (1, Batch(whole.inputs[10:], whole.labels[10:]))]  # fmt: skip
-    found = gradient.full(x, iter(split))
+    (found,) = gradient.full((x,), iter(split))
     torch.testing.assert_close(found, truth(x, whole)[1], rtol=1e-12, atol=1e-14)
+    # at several points, in one pass over the batches, the bits of each alone
+    there = 0.5 * x
+    assert torch.equal(gradient.full((there,), split)[0], gradient.full((x, there), split)[1])
+    assert torch.equal(gradient.full((x, there), iter(split))[0], found)
     # and dropout is on again afterwards
     assert not torch.equal(gradient.stochastic(x, whole, 0)[1], truth(x, whole)[1])
 

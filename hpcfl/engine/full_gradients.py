@@ -1,0 +1,94 @@
+"""Take the full gradients that clients compute before local training."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.algorithms.base import Cohort
+from hpcfl.engine.run import Run
+from hpcfl.engine.schema import FullGradient, nbytes
+from hpcfl.engine.signals import RoundSignals
+from hpcfl.local.step import ClientTask
+from hpcfl.types import Record, Vector
+
+LocalValues = Callable[[], NDArray[np.float64]]
+
+
+def take_full_gradients(
+    run: Run,
+    server: Any,
+    cohort: Cohort,
+    tasks: list[ClientTask],
+    record: Record,
+    local_values: LocalValues,
+) -> tuple[Cohort, list[ClientTask]]:
+    """Collective: take the full gradients of a round, where the algorithm asks for them.
+
+    Args:
+        run: the objects of the run.
+        server: before the round; the algorithm names the points by it.
+        cohort: the round's.
+        tasks: of this rank's clients.
+        record: the round's line of the log, to which the traffic is added.
+        local_values: gives this rank's ``local_values``.
+
+    Returns:
+        The cohort with the means, and the tasks with the gradients of their clients.
+
+    Raises:
+        ClientError: on this rank alone: a client's data or the model raised.
+        DivergedError: a gradient is not finite.
+    """
+    scope, none = run.algorithm.full_gradient, run.x0[:0]
+    if scope == "none":
+        return cohort, tasks
+    points = run.algorithm.full_gradient_points(server)
+    gradients = run.training.executor.full_gradients(points, tasks)
+    run.timer.mark("compute")
+    record["down_bytes"] += cohort.size * nbytes(points[1:])  # the message has the first one
+    if scope != "client":
+        clients = [task.client_id for task in tasks]
+        means = []
+        for at_point in range(len(points)):
+            own = [of_client[at_point] for of_client in gradients]
+            mean, up = plain_mean(run, own, clients, cohort.size, cohort.round + 1, local_values)
+            means.append(mean)
+            record["up_bytes"] += up
+        cohort = cohort._replace(grads=tuple(means))
+    common = cohort.grads[0] if scope == "cohort" else none
+    record["down_bytes"] += cohort.size * nbytes(common)
+    return cohort, [
+        task._replace(client=task.client._replace(full_grad=of_client[0], cohort_grad=common))
+        for task, of_client in zip(tasks, gradients, strict=True)
+    ]
+
+
+def plain_mean(
+    run: Run,
+    gradients: Sequence[Vector],
+    clients: Sequence[int],
+    size: int,
+    round: int,
+    local_values: LocalValues,
+) -> tuple[Vector, int]:
+    """Collective: the plain mean of full gradients, and the bytes that their clients send.
+
+    Args:
+        run: the objects of the run.
+        gradients: one for each of this rank's clients.
+        clients: the numbers of these clients.
+        size: the number of clients over all ranks.
+        round: for the error message.
+        local_values: gives this rank's ``local_values``.
+
+    Raises:
+        DivergedError: on every rank: a gradient is not finite.
+    """
+    own, ones = [FullGradient(gradient) for gradient in gradients], [1.0] * len(clients)
+    (mean,), up, maxima = run.full_gradients.mean(
+        own, clients, ones, size, size, local_values(), round=round
+    )
+    run.timer.record_wait(RoundSignals.metrics(maxima))
+    return mean, up
