@@ -9,7 +9,7 @@ from hpcfl.data.partition import bytes_of
 from hpcfl.engine.schema import nbytes
 from hpcfl.local.examples import READ_AHEAD, WHOLE_CLIENT_BYTES
 from hpcfl.local.executor import padded_width
-from hpcfl.plan.full_gradient_rounds import full_gradient_rounds, measured
+from hpcfl.plan.full_gradients import full_gradient_means, full_gradients, measured
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.runner.client_store import GIB
 from hpcfl.runner.components import Components
@@ -73,16 +73,17 @@ def memory(
     """The memory of a rank that holds this."""
     job, schema, vector = components.job, components.schema, nbytes(components.x0)
     watched, due = job.diagnostics, measured(components) > 0
-    surveyed = full_gradient_rounds(components) > 0
-    summed = components.algorithm.full_gradient == "cohort" or (watched.dissimilarity and due)
+    gradients, means = full_gradients(components), full_gradient_means(components)
+    means = means or (watched.dissimilarity and due)
     data = _data(components)
     # A tensor that `finish` returns twice counts once; the message's x is counted as the model.
     ends = {id(leaf): leaf for leaf in (*schema.upload, *schema.state)}
     ends.pop(id(schema.message.x), None)
-    visit = nbytes(list(ends.values())) + vector * surveyed
+    visit = nbytes(list(ends.values())) + vector * gradients
     if due and (watched.consistency or watched.drift) and schema.local_model_field is None:
         visit += vector  # its last model, which no state is
-    sent = nbytes(schema.upload) + vector * summed
+    # All means of full gradients have one buffer.
+    sent = nbytes(schema.upload) + vector * bool(means)
     states = holding.states + holding.seen * (STATE_OVERHEAD + ALIGNMENT * len(schema.state))
     cache = states if job.store.kind == "memory" else int(job.store.cache_gib * GIB)
     if states > cache:  # a cohort's were read, the next one's are, new ones are being written
@@ -98,7 +99,7 @@ def memory(
             * batch
             * nbytes(components.dataset.sample(1).to(components.x0.dtype))
         )
-    if surveyed:
+    if gradients:
         batch = max(batch, min(whole, largest))
     trained = components.concurrent_clients * batch * activations.kept + inputs
     # The model before the last round, and on rank 0 the best one.
@@ -114,7 +115,7 @@ def memory(
         activations=max(trained, 2 * tested * activations.largest),
         states=min(states, cache) + 20 * len(components.rows),
         cohort=holding.members * visit,
-        sums=sent * (wide + 1) + (1 + summed) * SCRATCH,
+        sums=sent * wide + nbytes(schema.upload) + vector * means + (1 + bool(means)) * SCRATCH,
         loading=process.peak,
     )
 

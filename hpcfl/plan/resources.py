@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcfl.engine.schema import Traffic, nbytes, traffic
-from hpcfl.plan.full_gradient_rounds import full_gradient_rounds
+from hpcfl.plan.full_gradients import full_gradient_rounds, full_gradients
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.memory import Holding, Memory, memory
 from hpcfl.runner.components import Components
@@ -49,7 +49,9 @@ class Plan:
     gradients: int
     """Gradients of a step."""
     full_gradient_rounds: int
-    """Rounds in which a client takes a gradient over all its examples too."""
+    """Rounds in which a client takes gradients over all its examples too."""
+    full_gradients: int
+    """Such gradients of a client in one of these rounds."""
     traffic: Traffic
     counted: str
     """How a paper counts the traffic, where it counts otherwise."""
@@ -109,6 +111,7 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
         steps=(min(steps), max(steps)),
         gradients=schema.gradients,
         full_gradient_rounds=full_gradient_rounds(components),
+        full_gradients=full_gradients(components),
         traffic=traffic(components.algorithm, schema),
         counted=components.algorithm.traffic_note,
         own=own,

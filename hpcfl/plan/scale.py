@@ -74,6 +74,7 @@ class SyntheticJob(Section):
             taken=self.epochs * sizes,
             balance=balance,
             parameters=self.parameters,
+            means=1,
             state=4 * self.state_vectors * self.parameters,
             sent=4 * self.state_vectors * self.parameters,
             tests=self.tests,

@@ -94,7 +94,8 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     )
     low, high = found.steps
     steps = f"{low}" if low == high else f"{low} to {high}"
-    whole = "and one over all its examples" if found.full_gradient_rounds else ""
+    over_all = "one" if found.full_gradients == 1 else f"{found.full_gradients}"
+    whole = f"and {over_all} over all its examples" if found.full_gradient_rounds else ""
     always = f", {whole}" if found.full_gradient_rounds == found.rounds else ""
     each = "a gradient" if found.gradients == 1 else f"{found.gradients} gradients"
     yield "local work", f"{steps} steps of {each} per client and round{always}"

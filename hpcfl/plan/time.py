@@ -8,19 +8,21 @@ each, of the round's clients O_r, takes
 
 and a round, on R ranks,
 
-    max over r of work_r  +  round_s + P restore_s  +  2 sums of ceil(log2 R) 2 latency_s
+    max over r of work_r  +  round_s + P restore_s  +  2 M sums of ceil(log2 R) 2 latency_s
                           +  2 (R - 1) / R x 8 P / bandwidth
-                          +  [ceil(log2 R) 2 latency_s + M (2 latency_s + (S + B) / bandwidth)]
+                          +  [ceil(log2 R) 2 latency_s + T (2 latency_s + (S + B) / bandwidth)]
 
 With ``balance: owner`` C_r is O_r.  With ``steal`` C_r is what `hpcfl.cohort.assignment` says, as
-in a run, and the states of clients that are moved travel, as the last line has it: M is the most
+in a run, and the states of clients that are moved travel, as the last line has it: T is the most
 that a rank hands over or takes in, S the bytes there (what clients share goes along), B those back.
 Every client is taken to have a state by then, and an exchange to last as long as the messages of
 its busiest rank.
 
 An all-reduce costs 2 ceil(log2 R) messages (up a tree and down) and sends the vector of int64 twice
 but for a rank's own part (reduce-scatter and all-gather), which no algorithm can do with less.  A
-round has two, a small one and that of the sum.  The evaluation is spread: ceil(tests / R) test_s.
+round takes M means: of its uploads, and of full gradients where the server has them (P counts the
+numbers of all).  A mean has two all-reduces, a small one and that of the sum.  The evaluation is
+spread: ceil(tests / R) test_s.
 
 Left out: checkpoints, which are written behind the rounds; reading data ahead, which must keep up;
 the start; ranks that wait for a slow neighbour by chance.
@@ -37,7 +39,7 @@ from numpy.typing import NDArray
 from hpcfl.cohort.assignment import assign_owners, assign_trainers
 from hpcfl.errors import JobError
 from hpcfl.plan.cost_model import CostModel
-from hpcfl.plan.full_gradient_rounds import full_gradient_rounds
+from hpcfl.plan.full_gradients import full_gradient_means, full_gradient_rounds, full_gradients
 from hpcfl.runner.components import Components
 
 SAMPLED = 1000  # rounds, at most, whose cohorts are drawn
@@ -58,7 +60,9 @@ class Work:
     """[N], positive, those that a visit goes through: trainers are assigned by them."""
     balance: Literal["owner", "steal"]
     parameters: int
-    """Numbers of an upload."""
+    """Numbers that a client sends in a round: its upload, and full gradients."""
+    means: int
+    """Means that a round takes: of the uploads, and of the full gradients at each point."""
     state: int
     """Bytes of a client's own state."""
     sent: int
@@ -118,7 +122,8 @@ def work(components: Components) -> Work:
     steps = np.array([int(population.task(i, 0).client.steps) for i in range(len(population))])
     whole = job.evaluate.batch_size  # a full gradient is taken in batches of so many
     examples = np.array(population.examples)
-    share = full_gradient_rounds(components) / job.rounds
+    share = full_gradients(components) * full_gradient_rounds(components) / job.rounds
+    means = full_gradient_means(components)
     return Work(
         steps=steps * components.schema.gradients
         + np.ceil(share * -(-examples // whole)).astype(int),
@@ -126,7 +131,9 @@ def work(components: Components) -> Work:
         examples=examples,
         taken=components.examples_per_round,
         balance=job.balance,
-        parameters=sum(field.numel() for field in components.schema.upload),
+        parameters=sum(field.numel() for field in components.schema.upload)
+        + means * components.x0.numel(),
+        means=1 + means,
         state=components.stored_state.own.bytes,
         sent=components.stored_state.bytes,
         tests=len(components.tests()),
@@ -151,7 +158,7 @@ def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
     train, convert, ship, busiest = np.mean(found, axis=0).tolist()
     size, exchange = asked.parameters, 0.0
     if ranks > 1 and costs.latency_s is not None and costs.bandwidth is not None:
-        exchange = 4 * (ranks - 1).bit_length() * costs.latency_s
+        exchange = 4 * asked.means * (ranks - 1).bit_length() * costs.latency_s
         exchange += 2 * (ranks - 1) / ranks * 8 * size / costs.bandwidth
     convert += size * costs.restore_s
     evaluate = ceil(asked.tests / ranks) * costs.test_s

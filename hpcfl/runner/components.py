@@ -116,12 +116,9 @@ class Components:
 
     @property
     def examples_per_round(self) -> NDArray[np.int64]:
-        """[N], the examples that a round with every client takes."""
-        surveyed = self.algorithm.full_gradient != "none"
+        """[N], the examples of a round of every client, once for each full gradient too."""
         sizes = np.array(self.clients.examples, dtype=np.int64)
-        return (
-            self.clients.examples_per_round + sizes if surveyed else self.clients.examples_per_round
-        )
+        return self.clients.examples_per_round + self.schema.points * sizes
 
     def own_model(self, store: ClientStore, client: int) -> Vector | None:
         """The last local model of a client, on the device; None before its first round."""

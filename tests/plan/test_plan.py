@@ -14,7 +14,7 @@ import torch
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.engine.schema import dry_round, traffic
 from hpcfl.job.schema import load
-from hpcfl.plan import Activations, Process, plan, probe, this_process
+from hpcfl.plan import Activations, Process, plan, probe, this_process, work
 from hpcfl.runner.components import build_components
 from tests.long_form import long_form
 
@@ -83,7 +83,7 @@ def test_a_small_job_by_hand(job, hpcfl):
     assert found.disk_budget.checkpoints == 3
 
 
-@pytest.mark.parametrize(("algorithm", "passes"), [("fedhbm", 1), ("mime", 2)])
+@pytest.mark.parametrize(("algorithm", "passes"), [("fedhbm", 1), ("mime", 2), ("mimemvr", 3)])
 def test_work_is_counted_in_examples(job, algorithm, passes):
     """One epoch of 10 examples, and another pass where the algorithm takes a full gradient."""
     loaded = load(job, [f"algorithm={{name: {algorithm}}}"])
@@ -103,12 +103,36 @@ def test_members_that_a_rank_trains(job):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "gradients", "surveys"),
-    [("fedsam", 2, 0), ("mime", 2, 4), ("mimelite", 1, 4), ("fedavg", 1, 0)],
+    ("algorithm", "gradients", "surveys", "points"),
+    [
+        ("fedsam", 2, 0, 0),
+        ("mime", 2, 4, 1),
+        ("mimelite", 1, 4, 1),
+        ("mimemvr", 2, 4, 2),
+        ("fedavg", 1, 0, 0),
+    ],
 )
-def test_gradients(job, algorithm, gradients, surveys):
+def test_gradients(job, algorithm, gradients, surveys, points):
     found = planned(job, f"algorithm={{name: {algorithm}}}")
     assert (found.gradients, found.full_gradient_rounds) == (gradients, surveys)
+    assert found.full_gradients == points
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "means", "vectors", "steps"),
+    [
+        ("fedavg", 1, 1, 3),
+        ("mimelite", 1, 2, 3 + 10),
+        ("mime", 2, 2, 6 + 10),
+        ("mimemvr", 3, 3, 6 + 2 * 10),
+    ],
+)
+def test_work_of_full_gradients(job, algorithm, means, vectors, steps):
+    """Three batches of a client's ten examples; its full gradients are taken one by one."""
+    loaded = load(job, [f"algorithm={{name: {algorithm}}}", "evaluate.batch_size=1"])
+    asked = work(build_components(loaded, torch.device("cpu")))
+    assert (asked.means, asked.parameters) == (means, vectors * 16)
+    assert asked.steps.tolist() == [steps] * 4
 
 
 @pytest.mark.parametrize(("every", "surveys"), [(1, 4), (3, 1), (5, 0)])
@@ -118,6 +142,12 @@ def test_dissimilarity_takes_full_gradients(job, hpcfl, every, surveys):
     text = hpcfl("plan", job, watched).text
     assert ("round, and one over all its examples " in text) == (surveys == 4)
     assert ("| and one over all its examples, in 1 of the rounds " in text) == (surveys == 1)
+
+
+def test_two_full_gradients_are_said(job, hpcfl):
+    text = hpcfl("plan", job, "algorithm={name: mimemvr}").text
+    assert "and 2 over all its examples" in text
+    assert "3x FedAvg: 3 + 3 vectors" in text
 
 
 def memory(job, *overrides):

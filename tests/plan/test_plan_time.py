@@ -24,7 +24,7 @@ COSTS = CostModel(
 WORK = Work(
     steps=np.array([4, 3, 2, 1]), draw=lambda t: np.array([0, 3] if t % 2 else [0, 1, 2]),
     examples=np.array([4, 3, 2, 1]), taken=np.array([40, 30, 20, 10]), balance="owner",
-    parameters=10, state=100, sent=150, tests=7, rounds=4, evaluations=2,
+    parameters=10, means=1, state=100, sent=150, tests=7, rounds=4, evaluations=2,
 )  # fmt: skip
 
 

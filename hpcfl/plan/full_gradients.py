@@ -1,0 +1,27 @@
+"""Count the full gradients of a job."""
+
+from hpcfl.engine.hook_rules import KNOWN_TO_SERVER
+from hpcfl.runner.components import Components
+
+
+def measured(components: Components) -> int:
+    """Rounds that the diagnostics measure."""
+    return components.job.rounds // components.job.diagnostics.every
+
+
+def full_gradient_rounds(components: Components) -> int:
+    """Rounds in which full gradients are taken, for the algorithm or for the diagnostics."""
+    if components.schema.points:
+        return components.job.rounds
+    return measured(components) if components.job.diagnostics.dissimilarity else 0
+
+
+def full_gradients(components: Components) -> int:
+    """Full gradients that a client takes in such a round."""
+    return components.schema.points or bool(full_gradient_rounds(components))
+
+
+def full_gradient_means(components: Components) -> int:
+    """Means of full gradients that a round of the algorithm takes."""
+    known = components.algorithm.full_gradient in KNOWN_TO_SERVER
+    return components.schema.points if known else 0
