@@ -26,6 +26,7 @@ from hpcfl.algorithms.mimelite import MimeLite
 from hpcfl.algorithms.mimeliteadam import MimeLiteAdam
 from hpcfl.algorithms.mimelitemom import MimeLiteMom
 from hpcfl.algorithms.mimemom import MimeMom
+from hpcfl.algorithms.mimemvr import MimeMVR
 from hpcfl.algorithms.mofedsam import MoFedSAM
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.algorithms.server_only import ServerOnly
@@ -54,6 +55,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         "mimeliteadam": MimeLiteAdam,
         "mimelitemom": MimeLiteMom,
         "mimemom": MimeMom,
+        "mimemvr": MimeMVR,
         "mofedsam": MoFedSAM,
         "scaffold": Scaffold,
         "server_only": ServerOnly,

@@ -61,6 +61,9 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
     ),
     "mimeliteadam": Entry({"name": "mimeliteadam", "eps": 0.5, "v0": 0.1}, (3, 2)),
     "mimeliteadam-optimizer": Entry({"name": "mimeliteadam", "form": "optimizer"}, (3, 2)),
+    "mimemvr": Entry(
+        {"name": "mimemvr", "beta": 0.5, "server_lr": 0.7}, (3, 3), Identity({"beta": 0.0})
+    ),
     "fedcm": Entry({"name": "fedcm", "alpha": 0.3}, (2, 1), Identity({"alpha": 1.0})),
     "fedcm-client": Entry(
         {"name": "fedcm", "alpha": 0.3, "norm": "client", "server_lr": 0.7},
@@ -105,6 +108,11 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
     "server_only": Entry({"name": "server_only"}),
     "server_only-momentum": Entry({"name": "server_only", "optimizer": "momentum", "beta": 0.5}),
     "server_only-adam": Entry({"name": "server_only", "optimizer": "adam", "server_lr": 0.3}),
+    "server_only-mvr": Entry(
+        {"name": "server_only", "optimizer": "mvr", "beta": 0.5},
+        (2, 1),
+        Identity({"beta": 0.0}, {"name": "server_only"}),
+    ),
     "centralized": Entry({"name": "centralized", "beta": 0.5}),
 }
 

@@ -79,6 +79,30 @@ def momentum_sgd(beta: float, *, whole: bool = False) -> Callable[[Setting, floa
     return side
 
 
+def mvr(beta: float, share: float) -> Callable[[Setting, float], Array]:
+    """SGD along (1 - share) c + share m, where m <- c + beta (m - c'), m = c in the first round.
+
+    c and c' are plain means over the cohort of full-batch gradients, at x and at the model before.
+    """
+
+    def side(s: Setting, server_lr: float) -> Array:
+        m = past = None
+
+        def after(t, cohort, x):
+            nonlocal m, past
+            c, before = (
+                np.mean([s.full(i, y) for i in cohort], axis=0) if y is not None else None
+                for y in (x, past)
+            )
+            m, past = c if before is None else c + beta * (m - before), x
+            return x - server_lr * s.eta(t) * ((1 - share) * c + share * m + s.wd * x)
+
+        return s.play(after)
+
+    side.__name__ = f"mvr({beta}, {share})"
+    return side
+
+
 def adam(*, eps: float, old: bool = False) -> Callable[[Setting, float], Array]:
     """Adam of Kingma and Ba on the plain mean over the cohort of the clients' full gradients.
 
@@ -226,6 +250,27 @@ EQUAL = [
     equal(a("scaffold", option=2), sgd, steps="one", cohort="full", weights="uniform"),
     equal(a("mime"), momentum_sgd(0.0, whole=True), steps="one"),
     equal(a("scaffold", option=2), saga, steps="one", weights="uniform"),
+    equal(a("mimemvr", beta=B), mvr(B, B), steps="one", batches="full", weights="uniform"),
+    equal(
+        a("mimemvr", beta=B),
+        a("mime"),
+        steps="one",
+        batches="full",
+        weights="uniform",
+        cohort="full",
+    ),
+    equal(
+        a("server_only", optimizer="mvr", beta=B),
+        mvr(B, 1.0),
+        batches="full",
+        weights="uniform",
+    ),
+    equal(
+        a("server_only", optimizer="mvr", beta=B),
+        a("server_only"),
+        batches="full",
+        cohort="full",
+    ),
     equal(a("mimeadam", form="optimizer", eps=0.1), adam(eps=0.1), steps="one"),
     equal(a("mimeadam", eps=0.5), adam(eps=0.5, old=True), steps="one"),
     equal(

@@ -91,6 +91,7 @@ OPTIONS = [
     *options("mimeadam", form=["optimizer"], bias_correction=BOTH, eps=[0.01]),
     *options("mimeliteadam", b1=[0.5], b2=[0.8], eps=[0.5], v0=[0.0, 0.02]),
     *options("mimeliteadam", form=["optimizer"], bias_correction=BOTH, server_lr=[0.7]),
+    *options("mimemvr", beta=[0.0, 0.6], server_lr=RATES),
     *options("fedcm", alpha=[0.4, 1.0], norm=["server", "client"], server_lr=RATES),
     *options("mofedsam", alpha=[0.4], rho=[0.3], norm=["server", "client"], server_lr=[0.7]),
     *options("fedadc", beta=[0.6], beta_local=[0.6, 0.3], nesterov=BOTH, server_lr=[0.7]),
@@ -100,7 +101,7 @@ OPTIONS = [
     *options("ghb", participation=[0.5], nesterov=BOTH),
     *options("localghb", nesterov=BOTH, participation=[None, 0.5], server_lr=[0.7]),
     *options("fedhbm", nesterov=BOTH, beta=[0.7], participation=[0.5]),
-    *options("server_only", optimizer=["momentum", "adam"], server_lr=[0.7]),
+    *options("server_only", optimizer=["momentum", "adam", "mvr"], server_lr=[0.7]),
 ]
 
 

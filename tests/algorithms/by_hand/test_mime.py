@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpcfl.algorithms.mimeadam import MimeAdam
-from tests.algorithms.by_hand.quadratic import local, near
+from tests.algorithms.by_hand.quadratic import local, near, replay
 from tests.algorithms.play import Problem
 
 SPREAD = Problem(np.ones((2, 1)), np.array([0.0, 4.0]), np.array([0, 0]))
@@ -170,6 +170,44 @@ def test_mimeliteadam(run):
     assert left.x == near([1.0, 0.9046])
     assert left.server("m") == near([0.0, 1.25])
     assert left.server("v") == near([4.0, 4.5625])
+
+
+def test_mimemvr(run):
+    """beta = 0.5; all take part, so that m = c.  c = 2.5: 0 adds (2.5 + 1) / 2 to its gradient,
+
+    1 adds (2.5 - 6) / 2.  0: -1 + 1.75: 0.925; -1.075 + 1.75: 0.8575.  1: 6 - 1.75: 0.575;
+    4.3 - 1.75: 0.32.  x = 0.58875, c = 1.471875; they add +-1.4415625.  0: 0.0303125: 0.58571875;
+    0.02728125: 0.582990625.  1: 2.9134375: 0.29740625; 1.7480625: 0.1226.
+    """
+    left = run({"name": "mimemvr", "beta": 0.5})
+    assert left.x == near([1.0, 0.58875, 0.3527953125])
+    assert left.server("m") == near([0.0, 2.5, 1.471875])
+    assert left.server("previous") == near([1.0, 1.0, 0.58875])
+
+
+@pytest.mark.parametrize("empty", [[], [[]]])
+def test_mimemvr_takes_both_gradients_of_one_cohort(run, empty):
+    """beta = 0.5, one step.  0 alone: m = c = -1, d = -1: x = 1.1.
+
+    1 alone: c = 6.4 and c' = 6, its gradient at 1: m = 6.4 + 0.5 (-1 - 6) = 2.9,
+    d = 6.4 + 0.5 (2.9 - 6.4) = 4.65.  An empty round before is none: the first one is the next.
+    """
+    cohort = replay(*empty, [0], [1])
+    left = run(
+        {"name": "mimemvr", "beta": 0.5}, local=local(steps=1), cohort=cohort, rounds=len(empty) + 2
+    )
+    assert left.x[len(empty) :] == near([1.0, 1.1, 0.635])
+    assert left.server("m")[len(empty) :] == near([0.0, -1.0, 2.9])
+
+
+def test_mimemvr_weight_decay(run):
+    """wd = 0.5 is no part of m: c = 2.5.  0: 0.75 + 0.5: 0.875; 0.625 + 0.4375: 0.76875.
+
+    1: 4.25 + 0.5: 0.525; 2.35 + 0.2625: 0.26375.  x = 0.51625, m = 2.5 x 0.51625.
+    """
+    left = run({"name": "mimemvr", "beta": 0.5}, local=local(weight_decay=0.5))
+    assert left.x[:2] == near([1.0, 0.51625])
+    assert left.server("m") == near([0.0, 2.5, 1.290625])
 
 
 def test_mimeadam_corrects_no_moment_in_the_form_fixed():

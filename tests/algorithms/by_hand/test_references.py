@@ -5,7 +5,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from tests.algorithms.by_hand.quadratic import TWO, UNEQUAL, epoch, local, near
+from tests.algorithms.by_hand.quadratic import TWO, UNEQUAL, epoch, local, near, replay
 from tests.algorithms.play import Problem
 
 # Gradients -1, 2 and -4 at 1, -1 in the mean.
@@ -104,6 +104,20 @@ def test_server_only_adam(run):
     assert left.server("v") == near([0.0, 0.00625, 0.011884375])
     last = 0.95 - 0.1 * (0.4625 / 0.19) / (sqrt(0.011884375 / 0.001999) + 2.5)
     assert left.x == near([1.0, 0.95, last])
+
+
+@pytest.mark.parametrize("empty", [[], [[]]])
+def test_server_only_mvr(run, empty):
+    """beta = 0.5, wd = 0.5 in G and G'.  0 alone: m = G = -1 + 0.5: x = 1.05.
+
+    1 alone: G = 6.2 + 0.525 and G' = 6 + 0.5: m = 6.725 + 0.5 (-0.5 - 6.5) = 3.225: 1.05 - 0.3225.
+    An empty round before is none: the first one is the next.
+    """
+    fields = {"name": "server_only", "optimizer": "mvr", "beta": 0.5}
+    cohort = replay(*empty, [0], [1])
+    left = run(fields, local=local(weight_decay=0.5), cohort=cohort, rounds=len(empty) + 2)
+    assert left.x[len(empty) :] == near([1.0, 1.05, 0.7275])
+    assert left.server("m")[len(empty) :] == near([0.0, -0.5, 3.225])
 
 
 def test_server_only_loses_no_small_gradient(run):

@@ -27,6 +27,7 @@ from tests.algorithms.reference.corrected import (
     mimeliteadam,
     mimelitemom,
     mimemom,
+    mimemvr,
     scaffold,
 )
 from tests.algorithms.reference.momentum import (
@@ -67,6 +68,7 @@ METHODS: Mapping[str, Callable[..., Array]] = {
         mimeliteadam,
         mimelitemom,
         mimemom,
+        mimemvr,
         mofedsam,
         scaffold,
         server_only,

@@ -35,12 +35,20 @@ def server_only(
 ) -> Array:
     """G = sum p_i mean_k g(x; b_k) + wd x"""
     m, v = np.zeros_like(s.x0), np.zeros_like(s.x0)
+    past = None  # the model before the last round
+
+    def large_batch(t: int, cohort: Sequence[int], y: Array) -> Array:
+        g = s.mean({i: np.mean([g(y) for g in s.batches(i, t)], axis=0) for i in cohort})
+        return g + s.wd * y
 
     def after(t: int, cohort: Sequence[int], x: Array) -> Array:
-        nonlocal m, v
-        g = s.mean({i: np.mean([g(x) for g in s.batches(i, t)], axis=0) for i in cohort})
-        g = g + s.wd * x
+        nonlocal m, v, past
+        g = large_batch(t, cohort, x)
         step = server_lr * s.eta(t)
+        if optimizer == "mvr":
+            m = g if past is None else g + beta * (m - large_batch(t, cohort, past))
+            past = x
+            return x - step * m
         if optimizer == "sgd":
             return x - step * g
         if optimizer == "momentum":

@@ -108,6 +108,24 @@ def mimelitemom(
     return mime(s, beta, form, server_lr, lite=True)
 
 
+def mimemvr(s: Setting, beta: float = 0.9, server_lr: float = 1.0) -> Array:
+    m = past = None  # the momentum and the model of the last round
+
+    def after(t: int, cohort: Sequence[int], x: Array) -> Array:
+        nonlocal m, past
+        c = np.mean([s.full(i, x) for i in cohort], axis=0)
+        if past is not None:
+            c = c + beta * (m - np.mean([s.full(i, past) for i in cohort], axis=0))
+        m, past = c, x
+
+        def end(i: int) -> Array:
+            return s.descend(i, t, x, lambda y, g: (1 - beta) * g(y) + beta * (m + g(y) - g(x)))
+
+        return x - server_lr * s.delta(x, {i: end(i) for i in cohort})
+
+    return s.play(after)
+
+
 def mimeadam(
     s: Setting,
     b1: float = 0.9,

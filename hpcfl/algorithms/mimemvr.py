@@ -1,0 +1,73 @@
+"""MimeMVR: Mime over momentum-based variance reduction, the server's m of full gradients.
+
+    server  x, x' = x, m                      client  nothing
+    first   grad f_i at x and at x' of every client of the cohort;  c, c' = their plain means
+            m <- c + beta (m - c');  m = c in the first round
+    send    x, x', m
+    step    y <- y - eta (g(y; b) + beta (m - g(x; b)))
+    finish  delta = x - y
+    update  x' <- x;  x <- x - eta_g mean(delta)
+
+Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh. Breaking the Centralized Barrier for
+Cross-Device Federated Learning. NeurIPS 2021, the MVR form of algorithm 1. arXiv:2008.03606;
+Cutkosky, Orabona. Momentum-Based Variance Reduction in Non-Convex SGD. NeurIPS 2019.
+arXiv:1905.10018
+
+Departures: beta is the paper's 1 - a.  Both means are of one cohort, over each client's whole
+data; that clients follow this round's m, and that x' is the model before the last round, is our
+reading.  The server's learning rate eta_g is ours (1 there).
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import ones_like, zeros_like
+
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
+from hpcfl.types import Decay, Scalar, Vector
+
+
+class Server(NamedTuple):
+    x: Vector
+    previous: Vector  # x', the model before the last round
+    m: Vector
+    started: Scalar  # 0 before the first round, then 1
+
+
+class Message(NamedTuple):
+    x: Vector
+    m: Vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class MimeMVR(Algorithm):
+    """Mime (Karimireddy et al., 2021) over momentum-based variance reduction."""
+
+    beta: Decay = 0.9
+    """Factor of the momentum, the paper's 1 - a."""
+
+    @property
+    def full_gradient(self) -> FullGradientScope:
+        """Their means, at the server alone."""
+        return "server"
+
+    def full_gradient_points(self, server: Server) -> tuple[Vector, ...]:
+        return server.x, server.previous
+
+    def init_server(self, x0: Vector) -> Server:
+        return Server(x=x0, previous=x0, m=zeros_like(x0), started=x0.new_zeros(()))
+
+    def prepare(self, server: Server, cohort: Cohort) -> Server:
+        c, before = cohort.grads
+        m = c + self.beta * server.started * (server.m - before)
+        return server._replace(m=m, started=ones_like(server.started))
+
+    def broadcast(self, server: Server) -> Message:
+        return Message(server.x, server.m)
+
+    def direction(self, point: Vector, local: Message, grad: Grad, client: Client) -> Vector:
+        return grad(point) + self.beta * (local.m - grad(local.x))
+
+    def update(self, server: Server, mean: Any, cohort: Cohort) -> Server:
+        x = server.x - self.server_lr * mean.delta
+        return Server(x, server.x, server.m, server.started)
