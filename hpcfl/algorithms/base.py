@@ -3,6 +3,8 @@
 One round, as the engine plays it (x, y, delta, ... are flat vectors [P]):
 
     server <- init_server(x0)                                          # once
+    if warm_start: state_i <- warm_start_client(state_i, grad f_i(x0)) of every client i, and
+                   server  <- warm_start_server(server, mean of all grad f_i(x0))
     for t = 0, 1, ...:
         server  <- prepare(server, cohort)                             # default server
         message <- broadcast(server)
@@ -110,6 +112,11 @@ class Algorithm(Section, ABC):
         return "none"
 
     @property
+    def warm_start(self) -> bool:
+        """Whether all clients take their full gradients at x0 before round 0 (one down, one up)."""
+        return False
+
+    @property
     def step_scale(self) -> float:
         """A factor on the learning rate of every local step (FedMIM's 1 - sum alpha)."""
         return 1.0
@@ -129,6 +136,14 @@ class Algorithm(Section, ABC):
     def init_client(self, x0: Vector, random_init: RandomInit) -> Any:
         """The state of a client before its first round; ``x0`` is the initial model."""
         return Nothing()
+
+    def warm_start_client(self, state: Any, gradient: Vector) -> Any:
+        """The first state of a client, by its full gradient at the initial model."""
+        return state
+
+    def warm_start_server(self, server: Any, mean: Vector) -> Any:
+        """The server before round 0, by the plain mean of all clients' full gradients."""
+        return server
 
     def full_gradient_points(self, server: Any) -> tuple[Vector, ...]:
         """The points of the full gradients: the message's x, then others (one more down each)."""

@@ -1,6 +1,7 @@
 """SCAFFOLD: clients correct their drift by control variates.
 
-    server  x, c = 0                          client i  c_i = 0
+    server  x, c = 0                          client i  c_i = 0               (first: zero)
+            c = 1/N sum grad f_i(x0)                    c_i = grad f_i(x0)    (first: gradient)
     send    x, c
     step    y <- y - eta (g(y) - c_i + c)
     finish  c_i+ = grad f_i(x)                                (option 1)
@@ -11,9 +12,10 @@
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for
 Federated Learning. ICML 2020, algorithm 1. arXiv:1910.06378
 
-Departures: dc is averaged plainly even where delta is weighted by examples, so that c stays the
-mean of all c_i.  Option 1 takes the gradient over all of the client's examples, not a batch.
-With weight decay, option 2's (x - y) / (K eta) also holds the decay; the paper has none.
+Departures: first: gradient is the warm start of the paper's analysis, of all clients at once.
+dc is averaged plainly even where delta is weighted by examples, so that c stays the mean of all
+c_i.  Option 1 and the warm start take the gradient over all of the client's examples, not a
+batch.  With weight decay, option 2's (x - y) / (K eta) also holds the decay; the paper has none.
 """
 
 from dataclasses import dataclass
@@ -52,6 +54,14 @@ class Scaffold(Algorithm):
     option: Literal[1, 2] = 2
     """The new c_i of a client: 1, its full gradient at x; 2, the mean of its local steps."""
 
+    first: Literal["zero", "gradient"] = "zero"
+    """The first c_i: zero, or all clients' full gradients at the initial model, before round 1."""
+
+    @property
+    def warm_start(self) -> bool:
+        """For the first control variates."""
+        return self.first == "gradient"
+
     @property
     def full_gradient(self) -> FullGradientScope:
         """Each client's own, for option 1."""
@@ -62,6 +72,12 @@ class Scaffold(Algorithm):
 
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(c=zeros_like(x0))
+
+    def warm_start_client(self, state: State, gradient: Vector) -> State:
+        return State(c=gradient)
+
+    def warm_start_server(self, server: Server, mean: Vector) -> Server:
+        return Server(server.x, c=mean)
 
     def broadcast(self, server: Server) -> Server:
         return server

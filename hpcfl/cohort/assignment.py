@@ -51,6 +51,11 @@ def assign_owners(examples: Sequence[int], ranks: int) -> NDArray[np.int64]:
     return owner
 
 
+def in_groups(clients: int, size: int) -> list[Ints]:
+    """All clients in groups of ``size``, in the order of their numbers; the last may be smaller."""
+    return [np.arange(k, min(k + size, clients)) for k in range(0, clients, size)]
+
+
 class Transfer(NamedTuple):
     """A client that another rank than its owner trains."""
 

@@ -53,7 +53,7 @@ def take_full_gradients(
         means = []
         for at_point in range(len(points)):
             own = [of_client[at_point] for of_client in gradients]
-            mean, up = plain_mean(run, own, clients, cohort.size, cohort.round + 1, local_values)
+            mean, up, _ = plain_mean(run, own, clients, cohort.size, cohort.round + 1, local_values)
             means.append(mean)
             record["up_bytes"] += up
         cohort = cohort._replace(grads=tuple(means))
@@ -72,8 +72,8 @@ def plain_mean(
     size: int,
     round: int,
     local_values: LocalValues,
-) -> tuple[Vector, int]:
-    """Collective: the plain mean of full gradients, and the bytes that their clients send.
+) -> tuple[Vector, int, NDArray[np.float64]]:
+    """Collective: the plain mean of full gradients; the bytes sent; the maxima over ranks.
 
     Args:
         run: the objects of the run.
@@ -81,7 +81,7 @@ def plain_mean(
         clients: the numbers of these clients.
         size: the number of clients over all ranks.
         round: for the error message.
-        local_values: gives this rank's ``local_values``.
+        local_values: gives this rank's ``local_values``, of which the maxima are taken.
 
     Raises:
         DivergedError: on every rank: a gradient is not finite.
@@ -91,4 +91,4 @@ def plain_mean(
         own, clients, ones, size, size, local_values(), round=round
     )
     run.timer.record_wait(RoundSignals.metrics(maxima))
-    return mean, up
+    return mean, up, maxima

@@ -36,6 +36,8 @@ class Member(NamedTuple):
     state: Any
     client: Client
     grad: Grad
+    initial_grad: Vector
+    """The client's full gradient at the initial model; [0] unless there is a warm start."""
 
 
 def call(algorithm: Algorithm, hook: str, *args: Any) -> Any:
@@ -67,6 +69,33 @@ def broken(algorithm: Algorithm, hook: str, rule: str) -> BrokenRuleError:
     """The error of a hook that breaks a rule."""
     cls = type(algorithm)
     return BrokenRuleError(f"{cls.__name__}.{hook} {rule}", defined(getattr(cls, hook)))
+
+
+def first_server(algorithm: Algorithm, x0: Vector, mean: Vector) -> Any:
+    """The server before round 0; ``mean`` is that of the full gradients at ``x0``.
+
+    Raises:
+        BrokenRuleError: a hook breaks a rule.
+    """
+    server = call(algorithm, "init_server", x0)
+    if not algorithm.warm_start:
+        return server
+    after = call(algorithm, "warm_start_server", server, mean)
+    require_form(algorithm, "warm_start_server", "a server", after, "init_server", server)
+    return after
+
+
+def with_first_state(algorithm: Algorithm, member: Member) -> Member:
+    """The member before round 0, its state that of the warm start if there is one.
+
+    Raises:
+        BrokenRuleError: the hook breaks a rule.
+    """
+    if not algorithm.warm_start:
+        return member
+    state = call(algorithm, "warm_start_client", member.state, member.initial_grad)
+    require_form(algorithm, "warm_start_client", "a state", state, "init_client", member.state)
+    return member._replace(state=state)
 
 
 def full_gradient_points(algorithm: Algorithm, server: Any) -> tuple[Vector, ...]:
@@ -109,7 +138,7 @@ def play_client(algorithm: Algorithm, message: Any, member: Member) -> Played:
         BrokenRuleError: a hook breaks a rule.
         Exception: whatever else a faulty hook raises.
     """
-    x, (state, client, grad) = message.x, member
+    x, (state, client, grad, _) = message.x, with_first_state(algorithm, member)
     local = call(algorithm, "begin", message, state, client)
     start = call(algorithm, "start_point", x, local, client)
     _require_like(algorithm, "start_point", start, x)
@@ -153,8 +182,11 @@ def require_repeatable(
             client than for the other, or breaks another rule.
         Exception: whatever else a faulty hook raises.
     """
-    server = call(algorithm, "init_server", x0)
-    _require_same(algorithm, "init_server", server, call(algorithm, "init_server", x0))
+    gradients = [made().initial_grad for made in members]
+    mean = torch.stack(gradients).mean(0)
+    server = first_server(algorithm, x0, mean)
+    hook = "warm_start_server" if algorithm.warm_start else "init_server"
+    _require_same(algorithm, hook, server, first_server(algorithm, x0, mean))
     points = full_gradient_points(algorithm, server)
     prepared = play_prepare(algorithm, server, cohort)
     _require_same(algorithm, "prepare", prepared, play_prepare(algorithm, server, cohort))
@@ -194,10 +226,10 @@ def require_repeatable_without_data(algorithm: Algorithm) -> None:
     def made(noise: Vector) -> Member:
         state = call(algorithm, "init_client", x0, x0.clone)
         client = Client(whole, number, 0.1 * number, number, noise, noise)
-        return Member(state, client, lambda y: y + noise)
+        return Member(state, client, lambda y: y + noise, noise)
 
     members = [lambda own=own: made(own) for own in noise]
-    points = full_gradient_points(algorithm, call(algorithm, "init_server", x0))
+    points = full_gradient_points(algorithm, first_server(algorithm, x0, noise[0]))
     grads = known_to_server(algorithm, [point + noise[0] for point in points])
     require_repeatable(algorithm, x0, members, Cohort(0, 2, 4, 0.1, grads))
 

@@ -14,6 +14,7 @@ from hpcfl.engine.full_gradients import take_full_gradients
 from hpcfl.engine.run import Run
 from hpcfl.engine.schema import nbytes
 from hpcfl.engine.signals import RoundSignals, local_values
+from hpcfl.engine.warm_start import warm_start
 from hpcfl.errors import DivergedError
 from hpcfl.local.error_context import round_errors
 from hpcfl.signals import stopped
@@ -30,11 +31,8 @@ def play(run: Run, server: Any, start: int) -> Any:
     """
     schedule, hooks, timer = run.schedule, run.hooks, run.timer
     timer.start()
-    if start == 0 and schedule.evaluation_due(0, schedule.rounds):
-        with round_errors(0):
-            record: Record = {"round": 0, **hooks.evaluate(0, server.x)}
-        timer.mark("evaluate")
-        hooks.record(record, timer.write_to(record))
+    if start == 0:
+        server = play_round_0(run, server)
     saved = monotonic()
     for t in range(start, schedule.rounds):
         timer.mark("write")
@@ -62,6 +60,20 @@ def play(run: Run, server: Any, start: int) -> Any:
             hooks.commit_checkpoint(done)
             raise stopped(signals.stop, done, schedule.rounds)
     hooks.commit_checkpoint(schedule.rounds)
+    return server
+
+
+def play_round_0(run: Run, server: Any) -> Any:
+    """Collective: the server after the warm start, if there is one; evaluate the initial model."""
+    record: Record = {"round": 0}
+    with round_errors(0):
+        if run.algorithm.warm_start:
+            server = warm_start(run, server, record)
+        if run.schedule.evaluation_due(0, run.schedule.rounds):
+            record |= run.hooks.evaluate(0, server.x)
+            run.timer.mark("evaluate")
+    if len(record) > 1:
+        run.hooks.record(record, run.timer.write_to(record))
     return server
 
 

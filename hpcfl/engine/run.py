@@ -91,6 +91,16 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Groups:
+    """All clients in groups, for a pass over all of them; no groups where no pass is needed."""
+
+    sizes: Sequence[int]
+    """Clients of each group."""
+    assignment: Callable[[int], Assignment]
+    """From a group's number to the clients of this rank; to none after the last group."""
+
+
+@dataclass(frozen=True)
 class Training:
     """The clients, their executor and their states."""
 
@@ -108,6 +118,8 @@ class Run:
     algorithm: Algorithm
     schema: Schema
     x0: Vector
+    groups: Groups
+    """Of the warm start."""
     schedule: Schedule
     training: Training
     comm: Comm

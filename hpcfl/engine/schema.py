@@ -14,6 +14,7 @@ from hpcfl.engine.hook_rules import (
     KNOWN_TO_SERVER,
     Member,
     call,
+    first_server,
     full_gradient_points,
     known_to_server,
     play_client,
@@ -146,7 +147,7 @@ def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str)
         x0, first, full, mean = (torch.zeros(size, dtype=dtype) for _ in range(4))
         number = torch.zeros((), dtype=torch.float64)
         whole = torch.zeros((), dtype=torch.int64)
-    server = call(algorithm, "init_server", x0)
+    server = first_server(algorithm, x0, mean)
     full_points = full_gradient_points(algorithm, server)
     grads = known_to_server(algorithm, [mean for _ in full_points])
     cohort = Cohort(round=0, size=1, population=1, lr=1.0, grads=grads)
@@ -160,7 +161,7 @@ def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str)
         points.append(y)
         return y.clone()
 
-    upload, after, y = play_client(algorithm, message, Member(state, client, grad))
+    upload, after, y = play_client(algorithm, message, Member(state, client, grad, full))
     play_update(algorithm, server, [upload], cohort)
     local_model = next((name for name in after._fields if getattr(after, name) is y), None)
     return Schema(server, message, after, upload, local_model, len(points), len(full_points))

@@ -74,7 +74,7 @@ def memory(
     job, schema, vector = components.job, components.schema, nbytes(components.x0)
     watched, due = job.diagnostics, measured(components) > 0
     gradients, means = full_gradients(components), full_gradient_means(components)
-    means = means or (watched.dissimilarity and due)
+    means = means or (watched.dissimilarity and due) or components.algorithm.warm_start
     data = _data(components)
     # A tensor that `finish` returns twice counts once; the message's x is counted as the model.
     ends = {id(leaf): leaf for leaf in (*schema.upload, *schema.state)}
@@ -82,6 +82,8 @@ def memory(
     visit = nbytes(list(ends.values())) + vector * gradients
     if due and (watched.consistency or watched.drift) and schema.local_model_field is None:
         visit += vector  # its last model, which no state is
+    if components.algorithm.warm_start:  # a gradient, the first state, and the one made of both
+        visit = max(visit, vector + 2 * nbytes(schema.state))
     # All means of full gradients have one buffer.
     sent = nbytes(schema.upload) + vector * bool(means)
     states = holding.states + holding.seen * (STATE_OVERHEAD + ALIGNMENT * len(schema.state))
@@ -99,7 +101,7 @@ def memory(
             * batch
             * nbytes(components.dataset.sample(1).to(components.x0.dtype))
         )
-    if gradients:
+    if gradients or components.algorithm.warm_start:
         batch = max(batch, min(whole, largest))
     trained = components.concurrent_clients * batch * activations.kept + inputs
     # The model before the last round, and on rank 0 the best one.

@@ -53,6 +53,9 @@ class Plan:
     full_gradients: int
     """Such gradients of a client in one of these rounds."""
     traffic: Traffic
+    """Of a client in a round."""
+    warm_start: Traffic
+    """Of all clients together, before round 1."""
     counted: str
     """How a paper counts the traffic, where it counts otherwise."""
     own: int
@@ -83,7 +86,8 @@ class Plan:
     @property
     def in_all(self) -> Traffic:
         """Traffic of the whole job."""
-        return Traffic(*(self.visits * size for size in self.traffic))
+        sizes = zip(self.traffic, self.warm_start, strict=True)
+        return Traffic(*(self.visits * each + once for each, once in sizes))
 
 
 def plan(components: Components, ranks: int, *, process: Process, activations: Activations) -> Plan:
@@ -113,6 +117,7 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
         full_gradient_rounds=full_gradient_rounds(components),
         full_gradients=full_gradients(components),
         traffic=traffic(components.algorithm, schema),
+        warm_start=_warm_start_traffic(components),
         counted=components.algorithm.traffic_note,
         own=own,
         shared=shared,
@@ -123,6 +128,12 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
             for rank, members in enumerate(most_trained(components, usage))
         ),
     )
+
+
+def _warm_start_traffic(components: Components) -> Traffic:
+    """The initial model down to every client, and its full gradient up."""
+    size = components.algorithm.warm_start * len(components.rows) * nbytes(components.x0)
+    return Traffic(size, size)
 
 
 def _share(

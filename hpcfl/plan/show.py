@@ -101,6 +101,12 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     yield "local work", f"{steps} steps of {each} per client and round{always}"
     if whole and not always:
         yield "", f"{whole}, in {found.full_gradient_rounds} of the rounds"
+    if found.warm_start.down:
+        yield (
+            "warm start",
+            f"before round 1, every client's gradient over all its examples: "
+            f"{decimal(found.warm_start.down)} down, {decimal(found.warm_start.up)} up",
+        )
     visit, in_all = found.traffic, found.in_all
     yield "traffic", f"{decimal(visit.down)} down, {decimal(visit.up)} up per client and round"
     yield "", f"{decimal(in_all.down)} down, {decimal(in_all.up)} up in all"

@@ -29,7 +29,7 @@ the start; ranks that wait for a slow neighbour by chance.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal, NamedTuple
 
@@ -71,6 +71,8 @@ class Work:
     """Examples of an evaluation."""
     rounds: int
     evaluations: int
+    warm_start: "Work | None" = None
+    """The work of the pass over all clients before round 1, whose rounds are its groups."""
 
     def sampled(self) -> range:
         """The rounds whose cohorts are drawn."""
@@ -108,7 +110,7 @@ class Prediction(NamedTuple):
     busiest: float
     """Steps of the busiest rank over the mean of all ranks."""
     hours: float
-    """Of all rounds, evaluations included."""
+    """Of all rounds, evaluations and the warm start included."""
 
     @property
     def round(self) -> float:
@@ -124,7 +126,7 @@ def work(components: Components) -> Work:
     examples = np.array(population.examples)
     share = full_gradients(components) * full_gradient_rounds(components) / job.rounds
     means = full_gradient_means(components)
-    return Work(
+    found = Work(
         steps=steps * components.schema.gradients
         + np.ceil(share * -(-examples // whole)).astype(int),
         draw=lambda t: job.cohort.draw(t, len(population), job.seed),
@@ -140,6 +142,20 @@ def work(components: Components) -> Work:
         rounds=job.rounds,
         evaluations=sum(job.evaluate.due(t, job.rounds) for t in range(1, job.rounds + 1)),
     )
+    groups = components.warm_start_groups
+    if not groups:
+        return found
+    once = replace(
+        found,
+        steps=-(-examples // whole),
+        draw=groups.__getitem__,
+        taken=examples,
+        parameters=components.x0.numel(),
+        means=1,
+        rounds=len(groups),
+        evaluations=0,
+    )
+    return replace(found, warm_start=once)
 
 
 def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
@@ -164,6 +180,9 @@ def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
     evaluate = ceil(asked.tests / ranks) * costs.test_s
     one = train + convert + exchange + ship + costs.round_s
     hours = (asked.rounds * one + asked.evaluations * evaluate) / 3600
+    if asked.warm_start is not None:
+        once = replace(asked.warm_start, balance=asked.balance)
+        hours += predict(once, ranks, costs).hours
     return Prediction(train, convert, exchange, ship, costs.round_s, evaluate, busiest, hours)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Algorithm, RandomInit
-from hpcfl.cohort.assignment import Balance
+from hpcfl.cohort.assignment import Balance, in_groups
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import Exact
 from hpcfl.comm.fast import Fast
@@ -22,7 +22,7 @@ from hpcfl.data.holdout import hold_out
 from hpcfl.data.partition import Rows
 from hpcfl.data.split import partition_examples
 from hpcfl.engine.diagnostics import Observer
-from hpcfl.engine.run import Run, RunHooks, Schedule, Training
+from hpcfl.engine.run import Groups, Run, RunHooks, Schedule, Training
 from hpcfl.engine.schema import LOSS, FullGradient, Schema, dry_round, nbytes
 from hpcfl.engine.timing import RoundTimer
 from hpcfl.errors import JobError, as_job_error, described, is_own_fault, one_line
@@ -194,6 +194,11 @@ class Components:
         clients = len(self.rows)
         return max(1, round(self.job.cohort.participation(clients) * clients))
 
+    @property
+    def warm_start_groups(self) -> list[NDArray[np.int64]]:
+        """All clients in groups of a cohort's size, where the algorithm has a warm start."""
+        return in_groups(len(self.rows), self.cohort) if self.algorithm.warm_start else []
+
     def uploads(self, comm: Comm) -> Reduction:
         """The mean of the uploads."""
         uncounted = self.algorithm.not_transmitted | {LOSS}
@@ -316,12 +321,16 @@ def build_run(
     draw = lru_cache(2)(lambda t: job.cohort.draw(t, len(c.clients), job.seed))
     work = c.examples_per_round if job.balance == "steal" else None
     balance = Balance(draw, job.rounds, owner, work, comm.rank, comm.size)
+    groups = c.warm_start_groups
+    once = None if work is None else np.array(c.clients.examples, dtype=np.int64)
+    dealt = Balance(groups.__getitem__, len(groups), owner, once, comm.rank, comm.size)
     states = ClientStates(store, c.schema.client_state, c.stored_state, c.first_state, c.device)
     shipped = work is not None and bool(c.stored_state.fields)
     return Run(
         algorithm=c.algorithm,
         schema=c.schema,
         x0=c.x0,
+        groups=Groups([len(group) for group in groups], dealt.assignment),
         schedule=Schedule(
             rounds=job.rounds,
             draw=draw,

@@ -21,6 +21,7 @@ from hpcfl.engine.global_generators import Generators, generators, restored
 from hpcfl.engine.hook_rules import (
     Member,
     call,
+    first_server,
     full_gradient_points,
     known_to_server,
     require_repeatable,
@@ -104,15 +105,20 @@ class _Trial:
             self._batches[client] = self._batch(client)
             self._repeat_batch(client)
         self._try_model(self._batches[0])
-        algorithm = components.algorithm
+        algorithm, none = components.algorithm, x0[:0]
+        start = (x0,) if algorithm.warm_start else ()
+        initial = [(*self._full_gradients(client, start), none)[0] for client in clients]
         with self._algorithm():
-            points = full_gradient_points(algorithm, call(algorithm, "init_server", x0))
+            server = first_server(algorithm, x0, torch.stack(initial).mean(0))
+            points = full_gradient_points(algorithm, server)
         full_grads = [self._full_gradients(client, points) for client in clients]
         means = [torch.stack(grads).mean(0) for grads in zip(*full_grads, strict=True)]
-        common = means[0] if algorithm.full_gradient == "cohort" else x0[:0]
+        common = means[0] if algorithm.full_gradient == "cohort" else none
         members = [
-            lambda client=client, full=(*grads, x0[:0])[0]: self._member(client, full, common)
-            for client, grads in zip(clients, full_grads, strict=True)
+            lambda client=client, full=(*grads, none)[0], first=first: self._member(
+                client, full, common, first
+            )
+            for client, grads, first in zip(clients, full_grads, initial, strict=True)
         ]
         size, lr = len(members), components.job.local_lr(0)
         cohort = Cohort(0, size, len(components.rows), lr, known_to_server(algorithm, means))
@@ -120,7 +126,7 @@ class _Trial:
             require_repeatable(algorithm, x0, members, cohort)
         self._try_tests()
 
-    def _member(self, client: int, full: Vector, common: Vector) -> Member:
+    def _member(self, client: int, full: Vector, common: Vector, initial: Vector) -> Member:
         """The client with its first state and the gradient of its batch."""
         components = self._components
         task = components.clients.task(client, 0, steps=1)
@@ -141,7 +147,7 @@ class _Trial:
                 known.append((point.clone(), found.clone()))
             return found
 
-        return Member(state, about, grad)
+        return Member(state, about, grad, initial)
 
     def _batch(self, client: int) -> Batch:
         """The first batch of a client in round 1."""

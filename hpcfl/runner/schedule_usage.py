@@ -1,5 +1,6 @@
 """Simulate the cohorts of all rounds without training, to find the disk space they need."""
 
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +23,11 @@ class ScheduleUsage(NamedTuple):
     """[N], the rank of every client."""
     visits: int
     """The sum of the sizes of all cohorts."""
-    last_round: Counts
-    """[N], the last round in which the client takes part, counted from 1; 0: never."""
+    last_visit: Counts
+    """[N], when the client last took part: the group of the warm start, or the round after all
+    groups, counted from 1; 0: never."""
     most_owned: Counts
-    """[ranks], the most clients of one cohort that the rank owns."""
+    """[ranks], the most clients of one cohort, or group, that the rank owns."""
     states: tuple[DiskUsage, ...]
     """The store of the clients' own parts of their states, and that of the shared parts.
 
@@ -35,7 +37,7 @@ class ScheduleUsage(NamedTuple):
     @property
     def seen(self) -> Counts:
         """[ranks], clients that take part at least once."""
-        return np.bincount(self.owner[self.last_round > 0], minlength=len(self.most_owned))
+        return np.bincount(self.owner[self.last_visit > 0], minlength=len(self.most_owned))
 
     @property
     def store_bytes(self) -> Counts:
@@ -67,29 +69,35 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
         )
         if part.fields
     )
-    visits, last_round, most = 0, np.zeros(population, np.int64), np.zeros(ranks, np.int64)
+    visits, last_visit, most = 0, np.zeros(population, np.int64), np.zeros(ranks, np.int64)
+    groups = components.warm_start_groups
+    for g, members in enumerate(groups):
+        last_visit[members] = g + 1
+        most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
     for t in range(job.rounds):
         members = job.cohort.draw(t, population, job.seed)
         visits += len(members)
-        last_round[members] = t + 1
+        last_visit[members] = len(groups) + t + 1
         most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
         if job.checkpoint.due(t + 1, job.rounds):
             for part in states:
-                part.commit(last_round.copy())
+                part.commit(last_visit.copy())
     for part in states:
         part.add_spare_rows(most)
-    return ScheduleUsage(owner, visits, last_round, most, states)
+    return ScheduleUsage(owner, visits, last_visit, most, states)
 
 
 def most_trained(components: Components, usage: ScheduleUsage) -> Counts:
-    """[ranks], the most clients of one cohort that the rank trains."""
+    """[ranks], the most clients of one cohort, or group of the warm start, that the rank trains."""
     job, ranks, work = components.job, len(usage.most_owned), components.examples_per_round
     if job.balance == "owner":
         return usage.most_owned
     most = np.zeros(ranks, np.int64)
-    for t in range(job.rounds):
-        members = job.cohort.draw(t, len(components.rows), job.seed)
-        trainer = assign_trainers(usage.owner[members], work[members], ranks)
+    examples = np.array(components.clients.examples, dtype=np.int64)
+    cohorts = (job.cohort.draw(t, len(components.rows), job.seed) for t in range(job.rounds))
+    groups = ((members, examples) for members in components.warm_start_groups)
+    for members, sizes in chain(groups, ((members, work) for members in cohorts)):
+        trainer = assign_trainers(usage.owner[members], sizes[members], ranks)
         most = np.maximum(most, np.bincount(trainer, minlength=ranks))
     return most
 

@@ -45,6 +45,7 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
     "fedadagrad": Entry({"name": "fedadagrad"}),
     "scaffold-1": Entry({"name": "scaffold", "option": 1}, (2, 2)),
     "scaffold-2": Entry({"name": "scaffold", "option": 2, "server_lr": 0.7}, (2, 2)),
+    "scaffold-gradient": Entry({"name": "scaffold", "first": "gradient"}, (2, 2)),
     "feddyn": Entry({"name": "feddyn", "alpha": 0.5}),
     "adabest": Entry(
         {"name": "adabest", "mu": 0.2, "beta": 0.5}, identity=Identity({"mu": 0.0, "beta": 0.0})

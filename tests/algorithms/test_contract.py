@@ -88,6 +88,13 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
     draw = lambda: torch.randn(P, generator=generator, dtype=dtype)  # noqa: E731
     x0, centres, fresh = draw(), [draw(), draw()], [draw(), draw()]
     server, states = algorithm.init_server(x0), {}
+    if algorithm.warm_start:
+        first = [algorithm.init_client(x0, lambda i=i: fresh[i]) for i in range(2)]
+        states = {
+            i: algorithm.warm_start_client(first[i], x0 - centre)
+            for i, centre in enumerate(centres)
+        }
+        server = algorithm.warm_start_server(server, x0 - sum(centres) / 2)
     for t in range(rounds):
         mean_centre = sum(centres) / 2
         grads = ()
@@ -179,7 +186,7 @@ def test_runs_in_every_precision(tmp_path, name, precision):
     dtype = torch.float64 if precision == "float64" else torch.float32
     assert result.x.dtype == dtype
     assert torch.isfinite(result.x).all()
-    losses = [record["train_loss"] for record in result.log]
+    losses = [record["train_loss"] for record in result.log if record["round"]]
     assert np.isfinite(losses).all()
     assert np.mean(losses[-2:]) < losses[0]
     left = [s for s in states(result.path, parts(tmp_path, job)) if s is not None]

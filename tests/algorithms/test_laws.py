@@ -1,9 +1,12 @@
 """What stays true in every round, the papers' lemmas, and where methods come to rest."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from tests.algorithms.play import Problem, tree
+from hpcfl.job.schema import load
+from tests.algorithms.play import Problem, softmax_problem, tree
 from tests.algorithms.settings import (
     CLIENTS,
     STEPS,
@@ -16,6 +19,8 @@ from tests.algorithms.settings import (
     without,
 )
 from tests.algorithms.trace import trace
+
+ROOT = Path(__file__).parents[2]
 
 # ------------------------------------------------------------------ 8: invariants
 
@@ -41,6 +46,72 @@ def test_the_server_keeps_the_mean_of_all_clients(folder, method, server, own):
             kept = getattr(found.servers[t + 1], server).numpy()
             np.testing.assert_allclose(kept, mean, rtol=0, atol=1e-12, err_msg=f"{t}, {at}")
         assert np.abs(kept).max() > 1e-2
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_the_server_keeps_the_mean_of_all_clients_from_a_warm_start_on(folder, option):
+    """Absent clients count with their gradients at the initial model."""
+    method = a("scaffold", option=option, first="gradient")
+    for at in within({}):
+        found = trace(job(folder, method, at))
+        s = setting(at, found.xs[0])
+        for t, states in enumerate(found.states):
+            mean = sum(state.c.numpy() for state in states) / CLIENTS
+            kept = found.servers[t + 1].c.numpy()
+            np.testing.assert_allclose(kept, mean, rtol=0, atol=1e-12, err_msg=f"{t}, {at}")
+            for i in set(range(CLIENTS)).difference(*cohorts(at)[: t + 1]):
+                full = s.full(i, found.xs[0])
+                np.testing.assert_allclose(states[i].c, full, rtol=0, atol=1e-12)
+
+
+# Of four clients in groups of two and of three; in the first round there is no client.
+@pytest.mark.parametrize("cohort", [[0, 3], [0, 1, 3]])
+def test_a_warm_start_takes_the_gradients_at_the_initial_model(folder, cohort):
+    at = within({})[0]
+    replay = {"kind": "replay", "rounds": [[], *[cohort] * 9]}
+    method = a("scaffold", first="gradient")
+    found = trace(job(folder, method, at, cohort=replay, rounds=1))
+    s = setting(at, found.xs[0])
+    gradients = [s.full(i, found.xs[0]) for i in range(CLIENTS)]
+    assert (found.xs[1] == found.xs[0]).all()
+    for state, gradient in zip(found.states[0], gradients, strict=True):
+        np.testing.assert_allclose(state.c, gradient, rtol=0, atol=1e-12)
+    c = found.servers[1].c.numpy()
+    np.testing.assert_allclose(c, np.mean(gradients, axis=0), rtol=0, atol=1e-12)
+    assert np.abs(c).max() > 0.05
+
+
+def test_a_warm_start_on_equal_clients_begins_as_fedavg(tmp_path):
+    """Every correction is c - c_i = 0 in the first round; clients that differ are corrected."""
+    one = softmax_problem(sizes=(9,))
+    equal = Problem(np.tile(one.x, (3, 1)), np.tile(one.y, 3), np.repeat(np.arange(3), 9))
+    local = {"steps": 3, "batch_size": "full", "lr": 0.3}
+    warm, fedavg = {"name": "scaffold", "first": "gradient"}, {"name": "fedavg"}
+    for name, problem in {"equal": equal, "unequal": softmax_problem(sizes=(9, 9, 9))}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        ends = [
+            trace(tree(folder, problem, method, local=local, rounds=1)).xs[1]
+            for method in (warm, fedavg)
+        ]
+        gap = np.abs(ends[0] - ends[1]).max()
+        assert gap < 1e-12 if name == "equal" else gap > 1e-3
+
+
+def quadratic_rounds(folder, first, heterogeneity):
+    """Rounds until SCAFFOLD with K = 10 stays within 0.01 of the optimum of two quadratics."""
+    demo = load(
+        ROOT / "jobs/quadratics/fedavg.yaml",
+        [f"algorithm={{name: scaffold, first: {first}}}", f"data.heterogeneity={heterogeneity}"],
+    )
+    return int(np.flatnonzero(np.abs(trace(demo.tree).xs[:, 0]) > 0.01)[-1]) + 1
+
+
+def test_heterogeneity_costs_no_round_after_a_warm_start(folder):
+    """The slides' "SCAFFOLD is unaffected by G"; control variates that start at zero are."""
+    levels = (1.0, 10.0, 100.0)
+    assert [quadratic_rounds(folder, "gradient", level) for level in levels] == [3, 3, 3]
+    assert [quadratic_rounds(folder, "zero", level) for level in levels] == [5, 7, 10]
 
 
 # ------------------------------------------------------------------ 9: lemmas

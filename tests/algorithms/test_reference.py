@@ -80,7 +80,7 @@ OPTIONS = [
     *options("fedadam", b1=[0.5], b2=[0.8], tau=[0.01], v0=[0.0, 0.02], bias_correction=BOTH),
     *options("fedyogi", b1=[0.5], b2=[0.8], tau=[0.01], v0=[0.0, 0.02], bias_correction=BOTH),
     *options("fedadagrad", b1=[0.0, 0.5], tau=[0.01], v0=[0.0, 0.02], server_lr=[0.2]),
-    *options("scaffold", option=[1, 2], server_lr=RATES),
+    *options("scaffold", option=[1, 2], first=["zero", "gradient"], server_lr=RATES),
     *options("feddyn", alpha=[0.05, 1.0], server_lr=RATES),
     *options("adabest", mu=[0.3], beta=[0.0, 0.7], server_lr=RATES),
     *options("mime", beta=[0.6], form=["heavy", "ema"], server_lr=[0.7]),

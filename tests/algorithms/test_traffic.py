@@ -30,6 +30,10 @@ def test_measured_is_planned_is_expected(tmp_path, name, precision):
     made = parts(tmp_path, job)
     assert traffic(made.algorithm, made.schema) == (down * vector, up * vector)
     log = play(tmp_path, job).log
+    if made.algorithm.warm_start:  # the model down to all clients, their gradients up
+        before = log.pop(0)
+        assert before["round"] == 0
+        assert before["down_bytes"] == before["up_bytes"] == PROBLEM.population * vector
     assert [record["down_bytes"] for record in log] == [size * down * vector for size in sizes]
     assert [record["up_bytes"] for record in log] == [size * up * vector for size in sizes]
 

@@ -15,7 +15,9 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.algorithms.localghb import LocalGHB
 from hpcfl.algorithms.scaffold import Scaffold
+from hpcfl.engine.hook_rules import require_repeatable_without_data
 from hpcfl.engine.schema import MAX_ZEROS, dry_round, nbytes, traffic
+from hpcfl.errors import BrokenRuleError
 
 P = 1000
 
@@ -105,6 +107,91 @@ def test_fields_that_are_not_transmitted_are_summed_but_not_counted():
 
 def test_a_survey_costs_a_vector_each_way():
     assert traffic(Surveys(), dry_round(Surveys(), P, torch.float32)) == (8 * P, 8 * P)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asks(FedAvg):
+    """Wants means at three points, at the server alone."""
+
+    full_gradient = "server"
+
+    def full_gradient_points(self, server):
+        return server.x, 0.5 * server.x, -server.x
+
+
+def test_every_point_costs_a_vector_up_and_all_but_the_first_one_down():
+    assert traffic(Asks(), dry_round(Asks(), P, torch.float32)) == (4 * 3 * P, 4 * 4 * P)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere(Asks):
+    """Its first point is not the model that clients receive."""
+
+    def full_gradient_points(self, server):
+        return (0.5 * server.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoTuple(Asks):
+    """Gives the point itself."""
+
+    def full_gradient_points(self, server):
+        return server.x
+
+
+@dataclass(frozen=True, kw_only=True)
+class Short(Asks):
+    """A point of another size than the model."""
+
+    def full_gradient_points(self, server):
+        return server.x, server.x[1:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgets(Asks):
+    """Its prepared server is no server."""
+
+    def prepare(self, server, cohort):
+        return cohort.grads[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmsUp(Scaffold):
+    """A warm start by states of another shape."""
+
+    warm_start = True
+
+    def warm_start_client(self, state, gradient):
+        return state._replace(c=gradient[1:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmServer(Scaffold):
+    """A warm start by another server."""
+
+    warm_start = True
+
+    def warm_start_server(self, server, mean):
+        return mean
+
+
+@pytest.mark.parametrize(
+    ("cls", "rule"),
+    [
+        (Elsewhere, "full_gradient_points returns another first point than the x of the message"),
+        (NoTuple, r"full_gradient_points returns tensor\(.*; expected a tuple of vectors"),
+        (Short, r"full_gradient_points returns float32\[999\] on cpu, expected float32\[1000\]"),
+        (
+            Forgets,
+            r"prepare returns a server with other fields.*found float32\[1000\], expected Server",
+        ),
+        (WarmsUp, r"warm_start_client returns a state with other fields.*\[999\]"),
+        (WarmServer, "warm_start_server returns a server with other fields"),
+    ],
+)
+def test_hooks_around_full_gradients_keep_rules(cls, rule):
+    with pytest.raises(BrokenRuleError, match=rf"{cls.__name__}\.{rule}"):
+        require_repeatable_without_data(cls())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,14 +17,15 @@ SPREAD = [name for name in ALL if name != "centralized"]
 def play(tmp_path_factory):
     """Plays algorithms on so many ranks, or resumes the stopped runs that ``folder`` holds.
 
-    Every other one in bf16.  Centralised training has one client, so one rank.
+    Those whose names have an odd number of letters in bf16.  Centralised training has one client,
+    so one rank.
     """
 
     def go(ranks, names=SPREAD, *, stop=0, folder=None, backend="gloo"):
         root = folder or tmp_path_factory.mktemp(f"on{ranks}")
         jobs = {}
         for name in names:
-            precision = ("float32", "bf16")[[*ALL].index(name) % 2]
+            precision = ("float32", "bf16")[len(name) % 2]
             comm = {"backend": backend}
             local = {"epochs": 2, "batch_size": 4, "lr": 0.3, "lr_decay": 0.9, "weight_decay": 0.01}
             jobs[name] = tree(root, softmax_problem(), ALL[name], local=local, comm=comm)
@@ -66,7 +67,8 @@ def test_stopped_and_resumed(alone, play, names, ranks, stop, then):
     folder = play(ranks, names, stop=stop)
     for name in names:
         found, whole = outcome(folder / name), outcome(alone / name)
-        assert (found.round, found.log) == (stop, whole.log[:stop]), name
+        played = [line for line in whole.log if line["round"] <= stop]
+        assert (found.round, found.log) == (stop, played), name
     play(then, names, folder=folder)
     for name in names:
         assert outcome(folder / name) == outcome(alone / name), name

@@ -14,7 +14,16 @@ import torch
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.engine.schema import dry_round, traffic
 from hpcfl.job.schema import load
-from hpcfl.plan import Activations, Process, plan, probe, this_process, work
+from hpcfl.plan import (
+    Activations,
+    CostModel,
+    Process,
+    plan,
+    predict,
+    probe,
+    this_process,
+    work,
+)
 from hpcfl.runner.components import build_components
 from tests.long_form import long_form
 
@@ -190,6 +199,7 @@ def size(root):
     ("algorithm", "more"),
     [
         *((name, []) for name in ("fedavg", "fedhbm", "adabest", "ghb", "fedmim")),
+        ("scaffold, first: gradient", []),
         ("localghb", ["evaluate.best=true", "diagnostics.cosine=true"]),
     ],
 )
@@ -241,6 +251,41 @@ def test_traffic_of_a_run(job, tmp_path, hpcfl, cohort):
     found = planned(job, *changes)
     assert tuple(spent) == found.in_all
     assert found.visits == sum(entry.get("clients", 0) for entry in log)
+
+
+@pytest.mark.parametrize(("ranks", "rank_members"), [(1, [3]), (2, [2, 2])])
+def test_a_warm_start_is_counted(job, tmp_path, hpcfl, ranks, rank_members):
+    """Of 20 clients of 16 float32 parameters; a round has three.  All of them have a state."""
+    changes = ["algorithm={name: scaffold, first: gradient}", "data.clients=20", "cohort.size=3",
+               "rounds=1"]  # fmt: skip
+    found = planned(job, *changes, ranks=ranks)
+    assert found.warm_start == (20 * 64, 20 * 64)
+    assert found.in_all == ((20 + 3 * 2) * 64, (20 + 3 * 2) * 64)
+    assert found.seen == 20
+    assert [share.members for share in found.shares] == rank_members
+    assert "20 of 20 take part; 1 rounds of 3" in hpcfl("plan", job, *changes).text
+    assert "warm start" in hpcfl("plan", job, *changes).text
+    out = tmp_path / "run"
+    assert hpcfl("run", job, *changes, "--out", out).code == 0
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert tuple(sum(r.get(f"{way}_bytes", 0) for r in log) for way in ("down", "up")) == (
+        found.in_all
+    )
+
+
+def test_work_of_a_warm_start(job):
+    """Seven groups of three clients, or two, of two examples each: a gradient in one batch."""
+    changes = ["algorithm={name: scaffold, first: gradient}", "data.clients=20", "cohort.size=3"]
+    asked = work(build_components(load(job, changes), torch.device("cpu")))
+    once = asked.warm_start
+    assert (once.rounds, once.means, once.parameters, once.evaluations) == (7, 1, 16, 0)
+    assert once.steps.tolist() == [1] * 20
+    assert [once.draw(t).tolist() for t in (0, 6)] == [[0, 1, 2], [18, 19]]
+    costs = CostModel(origin="by hand", step_s=2.0, visit_s=0.5, round_s=0.25, convert_s=0.01,
+                      restore_s=0.02, test_s=0.0)  # fmt: skip
+    more = predict(asked, 1, costs).hours - predict(replace(asked, warm_start=None), 1, costs).hours
+    # Clients: a step, a visit and the mean's terms; groups: the mean and the rest.
+    assert more * 3600 == pytest.approx(20 * (2 + 0.5 + 0.16) + 7 * (0.32 + 0.25))
 
 
 def test_lists_that_are_never_played(job, hpcfl):

@@ -9,9 +9,12 @@ from tests.algorithms.play import Array
 from tests.algorithms.reference.setting import Setting
 
 
-def scaffold(s: Setting, option: int = 2, server_lr: float = 1.0) -> Array:
+def scaffold(s: Setting, option: int = 2, first: str = "zero", server_lr: float = 1.0) -> Array:
     population = s.problem.population
     c, own = np.zeros_like(s.x0), np.zeros((population, len(s.x0)))
+    if first == "gradient":
+        own = np.stack([s.full(i, s.x0) for i in range(population)])
+        c = own.mean(axis=0)
 
     def after(t: int, cohort: Sequence[int], x: Array) -> Array:
         nonlocal c

@@ -1,0 +1,62 @@
+"""Take every client's full gradient at the initial model, before round 0 of some methods."""
+
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import torch
+
+from hpcfl.engine.full_gradients import plain_mean
+from hpcfl.engine.run import Run
+from hpcfl.engine.schema import nbytes
+from hpcfl.engine.signals import RoundSignals, local_values
+from hpcfl.local.error_context import client_errors
+from hpcfl.signals import stopped
+from hpcfl.types import Record
+
+
+def warm_start(run: Run, server: Any, record: Record) -> Any:
+    """Collective: the server before round 0; the first states of all clients are saved.
+
+    Clients are taken in groups, in the order of their numbers.  The means of the groups are exact
+    and are added in this order in float64, so that the bits do not depend on the number of ranks.
+    Nothing is kept of a pass that is interrupted: a resume begins it again.
+
+    Args:
+        run: the objects of the run.
+        server: the initial one.
+        record: the line of the log of round 0, to which the traffic is added.
+
+    Raises:
+        Stopped: a signal requested a stop.
+        ClientError, StoreError, DiskError: on this rank alone.
+        DivergedError: a gradient is not finite.
+    """
+    training, algorithm, timer, x0 = run.training, run.algorithm, run.timer, run.x0
+    run.hooks.begin_round(0)
+    population = len(training.clients)
+    record |= {"down_bytes": population * nbytes(x0), "up_bytes": 0}
+    values = partial(local_values, run, monotonic())
+    total = torch.zeros_like(x0, dtype=torch.float64)
+    for group, size in enumerate(run.groups.sizes):
+        mine, upcoming = run.groups.assignment(group), run.groups.assignment(group + 1)
+        training.clients.prefetch([*mine.trained, *upcoming.trained])
+        # The log counts the pass as round 0, and so do errors, which count from the task's round.
+        tasks = [training.clients.task(i, 0)._replace(round=-1) for i in mine.trained]
+        timer.mark("sample")
+        gradients = [own for (own,) in training.executor.full_gradients((x0,), tasks)]
+        timer.mark("compute")
+        mean, up, maxima = plain_mean(run, gradients, mine.trained, size, 0, values)
+        total += size * mean.double()
+        record["up_bytes"] += up
+        states = training.states.load(mine, upcoming)
+        timer.mark("read")
+        for k, (task, gradient) in enumerate(zip(tasks, gradients, strict=True)):
+            with client_errors(task, "warm_start_client"):
+                states[k] = algorithm.warm_start_client(states[k], gradient)
+        training.states.save(mine, states, x0)
+        timer.mark("write")
+        if stop := RoundSignals.of(maxima).stop:
+            raise stopped(stop, 0, run.schedule.rounds)
+    record["store_s"] = training.states.pop_elapsed_s()
+    return algorithm.warm_start_server(server, (total / population).to(x0.dtype))
