@@ -4,9 +4,11 @@ import os
 import signal
 from functools import partial
 
+import numpy as np
 import pytest
 import yaml
 
+from hpcfl.cohort.assignment import Balance, assign_owners, in_groups
 from hpcfl.run_dir.log import Line, RunLog
 from hpcfl.run_dir.manifest import committed
 from tests.algorithms.play import softmax_problem, tree
@@ -14,7 +16,7 @@ from tests.forked import finish
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import outcome
 
-SIZES = (3, 8, 5, 12, 7, 1, 20, 2, 9)
+SIZES = (20, 2, 5, 8, 3, 12, 7, 9, 1)
 # Groups of two, the last one of one client; clients 4 and 8 never take part.
 COHORT = {"kind": "replay", "rounds": [[0, 1], [], [2, 3, 5], [6, 7], [0, 2, 3]]}
 WARM = {"name": "scaffold", "first": "gradient"}
@@ -68,6 +70,11 @@ def test_on_any_number_of_ranks(alone, play, ranks, backend):
     many, _ = play(ranks, backend=backend)
     for name, found in many.items():
         assert found == alone[name], name
+    groups, sizes = in_groups(len(SIZES), 2), np.array(SIZES)
+    owner = assign_owners(SIZES, ranks)
+    dealt = Balance(groups.__getitem__, len(groups), owner, sizes, 0, ranks)
+    # With balance steal, states of the pass come from other ranks.
+    assert sum(len(dealt.assignment(group).transfers) for group in range(len(groups))) == 3
 
 
 def test_stopped_and_resumed_on_another_number_of_ranks(alone, play):
