@@ -62,7 +62,7 @@ class Cohort(NamedTuple):
     size: int  # |S|, as drawn
     population: int  # N
     lr: float  # eta, local learning rate of this round
-    grads: tuple[Vector, ...]  # at each of the full_gradient_points, the clients' plain mean
+    grads: tuple[Vector, ...]  # the clients' plain mean at each full_gradient_point; or none
 
 
 class Server(NamedTuple):

@@ -130,7 +130,12 @@ def test_each_comes_alone(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("algorithm", "own"),
-    [({"name": "fedavg"}, 0), ({"name": "scaffold", "option": 1}, 2), ({"name": "mime"}, 2)],
+    [
+        ({"name": "fedavg"}, 0),
+        ({"name": "scaffold", "option": 1}, 2),
+        ({"name": "mime"}, 2),
+        ({"name": "mimemvr"}, 2),
+    ],
 )
 def test_gradients_that_the_algorithm_asked_for_are_not_computed_again(
     tmp_path, monkeypatch, algorithm, own
