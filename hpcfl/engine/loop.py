@@ -1,20 +1,18 @@
 """The round loop.  Every rank runs it; only comm, store and assignment differ between ranks."""
 
-from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort
-from hpcfl.engine.full_gradients import take_full_gradients
+from hpcfl.engine.full_gradients import LocalValues, take_full_gradients
+from hpcfl.engine.hook_rules import require_form
+from hpcfl.engine.round_zero import play_round_zero
 from hpcfl.engine.run import Run
 from hpcfl.engine.schema import nbytes
 from hpcfl.engine.signals import RoundSignals, local_values
-from hpcfl.engine.warm_start import warm_start
 from hpcfl.errors import DivergedError
 from hpcfl.local.error_context import round_errors
 from hpcfl.signals import stopped
@@ -32,7 +30,7 @@ def play(run: Run, server: Any, start: int) -> Any:
     schedule, hooks, timer = run.schedule, run.hooks, run.timer
     timer.start()
     if start == 0:
-        server = play_round_0(run, server)
+        server = play_round_zero(run, server)
     saved = monotonic()
     for t in range(start, schedule.rounds):
         timer.mark("write")
@@ -63,22 +61,8 @@ def play(run: Run, server: Any, start: int) -> Any:
     return server
 
 
-def play_round_0(run: Run, server: Any) -> Any:
-    """Collective: the server after the warm start, if there is one; evaluate the initial model."""
-    record: Record = {"round": 0}
-    with round_errors(0):
-        if run.algorithm.warm_start:
-            server = warm_start(run, server, record)
-        if run.schedule.evaluation_due(0, run.schedule.rounds):
-            record |= run.hooks.evaluate(0, server.x)
-            run.timer.mark("evaluate")
-    if len(record) > 1:
-        run.hooks.record(record, run.timer.write_to(record))
-    return server
-
-
 def play_round(
-    run: Run, server: Any, t: int, requests: Callable[[], NDArray[np.float64]]
+    run: Run, server: Any, t: int, requests: LocalValues
 ) -> tuple[Any, Record, RoundSignals]:
     """Collective: play round ``t``; the server, the line of the log, and the ranks' requests.
 
@@ -120,6 +104,8 @@ def play_round(
     timer.mark("compute")
     record["data_s"] = training.clients.pop_elapsed_s()
     timer.move(record["data_s"], "compute", "read")
+    for task, result in zip(tasks, results, strict=True):
+        run.schema.require_form_of(algorithm, task, result)
     sent = [run.schema.send(result.upload, result.loss) for result in results]
     mean, up, maxima = run.uploads.mean(sent, *share, requests(), round=t + 1)
     timer.record_wait(RoundSignals.metrics(maxima))
@@ -128,12 +114,14 @@ def play_round(
     timer.mark("write")
     upload, loss = run.schema.receive(mean)
     record |= {"train_loss": float(loss), "store_s": training.states.pop_elapsed_s()}
-    after = _finite(algorithm.update(server, upload, cohort), t + 1)
+    after = algorithm.update(server, upload, cohort)
+    require_form(algorithm, "update", "a server", after, "before", server)
+    _require_finite(after, t + 1)
     record |= run.observer.observe(cohort, message.x, after.x, tasks, results)
     return after, record, RoundSignals.of(maxima)
 
 
-def _finite(server: Any, round: int) -> Any:
+def _require_finite(server: Any, round: int) -> None:
     """Check the server for non-finite values; past models in tuples were checked before."""
     for name, value in zip(server._fields, server, strict=True):
         if isinstance(value, Tensor) and not bool(value.isfinite().all()):
@@ -141,4 +129,3 @@ def _finite(server: Any, round: int) -> Any:
                 f"round {round}: the server's {name!r} is not finite after its step; the last "
                 "checkpoint stands. Lower algorithm.server_lr or local.lr"
             )
-    return server

@@ -20,7 +20,10 @@ from hpcfl.engine.hook_rules import (
     play_client,
     play_prepare,
     play_update,
+    require_form,
 )
+from hpcfl.local.error_context import client_errors
+from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.types import Vector
 
@@ -61,6 +64,21 @@ class Schema(NamedTuple):
         """The tensors that are summed over the cohort: upload and training loss."""
         return self.send(self.upload, torch.empty((), device="meta"))
 
+    def require_form_of(self, algorithm: Algorithm, task: ClientTask, result: ClientResult) -> None:
+        """Check that a client's upload and state have the shapes and dtypes of the dry round.
+
+        Raises:
+            ClientError: they have others.
+        """
+        if _alike(result.upload, self.upload) and _alike(result.state, self.state):
+            return
+        with client_errors(task, "finish"):
+            for what, found, expected in (
+                ("an upload", result.upload, self.upload),
+                ("a state", result.state, self.state),
+            ):
+                require_form(algorithm, "finish", what, found, "in the dry round", expected)
+
     def send(self, upload: Any, loss: Tensor) -> Any:
         """An upload together with its client's training loss."""
         return _sent(upload._fields)(*upload, loss)
@@ -69,6 +87,14 @@ class Schema(NamedTuple):
         """The mean upload and the mean loss, from the mean of what was sent."""
         *upload, loss = mean
         return type(self.upload)(*upload), loss
+
+
+def _alike(found: Any, expected: Any) -> bool:
+    """Whether two NamedTuples of tensors have the same type, shapes and dtypes."""
+    return type(found) is type(expected) and all(
+        one.shape == other.shape and one.dtype == other.dtype
+        for one, other in zip(found, expected, strict=True)
+    )
 
 
 class FullGradient(NamedTuple):

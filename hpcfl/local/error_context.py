@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hpcfl.errors import (
+    BrokenRuleError,
     ClientError,
     HookError,
     HpcflError,
@@ -43,13 +44,15 @@ def round_errors(round: int) -> Iterator[None]:
     """Add the round, counted as the log does, to an error of a class of the user's.
 
     Raises:
-        HookError: the block raised, in a line of the user's.
+        HookError: the block raised, in a line of the user's, or a hook breaks a rule.
         DiskError: the disk is full or fails.
     """
 
     def convert(e: Exception) -> HookError | None:
         # An error in hpcfl itself is a bug: it keeps its traceback.
-        return HookError(f"round {round}{described(e)}{hint()}") if place(e) else None
+        if place(e) or isinstance(e, BrokenRuleError):
+            return HookError(f"round {round}{described(e)}{hint()}")
+        return None
 
     with convert_errors(convert):
         yield

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 FIRST = [
     "jobs/quickstart.yaml",
     "hpcfl/algorithms/base.py",
-    "hpcfl/algorithms/scaffold.py",
+    "hpcfl/algorithms/fedhbm.py",
     "hpcfl/engine/loop.py",
     "hpcfl/local/sequential.py",
 ]

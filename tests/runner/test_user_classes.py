@@ -309,6 +309,29 @@ class LateServer(FedAvg):
         if cohort.round == 1:
             raise ValueError("too late")  # here: LateServer
         return super().update(server, mean, cohort)
+
+
+@own
+class LateUpload(FedAvg):
+    """Another shape in round 2."""
+
+    def finish(self, y, local, message, state, client):  # here: LateUpload
+        late = not y.is_meta and int(client.round) == 1
+        return Upload(delta(message, y)[late:]), state
+
+
+@own
+class LateState(FedAvg):
+    def finish(self, y, local, message, state, client):  # here: LateState
+        late = not y.is_meta and int(client.round) == 1
+        return Upload(delta(message, y)), Upload(y) if late else state
+
+
+@own
+class LateForm(FedAvg):
+    def update(self, server, mean, cohort):  # here: LateForm
+        after = super().update(server, mean, cohort)
+        return type(after)(after.x[cohort.round == 1 :])
 '''
 
 
@@ -433,6 +456,24 @@ def test_a_failure_in_a_later_round_is_one_line(name, kind, where, module, job, 
     assert f"{kind}: {where} {line_of(module, name)}: ValueError: too late" in done.err
     assert any(line.startswith("Traceback") for line in done.err)
     assert done.err[-1] == "ValueError: too late"
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "found"),
+    [
+        ("LateUpload", "ClientError: client 0, round 2, finish in finish", "Upload(delta: "),
+        ("LateState", "ClientError: client 0, round 2, finish in finish", "Upload(delta: "),
+        ("LateForm", "HookError: round 2 in update", "Server(x: "),
+    ],
+)
+def test_another_form_in_a_later_round_is_one_line(name, start, found, module, job, hpcfl):
+    job.write_text(job.read_text().replace("uniform, size: 2", "cyclic, size: 4"))
+    algorithm = override(module, "algorithm", name)
+    done = hpcfl("run", job, algorithm, "--out", module.parent / "run")
+    assert done.code == 1
+    assert done.err[-1].startswith(f"{start} {line_of(module, name)}: {name}.")
+    assert f"found {found}" in done.err[-1]
+    assert "Traceback" not in "\n".join(done.err)
 
 
 def test_a_failure_in_a_later_evaluation_is_one_line(module, job, hpcfl):

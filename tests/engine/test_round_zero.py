@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from hpcfl.engine import warm_start as engine
+from hpcfl.engine import round_zero as engine
 from hpcfl.errors import ClientError, DivergedError, Stopped
 from hpcfl.job.schema import load
 from hpcfl.local.sequential import Sequential

@@ -1,4 +1,4 @@
-"""Take every client's full gradient at the initial model, before round 0 of some methods."""
+"""Play what comes before the first round: a warm start, and a score of the initial model."""
 
 from functools import partial
 from time import monotonic
@@ -10,13 +10,31 @@ from hpcfl.engine.full_gradients import plain_mean
 from hpcfl.engine.run import Run
 from hpcfl.engine.schema import nbytes
 from hpcfl.engine.signals import RoundSignals, local_values
-from hpcfl.local.error_context import client_errors
+from hpcfl.local.error_context import client_errors, round_errors
 from hpcfl.signals import stopped
 from hpcfl.types import Record
 
 
+def play_round_zero(run: Run, server: Any) -> Any:
+    """Collective: the server after the warm start, if there is one; evaluate the initial model.
+
+    Raises:
+        Stopped, DivergedError, HookError, ClientError, StoreError, DiskError: see ``warm_start``.
+    """
+    record: Record = {"round": 0}
+    with round_errors(0):
+        if run.algorithm.warm_start:
+            server = warm_start(run, server, record)
+        if run.schedule.evaluation_due(0, run.schedule.rounds):
+            record |= run.hooks.evaluate(0, server.x)
+            run.timer.mark("evaluate")
+    if len(record) > 1:
+        run.hooks.record(record, run.timer.write_to(record))
+    return server
+
+
 def warm_start(run: Run, server: Any, record: Record) -> Any:
-    """Collective: the server before round 0; the first states of all clients are saved.
+    """Collective: take every client's full gradient at the initial model, for its first state.
 
     Clients are taken in groups, in the order of their numbers.  The means of the groups are exact
     and are added in this order in float64, so that the bits do not depend on the number of ranks.
@@ -26,6 +44,9 @@ def warm_start(run: Run, server: Any, record: Record) -> Any:
         run: the objects of the run.
         server: the initial one.
         record: the line of the log of round 0, to which the traffic is added.
+
+    Returns:
+        The server before the first round.
 
     Raises:
         Stopped: a signal requested a stop.
