@@ -22,13 +22,14 @@ def play_round_zero(run: Run, server: Any) -> Any:
         Stopped, DivergedError, HookError, ClientError, StoreError, DiskError: see ``warm_start``.
     """
     record: Record = {"round": 0}
+    evaluated = run.schedule.evaluation_due(0, run.schedule.rounds)
     with round_errors(0):
         if run.algorithm.warm_start:
             server = warm_start(run, server, record)
-        if run.schedule.evaluation_due(0, run.schedule.rounds):
+        if evaluated:
             record |= run.hooks.evaluate(0, server.x)
             run.timer.mark("evaluate")
-    if len(record) > 1:
+    if evaluated or run.algorithm.warm_start:
         run.hooks.record(record, run.timer.write_to(record))
     return server
 
