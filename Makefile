@@ -65,13 +65,14 @@ test: check unit others  ## The checks and all tests
 unit: $(STAMP)  ## Quick tests of one process
 	$(BIN)/pytest -q -n 2 -m "not slow" $(addprefix --ignore=,$(RANKS) tests/slurm)
 
-# At the same time, as the tests on ranks and on Slurm mostly wait: for a signal, a time-out, a
-# dead rank, a daemon.
+# Slurm's tests mostly wait for its daemons, so the others run at the same time.
 others: $(STAMP)  ## All tests that are not quick
-	$(MAKE) --no-print-directory --keep-going --jobs=3 ranks slurm processes
+	$(MAKE) --no-print-directory --keep-going --jobs=2 slurm processes
 
 processes: $(STAMP)
-	$(MAKE) --no-print-directory --keep-going slow avx2
+	@status=0; for tier in slow avx2 ranks; do \
+	  $(MAKE) --no-print-directory $$tier || status=1; \
+	done; exit $$status
 
 slow: $(STAMP)  ## Slow tests of one process
 	$(BIN)/pytest -q -n 2 -m slow $(addprefix --ignore=,$(RANKS) tests/slurm)
@@ -80,8 +81,9 @@ avx2: $(STAMP)  ## Tests of bfloat16 on a processor without instructions for it
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(BIN)/pytest -q -n 2 $(BFLOAT16) \
 	  -k "bf16 or bfloat16 or autocast or device or shakespeare"
 
+# Three workers for two cores: many of these tests wait for a signal, a time-out or a dead rank.
 ranks: $(STAMP)  ## Tests under mpirun, and the faults
-	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(RANKS)
+	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(RANKS)
 
 slurm: $(STAMP)  ## Tests on a Slurm of their own
 	$(BIN)/pytest -q tests/slurm

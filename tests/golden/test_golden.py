@@ -1,6 +1,6 @@
 """Every algorithm, with both executors and on 1 and 2 ranks, leaves the recorded bits.
 
-On 2 ranks CI plays a third of them; tests/parallel tests that ranks change no bit.
+On 2 ranks CI plays a fifth of them; tests/parallel tests that ranks change no bit.
 """
 
 import json

@@ -187,7 +187,9 @@ def test_a_peer_that_hangs_is_an_error_after_the_timeout(meeting, tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
-@pytest.mark.parametrize("end", ["comm.abort(3)", "raise RuntimeError"])
+@pytest.mark.parametrize(
+    "end", [pytest.param("comm.abort(3)", marks=long_form), "raise RuntimeError"]
+)
 def test_one_rank_that_fails_ends_all(backend, end, tmp_path):
     program = tmp_path / "fail.py"
     program.write_text(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.long_form import long_form
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import outcome
 
@@ -50,7 +51,7 @@ def alone(play):
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=long_form), 3])
 def test_on_any_number_of_ranks(alone, play, ranks):
     assert play(ranks)[0] == alone
 

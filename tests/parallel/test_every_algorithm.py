@@ -50,9 +50,8 @@ def test_they_differ(alone):
     assert same == {frozenset({"fedavg", "mimelite"})}
 
 
-@pytest.mark.parametrize(
-    ("ranks", "backend"), [pytest.param(2, "mpi", marks=long_form), (3, "gloo")]
-)
+@long_form
+@pytest.mark.parametrize(("ranks", "backend"), [(2, "mpi"), (3, "gloo")])
 def test_on_any_number_of_ranks(alone, play, ranks, backend):
     many = play(ranks, backend=backend)
     for name in SPREAD:

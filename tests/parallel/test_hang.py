@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.forked import finish, free_ports
+from tests.long_form import long_form
 from tests.parallel.background import PATIENCE_S, Going, changed, finish_mpi, held, rounds, write
 from tests.parallel.harness import environment
 from tests.parallel.outcome import outcome
@@ -62,6 +63,7 @@ def test_a_stopped_rank_ends_the_run_and_is_named(whole, tmp_path):
     assert list((run / "ranks").iterdir()) == []
 
 
+@long_form
 def test_without_a_launcher_every_rank_ends_by_itself(tmp_path):
     """Three processes that nobody looks after; the stopped one ends when it goes on."""
     run, port = tmp_path / "run", str(free_ports(1))

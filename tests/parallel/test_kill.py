@@ -28,7 +28,7 @@ def whole(tmp_path_factory):
     ("seed", "victims", "ranks", "store", "name"),
     [
         (0, "one", [2, 3, 1], "hdf5", "fedhbm"),
-        (1, "all", [3, 2, 2], "hdf5", "adabest"),
+        pytest.param(1, "all", [3, 2, 2], "hdf5", "adabest", marks=long_form),
         pytest.param(2, "one", [3, 3, 2], "memory", "fedhbm", marks=long_form),
         pytest.param(3, "all", [1, 2, 3], "hdf5", "fedmim", marks=long_form),
         pytest.param(4, "one", [2, 2, 3], "hdf5", "localghb", marks=long_form),
@@ -36,7 +36,7 @@ def whole(tmp_path_factory):
     ],
 )
 def test_killed_and_resumed(whole, tmp_path, seed, victims, ranks, store, name):
-    """Two kills, each on another number of ranks, and a last life that ends well."""
+    """Two kills, each on another number of ranks, and a last start that ends well."""
     draw = random.Random(seed)
     run = tmp_path / "run"
     states = {"kind": store}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.long_form import long_form
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import outcome
 
@@ -62,7 +63,7 @@ def test_the_jobs_have_every_score(alone):
         assert log[0]["local_model_clients"] < log[-1]["local_model_clients"] < 23
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=long_form), 3])
 def test_on_any_number_of_ranks(alone, play, ranks):
     many = play(ranks)
     for name in JOBS:

@@ -60,7 +60,7 @@ def test_under_torchrun(alone, tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
-@pytest.mark.parametrize("fault", ["raise", "exit"])
+@pytest.mark.parametrize("fault", [pytest.param("raise", marks=long_form), "exit"])
 def test_a_rank_that_ends_between_two_runs_ends_all(tmp_path, fault, backend):
     job = write(tmp_path, rounds=4, comm={"backend": backend, "timeout_s": 60.0})
     done = mpirun(2, SCRIPT, tmp_path, job, fault)

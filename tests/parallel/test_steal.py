@@ -86,6 +86,7 @@ def test_the_same_bits_as_by_owners(alone, play, ranks, backend):
     assert (moves >= 10) == (ranks > 1)
 
 
+@long_form
 def test_stopped_and_resumed_on_other_numbers_of_ranks(alone, play):
     names = ["fedhbm", "localghb"]
     _, folder = play(3, names, stop=7)
