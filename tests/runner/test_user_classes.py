@@ -332,6 +332,12 @@ class LateForm(FedAvg):
     def update(self, server, mean, cohort):  # here: LateForm
         after = super().update(server, mean, cohort)
         return type(after)(after.x[cohort.round == 1 :])
+
+
+@own
+class LatePrepare(FedAvg):
+    def prepare(self, server, cohort):  # here: LatePrepare
+        return type(server)(server.x[cohort.round == 1 :])
 '''
 
 
@@ -464,6 +470,7 @@ def test_a_failure_in_a_later_round_is_one_line(name, kind, where, module, job, 
         ("LateUpload", "ClientError: client 0, round 2, finish in finish", "Upload(delta: "),
         ("LateState", "ClientError: client 0, round 2, finish in finish", "Upload(delta: "),
         ("LateForm", "HookError: round 2 in update", "Server(x: "),
+        ("LatePrepare", "HookError: round 2 in prepare", "Server(x: "),
     ],
 )
 def test_another_form_in_a_later_round_is_one_line(name, start, found, module, job, hpcfl):
