@@ -22,7 +22,7 @@ BFLOAT16 := tests/runner/test_device.py tests/models tests/local/test_autocast.p
   slurm long clean
 
 help:  ## Show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 install: $(STAMP)  ## Build .venv with hpcfl, mpirun and the tools
 

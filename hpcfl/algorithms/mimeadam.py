@@ -46,7 +46,8 @@ class MimeAdam(MimeFramework):
     eps: Positive = 1e-3
     """Added to the square root of v."""
     v0: NonNegative = 0.0
-    """v before the first round, in every coordinate."""
+    """v before the first round, in every coordinate.  With 0 the form fixed divides by eps alone
+    in round 1, so the eps of 1e-3 makes its steps a thousand times as long."""
     form: Literal["fixed", "optimizer"] = "fixed"
     """A local step divides by the server's v, or, as a step of Adam, by one with its own gradient.
     """

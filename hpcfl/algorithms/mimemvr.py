@@ -41,7 +41,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MimeMVR(Algorithm):
-    """Mime (Karimireddy et al., 2021) over momentum-based variance reduction."""
+    """Mime (Karimireddy et al., 2021) over momentum-based variance reduction, as we read it."""
 
     beta: Share = 0.9
     """Factor of the momentum, the paper's 1 - a."""

@@ -152,6 +152,8 @@ def _job_lines(loaded: Loaded, population: int | None) -> Iterable[tuple[str, st
     down, up, kept, _ = multiples(job.algorithm)
     yield "algorithm", f"{tree['algorithm']['name']}{_settings(job.algorithm)}"
     yield "", f"vectors per client: {down} down, {up} up, {kept} kept"
+    if job.algorithm.warm_start:
+        yield "", "before round 1 every client receives x and sends its full gradient"
     yield "local", f"sgd{_settings(job.local)}"
     yield "weights", job.weights
     unused = () if job.model.init else ("init_layers",)

@@ -137,7 +137,7 @@ def _final_accuracies(run: RunRecord) -> dict[str, _Final]:
     finals = {}
     for window, mean in {100: run.accuracy_last100, run.window: run.mean_accuracy}.items():
         if mean is not None:
-            meaning = f"mean test accuracy of the last {window} rounds"
+            meaning = f"mean test accuracy of the last {min(window, run.rounds)} rounds"
             metric = f"accuracy_last{window}"
             finals[metric] = _Final(mean, metric, meaning)
     finals["accuracy_last"] = _Final(last, "accuracy_last", ACCURACIES["accuracy_last"])

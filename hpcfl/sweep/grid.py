@@ -245,6 +245,11 @@ def _special(
         where: Key = (*at, text)
         labels = [label.strip() for label in str(text).split(",")]
         wanted = _wanted(labels, known, f"{file.where(where)}: only", "the grid")
+        if settings == {}:
+            raise JobError(
+                f"{file.where(where)}: only.{text}: found nothing, expected keys of the job with "
+                "their values; remove the entry, or fill it"
+            )
         special.append((wanted, _Choice(text, _settings(file, settings, where), where)))
     return special
 

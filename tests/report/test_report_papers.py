@@ -102,6 +102,10 @@ def test_what_finished_runs_are_judged_by(runs):
     assert as_papers([every]).tables[0].captions[0] == (
         "ours: mean test accuracy of the last 100 rounds"
     )
+    short = record([0.1, 0.2, 0.3], last=100)
+    assert as_papers([short]).tables[0].captions[0] == (
+        "ours: mean test accuracy of the last 3 rounds"
+    )
     other = record([0.5], IID, last=0)
     assert as_papers([runs[0], other]).tables[0].captions[0] == (
         "ours: mean test accuracy of the last 2 rounds, or test accuracy after the last round"

@@ -227,6 +227,7 @@ def test_settings_of_some_points_only(sweep):
     [
         ("seed0:", "sed0:", "s.yaml:9: only: found 'sed0', expected labels of the grid: avg, cm, "),
         ("{rounds: 9}", "5", "s.yaml:9: only.seed0: found 5, expected a section"),
+        ("{rounds: 9}", "{}", "s.yaml:9: only.seed0: found nothing, expected keys of the job"),
         ("{rounds: 9}", "{seed: 3}", "s.yaml:9: seed would undo seed of s.yaml:6; say it once"),
         ("{rounds: 9}", "{roundz: 9}", 's.yaml:9: roundz: a job has no "roundz"'),
         ("only:\n", "only: [1]\n#", "s.yaml:7: only: found "),
