@@ -30,6 +30,11 @@ def emnist_letters(config: pytest.Config) -> Path:
     return _unpacked(config, "emnist_letters", "emnist_letters.med.npz")
 
 
+def mnist(config: pytest.Config) -> Path:
+    """A folder with mnist.npz."""
+    return _unpacked(config, "mnist", "mnist.med.npz")
+
+
 def _unpacked(config: pytest.Config, name: str, packed: str) -> Path:
     """A folder with NAME.npz, unpacked once into pytest's cache."""
     real(packed)

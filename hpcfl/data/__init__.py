@@ -14,6 +14,7 @@ from hpcfl.data.sources.image_folder import ImageFolder
 from hpcfl.data.sources.inaturalist import INaturalist
 from hpcfl.data.sources.landmarks import Landmarks
 from hpcfl.data.sources.leaf import Leaf
+from hpcfl.data.sources.mnist import FashionMnist, Mnist
 from hpcfl.data.sources.quadratics import Quadratics
 from hpcfl.data.sources.shakespeare import Shakespeare
 from hpcfl.data.sources.stackexchange import StackExchange
@@ -28,11 +29,13 @@ SOURCES: Mapping[str, type[DataConfig]] = {
     "concrete": Concrete,
     "digits": Digits,
     "emnist": Emnist,
+    "fashion_mnist": FashionMnist,
     "huggingface": Huggingface,
     "image_folder": ImageFolder,
     "inaturalist": INaturalist,
     "landmarks": Landmarks,
     "leaf": Leaf,
+    "mnist": Mnist,
     "quadratics": Quadratics,
     "shakespeare": Shakespeare,
     "stackexchange": StackExchange,

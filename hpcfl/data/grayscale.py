@@ -13,15 +13,23 @@ SIDE = 28  # pixels, of every data set derived from NIST's forms
 
 @dataclass(frozen=True)
 class Grey:
-    """Images uint8 [B, H, W] to values in [0, 1]: [B, 1, H, W], or vectors [B, H * W]."""
+    """Images uint8 [B, H, W] to values in [0, 1]: [B, 1, H, W], or vectors [B, H * W].
+
+    The values are then normalised where ``normal`` says so.
+    """
 
     augment: ClassVar[bool] = False
 
     flat: bool
+    normal: tuple[float, float] | None = None
+    """The mean that is taken off and the standard deviation that is divided by; None: neither."""
 
     def __call__(self, inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
-        """Model inputs, without augmentation and normalisation."""
+        """Model inputs, without augmentation."""
         images = inputs.to(dtype) / 255
+        if self.normal is not None:
+            mean, std = self.normal
+            images = (images - mean) / std
         return images.flatten(1) if self.flat else images.unsqueeze(1)
 
 

@@ -11,7 +11,7 @@ from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
 
 _BYTES = 0x08  # IDX's name of unsigned bytes
-_MOST = 1 << 30  # bytes; the largest published file has two thirds of it
+_MOST = 1 << 30  # bytes; the largest published file, of EMNIST, has half of it
 
 
 def idx_place(path: Path) -> Path:

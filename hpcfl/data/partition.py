@@ -9,7 +9,7 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 from pydantic import Discriminator
 
-from hpcfl.types import Count, NonNegative, PathText, Section, Seed
+from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
 
 Rows = NDArray[np.int64]  # indices into a data set's training examples
 Percent = Annotated[float, Interval(ge=0, le=100)]
@@ -93,6 +93,81 @@ class Dirichlet(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DirichletPerClass(Section):
+    """Divide each class by a draw from a Dirichlet distribution over the clients; unequal sizes.
+
+    Yurochkin et al., 2019 (arXiv:1905.12022), and the "distribution-based label imbalance" of Li et
+    al., 2022 (NIID-Bench, arXiv:2102.02079).
+    """
+
+    kind: Literal["dirichlet_per_class"] = "dirichlet_per_class"
+    alpha: Positive
+    """Concentration, beta in NIID-Bench: the clients' shares of a class are drawn from Dir(alpha,
+    ..., alpha)."""
+    least: Count = 10
+    """Examples that every client has at least; the partition is drawn again, at most 1000 times,
+    until it has."""
+    balance: bool = False
+    """Whether a client that has an equal share of all examples takes none of the classes that
+    follow, as in the code of NIID-Bench."""
+    seed: Seed | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classes(Section):
+    """Each client holds examples of few classes (the "pathological" split)."""
+
+    kind: Literal["classes"] = "classes"
+    per_client: Count
+    """Shards of each client, or its classes."""
+    form: Literal["shards", "exact"] = "shards"
+    """Shards: sort by label, cut N x per_client equal shards and deal each client per_client of
+    them (McMahan et al., 2017); exact: client i holds class i modulo their number and others drawn
+    at random, and a class is divided evenly among its clients (Li et al., 2022)."""
+    seed: Seed | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity(Section):
+    """Shuffle, then divide into shares of random, unequal sizes; labels are iid."""
+
+    kind: Literal["quantity"] = "quantity"
+    form: Literal["dirichlet", "lognormal", "power"] = "dirichlet"
+    """Shares of all examples. Dirichlet: q ~ Dir(alpha, ..., alpha) (Li et al., 2022); lognormal:
+    in proportion to exp(sigma z), z standard normal (Li et al., 2020: FedProx); power: in
+    proportion to 1 / r^exponent, r = 1, ..., N in random order (Zipf's law)."""
+    alpha: Positive | None = None
+    """Of form dirichlet."""
+    sigma: NonNegative | None = None
+    """Of form lognormal: the standard deviation of a size's logarithm."""
+    exponent: NonNegative | None = None
+    """Of form power."""
+    least: Count = 10
+    """Examples that every client has at least. Form dirichlet draws again until it has, at most
+    1000 times; the others divide what remains when every client has so many."""
+    seed: Seed | None = None
+
+    def __post_init__(self) -> None:
+        wanted = _PARAMETERS[self.form]
+        if getattr(self, wanted) is None:
+            raise ValueError(f"form {self.form} needs {wanted}; set it")
+        for name in _PARAMETERS.values():
+            if name != wanted and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but form {self.form} takes {wanted}; "
+                    f"remove {name}, or set another form"
+                )
+
+    @property
+    def parameter(self) -> float:
+        """``alpha``, ``sigma`` or ``exponent``, as the form takes it."""
+        return float(getattr(self, _PARAMETERS[self.form]))
+
+
+_PARAMETERS = {"dirichlet": "alpha", "lognormal": "sigma", "power": "exponent"}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Similarity(Section):
     """Divide some examples at random, the rest sorted by label (Karimireddy et al., 2020)."""
 
@@ -132,4 +207,7 @@ class Pooled(Section):
     """The seed of the draw of ``data.natural_clients``; the job's when absent."""
 
 
-Partition = Annotated[Iid | Dirichlet | Similarity | Natural | File | Pooled, Discriminator("kind")]
+Partition = Annotated[
+    Iid | Dirichlet | DirichletPerClass | Classes | Quantity | Similarity | Natural | File | Pooled,
+    Discriminator("kind"),
+]

@@ -11,19 +11,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.label_skew import LabelSkew, divide_by_label
 from hpcfl.data.partition import (
+    Classes,
     Dirichlet,
+    DirichletPerClass,
     File,
     Iid,
     Natural,
     Partition,
     Pooled,
+    Quantity,
     Rows,
-    Similarity,
     Spans,
     consecutive_rows,
     sizes_of,
 )
+from hpcfl.data.sizes import cut, even_sizes, quantity_sizes
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_array
 from hpcfl.seeds import stream
@@ -151,7 +155,7 @@ def _pooled(clients: Sequence[Rows]) -> Rows:
 
 
 def _shares(
-    partition: Iid | Dirichlet | Similarity | Pooled,
+    partition: Iid | Quantity | LabelSkew | Pooled,
     dataset: Dataset,
     pool: Rows,
     population: int,
@@ -162,7 +166,7 @@ def _shares(
         pool.sort()
         return (pool,)
     shuffled = generator.permutation(pool)
-    sizes = _even(len(pool), population)
+    sizes = even_sizes(len(pool), population)
     if isinstance(partition, Iid):
         if partition.examples is not None:
             needed = population * partition.examples
@@ -172,89 +176,26 @@ def _shares(
                     f"{needed} training examples, the data has {len(pool)}"
                 )
             sizes = np.full(population, partition.examples)
-        return _cut(shuffled, sizes)
+        return cut(shuffled, sizes)
+    if isinstance(partition, Quantity):
+        return cut(shuffled, quantity_sizes(partition, len(pool), population, generator))
     labels = _labels(dataset, partition)
-    if isinstance(partition, Dirichlet):
-        if partition.alpha > 0:
-            return _dirichlet(shuffled, labels[shuffled], partition, sizes, generator)
-        return _cut(_sorted(shuffled, labels), sizes)
-    shared = round(len(pool) * partition.percent / 100)
-    iid_sizes = _even(shared, population)
-    mixed = _cut(shuffled[:shared], iid_sizes)
-    shards = _cut(_sorted(shuffled[shared:], labels), sizes - iid_sizes)
-    return tuple(np.sort(np.concatenate(both)) for both in zip(mixed, shards, strict=True))
-
-
-def _even(total: int, parts: int) -> NDArray[np.int64]:
-    """Sizes of ``parts`` shares of ``total`` that differ by at most one, larger ones first."""
-    return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
-
-
-def _cut(rows: Rows, sizes: NDArray[np.int64]) -> tuple[Rows, ...]:
-    """Consecutive pieces of these sizes, each in ascending order; remaining rows are unused."""
-    ends = np.cumsum(sizes)
-    return tuple(np.sort(piece) for piece in np.split(rows[: ends[-1]], ends[:-1]))
+    return divide_by_label(partition, shuffled, labels, population, generator)
 
 
 def _labels(dataset: Dataset, partition: Partition) -> NDArray[Any]:
     """The label of every training example, to sort or to stratify by."""
     labels = dataset.train.labels.numpy()
-    if labels.size != len(labels) or (
-        isinstance(partition, Dirichlet) and partition.alpha > 0 and dataset.classes is None
-    ):
+    # The others only sort, for which targets of a regression will do.
+    by_class = isinstance(partition, DirichletPerClass | Classes) or (
+        isinstance(partition, Dirichlet) and partition.alpha > 0
+    )
+    if labels.size != len(labels) or (by_class and dataset.classes is None):
         raise JobError(
             f"data.partition.kind: {partition.kind} needs one label per example, "
             "this data set has none; use iid"
         )
     return labels.reshape(-1)
-
-
-def _sorted(shuffled: Rows, labels: NDArray[Any]) -> Rows:
-    """Ordered by label; examples of one label stay in random order."""
-    return shuffled[np.argsort(labels[shuffled], kind="stable")]
-
-
-def _dirichlet(
-    rows: Rows,
-    labels: NDArray[Any],
-    partition: Dirichlet,
-    sizes: NDArray[np.int64],
-    generator: np.random.Generator,
-) -> tuple[Rows, ...]:
-    """Clients of these sizes whose classes follow q ~ Dir(alpha p), or Dir(alpha, ..., alpha).
-
-    p are the classes' frequencies, and so q's mean; in the symmetric form its mean is uniform.
-
-    Hsu et al. draw one example after the other from the client's q, without replacement, and
-    renormalise q when a class is exhausted.  Drawing many at once, and redrawing those that their
-    class could not give, has the same distribution.  A client whose q has no mass on the remaining
-    classes (a tiny alpha) draws in proportion to the remaining examples.
-    """
-    classes, label, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    by_class = rows[np.argsort(label, kind="stable")]
-    first = np.cumsum(counts) - counts
-    left = counts.copy()
-    if partition.form == "prior":
-        concentration = partition.alpha * counts / counts.sum()
-    else:
-        concentration = np.full(len(classes), partition.alpha)
-    proportions = generator.dirichlet(concentration, size=len(sizes))
-    clients = []
-    for size, q in zip(sizes, proportions, strict=True):
-        taken = np.zeros(len(classes), dtype=np.int64)
-        while (missing := size - taken.sum()) > 0:
-            mass = np.where(left > taken, q, 0.0)
-            if mass.sum() <= 0:
-                mass = (left - taken).astype(np.float64)
-            draw = generator.multinomial(missing, mass / mass.sum())
-            taken = np.minimum(taken + draw, left)
-        chosen = np.flatnonzero(taken)
-        begin = (first + counts - left)[chosen]
-        end = begin + taken[chosen]
-        pieces = [by_class[b:e] for b, e in zip(begin, end, strict=True)]
-        clients.append(np.sort(np.concatenate(pieces)))
-        left -= taken
-    return tuple(clients)
 
 
 def _natural(
@@ -302,4 +243,4 @@ def _file(partition: File, wanted: int | None, examples: int) -> tuple[Rows, ...
     if wanted is not None and wanted != population:
         raise DataError(f"{path}: a split over {population} clients, but data.clients is {wanted}")
     order = np.argsort(owner, kind="stable")
-    return _cut(used[order], np.bincount(owner))
+    return cut(used[order], np.bincount(owner))

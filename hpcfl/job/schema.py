@@ -232,6 +232,8 @@ _MOST: Mapping[Key, float] = {
     ("comm", "timeout_s"): 10_000_000.0,
     ("data", "classes"): 1 << 24,
     ("data", "partition", "alpha"): 1e30,
+    ("data", "partition", "exponent"): 1e6,
+    ("data", "partition", "sigma"): 1e6,
 }
 _LEAST: Mapping[Key, float] = {("comm", "timeout_s"): 0.001}
 _LARGEST_WHOLE = 2**63 - 1

@@ -170,6 +170,27 @@ def test_client_without_examples(arrays, job, run):
     contains(run(f"data.path={path}"), "gap.npz: client 1 has no example", "0 to 6 without a gap")
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("kind: classes", ["data.partition.per_client: missing"]),
+        ("kind: classes, per_client: 0", ["data.partition.per_client: found 0, expected"]),
+        ("kind: classes, per_client: 2, form: pairs", ["form: found 'pairs', expected 'shards'"]),
+        ("kind: classes, per_client: 20", ["per_client: 4 clients of 20 shards need 80", "has 40"]),
+        ("kind: classes, per_client: 9, form: exact", ["found 9, but", "are of 4 classes"]),
+        ("kind: dirichlet_per_class, alpha: 0.0", ["partition.alpha: found 0.0, expected"]),
+        ("kind: dirichlet_per_class, alpha: 1.0, least: 11", ["need 44 training examples", "40"]),
+        ("kind: quantity", ["data.partition: form dirichlet needs alpha; set it"]),
+        ("kind: quantity, alpha: 1.0, sigma: 2.0", ["sigma is 2.0", "remove sigma, or set"]),
+        ("kind: quantity, alpha: 0.001", ["least: in 1000 draws with alpha 0.001"]),
+        ("kind: quantity, form: lognormal, sigma: -1.0", ["sigma: found -1.0, expected"]),
+        ("kind: shards", ["data.partition.kind: found 'shards'", "dirichlet_per_class, classes"]),
+    ],
+)
+def test_skewed_partitions(run, settings, said):
+    contains(run(f"data.partition={{{settings}}}"), *said)
+
+
 def test_client_without_examples_in_a_partition_file(tmp_path, run):
     np.save(tmp_path / "split.npy", np.arange(40) % 2 * 3)
     line = run(f"data.partition={{kind: file, path: {tmp_path}/split.npy}}")

@@ -253,6 +253,47 @@ def test_both_forms_of_a_dirichlet_partition(job, tmp_path, hpcfl, form, alpha, 
     assert f"alpha {float(alpha)}, form {form}" in hpcfl("check", job, partition).text
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("kind: classes, per_client: 2", "classes of per_client 2, form shards"),
+        ("kind: classes, per_client: 2, form: exact", "classes of per_client 2, form exact"),
+        (
+            "kind: dirichlet_per_class, alpha: 2.0, least: 4",
+            "dirichlet_per_class of alpha 2.0, least 4, balance false",
+        ),
+        (
+            "kind: quantity, form: power, exponent: 1.0, least: 2, seed: 3",
+            "quantity of form power, exponent 1.0, least 2, seed 3",
+        ),
+    ],
+)
+def test_a_skewed_partition(job, tmp_path, hpcfl, settings, said):
+    partition = f"data.partition={{{settings}}}"
+    shown = hpcfl("data", "show", job, partition, "--plot", tmp_path / "p.png")
+    assert (shown.code, shown.err) == (0, [])
+    assert shown.text.splitlines()[0] == f"partition: {said}"
+    for options in ([], ["--data"]):
+        done = hpcfl("check", job, partition, *options)
+        assert (done.code, done.err) == (0, [])
+        assert f"arrays, 4 clients: partition {said}, path" in lines(done.text)["data"]
+    assert "40 in all" in lines(done.text)["examples"]
+
+
+def test_the_sizes_of_a_power_law_are_shown(job, tmp_path, hpcfl):
+    """Of 40, 2 each, and of the other 32: 12/25, 6/25, 4/25 and 3/25."""
+    partition = "data.partition={kind: quantity, form: power, exponent: 1.0, least: 2}"
+    done = hpcfl("data", "show", job, partition, "--plot", tmp_path / "p.png")
+    assert re.search(r"examples +\| 6 +\| 8.5 +\| 17 ", done.text)
+
+
+def test_no_data_is_needed_to_check_a_skewed_partition(job, arrays, hpcfl):
+    arrays().unlink()
+    done = hpcfl("check", job, "data.partition={kind: classes, per_client: 2}", "data.clients=8")
+    assert (done.code, done.err) == (0, [])
+    assert "C = 0.25" in lines(done.text)["cohort"]
+
+
 def test_partition_of_many_clients_is_not_listed(job, tmp_path, hpcfl):
     done = hpcfl("data", "show", job, "data.clients=21", "--plot", tmp_path / "p.png")
     assert done.code == 0

@@ -79,6 +79,23 @@ def test_an_npz(tmp_path, name, first):
     check(Emnist(root=str(tmp_path), split=name).load(0), name)
 
 
+@pytest.mark.parametrize("name", SPLITS)
+def test_the_last_class_of_a_split(tmp_path, name):
+    """Labels one beyond it are refused; the numbers of classes are those of the paper's table."""
+    known = {"balanced": 47, "byclass": 62, "bymerge": 47, "letters": 26, "digits": 10, "mnist": 10}
+    assert SPLITS[name].classes == known[name]
+    folder = write_raw(tmp_path, name)
+    last = known[name] - 1 + SPLITS[name].first
+    path = folder / f"emnist-{name}-train-labels-idx1-ubyte"
+    path.write_bytes(idx(np.full(COUNTS["train"], last, np.uint8)))
+    assert set(Emnist(root=str(tmp_path), split=name).load(0).train.labels.tolist()) == {
+        known[name] - 1
+    }
+    path.write_bytes(idx(np.full(COUNTS["train"], last + 1, np.uint8)))
+    with pytest.raises(DataError, match=f"the label of row 0 is {last + 1}, expected"):
+        Emnist(root=str(tmp_path), split=name).load(0)
+
+
 def test_values_lie_between_0_and_1(tmp_path):
     write_npz(tmp_path, "letters")
     dataset = Emnist(root=str(tmp_path), split="letters").load(0)

@@ -27,6 +27,7 @@ from hpcfl.data.sources.emnist import Emnist
 from hpcfl.data.sources.huggingface import Huggingface
 from hpcfl.data.sources.image_folder import ImageFolder
 from hpcfl.data.sources.leaf import Leaf
+from hpcfl.data.sources.mnist import Mnist
 from hpcfl.data.sources.quadratics import Quadratics
 from hpcfl.data.sources.shakespeare import Shakespeare
 from hpcfl.data.sources.tff import Tff
@@ -38,6 +39,7 @@ from tests.data import (
     test_cifar,
     test_emnist,
     test_leaf,
+    test_mnist,
     test_shakespeare,
     test_small,
     test_stackexchange,
@@ -80,6 +82,11 @@ def emnist_packed(root):
 def emnist_npz(root):
     test_emnist.write_npz(root, "letters")
     return Emnist(root=str(root), split="letters")
+
+
+def mnist(root):
+    test_mnist.write_raw(root, Mnist)
+    return Mnist(root=str(root))
 
 
 def leaf_json(root):
@@ -158,7 +165,7 @@ def one_parquet(root):
 PREPARED = {photos: "train/bytes", tiny_imagenet: "train/images", sentences: "train/tokens"}
 FILES = {
     arrays: 1, cifar_folder: 6, cifar_npz: 1, concrete: 1, emnist: 4, emnist_packed: 4,
-    emnist_npz: 1, leaf_json: 3, leaf_prepared: 1, shakespeare: 2, tff: 2, photos: 1,
+    emnist_npz: 1, mnist: 4, leaf_json: 3, leaf_prepared: 1, shakespeare: 2, tff: 2, photos: 1,
     tiny_imagenet: 1, sentences: 1, saved: 7, parquet: 3, one_parquet: 1,
 }  # fmt: skip
 

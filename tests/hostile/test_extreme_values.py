@@ -82,6 +82,26 @@ REFUSED = [
     ("quadratics", f"data.dim={HUGE}", "data.dim: data of 2 clients in 1000000000000 dim"),
     ("quadratics", f"data.clients={HUGE}", "data.clients: data of 1000000000000 clients in 1 dim"),
     ("dirichlet", "data.partition.alpha=1.0e+308", "alpha: found 1e+308, expected a number of at"),
+    (
+        "iid",
+        "data.partition={kind: quantity, form: power, exponent: 1.0e+308}",
+        "exponent: found 1e+308, expected a number of at most 1000000",
+    ),
+    (
+        "iid",
+        f"data.partition={{kind: quantity, form: lognormal, sigma: 1.0, least: {2**62}}}",
+        "need 18446744073709551616 train",
+    ),
+    (
+        "iid",
+        f"data.partition={{kind: classes, per_client: {2**62}}}",
+        "need 18446744073709551616 train",
+    ),
+    (
+        "iid",
+        f"data.partition={{kind: classes, form: exact, per_client: {2**62}}}",
+        f"per_client: found {2**62}",
+    ),
     ("iid", "rounds=2147483648", "rounds: found 2147483648, expected a number of at most 1000000"),
     ("iid", "local.steps=2147483648", "local.steps: found 2147483648, expected a number of at"),
     (
@@ -158,6 +178,10 @@ def cases():
             yield "iid", f"{key}={value}"
     for value in ("5.0e-324", "1.0e-300", "1.0e-9", "1.0e+30", "1.0e+308"):
         yield "dirichlet", f"data.partition.alpha={value}"
+        for kind in ("dirichlet_per_class", "quantity"):
+            yield "iid", f"data.partition={{kind: {kind}, least: 1, alpha: {value}}}"
+        for form, key in (("lognormal", "sigma"), ("power", "exponent")):
+            yield "iid", f"data.partition={{kind: quantity, form: {form}, {key}: {value}}}"
         yield "ghb", f"algorithm.beta={value}"
         yield "ghb", f"cohort.p={value}"
         for key in ("curvature", "spread", "heterogeneity"):

@@ -52,12 +52,24 @@ def concrete(root):
 def emnist(root):
     folder = root / "EMNIST" / "raw"
     folder.mkdir(parents=True)
-    random = np.random.default_rng(0)
     for part, count in (("train", EXAMPLES), ("test", 2)):
-        for what, shape in (("images-idx3", (count, 28, 28)), ("labels-idx1", (count,))):
-            head = bytes([0, 0, 8, len(shape)]) + np.array(shape, dtype=">u4").tobytes()
-            body = random.integers(0, 47, shape, dtype=np.uint8).tobytes()
-            (folder / f"emnist-balanced-{part}-{what}-ubyte").write_bytes(head + body)
+        _idx_pair(folder / f"emnist-balanced-{part}", count, classes=47)
+
+
+def mnist(root):
+    folder = root / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for part, count in (("train", EXAMPLES), ("t10k", 2)):
+        _idx_pair(folder / part, count, classes=10)
+
+
+def _idx_pair(stem, count, classes):
+    """The two IDX files of images and of labels whose names begin so."""
+    random = np.random.default_rng(0)
+    for what, shape in (("images-idx3", (count, 28, 28)), ("labels-idx1", (count,))):
+        head = bytes([0, 0, 8, len(shape)]) + np.array(shape, dtype=">u4").tobytes()
+        body = random.integers(0, classes, shape, dtype=np.uint8).tobytes()
+        stem.with_name(f"{stem.name}-{what}-ubyte").write_bytes(head + body)
 
 
 def tiny_imagenet(root):
@@ -128,6 +140,7 @@ def nothing(root):
 
 MAKERS = {
     "emnist": emnist,
+    "mnist": mnist,
     "image_folder": image_folder,
     "inaturalist": inaturalist,
     "landmarks": landmarks,

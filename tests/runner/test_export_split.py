@@ -20,6 +20,10 @@ PARTITIONS = {
     "shards": "{kind: dirichlet, alpha: 0.0}",
     "dirichlet": "{kind: dirichlet, alpha: 0.5, seed: 3}",
     "similarity": "{kind: similarity, percent: 30.0}",
+    "classes": "{kind: classes, per_client: 2}",
+    "exact": "{kind: classes, per_client: 2, form: exact}",
+    "per class": "{kind: dirichlet_per_class, alpha: 1.0, least: 2}",
+    "quantity": "{kind: quantity, form: lognormal, sigma: 1.0, least: 2}",
     "natural": "{kind: natural}",
     "pooled": "{kind: pooled}",
 }

@@ -1,0 +1,252 @@
+"""Divide examples among clients by their labels."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.data.partition import Classes, Dirichlet, DirichletPerClass, Rows, Similarity
+from hpcfl.data.sizes import (
+    MOST_DRAWS,
+    cut,
+    even_sizes,
+    proportional_sizes,
+    require_least,
+    too_few,
+)
+from hpcfl.errors import JobError
+
+LabelSkew = Dirichlet | DirichletPerClass | Classes | Similarity
+
+
+def divide_by_label(
+    partition: LabelSkew,
+    rows: Rows,
+    labels: NDArray[Any],
+    population: int,
+    generator: np.random.Generator,
+) -> tuple[Rows, ...]:
+    """The rows of each client.
+
+    Args:
+        partition: how to divide them.
+        rows: in random order.
+        labels: of all rows of the data set.
+        population: the number of clients, at most that of the rows.
+        generator: of the partition.
+
+    Raises:
+        JobError: the data cannot be divided so.
+    """
+    own = labels[rows]
+    match partition:
+        case Dirichlet(alpha=alpha) if alpha > 0:
+            return _dirichlet(rows, own, partition, population, generator)
+        case Dirichlet():
+            return cut(_sorted(rows, own), even_sizes(len(rows), population))
+        case DirichletPerClass():
+            return _dirichlet_per_class(rows, own, partition, population, generator)
+        case Classes(form="shards"):
+            return _shards(_sorted(rows, own), partition.per_client, population, generator)
+        case Classes():
+            return _exact_classes(rows, own, partition.per_client, population, generator)
+        case Similarity():
+            return _similarity(rows, own, partition.percent, population)
+
+
+def _sorted(rows: Rows, labels: NDArray[Any]) -> Rows:
+    """Ordered by label; examples of one label stay in random order."""
+    return rows[np.argsort(labels, kind="stable")]
+
+
+def _similarity(
+    rows: Rows, labels: NDArray[Any], percent: float, population: int
+) -> tuple[Rows, ...]:
+    """Clients of equal sizes: ``percent`` % of the rows as they come, the rest sorted by label."""
+    shared = round(len(rows) * percent / 100)
+    iid_sizes = even_sizes(shared, population)
+    mixed = cut(rows[:shared], iid_sizes)
+    sorted_sizes = even_sizes(len(rows), population) - iid_sizes
+    rest = cut(_sorted(rows[shared:], labels[shared:]), sorted_sizes)
+    return tuple(np.sort(np.concatenate(both)) for both in zip(mixed, rest, strict=True))
+
+
+def _dirichlet(
+    rows: Rows,
+    labels: NDArray[Any],
+    partition: Dirichlet,
+    population: int,
+    generator: np.random.Generator,
+) -> tuple[Rows, ...]:
+    """Clients of equal sizes whose classes follow q ~ Dir(alpha p), or Dir(alpha, ..., alpha).
+
+    p are the classes' frequencies, and so q's mean; in the symmetric form its mean is uniform.
+
+    Hsu et al. draw one example after the other from the client's q, without replacement, and
+    renormalise q when a class is exhausted.  Drawing many at once, and redrawing those that their
+    class could not give, has the same distribution.  A client whose q has no mass on the remaining
+    classes (a tiny alpha) draws in proportion to the remaining examples.
+    """
+    sizes = even_sizes(len(rows), population)
+    classes, label, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    by_class = rows[np.argsort(label, kind="stable")]
+    first = np.cumsum(counts) - counts
+    left = counts.copy()
+    if partition.form == "prior":
+        concentration = partition.alpha * counts / counts.sum()
+    else:
+        concentration = np.full(len(classes), partition.alpha)
+    proportions = generator.dirichlet(concentration, size=len(sizes))
+    clients = []
+    for size, q in zip(sizes, proportions, strict=True):
+        taken = np.zeros(len(classes), dtype=np.int64)
+        while (missing := size - taken.sum()) > 0:
+            mass = np.where(left > taken, q, 0.0)
+            if mass.sum() <= 0:
+                mass = (left - taken).astype(np.float64)
+            draw = generator.multinomial(missing, mass / mass.sum())
+            taken = np.minimum(taken + draw, left)
+        chosen = np.flatnonzero(taken)
+        begin = (first + counts - left)[chosen]
+        end = begin + taken[chosen]
+        pieces = [by_class[b:e] for b, e in zip(begin, end, strict=True)]
+        clients.append(np.sort(np.concatenate(pieces)))
+        left -= taken
+    return tuple(clients)
+
+
+def _dirichlet_per_class(
+    rows: Rows,
+    labels: NDArray[Any],
+    partition: DirichletPerClass,
+    population: int,
+    generator: np.random.Generator,
+) -> tuple[Rows, ...]:
+    """Clients among which every class is divided by a draw from Dir(alpha, ..., alpha).
+
+    The whole division is drawn again until every client has ``least`` examples, at most
+    ``MOST_DRAWS`` times.
+
+    Args:
+        rows: in random order.
+        labels: of these rows, in the same order.
+        partition: the concentration, the least size and whether sizes are balanced.
+        population: the number of clients.
+        generator: of the partition.
+
+    Raises:
+        JobError: the examples are too few for such clients, or no draw gave every one enough.
+    """
+    least = partition.least
+    require_least(least, len(rows), population)
+    _, label, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    by_class = rows[np.argsort(label, kind="stable")]
+    best = 0
+    for _ in range(MOST_DRAWS):
+        sizes = _class_sizes(counts, partition, population, generator)
+        if sizes is None:
+            continue
+        smallest = int(sizes.sum(axis=0).min())
+        if smallest >= least:
+            pieces = np.split(by_class, np.cumsum(sizes.ravel())[:-1])
+            return tuple(np.sort(np.concatenate(pieces[k::population])) for k in range(population))
+        best = max(best, smallest)
+    raise too_few("alpha", partition.alpha, least, population, best)
+
+
+def _class_sizes(
+    counts: NDArray[np.int64],
+    partition: DirichletPerClass,
+    population: int,
+    generator: np.random.Generator,
+) -> NDArray[np.int64] | None:
+    """A draw of how many examples of each class every client has, [classes, N].
+
+    None: all the mass of a class fell on clients that take no more, or vanished with a tiny alpha.
+    """
+    sizes = np.zeros((len(counts), population), dtype=np.int64)
+    enough = counts.sum() / population
+    for k, count in enumerate(counts):
+        shares = generator.dirichlet(np.full(population, partition.alpha))
+        if partition.balance:
+            shares = np.where(sizes.sum(axis=0) < enough, shares, 0.0)
+        if not shares.sum() > 0:
+            return None
+        sizes[k] = proportional_sizes(int(count), shares)
+    return sizes
+
+
+def _shards(
+    rows: Rows, per_client: int, population: int, generator: np.random.Generator
+) -> tuple[Rows, ...]:
+    """Clients that hold ``per_client`` shards each, drawn at random, of rows sorted by label.
+
+    Shards differ in size by one at most.  One that begins in a class and ends in another holds
+    both, so a client may hold more classes than shards; two shards of one class give it fewer.
+
+    Raises:
+        JobError: there are fewer examples than shards.
+    """
+    count = population * per_client
+    if count > len(rows):
+        raise JobError(
+            f"data.partition.per_client: {population} clients of {per_client} shards "
+            f"need {count} training examples, the data has {len(rows)}; set it or data.clients "
+            "lower"
+        )
+    pieces = cut(rows, even_sizes(len(rows), count))
+    order = generator.permutation(count).reshape(population, per_client)
+    return tuple(np.sort(np.concatenate([pieces[k] for k in own])) for own in order)
+
+
+def _exact_classes(
+    rows: Rows,
+    labels: NDArray[Any],
+    per_client: int,
+    population: int,
+    generator: np.random.Generator,
+) -> tuple[Rows, ...]:
+    """Clients that hold exactly ``per_client`` classes each.
+
+    Client i holds the class i modulo the number of classes and others drawn at random.  The
+    examples of a class are divided evenly among its clients; those of a class without a client,
+    which there may be where clients are fewer than classes, are unused.
+
+    Args:
+        rows: in random order.
+        labels: of these rows, in the same order.
+        per_client: the number of classes of each client.
+        population: the number of clients.
+        generator: of the partition.
+
+    Raises:
+        JobError: the data has fewer classes, or a class fewer examples than clients.
+    """
+    classes, label, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    others = per_client - 1
+    if others >= len(classes):
+        raise JobError(
+            f"data.partition.per_client: found {per_client}, but the training examples "
+            f"are of {len(classes)} classes"
+        )
+    holds = np.zeros((len(classes), population), dtype=bool)
+    for client in range(population):
+        first = client % len(classes)
+        drawn = generator.choice(len(classes) - 1, size=others, replace=False)
+        holds[first, client] = True
+        holds[drawn + (drawn >= first), client] = True  # skips the first class
+    holders = holds.sum(axis=1)
+    if (holders > counts).any():
+        k = int(np.argmax(holders > counts))
+        raise JobError(
+            f"data.partition.per_client: class {classes[k]} has {counts[k]} training examples for "
+            f"{holders[k]} clients that hold it; set per_client or data.clients lower"
+        )
+    pieces: list[list[Rows]] = [[] for _ in range(population)]
+    for k, own in enumerate(holds):
+        clients = np.flatnonzero(own)
+        if len(clients):
+            shares = cut(rows[label == k], even_sizes(int(counts[k]), len(clients)))
+            for client, share in zip(clients.tolist(), shares, strict=True):
+                pieces[client].append(share)
+    return tuple(np.sort(np.concatenate(own)) for own in pieces)

@@ -1,0 +1,108 @@
+"""MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017; arXiv:1708.07747): 28x28."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from hpcfl.data.download import PublishedFile, Track, provide
+from hpcfl.data.grayscale import Grey
+from hpcfl.data.idx_images import IdxImages, Layout
+from hpcfl.types import PathText
+
+_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mnist(IdxImages):
+    """What MNIST and Fashion-MNIST have in common: file names, numbers, normalisation."""
+
+    name: ClassVar[str]
+    """``data.kind``, which is also the name of the .npz."""
+    folder: ClassVar[str]
+    """Below the root, where torchvision puts the files."""
+    url: ClassVar[str]
+    """Of the folder that has the four files."""
+    md5: ClassVar[tuple[str, ...]]
+    """Of the files, packed, in the order of `_FILES`."""
+    mean: ClassVar[float]
+    """Of the training images' pixels in [0, 1]."""
+    std: ClassVar[float]
+
+    normalize: bool = True
+    """Take the mean of all training pixels off and divide by their standard deviation; otherwise
+    inputs are in [0, 1]."""
+
+    @property
+    def layout(self) -> Layout:
+        """The four files; 60 000 training and 10 000 test examples of 10 classes."""
+        files = [Path(self.folder) / name for name in _FILES]
+        return Layout(
+            name=self.name,
+            prepare=self.name,
+            train=(files[0], files[1]),
+            test=(files[2], files[3]),
+            classes=10,
+            counts=(60_000, 10_000),
+        )
+
+    def transform(self) -> Grey:
+        """Make model inputs of images, normalised if the job does not say otherwise."""
+        return Grey(self.flat, normal=(self.mean, self.std) if self.normalize else None)
+
+    def provide(self, track: Track) -> None:
+        """Fetch the files that are missing; those that are there packed are checked."""
+        root, layout = Path(self.root), self.layout
+        files = [
+            PublishedFile(f"{file}.gz", f"{self.url}/{file.name}.gz", md5=md5)
+            for file, md5 in zip((*layout.train, *layout.test), self.md5, strict=True)
+            if not (root / file).exists()
+        ]
+        provide(root, files, track)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mnist(_Mnist):
+    """Handwritten digits: grey images uint8 [n, 28, 28], normalised; 10 classes."""
+
+    # The authors' own site asks for a password; this is the copy that torchvision fetches.
+    name: ClassVar[str] = "mnist"
+    folder: ClassVar[str] = "MNIST/raw"
+    url: ClassVar[str] = "https://ossci-datasets.s3.amazonaws.com/mnist"
+    md5: ClassVar[tuple[str, ...]] = (
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+    )
+    mean: ClassVar[float] = 0.1307
+    std: ClassVar[float] = 0.3081
+
+    root: PathText = "data"
+    """The folder that holds MNIST/raw as torchvision makes it, or mnist.npz."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FashionMnist(_Mnist):
+    """Articles of clothing: grey images uint8 [n, 28, 28], normalised; 10 classes."""
+
+    name: ClassVar[str] = "fashion_mnist"
+    folder: ClassVar[str] = "FashionMNIST/raw"
+    url: ClassVar[str] = (
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
+    )
+    md5: ClassVar[tuple[str, ...]] = (
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+    )
+    mean: ClassVar[float] = 0.2860
+    std: ClassVar[float] = 0.3530
+
+    root: PathText = "data"
+    """The folder that holds FashionMNIST/raw as torchvision makes it, or fashion_mnist.npz."""
