@@ -91,6 +91,10 @@ class Dirichlet(Section):
     symmetric form is alpha 0.6 of the other."""
     seed: Seed | None = None
 
+    def __post_init__(self) -> None:
+        if self.form == "symmetric" and self.alpha == 0:
+            raise ValueError("alpha is 0, which form symmetric cannot draw from; remove form")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletPerClass(Section):
