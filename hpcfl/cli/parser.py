@@ -263,7 +263,7 @@ def _add_plan_and_list(commands: Any) -> None:
     plan.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg, with --scale")
     plan.set_defaults(command="plan")
 
-    listing = commands.add_parser("list", help="algorithms, data, models, tasks")
+    listing = commands.add_parser("list", help="keys of a job, algorithms, data, models, tasks")
     listing.add_argument("what", nargs="?", help="algorithms, data, ..., or a name (default: all)")
     listing.set_defaults(command="list")
 
