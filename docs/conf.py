@@ -11,6 +11,8 @@ project = "hpcfl"
 version = release = hpcfl.__version__
 html_title = f"hpcfl {release}"
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
 html_show_sphinx = False

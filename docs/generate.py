@@ -8,6 +8,7 @@ import argparse
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpcfl.algorithms import ALGORITHMS
@@ -89,10 +90,11 @@ def _commands(above: argparse.ArgumentParser) -> Iterator[str]:
             yield from _commands(command)
             if not command._defaults.get("command"):
                 continue
-            usage = re.sub(r"^usage: ", "", command.format_usage())
+            command.formatter_class = partial(argparse.HelpFormatter, width=90)  # not a terminal's
+            usage = re.sub(r"^(usage: | {7})", "", command.format_usage(), flags=re.MULTILINE)
             said = command.description or about[name]
             yield f"\n### `{command.prog}`\n\n{said[0].upper()}{said[1:].rstrip('.')}.\n"
-            yield f"```text\n{inspect.cleandoc(usage)}\n```\n\n| argument | |\n|---|---|"
+            yield f"```text\n{usage}```\n\n| argument | |\n|---|---|"
             yield from filter(None, map(_argument, command._actions))
 
 
