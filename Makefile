@@ -18,7 +18,8 @@ RANKS := tests/golden tests/faults tests/parallel
 BFLOAT16 := tests/runner/test_device.py tests/models tests/local/test_autocast.py \
   tests/local/test_gradient.py tests/local/test_block_gradients.py tests/jobs/test_miniatures.py
 
-.PHONY: help install quickstart check docs format test unit others processes slow avx2 ranks slurm clean
+.PHONY: help install quickstart check docs format test long unit others processes slow avx2 ranks \
+  slurm clean
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -87,6 +88,9 @@ avx2: $(STAMP)  ## Tests of bfloat16 on a processor without instructions for it
 # Three workers for two cores: many of these tests wait for a signal, a time-out or a dead rank.
 ranks: $(STAMP)  ## Tests under mpirun, and the faults
 	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(RANKS)
+
+long: $(STAMP)  ## The checks and all tests in their long form: hours
+	HPCFL_HOSTILE=20 $(MAKE) --no-print-directory --keep-going test
 
 slurm: $(STAMP)  ## Tests on a Slurm of their own
 	$(BIN)/pytest -q tests/slurm

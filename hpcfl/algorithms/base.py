@@ -6,7 +6,7 @@ One round, as the engine plays it (x, y, delta, ... are flat vectors [P]):
     if warm_start: state_i <- warm_start_client(state_i, grad f_i(x0)) of every client i, and
                    server  <- warm_start_server(server, mean of all grad f_i(x0))
     for t = 0, 1, ...:
-        server  <- prepare(server, cohort)                             # default server
+        server  <- prepare(server, cohort)     # default server; after the full gradients, if any
         message <- broadcast(server)
         for each client i of the cohort, at once or in turn:
             local <- begin(message, state_i, client_i);  y <- message.x
@@ -103,7 +103,7 @@ class Algorithm(Section, ABC):
 
     @property
     def full_gradient(self) -> FullGradientScope:
-        """The full-batch gradients that every client of a round computes before local training.
+        """The full-batch gradients, of the loss alone, of a round's clients before local training.
 
         "client": for itself alone, in ``client.full_grad``; "server": their plain means go to the
         server too, in ``cohort.grads``, before the broadcast (a vector more up for each point);

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from torch import ones_like, zeros_like
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
-from hpcfl.types import Decay, Scalar, Vector
+from hpcfl.types import Scalar, Share, Vector
 
 
 class Server(NamedTuple):
@@ -43,7 +43,7 @@ class Message(NamedTuple):
 class MimeMVR(Algorithm):
     """Mime (Karimireddy et al., 2021) over momentum-based variance reduction."""
 
-    beta: Decay = 0.9
+    beta: Share = 0.9
     """Factor of the momentum, the paper's 1 - a."""
 
     @property

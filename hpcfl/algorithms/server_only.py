@@ -28,25 +28,25 @@ from typing import Literal, NamedTuple
 from torch import ones_like, where, zeros_like
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing
-from hpcfl.types import Decay, Positive, Scalar, Vector
+from hpcfl.types import Decay, Positive, Vector
 
 
 class Server(NamedTuple):
     x: Vector
     m: Vector  # momentum, or Adam's first moment; [0] for sgd
     v: Vector  # Adam's second moment; [0] for the others
-    previous: Vector  # x', the model before the last round, for mvr; [0] for the others
-    started: Scalar  # 0 before the first round, then 1
+    # For mvr x', the model before the last round, and 1 after the first round, else 0.
+    past: tuple[Vector, ...]
 
 
 class Message(NamedTuple):
     x: Vector
-    previous: Vector
+    past: tuple[Vector, ...]  # x' for mvr
 
 
 class Local(NamedTuple):
     x: Vector
-    previous: Vector
+    past: tuple[Vector, ...]
     total: Vector  # sum of the gradients so far
 
 
@@ -70,30 +70,29 @@ class ServerOnly(Algorithm):
     """Added to sqrt(v) of Adam."""
 
     def init_server(self, x0: Vector) -> Server:
-        none = x0[:0]
-        m = zeros_like(x0) if self.optimizer != "sgd" else none
-        v = zeros_like(x0) if self.optimizer == "adam" else none
-        return Server(x0, m, v, x0 if self.optimizer == "mvr" else none, x0.new_zeros(()))
+        m = zeros_like(x0) if self.optimizer != "sgd" else x0[:0]
+        v = zeros_like(x0) if self.optimizer == "adam" else x0[:0]
+        return Server(x0, m, v, (x0, x0.new_zeros(())) if self.optimizer == "mvr" else ())
 
     def broadcast(self, server: Server) -> Message:
-        return Message(server.x, server.previous)
+        return Message(server.x, server.past[:1])
 
     def begin(self, message: Message, state: Nothing, client: Client) -> Local:
-        return Local(message.x, message.previous, zeros_like(message.x))
+        return Local(message.x, message.past, zeros_like(message.x))
 
     def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
         if self.optimizer == "mvr":  # where the weight decay is that of x less beta that of x'
-            return local.x - self.beta * local.previous
+            return local.x - self.beta * local.past[0]
         return local.x
 
     def direction(self, point: Vector, local: Local, grad: Grad, client: Client) -> Vector:
         gradient = grad(local.x)
         if self.optimizer == "mvr":
-            gradient = gradient - self.beta * grad(local.previous)
+            gradient = gradient - self.beta * grad(local.past[0])
         return gradient
 
     def update_local(self, local: Local, step: Vector, client: Client) -> Local:
-        return Local(local.x, local.previous, local.total + step)
+        return Local(local.x, local.past, local.total + step)
 
     def finish(
         self, y: Vector, local: Local, message: Message, state: Nothing, client: Client
@@ -101,16 +100,17 @@ class ServerOnly(Algorithm):
         return Upload(local.total / client.steps), state
 
     def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:
-        x, m, v, previous, started = server
+        x, m, v, past = server
         if self.optimizer == "sgd":
             step = mean.gradient
         elif self.optimizer == "momentum":
             step = m = self.beta * m + mean.gradient
         elif self.optimizer == "mvr":
+            started = past[1]
             # In the first round the clients' gradients at x' are those at x.
             first = mean.gradient / (1 - self.beta)
             step = m = where(started > 0, self.beta * m + mean.gradient, first)
-            previous = x
+            past = x, ones_like(started)
         else:
             m = self.b1 * m + (1 - self.b1) * mean.gradient
             v = self.b2 * v + (1 - self.b2) * mean.gradient * mean.gradient
@@ -118,4 +118,4 @@ class ServerOnly(Algorithm):
             first, second = m / (1 - self.b1**count), v / (1 - self.b2**count)
             step = first / (second.sqrt() + self.tau)
         after = x - self.server_lr * cohort.lr * step
-        return Server(after, m, v, previous, ones_like(started))
+        return Server(after, m, v, past)

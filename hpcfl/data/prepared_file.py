@@ -34,7 +34,7 @@ def new_image_file(
             file.attrs.update(**attributes, origin=np.bytes_(origin.encode()))
             yield file
         part.replace(path)
-    except OSError:  # of a full disk, perhaps
+    except BaseException:  # it may take much room on the disk
         remove_part(part)
         raise
 

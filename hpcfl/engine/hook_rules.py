@@ -5,13 +5,14 @@ call, and the same values for the same arguments, whichever client came before.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from inspect import getattr_static
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
 from hpcfl.engine.global_generators import generators
 from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.types import Vector
@@ -104,6 +105,12 @@ def full_gradient_points(algorithm: Algorithm, server: Any) -> tuple[Vector, ...
     Raises:
         BrokenRuleError: the hook returns something else than vectors like the model.
     """
+    if algorithm.full_gradient not in get_args(FullGradientScope):
+        known = ", ".join(get_args(FullGradientScope))
+        said = f"is {algorithm.full_gradient!r:.60}, expected one of {known}"
+        scope: Any = getattr_static(type(algorithm), "full_gradient")
+        place = defined(scope.fget) if isinstance(scope, property) and scope.fget else ""
+        raise BrokenRuleError(f"{type(algorithm).__name__}.full_gradient {said}", place)
     if algorithm.full_gradient == "none":
         return ()
     hook = "full_gradient_points"
@@ -191,13 +198,7 @@ def require_repeatable(
     prepared = play_prepare(algorithm, server, cohort)
     _require_same(algorithm, "prepare", prepared, play_prepare(algorithm, server, cohort))
     message = call(algorithm, "broadcast", prepared)
-    if points and not torch.equal(points[0], message.x):
-        raise broken(
-            algorithm,
-            "full_gradient_points",
-            "returns another first point than the x of the message, at which the clients' "
-            "full_grad is taken",
-        )
+    _require_first_point(algorithm, points, message)
     once = [play_client(algorithm, message, made()) for made in members]
     for played in once[1:]:
         require_form(
@@ -210,6 +211,10 @@ def require_repeatable(
     after = play_update(algorithm, prepared, uploads, cohort)
     _require_same(algorithm, "update", after, play_update(algorithm, prepared, uploads, cohort))
     _require_same(algorithm, "broadcast", message, call(algorithm, "broadcast", prepared))
+    # Once more after a round, in which the models of the server have become different ones.
+    points = full_gradient_points(algorithm, after)
+    message = call(algorithm, "broadcast", play_prepare(algorithm, after, cohort))
+    _require_first_point(algorithm, points, message)
 
 
 def require_repeatable_without_data(algorithm: Algorithm) -> None:
@@ -292,6 +297,17 @@ def _require_like(algorithm: Algorithm, hook: str, found: Any, x: Vector) -> Non
             hook,
             f"returns {got}, expected {_form(algorithm, hook, x)} on {x.device}, as the model; "
             "make tensors by zeros_like, never by torch.zeros",
+        )
+
+
+def _require_first_point(algorithm: Algorithm, points: Sequence[Vector], message: Any) -> None:
+    """Check that the first of the points, if there are any, is the model that clients receive."""
+    if points and not torch.equal(points[0], message.x):
+        raise broken(
+            algorithm,
+            "full_gradient_points",
+            "returns another first point than the x of the message, at which the clients' "
+            "full_grad is taken; let it return x first, and let prepare leave x as it is",
         )
 
 

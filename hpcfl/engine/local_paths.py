@@ -65,8 +65,9 @@ class LocalPathRecorder:
         return LocalPaths(np.stack(self._server), self._rounds)
 
     def begin_round(self, round: int) -> None:
-        """Begin its list of clients."""
-        self._rounds.append([])
+        """Begin its list of clients; the pass over all clients in a warm start has none."""
+        if round > 0:
+            self._rounds.append([])
 
     def evaluate(self, round: int, x: Vector) -> Mapping[str, float]:
         """Keep the global model; there are no scores."""

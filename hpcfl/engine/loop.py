@@ -92,8 +92,9 @@ def play_round(
     timer.mark("sample")
 
     cohort, tasks = take_full_gradients(run, server, cohort, tasks, record, requests)
-    server = algorithm.prepare(server, cohort)
-    message = algorithm.broadcast(server)
+    prepared = algorithm.prepare(server, cohort)
+    require_form(algorithm, "prepare", "a server", prepared, "before", server)
+    message = algorithm.broadcast(prepared)
     record["down_bytes"] += size * nbytes(message)
     states = training.states.load(schedule.assignment(t), schedule.assignment(t + 1))
     timer.mark("read")
@@ -114,7 +115,7 @@ def play_round(
     timer.mark("write")
     upload, loss = run.schema.receive(mean)
     record |= {"train_loss": float(loss), "store_s": training.states.pop_elapsed_s()}
-    after = algorithm.update(server, upload, cohort)
+    after = algorithm.update(prepared, upload, cohort)
     require_form(algorithm, "update", "a server", after, "before", server)
     _require_finite(after, t + 1)
     record |= run.observer.observe(cohort, message.x, after.x, tasks, results)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hpcfl.engine.full_gradients import plain_mean
+from hpcfl.engine.hook_rules import require_form
 from hpcfl.engine.run import Run
 from hpcfl.engine.schema import nbytes
 from hpcfl.engine.signals import RoundSignals, local_values
@@ -75,10 +76,16 @@ def warm_start(run: Run, server: Any, record: Record) -> Any:
         timer.mark("read")
         for k, (task, gradient) in enumerate(zip(tasks, gradients, strict=True)):
             with client_errors(task, "warm_start_client"):
-                states[k] = algorithm.warm_start_client(states[k], gradient)
+                first = algorithm.warm_start_client(states[k], gradient)
+                form = algorithm, "warm_start_client", "a state", first
+                require_form(*form, "init_client", states[k])
+                states[k] = first
         training.states.save(mine, states, x0)
         timer.mark("write")
-        if stop := RoundSignals.of(maxima).stop:
+        # After the last group the first round takes the signal: the pass need not be repeated.
+        if (stop := RoundSignals.of(maxima).stop) and group + 1 < len(run.groups.sizes):
             raise stopped(stop, 0, run.schedule.rounds)
     record["store_s"] = training.states.pop_elapsed_s()
-    return algorithm.warm_start_server(server, (total / population).to(x0.dtype))
+    after = algorithm.warm_start_server(server, (total / population).to(x0.dtype))
+    require_form(algorithm, "warm_start_server", "a server", after, "init_server", server)
+    return after

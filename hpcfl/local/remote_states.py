@@ -46,7 +46,7 @@ class RemoteClientStates:
         self._device = device
         self._upcoming: Assignment | None = None  # of the next round
         # A round, and the states that other ranks sent for it, by client; None: it has none yet.
-        self._received: tuple[int, dict[int, Any | None]] = -1, {}
+        self._received: tuple[int | None, dict[int, Any | None]] = None, {}
         self._elapsed_s = 0.0
 
     def load(self, assignment: Assignment, upcoming: Assignment) -> list[Any]:

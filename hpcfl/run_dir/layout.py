@@ -42,6 +42,7 @@ from hpcfl.job.yaml_file import (
     LARGEST_FILE,
     RENAMED_SETTINGS,
     JobFile,
+    add_earlier_values,
     plain,
     read_resolved,
     rename_old_keys,
@@ -234,6 +235,7 @@ class RunDir:
                 require_format(folder)
             raise
         rename_old_keys(file)
+        add_earlier_values(file)
         return file
 
     def write_initial(self, x0: Vector) -> dict[str, int]:

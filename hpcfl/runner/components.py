@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Algorithm, RandomInit
-from hpcfl.cohort.assignment import Balance, in_groups
+from hpcfl.cohort.assignment import Assignment, Balance, in_groups
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import Exact
 from hpcfl.comm.fast import Fast
@@ -324,13 +324,18 @@ def build_run(
     groups = c.warm_start_groups
     once = None if work is None else np.array(c.clients.examples, dtype=np.int64)
     dealt = Balance(groups.__getitem__, len(groups), owner, once, comm.rank, comm.size)
+
+    def group_assignment(group: int) -> Assignment:
+        # Numbered below the rounds: states sent for the group after the last are not round 0's.
+        return dealt.assignment(group)._replace(round=group - len(groups) - 1)
+
     states = ClientStates(store, c.schema.client_state, c.stored_state, c.first_state, c.device)
     shipped = work is not None and bool(c.stored_state.fields)
     return Run(
         algorithm=c.algorithm,
         schema=c.schema,
         x0=c.x0,
-        groups=Groups([len(group) for group in groups], dealt.assignment),
+        groups=Groups([len(group) for group in groups], group_assignment),
         schedule=Schedule(
             rounds=job.rounds,
             draw=draw,

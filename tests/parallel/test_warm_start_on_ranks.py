@@ -30,6 +30,12 @@ JOBS = {
     "block": {"executor": "block", "block_size": 2},
     "block-steal": {"executor": "block", "block_size": 2, "balance": "steal"},
     "bernoulli": {"cohort": {"kind": "bernoulli", "p": 0.3}},
+    # The first round with clients has the number of the group after the last.
+    "empty": {
+        "cohort": {**COHORT, "rounds": [*([[]] * 5), *COHORT["rounds"]]},
+        "balance": "steal",
+        "rounds": 10,
+    },
     "full": {"cohort": {"kind": "cyclic", "size": 9}},
 }
 

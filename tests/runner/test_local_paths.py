@@ -1,5 +1,6 @@
 """The recorded local models, worked by hand, and the same bits as a run's."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -67,14 +68,28 @@ def test_scaffold_by_hand():
 
 @pytest.mark.parametrize(
     "algorithm",
-    ["fedavg", "fedavgm", "scaffold", "mimemom", "mimelitemom", "fedhbm", "fedmim", "fedsam"],
+    [
+        *("fedavg", "fedavgm", "scaffold", "scaffold, first: gradient", "mimemom", "mimemvr"),
+        *("mimelitemom", "fedhbm", "fedmim", "fedsam"),
+    ],
 )
 def test_the_server_is_that_of_a_run(algorithm, tmp_path):
     """Bit for bit, with weight decay too; full gradients and client states included."""
     keys = [f"algorithm={{name: {algorithm}}}", "local.weight_decay=0.01"]
     found = played(*keys)
+    assert [len(clients) for clients in found.paths.rounds] == [2] * 4
     x = hpcfl.run(JOB, [*PLANE, *keys], out=tmp_path / "run").x
     assert torch.equal(torch.from_numpy(found.paths.server[-1]), x)
+
+
+def test_a_client_with_several_quadratics():
+    """Its loss is the mean of theirs."""
+    found = played("data.clients=6", "data.partition={kind: iid}")
+    halves = played("data.partition={kind: pooled}", "data.clients=null", "cohort.size=1")
+    assert halves.curvature.tolist() == [[1.0, 1.0]]
+    for client, points in found.paths.rounds[0]:
+        for before, after in itertools.pairwise(points):
+            assert after == pytest.approx(before - 0.1 * gradient(found, client, before))
 
 
 def test_the_clients_of_each_round():

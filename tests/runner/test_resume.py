@@ -2,19 +2,26 @@
 
 import json
 import shutil
+from pathlib import Path
 from zlib import crc32
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 import hpcfl
+from hpcfl.job.schema import load
+from hpcfl.job.yaml_file import write_resolved
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.load_job import load_run
 from hpcfl.run_dir.manifest import rounds
 from hpcfl.runner import environment
 from hpcfl.runner import resume as resuming
 from tests.parallel.outcome import outcome
 from tests.rundirs import damage_a_row, flip, log_of, segment, starts, text
+
+JOBS = Path(__file__).parents[2] / "jobs"
 
 
 @pytest.fixture
@@ -333,3 +340,24 @@ def test_from_python(run, tmp_path):
     result = hpcfl.resume(run, ["rounds=6"], out=tmp_path / "copy", round=2, verify=False)
     assert (result.path, result.rounds) == (tmp_path / "copy", 6)
     assert [record["round"] for record in result.log] == list(range(7))
+
+
+def test_a_resnet20_of_an_earlier_version_keeps_its_start(tmp_path):
+    """It began with torch's initial weights; the task now says Kaiming's."""
+    folder = RunDir(tmp_path)
+    tree = load(JOBS / "cifar10/fedavg_noniid.yaml", ["task=cifar10-resnet20"]).tree
+    assert tree["model"]["random"] == "kaiming"
+    folder.job.write_bytes(write_resolved(tree))
+    assert load_run(folder).tree["model"]["random"] == "kaiming"
+    del tree["model"]["random"]
+    folder.job.write_bytes(write_resolved(tree))
+    assert load_run(folder).tree["model"]["random"] == "torch"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_a_server_only_run_has_the_files_of_earlier_versions(job, tmp_path, hpcfl, optimizer):
+    """What mvr keeps besides is in no checkpoint of the others, or old runs could not go on."""
+    algorithm = f"algorithm={{name: server_only, optimizer: {optimizer}}}"
+    assert hpcfl("run", job, algorithm, "--out", tmp_path / "run").code == 0
+    (server,) = (tmp_path / "run/checkpoints/00000004").glob("server.safetensors")
+    assert set(load_file(server)) == {"x", "m", "v"}

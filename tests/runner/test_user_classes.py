@@ -122,6 +122,36 @@ class Forgets(FedAvg):
 
 
 @own
+class Scope(FedAvg):
+    @property
+    def full_gradient(self):
+        return "serverr"
+
+
+class Two(NamedTuple):
+    x: Tensor
+    previous: Tensor
+
+
+@own
+class Points(FedAvg):
+    """In the wrong order, which is seen after a round alone."""
+
+    @property
+    def full_gradient(self):
+        return "server"
+
+    def init_server(self, x0):
+        return Two(x0, x0)
+
+    def full_gradient_points(self, server):
+        return server.previous, server.x
+
+    def update(self, server, mean, cohort):
+        return Two(server.x - mean.delta, server.x)
+
+
+@own
 class OfVersion1(FedAvg):
     plain = frozenset({"delta"})
 
@@ -332,6 +362,12 @@ class LateForm(FedAvg):
     def update(self, server, mean, cohort):  # here: LateForm
         after = super().update(server, mean, cohort)
         return type(after)(after.x[cohort.round == 1 :])
+
+
+@own
+class LatePrepare(FedAvg):
+    def prepare(self, server, cohort):  # here: LatePrepare
+        return type(server)(server.x[cohort.round == 1 :])
 '''
 
 
@@ -382,6 +418,8 @@ def test_a_hook_that_was_renamed_is_refused(module, job, refused):
 
 
 HOOKS = [
+    ("Scope", "Scope.full_gradient is 'serverr', expected one of none, client, cohort, server"),
+    ("Points", "Points.full_gradient_points returns another first point than the x"),
     ("Python", "Python.finish draws from Python's random"),
     ("Numpy", "Numpy.direction draws from numpy.random"),
     ("Torch", "Torch.begin draws from torch's generator"),
@@ -464,6 +502,7 @@ def test_a_failure_in_a_later_round_is_one_line(name, kind, where, module, job, 
         ("LateUpload", "ClientError: client 0, round 2, finish in finish", "Upload(delta: "),
         ("LateState", "ClientError: client 0, round 2, finish in finish", "Upload(delta: "),
         ("LateForm", "HookError: round 2 in update", "Server(x: "),
+        ("LatePrepare", "HookError: round 2 in prepare", "Server(x: "),
     ],
 )
 def test_another_form_in_a_later_round_is_one_line(name, start, found, module, job, hpcfl):
