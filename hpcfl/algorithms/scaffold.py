@@ -12,7 +12,7 @@
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for
 Federated Learning. ICML 2020, algorithm 1. arXiv:1910.06378
 
-Departures: first: gradient is the warm start of the paper's analysis, of all clients at once.
+Departures: the start first: gradient, of all clients at once before round 1, is ours.
 dc is averaged plainly even where delta is weighted by examples, so that c stays the mean of all
 c_i.  Option 1 and the warm start take the gradient over all of the client's examples, not a
 batch.  With weight decay, option 2's (x - y) / (K eta) also holds the decay; the paper has none.
