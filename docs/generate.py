@@ -52,7 +52,7 @@ def keys() -> Iterator[str]:
     yield "[Algorithms](algorithms.md) has the keys of each.\n"
     yield from _table(Algorithm, "algorithm.")
     for name, cls in SECTIONS.items():
-        yield f"\n## `{name}`\n\n{summary(cls)}\n"
+        yield f"\n## `{name}`\n\n{_prose(summary(cls))}\n"
         yield from _table(cls, f"{name}.")
     yield "\n## Keys of single data sets\n\n[Data sets](../data/README.md) says more."
     yield from _choices("data.kind", "data.", SOURCES, DataConfig)
@@ -120,7 +120,7 @@ def _choices(
 ) -> Iterator[str]:
     """A heading and a table for each class that a key can name."""
     for name, cls in known.items():
-        yield f"\n### `{key}: {name}`\n\n{summary(cls)}\n"
+        yield f"\n### `{key}: {name}`\n\n{_prose(summary(cls))}\n"
         yield from _table(cls, prefix, base)
 
 
@@ -145,12 +145,17 @@ def _limits(path: tuple[str, ...]) -> Iterator[str]:
     """The bounds that a job has beside those of its classes, but those of arithmetic."""
     for sign, bounds in ((">=", SMALLEST), ("<=", LARGEST)):
         if bounds.get(path, ARITHMETIC) < ARITHMETIC:
-            yield f"{sign} {bounds[path]}"
+            yield f"{sign} {bounds[path]:.12g}"  # 10000000.0 as 10000000
 
 
 def _cell(text: str) -> str:
     """The text for a cell of a table, in which a bar would end it."""
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return _prose(text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _prose(text: str) -> str:
+    """The text with its asterisks as they are: Markdown would read train/*.json as emphasis."""
+    return re.sub(r"(`+[^`]*`+)|\*", lambda found: found[1] or "\\*", text)
 
 
 PARTS: Mapping[str, Callable[[], Iterator[str]]] = {
