@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.job.schema import load
 from hpcfl.job.settings import flatten
+from tests.project.pages import blocks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -61,6 +64,23 @@ def test_every_algorithm_and_command_has_a_heading(generate):
     rows = re.findall(r"^\| `hpcfl ([a-z -]+?)(?: [A-Z-].*)?` \|", page, re.MULTILINE)
     assert len(headings) > 20
     assert set(headings) == set(rows)
+
+
+def test_asterisks_are_no_emphasis(generate):
+    text = generate.fill((DOCS / "reference/keys.md").read_text())
+    assert r"LEAF's train/\*.json and test/\*.json" in text
+    assert generate._cell("a * ``b*``|`c*`") == r"a \* ``b*``\|`c*`"
+
+
+def test_the_example_of_an_algorithm_of_ones_own(tmp_path, monkeypatch, hpcfl):
+    page = (DOCS / "reference/algorithms.md").read_text()
+    ((_, example),) = [block for block in blocks(page) if block[0] == "python"]
+    (tmp_path / "mine.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    command = re.search(r"^    PYTHONPATH=\. hpcfl run (\S+) (.*)$", page, re.MULTILINE)
+    done = hpcfl("check", ROOT / command[1], *shlex.split(command[2]))
+    sys.modules.pop("mine", None)
+    assert done.code == 0, done.err
 
 
 def test_a_part_that_does_not_exist(generate):

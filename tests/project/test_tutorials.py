@@ -45,6 +45,22 @@ def absent(expected, lines):
     return [line for line in expected if line[:2] not in ("+-", "..") and not prints(line, lines)]
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        "run round 60/100   7.5 rounds/s  eta 0:00:05  loss 0.51",
+        "run round 50/100   7.5 rounds/s  eta 0:00:05  loss 0.53",
+        "run round 50/100   7.5 rounds/s  eta 0:00:05  test_loss 0.5",
+    ],
+)
+def test_another_number_or_word_is_not_what_the_page_says(other):
+    line = "run round 50/100   9.5 rounds/s  eta 0:00:04  loss 0.5"
+    assert not absent(["...", line], ["", "run round 50/100 12 rounds/s eta 0:01:00 loss 0.501"])
+    assert absent(["...", line], [other]) == [line]
+    assert not absent(["+--+", "| a | 9 kB | 0.8 s |"], ["| a | 9 kB | 0:00:01 |"])
+    assert absent(["| a | 9 kB | 0.8 s |"], ["| a | 8 kB | 0.8 s |"])
+
+
 @pytest.fixture
 def shell(tmp_path, monkeypatch, own_process, hpcfl):
     """Run one of a page's commands of hpcfl: what it prints."""
