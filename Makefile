@@ -18,8 +18,8 @@ RANKS := tests/golden tests/faults tests/parallel
 BFLOAT16 := tests/runner/test_device.py tests/models tests/local/test_autocast.py \
   tests/local/test_gradient.py tests/local/test_block_gradients.py tests/jobs/test_miniatures.py
 
-.PHONY: help install quickstart check docs format test long unit others processes slow avx2 ranks \
-  slurm clean
+.PHONY: help install quickstart check docs format test suites processes unit slow avx2 ranks \
+  slurm long clean
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,19 +64,19 @@ format: $(STAMP)  ## Let ruff repair what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: check unit others  ## The checks and all tests
-
-unit: $(STAMP)  ## Quick tests of one process
-	$(BIN)/pytest -q -n 2 -m "not slow" $(addprefix --ignore=,$(RANKS) tests/slurm)
+test: check suites  ## The checks and all tests
 
 # Slurm's tests mostly wait for its daemons, so the others run at the same time.
-others: $(STAMP)  ## All tests that are not quick
+suites: $(STAMP)
 	$(MAKE) --no-print-directory --keep-going --jobs=2 slurm processes
 
 processes: $(STAMP)
-	@status=0; for tier in slow avx2 ranks; do \
+	@status=0; for tier in unit slow avx2 ranks; do \
 	  $(MAKE) --no-print-directory $$tier || status=1; \
 	done; exit $$status
+
+unit: $(STAMP)  ## Quick tests of one process
+	$(BIN)/pytest -q -n 2 -m "not slow" $(addprefix --ignore=,$(RANKS) tests/slurm)
 
 slow: $(STAMP)  ## Slow tests of one process
 	$(BIN)/pytest -q -n 2 -m slow $(addprefix --ignore=,$(RANKS) tests/slurm)

@@ -34,20 +34,23 @@ checkpoint: {{every: 2}}
 
 @pytest.fixture
 def own_process():
-    """What runs in this process change for all of it: signals and torch's determinism."""
+    """What runs in this process change for all of it: signals and torch's determinism.
+
+    ``torch.use_deterministic_algorithms`` would import torch's compiler, which takes seconds.
+    """
     before = {number: signal.getsignal(number) for number in (*STOP, SAVE)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture
 def determinism():
     """torch's global switch as it was."""
-    before = torch.are_deterministic_algorithms_enabled()
+    before = torch.get_deterministic_debug_mode()
     yield
-    torch.use_deterministic_algorithms(before)
+    torch.set_deterministic_debug_mode(before)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ def own_process():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture(scope="session")

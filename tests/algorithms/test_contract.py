@@ -19,6 +19,7 @@ from hpcfl.engine.schema import dry_round
 from hpcfl.job.schema import REGISTRIES
 from tests.algorithms.methods import ALL
 from tests.algorithms.play import parts, play, softmax_problem, states, tree
+from tests.long_form import long_form
 
 FILES = sorted(Path(hpcfl.algorithms.__file__).parent.glob("*.py"))
 METHODS = [path for path in FILES if path.stem not in ("__init__", "base")]
@@ -174,10 +175,16 @@ def test_an_algorithm_is_a_frozen_value(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float64", "float32", "bf16"])
+@pytest.mark.parametrize(
+    "precision",
+    [pytest.param("float64", marks=long_form), pytest.param("float32", marks=long_form), "bf16"],
+)
 @pytest.mark.parametrize("name", ALL)
 def test_runs_in_every_precision(tmp_path, name, precision):
-    """Stays finite and learns; what is kept is of the model's dtype."""
+    """Stays finite and learns; what is kept is of the model's dtype.
+
+    Other tests play every algorithm in float64 (test_reference.py) and float32 (tests/golden).
+    """
     job = tree(tmp_path, softmax_problem(), ALL[name], precision=precision, rounds=8)
     if name != "centralized":
         job["cohort"] = {"kind": "uniform", "size": 4}

@@ -6,18 +6,20 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
+import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hpcfl import __version__
+from hpcfl.cli import main as cli
 from hpcfl.cli.main import main
 from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.io import atomic
 from hpcfl.run_dir.layout import RunDir
+from tests.forked import finish
 from tests.rundirs import cut_log, log_of
 
 
@@ -26,6 +28,25 @@ def run(job, tmp_path, hpcfl):
     out = tmp_path / "run"
     assert hpcfl("run", job, "--out", out).code == 0
     return out
+
+
+def full(*streams):
+    """Nothing can be written to these streams of this process."""
+    for stream in streams:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), stream)
+
+
+def unread():
+    """Nobody reads what this process prints."""
+    read, write = os.pipe()
+    os.close(read)
+    os.dup2(write, 1)
+
+
+def interrupted():
+    """Ctrl-C comes while `hpcfl list` works, and its line cannot be printed."""
+    full(1, 2)
+    cli.COMMANDS["list"] = lambda _: os.kill(os.getpid(), signal.SIGINT)
 
 
 def lines(done):
@@ -75,17 +96,7 @@ def test_overrides_stand_anywhere(job, hpcfl):
 @pytest.mark.slow
 def test_nobody_reads_on():
     """As in `hpcfl list | head -1`: no traceback."""
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcfl", "list", "models"],
-        stdout=write,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert finish(1, "list", "models", prepare=unread) == (1, "", "")
 
 
 def test_an_error_is_one_line_whatever_is_in_it(job, refused):
@@ -141,23 +152,19 @@ def test_a_disk_that_is_full_has_an_exit_code_of_its_own(run, tmp_path, monkeypa
     """Of a plot, asked for or not, after the table; and of what is printed."""
     monkeypatch.chdir(tmp_path)
 
-    def full(*_, **__):
+    def refuse(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic.os, "fsync", full)
+        patch.setattr(atomic.os, "fsync", refuse)
         for words, file in (((), "runs/report.png"), (("--plot", "x.pdf"), "x.pdf")):
             done = hpcfl("report", run, *words)
             assert (done.code, bool(done.out)) == (74, True)
             (line,) = done.err
             assert line.startswith(f"DiskError: {tmp_path / file}: cannot write ")
             assert "bytes: No space left on device; make room" in line
-    with Path("/dev/full").open("w") as output:
-        done = subprocess.run(
-            [sys.executable, "-m", "hpcfl", "list", "models"],
-            stdout=output, stderr=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
-    assert (done.returncode, done.stderr) == (74, "DiskError: No space left on device\n")
+    ended = finish(1, "list", "models", prepare=partial(full, 1))
+    assert ended == (74, "", "DiskError: No space left on device\n")
 
 
 def test_a_report_laid_out_as_papers_do(run, tmp_path, monkeypatch, hpcfl):
@@ -356,24 +363,13 @@ def test_a_checkpoint_of_a_clock_that_was_ahead(hpcfl, job, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
-    ("words", "code", "interrupted"),
-    [(["status", "nowhere"], 2, False), (["list", "models"], 74, False), (["list"], 130, True)],
+    ("words", "code", "prepare"),
+    [
+        (["status", "nowhere"], 2, partial(full, 1, 2)),
+        (["list", "models"], 74, partial(full, 1, 2)),
+        (["list"], 130, interrupted),
+    ],
 )
-def test_the_exit_code_stands_where_standard_error_is_full(tmp_path, words, code, interrupted):
+def test_the_exit_code_stands_where_standard_error_is_full(words, code, prepare):
     """Of a wrong argument, of a full standard output and of Ctrl-C."""
-    program = (
-        "import sys; from hpcfl import signals; from hpcfl.cli import main as cli\n"
-        "signals.exit_on_interrupt()\n"
-    )
-    if interrupted:
-        program += (
-            "import os, signal\n"
-            "def stop(_): os.kill(os.getpid(), signal.SIGINT)\n"
-            "cli.COMMANDS['list'] = stop\n"
-        )
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", f"{program}sys.exit(cli.main())", *words],
-            cwd=tmp_path, stdout=full, stderr=full, check=False,
-        )  # fmt: skip
-    assert done.returncode == code
+    assert finish(1, *words, prepare=prepare) == (code, "", "")

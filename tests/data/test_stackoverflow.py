@@ -2,11 +2,8 @@
 
 import os
 import signal
-import subprocess
-import sys
 import tarfile
 from dataclasses import replace
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -19,6 +16,7 @@ from hpcfl.data.sources import stackoverflow
 from hpcfl.data.sources.stackoverflow import StackOverflow
 from hpcfl.data.split import partition_examples
 from hpcfl.errors import DataError, DiskError, JobError
+from tests.forked import python
 from tests.long_form import LONG
 
 COUNTS = "the 9\ncat 7\nsat 3\n. 2\nunused 1\n"
@@ -157,15 +155,13 @@ StackOverflow(root=sys.argv[1], **keys).prepare(track)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 2, 3, 4] if LONG else [2, 4])
-def test_a_killed_preparation_goes_on(root, after):
+def test_a_killed_preparation_goes_on(root, after, tmp_path):
     config(root).prepare(quiet)
     whole = (root / NAME).read_bytes()
     (root / NAME).unlink()
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(root), str(after)], env=environment, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    assert python(1, script, root, after).returncode == -signal.SIGKILL
     part = root / (NAME + ".part")
     with h5py.File(part, "r") as file:
         assert file["done"][()].tolist() == [min(after, 3), max(after - 3, 0)]

@@ -3,13 +3,11 @@
 A flipped bit in the numbers themselves is no damage that a reader could see.
 """
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.forked import python
 from tests.hostile.damage import damaged, ends_well, many
 from tests.hostile.files import HDF5, PLAIN
 
@@ -35,10 +33,5 @@ def test_any_damage_ends_in_a_line(case, tmp_path):
 @pytest.mark.parametrize("case", HDF5, ids=lambda case: case.__name__)
 def test_any_damage_to_hdf5_ends_in_a_line(case, tmp_path):
     """In a process of its own, with more time of the processor than it ever needs."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile.play_hdf5", case.__name__, tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    ended = python(1, "-m", "tests.hostile.play_hdf5", case.__name__, tmp_path)
+    assert ended.returncode == 0, ended.stderr[-3000:]

@@ -262,9 +262,9 @@ def fixed(monkeypatch):
     monkeypatch.setattr(status, "time", clock)
     monkeypatch.setattr(watch, "time", clock)
     monkeypatch.setattr(facts, "time", clock)
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    deterministic = torch.get_deterministic_debug_mode()
     yield
-    torch.use_deterministic_algorithms(deterministic)
+    torch.set_deterministic_debug_mode(deterministic)
 
 
 @pytest.mark.usefixtures("fixed")

@@ -8,6 +8,7 @@ from hpcfl.algorithms import ALGORITHMS
 from hpcfl.cli.check import describe
 from hpcfl.job.schema import load
 from tests.jobs.every import JOBS, ROOT, SWEEPS, name, sweep
+from tests.long_form import LONG
 
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sh"))
 KIND = ("data", "model", "cohort", "algorithm")
@@ -38,11 +39,15 @@ def test_a_demo_on_quadratics_is_of_the_method_of_its_name():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SWEEPS, ids=name)
 def test_every_run_of_a_sweep_passes_the_check(path):
-    """Each is checked as it is read; a summary is made of each kind, whatever rates and seeds."""
+    """Each is checked as it is read; a summary is made of each kind, whatever rates and seeds.
+
+    CI makes that of the first kind and of the last one.
+    """
     points = sweep(path).points
     assert len(points) > 1
     kinds = {repr([point.loaded.tree[key] for key in KIND]): point for point in points}
-    for point in kinds.values():
+    described = list(kinds.values())
+    for point in described[:: 1 if LONG else max(1, len(described) - 1)]:
         assert describe(point.loaded, data=False)
 
 

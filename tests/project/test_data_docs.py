@@ -3,13 +3,12 @@
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hpcfl.data import SOURCES
+from tests.forked import python
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "data"
@@ -43,14 +42,12 @@ def test_your_own(tmp_path):
         (tmp_path / name).write_text(text)
     commands = re.findall(r"^    \$ (?:PYTHONPATH=\. )?(.+)", page, re.MULTILINE)
     assert len(commands) == 6
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
     for command in commands:
         program, *arguments = shlex.split(command)
-        start = [sys.executable, *(["-m", "hpcfl"] if program == "hpcfl" else [])]
-        done = subprocess.run(
-            [*start, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
+        words = ["-m", "hpcfl", *arguments] if program == "hpcfl" else arguments
+        ended = python(1, *words, env={"PYTHONPATH": path}, folders=[tmp_path])
+        assert ended.returncode == 0, ended.stderr
     for run in ("arrays", "sensors"):
         assert '"test_accuracy"' in (tmp_path / "runs" / run / "log.jsonl").read_text()
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,10 @@ def texts():
             yield re.sub(r"\$\(\(.*?\)\)|\$\{[^}]*\}|\$[\w*]+", "\n", text)
 
 
-SAID = "\n".join(["", *{text for text in texts() if text.strip()}, ""])
+@cache
+def source():
+    """All of them, a line each."""
+    return "\n".join(["", *{text for text in texts() if text.strip()}, ""])
 
 
 def fixed(message):
@@ -73,7 +77,8 @@ def fixed(message):
 def stands(part):
     """Whether a text holds it, or one ends and another begins with it: they are put together."""
     halves = ((part[:cut], part[cut:]) for cut in range(1, len(part)))
-    return part in SAID or any(f"{a}\n" in SAID and f"\n{b}" in SAID for a, b in halves)
+    said = source()
+    return part in said or any(f"{a}\n" in said and f"\n{b}" in said for a, b in halves)
 
 
 def absent(message):

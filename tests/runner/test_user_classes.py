@@ -1,9 +1,7 @@
 """Classes of the user's own: what is wrong with them costs one line with their file and line."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from hpcfl.models.losses import squared
 from hpcfl.runner import preflight
 from hpcfl.runner.components import build_components
 from hpcfl.runner.preflight import try_algorithm, try_classes
+from tests.forked import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -622,18 +621,10 @@ hpcfl.run({job!r}, ["algorithm={{name: __main__.Mine}}"], out={out!r})
 def test_a_class_of_a_script_runs_and_is_warned_of(tmp_path, job, refused):
     script, out = tmp_path / "script.py", tmp_path / "run"
     script.write_text(NOTEBOOK.format(job=str(job), out=str(out)))
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, script],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    warned = [
-        line for line in (done.stdout + done.stderr).splitlines() if "Mine is a class" in line
-    ]
+    ended = python(1, script)
+    assert ended.returncode == 0, ended.stderr
+    said = (ended.stdout + ended.stderr).splitlines()
+    warned = [line for line in said if "Mine is a class" in line]
     assert len(warned) == 1, warned
     assert "algorithm.name: __main__.Mine is a class of this script or notebook" in warned[0]
     assert "put it into a module" in warned[0]
