@@ -18,7 +18,7 @@ RANKS := tests/golden tests/faults tests/parallel
 BFLOAT16 := tests/runner/test_device.py tests/models tests/local/test_autocast.py \
   tests/local/test_gradient.py tests/local/test_block_gradients.py tests/jobs/test_miniatures.py
 
-.PHONY: help install quickstart check format test suites processes unit slow avx2 ranks \
+.PHONY: help install quickstart check docs format test suites processes unit slow avx2 ranks \
   slurm long clean
 
 help:  ## Show this list
@@ -33,7 +33,7 @@ $(STAMP): setup.py constraints.txt
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0 setuptools
 	$(BIN)/pip install --quiet -c constraints.txt --use-pep517 --no-build-isolation \
-	  -e '.[mpi,demo,huggingface,test,dev]'
+	  -e '.[mpi,demo,huggingface,test,dev,docs]'
 	touch $@
 
 # mpirun hands its ranks a pipe for stderr; on a terminal rich is told that it may draw its bar.
@@ -56,6 +56,9 @@ check: $(STAMP)  ## Style, types, import rules, shell scripts
 	$(BIN)/shellcheck .ci/run $(wildcard slurm/*.sh tests/*/*.sh)
 	$(BIN)/yamllint --strict .
 	$(BIN)/codespell
+
+docs: $(STAMP)  ## Build the site into site/; a dead link is an error
+	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going --fresh-env docs site
 
 format: $(STAMP)  ## Let ruff repair what it can
 	$(BIN)/ruff check --fix .
@@ -93,4 +96,4 @@ slurm: $(STAMP)  ## Tests on a Slurm of their own
 	$(BIN)/pytest -q tests/slurm
 
 clean:  ## Remove .venv and the caches of the tools
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

@@ -64,5 +64,6 @@ setup(
             "pre-commit>=4.0,<5",
             "pre-commit-hooks>=6.0,<7",
         ],
+        "docs": ["sphinx>=9.0,<10", "furo>=2025.9", "myst-parser>=5.0,<6"],
     },
 )

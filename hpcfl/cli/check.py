@@ -12,7 +12,7 @@ from rich.box import ASCII2
 from rich.filesize import decimal
 from rich.table import Table
 
-from hpcfl.cli.listing import multiples, written
+from hpcfl.cli.listing import multiples
 from hpcfl.data.base import Dataset
 from hpcfl.data.fingerprints import Digests, Fingerprints
 from hpcfl.data.inputs import shown
@@ -21,6 +21,7 @@ from hpcfl.data.split import effective_partition, partition_examples
 from hpcfl.engine.schema import traffic
 from hpcfl.errors import JobError
 from hpcfl.io.table import render_tables
+from hpcfl.job.description import written
 from hpcfl.job.schema import Job, Loaded, resolve_for_population
 from hpcfl.models.base import TORCHVISION
 from hpcfl.report.plots import plot_partition

@@ -1,14 +1,12 @@
-"""List the algorithms, data, models and tasks of a job, from the classes' JSON schemas."""
+"""List the keys of a job, and the algorithms, data, models and tasks that it can name."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import is_dataclass
 from functools import partial
 from shutil import get_terminal_size
-from typing import Any, get_args
+from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 from rich.box import ASCII2
 from rich.table import Table
 
@@ -21,18 +19,19 @@ from hpcfl.data.partition import Partition
 from hpcfl.engine.schema import dry_round, nbytes, traffic
 from hpcfl.errors import JobError
 from hpcfl.io.table import render_tables
+from hpcfl.job.description import REQUIRED, kinds, settings, summary
 from hpcfl.job.registry import suggestion
+from hpcfl.job.schema import SECTIONS, Job
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 
-_ABSENT = object()  # the default of a field that is required
 NARROWEST, WIDEST = 80, 100  # columns of a table
 SIZE = 1_000_000  # parameters in the dry round: scalars that are sent along round to nothing
 
 
 def listing(what: str | None = None) -> str:
-    """Every algorithm, data set, partition, cohort, model and task, with its settings.
+    """The job's sections, every algorithm, data set, partition, cohort, model and task, with keys.
 
     Args:
         what: one of these alone: a kind of thing ("algorithms", ...) or a name ("fedmim").
@@ -41,23 +40,24 @@ def listing(what: str | None = None) -> str:
         JobError: nothing is called so.
     """
     what = what.lower() if what else None
-    kinds: dict[str, tuple[Callable[[Mapping[str, Any]], Table], Mapping[str, Any]]] = {
+    tables_of: dict[str, tuple[Callable[[Mapping[str, Any]], Table], Mapping[str, Any]]] = {
+        "job": (partial(_sections, "section of a job"), {"(top level)": Job, **SECTIONS}),
         "algorithms": (_algorithms, ALGORITHMS),
         "data": (partial(_sections, "data.kind", base=DataConfig), SOURCES),
-        "partitions": (partial(_sections, "data.partition.kind"), _kinds(Partition)),
-        "cohorts": (partial(_sections, "cohort.kind"), _kinds(CohortConfig)),
+        "partitions": (partial(_sections, "data.partition.kind"), kinds(Partition)),
+        "cohorts": (partial(_sections, "cohort.kind"), kinds(CohortConfig)),
         "models": (partial(_sections, "model.name", base=ModelConfig), MODELS),
         "tasks": (_tasks, TASKS),
     }
     tables: list[Table] = []
-    for kind, (table, known) in kinds.items():
+    for kind, (table, known) in tables_of.items():
         chosen = known if what in (None, kind) else {n: c for n, c in known.items() if n == what}
         if chosen:
             tables.append(table(chosen))
     if not tables:
-        names = [*kinds, *(name for _, known in kinds.values() for name in known)]
+        names = [*tables_of, *(name for _, known in tables_of.values() for name in known)]
         raise JobError(
-            f"list: found {what}, expected one of {', '.join(kinds)}, or a name listed there"
+            f"list: found {what}, expected one of {', '.join(tables_of)}, or a name listed there"
             f"{suggestion(str(what), names)}"
         )
     return render_tables(*tables, width=min(max(get_terminal_size().columns, NARROWEST), WIDEST))
@@ -109,18 +109,8 @@ def _sections(key: str, known: Mapping[str, type[Any]], base: type[Any] | None =
     return table
 
 
-def _kinds(union: Any) -> dict[str, type[Any]]:
-    """The members of a union of sections, by their ``kind``."""
-    return {cls.kind: cls for cls in get_args(get_args(union)[0])}
-
-
 def _summary(cls: type[Any]) -> str:
-    return (
-        inspect.cleandoc(cls.__doc__ or "")
-        .partition("\n\n")[0]
-        .replace("\n", " ")
-        .replace("``", "")
-    )
+    return summary(cls).replace("``", "")
 
 
 def _reference(cls: type[Any]) -> str:
@@ -131,81 +121,9 @@ def _reference(cls: type[Any]) -> str:
 
 
 def _settings(cls: type[Any], base: type[Any] | None = None) -> Iterable[str]:
-    """A line for every field that ``base`` lacks: its name, default, type and description.
-
-    A field of ``base`` whose default is another here has a line, too.
-    """
-    common = _properties(base) if base else {}
-    for name, field in _properties(cls).items():
-        same = name in common and common[name].get("default", _ABSENT) == field.get(
-            "default", _ABSENT
-        )
-        if name != "kind" and not same:
-            note = f": {field['description']}" if "description" in field else ""
-            yield f"- {name}{_default(field)} ({_type(field)}){note}"
-
-
-_schemas: dict[type[Any], dict[str, dict[str, Any]]] = {}
-
-
-def _properties(cls: type[Any]) -> dict[str, dict[str, Any]]:
-    """The JSON schema of every field of a section, described by the docstring below it."""
-    if cls in _schemas:  # many classes have the same parents, and a schema takes milliseconds
-        return _schemas[cls]
-    properties: dict[str, dict[str, Any]] = TypeAdapter(cls).json_schema()["properties"]
-    for field in properties.values():
-        if "description" in field:
-            first = field["description"].partition("\n\n")[0]
-            field["description"] = " ".join(first.replace("``", "").split())
-    # Pydantic reads only the docstrings of the class itself, not those of inherited fields.
-    for parent in filter(is_dataclass, cls.__mro__[1:]):
-        for name, field in _properties(parent).items():
-            if "description" in field:
-                properties[name].setdefault("description", field["description"])
-    return _schemas.setdefault(cls, properties)
-
-
-def _default(field: Mapping[str, Any]) -> str:
-    if "default" not in field:
-        return ", required"
-    return "" if field["default"] is None else f" = {written(field['default'])}"
-
-
-def written(value: Any) -> str:
-    """A setting as a job writes it: true, [0.6, 0.3]."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(written, value))}]"
-    return str(value).lower() if isinstance(value, bool) else f"{value}"
-
-
-def _type(field: Mapping[str, Any]) -> str:
-    """A JSON schema as a user reads it: "number > 0", "zero | shared | random"."""
-    if "anyOf" in field:
-        kinds = (_type(kind) for kind in field["anyOf"] if kind.get("type") != "null")
-        return " | ".join(dict.fromkeys(kinds))
-    if "enum" in field or "const" in field:
-        return " | ".join(map(str, field.get("enum", [field.get("const")])))
-    if "type" not in field:  # a reference to another section, or to one of several
-        return "section"
-    if field["type"] == "array":
-        return f"list of {_type(field['items'])}"
-    bounds = (
-        f"{sign} {'2^63' if field[key] == 2**63 else field[key]}"
-        for key, sign in _BOUNDS.items()
-        if key in field
-    )
-    return f"{_WORDS[field['type']]} {', '.join(bounds)}".rstrip()
-
-
-_BOUNDS = {
-    "exclusiveMinimum": ">",
-    "minimum": ">=",
-    "exclusiveMaximum": "<",
-    "maximum": "<=",
-}
-_WORDS = {
-    "boolean": "true | false",
-    "integer": "whole number",
-    "number": "number",
-    "string": "text",
-}
+    """A line for every key of a section that ``base`` lacks: name, default, values, meaning."""
+    for key in settings(cls, base):
+        given = "" if key.default is None else f" = {key.default}"
+        default = ", required" if key.default == REQUIRED else given
+        meaning = f": {key.meaning.replace('``', '')}" if key.meaning else ""
+        yield f"- {key.name}{default} ({key.values}){meaning}"

@@ -95,7 +95,12 @@ def _add_bench(commands: Any) -> None:
     sums.add_argument(
         "--sizes", type=_count, nargs="+", help="parameters (default 800000 4000000 25000000)"
     )
-    sums.add_argument("--backend", choices=["auto", "mpi", "gloo"], default="auto")
+    sums.add_argument(
+        "--backend",
+        choices=["auto", "mpi", "gloo"],
+        default="auto",
+        help="as comm.backend in a job (default: auto)",
+    )
     sums.set_defaults(command="bench reduce")
     executors = bench.add_parser("executor", help="a local step alone and in blocks of clients")
     executors.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
@@ -108,7 +113,7 @@ def _add_bench(commands: Any) -> None:
     )
     states.add_argument("--gib", type=_size, default=1.0, help="GiB of states (default: 1)")
     states.set_defaults(command="bench store")
-    peers = bench.add_parser("peers", help="pfl-research's own benchmark, beside pfl itself")
+    peers = bench.add_parser("peers", help="the benchmark of pfl-research, beside pfl itself")
     peers.add_argument(
         "--model", choices=("cnn", "lenet", "resnet20"), default="cnn", help="(default: pfl's cnn)"
     )
@@ -238,7 +243,12 @@ def _add_data(commands: Any) -> None:
 
     show = data.add_parser("show", help="the examples of each client: classes, sizes")
     _add_job(show)
-    show.add_argument("--plot", type=Path, default=Path("partition.png"), help=".png, .pdf or .svg")
+    show.add_argument(
+        "--plot",
+        type=Path,
+        default=Path("partition.png"),
+        help=".png, .pdf or .svg (partition.png)",
+    )
     show.set_defaults(command="data show")
 
     split = data.add_parser("export-split", help="the client of each training example, as a file")
@@ -263,7 +273,7 @@ def _add_plan_and_list(commands: Any) -> None:
     plan.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg, with --scale")
     plan.set_defaults(command="plan")
 
-    listing = commands.add_parser("list", help="algorithms, data, models, tasks")
+    listing = commands.add_parser("list", help="keys of a job, algorithms, data, models, tasks")
     listing.add_argument("what", nargs="?", help="algorithms, data, ..., or a name (default: all)")
     listing.set_defaults(command="list")
 
@@ -272,7 +282,12 @@ def _add_report(commands: Any) -> None:
     """The command that compares runs."""
     report = commands.add_parser("report", help="a table and a plot of runs")
     report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
-    report.add_argument("--format", choices=["table", "csv", "markdown", "latex"], default="table")
+    report.add_argument(
+        "--format",
+        choices=["table", "csv", "markdown", "latex"],
+        default="table",
+        help="of the output (default: table)",
+    )
     report.add_argument(
         "--layout",
         choices=["runs", "seeds", "paper", "hours"],

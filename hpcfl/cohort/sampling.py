@@ -56,6 +56,7 @@ class Bernoulli(Section):
 
     kind: Literal["bernoulli"] = "bernoulli"
     p: Fraction
+    """The probability with which a client takes part in a round."""
 
     def participation(self, population: int) -> float:
         """C, the configured participation."""
@@ -88,6 +89,7 @@ class Replay(Section):
 
     kind: Literal["replay"] = "replay"
     rounds: tuple[tuple[int, ...], ...] | None = None
+    """The clients of each round, counted from 0."""
     path: PathText | None = None
     """A JSON file with the same list, instead of ``rounds``."""
 

@@ -26,7 +26,8 @@ class Coloured(DataConfig):
     """Images whose colours may differ from client to client."""
 
     colour: Colour | None = None
-    """Change the colours of each client's images: ``{brightness: b, saturation: s}``."""
+    """Change the colours of each client's images: with ``{brightness: b, saturation: s}`` a client
+    has factors that are uniform in 1 - b to 1 + b, and in 1 - s to 1 + s."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

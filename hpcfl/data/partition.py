@@ -90,6 +90,7 @@ class Dirichlet(Section):
     q ~ Dir(alpha, ..., alpha) (FedCM, appendix C.1). With ten equal classes alpha 0.06 of the
     symmetric form is alpha 0.6 of the other."""
     seed: Seed | None = None
+    """The seed of the split; the job's when absent."""
 
     def __post_init__(self) -> None:
         if self.form == "symmetric" and self.alpha == 0:
@@ -179,6 +180,7 @@ class Similarity(Section):
     percent: Percent
     """Percentage of the data that is divided at random: 0 is one shard each, 100 is iid."""
     seed: Seed | None = None
+    """The seed of the split; the job's when absent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +189,7 @@ class Natural(Section):
 
     kind: Literal["natural"] = "natural"
     seed: Seed | None = None
+    """The seed of the draw of clients; the job's when absent."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ class Diagnostics(Section):
     """How much the clients' full gradients differ: a pass over the cohort's data, unless the
     algorithm computes these gradients anyway."""
     cosine: bool = False
-    """Of this round's update and the last one's; keeps one more model."""
+    """The cosine between this round's update and the last one's; keeps one more model."""
     every: Count = 1
     """Measure every so many rounds."""
 

@@ -16,7 +16,7 @@ from hpcfl.io.memory import allocated_memory, resident_memory
 from hpcfl.types import Record
 
 PHASES = ("sample", "read", "compute", "reduce", "wait", "update", "write", "evaluate")
-"""The phases of a round, see "The log" in the README."""
+"""The phases of a round, as docs/reference/log.md explains them."""
 # After these the load of a rank is counted from zero: the ranks have just synchronised, or a round
 # begins.
 _SYNCHRONISED = ("reduce", "evaluate", "write")

@@ -60,6 +60,7 @@ class Store(Section):
     """Where client states are stored."""
 
     kind: Literal["hdf5", "memory"] = "hdf5"
+    """hdf5: in files, with a cache in memory; memory: in memory, written at checkpoints only."""
     cache_gib: NonNegative = 1.0
     """Host memory per rank for states and the objects that hold them, in GiB."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -77,6 +78,7 @@ class CommConfig(Section):
     """How ranks communicate."""
 
     backend: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
+    """auto: NCCL where ranks have GPUs, MPI on CPUs (Gloo under torchrun), none for one rank."""
     timeout_s: Positive = 600.0
     """Seconds that a rank waits for the others; then the run ends, and names the missing rank."""
 
@@ -114,19 +116,31 @@ class Job(Section):
     """Everything that determines a run."""
 
     task: str | None = None
+    """A data set and a model by one name; keys of ``data`` and ``model`` override its own."""
     data: DataConfig
+    """The data set, and its partition into clients; may be left out where ``task`` is given."""
     model: ModelConfig
+    """The model; may be left out where ``task`` is given."""
     cohort: CohortConfig
+    """How the clients of each round are drawn."""
     algorithm: Algorithm
+    """The method, and its hyperparameters."""
     local: Local
+    """The clients' local training."""
     weights: Literal["examples", "uniform"] = "examples"
     """Aggregation weights: p_i = n_i / sum n, or 1 / |S|."""
     precision: Precision = "float32"
+    """bf16: autocast, slow on a CPU without instructions for it; tf32: on a GPU only."""
     rounds: Count
+    """T, the rounds of the run."""
     evaluate: Evaluate = field(default_factory=Evaluate)
+    """When the model is evaluated, and by which scores."""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    """Measurements of the clients' updates."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    """When checkpoints are written, and how many are kept."""
     seed: Seed = 0
+    """Every random draw of the run follows from it."""
     executor: ExecutorName = "sequential"
     """One client after the other, many at once, or whichever is found faster before round 1."""
     block_size: Count | None = None
@@ -134,17 +148,34 @@ class Job(Section):
     threads: Count = 1
     """Threads of one rank on the CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where ranks compute; auto: on GPUs where there are any."""
     reduction: Literal["exact", "fast"] = "exact"
+    """exact: the same bits on any number of ranks; fast: one float all-reduce, whose last bits
+    depend on the ranks."""
     balance: Literal["owner", "steal"] = "owner"
     """owner: a client's rank trains it; steal: ranks with more work hand clients to others."""
     store: Store = field(default_factory=Store)
+    """Where client states are stored, and as what."""
     comm: CommConfig = field(default_factory=CommConfig)
+    """How ranks communicate, and how long they wait for each other."""
     log: Log = field(default_factory=Log)
+    """What is logged besides ``log.jsonl``."""
 
     def local_lr(self, round: int) -> float:
         """Eta of a round, counted from zero."""
         return self.local.lr_of_round(round, self.rounds)
 
+
+SECTIONS: Mapping[str, type[Section]] = {
+    "local": Local,
+    "evaluate": Evaluate,
+    "diagnostics": Diagnostics,
+    "checkpoint": Checkpoint,
+    "store": Store,
+    "comm": CommConfig,
+    "log": Log,
+}
+"""The sections of a job that have one class each; the others name theirs."""
 
 # The job less the sections whose class is chosen by name.
 _REST = make_dataclass(
@@ -221,7 +252,7 @@ def typed(file: JobFile, name: str) -> Loaded:
 
 
 # The largest values of keys; with larger ones a run would never end, or need all memory.
-_MOST: Mapping[Key, float] = {
+LARGEST: Mapping[Key, float] = {
     ("rounds",): 1_000_000,  # all cohorts are drawn before round 1
     ("local", "epochs"): 1_000_000,
     ("local", "steps"): 1_000_000_000,
@@ -235,7 +266,7 @@ _MOST: Mapping[Key, float] = {
     ("data", "partition", "exponent"): 1e6,
     ("data", "partition", "sigma"): 1e6,
 }
-_LEAST: Mapping[Key, float] = {("comm", "timeout_s"): 0.001}
+SMALLEST: Mapping[Key, float] = {("comm", "timeout_s"): 0.001}
 _LARGEST_WHOLE = 2**63 - 1
 
 
@@ -255,10 +286,10 @@ def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
         if not isinstance(value, int | float):
             continue
         where = f"{file.where(path)}: {'.'.join(map(str, path))}"
-        most = _MOST.get(path, _LARGEST_WHOLE if isinstance(value, int) else value)
+        most = LARGEST.get(path, _LARGEST_WHOLE if isinstance(value, int) else value)
         if value > most:
             raise JobError(f"{where}: found {shown(value)}, expected a number of at most {most}")
-        if value < (least := _LEAST.get(path, value)):
+        if value < (least := SMALLEST.get(path, value)):
             raise JobError(f"{where}: found {shown(value)}, expected a number of at least {least}")
 
 

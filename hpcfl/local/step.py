@@ -27,7 +27,8 @@ class Local(Section):
     lr: Positive
     """eta, the local learning rate of round 0."""
     schedule: Literal["exponential", "cosine"] = "exponential"
-    """How the learning rate falls: by lr_decay a round, or along half a cosine to 0 at the end."""
+    """The learning rate of round t = 0, 1, ... of T: lr lr_decay^t, or with cosine
+    lr (1 + cos(pi t / T)) / 2."""
     lr_decay: Fraction = 1.0
     """Factor on the learning rate from each round to the next; 1 is a constant rate."""
     epochs: Count | None = None

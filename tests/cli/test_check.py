@@ -392,7 +392,7 @@ def test_a_default_that_is_not_the_common_one(hpcfl):
 
 def test_a_name_that_is_not_in_the_catalogue(refused):
     line = refused("list", "fedmin")
-    assert "found fedmin, expected one of algorithms, data, partitions, cohorts, models" in line
+    assert "found fedmin, expected one of job, algorithms, data, partitions, " in line
     assert line.endswith("did you mean fedmim?")
 
 

@@ -1,4 +1,4 @@
-"""The table of algorithms in README.md has the numbers that the dry round finds."""
+"""The table of docs/reference/algorithms.md has the numbers that the dry round finds."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| (`[^|]*`) \| ([^|]* / [^|]*) \| ([01]) \|", re.MULTILINE)
 ROWS = [
     (name, sent, int(kept))
-    for names, all_sent, kept in ROW.findall((ROOT / "README.md").read_text())
+    for names, all_sent, kept in ROW.findall((ROOT / "docs/reference/algorithms.md").read_text())
     for known in [re.findall("`([a-z_]+)`", names)]
     for name, sent in zip(known, (all_sent.split(", ") * len(known))[: len(known)], strict=True)
 ]

@@ -10,19 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.parallel.harness import environment, find_mpirun
+from tests.project.pages import blocks, commands
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/extending.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-FILES = [block for kind, block in BLOCKS if kind and block.startswith("# ")]
-SESSIONS = "".join(block for kind, block in BLOCKS if not kind)
-
-
-def commands():
-    """Each command of the page, and the lines that follow it."""
-    for part in SESSIONS.split("$ ")[1:]:
-        command, *said = part.splitlines()
-        yield command, said
+FILES = [block for kind, block in blocks(PAGE) if kind and block.startswith("# ")]
 
 
 def stands_in(line, text):
@@ -67,7 +59,7 @@ def shell(folder, hpcfl):
 
 @pytest.mark.slow
 def test_the_page_runs_as_printed(folder, shell):
-    given = list(commands())
+    given = list(commands(PAGE))
     assert given.pop(0) == ("export PYTHONPATH=.", [])
     assert len(given) == 17
     for command, said in given:

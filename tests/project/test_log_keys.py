@@ -1,4 +1,4 @@
-"""The README's table of the log has exactly the keys that a run writes."""
+"""The table of docs/reference/log.md has exactly the keys that a run writes."""
 
 import re
 from pathlib import Path
@@ -9,13 +9,13 @@ from tests.algorithms.play import play, softmax_problem, tree
 
 pytestmark = pytest.mark.usefixtures("own_process")
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/log.md"
 ON_SEVERAL_RANKS, ON_A_GPU = {"busy_s", "imbalance"}, {"device_bytes"}
 
 
 def test_the_table_of_the_log_is_complete(tmp_path):
     """Of a plain run; tests/parallel holds those of several ranks to be there."""
-    table = README.read_text().split("## The log")[1].split("## ")[0]
+    table = PAGE.read_text().split("## Keys of the log")[1].split("## ")[0]
     named = [
         key for row in re.findall(r"^\| (`.+?) \|", table, re.M) for key in row.split("`")[1::2]
     ]

@@ -13,6 +13,7 @@ FIRST = [
     "hpcfl/local/sequential.py",
 ]
 ENGINE_LINES = 150
+README_WORDS = 1200
 
 
 def lines(path):
@@ -26,6 +27,10 @@ def test_the_first_five_files_exist(path):
 
 def test_they_are_read_in_an_hour():
     assert sum(map(lines, FIRST)) <= 500
+
+
+def test_the_readme_is_one_page():
+    assert len((ROOT / "README.md").read_text().split()) <= README_WORDS
 
 
 def test_the_engine_keeps_its_budget():

@@ -65,7 +65,7 @@ class Cifar(Coloured):
     layout: ClassVar[Layout]
 
     root: PathText = "data"
-    """The folder that holds the official folder or an .npz: see README.md."""
+    """The folder that holds the official folder or an .npz: see docs/data/README.md."""
     download: bool = False
     """Fetch the official files into root if they are missing, as `hpcfl data prepare` does."""
     augment: bool = True

@@ -1,0 +1,123 @@
+"""Describe the keys of a job's sections, as `hpcfl list` and the reference pages show them.
+
+Everything is read from the sections' classes: names, types and defaults from their JSON schemas,
+meanings from the docstrings below their fields.
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any, NamedTuple, get_args
+
+from pydantic import TypeAdapter
+
+_ABSENT = object()  # the default of a field that is required
+REQUIRED = "required"
+
+
+class Setting(NamedTuple):
+    """One key of a section."""
+
+    name: str
+    default: str | None
+    """As a job writes it; "required"; None where the key may be absent."""
+    values: str
+    """The type and the range: "number > 0", "zero | shared | random"; "section" for a mapping."""
+    meaning: str
+    """A sentence with code between double backticks; empty where the class says nothing."""
+
+
+def settings(cls: type[Any], base: type[Any] | None = None) -> list[Setting]:
+    """The keys of a section's class that ``base`` lacks, or to which it gives another default.
+
+    A ``kind`` with one value is the name of the class, and no key.
+    """
+    common = _properties(base) if base else {}
+    return [
+        Setting(name, _default(field), _values(field), field.get("description", ""))
+        for name, field in _properties(cls).items()
+        if not (name == "kind" and "const" in field) and not _same_default(field, common.get(name))
+    ]
+
+
+def summary(cls: type[Any]) -> str:
+    """The first paragraph of the class's docstring, in one line."""
+    return inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def kinds(union: Any) -> dict[str, type[Any]]:
+    """The members of a union of sections, by their ``kind``."""
+    return {cls.kind: cls for cls in get_args(get_args(union)[0])}
+
+
+def written(value: Any) -> str:
+    """A setting as a job writes it: true, [0.6, 0.3]."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(written, value))}]"
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+_schemas: dict[type[Any], dict[str, dict[str, Any]]] = {}
+
+
+def _properties(cls: type[Any]) -> dict[str, dict[str, Any]]:
+    """The JSON schema of every field of a section, described by the docstring below it."""
+    if cls in _schemas:  # many classes have the same parents, and a schema takes milliseconds
+        return _schemas[cls]
+    schema = TypeAdapter(cls).json_schema()
+    properties: dict[str, dict[str, Any]] = schema["properties"]
+    for name, field in properties.items():
+        if name not in schema.get("required", ()):
+            field.setdefault("default", None)  # a section: its own keys have defaults
+        if "description" in field:
+            first = field["description"].partition("\n\n")[0]
+            field["description"] = " ".join(first.split())
+    # Pydantic reads only the docstrings of the class itself, not those of inherited fields.
+    for parent in filter(is_dataclass, cls.__mro__[1:]):
+        for name, field in _properties(parent).items():
+            if "description" in field:
+                properties[name].setdefault("description", field["description"])
+    return _schemas.setdefault(cls, properties)
+
+
+def _same_default(field: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
+    return other is not None and other.get("default", _ABSENT) == field.get("default", _ABSENT)
+
+
+def _default(field: Mapping[str, Any]) -> str | None:
+    if "default" not in field:
+        return REQUIRED
+    return None if field["default"] is None else written(field["default"])
+
+
+def _values(field: Mapping[str, Any]) -> str:
+    """A JSON schema as a user reads it: "number > 0", "zero | shared | random"."""
+    if "anyOf" in field:
+        options = (_values(kind) for kind in field["anyOf"] if kind.get("type") != "null")
+        return " | ".join(dict.fromkeys(options))
+    if "enum" in field or "const" in field:
+        return " | ".join(map(str, field.get("enum", [field.get("const")])))
+    if "type" not in field:  # a reference to another section, or to one of several
+        return "section"
+    if field["type"] == "array":
+        return f"list of {_values(field['items'])}"
+    bounds = (
+        f"{sign} {'2^63' if field[key] == 2**63 else field[key]}"
+        for key, sign in _BOUNDS.items()
+        if key in field
+    )
+    return f"{_WORDS[field['type']]} {', '.join(bounds)}".rstrip()
+
+
+_BOUNDS = {
+    "exclusiveMinimum": ">",
+    "minimum": ">=",
+    "exclusiveMaximum": "<",
+    "maximum": "<=",
+}
+_WORDS = {
+    "boolean": "true | false",
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+}

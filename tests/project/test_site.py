@@ -1,0 +1,88 @@
+"""The parts of the site that docs/generate.py writes from the program are complete."""
+
+import importlib.util
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcfl.algorithms import ALGORITHMS
+from hpcfl.job.schema import load
+from hpcfl.job.settings import flatten
+from tests.project.pages import blocks
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+ROW = re.compile(r"^\| \[?`([a-z_.]+)`(?:\]\(#\w+\))? \|(.*)\|(.*)\|(.*)\|$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def generate():
+    """docs/generate.py, which lies in no package."""
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def keys(generate):
+    """The rows of the page of keys: key, default, values and meaning."""
+    text = generate.fill((DOCS / "reference/keys.md").read_text())
+    return {key: [cell.strip() for cell in rest] for key, *rest in ROW.findall(text)}
+
+
+@pytest.mark.parametrize("page", ["quickstart.yaml", "cifar10/fedhbm_noniid.yaml"])
+def test_every_key_of_a_job_has_a_row(page, keys):
+    job = flatten(load(ROOT / "jobs" / page).tree)
+    named = {"data.kind", "data.partition.kind", "model.name", "cohort.kind", "algorithm.name"}
+    other = {"algorithm.beta", "algorithm.first", "algorithm.nesterov", "algorithm.participation"}
+    assert set(job) - named - other <= set(keys)
+
+
+def test_every_key_says_what_it_means(keys):
+    assert len(keys) > 80
+    assert not [key for key, (_, values, meaning) in keys.items() if not values or not meaning]
+
+
+def test_a_row_has_default_range_and_whether_it_may_change(keys):
+    assert keys["local.lr"][:2] == ["required", "number > 0"]
+    assert keys["checkpoint.every"][0] == "`500`"
+    assert keys["rounds"][1] == "whole number >= 1, &lt;= 1000000"
+    assert keys["evaluate"][0] == ""
+    assert keys["checkpoint.keep"][2].endswith("*May change at a resume.*")
+    assert "resume" not in keys["local.lr"][2] + keys["evaluate.batch_size"][2]
+
+
+def test_every_algorithm_and_command_has_a_heading(generate):
+    page = generate.fill((DOCS / "reference/algorithms.md").read_text())
+    assert set(re.findall(r"^### `(\w+)`$", page, re.MULTILINE)) == set(ALGORITHMS)
+    page = generate.fill((DOCS / "reference/commands.md").read_text())
+    headings = re.findall(r"^### `hpcfl ([a-z -]+)`$", page, re.MULTILINE)
+    rows = re.findall(r"^\| `hpcfl ([a-z -]+?)(?: [A-Z-].*)?` \|", page, re.MULTILINE)
+    assert len(headings) > 20
+    assert set(headings) == set(rows)
+
+
+def test_asterisks_are_no_emphasis(generate):
+    text = generate.fill((DOCS / "reference/keys.md").read_text())
+    assert r"LEAF's train/\*.json and test/\*.json" in text
+    assert generate._cell("a * ``b*``|`c*`") == r"a \* ``b*``\|`c*`"
+
+
+def test_the_example_of_an_algorithm_of_ones_own(tmp_path, monkeypatch, hpcfl):
+    page = (DOCS / "reference/algorithms.md").read_text()
+    ((_, example),) = [block for block in blocks(page) if block[0] == "python"]
+    (tmp_path / "mine.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    command = re.search(r"^    PYTHONPATH=\. hpcfl run (\S+) (.*)$", page, re.MULTILINE)
+    done = hpcfl("check", ROOT / command[1], *shlex.split(command[2]))
+    sys.modules.pop("mine", None)
+    assert done.code == 0, done.err
+
+
+def test_a_part_that_does_not_exist(generate):
+    with pytest.raises(KeyError, match="keyz"):
+        generate.fill("a\n<!-- generate: keyz -->\n")

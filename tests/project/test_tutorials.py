@@ -1,0 +1,145 @@
+"""README.md and docs/tutorials: their commands print what stands there.
+
+On one rank, also where a page says mpirun: tests/parallel compares numbers of ranks.
+"""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.project.pages import blocks, commands
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+FIRST_RUN = (ROOT / "docs/tutorials/first_run.md").read_text()
+QUADRATICS = (ROOT / "docs/tutorials/quadratics.md").read_text()
+INLINE = re.compile(r"`(hpcfl (?:run|status) [^`]+)`")
+INDENTED = re.compile(r"^    (\S.*)$", re.MULTILINE)
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
+PACE = re.compile(r"\S+ rounds/s +eta \S+")  # another one each time
+
+
+def parts(line):
+    """The texts and the numbers of a line that every machine prints alike."""
+    if line.startswith("|"):
+        line = line.rpartition("|")[0].rpartition("|")[0]  # the last column is the wall time
+    line = " ".join(PACE.sub("", line).split())
+    return NUMBER.split(line), [float(number) for number in NUMBER.findall(line)]
+
+
+def prints(expected, lines):
+    """Whether the line is among these, numbers up to 2 %: processors round differently."""
+    texts, numbers = parts(expected)
+    return any(
+        texts == other and numbers == pytest.approx(found, rel=0.02, abs=1e-12)
+        for other, found in map(parts, lines)
+    )
+
+
+def absent(expected, lines):
+    """Those of a page's lines that a command did not print, but for borders and dots."""
+    return [line for line in expected if line[:2] not in ("+-", "..") and not prints(line, lines)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "run round 60/100   7.5 rounds/s  eta 0:00:05  loss 0.51",
+        "run round 50/100   7.5 rounds/s  eta 0:00:05  loss 0.53",
+        "run round 50/100   7.5 rounds/s  eta 0:00:05  test_loss 0.5",
+    ],
+)
+def test_another_number_or_word_is_not_what_the_page_says(other):
+    line = "run round 50/100   9.5 rounds/s  eta 0:00:04  loss 0.5"
+    assert not absent(["...", line], ["", "run round 50/100 12 rounds/s eta 0:01:00 loss 0.501"])
+    assert absent(["...", line], [other]) == [line]
+    assert not absent(["+--+", "| a | 9 kB | 0.8 s |"], ["| a | 9 kB | 0:00:01 |"])
+    assert absent(["| a | 9 kB | 0.8 s |"], ["| a | 8 kB | 0.8 s |"])
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch, own_process, hpcfl):
+    """Run one of a page's commands of hpcfl: what it prints."""
+    (tmp_path / "jobs").symlink_to(ROOT / "jobs")
+    monkeypatch.chdir(tmp_path)
+
+    def run(command, code=0):
+        program, *words = shlex.split(command.removeprefix("mpirun -n 2 "))
+        assert program == "hpcfl", command
+        files = ((word, sorted(map(str, Path().glob(word)))) for word in words)
+        done = hpcfl(*(name for word, found in files for name in ("*" in word and found) or [word]))
+        assert done.code == code, (command, done.err)
+        return done.out + done.err
+
+    return run
+
+
+def test_the_readme_shows_what_the_first_run_shows():
+    """So what is tested there holds here, too."""
+    told = {block for _, block in blocks(FIRST_RUN)}
+    for language, block in blocks(README):
+        assert block in told or (not language and block.startswith("$ "))
+    assert set(map(repr, commands(README))) < set(map(repr, commands(FIRST_RUN)))
+
+
+def test_the_job_of_the_first_run_is_the_one_that_it_names():
+    ((_, shown),) = [block for block in blocks(FIRST_RUN) if block[0]]
+    job = (ROOT / "jobs/cifar10/fedhbm_noniid.yaml").read_text()
+    assert yaml.safe_load(shown) == yaml.safe_load(job)
+    uncommented = re.sub(r" +#.*", "", shown)
+    assert job.endswith(uncommented)
+
+
+@pytest.mark.slow
+def test_the_first_run(shell):
+    given = list(commands(FIRST_RUN))
+    assert len(given) == 4
+    start = given[0][0]
+    alone, status = INLINE.findall(FIRST_RUN)
+    assert alone == start.removeprefix("mpirun -n 2 ") + " --out runs/alone"  # so it is played here
+    for command, printed in given:
+        if command.startswith("hpcfl resume"):
+            compare_quickstart(shell)
+        lines = shell(command, code=2 if printed[0].startswith("JobError: ") else 0)
+        # Which ranks there are, and where, is another line on one rank.
+        where = [line for line in printed if "rank(s) by mpi" in line or line.startswith("2 ranks")]
+        assert len(where) == (2 if command == start else 0)
+        assert not absent([line for line in printed if line not in where], lines), command
+        for line in where[:1]:
+            method = line.partition("2 rank(s)")[0]
+            assert prints(method, [other.partition("1 rank(s)")[0] for other in lines])
+    assert any(line.endswith(": fedhbm, finished") for line in shell(status))
+
+
+def compare_quickstart(shell):
+    """Compare the page's table with the runs of `make quickstart`, of which one was just played."""
+    assert "make quickstart" in INDENTED.findall(FIRST_RUN)
+    makefile = (ROOT / "Makefile").read_text()
+    runs = re.search(r"^RUNS := (.*)$", makefile, re.MULTILINE)[1]
+    assert runs == "runs/quickstart-fedavg runs/quickstart-fedhbm"
+    assert "hpcfl run jobs/quickstart.yaml" in makefile
+    shell("hpcfl run jobs/quickstart.yaml 'algorithm={name: fedavg}' --out runs/quickstart-fedavg")
+    shutil.copytree("runs/quickstart", "runs/quickstart-fedhbm")
+    table = next(block for _, block in blocks(FIRST_RUN) if block.startswith("+-"))
+    assert not absent(table.splitlines(), shell(f"hpcfl report {runs}"))
+
+
+@pytest.mark.slow
+def test_the_quadratics(shell):
+    (loop, _), (report, table) = commands(QUADRATICS)
+    name, values, body = re.fullmatch(r"for (\w+) in (.+); do (.+); done", loop).groups()
+    for value in values.split():
+        shell(body.replace(f"${name}", value))
+    assert len(table) == 9
+    assert not absent(table, shell(report))
+    assert Path("runs/quadratics.png").stat().st_size
+
+    drift, sweep = INDENTED.findall(QUADRATICS)
+    lines = shell(drift)
+    assert Path("drift.png").stat().st_size
+    assert any(line.startswith("| scaffold ") for line in lines)
+    assert len(shell(f"{sweep} --dry-run")) > 20  # each a process: seconds
