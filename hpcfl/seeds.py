@@ -16,7 +16,7 @@ NO_CLIENT = -1  # for draws that belong to the server
 
 
 def key(seed: int, purpose: str, round: int = NO_ROUND, client: int = NO_CLIENT) -> int:
-    """A 63-bit number determined by the four arguments."""
+    """A 63-bit seed, determined by the four arguments, for torch's generators and for dropout."""
     return int.from_bytes(_digest(8, seed, purpose, round, client), "little") >> 1
 
 

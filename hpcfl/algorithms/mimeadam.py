@@ -14,9 +14,9 @@
 Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh. Breaking the Centralized Barrier for
 Cross-Device Federated Learning. NeurIPS 2021, algorithm 1. arXiv:2008.03606
 
-Departures: the form ``optimizer``, one whole step of Adam whose new moments are thrown away, is
-that of the public codes FedJAX and TFF.  The server's learning rate eta_g is ours (1 there).  With
-v0 = 0 the first round of the form ``fixed`` divides by eps alone.
+Departures: the form ``optimizer``, one whole step of Adam whose new moments are discarded,
+follows the public implementations in FedJAX and TFF.  The server's learning rate eta_g is ours (1
+there).  With v0 = 0 the first round of the form ``fixed`` divides by eps alone.
 """
 
 from dataclasses import dataclass
@@ -49,11 +49,11 @@ class MimeAdam(MimeFramework):
     """v before the first round, in every coordinate.  With 0 the form fixed divides by eps alone
     in round 1, so the eps of 1e-3 makes its steps a thousand times as long."""
     form: Literal["fixed", "optimizer"] = "fixed"
-    """A local step divides by the server's v, or, as a step of Adam, by one with its own gradient.
-    """
+    """fixed: local steps divide by the root of the server's v; optimizer: each is a whole step of
+    Adam, whose v has its own gradient too."""
     bias_correction: bool | None = None
-    """Correct both moments for their zero start; by default in the form optimizer, which alone can.
-    """
+    """Divide the moments by 1 - b^(t+1), as Adam does; by default in form optimizer, form fixed has
+    none."""
 
     def __post_init__(self) -> None:
         if self.form == "fixed" and self.bias_correction:

@@ -21,7 +21,7 @@ import torch
 
 from hpcfl.bench.reduce import means
 from hpcfl.bench.result import WIDTH, Measurement, Result
-from hpcfl.bench.single_rank import Engine, SingleRank, single_rank
+from hpcfl.bench.timed_rounds import BenchRun, TimedRounds, build_bench_run
 from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group
@@ -53,7 +53,7 @@ def bench_costs(job: Path, overrides: Sequence[str]) -> Result | None:
         tempfile.TemporaryDirectory() as name,
         ExitStack() as stack,
     ):
-        side = single_rank(loaded, Path(name), stack)
+        side = build_bench_run(loaded, Path(name), stack)
         size = work(side.components).parameters
         comm.barrier()
         figures = [*_rounds(side, Path(name), show_progress=comm.rank == 0), _tests(side)]
@@ -82,10 +82,10 @@ def report(costs: CostModel) -> str:
     )
 
 
-def _rounds(side: SingleRank, folder: Path, *, show_progress: bool) -> list[Measurement]:
+def _rounds(side: BenchRun, folder: Path, *, show_progress: bool) -> list[Measurement]:
     """The seconds of a step, of a client besides its steps, of a round besides its clients."""
     steps, run = work(side.components).steps, side.run
-    timed = _timed_rounds(Engine(run, 1), run.schedule.rounds)
+    timed = _timed_rounds(TimedRounds(run, 1), run.schedule.rounds)
     for _ in track(timed, "bench costs: rounds", thread=False) if show_progress else timed:
         pass
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -106,7 +106,7 @@ def _rounds(side: SingleRank, folder: Path, *, show_progress: bool) -> list[Meas
     ]
 
 
-def _timed_rounds(engine: Engine, rounds: int) -> Iterator[float]:
+def _timed_rounds(engine: TimedRounds, rounds: int) -> Iterator[float]:
     """Run rounds until they are enough; yield the seconds of each but the first, a warm-up."""
     engine()
     done, total_s = 1, 0.0
@@ -117,7 +117,7 @@ def _timed_rounds(engine: Engine, rounds: int) -> Iterator[float]:
         yield seconds
 
 
-def _tests(side: SingleRank) -> Measurement:
+def _tests(side: BenchRun) -> Measurement:
     """The seconds of one example of the test set."""
     components, tests = side.components, side.components.tests()
     meter = Meter(components.gradient(), components.dataset.loss)

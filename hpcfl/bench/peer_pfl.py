@@ -3,8 +3,9 @@
     python peer_pfl.py '{"model": "cnn", "precision": "float32", "users": 1000, "samples": 50,
                          "cohort": 50, "batch": 10, "rate": 0.1}'
 
-Images are random and in CIFAR-10's shape.  The script runs a round for each line of standard input,
-and writes its seconds as a line of JSON.  It does not import hpcfl, which that Python may lack: the
+Images are random and in CIFAR-10's shape.  The script first writes a line with the versions and the
+number of parameters.  Then it runs a round for each line of standard input, and writes its seconds
+as a line of JSON, {"wall_s", "cpu_s"}.  It does not import hpcfl, which that Python may lack: the
 models are written as pfl's users would write them, for its public interface.
 """
 

@@ -22,7 +22,7 @@ import numpy as np
 from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import Measurement, Result
 from hpcfl.bench.round import BareLoop
-from hpcfl.bench.single_rank import Engine, single_rank
+from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 
@@ -72,8 +72,8 @@ def bench_peers(python: Path | None, model: str = "cnn", turns: int = TURNS) -> 
         for precision in PRECISIONS:
             loaded = load(root / "job.yaml", [f"precision={precision}"])
             (folder := root / precision).mkdir()
-            components, run, _ = single_rank(loaded, folder, stack)
-            engine = Engine(run, 1, process_time)
+            components, run, _ = build_bench_run(loaded, folder, stack)
+            engine = TimedRounds(run, 1, process_time)
             bare = BareLoop(components, run, 1, process_time)
             pfl = stack.enter_context(
                 _pfl(peer, {"model": model, "precision": precision, **work._asdict()})

@@ -21,7 +21,7 @@ from torch import Tensor
 from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import WIDTH, Measurement, Result
 from hpcfl.bench.round import built_in_jobs
-from hpcfl.bench.single_rank import Engine, single_rank
+from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
 from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
 from hpcfl.comm.exact import Exact
@@ -171,5 +171,7 @@ def _lenet() -> tuple[int, float]:
     Each rank measures alone, all at the same time, so that they share the processor as in a run.
     """
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        engine = Engine(single_rank(built_in_jobs(Path(name))[1], Path(name), stack).run, 1)
+        engine = TimedRounds(
+            build_bench_run(built_in_jobs(Path(name))[1], Path(name), stack).run, 1
+        )
         return engine.x.numel(), median(engine() for _ in range(LENET_ROUNDS)) / 2

@@ -22,7 +22,7 @@ import torch
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.bench.result import Measurement, Result, column
-from hpcfl.bench.single_rank import Clock, Engine, single_rank
+from hpcfl.bench.timed_rounds import Clock, TimedRounds, build_bench_run
 from hpcfl.engine.run import Run
 from hpcfl.errors import HpcflError, JobError
 from hpcfl.io.progress import track
@@ -110,9 +110,9 @@ def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Comparison:
             f"{pairs + 1}; set rounds={pairs + 1} or more"
         )
     with ExitStack() as stack:
-        components, run, _ = single_rank(loaded, folder, stack)
+        components, run, _ = build_bench_run(loaded, folder, stack)
         times, gaps = _take_turns(
-            components, Engine(run, rounds), BareLoop(components, run, rounds), pairs
+            components, TimedRounds(run, rounds), BareLoop(components, run, rounds), pairs
         )
     clients = len(components.rows)
     return Comparison(
@@ -125,7 +125,7 @@ def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Comparison:
 
 
 def _take_turns(
-    components: Components, engine: Engine, bare: "BareLoop", pairs: int
+    components: Components, engine: TimedRounds, bare: "BareLoop", pairs: int
 ) -> tuple[list[tuple[float, float]], list[float]]:
     """The seconds of both sides in each turn after the first, and every turn's gap."""
     times, gaps = [], []
@@ -185,7 +185,7 @@ def bench_round(job: Path | None, overrides: Sequence[str]) -> Result:
 
 
 class BareLoop:
-    """Runs FedAvg rounds of a run by hand, ``rounds`` of them in each call, as ``Engine`` does."""
+    """Runs FedAvg rounds of a run by hand, ``rounds`` in each call, as ``TimedRounds`` does."""
 
     def __init__(
         self, components: Components, run: Run, rounds: int, clock: Clock = perf_counter

@@ -21,7 +21,7 @@ from torch import Tensor
 from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import Measurement, Result
 from hpcfl.bench.round import LENET, write_images
-from hpcfl.bench.single_rank import Engine, single_rank
+from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
 from hpcfl.job.schema import load
 from hpcfl.store.disk_usage import ROUNDS_BEFORE_COMMIT
 from hpcfl.store.hdf5 import Hdf5Store
@@ -179,10 +179,10 @@ def _rounds(root: Path) -> tuple[list[Measurement], list[float]]:
     path.write_text(LENET.replace("ROOT", str(root)).replace("rounds: 13", "rounds: 1000"))
     with ExitStack() as stack:
         sides = [
-            single_rank(load(path, changes), _new_folder(root / f"side{k}"), stack)
+            build_bench_run(load(path, changes), _new_folder(root / f"side{k}"), stack)
             for k, changes in enumerate(SIDES.values())
         ]
-        engines = [Engine(side.run, ROUNDS_OF_TURN) for side in sides]
+        engines = [TimedRounds(side.run, ROUNDS_OF_TURN) for side in sides]
         for engine, side in zip(engines, sides, strict=True):
             engine()  # warm up
             side.hooks.waited = 0.0

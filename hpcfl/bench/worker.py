@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hpcfl.bench.round import BareLoop
-from hpcfl.bench.single_rank import Engine, single_rank
+from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group
 from hpcfl.job.schema import load
@@ -31,8 +31,10 @@ def main(job: str, folder: str, number: str, shares: str) -> None:
         comm = stack.enter_context(group(connect("auto", "cpu", 600.0)))
         own = root / f"own-{comm.rank + int(number)}"
         own.mkdir()
-        components, run, _ = single_rank(loaded, own, stack, comm)
-        run_round: Callable[[], float] = BareLoop(components, run, 1) if bare else Engine(run, 1)
+        components, run, _ = build_bench_run(loaded, own, stack, comm)
+        run_round: Callable[[], float] = (
+            BareLoop(components, run, 1) if bare else TimedRounds(run, 1)
+        )
         turn = 0
         while _wait_for_turn(root, turn):
             comm.barrier()

@@ -1,4 +1,4 @@
-"""Describe a checked job, and the examples of its clients."""
+"""The output of `hpcfl check` (``describe``) and of `hpcfl data show` (``show_partition``)."""
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -37,11 +37,12 @@ UNLIMITED = 1000  # columns
 
 
 def describe(loaded: Loaded, *, data: bool) -> str:
-    """Check a job as far as possible, and summarise it.
+    """Check a job and summarise it.
 
     Args:
-        loaded: the job.
-        data: load the data and build the model too, and check them.
+        loaded: the job, whose keys were checked as it was read.
+        data: also fetch and load the data, build the model, and try the job's classes on batches;
+            without it nothing is read but the job, and the files that it names need only exist.
 
     Raises:
         JobError, DataError: something in the job does not fit.
@@ -147,7 +148,7 @@ def _job_lines(loaded: Loaded, population: int | None) -> Iterable[tuple[str, st
     count = "as many clients as the data has" if population is None else f"{population} clients"
     yield "data", f"{tree['data']['kind']}, {count}{_settings(job.data, 'clients')}"
     if job.data.partition is None:
-        yield "", "partition: natural where the data has owners, else iid"
+        yield "", "partition: natural where the data set names its clients, else iid"
     share = f", C = {job.cohort.participation(population):.4g}" if population else ""
     yield "cohort", f"{job.cohort.kind}{_settings(job.cohort, 'kind')}{share}"
     down, up, kept, _ = multiples(job.algorithm)

@@ -249,11 +249,11 @@ def _write_jobs(sweep: Sweep, root: Path) -> None:
 
 
 def _submit(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
-    from hpcfl.sweep.slurm import Array
+    from hpcfl.sweep.slurm import SlurmArray
 
     if options.parallel:
         raise JobError("--parallel is for a sweep that runs here; with --submit: --pack K")
-    array = Array(sweep, options.overrides, root, options.pack or 1, options.sbatch or "")
+    array = SlurmArray(sweep, options.overrides, root, options.pack or 1, options.sbatch or "")
     print(array.command_line() if options.dry_run else array.submit())
 
 

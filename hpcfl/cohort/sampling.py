@@ -26,7 +26,7 @@ class _Sized(Section):
     """|S|, clients of a round."""
 
     def participation(self, population: int) -> float:
-        """C, the configured participation."""
+        """C, the expected fraction of the clients in a round."""
         return self.size / population
 
     def check(self, population: int, rounds: int) -> None:
@@ -59,7 +59,7 @@ class Bernoulli(Section):
     """The probability with which a client takes part in a round."""
 
     def participation(self, population: int) -> float:
-        """C, the configured participation."""
+        """C, the expected fraction of the clients in a round."""
         return self.p
 
     def check(self, population: int, rounds: int) -> None:
@@ -73,7 +73,7 @@ class Bernoulli(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Cyclic(_Sized):
-    """Round t takes clients t size ... t size + size - 1, modulo the population."""
+    """Round t takes clients t * size to (t + 1) * size - 1, modulo the population."""
 
     kind: Literal["cyclic"] = "cyclic"
 

@@ -68,5 +68,8 @@ class Comm(Protocol):
         ...
 
     def abort(self, code: int) -> None:
-        """End every rank with exit code ``code``; does not return."""
+        """End every rank with exit code ``code``; does not return.
+
+        Gloo and NCCL end this rank alone; the launcher, or a broken connection, ends the others.
+        """
         ...

@@ -19,6 +19,9 @@ from hpcfl.signals import interrupt_exit_code
 def raise_collectively(comm: Comm) -> Iterator[None]:
     """Collective: run a block without communication, then raise on all ranks or on none.
 
+    Any exception but an ``HpcflError`` is raised at once on its rank alone; ``group`` then ends the
+    run.
+
     Raises:
         HpcflError: the block's own, on the lowest rank whose block failed.
         RemoteRankError: on every other rank, with that error's text and exit code.
@@ -43,11 +46,13 @@ def raise_collectively(comm: Comm) -> Iterator[None]:
 
 @contextmanager
 def group(comm: Comm) -> Iterator[Comm]:
-    """Close ``comm`` after the block, or end every rank: no failure leaves others waiting.
+    """Close ``comm`` after the block, or abort it where this rank alone fails.
 
     An error that every rank raises passes through.  An error of this rank alone is printed, and
-    every rank ends with exit code 1, or 74 where the disk failed.  Ctrl-C ends every rank without
-    a message, see ``hpcfl.signals.interrupt_exit_code``.  On a single rank errors pass unchanged.
+    ``Comm.abort`` ends the ranks with exit code 1, or 74 where the disk failed.  Ctrl-C ends every
+    rank without a message, see ``hpcfl.signals.interrupt_exit_code``.  On a single rank errors pass
+    unchanged.  A rank that is killed or hangs is noticed elsewhere: by the launcher, by a broken
+    connection, or by ``hpcfl.comm.watchdog``.
     """
     try:
         yield comm

@@ -9,12 +9,13 @@ from hpcfl.data.sources.cifar100 import Cifar100
 from hpcfl.data.sources.concrete import Concrete
 from hpcfl.data.sources.digits import Digits
 from hpcfl.data.sources.emnist import Emnist
+from hpcfl.data.sources.fashion_mnist import FashionMnist
 from hpcfl.data.sources.huggingface import Huggingface
 from hpcfl.data.sources.image_folder import ImageFolder
 from hpcfl.data.sources.inaturalist import INaturalist
 from hpcfl.data.sources.landmarks import Landmarks
 from hpcfl.data.sources.leaf import Leaf
-from hpcfl.data.sources.mnist import FashionMnist, Mnist
+from hpcfl.data.sources.mnist import Mnist
 from hpcfl.data.sources.quadratics import Quadratics
 from hpcfl.data.sources.shakespeare import Shakespeare
 from hpcfl.data.sources.stackexchange import StackExchange

@@ -35,7 +35,7 @@ _DAMAGED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Archive(PublishedFile):
-    """A tar or zip file as its owners publish it."""
+    """A tar or zip file as it is published."""
 
     members: Mapping[str, str]
     """The names of members in use, and their paths below the data set's root."""
@@ -53,8 +53,8 @@ def provide_members(root: Path, archive: Archive, track: Track) -> None:
     all, whatever the archive holds.
 
     Raises:
-        DataError: the archive cannot be had, which says where it belongs; or it is not the owners',
-            or lacks a member.
+        DataError: the archive cannot be had, which says where it belongs; or it is not the
+            published one, or lacks a member.
         DiskError: the disk is full or fails.
     """
     if archive.unpacked(root):

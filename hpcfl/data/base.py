@@ -68,7 +68,7 @@ class Dataset:
     train: Examples
     test: Examples | None
     natural: Sequence[Rows] | None
-    """The rows of each natural client, or None where the data has no owners."""
+    """The rows of each natural client, or None where the data set names no clients."""
     classes: int | None
     """Number of classes, or None for regression."""
     loss: LossName
@@ -108,7 +108,8 @@ class DataConfig(Section):
     """Use the examples of so many natural clients alone, drawn at random: in every partition, in
     ``pooled`` too, and for tests."""
     partition: Partition | None = None
-    """How to divide the training examples; natural if the data has owners, or iid, when absent."""
+    """How to divide the training examples; when absent, natural if the data set names its clients,
+    else iid."""
     holdout: Part | None = None
     """The share of each client's examples that is held out of training, for tests."""
 
@@ -139,7 +140,7 @@ class DataConfig(Section):
         """
 
     def prepare(self, track: Track) -> Path:
-        """Fetch or find the owners' files, check them, and make the file that jobs read.
+        """Fetch or find the publisher's files, check them, and make the file that jobs read.
 
         Work of an earlier call is not repeated.
 

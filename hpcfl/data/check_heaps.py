@@ -6,7 +6,7 @@ a large one leads out of the heap.  So every heap of the file is walked through 
 
 The rest of HDF5's own structures is left to HDF5, which has checks for them: of thousands of files
 with damage in random places none but those with a damaged heap made it hang or crash.  Against a
-file that was made with intent to break HDF5 itself only a digest of its owners' helps.
+file that was made with intent to break HDF5 itself only a digest of the publisher's helps.
 """
 
 from functools import lru_cache

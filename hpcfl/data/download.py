@@ -30,18 +30,18 @@ class Track(Protocol):
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """One file as its owners publish it."""
+    """One file as it is published."""
 
     name: str
     """Its path below the data set's root."""
     url: str
     md5: str | None = None
-    """md5 of the file, in hexadecimal; None where the owners give none."""
+    """md5 of the file, in hexadecimal; None where the publisher gives none."""
     sha256: str | None = None
-    """sha256 of the file, in hexadecimal; None where the owners give none."""
+    """sha256 of the file, in hexadecimal; None where the publisher gives none."""
 
     def check(self, path: Path, track: Track) -> None:
-        """Compare a file with the owners' checksums.
+        """Compare a file with the publisher's checksums.
 
         Raises:
             DataError: it is another one, or cannot be read.
@@ -53,14 +53,14 @@ class PublishedFile:
 
 
 def provide(root: Path, files: Sequence[PublishedFile], track: Track) -> None:
-    """Make sure that these files are in ``root`` and are the owners'; download missing ones.
+    """Make sure that these files are in ``root`` and are the publisher's; download missing ones.
 
     A download that was interrupted resumes where it ended; one that another process is at is waited
     for.
 
     Raises:
         DataError: a file cannot be had, which says where each missing one belongs; or it is not
-            the owners'.
+            the publisher's.
         DiskError: the disk is full or fails.
     """
     missing = []
@@ -91,13 +91,13 @@ def provide(root: Path, files: Sequence[PublishedFile], track: Track) -> None:
 
 
 def check_count(path: Path, what: str, found: int, expected: int) -> None:
-    """Compare a number with the owners' number.
+    """Compare a number with the publisher's number.
 
     Raises:
         DataError: there are more or fewer.
     """
     if found != expected:
-        raise DataError(f"{path}: found {found} {what}, the owners' data has {expected}")
+        raise DataError(f"{path}: found {found} {what}, the published data has {expected}")
 
 
 def quiet(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
@@ -118,7 +118,7 @@ def _check(path: Path, algorithm: str, expected: str, track: Track) -> None:
         raise read_error(error, message, DataError) from error
     if digest.hexdigest() != expected:
         raise DataError(
-            f"{path}: its {algorithm} is {digest.hexdigest()}, the owners' is {expected}; it is "
+            f"{path}: its {algorithm} is {digest.hexdigest()}, the published is {expected}; it is "
             "damaged or another file: remove it and fetch it again"
         )
 
@@ -132,7 +132,7 @@ def _download(path: Path, file: PublishedFile, track: Track) -> None:
         raise OSError(f"the connection ended after {found} of {total} bytes; say it again")
     if total is not None and found > total:
         part.unlink()
-        raise DataError(f"{part}: {found} bytes, the owners' has {total}; fetch it again")
+        raise DataError(f"{part}: {found} bytes, the published file has {total}; fetch it again")
     try:
         file.check(part, track)
     except DataError:

@@ -143,7 +143,7 @@ def _told(digests: Digests, name: str) -> str:
 
 
 def _loaded(dataset: Dataset) -> str:
-    """A digest of all examples and their owners."""
+    """A digest of all examples and their clients."""
     found = hashlib.sha256()
     for examples in (dataset.train, dataset.test):
         if examples is not None:

@@ -24,7 +24,7 @@ _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 class Layout(NamedTuple):
-    """The files and numbers of a data set, as its owners publish it."""
+    """The files and numbers of a data set, as it is published."""
 
     name: str
     """Of the .npz."""
@@ -39,9 +39,9 @@ class Layout(NamedTuple):
     what: str = ""
     """Which examples these are, for messages: " of letters"; empty where there is one kind."""
     first: int = 0
-    """The label of the first class in the owners' files."""
+    """The label of the first class in the publisher's files."""
     transposed: bool = False
-    """Whether the owners' images are transposed."""
+    """Whether the publisher's images are transposed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class IdxImages(DataConfig):
         """Fetch the official files that are missing, and check those that are packed.
 
         Raises:
-            DataError: one cannot be had, which says where it belongs; or it is not the owners'.
+            DataError: one cannot be had, which says where it belongs; or it is another one.
         """
 
     def transform(self) -> Grey:
@@ -143,7 +143,7 @@ class IdxImages(DataConfig):
         )
 
     def _official(self, files: tuple[Path, Path]) -> Examples:
-        """Two of the owners' files; transposed images are turned upright."""
+        """Two of the publisher's files; transposed images are turned upright."""
         root, layout = Path(self.root), self.layout
         x, y = read_idx(root / files[0], (SIDE, SIDE)), read_idx(root / files[1], ())
         upright = x.transpose(0, 2, 1) if layout.transposed else x
@@ -151,7 +151,7 @@ class IdxImages(DataConfig):
 
 
 def _first(path: Path, labels: Sequence[NDArray[Any]], layout: Layout) -> int:
-    """The label of the first class: some files count from 0 what the owners count from 1."""
+    """The label of the first class: some files count from 0 what the publisher counts from 1."""
     if any(np.any(y == 0) for y in labels):
         return 0
     if any(np.any(y == layout.classes) for y in labels):

@@ -11,13 +11,13 @@ from hpcfl.errors import DataError, disk_errors
 
 
 class Photo(NamedTuple):
-    """An image of a data set, as its owners list it."""
+    """An image of a data set, as its publisher lists it."""
 
     path: str
     """Relative to the data set's root."""
     label: int
     where: str = ""
-    """File and line of the owners' list, if there is one."""
+    """File and line of the publisher's list, if there is one."""
 
 
 class Listing(NamedTuple):

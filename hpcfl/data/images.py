@@ -1,4 +1,4 @@
-"""Turn stored images into a model's inputs: crop, flip, change colours, normalise."""
+"""Turn stored images into a model's inputs: crop, flip, set the colours, normalise."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,11 +17,12 @@ class CropFlipNormalize:
     """Images uint8 [B, H, W, C] to normalised [B, C, H, W], channels last in memory.
 
     Augmentation, per image: a crop from the image padded with black, and a horizontal flip with
-    probability 1/2.  Without it the middle is cut out.  The bits of an image follow from its own
+    probability 1/2.  Without it a crop of the centre.  The bits of an image follow from its own
     row and draw alone.
 
-    Colours are changed as by torchvision, on pixels p in [0, 1]: first p <- b p, then
-    p <- s p + (1 - s) grey with grey = 0.2989 red + 0.587 green + 0.114 blue, each cut to [0, 1].
+    ``brightness`` b and ``saturation`` s are fixed, not drawn, and are applied as by torchvision,
+    on pixels p in [0, 1]: first p <- b p, then p <- s p + (1 - s) grey with
+    grey = 0.2989 red + 0.587 green + 0.114 blue, each clamped to [0, 1].
     """
 
     mean: tuple[float, ...]
@@ -30,7 +31,7 @@ class CropFlipNormalize:
     padding: int = 4
     """Pixels of black on every side before the crop."""
     augment: bool = True
-    """False: no augmentation, and tasks make no draws for it."""
+    """False: no augmentation, and no random numbers are drawn for it."""
     size: int | None = None
     """Side of the crops, at most that of the images; None: the image's own height and width."""
     brightness: float = 1.0
@@ -71,8 +72,9 @@ def crop_flip(
 ) -> Tensor:
     """A random crop of ``size`` from each padded image [H, W, C] of the batch, flipped at random.
 
-    Without ``size``, each image is shifted by up to ``padding`` pixels.  A draw [B], modulo the
-    number of crops, gives flip, row and column offset (from most to least significant).
+    Without ``size``, each image is shifted by up to ``padding`` pixels.  ``draws`` [B] has a random
+    integer for each image.  Modulo 2 x rows x columns, the positions of a crop, it gives flip, row
+    offset and column offset, from most to least significant.
     """
     count, _, _, channels = images.shape
     height, width = size or images.shape[1:3]

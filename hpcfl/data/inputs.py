@@ -26,7 +26,7 @@ class InputFile:
     """Of an HDF5 file that ``hpcfl data prepare`` made: the datasets that hold the examples.
 
     They are not read where the file is large.  What is left tells its content all the same: labels,
-    owners, the length of each image, and ``origin``, a digest of the names, sizes and times of the
+    clients, the length of each image, and ``origin``, a digest of the names, sizes and times of the
     files that the preparation read (``origin.py``).  Only bytes that were changed in place, within
     these datasets, escape; a file that was prepared again from sources with other times is another
     one, though its examples be the same.

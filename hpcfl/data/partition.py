@@ -84,17 +84,13 @@ class Dirichlet(Section):
 
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: NonNegative
-    """Concentration; 0 sorts by label and cuts N equal shards, one each."""
+    """Concentration; 0 sorts by label and cuts N equal shards, one each, in both forms."""
     form: Literal["prior", "symmetric"] = "prior"
     """Prior: q ~ Dir(alpha p), p the classes' frequencies (Hsu et al., 2019); symmetric:
     q ~ Dir(alpha, ..., alpha) (FedCM, appendix C.1). With ten equal classes alpha 0.06 of the
     symmetric form is alpha 0.6 of the other."""
     seed: Seed | None = None
     """The seed of the split; the job's when absent."""
-
-    def __post_init__(self) -> None:
-        if self.form == "symmetric" and self.alpha == 0:
-            raise ValueError("alpha is 0, which form symmetric cannot draw from; remove form")
 
 
 @dataclass(frozen=True, kw_only=True)

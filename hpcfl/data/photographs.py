@@ -39,16 +39,17 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Photos(DataConfig):
-    """Images uint8 [n, S, S, 3], S = size + margin, that are decoded when they are needed.
+    """Images uint8 [n, S, S, 3], S = size + margin, decoded by threads ahead of the batch.
 
-    Training sees a random crop of size x size and its mirror image, evaluation the middle.
+    Training sees a random crop of size x size, mirrored with probability 1/2, evaluation the
+    centre.
     """
 
     kind: ClassVar[str]
     """Its name in jobs, and the beginning of the packed file's name."""
 
     root: PathText = "data"
-    """The folder of the owners' files, and of the packed one."""
+    """The folder of the publisher's files, and of the packed one."""
     size: Count = 224
     """Pixels of the sides of model inputs."""
     margin: Natural = 32
@@ -91,10 +92,10 @@ class Photos(DataConfig):
 
     @abstractmethod
     def listing(self, track: Track) -> Listing:
-        """All images; files of the owners that are small are fetched.
+        """All images; small files of the publisher are fetched.
 
         Raises:
-            DataError: the owners' lists are missing or wrong.
+            DataError: the publisher's lists are missing or wrong.
         """
 
     def check(self, contents: Contents) -> None:
@@ -105,7 +106,7 @@ class Photos(DataConfig):
         """
 
     def read(self) -> Contents:
-        """Map the packed file."""
+        """Memory-map the packed file."""
         if not self.packed.is_file():
             changed = {"size": self.size, "margin": self.margin}
             keys = [f"{k}={v}" for k, v in changed.items() if v != getattr(Photos, k)]
@@ -118,7 +119,7 @@ class Photos(DataConfig):
         return (InputFile(self.packed, bulk=("train/bytes", "test/bytes")),)
 
     def load(self, seed: int) -> Dataset:
-        """Map the packed file; nothing is decoded yet."""
+        """Memory-map the packed file; nothing is decoded yet."""
         contents = self.read()
         self.check(contents)
         return Dataset(
@@ -139,7 +140,7 @@ class Photos(DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedPhotos(Photos):
-    """Photographs whose number is known."""
+    """Photographs of a published data set, whose counts are checked."""
 
     counts: ClassVar[Counts]
 
@@ -160,7 +161,7 @@ class PublishedPhotos(Photos):
     @property
     @abstractmethod
     def to_fetch(self) -> str:
-        """Advice: the owners' archives of the images, and where to unpack them."""
+        """The end of a message: which archives to download, and where to unpack them."""
 
     def counted(self, listing: Listing) -> Listing:
         """Check a listing, and return it.

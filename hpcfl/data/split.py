@@ -138,7 +138,7 @@ def _tests_of(dataset: Dataset, drawn: Rows) -> tuple[Examples | None, Sequence[
 
 
 def effective_partition(config: DataConfig, dataset: Dataset) -> Partition:
-    """The job's partition, or the default: natural where the data has owners, else iid."""
+    """The job's partition, or natural where the data set names its clients, or else iid."""
     return config.partition or (Iid() if dataset.natural is None else Natural())
 
 

@@ -35,7 +35,7 @@ class Sentences(DataConfig):
     """
 
     root: PathText = "data"
-    """The folder of the owners' files and of the prepared one."""
+    """The folder of the publisher's files and of the prepared one."""
     predict: Literal["every", "last"] = "every"
     """The word after each word, or only the last one."""
     vocabulary: Words = 10_000
@@ -73,7 +73,7 @@ class Sentences(DataConfig):
 
     @abstractmethod
     def sources(self, track: Track) -> dict[str, Source]:
-        """The owners' train and test sentences.
+        """The publisher's train and test sentences.
 
         Raises:
             DataError: a file is missing or damaged.
@@ -89,7 +89,7 @@ class Sentences(DataConfig):
 
     @abstractmethod
     def origin(self) -> str:
-        """Identifies the owners' files; empty where they are not there any more."""
+        """Identifies the publisher's files; empty where they are not there any more."""
 
     def check(self, splits: dict[str, Split]) -> None:
         """Raise DataError where sentences are missing."""

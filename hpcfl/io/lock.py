@@ -1,6 +1,8 @@
 """Locks that keep two processes from making the same files at once.
 
-A run directory has a lock of its own (``RunDir.lock``), as has a segment (``hpcfl.store.segment``).
+Downloads, unpacking and `hpcfl data prepare` use them.  Where the file system has no flock, work
+goes on without a lock.  A run directory has a lock of its own (``RunDir.lock``), as has a segment
+(``hpcfl.store.segment``).
 """
 
 import errno

@@ -26,7 +26,17 @@ _WORDS = {  # plainer than pydantic's own
 def validation_message(
     faults: list[ErrorDetails], cls: type[Any], raw: Tree, file: JobFile, at: Key
 ) -> str:
-    """Describe the first error in a section in one line: where, found, expected, what to do."""
+    """Describe one error of a section in one line: where, found, expected, what to do.
+
+    That is an unknown key if there is one, else pydantic's first error.
+
+    Args:
+        faults: pydantic's errors.
+        cls: the section's class, or a union of classes.
+        raw: the section's values, from the file.
+        file: the job file, which knows the lines of keys.
+        at: the section's key.
+    """
     fault = min(faults, key=lambda fault: fault["type"] != "unexpected_keyword_argument")
     path = _path(fault, raw)
     if fault["type"].startswith("union_tag"):

@@ -1,4 +1,7 @@
-"""A client's task in a round, its result, and the gradient of its batches."""
+"""The ``local`` section of a job with its learning-rate schedule; a client's task and its result.
+
+``Gradient`` is the gradient of a client's batches.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -28,14 +28,15 @@ class ModelConfig(Section):
     """The ``model`` section of a job; a model's own keys are the fields of its subclass."""
 
     imagenet: ClassVar[str | None] = None
-    """The file of torchvision's default ImageNet weights for the model, if there is one."""
+    """The name of the file of torchvision's default ImageNet weights, if there is one."""
     classifies: ClassVar[bool] = False
     """Whether the model is for classification only."""
 
     init: InitText | None = None
     """Initial weights: a .npy, .safetensors, .pth or .pt file, or "torchvision" (ImageNet's)."""
     init_layers: Literal["all", "backbone"] = "all"
-    """The layers to initialise: backbone leaves the last one random even if its shape fits."""
+    """The layers that take their weights from ``init``. backbone: all but the last, which stays
+    random even if its shape fits."""
 
     def __post_init__(self) -> None:
         if self.init == TORCHVISION and self.imagenet is None:
@@ -52,7 +53,7 @@ class ModelConfig(Section):
         return Path(self.init) if self.init else None
 
     def fetch(self) -> None:
-        """Download the initial weights, if torchvision publishes them; on one rank alone.
+        """Download torchvision's weights if ``init`` is "torchvision"; called on one rank alone.
 
         Raises:
             JobError: they are missing and cannot be downloaded.

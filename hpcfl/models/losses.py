@@ -1,4 +1,4 @@
-"""Losses by name: the mean over a batch, at least in float32 whatever the outputs are.
+"""Losses by name: the mean over a batch, in float32 or wider also of bfloat16 outputs.
 
 ``tokens``, for texts, is the mean over all labels of a batch but padding, as in TensorFlow
 Federated: a longer sentence has a larger weight in its batch.  The full gradient of a client and
@@ -6,8 +6,8 @@ its loss in an evaluation are means over all its labels too, so that its batches
 their numbers of labels (``terms``); in the mean over clients, a client is weighted by its examples,
 the sentences.
 
-With ``counts`` [B], 1 or 0, the mean is over the examples whose count is 1, of which there may be
-none.
+With ``counts`` [B], 1 for an example and 0 for padding of the batch, the mean is over the examples;
+it is 0 where there are none.  The block executor passes them.
 """
 
 from collections.abc import Mapping

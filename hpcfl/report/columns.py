@@ -24,13 +24,13 @@ def _loss(loss: float | None) -> str:
 
 DIVERGED = (
     "diverged: a number was not finite, or the train loss of the last rounds is far above that of "
-    "guessing and of the beginning; hpcfl status DIR has the numbers"
+    "guessing and of the first rounds; hpcfl status DIR has the numbers"
 )
 """The meaning of the mark, as a caption."""
 
 
 def rounds_text(run: RunRecord) -> str:
-    """The rounds done and to do, and the state of a run that is not finished: "3/10 stopped"."""
+    """Rounds completed / rounds of the job, and the state of an unfinished run: "3/10 stopped"."""
     marks = [] if run.finished else [run.state]
     marks += ["diverged"] if run.diverged and "diverged" not in marks else []
     return " ".join([f"{run.done}/{run.rounds}", *marks])

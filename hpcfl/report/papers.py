@@ -30,8 +30,8 @@ from hpcfl.run_dir.record import RunRecord
 _SIGNS = {
     "n=": "n: seeds; +-: their sample standard deviation",
     "@": "@t/T: of an unfinished run, the newest accuracy, after t of its T rounds",
-    "x": "(x): the speed-up; its n where it is of fewer seeds than the rounds",
-    ">": "> t: no run arrived within t rounds",
+    "x": "(x): the speed-up over FedAvg; n where it is a mean of fewer seeds than the rounds",
+    ">": "> t: no run reached the target in t rounds",
 }
 
 
@@ -66,8 +66,9 @@ _Pairs = dict[tuple[Row, SetUp], _Pair]
 def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Report:
     """Final accuracies, and for each target a table of the rounds to it.
 
-    Laid out as tables 3 and 4, and 2 and 9, of the FedHBM paper.  The values for programs have a
-    row for each number: its set-up and metric, ours, and the published one.
+    Accuracies are laid out as tables 3 and 4 of the FedHBM paper, rounds to a target as tables 2
+    and 9.  The values for programs (CSV) have a row for each number: its set-up
+    and metric, ours, and the published one.
 
     Raises:
         JobError: no run has a test accuracy, or no paper prints the accuracy that a target is a

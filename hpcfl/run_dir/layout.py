@@ -5,7 +5,7 @@ history.jsonl   an object for each start of the run: time, first round, ranks, v
                 the settings that a resume may change, those that it changed, and the outcome
                 (hpcfl.run_dir.history); also one where the run was copied from another
 log.jsonl       an object for each round; in both files every line ends with its checksum
-events/         the log for TensorBoard, if the job asks for it (hpcfl.run_dir.tensorboard)
+events/         the log for TensorBoard, if it is installed or the job asks for it
 initial.npy     the initial model as a flat vector; every checkpoint's manifest has its checksum
 buffers.safetensors  the model's buffers, if it has any (hpcfl.checkpoint.buffers)
 best.safetensors  the best evaluated model, if the job keeps it (hpcfl.checkpoint.best)

@@ -12,14 +12,15 @@ from hpcfl.io.atomic import write_errors
 from hpcfl.run_dir.record import SCORES
 from hpcfl.types import Record
 
-FLUSH_S = 10  # seconds between two writes, which a running TensorBoard shows
+FLUSH_S = 10  # seconds between two writes at least; a running TensorBoard shows each
 
 
 class Events:
     """The events of one start of a run; rank 0 alone writes them.
 
-    They are collected in memory, and written every ``FLUSH_S`` by the thread of the rounds.
-    TensorBoard's own writer has a thread in which a full disk ends in a traceback.
+    They are collected in memory; ``round`` writes them to the file when ``FLUSH_S`` have passed
+    since the last write.  TensorBoard's own writer has a thread in which a full disk ends in a
+    traceback.
 
     Args:
         folder: where the file is made; the folder, too, if it is missing.

@@ -1,8 +1,9 @@
 """The store on disk: copy on write, with a cache in host memory.
 
 A new state goes to a free row; or over the client's old row, if no kept checkpoint and no other
-client needs that one.  Rows are read before they are needed and written after the round
-(``hpcfl.store.background_io``); until its write is done, a state stays in memory.
+client needs that one.  A row is read ahead of the round that needs it.  It is written when the
+cache evicts its state, and at the latest when a checkpoint begins (``snapshot``); until its write
+is done, a state stays in memory.  Threads of ``hpcfl.store.background_io`` do both.
 
 A row may be replaced while it is being read.  That happens only when its client got a new state,
 which ``load`` then takes from memory: what was read is not used.
@@ -127,7 +128,7 @@ class Hdf5Store(ClientStore):
             self._prefetched[client] = self._fetch(address, client)
 
     def snapshot(self, folder: Path) -> list["Future[None]"]:
-        dirty = [self._write(at, self._io.write_for_snapshot) for at in sorted(self._dirty)]
+        dirty = [self._begin_write(at, self._io.write_for_snapshot) for at in sorted(self._dirty)]
         written = [writing.future for writing in (*self._evicted, *dirty)]
         known = np.flatnonzero(self._address != NO_ROW)
         addresses = self._address[known]
@@ -260,7 +261,7 @@ class Hdf5Store(ClientStore):
         while len(self._cache) > self._capacity:
             oldest = next(iter(self._cache))
             if oldest in self._dirty:
-                self._write(oldest, self._io.write)
+                self._begin_write(oldest, self._io.write)
             self._evict(oldest)
         self._collect_writes()
 
@@ -273,7 +274,7 @@ class Hdf5Store(ClientStore):
         if self._cache.pop(address, None) is not None and address in self._writing:
             self._evicted.append(self._writing[address])
 
-    def _write(self, address: int, write: Write) -> "_Writing":
+    def _begin_write(self, address: int, write: Write) -> "_Writing":
         """Begin to write a dirty state from the cache to its row."""
         at, tensors = self._rows.locate(address), self._cache[address]
         self._writing[address] = _Writing(address, tensors, write(at, tensors))

@@ -1,4 +1,4 @@
-"""A segment: one HDF5 file of R client states, whose rows are read and written in place.
+"""A segment: one HDF5 file of client states, whose rows are read and written in place.
 
 Rows are read by ``preadv`` and written by ``pwrite`` at their offset in the file, without HDF5.
 So a write cannot touch metadata, which a kill could leave damaged; an I/O error is an OSError,
@@ -54,7 +54,8 @@ class Segment:
     ) -> None:
         self.path, self.rows = path, layout.rows
         self.crcs = np.zeros(layout.rows, np.uint32)
-        """The checksums of the rows; the caller sets that of a row after writing it."""
+        """The crc32 of each row, in memory alone: zeros after ``open``, set from the row table at a
+        restore, and by ``BackgroundIO`` after each write."""
         self._schema, self._offsets, self._fd = schema, layout.offsets, fd
         self._size = os.fstat(fd).st_size
 
@@ -91,7 +92,7 @@ class Segment:
         """Read a row into new tensors.
 
         Raises:
-            StoreError: there is no such row.
+            StoreError: there is no such row, or the file cannot be read up to its end.
             DiskError: the disk fails.
         """
         tensors = tuple(torch.empty(f.shape, dtype=f.dtype) for f in self._schema.fields)
@@ -102,7 +103,7 @@ class Segment:
         """Read a row into ``tensors``, which must be contiguous and of the schema.
 
         Raises:
-            StoreError: there is no such row.
+            StoreError: there is no such row, or the file cannot be read up to its end.
             DiskError: the disk fails.
         """
         self._check(row)
@@ -139,10 +140,10 @@ class Segment:
             ) from error
 
     def require_in_place(self) -> None:
-        """Refuse to commit a checkpoint where the path no longer leads to this file.
+        """Check that the path still leads to this file, before a checkpoint is committed.
 
         Raises:
-            LostFileError: it was deleted, replaced or cut.
+            LostFileError: it was deleted or replaced, or has another size.
         """
         check_in_place(self.path, self._fd, self._size)
 

@@ -19,7 +19,7 @@ SCRIPT = Path("slurm/array.sh")
 
 
 @dataclass(frozen=True)
-class Array:
+class SlurmArray:
     """The array that is submitted by sbatch."""
 
     sweep: Sweep

@@ -173,7 +173,6 @@ def test_client_without_examples(arrays, job, run):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ("kind: dirichlet, alpha: 0.0, form: symmetric", ["alpha is 0, which form symmetric"]),
         ("kind: classes", ["data.partition.per_client: missing"]),
         ("kind: classes, per_client: 0", ["data.partition.per_client: found 0, expected"]),
         ("kind: classes, per_client: 2, form: pairs", ["form: found 'pairs', expected 'shards'"]),

@@ -130,7 +130,7 @@ def test_check_says_what_the_data_decide(job):
     said = lines(describe(load(job), data=False))
     assert said["data"].startswith("arrays, as many clients as the data has")
     assert "C =" not in said["cohort"]
-    assert "partition: natural where the data has owners, else iid" in describe(
+    assert "partition: natural where the data set names its clients, else iid" in describe(
         load(job), data=False
     )
 
@@ -142,7 +142,7 @@ def test_check_tells_the_partition_in_force(job, arrays, hpcfl, owners, kind):
     job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", clients))
     done = hpcfl("check", job, "--data")
     assert f": partition {kind}, path" in lines(done.text)["data"]
-    assert "where the data has owners" not in done.text
+    assert "where the data set names" not in done.text
 
 
 def test_check_tells_the_local_work_and_the_schedule(job, hpcfl):

@@ -1,4 +1,4 @@
-"""Fetching owners' files: from a server on this machine, whole, cut off, damaged and absent."""
+"""Fetching published files: from a server on this machine, whole, cut off, damaged and absent."""
 
 import errno
 import hashlib
@@ -82,7 +82,7 @@ def test_goes_on_where_a_download_ended(server, tmp_path, ranges):
 
 
 def test_refuses_another_file(server, tmp_path):
-    with pytest.raises(DataError, match=r"file\.bin\.part: its md5 is .*, the owners' is 00ff"):
+    with pytest.raises(DataError, match=r"file\.bin\.part: its md5 is .*, the published is 00ff"):
         provide(tmp_path, [file_at(server, md5="00ff")], quiet)
     assert not (tmp_path / "deep").exists()
 
@@ -128,9 +128,9 @@ def test_a_download_that_ended_just_before_its_name(server, tmp_path, digest):
 @pytest.mark.parametrize(
     ("content", "digest", "said"),
     [
-        (CONTENT + b"more", None, "1280004 bytes, the owners' has 1280000; fetch it again"),
-        (CONTENT[:-1] + b"?", md5(CONTENT), "its md5 is .*, the owners' is"),
-        (b"?", md5(CONTENT), "its md5 is .*, the owners' is"),
+        (CONTENT + b"more", None, "1280004 bytes, the published file has 1280000; fetch it again"),
+        (CONTENT[:-1] + b"?", md5(CONTENT), "its md5 is .*, the published is"),
+        (b"?", md5(CONTENT), "its md5 is .*, the published is"),
     ],
 )
 def test_what_was_begun_may_be_of_another_file(server, tmp_path, content, digest, said):

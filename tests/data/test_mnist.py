@@ -9,7 +9,8 @@ import torch
 
 from hpcfl.data.download import quiet
 from hpcfl.data.partition import Classes
-from hpcfl.data.sources.mnist import FashionMnist, Mnist
+from hpcfl.data.sources.fashion_mnist import FashionMnist
+from hpcfl.data.sources.mnist import Mnist
 from hpcfl.data.split import partition_examples
 from hpcfl.errors import DataError
 from tests.data.test_emnist import COUNTS, UPRIGHT, idx
@@ -118,14 +119,14 @@ def test_prepare_fetches_checks_and_counts(tmp_path, served, monkeypatch, source
         digests.append(md5(content, usedforsecurity=False).hexdigest())
     monkeypatch.setattr(source, "url", served.url)
     root = tmp_path / "root"
-    with pytest.raises(DataError, match=r"its md5 is .*, the owners' is") as caught:
+    with pytest.raises(DataError, match=r"its md5 is .*, the published is") as caught:
         source(root=str(root)).prepare(quiet)
     assert "train-images-idx3-ubyte.gz" in str(caught.value)
     monkeypatch.setattr(source, "md5", tuple(digests))
     source(root=str(root), download=True).fetch()
     check(source(root=str(root)).load(0))
     assert {path.name for path in (root / source.folder).iterdir()} == {f"{n}.gz" for n in FILES}
-    with pytest.raises(DataError, match="found 60 training examples, the owners' data has 60000"):
+    with pytest.raises(DataError, match="found 60 training examples, the published data has 60000"):
         source(root=str(root)).prepare(quiet)
     damaged = root / source.folder / "t10k-labels-idx1-ubyte.gz"
     damaged.write_bytes(gzip.compress(b"another"))

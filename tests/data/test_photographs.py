@@ -1,4 +1,4 @@
-"""Landmarks, iNaturalist and folders of images: packed from the owners' layouts, read by client."""
+"""Landmarks, iNaturalist and folders of images: packed as published, read by client."""
 
 import errno
 import fcntl
@@ -437,7 +437,7 @@ def test_without_internet_it_says_which_lists_belong_where(tmp_path, monkeypatch
 
 def test_lists_are_compared_with_the_owners_unless_they_are_a_subset(tmp_path):
     image_layouts.inaturalist(tmp_path)
-    with pytest.raises(DataError, match=r"_train\.csv: its md5 is .*, the owners' is 63d"):
+    with pytest.raises(DataError, match=r"_train\.csv: its md5 is .*, the published is 63d"):
         source("inaturalist", tmp_path, subset=False).prepare(quiet)
     source("inaturalist", tmp_path).prepare(quiet)
 

@@ -1,4 +1,4 @@
-"""`hpcfl data prepare` for data sets that jobs read as their owners publish them."""
+"""`hpcfl data prepare` for data sets that jobs read as their publishers publish them."""
 
 import hashlib
 import io
@@ -150,7 +150,7 @@ def test_cifar_is_fetched_unpacked_and_counted(cifar):
     test_cifar.check(config.load(0))
     assert config.prepare(quiet) == root / "cifar-10-batches-py"
     kind.layout = kind.layout._replace(counts=(50_000, 10_000))
-    with pytest.raises(DataError, match="found 10 training examples, the owners' data has 50000"):
+    with pytest.raises(DataError, match="found 10 training examples, the published data has 50000"):
         config.prepare(quiet)
 
 
@@ -165,7 +165,7 @@ def test_cifar_as_an_npz_is_counted(cifar):
         x_test=pixels[:3],
         y_test=labels[:3],
     )
-    with pytest.raises(DataError, match=r"npz: found 3 test examples, the owners' data has 4"):
+    with pytest.raises(DataError, match=r"npz: found 3 test examples, the published data has 4"):
         kind(root=str(root)).prepare(quiet)
     assert names(root) == ["cifar10.npz"]
 
@@ -242,10 +242,10 @@ def test_concrete_is_fetched_and_counted(tmp_path, served, monkeypatch):
     path = Concrete(root=str(tmp_path / "root")).prepare(quiet)
     assert path.read_bytes() == content
     monkeypatch.setattr(concrete, "_ROWS", 1030)
-    with pytest.raises(DataError, match="found 2 rows, the owners' data has 1030"):
+    with pytest.raises(DataError, match="found 2 rows, the published data has 1030"):
         Concrete(root=str(tmp_path / "root")).prepare(quiet)
     monkeypatch.setattr(concrete, "TABLE", replace(table, sha256="00ff"))
-    with pytest.raises(DataError, match=r"its sha256 is .*, the owners' is 00ff"):
+    with pytest.raises(DataError, match=r"its sha256 is .*, the published is 00ff"):
         Concrete(root=str(tmp_path / "other")).prepare(quiet)
 
 
@@ -258,7 +258,9 @@ def test_a_concrete_that_was_put_there_is_compared(tmp_path, monkeypatch):
     Concrete(root=str(tmp_path)).prepare(quiet)
     first, second, *others = lines[1].split(",")
     path.write_text("\n".join([lines[0], ",".join([first, second + "1", *others]), lines[2]]))
-    with pytest.raises(DataError, match=r"Data\.csv: the mean of column 2 is 18, the owners' is 4"):
+    with pytest.raises(
+        DataError, match=r"Data\.csv: the mean of column 2 is 18, the published is 4"
+    ):
         Concrete(root=str(tmp_path)).prepare(quiet)
 
 

@@ -1,4 +1,4 @@
-"""StackOverflow from miniature files in its owners' layout: tokens, users, damage, a kill."""
+"""StackOverflow from miniature files in its publisher's layout: tokens, users, damage, a kill."""
 
 import os
 import signal
@@ -204,7 +204,7 @@ def test_no_room(root, monkeypatch):
 
 @pytest.fixture
 def archives(monkeypatch):
-    """Let whatever lies there be the owners'."""
+    """Let whatever lies there be the publisher's."""
     for name in ("TEXTS", "COUNTS"):
         archive = getattr(stackoverflow, name)
         monkeypatch.setattr(stackoverflow, name, replace(archive, sha256=None))
@@ -250,18 +250,20 @@ def test_archives_that_are_none(root, content, message, archives):
 def test_archives_are_compared_with_the_owners(root, name, within):
     (root / within).unlink()
     (root / f"{name}.tar.bz2").write_bytes(b"of others")
-    with pytest.raises(DataError, match=r"bz2: its sha256 is .*, the owners' is"):
+    with pytest.raises(DataError, match=r"bz2: its sha256 is .*, the published is"):
         config(root).prepare(quiet)
 
 
 def test_published_numbers(root, monkeypatch):
-    with pytest.raises(DataError, match=r"train.h5: 3 users with 6 train sentences, the owners'.*"):
+    with pytest.raises(
+        DataError, match=r"train.h5: 3 users with 6 train sentences, the published.*"
+    ):
         config(root, subset=False).prepare(quiet)
     monkeypatch.setattr(stackoverflow, "PUBLISHED", {"train": (3, 6), "test": (2, 3)})
     config(root, subset=False).prepare(quiet)
     assert len(config(root, subset=False).load(0).natural) == 3
     monkeypatch.undo()
-    with pytest.raises(DataError, match="if it shall be a part of it, say subset: true"):
+    with pytest.raises(DataError, match="for a part of it, say subset: true"):
         config(root, subset=False).load(0)
 
 

@@ -207,8 +207,8 @@ def test_prepare(tmp_path, served, monkeypatch):
     Tff(root=str(tmp_path / "other"), download=True).fetch()
     assert len(Tff(root=str(tmp_path / "other")).load(0).natural) == 2
     monkeypatch.setitem(DATASETS, "emnist", mini._replace(clients=(3400, 3400)))
-    with pytest.raises(DataError, match=r"train\.h5: found 2 clients, the owners' data has 3400"):
+    with pytest.raises(DataError, match=r"train\.h5: found 2 clients, the published data has 3400"):
         Tff(root=str(root)).prepare(quiet)
     monkeypatch.setitem(DATASETS, "emnist", mini._replace(counts=(4, 4)))
-    with pytest.raises(DataError, match=r"test\.h5: found 3 examples, the owners' data has 4"):
+    with pytest.raises(DataError, match=r"test\.h5: found 3 examples, the published data has 4"):
         Tff(root=str(root)).prepare(quiet)

@@ -22,7 +22,7 @@ from hpcfl.bench.chaos.attempt_outcome import Ending
 from hpcfl.bench.chaos.run_outcome import Outcome, committed, outcome
 from hpcfl.bench.chaos.settings import ROUNDS
 from hpcfl.bench.chaos.summary import Tally
-from hpcfl.bench.chaos.watch import Pace, Seen, Watch
+from hpcfl.bench.chaos.watch import AttemptMonitor, PhaseDurations, RoundsSeen
 from hpcfl.errors import HpcflError, StoreError
 from hpcfl.io import checksum
 from hpcfl.run_dir.layout import RunDir
@@ -62,7 +62,7 @@ def test_killed_over_and_over_again(tmp_path):
 LOG = [{"round": t + 1} for t in range(ROUNDS)]
 X, IDS, DRIFT = np.array([1.0, 0.0]), np.array([3, 5]), np.ones((2, 2))
 WHOLE = Outcome({"x": X, "client": IDS, "state_drift": DRIFT}, LOG)
-KILLED = Ending("killed", "all ranks", "round", Seen(7, 0, 6))
+KILLED = Ending("killed", "all ranks", "round", RoundsSeen(7, 0, 6))
 
 
 @pytest.fixture
@@ -71,11 +71,11 @@ def scripted(tmp_path, monkeypatch):
 
     def played(began, left=WHOLE):
         attempts = iter(
-            [Ending("finished"), KILLED, Ending("finished", seen=Seen(4, began, ROUNDS))]
+            [Ending("finished"), KILLED, Ending("finished", seen=RoundsSeen(4, began, ROUNDS))]
         )
         found, starts = iter([WHOLE, left]), []
 
-        def play(start, kill, folder, pace, keep):
+        def play(start, kill, folder, durations, keep):
             folder.root.mkdir(exist_ok=True)
             folder.job.touch()
             starts.append(start)
@@ -163,13 +163,13 @@ def test_remembers_what_was_committed(finished, tmp_path):
     folder = RunDir(tmp_path / "run")
     shutil.copytree(finished.root, folder.root)
     newest = committed(folder)
-    watch = Watch(SimpleNamespace(has_open=lambda file: False), folder, Pace())
-    assert watch.seen == Seen(0, None, newest)
+    watch = AttemptMonitor(SimpleNamespace(has_open=lambda file: False), folder, PhaseDurations())
+    assert watch.seen == RoundsSeen(0, None, newest)
     shutil.rmtree(folder.checkpoints / f"{newest:08d}")
     folder.add_to_history({"session": "next", "round": committed(folder)})
-    watch.settle()
+    watch.end()
     assert 0 < committed(folder) < newest
-    assert watch.seen == Seen(0, committed(folder), newest)
+    assert watch.seen == RoundsSeen(0, committed(folder), newest)
 
 
 @pytest.mark.parametrize(
@@ -183,4 +183,4 @@ def test_remembers_what_was_committed(finished, tmp_path):
 )
 def test_sees_a_stop_that_went_wrong(said, code, began, expected):
     life = SimpleNamespace(output_lines=lambda: [said], code=code)
-    assert attempt_outcome.fault_of_stop(life, Seen(3, began, 2)) == expected
+    assert attempt_outcome.fault_of_stop(life, RoundsSeen(3, began, 2)) == expected

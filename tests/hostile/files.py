@@ -274,7 +274,7 @@ def _stackoverflow(root):
 
 
 def stackoverflow(root):
-    """The owners' file, which is read once."""
+    """The publisher's file, which is read once."""
     path, config = _stackoverflow(root)
 
     def read(seed):

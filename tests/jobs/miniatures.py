@@ -1,4 +1,4 @@
-"""Data sets of a few examples in their owners' layouts, one maker for each kind."""
+"""Data sets of a few examples in their published layouts, one maker for each kind."""
 
 import csv
 import gzip

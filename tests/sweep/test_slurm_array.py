@@ -10,7 +10,7 @@ from hpcfl.runner.start import start
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.pending import pending_runs
 from hpcfl.sweep.run_sweep import prepare
-from hpcfl.sweep.slurm import Array, ranges
+from hpcfl.sweep.slurm import SlurmArray, ranges
 
 SWEEP = """\
 job: job.yaml
@@ -158,7 +158,9 @@ def test_a_failed_run_is_told_until_it_is_tried_again(job, here, hpcfl):
     assert lines[2] == "2 runs: 1 failed, 1 diverged"
     told = collect_runs([here / "runs/s"]).notes
     assert told[1].startswith(f"{here}/runs/s/wild: failed: exit code 3: DivergedError: ")
-    assert "0-1" in Array(read_sweep(here / "s.yaml"), (), here / "runs/s", 1, "").command_line()
+    assert (
+        "0-1" in SlurmArray(read_sweep(here / "s.yaml"), (), here / "runs/s", 1, "").command_line()
+    )
     with (here / "runs/s/sweep.log").open("ab") as log:
         log.write(log_line("2026-01-02 03:04:05 resumed  wild: from round 0"))
     RunDir(here / "runs/s/wild").add_to_history({"life": "again", "round": 0, "ranks": 1})

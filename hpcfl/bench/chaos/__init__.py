@@ -17,11 +17,11 @@ from random import Random
 import yaml
 
 from hpcfl.bench.chaos.attempt_outcome import Ending, Start, play
-from hpcfl.bench.chaos.kill import Kill, draw_kill, draw_stop, no_tracer
+from hpcfl.bench.chaos.kill import Kill, draw_kill, draw_stop, why_no_strace
 from hpcfl.bench.chaos.run_outcome import Outcome, outcome
 from hpcfl.bench.chaos.settings import JOB, KEEP, ROUNDS, draw_setting
 from hpcfl.bench.chaos.summary import Tally
-from hpcfl.bench.chaos.watch import Pace
+from hpcfl.bench.chaos.watch import PhaseDurations
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.progress import track
 from hpcfl.run_dir.layout import RunDir
@@ -58,7 +58,7 @@ def bench_chaos(
     if any(root.iterdir()):
         raise JobError(f"{root}: is not empty; remove it, or choose another with --dir")
     sizes, notes = _sizes(ranks)
-    untraced = no_tracer(root)
+    untraced = why_no_strace(root)
     if untraced:
         notes.append(f"no kill exactly at a system call: {untraced}")
     chaos = Chaos(root, sizes, Random(seed), Tally(notes), exact=untraced is None)
@@ -89,7 +89,7 @@ class Chaos:
     ) -> None:
         self._root, self._sizes, self._draw, self._exact = root, sizes, draw, exact
         self.tally = tally
-        self._pace = Pace()
+        self._durations = PhaseDurations()
         self._undisturbed_outcomes: dict[str, Outcome] = {}  # by algorithm
         self._stops: set[int] = set()  # which of the disturbances are signals to stop
 
@@ -112,7 +112,7 @@ class Chaos:
         """Run without kills, for the comparison; return whether it finished."""
         folder, job = self._new(f"000-{algorithm}", algorithm)
         start = Start(self._sizes[0], ["run", str(job), "--out", str(folder.root)], False)
-        ending = play(start, None, folder, self._pace, KEEP)
+        ending = play(start, None, folder, self._durations, KEEP)
         if ending.kind != "finished":
             self.tally.wrong.append(f"{folder.root}: undisturbed: {ending.name}")
             return False
@@ -134,7 +134,7 @@ class Chaos:
             arguments = resume if resuming else ["run", str(job), "--out", str(folder.root)]
             start = Start(size, arguments, refusable=resuming and newest < 0)
             kill = self._disturbance() if kills else None
-            ending = play(start, kill, folder, self._pace, KEEP)
+            ending = play(start, kill, folder, self._durations, KEEP)
             self.tally.count(ending)
             began = ending.seen.began
             if ending.kind == "wrong":

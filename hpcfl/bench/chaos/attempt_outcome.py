@@ -7,8 +7,8 @@ from signal import SIGKILL
 from typing import Literal, NamedTuple
 
 from hpcfl.bench.chaos.attempt import PATIENCE_S, Attempt
-from hpcfl.bench.chaos.kill import Kill, tracer, was_killed_at_call
-from hpcfl.bench.chaos.watch import Pace, Seen, Watch
+from hpcfl.bench.chaos.kill import Kill, strace_command, was_killed_at_call
+from hpcfl.bench.chaos.watch import AttemptMonitor, PhaseDurations, RoundsSeen
 from hpcfl.run_dir.layout import RunDir
 
 POLL_S = 0.002
@@ -23,7 +23,7 @@ class Ending(NamedTuple):
     """A description of the kill or stop, or of the fault."""
     phase: str = ""
     """Its phase when it was killed or stopped."""
-    seen: Seen = Seen()
+    seen: RoundsSeen = RoundsSeen()
 
 
 class Start(NamedTuple):
@@ -36,22 +36,24 @@ class Start(NamedTuple):
     """Whether there may be no checkpoint to resume from, so that a refusal is no failure."""
 
 
-def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int) -> Ending:
+def play(
+    start: Start, kill: Kill | None, folder: RunDir, durations: PhaseDurations, keep: int
+) -> Ending:
     """Start an attempt, kill it as ``kill`` describes unless it ends earlier, and classify its end.
 
     Args:
         start: of the attempt.
         kill: None to let it run to its end.
         folder: the run directory.
-        pace: the durations of the phases so far, which are updated.
+        durations: the durations of the phases so far, which are updated.
         keep: checkpoints that the run keeps.
     """
     log, trace = (folder.root.with_name(f"{folder.root.name}.{end}") for end in ("log", "strace"))
     trace.unlink(missing_ok=True)
-    before = tracer(kill, trace) if kill and kill.exact else []
+    before = strace_command(kill, trace) if kill and kill.exact else []
     traced = kill.rank(start.ranks) if kill else 0
     with Attempt(start.ranks, start.arguments, log, before, traced) as attempt:
-        watch = Watch(attempt, folder, pace)
+        watch = AttemptMonitor(attempt, folder, durations)
         while attempt.code is None and not (kill and watch.due(kill)):
             watch.poll()
             if watch.hangs:
@@ -66,7 +68,7 @@ def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int)
             attempt.kill(pids if kill.victim is None else pids[first : first + 1], kill.signal)
         if attempt.has_survivors():
             return Ending("wrong", f"processes that outlived a rank by {PATIENCE_S:.0f} s")
-        watch.settle()
+        watch.end()
         if attempt.code == 0:
             return Ending("finished", seen=watch.seen)
         if kill and kill.exact and was_killed_at_call(trace):
@@ -81,7 +83,7 @@ def play(start: Start, kill: Kill | None, folder: RunDir, pace: Pace, keep: int)
         return _by_itself(attempt, refusable=start.refusable)
 
 
-def fault_of_stop(attempt: Attempt, seen: Seen) -> str:
+def fault_of_stop(attempt: Attempt, seen: RoundsSeen) -> str:
     """The fault of a run that got a signal to stop; empty if it stopped correctly."""
     if any("Traceback" in line for line in attempt.output_lines()):
         return "a traceback"

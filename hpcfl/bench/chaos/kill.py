@@ -18,21 +18,22 @@ CALLS = {
     "size": ("?truncate,?ftruncate,?fallocate", 3),
     "mkdir": ("?mkdir,?mkdirat", 8),
 }
-INSTANTS = {"import": 1, "resume": 3, "checkpoint": 4, "round": 4}
+PHASES = {"import": 1, "resume": 3, "checkpoint": 4, "round": 4}
 """Phases in which random instants are drawn, and their weights."""
-STOPS = (SIGTERM, SIGUSR1, SIGINT)
+STOP_SIGNALS = (SIGTERM, SIGUSR1, SIGINT)
 """Signals at which a run finishes its round, writes a checkpoint and exits with 75."""
-LATEST = 6  # the largest number of the round, or of the change of the checkpoints, for such a kill
+MOST_ROUNDS = 6  # the largest number of rounds, or of changes of the checkpoints, that is drawn
 
 
 class Kill(NamedTuple):
     """How to end one attempt."""
 
     at: str
-    """One of INSTANTS, or one of CALLS."""
+    """One of PHASES, or one of CALLS."""
     nth: int
-    """The number of the system call of its kind, of the round or of the change, from 1."""
-    moment: float = 0.0
+    """Counted from 1: which call of the kind ``at``; or the completed rounds, or the changes of the
+    folder of checkpoints, after which the signal is sent."""
+    phase_fraction: float = 0.0
     """The instant in the phase, from 0 at its beginning to 1 at its end."""
     victim: float | None = None
     """The rank, as a fraction of the number of ranks; None: all ranks."""
@@ -65,18 +66,18 @@ def draw_kill(draw: Random, *, exact: bool) -> Kill:
         first = draw.random() < 0.5
         nth = 1 + int(last * draw.random() ** 2)
         return Kill(kind, nth, victim=0.0 if first else draw.random())
-    (at,) = draw.choices(list(INSTANTS), list(INSTANTS.values()))
+    (at,) = draw.choices(list(PHASES), list(PHASES.values()))
     victim = draw.choice([None, draw.random()])
-    return Kill(at, draw.randint(1, LATEST), draw.random(), victim)
+    return Kill(at, draw.randint(1, MOST_ROUNDS), draw.random(), victim)
 
 
 def draw_stop(draw: Random) -> Kill:
     """A signal to stop, at an instant, to one rank or all."""
-    return draw_kill(draw, exact=False)._replace(signal=draw.choice(STOPS))
+    return draw_kill(draw, exact=False)._replace(signal=draw.choice(STOP_SIGNALS))
 
 
-def tracer(kill: Kill, trace: Path) -> list[str]:
-    """The command line of strace that kills a command at a system call, before it is executed."""
+def strace_command(kill: Kill, trace: Path) -> list[str]:
+    """The words of strace before a command: SIGKILL at the ``nth`` call, before the kernel acts."""
     calls, _ = CALLS[kill.at]
     return [
         shutil.which("strace") or "strace",
@@ -92,12 +93,12 @@ def was_killed_at_call(trace: Path) -> bool:
     return trace.exists() and ") = ?" in " ".join(trace.read_text(errors="replace").split())
 
 
-def no_tracer(folder: Path) -> str | None:
-    """Why no process can be killed at a system call here; None if it can."""
+def why_no_strace(folder: Path) -> str | None:
+    """Why strace cannot kill a process at a system call on this machine; None if it can."""
     if shutil.which("strace") is None:
         return "strace is not installed"
     trace = folder / "strace"
-    command = [*tracer(Kill("write", 1), trace), "echo"]
+    command = [*strace_command(Kill("write", 1), trace), "echo"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     trace.unlink(missing_ok=True)
     if done.returncode == -SIGKILL:

@@ -15,7 +15,7 @@ from hpcfl.run_dir.manifest import MANIFEST
 from hpcfl.runner.export import export
 
 
-class Marks(NamedTuple):
+class Progress(NamedTuple):
     """The progress of a run as its files show it; any change shows that it is alive."""
 
     starts: int
@@ -28,10 +28,10 @@ class Marks(NamedTuple):
     """The round of the newest committed checkpoint; -1 if there is none."""
 
 
-def marks(folder: RunDir) -> Marks:
+def read_progress(folder: RunDir) -> Progress:
     """The present progress of a run."""
     log, starts = folder.log, folder.history
-    return Marks(
+    return Progress(
         starts.stat().st_size if starts.exists() else 0,
         log.read_bytes().count(b"\n") if log.exists() else 0,
         folder.checkpoints.stat().st_mtime_ns if folder.checkpoints.exists() else 0,

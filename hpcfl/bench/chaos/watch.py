@@ -1,4 +1,4 @@
-"""Poll the files of an attempt, and decide when to kill it."""
+"""Poll the files of an attempt, one start of the tested run, and decide when to kill it."""
 
 import time
 from dataclasses import dataclass
@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 from hpcfl.bench.chaos.attempt import PATIENCE_S, Attempt
 from hpcfl.bench.chaos.kill import Kill
-from hpcfl.bench.chaos.run_outcome import interrupted, marks
+from hpcfl.bench.chaos.run_outcome import interrupted, read_progress
 from hpcfl.run_dir.layout import RunDir
 
-FAR = 12  # rounds after which an attempt is killed if the drawn system call has not come
+FALLBACK_ROUNDS = 12
+"""Rounds after which an attempt is killed if the drawn system call has not come."""
 
 
 @dataclass
-class Pace:
+class PhaseDurations:
     """Estimated seconds of each phase, from the attempts so far, to draw instants within it."""
 
     load: float = 2.0
@@ -23,12 +24,12 @@ class Pace:
     round: float = 0.05
     """A round, including its share of the checkpoints."""
 
-    def learn(self, name: str, seconds: float) -> None:
+    def update(self, name: str, seconds: float) -> None:
         """Average the estimate of a phase with the seconds of one more attempt."""
         setattr(self, name, (getattr(self, name) + seconds) / 2)
 
 
-class Seen(NamedTuple):
+class RoundsSeen(NamedTuple):
     """The rounds of an attempt, from its files."""
 
     rounds: int = 0
@@ -39,35 +40,35 @@ class Seen(NamedTuple):
     """The newest round that was ever committed before it ended; -1 if none was."""
 
 
-class Watch:
+class AttemptMonitor:
     """Follows an attempt from its start to its end."""
 
-    def __init__(self, attempt: Attempt, folder: RunDir, pace: Pace) -> None:
-        self._attempt, self._folder, self._pace = attempt, folder, pace
+    def __init__(self, attempt: Attempt, folder: RunDir, durations: PhaseDurations) -> None:
+        self._attempt, self._folder, self._durations = attempt, folder, durations
         self._began = self._changed = time.monotonic()
-        self._first = self._last = marks(folder)
+        self._first = self._last = read_progress(folder)
         self._locked: float | None = None
         self._recorded: float | None = None
         self._base = 0  # lines of the log when the history got this start's entry
         self._committed = self._first.committed
-        self._commits = 0  # changes of the folder of the checkpoints since then
+        self._checkpoint_changes = 0  # changes of the folder of checkpoints since then
         self._due: float | None = None
 
     def poll(self) -> None:
         """Read the files of the attempt, and update its state."""
-        now, current = time.monotonic(), marks(self._folder)
+        now, current = time.monotonic(), read_progress(self._folder)
         if self._recorded is not None and current.checkpoints != self._last.checkpoints:
-            self._commits += 1
+            self._checkpoint_changes += 1
         self._committed = max(self._committed, current.committed)
         if current != self._last:
             self._changed, self._last = now, current
         if self._locked is None and self._attempt.has_open(self._folder.root / "lock"):
             self._locked = self._changed = now
-            self._pace.learn("load", now - self._began)
+            self._durations.update("load", now - self._began)
         if self._recorded is None and current.starts != self._first.starts:
             self._recorded, self._base = now, current.rounds
             if self._locked is not None:
-                self._pace.learn("resume", now - self._locked)
+                self._durations.update("resume", now - self._locked)
 
     @property
     def hangs(self) -> bool:
@@ -84,29 +85,33 @@ class Watch:
         now = time.monotonic()
         if self._due is None:
             begun, length = {
-                "import": (True, self._pace.load),
-                "resume": (self._locked is not None, self._pace.resume),
-                "checkpoint": (self._commits >= kill.nth, self._pace.round),
-                "round": (self.rounds >= kill.nth, self._pace.round),
-            }.get(kill.at, (self.rounds >= FAR, 0.0))
+                "import": (True, self._durations.load),
+                "resume": (self._locked is not None, self._durations.resume),
+                "checkpoint": (self._checkpoint_changes >= kill.nth, self._durations.round),
+                "round": (self.rounds >= kill.nth, self._durations.round),
+            }.get(kill.at, (self.rounds >= FALLBACK_ROUNDS, 0.0))
             if begun:
-                self._due = now + kill.moment * length
+                self._due = now + kill.phase_fraction * length
         return self._due is not None and now >= self._due
 
-    def settle(self) -> None:
+    def end(self) -> None:
         """Update the estimate for a round, after the attempt has ended."""
         self.poll()
         if self._recorded is not None and self.rounds > 1:
-            self._pace.learn("round", (self._changed - self._recorded) / self.rounds)
+            self._durations.update("round", (self._changed - self._recorded) / self.rounds)
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> RoundsSeen:
         """The rounds of an attempt that has ended."""
         began = None if self._recorded is None else int(self._folder.last_start["round"])
-        return Seen(self.rounds, began, self._committed)
+        return RoundsSeen(self.rounds, began, self._committed)
 
     def phase(self, keep: int) -> str:
-        """The phase of a killed attempt: import, resume, checkpoint, pruning or round."""
+        """The phase of a killed attempt: import, resume, checkpoint, pruning or round.
+
+        Args:
+            keep: how many checkpoints the run keeps.
+        """
         if self._recorded is None:
             return "import" if self._locked is None else "resume"
         return interrupted(self._folder, keep)

@@ -24,7 +24,7 @@ _KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 class Layout(NamedTuple):
-    """The files and numbers of one of the two data sets, as its owners publish it."""
+    """The files and numbers of one of the two data sets, as it is published."""
 
     name: str
     """Of the .npz, and in messages."""

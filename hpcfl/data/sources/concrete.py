@@ -53,7 +53,7 @@ class Concrete(DataConfig):
         if wrong.any():
             column = int(np.argmax(wrong))
             raise DataError(
-                f"{path}: the mean of column {column + 1} is {means[column]:.4g}, the owners' is "
+                f"{path}: the mean of column {column + 1} is {means[column]:.4g}, the published is "
                 f"{_MEANS[column]:.4g}; it is damaged or another table: remove it, and say it again"
             )
         return path

@@ -14,18 +14,22 @@ from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import JobError
 from hpcfl.types import Examples
 
-_FOLDS = 5  # the same split as any other seed would find: part of the data set's definition
+_TEST_EVERY = 5  # every fifth example is a test example, whatever the seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(DataConfig):
-    """Inputs in [0, 1] and 10 classes; needs no file.  Every fifth example is a test example."""
+    """Inputs in [0, 1] and 10 classes; needs no download.  Every fifth example is for tests."""
 
     flat: bool = True
     """Inputs are vectors [64]; otherwise images [1, 8, 8]."""
 
     def input_files(self) -> tuple[InputFile, ...] | None:
-        """The file of scikit-learn, wherever it is; None where this version has no such file."""
+        """The file of scikit-learn, wherever it is; None where this version has no such file.
+
+        Raises:
+            JobError: scikit-learn is not installed.
+        """
         file = _file()
         return None if file is None else (InputFile(file, label="scikit-learn: digits.csv.gz"),)
 
@@ -39,7 +43,7 @@ class Digits(DataConfig):
         images = torch.from_numpy(pixels.astype(np.float32) / 16)
         inputs = images if self.flat else images.view(-1, 1, 8, 8)
         labels = torch.from_numpy(digits.astype(np.int64))
-        test = torch.arange(len(labels)) % _FOLDS == _FOLDS - 1
+        test = torch.arange(len(labels)) % _TEST_EVERY == _TEST_EVERY - 1
         return Dataset(
             train=Examples(inputs[~test], labels[~test]),
             test=Examples(inputs[test], labels[test]),

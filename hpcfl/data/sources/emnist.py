@@ -16,7 +16,7 @@ _RAW = Path("EMNIST") / "raw"  # where torchvision puts them
 
 
 class Split(NamedTuple):
-    """One of the ways in which the owners split EMNIST."""
+    """One of the ways in which the publisher splits EMNIST."""
 
     classes: int
     counts: tuple[int, int]
@@ -68,7 +68,7 @@ class Emnist(IdxImages):
         )
 
     def provide(self, track: Track) -> None:
-        """Extract this split's files from the owners' archive; they stay compressed."""
+        """Extract this split's files from the publisher's archive; they stay compressed."""
         root, layout = Path(self.root), self.layout
         files = (*layout.train, *layout.test)
         if all(idx_place(root / file).exists() for file in files):

@@ -1,4 +1,4 @@
-"""MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017; arXiv:1708.07747): 28x28."""
+"""MNIST (LeCun et al., 1998): handwritten digits of 28x28 pixels."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ _FILES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Mnist(IdxImages):
+class MnistFormat(IdxImages):
     """What MNIST and Fashion-MNIST have in common: file names, numbers, normalisation."""
 
     name: ClassVar[str]
@@ -66,7 +66,7 @@ class _Mnist(IdxImages):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mnist(_Mnist):
+class Mnist(MnistFormat):
     """Handwritten digits: grey images uint8 [n, 28, 28], normalised; 10 classes."""
 
     # The authors' own site asks for a password; this is the copy that torchvision fetches.
@@ -84,25 +84,3 @@ class Mnist(_Mnist):
 
     root: PathText = "data"
     """The folder that holds MNIST/raw as torchvision makes it, or mnist.npz."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FashionMnist(_Mnist):
-    """Articles of clothing: grey images uint8 [n, 28, 28], normalised; 10 classes."""
-
-    name: ClassVar[str] = "fashion_mnist"
-    folder: ClassVar[str] = "FashionMNIST/raw"
-    url: ClassVar[str] = (
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
-    )
-    md5: ClassVar[tuple[str, ...]] = (
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "25c81989df183df01b3e8a0aad5dffbe",
-        "bef4ecab320f06d8554ea6380940ec79",
-        "bb300cfdad3c16e7a12a480ee83cd310",
-    )
-    mean: ClassVar[float] = 0.2860
-    std: ClassVar[float] = 0.3530
-
-    root: PathText = "data"
-    """The folder that holds FashionMNIST/raw as torchvision makes it, or fashion_mnist.npz."""

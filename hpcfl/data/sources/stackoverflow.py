@@ -54,7 +54,7 @@ class StackOverflow(Sentences):
     prepared_by: ClassVar[tuple[str, ...]] = ("vocabulary", "length", "subset")
 
     def sources(self, track: Track) -> dict[str, Source]:
-        """The owners' HDF5 files (examples/USER/tokens), fetched and unpacked if need be."""
+        """The publisher's HDF5 files (examples/USER/tokens), fetched and unpacked if need be."""
         root = Path(self.root)
         provide_members(root, COUNTS, track)
         provide_members(root, TEXTS, track)
@@ -78,14 +78,14 @@ class StackOverflow(Sentences):
     def _check_numbers(self, path: Path, split: str, found: tuple[int, int]) -> None:
         if not self.subset and found != PUBLISHED[split]:
             raise DataError(
-                f"{path}: {found[0]} users with {found[1]} {split} sentences, the owners' file has "
-                f"{PUBLISHED[split][0]} with {PUBLISHED[split][1]}; if it shall be a part of it, "
-                "say subset: true"
+                f"{path}: {found[0]} users with {found[1]} {split} sentences, the published file "
+                f"has {PUBLISHED[split][0]} with {PUBLISHED[split][1]}; for a part of it, say "
+                "subset: true"
             )
 
 
 class Users:
-    """The users of one of the owners' files, in the order of their names."""
+    """The users of one of the publisher's files, in the order of their names."""
 
     def __init__(self, path: Path, track: Track) -> None:
         self._path = path

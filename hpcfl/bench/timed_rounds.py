@@ -1,4 +1,7 @@
-"""Run a job's rounds a few at a time, without checkpoints and evaluation, to time them."""
+"""Build a job's run without evaluation and checkpoints, and time its rounds, a few at a time.
+
+The commands of ``hpcfl bench`` do so on one rank, or on each rank of a group.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -53,7 +56,7 @@ class LogOnly:
         """Commit nothing."""
 
 
-class Engine:
+class TimedRounds:
     """Runs a number of rounds in each call.
 
     Args:
@@ -81,7 +84,7 @@ class Engine:
         return self._clock() - began
 
 
-class SingleRank(NamedTuple):
+class BenchRun(NamedTuple):
     """A job with its data loaded, ready for rounds."""
 
     components: Components
@@ -90,9 +93,9 @@ class SingleRank(NamedTuple):
     """Its ``waited`` has the seconds that rounds waited for client states."""
 
 
-def single_rank(
+def build_bench_run(
     loaded: Loaded, folder: Path, stack: ExitStack, comm: Comm | None = None
-) -> SingleRank:
+) -> BenchRun:
     """Load a job for rounds on this rank alone, or on one of a group.
 
     Args:
@@ -108,4 +111,4 @@ def single_rank(
     mine = [client for client, rank in enumerate(owner) if rank == comm.rank]
     store = stack.enter_context(closing(components.store(folder, comm.rank, "bench", mine)))
     run = build_run(components, comm, owner, store, components.gradient(), hooks, Signals())
-    return SingleRank(components, run, hooks)
+    return BenchRun(components, run, hooks)
