@@ -68,6 +68,8 @@ def algorithms() -> Iterator[str]:
         yield inspect.cleandoc(inspect.getmodule(cls).__doc__) + "\n```\n"
         yield f"Sent down {down}, sent up {up}, kept per client {kept}, kept by the server"
         yield f"{server}, in vectors of the model's size.\n"
+        if refused := cls().refuses_momentum:
+            yield f"No `local.momentum`: {refused}.\n"
         own = settings(cls, Algorithm)
         if own:
             yield HEADER

@@ -16,7 +16,8 @@ One round, as the engine plays it (x, y, delta, ... are flat vectors [P]):
                 d     <- direction(point, local, grad, client_i)       # default grad(point)
                 step  <- d + weight_decay point
                 local <- update_local(local, step, client_i)
-                y     <- start - step_scale client_i.lr step
+                v     <- momentum v + step             # local.momentum; v = 0 at begin
+                y     <- start - step_scale client_i.lr v             # nesterov: step + momentum v
             upload_i, state_i <- finish(y, local, message, state_i, client_i)
         server <- update(server, mean of upload_i, cohort)
 
@@ -97,6 +98,8 @@ class Algorithm(Section, ABC):
     """Fields of the upload that the server could compute itself: not counted as traffic."""
     traffic_note: ClassVar[str] = ""
     """The paper's count of the traffic, where it differs: shown by ``hpcfl plan``."""
+    refuses_momentum: ClassVar[str] = ""
+    """Why the method does not allow ``local.momentum``: shown to the user; empty if it does."""
 
     server_lr: Positive = 1.0
     """eta_g, the server's learning rate."""

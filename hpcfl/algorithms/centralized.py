@@ -16,7 +16,7 @@ differ where eta changes.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import zeros_like
 
@@ -32,6 +32,8 @@ class State(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Centralized(FedAvg):
     """Centralised SGD with momentum: the data pooled in one client."""
+
+    refuses_momentum: ClassVar[str] = "its momentum lasts over the rounds: algorithm.beta"
 
     beta: Decay = 0.9
     """Momentum factor."""

@@ -14,7 +14,7 @@ Departures: none.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import zeros_like
 
@@ -34,6 +34,8 @@ class Local(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class FedADC(Algorithm):
     """FedADC (Ozfatura et al., 2021)."""
+
+    refuses_momentum: ClassVar[str] = "its local steps have the server's momentum, algorithm.beta"
 
     beta: Decay = 0.9
     """Momentum factor of the server."""

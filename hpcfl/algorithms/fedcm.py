@@ -46,6 +46,9 @@ class FedCM(Algorithm):
     """FedCM (Xu et al., 2021)."""
 
     not_transmitted: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    refuses_momentum: ClassVar[str] = (
+        "its Delta divides x - y by eta K, as K plain steps are long, and is a momentum already"
+    )
 
     alpha: Fraction = 0.1
     """Weight of the client's own gradient."""

@@ -19,7 +19,7 @@ the authors' configuration, not in the algorithm's listing.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from hpcfl.algorithms.base import Client, Message, RandomInit, Upload
 from hpcfl.algorithms.fedavg import FedAvg
@@ -41,6 +41,8 @@ class Local(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class FedHBM(FedAvg):
     """FedHBM (generalised heavy-ball momentum, local form)."""
+
+    refuses_momentum: ClassVar[str] = "its local steps have a momentum of their own, algorithm.beta"
 
     beta: NonNegative = 1.0
     """Momentum factor."""

@@ -44,6 +44,9 @@ class FedMIM(Algorithm):
     traffic_note: ClassVar[str] = (
         "1x in its paper: a client that took part in each of the last J rounds has the past models"
     )
+    refuses_momentum: ClassVar[str] = (
+        "its local steps have an inertia of their own, algorithm.alpha"
+    )
 
     alpha: tuple[NonNegative, ...] = (0.6, 0.3)
     """Inertia of the step's start, for the newest difference first; in all less than 1."""

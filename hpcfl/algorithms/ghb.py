@@ -14,7 +14,7 @@ the authors' configuration, not in the paper.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, Nothing, Upload
 from hpcfl.types import Count, Fraction, NonNegative, Vector
@@ -39,6 +39,8 @@ class Local(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class GHB(Algorithm):
     """GHB (generalised heavy-ball momentum, sent by the server)."""
+
+    refuses_momentum: ClassVar[str] = "its local steps have a momentum of their own, algorithm.beta"
 
     beta: NonNegative = 0.9
     """Momentum factor."""

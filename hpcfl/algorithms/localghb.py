@@ -18,7 +18,7 @@ the authors' configuration, not in the paper.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from hpcfl.algorithms.base import Client, Message, RandomInit, Upload
 from hpcfl.algorithms.fedavg import FedAvg
@@ -37,6 +37,8 @@ class Local(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class LocalGHB(FedAvg):
     """LocalGHB (generalised heavy-ball momentum, anchored at the client)."""
+
+    refuses_momentum: ClassVar[str] = "its local steps have a momentum of their own, algorithm.beta"
 
     beta: NonNegative = 0.9
     """Momentum factor."""

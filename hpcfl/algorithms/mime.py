@@ -20,7 +20,7 @@ client's whole data.  The server's learning rate eta_g is ours (1 there).
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import zeros_like
 
@@ -35,6 +35,10 @@ class Server(NamedTuple):
 
 class MimeFramework(Algorithm):
     """Mime over any base optimiser; the server holds x and the optimiser's statistics."""
+
+    refuses_momentum: ClassVar[str] = (
+        "the server's optimiser, and any momentum of it, stays fixed while its clients train"
+    )
 
     @property
     def full_gradient(self) -> FullGradientScope:

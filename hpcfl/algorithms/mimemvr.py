@@ -19,7 +19,7 @@ reading.  The server's learning rate eta_g is ours (1 there).
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import ones_like, zeros_like
 
@@ -42,6 +42,10 @@ class Message(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class MimeMVR(Algorithm):
     """Mime (Karimireddy et al., 2021) over momentum-based variance reduction, as we read it."""
+
+    refuses_momentum: ClassVar[str] = (
+        "its clients follow the server's momentum, which stays fixed while they train"
+    )
 
     beta: Share = 0.9
     """Factor of the momentum, the paper's 1 - a."""

@@ -58,6 +58,13 @@ class Scaffold(Algorithm):
     """The first c_i: zero, or all clients' full gradients at the initial model, before round 1."""
 
     @property
+    def refuses_momentum(self) -> str:  # type: ignore[override]  # depends on the option
+        """For option 2."""
+        if self.option == 1:
+            return ""
+        return "option 2 takes (x - y) / (K eta) as the mean of K plain steps; set option: 1"
+
+    @property
     def warm_start(self) -> bool:
         """For the first control variates."""
         return self.first == "gradient"

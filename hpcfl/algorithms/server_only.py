@@ -23,7 +23,7 @@ server's.  Weight decay is part of G.  A last partial batch weighs as much as a 
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import ones_like, where, zeros_like
 
@@ -57,6 +57,10 @@ class Upload(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class ServerOnly(Algorithm):
     """The server's optimiser over large-batch gradients (FedSGD)."""
+
+    refuses_momentum: ClassVar[str] = (
+        "its clients take no steps, the server does: algorithm.optimizer"
+    )
 
     optimizer: Literal["sgd", "momentum", "adam", "mvr"] = "sgd"
     """The optimiser of the server."""

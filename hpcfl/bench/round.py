@@ -224,7 +224,11 @@ class BareLoop:
         for weight, batches in cohort:
             load_vector(self._model, self.x)
             optimizer = torch.optim.SGD(
-                self._model.parameters(), lr=local_lr, weight_decay=local.weight_decay
+                self._model.parameters(),
+                lr=local_lr,
+                weight_decay=local.weight_decay,
+                momentum=local.momentum,
+                nesterov=local.nesterov,
             )
             for batch in batches:
                 optimizer.zero_grad()

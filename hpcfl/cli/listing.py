@@ -68,7 +68,9 @@ def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:
     table.add_row("(every one)", "", "", "", "", "\n".join(_settings(Algorithm)))
     for name, cls in known.items():
         counted = [f"(counted as {cls.traffic_note})"] if cls.traffic_note else []
-        about = (_summary(cls), _reference(cls), *counted, *_settings(cls, Algorithm))
+        refused = cls().refuses_momentum
+        without = [f"(no local.momentum: {refused})"] if refused else []
+        about = (_summary(cls), _reference(cls), *counted, *without, *_settings(cls, Algorithm))
         table.add_row(name, *multiples(cls()), "\n".join(about))
     table.caption = (
         "in vectors of the model's size; down, up: what a client receives and sends in a round; "

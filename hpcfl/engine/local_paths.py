@@ -15,6 +15,7 @@ from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad
 from hpcfl.engine.loop import play
 from hpcfl.engine.run import Run
 from hpcfl.local.sequential import Sequential
+from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import ClientResult, ClientTask, Gradient
 from hpcfl.types import Record, Vector
 
@@ -47,19 +48,19 @@ class LocalPathRecorder:
         self._server: list[Points] = []
         self._rounds: list[list[ClientPath]] = []
 
-    def play(self, run: Run, gradient: Gradient, weight_decay: float) -> LocalPaths:
+    def play(self, run: Run, gradient: Gradient, sgd: Sgd) -> LocalPaths:
         """Play all rounds, one client after the other.
 
         Args:
             run: of one rank, whose hooks are this recorder; its executor is not used.
             gradient: of the model's loss.
-            weight_decay: of the job's local section.
+            sgd: of the job's local section.
 
         Raises:
             DivergedError, ClientError: see ``hpcfl.engine.loop.play``.
         """
         schedule = replace(run.schedule, evaluation_due=lambda round, rounds: True)
-        executor = _RecordingExecutor(run.algorithm, gradient, weight_decay, self._rounds)
+        executor = _RecordingExecutor(run.algorithm, gradient, sgd, self._rounds)
         run = replace(run, schedule=schedule, training=replace(run.training, executor=executor))
         play(run, run.algorithm.init_server(run.x0), 0)
         return LocalPaths(np.stack(self._server), self._rounds)
@@ -91,13 +92,13 @@ class _RecordingExecutor(Sequential):
         self,
         algorithm: Algorithm,
         gradient: Gradient,
-        weight_decay: float,
+        sgd: Sgd,
         rounds: list[list[ClientPath]],
     ) -> None:
         self._paths: list[list[Points]] = []
         self._rounds = rounds
         recording = _RecordingAlgorithm(algorithm=algorithm, paths=self._paths)
-        super().__init__(recording, gradient, weight_decay)
+        super().__init__(recording, gradient, sgd)
 
     def train(
         self,

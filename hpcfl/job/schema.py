@@ -309,6 +309,12 @@ def require_coherent(job: Job, file: JobFile) -> None:
             f"{file.where(('block_size',))}: block_size: found with executor sequential ({said}), "
             "which takes one client at a time; say executor: block, or block_size: null"
         )
+    if job.local.momentum and job.algorithm.refuses_momentum:
+        name, key = file.tree["algorithm"]["name"], ("local", "momentum")
+        raise JobError(
+            f"{file.where(key)}: local.momentum: found {job.local.momentum:g}, but {name} takes "
+            f"none ({job.algorithm.refuses_momentum}); set local.momentum=0, or another algorithm"
+        )
 
 
 def require_full_blocks(job: Job, population: int) -> None:

@@ -24,7 +24,8 @@ from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.types import Vector
 
-Carry = tuple[Tensor, Any]  # y [K, P], and the clients' local quantities, [K, ...] each
+# y [K, P]; the clients' local quantities, [K, ...] each; the velocities [K, P], or [K, 0]
+Carry = tuple[Tensor, Any, Tensor]
 StepFunction = Callable[[Carry, Client, Step], tuple[Carry, Tensor]]
 
 
@@ -32,8 +33,8 @@ class Block:
     """Trains the clients of a rank, K at a time.
 
     Args:
-        sequential: the executor for one client at a time; its algorithm and weight decay apply
-            here too.
+        sequential: the executor for one client at a time; its algorithm and its SGD apply here
+            too.
         gradients: of K models.
         batches: pads the clients' batches to one width.
         shared: for each field of a client's state, whether it is the model that the client
@@ -99,7 +100,8 @@ class Block:
         before = self._stack(states)
         begin = vmap(lambda state, client: self._algorithm.begin(message, state, client))
         local = begin(before, clients)
-        carry: Carry = message.x.expand(self._size, -1), local
+        y = message.x.expand(self._size, -1)
+        carry: Carry = y, local, self._sequential.sgd.velocity(y)
         # In float64, as in the sequential executor: a sum of many steps' losses.
         total = torch.zeros(self._size, dtype=torch.float64, device=device)
         for step in self._batches.steps(tasks):
@@ -112,7 +114,7 @@ class Block:
             found: tuple[Any, Any] = self._algorithm.finish(y, local, message, state, client)
             return found
 
-        uploads, after = vmap(finish)(*carry, before, clients)
+        uploads, after = vmap(finish)(*carry[:2], before, clients)
         losses = total / clients.steps
         return [
             ClientResult(
@@ -140,12 +142,14 @@ class Block:
         self, carry: Carry, clients: Client, step: Step
     ) -> tuple[Carry, Tensor]:
         """One local step of K clients, and their losses [K]: 0 for inactive clients."""
-        algorithm, weight_decay = self._algorithm, self._sequential.weight_decay
+        algorithm, sgd = self._algorithm, self._sequential.sgd
 
         def gradients(points: Tensor) -> tuple[Tensor, Tensor]:
             return self._gradients(points, step.batches)
 
-        def step_one(y: Vector, local: Any, client: Client, active: Tensor) -> tuple[Carry, Tensor]:
+        def step_one(
+            y: Vector, local: Any, velocity: Vector, client: Client, active: Tensor
+        ) -> tuple[Carry, Tensor]:
             losses: list[Tensor] = []
 
             def grad(point: Vector) -> Vector:
@@ -155,18 +159,17 @@ class Block:
 
             start = algorithm.start_point(y, local, client)
             point = algorithm.gradient_point(y, start, local, client)
-            d = algorithm.direction(point, local, grad, client)
-            if weight_decay:
-                d = d.add(point, alpha=weight_decay)
+            d = sgd.decayed(algorithm.direction(point, local, grad, client), point)
             new_local = algorithm.update_local(local, d, client)
-            new_y = start - algorithm.step_scale * client.lr * d
+            along, new_velocity = sgd.step(d, velocity)
+            new_y = start - algorithm.step_scale * client.lr * along
             loss = losses[0] if losses else torch.zeros_like(client.lr)
             # A client that has finished must not move: the gradient of its filled batch is not its
             # own.  A leaf that a hook returned unchanged needs no selection.
             carried = tree_map(
                 lambda new, old: old if new is old else torch.where(active, new, old),
-                (new_y, new_local),
-                (y, local),
+                (new_y, new_local, new_velocity),
+                (y, local, velocity),
             )
             return carried, loss.masked_fill(~active, 0.0)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
 from hpcfl.errors import (
     BrokenRuleError,
@@ -21,22 +22,23 @@ class client_errors:
     """Context manager that raises an error of its block as a ``ClientError``.
 
     Errors of hpcfl's own classes pass unchanged, and disk errors become ``DiskError``.
-    It adds the client, the round and the stage.  A class is faster than a generator here, and every
-    client of every round enters it.
+    It adds the client, the round and the stage, and the local step where the block sets ``step``.
+    A class is faster than a generator here, and every client of every round enters it.
     """
 
     def __init__(self, task: ClientTask, stage: str) -> None:
         self._task, self._stage = task, stage
+        self.step: int | None = None
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, HpcflError):
             if disk := as_disk_error(error):
                 raise disk from error
             task = self._task
-            raise ClientError(task.client_id, task.round + 1, None, self._stage) from error
+            raise ClientError(task.client_id, task.round + 1, self.step, self._stage) from error
 
 
 @contextmanager

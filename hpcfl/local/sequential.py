@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.errors import ClientError, HpcflError
 from hpcfl.local.error_context import client_errors
+from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import BatchGradient, ClientResult, ClientTask, Gradient
 from hpcfl.types import Vector
 
@@ -17,10 +17,10 @@ _STEP = ("start_point", "gradient_point", "direction", "update_local")
 class Sequential:
     """Trains the clients of a rank, in the order of their tasks."""
 
-    def __init__(self, algorithm: Algorithm, gradient: Gradient, weight_decay: float) -> None:
-        self.algorithm, self.gradient, self.weight_decay = algorithm, gradient, weight_decay
+    def __init__(self, algorithm: Algorithm, gradient: Gradient, sgd: Sgd) -> None:
+        self.algorithm, self.gradient, self.sgd = algorithm, gradient, sgd
         default = (getattr(type(algorithm), hook) is getattr(Algorithm, hook) for hook in _STEP)
-        self._plain_sgd = gradient.clip is None and all(default)
+        self._plain_sgd = gradient.clip is None and not sgd.momentum and all(default)
 
     def full_gradients(
         self, points: Sequence[Vector], tasks: Iterable[ClientTask]
@@ -63,32 +63,27 @@ class Sequential:
     def _train_one(
         self, message: Any, task: ClientTask, state: Any, local_models: bool
     ) -> ClientResult:
-        algorithm, gradient, client = self.algorithm, self.gradient, task.client
+        algorithm, gradient, sgd, client = self.algorithm, self.gradient, self.sgd, task.client
         with client_errors(task, "begin"):
             local = algorithm.begin(message, state, client)
-        y = message.x.clone()
+        y, velocity = message.x.clone(), sgd.velocity(message.x)
         loss = torch.zeros((), dtype=torch.float64, device=y.device)
-        lr, steps, step = algorithm.step_scale * float(client.lr), int(client.steps), 0
-        try:
-            for step in range(steps):
-                batch, seed = next(task.batches), task.dropout_seed + step
+        lr, steps = algorithm.step_scale * float(client.lr), int(client.steps)
+        with client_errors(task, "step") as at:
+            for at.step in range(steps):
+                batch, seed = next(task.batches), task.dropout_seed + at.step
                 if self._plain_sgd:  # the bits of what follows, without a copy of the gradient
-                    loss += gradient.descend(y, batch, seed, lr, self.weight_decay)
+                    loss += gradient.descend(y, batch, seed, lr, sgd.weight_decay)
                     continue
                 grad = BatchGradient(gradient, batch, seed)
                 start = algorithm.start_point(y, local, client)
                 point = algorithm.gradient_point(y, start, local, client)
-                d = algorithm.direction(point, local, grad, client)
+                d = sgd.decayed(algorithm.direction(point, local, grad, client), point)
                 if grad.loss is not None:
                     loss += grad.loss
-                if self.weight_decay:
-                    d = d.add(point, alpha=self.weight_decay)
                 local = algorithm.update_local(local, d, client)
-                torch.add(start, d, alpha=-lr, out=y)
-        except HpcflError:  # damaged data: its message has the file already
-            raise
-        except Exception as e:
-            raise ClientError(task.client_id, task.round + 1, step, "step") from e
+                step, velocity = sgd.step(d, velocity)
+                torch.add(start, step, alpha=-lr, out=y)
         with client_errors(task, "finish"):
             upload, after = algorithm.finish(y, local, message, state, client)
         return ClientResult(upload, after, loss / steps, y if local_models else y.new_empty(0))

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from hpcfl.algorithms.base import Client
 from hpcfl.data.partition import Rows
 from hpcfl.local.autocast import autocast_bfloat16
+from hpcfl.local.sgd import Sgd
 from hpcfl.models.dropout import dropouts
 from hpcfl.models.flat_vector import Layout
-from hpcfl.types import Batch, Count, Fraction, Loss, NonNegative, Positive, Section, Vector
+from hpcfl.types import Batch, Count, Decay, Fraction, Loss, NonNegative, Positive, Section, Vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,11 @@ class Local(Section):
     """Skip the last batch of a pass if it is smaller than the others and not the only one."""
     weight_decay: NonNegative = 0.0
     """lambda: lambda times the point of the gradient is added to each step's direction."""
+    momentum: Decay = 0.0
+    """mu of the clients' SGD: v <- mu v + direction with its weight decay; steps follow v, which is
+    0 at the start of every round."""
+    nesterov: bool = False
+    """Steps follow the direction + mu v instead of v, as in torch.optim.SGD."""
     clip: Positive | None = None
     """The largest norm of a stochastic gradient; longer ones are scaled down to it."""
 
@@ -55,6 +61,16 @@ class Local(Section):
                 f"schedule cosine has no lr_decay, found {self.lr_decay}; remove lr_decay, or set "
                 "schedule: exponential"
             )
+        if self.nesterov and not self.momentum:
+            raise ValueError(
+                f"nesterov: found true with momentum {self.momentum:g}, which it would not change; "
+                "set momentum (0.9 is usual), or nesterov: false"
+            )
+
+    @property
+    def sgd(self) -> Sgd:
+        """The optimiser of the local steps."""
+        return Sgd(weight_decay=self.weight_decay, momentum=self.momentum, nesterov=self.nesterov)
 
     def lr_of_round(self, round: int, rounds: int) -> float:
         """The learning rate eta of ``round``, counted from zero, out of ``rounds``."""

@@ -13,11 +13,12 @@ from hpcfl.run_dir.record import RunRecord
 
 BASELINE = "fedavg"
 """The algorithm that speed-ups are over."""
-_RATES = ("lr", "lr_decay", "schedule", "weight_decay", "clip")
-# Settings in which a baseline may differ from a run, if a caption says so: rates, which papers tune
-# for each method, and what changes when a run is evaluated or how its sums are rounded.  Data,
-# model, cohorts and the work of a round must agree: else rounds are not of the same kind.
-_TUNED = frozenset(f"local.{key}" for key in _RATES)
+_SGD = ("lr", "lr_decay", "schedule", "weight_decay", "clip", "momentum", "nesterov")
+# Settings in which a baseline may differ from a run, if a caption says so: those of the local SGD,
+# which papers tune for each method, and what changes when a run is evaluated or how its sums are
+# rounded.  Data, model, cohorts and the work of a round must agree: else rounds are not of the same
+# kind.
+_TUNED = frozenset(f"local.{key}" for key in _SGD)
 _STATED = _TUNED | {
     "rounds",
     "evaluate.every",

@@ -31,6 +31,10 @@ SCORES = (
 """The scores that an evaluation may write to the log (``hpcfl.evaluation``)."""
 
 
+_ADDED: Settings = {"local.momentum": 0.0, "local.nesterov": False}
+"""Keys that a run of an earlier version lacks, and the values that it had in effect."""
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """A run as read from its directory, finished or not."""
@@ -208,4 +212,9 @@ def read_job(path: Path) -> RunRecord:
             f"{folder.job}: not the resolved job of a run (needs algorithm.name, rounds and "
             f"evaluate.last): {error}"
         ) from error
-    return RunRecord(path, algorithm, rounds, window, (), flatten(job))
+    return RunRecord(path, algorithm, rounds, window, (), _with_added(flatten(job)))
+
+
+def _with_added(settings: Settings) -> Settings:
+    """The settings, so that a run of an earlier version is one of the same job as those of this."""
+    return {**settings, **{key: v for key, v in _ADDED.items() if key not in settings}}

@@ -153,7 +153,7 @@ class Components:
             JobError: the model cannot be trained in blocks of clients, as the job wants; or the
             executor is ``auto``, which is resolved when a run starts.
         """
-        job, one = self.job, Sequential(self.algorithm, gradient, self.job.local.weight_decay)
+        job, one = self.job, Sequential(self.algorithm, gradient, self.job.local.sgd)
         if job.executor == "sequential":
             return one
         if job.executor == "auto":

@@ -62,7 +62,7 @@ def play_quadratics(loaded: Loaded) -> QuadraticPaths:
         # Signals are not latched: they end this command as they end any other without a run.
         recorder = LocalPathRecorder()
         run = build_run(components, Solo(), owner, store, gradient, recorder, Signals())
-        paths = recorder.play(run, gradient, job.local.weight_decay)
+        paths = recorder.play(run, gradient, job.local.sgd)
     inputs = components.dataset.train.inputs
     assert isinstance(inputs, torch.Tensor)  # noqa: S101  (the data source's)
     # A client with several examples minimises the mean of their losses.

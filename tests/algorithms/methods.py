@@ -118,3 +118,31 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
 }
 
 ALL: Mapping[str, Keys] = {name: entry.keys for name, entry in ENTRIES.items()}
+
+REFUSE_MOMENTUM: Mapping[str, str] = {
+    "centralized": "lasts over the rounds",
+    "fedadc": "the server's momentum",
+    "fedcm": "as K plain steps are long",
+    "fedhbm": "a momentum of their own",
+    "fedmim": "an inertia of their own",
+    "ghb": "a momentum of their own",
+    "localghb": "a momentum of their own",
+    "mime": "stays fixed while",
+    "mimeadam": "stays fixed while",
+    "mimeliteadam": "stays fixed while",
+    "mimelite": "stays fixed while",
+    "mimelitemom": "stays fixed while",
+    "mimemom": "stays fixed while",
+    "mimemvr": "stays fixed while",
+    "mofedsam": "as K plain steps are long",
+    "scaffold": "set option: 1",
+    "server_only": "take no steps",
+}
+"""The methods that refuse ``local.momentum`` (SCAFFOLD: option 2), and words of their reasons."""
+
+ALLOW_MOMENTUM = [
+    name
+    for name, keys in ALL.items()
+    if keys["name"] not in REFUSE_MOMENTUM or keys.get("option") == 1
+]
+"""The entries that allow it."""

@@ -17,7 +17,7 @@ from hpcfl.models.base import ModelConfig
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner import choose_executor
 from hpcfl.runner.start import start
-from tests.algorithms.methods import ALL
+from tests.algorithms.methods import ALL, ALLOW_MOMENTUM
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
 from tests.algorithms.trace import trace
 
@@ -34,9 +34,20 @@ POOLED = SETTINGS | {"cohort": {"kind": "cyclic", "size": 1}}
 @pytest.mark.parametrize("name", ALL)
 def test_every_algorithm(name, tmp_path):
     settings = POOLED if name == "centralized" else SETTINGS
-    job = tree(tmp_path, softmax_problem(), ALL[name], **settings)
-    block = {"executor": "block", "block_size": 1 if name == "centralized" else 4}
-    one, many = (trace({**job, **how}) for how in ({}, block))
+    check_block(tmp_path, name, settings, 1 if name == "centralized" else 4)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("name", ALLOW_MOMENTUM)
+def test_local_momentum(name, nesterov, tmp_path):
+    local = {**SETTINGS["local"], "momentum": 0.8, "nesterov": nesterov}
+    check_block(tmp_path, name, {**SETTINGS, "local": local}, 4)
+
+
+def check_block(folder, name, settings, size):
+    """Play with both executors, and compare the models and client states of every round."""
+    job = tree(folder, softmax_problem(), ALL[name], **settings)
+    one, many = (trace({**job, **how}) for how in ({}, {"executor": "block", "block_size": size}))
     np.testing.assert_allclose(many.xs, one.xs, rtol=0, atol=1e-12)
     for before, after in zip(one.states, many.states, strict=True):
         for a, b in zip(before, after, strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcfl.algorithms import ALGORITHMS
-from tests.algorithms.methods import ALL, ENTRIES
+from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, ENTRIES
 from tests.algorithms.play import ROUNDS, Problem, parts, softmax_problem, tree, xs
 from tests.algorithms.reference import METHODS, Setting
 from tests.algorithms.settings import LR, Method
@@ -62,6 +62,26 @@ SETTINGS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"clip": 0.5, "uniform": True},
     ),
 }
+# Local momentum, for the methods that allow it.
+MOMENTUM_SETTINGS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "momentum, partial, clipped, steps": (
+        PARTIAL_JOB
+        | {
+            "local": {"steps": 3, "batch_size": 2, "lr": 0.3, "clip": 0.5, "momentum": 0.7},
+            "weights": "uniform",
+        },
+        PARTIAL_WORDS
+        | {"epochs": None, "steps": 3, "batch": 2, "clip": 0.5, "uniform": True}
+        | {"momentum": 0.7},
+    ),
+    "nesterov, lr decay, weight decay": (
+        {
+            "local": {"epochs": 2, "batch_size": 3, "lr": 0.2, "lr_decay": 0.7}
+            | {"weight_decay": 0.1, "momentum": 0.6, "nesterov": True}
+        },
+        {"batch": 3, "lr": 0.2, "lr_decay": 0.7, "wd": 0.1, "momentum": 0.6, "nesterov": True},
+    ),
+}
 
 
 def options(name: str, **choices: list[Any]) -> list[dict[str, Any]]:
@@ -112,7 +132,7 @@ def told(algorithm: Mapping[str, Any]) -> str:
 
 def check(folder, algorithm, setting):
     """Play, and compare with the reference: every round's model."""
-    changes, words = SETTINGS[setting]
+    changes, words = {**SETTINGS, **MOMENTUM_SETTINGS}[setting]
     fields = {key: value for key, value in algorithm.items() if key != "name"}
     whole = {"cohorts": [list(range(CLIENTS))] * ROUNDS, "participation": 1.0}
     job = tree(folder, PROBLEM, algorithm, **changes)
@@ -132,6 +152,12 @@ REFERENCED = METHODS.keys() - {"centralized"}  # which has another problem, see 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", [name for name in ALL if ALL[name]["name"] in REFERENCED])
 def test_equals_plain_numpy(tmp_path, name, setting):
+    check(tmp_path, ALL[name], setting)
+
+
+@pytest.mark.parametrize("setting", MOMENTUM_SETTINGS)
+@pytest.mark.parametrize("name", [name for name in ALLOW_MOMENTUM if ALL[name]["name"] in METHODS])
+def test_local_momentum_equals_plain_numpy(tmp_path, name, setting):
     check(tmp_path, ALL[name], setting)
 
 

@@ -34,6 +34,7 @@ def played(job, arrays, tmp_path, determinism):
         ["local.steps=3"],
         ["algorithm.server_lr=0.3"],
         ["local.weight_decay=0.5"],
+        ["local.momentum=0.9", "local.nesterov=true", "local.weight_decay=0.5", "local.clip=0.3"],
         ["cohort={kind: bernoulli, p: 0.2}"],  # some rounds are empty
     ],
 )

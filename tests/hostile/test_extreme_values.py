@@ -159,6 +159,7 @@ FLOATS = [
     "local.lr",
     "local.lr_decay",
     "local.weight_decay",
+    "local.momentum",
     "local.clip",
     "checkpoint.minutes",
     "store.cache_gib",

@@ -7,6 +7,7 @@ import torch
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.local.sequential import Sequential
+from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import Gradient
 from tests.algorithms.play import parts, softmax_problem, tree
 
@@ -27,7 +28,7 @@ def test_the_same_bits_as_through_the_hooks(tmp_path, monkeypatch, decay):
     described = parts(tmp_path, job)
     x, ends = described.x0, []
     for algorithm in (FedAvg(), Spelled()):
-        executor = Sequential(algorithm, described.gradient(), decay)
+        executor = Sequential(algorithm, described.gradient(), Sgd(weight_decay=decay))
         tasks = [described.clients.task(client, 3) for client in range(3)]
         message = algorithm.broadcast(algorithm.init_server(x))
         states = [algorithm.init_client(x, lambda: x)] * 3

@@ -46,6 +46,12 @@ JOBS = {
     "digits-localghb-memory": {**DIGITS, "algorithm": LOCALGHB, "store": {"kind": "memory"}},
     "digits-localghb-no-cache": {**DIGITS, "algorithm": LOCALGHB, "store": {"cache_gib": 0.0}},
     "digits-scaffold": {**DIGITS, "algorithm": SCAFFOLD_1, "weights": "uniform"},
+    "digits-momentum": {
+        **DIGITS,
+        "algorithm": SCAFFOLD_1,
+        "local": {**DIGITS["local"], "momentum": 0.9, "nesterov": True},
+        **BLOCK,
+    },
     "digits-bf16": {**DIGITS, "precision": "bf16"},
     "digits-fast": {**DIGITS, "reduction": "fast"},
 }

@@ -92,6 +92,19 @@ def test_a_small_job_by_hand(job, hpcfl):
     assert found.disk_budget.checkpoints == 3
 
 
+@pytest.mark.parametrize(
+    ("executor", "clients"), [(["executor=sequential"], 1), (["executor=block", "block_size=3"], 3)]
+)
+def test_the_velocity_of_local_momentum_is_memory(job, executor, clients):
+    """A vector of 16 float32 parameters for each client that trains at once."""
+    changes = ["algorithm={name: fedavg}", *executor]
+    plain, with_velocity = (
+        planned(job, *changes, f"local.momentum={mu}").shares[0].memory for mu in (0.0, 0.9)
+    )
+    assert with_velocity.model - plain.model == 64 * clients
+    assert with_velocity._replace(model=plain.model) == plain
+
+
 @pytest.mark.parametrize(("algorithm", "passes"), [("fedhbm", 1), ("mime", 2), ("mimemvr", 3)])
 def test_work_is_counted_in_examples(job, algorithm, passes):
     """One epoch of 10 examples, and another pass where the algorithm takes a full gradient."""

@@ -129,6 +129,14 @@ def test_a_baseline_of_other_rates_is_told():
     assert plain(as_papers(runs, [Target(0.6, absolute=True)])).endswith(beside.captions[-1] + "\n")
 
 
+def test_a_baseline_with_local_momentum_is_told():
+    """FedHBM allows none, FedAvg may have it."""
+    runs = [record("avg", [0.1, 0.7], "local.momentum=0.9"), record("hbm", [0.7], HBM)]
+    beside = speed_ups(runs)
+    assert cells(beside)["speed-up\nx"] == ["1.00", "2.00"]
+    assert beside.captions[-1].endswith("over avg, which has local.momentum 0.9 instead of 0.0")
+
+
 @pytest.mark.parametrize(
     "override",
     [

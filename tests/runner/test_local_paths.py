@@ -74,8 +74,10 @@ def test_scaffold_by_hand():
     ],
 )
 def test_the_server_is_that_of_a_run(algorithm, tmp_path):
-    """Bit for bit, with weight decay too; full gradients and client states included."""
+    """Bit for bit, with weight decay and momentum; full gradients and client states included."""
     keys = [f"algorithm={{name: {algorithm}}}", "local.weight_decay=0.01"]
+    if algorithm in ("fedavg", "fedsam"):
+        keys += ["local.momentum=0.5", "local.nesterov=true"]
     found = played(*keys)
     assert [len(clients) for clients in found.paths.rounds] == [2] * 4
     x = hpcfl.run(JOB, [*PLANE, *keys], out=tmp_path / "run").x

@@ -64,6 +64,36 @@ def test_fedavg_clip(run):
     assert run({"name": "fedavg"}, local=local(clip=0.5), rounds=1).x[1] == near(1.0)
 
 
+def test_fedavg_local_momentum(run):
+    """v <- 0.5 v + g, which is 0 again when the second round begins.
+
+    From 1.  0: v = -1: 1.1; v = -0.5 - 0.9 = -1.4: 1.24.  1: v = 6: 0.4; v = 3 + 3.6: -0.26.
+    From 0.49.  0: v = -1.51: 0.641; v = -0.755 - 1.359 = -2.114: 0.8524.
+    1: v = 3.96: 0.094; v = 1.98 + 2.376 = 4.356: -0.3416.  x = (0.8524 - 0.3416) / 2.
+    """
+    assert run({"name": "fedavg"}, local=local(momentum=0.5)).x == near([1.0, 0.49, 0.2554])
+
+
+def test_fedavg_local_momentum_nesterov(run):
+    """Steps along g + 0.5 v, v the new one.
+
+    0: v = -1, step -1.5: 1.15; g = -0.85, v = -1.35, step -1.525: 1.3025.
+    1: v = 6, step 9: 0.1; g = 2.4, v = 5.4, step 5.1: -0.41.  x = (1.3025 - 0.41) / 2.
+    """
+    left = run({"name": "fedavg"}, local=local(momentum=0.5, nesterov=True), rounds=1)
+    assert left.x[1] == near(0.44625)
+
+
+def test_fedavg_local_momentum_holds_the_clipped_gradient_and_the_decay(run):
+    """Gradients at most 1 long, then + 0.5 y, then the velocity, at momentum 0.5.
+
+    0: -1 + 0.5 = -0.5: 1.05; g = -0.95, + 0.525 = -0.425, v = -0.675: 1.1175.
+    1: 1 + 0.5 = 1.5: 0.85; g = 5.4 -> 1, + 0.425 = 1.425, v = 2.175: 0.6325.
+    """
+    sgd = local(momentum=0.5, weight_decay=0.5, clip=1.0)
+    assert run({"name": "fedavg"}, local=sgd, rounds=1).x[1] == near((1.1175 + 0.6325) / 2)
+
+
 def test_an_empty_round_changes_nothing_and_counts(run):
     left = run({"name": "fedavg"}, cohort=replay([0, 1], [], [0, 1]), rounds=3)
     assert left.x == near([1.0, 0.615, 0.615, 0.389775])
@@ -78,6 +108,15 @@ def test_fedprox(run):
     1: 4.51, 2.706 - 0.2255 = 2.4805: 0.1765 -> -0.07155.  x = 0.8098625 / 2.
     """
     assert run({"name": "fedprox", "mu": 0.5}).x == near([1.0, 0.6275, 0.40493125])
+
+
+def test_fedprox_local_momentum_holds_the_proximal_term(run):
+    """mu = 0.5, momentum 0.5.  0: v = -1: 1.1; d = -0.9 + 0.05, v = -0.5 - 0.85: 1.235.
+
+    1: v = 6: 0.4; d = 3.6 - 0.3 = 3.3, v = 6.3: -0.23.  x = (1.235 - 0.23) / 2.
+    """
+    left = run({"name": "fedprox", "mu": 0.5}, local=local(momentum=0.5), rounds=1)
+    assert left.x[1] == near(0.5025)
 
 
 def test_fedprox_clips_the_gradient_alone(run):

@@ -29,6 +29,8 @@ class Setting:
     lr: float = 0.3
     lr_decay: float | str = 1.0  # or "cosine"
     wd: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
     epochs: int | None = 2
     steps: int | None = None
     batch: int | None = 4
@@ -83,10 +85,12 @@ class Setting:
             yield lambda y, rows=own[chosen]: self.clipped(rows, y)
 
     def descend(self, client: int, t: int, x: Array, direction: Direction = plain) -> Array:
-        """y_i, after y <- y - eta (d + wd y) from x on."""
-        y = x
+        """y_i: d + wd y joins the velocity, 0 at x, that every step follows at the rate eta."""
+        y, v = x, np.zeros_like(x)
         for g in self.batches(client, t):
-            y = y - self.eta(t) * (direction(y, g) + self.wd * y)
+            d = direction(y, g) + self.wd * y
+            v = self.momentum * v + d
+            y = y - self.eta(t) * (d + self.momentum * v if self.nesterov else v)
         return y
 
     def heavy_ball(
