@@ -27,7 +27,7 @@ from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 
 NARROWEST, WIDEST = 80, 100  # columns of a table
-SIZE = 1_000_000  # parameters in the dry round: scalars that are sent along round to nothing
+SIZE = 10_000  # parameters in the dry round: scalars that are sent along round to nothing
 
 
 def listing(what: str | None = None) -> str:

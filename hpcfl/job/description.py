@@ -4,9 +4,14 @@ Everything is read from the sections' classes: names, types and defaults from th
 meanings from the docstrings below their fields.
 """
 
+import ast
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from functools import cache
+from itertools import pairwise
+from types import ModuleType
 from typing import Any, NamedTuple, get_args
 
 from pydantic import TypeAdapter
@@ -69,15 +74,44 @@ def _properties(cls: type[Any]) -> dict[str, dict[str, Any]]:
     for name, field in properties.items():
         if name not in schema.get("required", ()):
             field.setdefault("default", None)  # a section: its own keys have defaults
-        if "description" in field:
-            first = field["description"].partition("\n\n")[0]
-            field["description"] = " ".join(first.split())
-    # Pydantic reads only the docstrings of the class itself, not those of inherited fields.
-    for parent in filter(is_dataclass, cls.__mro__[1:]):
-        for name, field in _properties(parent).items():
-            if "description" in field:
-                properties[name].setdefault("description", field["description"])
+        if name in (meanings := _meanings(cls)):
+            field["description"] = meanings[name]
     return _schemas.setdefault(cls, properties)
+
+
+def _meanings(cls: type[Any]) -> dict[str, str]:
+    """The first paragraph of the docstring below each field, also of those that are inherited.
+
+    Pydantic could read them (use_attribute_docstrings), but it parses a class's module anew for
+    every class and every section that refers to it: 3 s of `hpcfl list`, and some of every run.
+    """
+    found: dict[str, str] = {}
+    for parent in filter(is_dataclass, cls.__mro__):
+        own = _field_docstrings(sys.modules[parent.__module__]).get(parent.__qualname__, {})
+        found = own | found
+    return found
+
+
+@cache
+def _field_docstrings(module: ModuleType) -> dict[str, dict[str, str]]:
+    """Of each class at the top of the module, the first paragraphs below its fields, on one line.
+
+    Raises:
+        OSError: the module has no source.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for cls in ast.parse(inspect.getsource(module)).body:
+        if isinstance(cls, ast.ClassDef):
+            found[cls.name] = meanings = {}
+            for field, below in pairwise(cls.body):
+                match field, below:
+                    case (
+                        ast.AnnAssign(target=ast.Name(name)),
+                        ast.Expr(value=ast.Constant(value=str(text))),
+                    ):
+                        first = inspect.cleandoc(text).partition("\n\n")[0]
+                        meanings[name] = " ".join(first.split())
+    return found
 
 
 def _same_default(field: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
