@@ -423,6 +423,13 @@ def _list(options: argparse.Namespace) -> None:
     print(listing(options.what))
 
 
+def _init(options: argparse.Namespace) -> None:
+    from hpcfl.cli.init import init
+
+    for path in init(options.dir):
+        print(path)
+
+
 def _bench(options: argparse.Namespace) -> None:
     from hpcfl.bench.commands import BENCHES
     from hpcfl.io.atomic import check_output
@@ -472,6 +479,7 @@ COMMANDS = {
     "data show": _data_show,
     "drift": _drift,
     "export": _export,
+    "init": _init,
     "list": _list,
     "plan": _plan,
     "report": _report,
