@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -418,6 +419,11 @@ def _drift(options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
+    if options.what == "schema":
+        from hpcfl.job.json_schema import job_schema
+
+        print(json.dumps(job_schema(), indent=2))
+        return
     from hpcfl.cli.listing import listing
 
     print(listing(options.what))

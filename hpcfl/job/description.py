@@ -15,6 +15,8 @@ from types import ModuleType
 from typing import Any, NamedTuple, get_args
 
 from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import DataclassSchema
 
 _ABSENT = object()  # the default of a field that is required
 REQUIRED = "required"
@@ -69,14 +71,30 @@ def _properties(cls: type[Any]) -> dict[str, dict[str, Any]]:
     """The JSON schema of every field of a section, described by the docstring below it."""
     if cls in _schemas:  # many classes have the same parents, and a schema takes milliseconds
         return _schemas[cls]
-    schema = TypeAdapter(cls).json_schema()
+    schema = TypeAdapter(cls).json_schema(schema_generator=DescribedSchema)
     properties: dict[str, dict[str, Any]] = schema["properties"]
     for name, field in properties.items():
         if name not in schema.get("required", ()):
             field.setdefault("default", None)  # a section: its own keys have defaults
-        if name in (meanings := _meanings(cls)):
-            field["description"] = meanings[name]
     return _schemas.setdefault(cls, properties)
+
+
+class DescribedSchema(GenerateJsonSchema):
+    """JSON schemas of sections, with the docstrings of the classes and of their fields."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """No: a title would be the key once more, in capitals."""
+        return False
+
+    def dataclass_schema(self, schema: DataclassSchema) -> JsonSchemaValue:
+        """The schema of a section."""
+        made = super().dataclass_schema(schema)
+        cls = schema["cls"]
+        made["description"] = summary(cls).replace("``", "")
+        for name, meaning in _meanings(cls).items():
+            if name in made["properties"]:
+                made["properties"][name]["description"] = meaning
+        return made
 
 
 def _meanings(cls: type[Any]) -> dict[str, str]:
