@@ -42,6 +42,7 @@ setup(
         "safetensors>=0.5,<1",
         "matplotlib>=3.9,<4",
         "pillow>=11,<14",
+        "shtab>=1.7,<2",
     ],
     extras_require={
         # MPI with its own mpirun, from wheels: a laptop, a test machine.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl import __version__
+from hpcfl.cli.completion import SHELLS, PrintCompletion
 from hpcfl.job.resume_rules import MUTABLE
 
 
@@ -17,6 +18,12 @@ def parser() -> argparse.ArgumentParser:
         "hpcfl run JOB.yaml, or srun.",
     )
     root.add_argument("--version", action="version", version=f"hpcfl {__version__}")
+    root.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        help="print the script that completes commands, options and packaged jobs in this shell",
+    )
     commands = root.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="start a run of a job")
