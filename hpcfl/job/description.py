@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, get_args
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import to_jsonable_python
 from pydantic_core.core_schema import DataclassSchema
 
 _ABSENT = object()  # the default of a field that is required
@@ -85,6 +86,10 @@ class DescribedSchema(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:
         """No: a title would be the key once more, in capitals."""
         return False
+
+    def encode_default(self, dft: Any) -> Any:
+        """A default as JSON; pydantic's own makes a validator for each."""
+        return to_jsonable_python(dft)
 
     def dataclass_schema(self, schema: DataclassSchema) -> JsonSchemaValue:
         """The schema of a section."""
