@@ -27,12 +27,12 @@ help:  ## Show this list
 install: $(STAMP)  ## Build .venv with hpcfl, mpirun and the tools
 
 # torch by its exact pin and before anything that depends on it: a range may bring a CUDA build.
-$(STAMP): setup.py constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo 'hpcfl needs Python 3.11 or newer: make PYTHON=/path/to/python3.11' >&2; exit 1; }
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0 setuptools
-	$(BIN)/pip install --quiet -c constraints.txt --use-pep517 --no-build-isolation \
+	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation \
 	  -e '.[mpi,demo,huggingface,test,dev,docs]'
 	touch $@
 

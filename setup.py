@@ -24,7 +24,12 @@ setup(
     # the current directory (a clone) hides the package from Python and from mypy.
     package_dir={"": "."},
     packages=find_packages(include=["hpcfl", "hpcfl.*"]),
-    package_data={"hpcfl": ["py.typed"], "hpcfl.report.published": ["*.csv"]},
+    # Symbolic links lead from the package to jobs/ and to slurm/; a wheel has copies.
+    package_data={
+        "hpcfl": ["py.typed", "jobs/**/*.yaml"],
+        "hpcfl.cli": ["template/**/*"],
+        "hpcfl.report.published": ["*.csv"],
+    },
     entry_points={"console_scripts": ["hpcfl = hpcfl.__main__:main"]},
     install_requires=[
         "torch>=2.9,<3",
@@ -37,6 +42,7 @@ setup(
         "safetensors>=0.5,<1",
         "matplotlib>=3.9,<4",
         "pillow>=11,<14",
+        "shtab>=1.7,<2",
     ],
     extras_require={
         # MPI with its own mpirun, from wheels: a laptop, a test machine.

@@ -24,7 +24,7 @@ def run(
     """Run a job; under a launcher, on all ranks.
 
     Args:
-        job: a job file, or the same as a mapping.
+        job: a job file, the name of a packaged job ("quickstart"), or a mapping as in a file.
         overrides: ``key.path=value`` settings over the job's.
         out: the run directory; runs/NAME when absent ("job" is a mapping's name).
         continued: resume if the directory holds a checkpoint of this job.

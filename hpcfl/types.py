@@ -48,7 +48,6 @@ class Section:
         "strict": True,
         "allow_inf_nan": False,
         "validate_default": True,
-        "use_attribute_docstrings": True,  # into the JSON schema, which `hpcfl list` shows
     }
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from hpcfl.errors import JobError
 from hpcfl.io.table import render_tables
+from hpcfl.job.packaged import find_job
 from hpcfl.job.schema import Loaded, load
 from hpcfl.job.yaml_file import read
 from hpcfl.report.formats import drawn
@@ -64,7 +65,7 @@ def _row(panel: Panel) -> list[str]:
 
 def _jobs(file: Path, overrides: Sequence[str], only: Sequence[str] | None) -> dict[str, Loaded]:
     """The jobs by the titles of their panels."""
-    if "grid" not in read(file).tree:
+    if "grid" not in read(find_job(file)).tree:
         if only is not None:
             raise JobError(f"--only chooses runs of a sweep, but {file} is a job; leave it out")
         loaded = load(file, overrides)

@@ -1,8 +1,9 @@
-"""List the keys of a job, and the algorithms, data, models and tasks that it can name."""
+"""List the keys of a job, what it can name (algorithms, data, models, ...) and packaged jobs."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
@@ -20,26 +21,32 @@ from hpcfl.engine.schema import dry_round, nbytes, traffic
 from hpcfl.errors import JobError
 from hpcfl.io.table import render_tables
 from hpcfl.job.description import REQUIRED, kinds, settings, summary
+from hpcfl.job.packaged import FOLDER, packaged_jobs
+from hpcfl.job.packaged import summary as summary_of_job
 from hpcfl.job.registry import suggestion
 from hpcfl.job.schema import SECTIONS, Job
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 
+# Sections of a job whose keys follow from one choice: listed as the choices that there are.
+CHOICES = {"algorithm": "algorithms", "cohort": "cohorts", "model": "models", "task": "tasks"}
 NARROWEST, WIDEST = 80, 100  # columns of a table
-SIZE = 1_000_000  # parameters in the dry round: scalars that are sent along round to nothing
+SIZE = 10_000  # parameters in the dry round: scalars that are sent along round to nothing
 
 
 def listing(what: str | None = None) -> str:
-    """The job's sections, every algorithm, data set, partition, cohort, model and task, with keys.
+    """The job's sections, all that they can name, with keys, and the packaged jobs.
 
     Args:
-        what: one of these alone: a kind of thing ("algorithms", ...) or a name ("fedmim").
+        what: one of these alone: a kind of thing ("algorithms", ...), a section of a job ("local")
+            or a name ("fedmim").
 
     Raises:
         JobError: nothing is called so.
     """
     what = what.lower() if what else None
+    what = CHOICES.get(str(what), what)
     tables_of: dict[str, tuple[Callable[[Mapping[str, Any]], Table], Mapping[str, Any]]] = {
         "job": (partial(_sections, "section of a job"), {"(top level)": Job, **SECTIONS}),
         "algorithms": (_algorithms, ALGORITHMS),
@@ -48,6 +55,7 @@ def listing(what: str | None = None) -> str:
         "cohorts": (partial(_sections, "cohort.kind"), kinds(CohortConfig)),
         "models": (partial(_sections, "model.name", base=ModelConfig), MODELS),
         "tasks": (_tasks, TASKS),
+        "jobs": (_jobs, packaged_jobs()),
     }
     tables: list[Table] = []
     for kind, (table, known) in tables_of.items():
@@ -57,7 +65,8 @@ def listing(what: str | None = None) -> str:
     if not tables:
         names = [*tables_of, *(name for _, known in tables_of.values() for name in known)]
         raise JobError(
-            f"list: found {what}, expected one of {', '.join(tables_of)}, or a name listed there"
+            f"list: found {what}, expected one of {', '.join(tables_of)}, schema, or a name listed "
+            "there"
             f"{suggestion(str(what), names)}"
         )
     return render_tables(*tables, width=min(max(get_terminal_size().columns, NARROWEST), WIDEST))
@@ -83,6 +92,15 @@ def _tasks(known: Mapping[str, Any]) -> Table:
     table = _titled("task", "what")
     for name, sections in known.items():
         table.add_row(name, f"data {sections['data']['kind']}, model {sections['model']['name']}")
+    return table
+
+
+def _jobs(known: Mapping[str, Path]) -> Table:
+    table = _titled("packaged job", "what")
+    table.show_lines = False  # most take one line
+    for name, file in known.items():
+        table.add_row(name, summary_of_job(file))
+    table.caption = f"hpcfl run NAME, or hpcfl sweep NAME of a sweep; the files: {FOLDER}"
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -418,9 +419,21 @@ def _drift(options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
+    if options.what == "schema":
+        from hpcfl.job.json_schema import job_schema
+
+        print(json.dumps(job_schema(), indent=2))
+        return
     from hpcfl.cli.listing import listing
 
     print(listing(options.what))
+
+
+def _init(options: argparse.Namespace) -> None:
+    from hpcfl.cli.init import init
+
+    for path in init(options.dir):
+        print(path)
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -472,6 +485,7 @@ COMMANDS = {
     "data show": _data_show,
     "drift": _drift,
     "export": _export,
+    "init": _init,
     "list": _list,
     "plan": _plan,
     "report": _report,

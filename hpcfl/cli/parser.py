@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl import __version__
+from hpcfl.cli.completion import SHELLS, PrintCompletion
 from hpcfl.job.resume_rules import MUTABLE
 
 
@@ -17,6 +18,12 @@ def parser() -> argparse.ArgumentParser:
         "hpcfl run JOB.yaml, or srun.",
     )
     root.add_argument("--version", action="version", version=f"hpcfl {__version__}")
+    root.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        help="print the script that completes commands, options and packaged jobs in this shell",
+    )
     commands = root.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="start a run of a job")
@@ -194,7 +201,7 @@ def _add_monitors(commands: Any) -> None:
 def _add_sweep(commands: Any) -> None:
     """The command that runs a sweep."""
     sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
-    sweep.add_argument("sweep", type=Path, help="SWEEP.yaml")
+    sweep.add_argument("sweep", type=Path, help="SWEEP.yaml, or a name of hpcfl list jobs")
     _add_overrides(sweep, "settings of every run")
     sweep.add_argument("--out", type=Path, help="directory of the runs (default runs/SWEEPNAME)")
     sweep.add_argument(
@@ -258,7 +265,7 @@ def _add_data(commands: Any) -> None:
 
 
 def _add_plan_and_list(commands: Any) -> None:
-    """The commands that predict what a job needs, and list what a job can name."""
+    """The commands that predict what a job needs, list what it can name, and start a folder."""
     plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic")
     _add_job(plan)
     plan.add_argument("--ranks", type=_count, help="how many (default 1; at most, with --scale)")
@@ -273,9 +280,28 @@ def _add_plan_and_list(commands: Any) -> None:
     plan.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg, with --scale")
     plan.set_defaults(command="plan")
 
-    listing = commands.add_parser("list", help="keys of a job, algorithms, data, models, tasks")
-    listing.add_argument("what", nargs="?", help="algorithms, data, ..., or a name (default: all)")
+    listing = commands.add_parser(
+        "list",
+        help="keys of a job, algorithms, data, models, tasks, packaged jobs",
+        description="List the keys of a job's sections (job), what they can name (algorithms, "
+        "data, partitions, cohorts, models, tasks) and the jobs that are installed with hpcfl "
+        "(jobs); or print the JSON schema of a job for editors (schema).",
+    )
+    listing.add_argument(
+        "what",
+        nargs="?",
+        help="one of these, a section of a job, or a name listed there (default: all but schema)",
+    )
     listing.set_defaults(command="list")
+
+    init = commands.add_parser(
+        "init",
+        help="make a folder to start experiments in",
+        description="Make a folder with a job, a sweep of it, an example of an algorithm of one's "
+        "own, the scripts for Slurm and a page of commands.",
+    )
+    init.add_argument("dir", type=Path, help="a new or empty folder")
+    init.set_defaults(command="init")
 
 
 def _add_report(commands: Any) -> None:
@@ -390,5 +416,5 @@ def _add_overrides(
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", type=Path, help="JOB.yaml")
+    parser.add_argument("job", type=Path, help="JOB.yaml, or a name of hpcfl list jobs")
     _add_overrides(parser)

@@ -4,12 +4,20 @@ Everything is read from the sections' classes: names, types and defaults from th
 meanings from the docstrings below their fields.
 """
 
+import ast
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from functools import cache
+from itertools import pairwise
+from types import ModuleType
 from typing import Any, NamedTuple, get_args
 
 from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import to_jsonable_python
+from pydantic_core.core_schema import DataclassSchema
 
 _ABSENT = object()  # the default of a field that is required
 REQUIRED = "required"
@@ -64,20 +72,69 @@ def _properties(cls: type[Any]) -> dict[str, dict[str, Any]]:
     """The JSON schema of every field of a section, described by the docstring below it."""
     if cls in _schemas:  # many classes have the same parents, and a schema takes milliseconds
         return _schemas[cls]
-    schema = TypeAdapter(cls).json_schema()
+    schema = TypeAdapter(cls).json_schema(schema_generator=DescribedSchema)
     properties: dict[str, dict[str, Any]] = schema["properties"]
     for name, field in properties.items():
         if name not in schema.get("required", ()):
             field.setdefault("default", None)  # a section: its own keys have defaults
-        if "description" in field:
-            first = field["description"].partition("\n\n")[0]
-            field["description"] = " ".join(first.split())
-    # Pydantic reads only the docstrings of the class itself, not those of inherited fields.
-    for parent in filter(is_dataclass, cls.__mro__[1:]):
-        for name, field in _properties(parent).items():
-            if "description" in field:
-                properties[name].setdefault("description", field["description"])
     return _schemas.setdefault(cls, properties)
+
+
+class DescribedSchema(GenerateJsonSchema):
+    """JSON schemas of sections, with the docstrings of the classes and of their fields."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """No: a title would be the key once more, in capitals."""
+        return False
+
+    def encode_default(self, dft: Any) -> Any:
+        """A default as JSON; pydantic's own makes a validator for each."""
+        return to_jsonable_python(dft)
+
+    def dataclass_schema(self, schema: DataclassSchema) -> JsonSchemaValue:
+        """The schema of a section."""
+        made = super().dataclass_schema(schema)
+        cls = schema["cls"]
+        made["description"] = summary(cls).replace("``", "")
+        for name, meaning in _meanings(cls).items():
+            if name in made["properties"]:
+                made["properties"][name]["description"] = meaning
+        return made
+
+
+def _meanings(cls: type[Any]) -> dict[str, str]:
+    """The first paragraph of the docstring below each field, also of those that are inherited.
+
+    Pydantic could read them (use_attribute_docstrings), but it parses a class's module anew for
+    every class and every section that refers to it: 3 s of `hpcfl list`, and some of every run.
+    """
+    found: dict[str, str] = {}
+    for parent in filter(is_dataclass, cls.__mro__):
+        own = _field_docstrings(sys.modules[parent.__module__]).get(parent.__qualname__, {})
+        found = own | found
+    return found
+
+
+@cache
+def _field_docstrings(module: ModuleType) -> dict[str, dict[str, str]]:
+    """Of each class at the top of the module, the first paragraphs below its fields, on one line.
+
+    Raises:
+        OSError: the module has no source.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for cls in ast.parse(inspect.getsource(module)).body:
+        if isinstance(cls, ast.ClassDef):
+            found[cls.name] = meanings = {}
+            for field, below in pairwise(cls.body):
+                match field, below:
+                    case (
+                        ast.AnnAssign(target=ast.Name(name)),
+                        ast.Expr(value=ast.Constant(value=str(text))),
+                    ):
+                        first = inspect.cleandoc(text).partition("\n\n")[0]
+                        meanings[name] = " ".join(first.split())
+    return found
 
 
 def _same_default(field: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:

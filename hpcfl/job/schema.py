@@ -19,6 +19,7 @@ from hpcfl.engine.diagnostics import Diagnostics
 from hpcfl.errors import JobError, as_job_error, described, hint
 from hpcfl.evaluation import Evaluate
 from hpcfl.job.messages import validation_message
+from hpcfl.job.packaged import find_job
 from hpcfl.job.registry import REGISTRIES, SECTION, shown, suggestion
 from hpcfl.job.tasks import TASKS
 from hpcfl.job.yaml_file import (
@@ -200,12 +201,16 @@ class Loaded:
 
 
 def load(job: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Loaded:
-    """Read and check a job, a file or a mapping; ``key.path=value`` overrides come last.
+    """Read and check a job; ``key.path=value`` overrides come last.
+
+    Args:
+        job: a file, the name of a job that is installed with hpcfl, or a mapping.
+        overrides: settings over those of the job.
 
     Raises:
         JobError: where, what was found, what was expected.
     """
-    file = JobFile("job", tuples(job)) if isinstance(job, Mapping) else read(job)
+    file = JobFile("job", tuples(job)) if isinstance(job, Mapping) else read(find_job(job))
     override(file, overrides)
     return check(file, run_name(file.name, overrides))
 

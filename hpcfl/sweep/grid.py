@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from hpcfl.errors import JobError
+from hpcfl.job.packaged import find_job
 from hpcfl.job.registry import SECTION, shown, suggestion
 from hpcfl.job.schema import Loaded, check, resolve_for_population
 from hpcfl.job.yaml_file import JobFile, Key, override, plain, read, tuples
@@ -143,12 +144,13 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read a sweep and check the job of every point of its grid.
 
     Args:
-        path: the sweep file.
+        path: the sweep file, or the name of one that is installed with hpcfl.
         overrides: ``key.path=value`` settings over those of `set`, for every run.
 
     Raises:
         JobError: where, what was found, what was expected.
     """
+    path = find_job(path)
     file = read(path)
     if "grid" not in file.tree and file.tree.keys() & {"task", "data"}:
         raise JobError(f"{path}: this is a job, not a sweep; use `hpcfl run {path}`")

@@ -49,7 +49,10 @@ class SlurmArray:
                 refuses.
         """
         if not SCRIPT.is_file():
-            raise JobError(f"{SCRIPT}: is not here; submit from the directory of hpcfl's sources")
+            raise JobError(
+                f"{SCRIPT}: is not here; submit from the directory of hpcfl's "
+                "sources, or from one that `hpcfl init` has made"
+            )
         with RunDir(self.root) as folder:
             runs = prepare(self.sweep, folder)
             tasks = self._tasks(runs)

@@ -390,6 +390,28 @@ def test_a_default_that_is_not_the_common_one(hpcfl):
     assert "- server_lr = 0.1 (number > 0)" in hpcfl("list", "fedyogi").text
 
 
+@pytest.mark.parametrize(
+    "section, part",
+    [
+        ("local", "- batch_size"),
+        ("algorithm", "| fedmim "),
+        ("model", "| lenet "),
+        ("cohort", "| bernoulli "),
+        ("data", "| cifar10 "),
+        ("task", "| digits "),
+    ],
+)
+def test_every_section_of_a_job_is_listed_by_its_name(hpcfl, section, part):
+    done = hpcfl("list", section)
+    assert (done.code, done.err) == (0, [])
+    assert part in done.text
+    assert "| packaged job " not in done.text
+
+
+def test_the_schema_is_json(hpcfl):
+    assert "algorithm.fedhbm" in json.loads(hpcfl("list", "schema").text)["$defs"]
+
+
 def test_a_name_that_is_not_in_the_catalogue(refused):
     line = refused("list", "fedmin")
     assert "found fedmin, expected one of job, algorithms, data, partitions, " in line

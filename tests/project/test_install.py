@@ -3,6 +3,7 @@
 A folder on the path that has the package's name and no __init__.py could be a namespace package.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -34,8 +35,10 @@ def installed(request, tmp_path_factory):
     root = tmp_path_factory.mktemp(request.param)
     clone = root / "work" / "hpcfl"
     clone.mkdir(parents=True)
-    shutil.copytree(ROOT / "hpcfl", clone / "hpcfl", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.py", "README.md", "LICENSE"):
+    for name in ("hpcfl", "jobs", "slurm"):
+        without = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, clone / name, symlinks=True, ignore=without)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, clone)
     venv.create(root / "env", symlinks=True)
     (site,) = (root / "env").glob("lib/python*/site-packages")
@@ -43,7 +46,7 @@ def installed(request, tmp_path_factory):
     (site / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")
     python = root / "env" / "bin" / "python"
     words = ["-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
-    words += ["--no-build-isolation", "--use-pep517", "--disable-pip-version-check"]
+    words += ["--no-build-isolation", "--disable-pip-version-check"]
     words += ["-e", clone] if request.param == "editable" else [clone]
     made = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
@@ -69,6 +72,38 @@ def test_the_program(installed, words):
     folder, programs, _ = installed
     done = said(folder, programs / words[0], *words[1:], "--version")
     assert (done.returncode, done.stdout[:6]) == (0, "hpcfl "), done.stderr
+
+
+def test_packaged_jobs(installed):
+    """All are there, and their folder is not: a sweep finds its base job beside itself."""
+    folder, programs, package = installed
+    names = {path.relative_to(ROOT / "jobs") for path in (ROOT / "jobs").rglob("*.yaml")}
+    home = package.parent / "jobs"
+    assert {path.relative_to(home) for path in home.rglob("*.yaml")} == names
+    done = said(folder, programs / "hpcfl", "sweep", "sweeps/quickstart", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "fedhbm-seed1" in done.stdout
+
+
+def test_init(installed, tmp_path):
+    """A wheel has what the links of the sources lead to; slurm/array.sh starts run.sh itself."""
+    folder, programs, _ = installed
+    done = said(folder, programs / "hpcfl", "init", tmp_path / "new")
+    assert done.returncode == 0, done.stderr
+    made = {
+        str(path.relative_to(tmp_path / "new")): path for path in map(Path, done.stdout.split())
+    }
+    copied = (
+        "jobs/quickstart.yaml",
+        "jobs/sweeps/quickstart.yaml",
+        "slurm/run.sh",
+        "slurm/array.sh",
+    )
+    for name in copied:
+        assert not made[name].is_symlink()
+        assert made[name].read_bytes() == (ROOT / name).read_bytes()
+    assert os.access(made["slurm/run.sh"], os.X_OK)
+    assert made.keys() - set(copied) == {"README.md", "fedvarp.py", "jobs/fedvarp.yaml"}
 
 
 def test_mypy(installed):

@@ -1,6 +1,7 @@
 """setup.py's ranges, constraints.txt's pins and environment.yml's conda packages agree."""
 
 import re
+import tomllib
 from itertools import chain
 from pathlib import Path
 
@@ -48,6 +49,14 @@ def test_every_dependency_is_pinned_inside_its_range(ranges, pins):
 
 def test_every_pin_is_a_dependency(ranges, pins):
     assert set(pins) == {canonicalize_name(r.name) for r in ranges} | {"setuptools"}
+
+
+def test_the_build_takes_the_pinned_setuptools(pins):
+    """All else about the package is said once, in setup.py."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert set(project) == {"build-system"}
+    (needed,) = map(Requirement, project["build-system"]["requires"])
+    assert needed.specifier.contains(pins[needed.name])
 
 
 def test_conda_has_the_same_versions(metadata, pins):

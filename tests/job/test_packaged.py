@@ -1,0 +1,94 @@
+"""Jobs that are installed with hpcfl, and how a command finds them."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcfl.errors import JobError
+from hpcfl.job.packaged import FOLDER, find_job, packaged_jobs, summary
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A current directory without jobs."""
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(job):
+    with pytest.raises(JobError) as caught:
+        find_job(job)
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+def test_names_are_paths_below_jobs():
+    known = packaged_jobs()
+    assert {"quickstart", "cifar10/fedhbm_noniid", "papers/fedhbm_table3_cifar10"} < set(known)
+    assert len(known) == len(list((ROOT / "jobs").rglob("*.yaml")))
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "quickstart",
+        "quickstart.yaml",
+        "jobs/quickstart",
+        "jobs/quickstart.yaml",
+        Path("quickstart"),
+    ],
+)
+def test_a_name_in_every_form(job):
+    assert find_job(job) == FOLDER / "quickstart.yaml"
+
+
+def test_a_file_comes_first(tmp_path):
+    for name in ("quickstart", "quickstart.yaml"):
+        (tmp_path / name).write_text("")
+        assert find_job(name) == Path(name)
+
+
+def test_a_folder_hides_no_packaged_job(tmp_path):
+    (tmp_path / "quickstart").mkdir()
+    assert find_job("quickstart") == FOLDER / "quickstart.yaml"
+
+
+def test_no_name_leads_out_of_the_folder():
+    assert "cannot be read" in refusal("cifar10/../quickstart")
+    assert "cannot be read" in refusal("../jobs/quickstart.yaml")
+
+
+@pytest.mark.parametrize(
+    "job, near",
+    [
+        ("quickstar", "quickstart or sweeps/quickstart"),
+        ("jobs/fedhbm_noniid.yaml", "cifar10/fedhbm_noniid or shakespeare/fedhbm_noniid"),
+    ],
+)
+def test_near_names_are_told(job, near):
+    line = refusal(job)
+    assert line.startswith(f"{job}: cannot be read: No such file or directory, and no packaged job")
+    assert line.endswith(f"(hpcfl list jobs); did you mean {near}?")
+
+
+def test_commands_take_names(hpcfl, refused):
+    assert "fedhbm" in hpcfl("check", "quickstart").text
+    assert hpcfl("check", "jobs/quickstart", "--where").out == ["runs/quickstart"]
+    assert "runs/quickstart needs " in hpcfl("plan", "quickstart").text
+    assert "did you mean quickstart" in refused("run", "quickstar")
+    assert "use `hpcfl sweep" in refused("run", "sweeps/quickstart")
+    assert len(hpcfl("sweep", "sweeps/quickstart", "--where").out) == 6
+    assert "quadratics/scaffold" in hpcfl("list", "jobs").text
+
+
+def test_summaries(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("# FedAvg vs. SGD,\n# on digits.  In\n# seconds.\nrounds: 1\n")
+    assert summary(file) == "FedAvg vs. SGD, on digits"
+    file.write_text("# A sweep:\n#   hpcfl sweep X\nrounds: 1\n")
+    assert summary(file) == "A sweep"
+
+
+def test_every_job_says_what_it_is(hpcfl):
+    assert all(summary(file) for file in packaged_jobs().values())
