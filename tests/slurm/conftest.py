@@ -46,6 +46,14 @@ class Slurm:
         fields = self.call("scontrol", "show", "job", "-o", job, tries=5).split()
         return dict(field.split("=", 1) for field in fields if "=" in field)
 
+    def use_again(self, node):
+        """Wait until jobs may run on a node that was set down; it may also come back by itself."""
+        while "down" in self.call("sinfo", "-h", "-n", node, "-o", "%T", tries=5):
+            resume = ("scontrol", "update", f"nodename={node}", "state=resume")
+            # Refused where the node has come back since.
+            subprocess.run(resume, env=self.env, capture_output=True, check=False)
+            time.sleep(0.1)
+
     def wait(self, job, states=ENDED):
         """The job's fields once it is in one of the states for good."""
         while (found := self.show(job))["JobState"] not in states:

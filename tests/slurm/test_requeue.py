@@ -161,7 +161,7 @@ def test_a_node_is_lost_but_the_ranks_there_live_on(slurm, here, going, undistur
             time.sleep(0.05)
     finally:
         os.kill(daemon, signal.SIGCONT)
-        slurm.call("scontrol", "update", f"nodename={node}", "state=resume", tries=5)
+        slurm.use_again(node)
     assert outcome(run) == undisturbed
 
 
