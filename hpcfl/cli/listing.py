@@ -116,7 +116,7 @@ def multiples(algorithm: Algorithm) -> tuple[str, str, str, str]:
 def _titled(*columns: str) -> Table:
     table = Table(box=ASCII2, caption_justify="left", show_lines=True)
     for column in columns:
-        table.add_column(column, no_wrap=column != columns[-1])
+        table.add_column(column, no_wrap=column != columns[-1], overflow="fold")
     return table
 
 
