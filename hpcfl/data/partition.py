@@ -112,6 +112,7 @@ class DirichletPerClass(Section):
     """Whether a client that has an equal share of all examples takes none of the classes that
     follow, as in the code of NIID-Bench."""
     seed: Seed | None = None
+    """The seed of the split; the job's when absent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +127,7 @@ class Classes(Section):
     them (McMahan et al., 2017); exact: client i holds class i modulo their number and others drawn
     at random, and a class is divided evenly among its clients (Li et al., 2022)."""
     seed: Seed | None = None
+    """The seed of the split; the job's when absent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,7 @@ class Quantity(Section):
     """Examples that every client has at least. Form dirichlet draws again until it has, at most
     1000 times; the others divide what remains when every client has so many."""
     seed: Seed | None = None
+    """The seed of the split; the job's when absent."""
 
     def __post_init__(self) -> None:
         wanted = _PARAMETERS[self.form]

@@ -7,7 +7,7 @@ import pytest
 
 from hpcfl.data.partition import Classes, DirichletPerClass, Quantity
 from hpcfl.errors import JobError
-from tests.data.test_split import LABELS, OWNED, split
+from tests.data.test_split import LABELS, OWNED, assert_only_the_seed_determines, split
 
 NEW = [
     Classes(per_client=2),
@@ -44,12 +44,7 @@ def test_rows_are_used_once_and_no_client_is_empty(partition, clients, labels):
 
 @pytest.mark.parametrize("partition", NEW, ids=str)
 def test_only_the_seed_determines_a_split(partition):
-    def text(seed, own=None):
-        return str(split(type(partition)(**{**vars(partition), "seed": own}), 20, LABELS, seed))
-
-    assert text(1) == text(1)
-    assert text(1) != text(2)
-    assert text(1, own=5) == text(2, own=5) == text(5)
+    assert_only_the_seed_determines(partition)
 
 
 RECORDED = [

@@ -59,14 +59,18 @@ def test_every_row_is_dealt_once_in_equal_shares(partition, clients):
     assert all(r.dtype == np.int64 for r in rows)
 
 
-@pytest.mark.parametrize("partition", ALL, ids=str)
-def test_only_the_seed_determines_a_split(partition):
+def assert_only_the_seed_determines(partition):
     def text(seed, own=None):
         return str(split(type(partition)(**{**vars(partition), "seed": own}), 20, LABELS, seed))
 
     assert text(1) == text(1)
     assert text(1) != text(2)
     assert text(1, own=5) == text(2, own=5) == text(5)
+
+
+@pytest.mark.parametrize("partition", ALL, ids=str)
+def test_only_the_seed_determines_a_split(partition):
+    assert_only_the_seed_determines(partition)
 
 
 @pytest.mark.parametrize("partition", [Dirichlet(alpha=0.0), Similarity(percent=0.0)], ids=str)
