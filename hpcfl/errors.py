@@ -19,6 +19,7 @@ _LONG = 4000  # characters of a message
 _HPCFL = Path(__file__).parent
 _PYTHON = Path(sysconfig.get_path("stdlib"))
 _INSTALLED = ("site-packages", "dist-packages")
+_GENERATED = "<string>"
 _CALLERS = ("torch", "numpy", "pydantic")  # installed packages that call a user's code
 # The file system is full, over a quota or a limit, read-only, or fails; network file systems report
 # the last five when a server is lost.
@@ -50,6 +51,8 @@ def place(error: BaseException) -> str:
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     found = [(Path(code.co_filename), line, code.co_name) for code, line in frames]
     found = [at for at in found if not _is_ours(at[0])]
+    # Methods that dataclasses make have no file.
+    found = [at for at in found if str(at[0]) != _GENERATED] or found
     outside = [at for at in found if not _package(at[0])]
     # A class of the user's may be installed too, by an entry point.
     own = outside or [at for at in found if _package(at[0]) not in _CALLERS]

@@ -28,6 +28,7 @@ Scalar = Annotated[Tensor, ""]  # 0-d
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]  # (0, 1]
+Part = Annotated[float, Interval(gt=0, lt=1)]  # (0, 1)
 Decay = Annotated[float, Interval(ge=0, lt=1)]  # [0, 1)
 Share = Annotated[float, Interval(ge=0, le=1)]  # [0, 1]
 Count = Annotated[int, Ge(1)]

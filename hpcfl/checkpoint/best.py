@@ -17,7 +17,8 @@ from hpcfl.io.atomic import STANDS, write_errors, write_file
 from hpcfl.io.checked_tensors import pack, unpack
 from hpcfl.types import Vector
 
-SCORES = {"test_accuracy": 1, "test_loss": -1}  # the first that a run has counts; -1: lower wins
+# The first that a run has counts; -1: lower wins.
+SCORES = {"validation_accuracy": 1, "validation_loss": -1, "test_accuracy": 1, "test_loss": -1}
 
 
 class BestModel(NamedTuple):

@@ -20,6 +20,13 @@ from hpcfl.types import Vector
 SMALL = 1000  # parameters of the model that stands in where there is no data
 KNOWN_TO_SERVER = ("server", "cohort")
 """The scopes of full gradients whose means the server receives."""
+TAKES_AND_RETURNS = "; hooks take and return what hpcfl/algorithms/base.py says"
+"""What to do about an error of a hook, for the end of its line."""
+KEEPS_NOTHING = (
+    "; an algorithm's object keeps nothing itself: put it into the server's NamedTuple, or into "
+    "the client's state"
+)
+"""Likewise, where a hook sets an attribute of the algorithm."""
 
 
 class Played(NamedTuple):

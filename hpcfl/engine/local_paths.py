@@ -75,7 +75,7 @@ class LocalPathRecorder:
         self._server.append(_copy(x))
         return {}
 
-    def record(self, record: Record, busy: Sequence[float]) -> None:
+    def record(self, record: Record, busy: Sequence[float], x: Vector) -> None:
         """Write no log."""
 
     def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:

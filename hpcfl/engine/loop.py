@@ -48,7 +48,7 @@ def play(run: Run, server: Any, start: int) -> Any:
             with round_errors(done):
                 record |= hooks.evaluate(done, server.x)
             timer.mark("evaluate")
-        hooks.record(record, timer.write_to(record))
+        hooks.record(record, timer.write_to(record), server.x)
         if signals.low_on_rows or not signals.writing:  # wait for writes only where rows run out
             hooks.commit_checkpoint(done)
         if signals.stop or signals.save or schedule.checkpoint_due(done, schedule.rounds):
@@ -87,7 +87,7 @@ def play_round(
     training.clients.prefetch([*mine * passes, *schedule.my_clients(t + 1)])
     weights = [float(training.weights[i]) for i in mine]
     share = mine, weights, float(training.weights[members].sum()), size
-    tasks = [training.clients.task(i, t) for i in mine]
+    tasks = training.clients.tasks(mine, t)
     cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), grads=())
     timer.mark("sample")
 

@@ -40,8 +40,11 @@ class RunHooks(Protocol):
         """Scores of the model after ``round`` rounds."""
         ...
 
-    def record(self, record: Record, busy: Sequence[float]) -> None:
-        """Write a round's line of the log; ``busy``: each rank's seconds of work, if several."""
+    def record(self, record: Record, busy: Sequence[float], x: Vector) -> None:
+        """Write a round's line of the log, and show it and the model ``x`` to callbacks.
+
+        ``busy``: each rank's seconds of work, if several.
+        """
         ...
 
     def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:

@@ -60,6 +60,13 @@ class Schema(NamedTuple):
         return StateSchema(type(self.state), fields)
 
     @property
+    def form(self) -> tuple[Any, ...]:
+        """The names, shapes and dtypes of the server's and of a client's state, to compare."""
+        server = zip(self.server._fields, self.server, strict=True)
+        shapes = [(name, [(x.shape, x.dtype) for x in tree_leaves(leaf)]) for name, leaf in server]
+        return shapes, self.client_state.fields
+
+    @property
     def reduced(self) -> Any:
         """The tensors that are summed over the cohort: upload and training loss."""
         return self.send(self.upload, torch.empty((), device="meta"))

@@ -1,8 +1,10 @@
 """Evaluate models on the test set and on the clients' data, divided among the ranks.
 
 ``test_loss``, ``test_accuracy``, ``test_top5_accuracy`` (for more than 5 classes): the global model
-on the test set.  For texts the loss is the mean over all labels but padding; accuracies, here and
-below, also skip the special tokens (``hpcfl.data.vocabulary``), and clients without other labels.
+on the test set.  ``validation_loss`` and its accuracies: the same on the examples that
+``data.validation`` keeps.  For texts the loss is the mean over all labels but padding; accuracies,
+here and below, also skip the special tokens (``hpcfl.data.vocabulary``), and clients without other
+labels.
 
 ``train_objective`` (``evaluate.train``): sum_i p_i f_i, where f_i is the global model's mean loss
 over client i's training examples and p_i the client's share of the job's weights, over all clients.
@@ -12,10 +14,15 @@ over client i's training examples and p_i the client's share of the job's weight
 ``local_model_accuracy_*`` (``evaluate.local_models``): each client's last local model on the same
 examples, over the ``local_model_clients`` clients that have one.  ``_mean`` is the plain mean over
 clients, ``_worst_decile`` the mean over the worst floor(n / 10) of them, at least one.
+
+Metrics of the user's (``evaluate.metrics``, ``hpcfl.evaluation.user_metrics``): ``test_NAME`` and
+``validation_NAME``; ``client_NAME_*`` and ``local_model_NAME_*`` where accuracies of clients are
+computed, with ``_mean``, ``_lowest_decile`` and ``_highest_decile``.
 """
 
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.config import Evaluate
 from hpcfl.evaluation.scores import Evaluation
+from hpcfl.evaluation.user_metrics import Metric
 
-__all__ = ["Clients", "Evaluate", "Evaluation"]
+__all__ = ["Clients", "Evaluate", "Evaluation", "Metric"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
-from hpcfl.evaluation.measure import Meter
+from hpcfl.evaluation.measure import Meter, rounded_sum, score
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.types import Vector
 
@@ -37,7 +37,7 @@ class Clients:
         scores: dict[str, float] = {}
         training: ClientSums = {}
         if objective or (accuracy and not pool.holds_out):
-            training = {i: meter.whole(x, pool.training(i)) for i in self.owned}
+            training = {i: meter.whole(x, pool.training(i), metrics=accuracy) for i in self.owned}
         if objective:
             terms = [
                 float(self.weights[i]) * (sums["loss"] / sums["examples"])
@@ -49,7 +49,7 @@ class Clients:
             tested = training
             if pool.holds_out:
                 tested = {i: meter.whole(x, pool.testing(i)) for i in self.owned}
-            scores |= _summary("client_accuracy", self._accuracies(tested, comm, x.device))
+            scores |= self._summaries("client", tested, meter, comm, x.device)[0]
         return scores
 
     def local_model_scores(
@@ -61,31 +61,55 @@ class Clients:
             model = self.local_model(client)
             if model is not None:
                 sums[client] = meter.whole(model, self.pool.testing(client))
-        accuracies = self._accuracies(sums, comm, device)
-        return {
-            **_summary("local_model_accuracy", accuracies),
-            "local_model_clients": len(accuracies),
-        }
+        scores, clients = self._summaries("local_model", sums, meter, comm, device)
+        return {**scores, "local_model_clients": clients}
 
-    def _accuracies(self, sums: ClientSums, comm: Comm, device: torch.device) -> list[float]:
-        """Collective: the accuracies of all clients with an example to score, ascending."""
+    def _summaries(
+        self, prefix: str, sums: ClientSums, meter: Meter, comm: Comm, device: torch.device
+    ) -> tuple[dict[str, float], int]:
+        """Collective: the summaries of accuracies and metrics; how many clients the first has."""
+        known = {client: own for client, own in sums.items() if own}
+        scores: dict[str, float] = {}
+        counts = []
+        if meter.classifies:
+            values = {
+                i: own["correct"] / own["scored"] for i, own in known.items() if own["scored"]
+            }
+            ascending = self._gather(values, comm, device)
+            counts.append(len(ascending))
+            scores |= _summary(f"{prefix}_accuracy", ascending, worst_decile=ascending)
+        for metric in meter.metrics:
+            values = {i: score(metric, own) for i, own in known.items()}
+            ascending = self._gather(values, comm, device)
+            counts.append(len(ascending))
+            # Both ends: hpcfl does not know which is the worst.
+            ends = {"lowest_decile": ascending, "highest_decile": ascending[::-1]}
+            scores |= _summary(f"{prefix}_{metric.name}", ascending, **ends)
+        return scores, counts[0]
+
+    def _gather(self, values: Mapping[int, float], comm: Comm, device: torch.device) -> list[float]:
+        """Collective: the values of all clients that have one, ascending; NaN is none."""
         table = torch.zeros(2, len(self.pool), dtype=torch.float64)
-        for client, own in sums.items():
-            if own and own["scored"]:
-                table[0, client] = own["correct"] / own["scored"]
-                table[1, client] = 1
+        for client, value in values.items():
+            if not math.isnan(value):
+                table[0, client], table[1, client] = value, 1
         table = table.to(device)
         comm.allreduce_sum(table)  # exact: an entry is not 0 on one rank only
-        accuracies, tested = table.cpu()
-        return sorted(accuracies[tested > 0].tolist())
+        found, present = table.cpu()
+        return sorted(found[present > 0].tolist())
 
 
-def _summary(name: str, ascending: Sequence[float]) -> dict[str, float]:
-    """The mean, and the mean of the worst tenth; empty without clients."""
-    if not ascending:
+def _tenth(values: Sequence[float]) -> float:
+    """The mean of the first tenth of the values, at least of one."""
+    first = values[: max(1, len(values) // 10)]
+    return rounded_sum(first) / len(first)
+
+
+def _summary(name: str, values: Sequence[float], **ends: Sequence[float]) -> dict[str, float]:
+    """The mean, and by the names of ``ends`` the means of their tenths; empty without clients."""
+    if not values:
         return {}
-    worst = ascending[: max(1, len(ascending) // 10)]
     return {
-        f"{name}_mean": math.fsum(ascending) / len(ascending),
-        f"{name}_worst_decile": math.fsum(worst) / len(worst),
+        f"{name}_mean": rounded_sum(values) / len(values),
+        **{f"{name}_{end}": _tenth(ordered) for end, ordered in ends.items()},
     }

@@ -6,6 +6,14 @@ from hpcfl.data.base import Dataset
 from hpcfl.errors import JobError
 from hpcfl.types import Count, Natural, Section
 
+RESERVED = ("loss", "accuracy", "top5_accuracy")
+"""The names of hpcfl's own scores, which a metric of the user's must not have."""
+
+
+def metric_name(path: str) -> str:
+    """The name of a metric in the log: the last part of its dotted path."""
+    return path.rpartition(".")[2]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Section):
@@ -23,15 +31,31 @@ class Evaluate(Section):
     """Compute its accuracy on each client's examples, too: the mean, and the worst decile."""
     local_models: bool = False
     """Evaluate each client's last local model, too, if the algorithm keeps it."""
+    metrics: tuple[str, ...] = ()
+    """Metrics of your own, by their dotted paths: on the test set, the validation data, and with
+    ``clients`` and ``local_models`` on each client's examples."""
     best: bool = False
-    """Keep the model of the best evaluated round."""
+    """Keep the model of the best evaluated round: on the validation data of ``data.validation``,
+    else on the test set."""
+
+    def __post_init__(self) -> None:
+        names = [metric_name(path) for path in self.metrics]
+        for path, name in zip(self.metrics, names, strict=True):
+            if name in RESERVED:
+                raise ValueError(
+                    f"metrics: found {path}, but {name} is a score of hpcfl; rename it"
+                )
+            if names.count(name) > 1:
+                raise ValueError(f"metrics: found {path} and another {name}; rename one of them")
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether the model after ``round`` rounds is evaluated."""
         regular = self.every is not None and round % self.every == 0
         return regular or round > rounds - self.last or round == rounds
 
-    def check(self, algorithm: str, dataset: Dataset, local_model_field: str | None) -> None:
+    def check(
+        self, algorithm: str, dataset: Dataset, local_model_field: str | None, *, validated: bool
+    ) -> None:
         """Check that the data and the algorithm allow the scores of this section.
 
         Args:
@@ -39,19 +63,24 @@ class Evaluate(Section):
             dataset: has the classes and the test set.
             local_model_field: the field of a client's state that is its last local model; None if
                 the algorithm keeps none.
+            validated: whether there is validation data.
 
         Raises:
             JobError: they do not.
         """
         for key in ("clients", "local_models"):
-            if getattr(self, key) and dataset.classes is None:
+            if getattr(self, key) and dataset.classes is None and not self.metrics:
                 raise JobError(
-                    f"evaluate.{key}: accuracies need classes, which this data has not; remove it"
+                    f"evaluate.{key}: accuracies need classes, which this data has not; remove it, "
+                    "or name metrics of your own in evaluate.metrics"
                 )
         if self.local_models and local_model_field is None:
             raise JobError(
                 f"evaluate.local_models: {algorithm} keeps no local models, as fedhbm does; remove "
                 "the key"
             )
-        if self.best and (dataset.test is None or not len(dataset.test.labels)):
-            raise JobError("evaluate.best: this data has no test set for the comparison; remove it")
+        if self.best and not validated and (dataset.test is None or not len(dataset.test.labels)):
+            raise JobError(
+                "evaluate.best: this data has no test set for the comparison; remove it, or set "
+                "data.validation"
+            )

@@ -1,27 +1,76 @@
 """Measure a model on batches."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import Tensor
 
 from hpcfl.evaluation.metrics import totals
+from hpcfl.evaluation.user_metrics import UserMetric
 from hpcfl.local.step import Gradient
 from hpcfl.types import Batch, LossName, Vector
 
 
 class Meter:
-    """Computes the sums of ``hpcfl.evaluation.metrics``, without augmentation and dropout."""
+    """Computes sums over examples, without augmentation and dropout.
 
-    def __init__(self, gradient: Gradient, loss: LossName) -> None:
-        self._gradient, self._loss = gradient, loss
+    They are those of ``hpcfl.evaluation.metrics``, and those of the user's metrics as "NAME 0",
+    "NAME 1", ...
 
-    def each(self, x: Vector, batches: Iterable[Batch]) -> list[dict[str, float]]:
-        """The sums of every batch, of the model at ``x``."""
+    Args:
+        gradient: of the model.
+        loss: of the data.
+        metrics: the user's.
+    """
+
+    def __init__(
+        self, gradient: Gradient, loss: LossName, metrics: Sequence[UserMetric] = ()
+    ) -> None:
+        self._gradient, self._loss, self.metrics = gradient, loss, metrics
+
+    @property
+    def classifies(self) -> bool:
+        """Whether there are accuracies."""
+        return self._loss in ("cross_entropy", "tokens")
+
+    def each(
+        self, x: Vector, batches: Iterable[Batch], *, metrics: bool = True
+    ) -> list[dict[str, float]]:
+        """The sums of every batch, of the model at ``x``; with the user's metrics or without."""
         return [
-            totals(self._loss, self._gradient.predict(x, batch.inputs), batch.labels)
+            self._sums(self._gradient.predict(x, batch.inputs), batch.labels, metrics=metrics)
             for batch in batches
         ]
 
-    def whole(self, x: Vector, batches: Iterable[Batch]) -> dict[str, float]:
+    def whole(
+        self, x: Vector, batches: Iterable[Batch], *, metrics: bool = True
+    ) -> dict[str, float]:
         """The sums over all batches; empty without batches."""
-        sums = self.each(x, batches)
-        return {name: math.fsum(batch[name] for batch in sums) for name in (sums or [{}])[0]}
+        sums = self.each(x, batches, metrics=metrics)
+        return {name: rounded_sum(batch[name] for batch in sums) for name in (sums or [{}])[0]}
+
+    def _sums(self, outputs: Tensor, labels: Tensor, *, metrics: bool) -> dict[str, float]:
+        sums = totals(self._loss, outputs, labels)
+        for metric in self.metrics if metrics else ():
+            numbers = metric.sums(outputs, labels)
+            sums |= dict(zip(sum_names(metric, len(numbers)), numbers, strict=True))
+        return sums
+
+
+def rounded_sum(numbers: Iterable[float]) -> float:
+    """The sum, correctly rounded; infinite or NaN where a number or the sum is not finite."""
+    kept = list(numbers)
+    try:
+        return math.fsum(kept)
+    except (OverflowError, ValueError):  # beyond the largest double, or inf - inf
+        return sum(kept)
+
+
+def sum_names(metric: UserMetric, count: int) -> list[str]:
+    """The names of a metric's sums."""
+    return [f"{metric.name} {number}" for number in range(count)]
+
+
+def score(metric: UserMetric, sums: Mapping[str, float]) -> float:
+    """The score of a metric from its sums over all examples."""
+    return metric.score([sums[name] for name in sum_names(metric, metric.count)])

@@ -1,11 +1,16 @@
 """Show the progress of a run: a bar on a terminal, plain lines anywhere else."""
 
+import errno
+import os
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import IO, Self, TypeVar
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, Self, TypeVar, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -22,7 +27,45 @@ DRAW_S = 0.1  # between two draws of the bar
 LINE_S = 1.0  # between two plain lines, and between two lines of evaluated rounds
 TRACK_S = 10.0  # between two lines of ``track``
 # Prefixes of the scores of an evaluation.
-SCORES = ("train_objective", "test_", "client_accuracy", "local_model_accuracy")
+SCORES = ("train_objective", "test_", "validation_", "client_accuracy", "local_model_accuracy")
+
+
+class _UntilUnread:
+    """A stream whose reader may leave: what is printed after that goes to /dev/null."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._discarding():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._discarding():
+            self._stream.flush()
+
+    @contextmanager
+    def _discarding(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            if e.errno not in (errno.EPIPE, errno.EIO):  # a closed pipe, or a closed terminal
+                raise
+            with Path(os.devnull).open("wb") as null:
+                os.dup2(null.fileno(), self._stream.fileno())
+
+
+def until_unread(stream: IO[str]) -> IO[str]:
+    """The stream, to which a long run may print even after its reader has left.
+
+    A pipe (``| head``) or a terminal may be closed while a run goes on.  The run does not end: from
+    then on the file descriptor of the stream is that of /dev/null.
+    """
+    return cast("IO[str]", _UntilUnread(stream))
 
 
 class Progress:
@@ -148,8 +191,8 @@ def open_progress(
 ) -> Progress:
     """Make the progress of a run, a context manager.
 
-    It is a bar if rich finds an interactive terminal.  mpirun gives its ranks a pipe; set
-    TTY_COMPATIBLE=1 TTY_INTERACTIVE=1 in the environment to get a bar there.
+    It is a bar if rich finds an interactive terminal, or a notebook with ipywidgets.  mpirun gives
+    its ranks a pipe; set TTY_COMPATIBLE=1 TTY_INTERACTIVE=1 in the environment to get a bar there.
 
     Args:
         job_name: begins each line.
@@ -159,11 +202,11 @@ def open_progress(
         stream: where to print; None: standard error.
         clock: a monotonic clock, in seconds.
     """
-    stream = sys.stderr if stream is None else stream
     if rank != 0:
         return Progress()
+    stream = until_unread(sys.stderr if stream is None else stream)
     console = Console(file=stream)
-    if console.is_interactive:
+    if console.is_interactive or (console.is_jupyter and find_spec("ipywidgets")):
         return _Bar(job_name, rounds, start, console, clock)
     return _Lines(job_name, rounds, start, stream, clock, LINE_S)
 

@@ -1,6 +1,7 @@
 """Print tables as text: every command's tables are drawn here."""
 
 from io import StringIO
+from typing import Literal
 
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
@@ -14,10 +15,14 @@ def least_width(table: RenderableType) -> int:
     return Measurement.get(console, console.options, table).minimum
 
 
-def render_tables(*tables: RenderableType, width: int = UNLIMITED) -> str:
-    """Tables as text in ASCII, one below the other, of ``width`` columns at most."""
+def render_tables(*tables: RenderableType, width: int = UNLIMITED, styled: bool = False) -> str:
+    """Tables as text in ASCII, one below the other, of ``width`` columns at most.
+
+    ``styled``: with the escape codes of a terminal, as for bold cells.
+    """
     out = StringIO()
-    console = Console(file=out, width=width, color_system=None)
+    system: Literal["standard"] | None = "standard" if styled else None
+    console = Console(file=out, width=width, color_system=system, force_terminal=styled)
     for table in tables:
         console.print(table, markup=False, highlight=False)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

@@ -176,5 +176,6 @@ _WORDS = {
     "boolean": "true | false",
     "integer": "whole number",
     "number": "number",
+    "object": "section",
     "string": "text",
 }

@@ -29,24 +29,28 @@ def summary(file: Path) -> str:
     return re.split(r"(?<!\bvs)\.(?:\s|$)", " ".join(lines))[0].removesuffix(":")
 
 
-def find_job(job: str | Path) -> Path:
-    """The file that a command line or a caller means by ``job``.
+def find_job(job: str | Path, folder: Path = Path()) -> Path:
+    """The file that a command line, a caller or a sweep means by ``job``.
 
     A file that exists is taken as it is.  Any other argument is looked up among the packaged jobs,
     with or without ".yaml" and a leading "jobs/".
 
+    Args:
+        job: a path, or the name of a packaged job.
+        folder: what a relative path starts from.
+
     Raises:
         JobError: there is neither such a file nor such a packaged job.
     """
-    path = Path(job)
+    path = folder / job
     # Not Path.is_file, which raises an error where a folder may not be read.
     if any(map(os.path.isfile, (path, path / "job.yaml"))):
         return path
     known = packaged_jobs()
-    name = path.as_posix().removeprefix("jobs/").removesuffix(".yaml")
+    name = Path(job).as_posix().removeprefix("jobs/").removesuffix(".yaml")
     if name in known:
         return known[name]
-    if path.is_absolute() or os.path.lexists(path):  # the error of reading it says more
+    if Path(job).is_absolute() or os.path.lexists(path):  # the error of reading it says more
         return path
     same = [other for other in known if Path(other).name == Path(name).name]
     near = same or get_close_matches(name, known)

@@ -1,19 +1,21 @@
 """Find the class that a section names: a built-in class, an entry point or a dotted path."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import get_annotations, isabstract
 from reprlib import Repr
 from typing import Any
 
+from torch import nn
+
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
-from hpcfl.errors import JobError
+from hpcfl.errors import HpcflError, JobError, described, hint, place
+from hpcfl.io.code_file import find_object, is_in_file
 from hpcfl.job.yaml_file import JobFile, plain
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
@@ -66,25 +68,29 @@ class Registry:
             raise JobError(f"{at}: found {shown(name)}, expected a name")
         if name in self.known:
             return self._checked(at, name, self.known[name])
+        if is_in_file(name):
+            return self._checked(at, name, _imported(at, name, lambda: find_object(name)))
         plugins = entry_points(group=f"hpcfl.{self.section}")
-        module, _, attribute = name.rpartition(".")
         if name in plugins.names:
             return self._checked(at, name, _imported(at, name, plugins[name].load))
-        if not module or not all(part.isidentifier() for part in name.split(".")):
+        if "." not in name or not all(part.isidentifier() for part in name.split(".")):
             raise JobError(
                 f"{at}: found {shown(name)}, expected one of {', '.join(sorted(self.known))}, "
                 f"or a dotted path to a class of your own{suggestion(name, self.known)}"
             )
-        found = _imported(at, name, lambda: getattr(import_module(module), attribute))
+        found = _imported(at, name, lambda: find_object(name))
         return self._checked(at, name, found)
 
     def _checked(self, at: str, name: str, found: Any) -> type[Any]:
         if not (isinstance(found, type) and issubclass(found, self.base)):
-            raise JobError(f"{at}: {name!r} is {found!r}, not a subclass of {self.base.__name__}")
+            raise JobError(
+                f"{at}: {name!r} is {found!r}, not a subclass of {self.base.__name__}"
+                f"{self._advice(name, found)}"
+            )
         if isabstract(found):
             lacks = ", ".join(sorted(found.__abstractmethods__))  # type: ignore[attr-defined]
             raise JobError(f"{at}: {name!r} cannot be used, it does not define {lacks}")
-        self._check_names(at, name, found)
+        check_method_names(at, name, found, self.base)
         # Annotations without a field: the class is not a dataclass, so a job could not set them.
         own = {key for key, hint in get_annotations(found).items() if "ClassVar" not in str(hint)}
         if unknown := own - {field.name for field in fields(found)}:
@@ -94,61 +100,79 @@ class Registry:
             )
         return found
 
-    def _check_names(self, at: str, name: str, found: type[Any]) -> None:
-        """Refuse methods of a user's class that nothing would call.
+    def _advice(self, name: str, found: Any) -> str:
+        is_module = isinstance(found, type) and issubclass(found, nn.Module)
+        if self.base is ModelConfig and is_module:
+            return f"; a torch module goes into model: {{name: module, of: {name}}}"
+        return ""
 
-        Raises:
-            JobError: a method has a former name, or nearly the name of a method of the base class.
-        """
-        settings = {field.name for field in fields(found)}
-        hooks = [key for key, hook in vars(self.base).items() if callable(hook) and key[0] != "_"]
-        for cls in found.__mro__:
-            if cls.__module__.partition(".")[0] in ("hpcfl", "builtins", "abc"):
-                continue
-            for key in sorted(vars(cls).keys() - settings):
-                if new := RENAMED.get(self.base, {}).get(key):
-                    raise JobError(
-                        f"{at}: {name!r} defines {key}, which is called {new} now; rename it"
-                    )
-                meant = get_close_matches(key, hooks, 1, cutoff=0.85)
-                if key[0] != "_" and callable(vars(cls)[key]) and meant and key not in hooks:
-                    raise JobError(
-                        f"{at}: {name!r} defines {key}, which nothing calls; did you mean "
-                        f"{meant[0]}? (a method of your own begins with an underscore)"
-                    )
+
+def check_method_names(at: str, name: str, found: type[Any], base: type[Any]) -> None:
+    """Refuse methods of a user's class that nothing would call.
+
+    Args:
+        at: where the class is named, for messages.
+        name: of the class.
+        found: the class.
+        base: of hpcfl, whose methods are called.
+
+    Raises:
+        JobError: a method has a former name, or nearly the name of a method of the base class.
+    """
+    settings = {field.name for field in fields(found)} if is_dataclass(found) else set()
+    hooks = [key for key, hook in vars(base).items() if callable(hook) and key[0] != "_"]
+    for cls in found.__mro__:
+        if cls.__module__.partition(".")[0] in ("hpcfl", "builtins", "abc"):
+            continue
+        for key in sorted(vars(cls).keys() - settings):
+            if new := RENAMED.get(base, {}).get(key):
+                raise JobError(
+                    f"{at}: {name!r} defines {key}, which is called {new} now; rename it"
+                )
+            meant = get_close_matches(key, hooks, 1, cutoff=0.85)
+            if key[0] != "_" and callable(vars(cls)[key]) and meant and key not in hooks:
+                raise JobError(
+                    f"{at}: {name!r} defines {key}, which nothing calls; did you mean "
+                    f"{meant[0]}? (a method of your own begins with an underscore)"
+                )
+
+
+def import_dotted(at: str, name: str) -> Any:
+    """Import a function or class that a job names by its dotted path.
+
+    Args:
+        at: where it is named, for messages.
+        name: its dotted path.
+
+    Raises:
+        JobError: it is no such path, or cannot be imported.
+    """
+    parts = name.split(".")
+    if len(parts) == 1 or not all(part.isidentifier() for part in parts):
+        raise JobError(f"{at}: found {shown(name)}, expected a dotted path, module.name")
+    if parts[0] == _MAIN:
+        raise JobError(
+            f"{at}: found {shown(name)}, which a resume in another process would not find; put it "
+            "into a module"
+        )
+    return _imported(at, name, lambda: find_object(name))
 
 
 def _imported(at: str, name: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
+    except HpcflError:
+        raise
     except Exception as e:  # a user's module may raise anything
-        reason = " ".join(str(e).split())
         absent = isinstance(e, ModuleNotFoundError) and e.name == name.partition(".")[0]
         advice = "; set PYTHONPATH=. if it is in the current directory" if absent else ""
         if name.startswith(f"{_MAIN}."):
             advice = (
-                "; it is a class of the script or notebook that began the run: define it there "
-                'and call hpcfl.resume("DIR") in the same process, or '
-                'hpcfl.cli.main.main(["export", "DIR", ...]); put it into a module for the next run'
+                "; it is a class of a script or notebook: define it there, and call hpcfl.run, "
+                "hpcfl.resume or hpcfl.export in the same process; or put it into a module"
             )
-        raise JobError(
-            f"{at}: {name!r} cannot be imported: {type(e).__name__}: {reason}{advice}"
-        ) from e
-
-
-def unimportable_class_warnings(tree: Mapping[str, Any]) -> list[str]:
-    """Warnings for the classes of a job that are defined in ``__main__``.
-
-    No other process can import them: the command line cannot resume or export such a run.
-    """
-    named = ((kind, tree[section][kind.key]) for section, kind in REGISTRIES.items())
-    return [
-        f"{kind.section}.{kind.key}: {name} is a class of this script or notebook, which `hpcfl "
-        "resume` and `hpcfl export` cannot import; put it into a module and name it by that "
-        f"(mymodule.{name.rpartition('.')[2]}) to use them"
-        for kind, name in named
-        if name.startswith(f"{_MAIN}.")
-    ]
+        trace = hint() if place(e) else ""  # the error is in a module that was found
+        raise JobError(f"{at}: {name!r} cannot be imported{described(e)}{advice}{trace}") from e
 
 
 REGISTRIES = {

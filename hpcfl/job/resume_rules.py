@@ -1,4 +1,8 @@
-"""Decide which keys of a job may change at a resume: those that no past round depended on.
+"""Decide which keys of a job may change at a resume, and which in a branch.
+
+A resume may change those that no past round depended on.  A branch is a new run that begins with
+the model and the client states of another at some round, so it may change every key on which
+neither these nor the clients and their data depend.
 
 A job is given by its values under their dotted keys: {"local.lr": 0.1, ...}.
 """
@@ -16,6 +20,31 @@ from hpcfl.job.settings import WITHOUT_EFFECT, Settings, changed
 MUTABLE = ("rounds", *WITHOUT_EFFECT, "store.cache_gib", "store.dir", "store.kind")
 # Keys of mutable sections that must not change all the same, and why.
 IMMUTABLE = {"evaluate.batch_size": "full-batch gradients are summed in batches of this size"}
+# Keys and sections that may change in a branch besides; see also ``_why_not_in_branch``.
+BRANCHABLE = (
+    "algorithm",  # but parameters that change the form of a state (``hpcfl.runner.resume``)
+    "block_size",
+    "cohort",
+    "device",
+    "evaluate.batch_size",
+    "executor",
+    "local",
+    "precision",
+    "reduction",
+    "rounds",  # also of a cosine
+    "threads",
+    "weights",
+)
+# Keys and sections that a branch keeps, and why.
+KEPT_IN_BRANCH = {
+    "algorithm.name": "the states of the server and of the clients are of this method",
+    "cohort.path": "a checkpoint records the files that its rounds read; use cohort.rounds",
+    "data": "the client states are of these clients and their examples",
+    "model": "the checkpoint holds the parameters of this model",
+    "seed": "the clients' examples and first states follow from it",
+    "store.dtype": "the stored states are of this dtype",
+    "task": "it names the data and the model",
+}
 
 
 def job_fingerprint(job: Settings) -> str:
@@ -40,6 +69,20 @@ def differences(before: Settings, after: Settings) -> dict[str, Any]:
     return {key: value for key, value in after.items() if key in before and before[key] != value}
 
 
+def require_branchable(before: Settings, after: Settings, run: Path) -> None:
+    """Refuse changes of a job that a branch of its run cannot begin with.
+
+    Raises:
+        JobError: the first such key.
+    """
+    for key, found, asked in changed(before, after):
+        if not _is_branchable(key, before, after):
+            raise JobError(
+                f"command line: {key}: is {found} in {run}, asked for is {asked}, but a branch "
+                f"keeps it: {_why_not_in_branch(key, before, after)}; {_new_run(run, key, asked)}"
+            )
+
+
 def require_mutable(before: Settings, after: Settings, run: Path) -> None:
     """Refuse changes of a job that would make the past rounds of its run others.
 
@@ -50,13 +93,36 @@ def require_mutable(before: Settings, after: Settings, run: Path) -> None:
         if not (is_mutable(key, before) and is_mutable(key, after)):
             why = _why(key, before) or _why(key, after)
             alone = (key, asked) == ("executor", "sequential") and before["block_size"]
-            change = f"{key}={asked}{' block_size=null' if alone else ''}"
+            change = f"{asked}{' block_size=null' if alone else ''}"
+            to_branch = f"`hpcfl resume {run} {key}={change} --round T --out NEW` branches it at "
+            cure = f"{to_branch}a kept round T; or " if _is_branchable(key, before, after) else ""
             raise JobError(
                 f"command line: {key}: is {found} in {run}, asked for is {asked}, which would "
-                f"change past rounds{f' ({why})' if why else ''}; start a new run: `hpcfl "
-                f"run {run}/job.yaml {change} --out NEW`, with model.init=F.safetensors of `hpcfl "
-                f"export {run} --state-dict F.safetensors` if it is to start from here"
+                f"change past rounds{f' ({why})' if why else ''}; {cure}"
+                f"{_new_run(run, key, change)}"
             )
+
+
+def _new_run(run: Path, key: str, asked: str) -> str:
+    return (
+        f"start a new run: `hpcfl run {run}/job.yaml {key}={asked} --out NEW`, with "
+        f"model.init=F.safetensors of `hpcfl export {run} --state-dict F.safetensors` if it is to "
+        "start from here"
+    )
+
+
+def _is_branchable(key: str, before: Settings, after: Settings) -> bool:
+    free = any(f"{key}.".startswith(f"{name}.") for name in (*BRANCHABLE, *MUTABLE))
+    return free and _why_not_in_branch(key, before, after) is None
+
+
+def _why_not_in_branch(key: str, before: Settings, after: Settings) -> str | None:
+    """Why a branch keeps a key; None if it may change."""
+    if key == "precision":
+        double = "float64" in (before.get(key), after.get(key))
+        return "the model and the states have another dtype in float64" if double else None
+    kept = (why for name, why in KEPT_IN_BRANCH.items() if f"{key}.".startswith(f"{name}."))
+    return next(kept, None)
 
 
 def _why(key: str, job: Mapping[str, Any]) -> str | None:

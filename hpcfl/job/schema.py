@@ -22,6 +22,7 @@ from hpcfl.job.messages import validation_message
 from hpcfl.job.packaged import find_job
 from hpcfl.job.registry import REGISTRIES, SECTION, shown, suggestion
 from hpcfl.job.tasks import TASKS
+from hpcfl.job.user_code import CallbackEntry, check_metrics, make_callbacks
 from hpcfl.job.yaml_file import (
     JobFile,
     Key,
@@ -84,29 +85,63 @@ class CommConfig(Section):
     """Seconds that a rank waits for the others; then the run ends, and names the missing rank."""
 
 
+TrackerName = Literal["wandb", "mlflow", "trackio"]
+_PACKAGES: Mapping[TrackerName, str] = {
+    "wandb": "wandb",
+    "mlflow": "mlflow-skinny",
+    "trackio": "trackio",
+}
+"""The packages to install; all are imported by the tracker's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerConfig(Section):
+    """The tracker that gets the rounds."""
+
+    name: TrackerName
+    """Which one; its package must be installed."""
+    project: str = "hpcfl"
+    """The project in wandb and trackio, the experiment in MLflow."""
+    run: str | None = None
+    """The name of the run there; that of the run directory when absent."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Log(Section):
     """What is written in addition to log.jsonl."""
 
     tensorboard: bool | Literal["auto"] = "auto"
     """Whether events are written for TensorBoard; auto: where the package is installed."""
+    tracker: TrackerName | TrackerConfig | None = None
+    """A tracker that gets the same numbers: its name, or a section."""
+
+    @property
+    def tracking(self) -> TrackerConfig | None:
+        """The tracker as a section."""
+        tracker = self.tracker
+        return TrackerConfig(name=tracker) if isinstance(tracker, str) else tracker
 
     @property
     def events(self) -> bool:
         """Whether they are."""
-        return _installed() if self.tensorboard == "auto" else self.tensorboard
+        return _installed("tensorboard") if self.tensorboard == "auto" else self.tensorboard
 
     def check(self) -> None:
-        """Raise JobError where events are wanted and cannot be written."""
-        if self.tensorboard is True and not _installed():
+        """Raise JobError where a package is not installed that the section needs."""
+        if self.tensorboard is True and not _installed("tensorboard"):
             raise JobError(
                 "log.tensorboard: found true, but no package tensorboard; say `pip install "
                 "tensorboard`, or auto or false"
             )
+        if self.tracking is not None and not _installed(name := self.tracking.name):
+            raise JobError(
+                f"log.tracker: found {name}, but no package {name}; say `pip install "
+                f"{_PACKAGES[name]}`, or log.tracker=null"
+            )
 
 
-def _installed() -> bool:
-    return find_spec("tensorboard") is not None
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None
 
 
 ExecutorName = Literal["sequential", "block", "auto"]
@@ -161,6 +196,9 @@ class Job(Section):
     """How ranks communicate, and how long they wait for each other."""
     log: Log = field(default_factory=Log)
     """What is logged besides ``log.jsonl``."""
+    callbacks: tuple[CallbackEntry, ...] = ()
+    """Code of your own that is called after rounds: dotted paths of classes, or sections of
+    ``name`` and arguments."""
 
     def local_lr(self, round: int) -> float:
         """Eta of a round, counted from zero."""
@@ -200,7 +238,11 @@ class Loaded:
     """Lines for the user: old names of keys, which still work."""
 
 
-def load(job: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Loaded:
+JobSource = str | Path | Mapping[str, Any]
+"""A job file, the name of a packaged job, or a mapping as in a file."""
+
+
+def load(job: JobSource, overrides: Sequence[str] = ()) -> Loaded:
     """Read and check a job; ``key.path=value`` overrides come last.
 
     Args:
@@ -210,13 +252,27 @@ def load(job: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> 
     Raises:
         JobError: where, what was found, what was expected.
     """
-    file = JobFile("job", tuples(job)) if isinstance(job, Mapping) else read(find_job(job))
+    file = open_job(job)
     override(file, overrides)
     return check(file, run_name(file.name, overrides))
 
 
-def check(file: JobFile, name: str) -> Loaded:
+def open_job(job: JobSource) -> JobFile:
+    """Read a job; nothing is checked but that it is one.
+
+    Raises:
+        JobError: the file cannot be read, or is no YAML mapping.
+    """
+    return JobFile("job", tuples(job)) if isinstance(job, Mapping) else read(find_job(job))
+
+
+def check(file: JobFile, name: str, *, user_code: bool = True) -> Loaded:
     """Check a job that was read.
+
+    Args:
+        file: the job.
+        name: of the run.
+        user_code: whether its metrics and callbacks are imported, too: only rounds need them.
 
     Raises:
         JobError: where, what was found, what was expected.
@@ -224,6 +280,8 @@ def check(file: JobFile, name: str) -> Loaded:
     loaded = typed(file, name)
     _require_sizes(loaded.tree, file)
     require_coherent(loaded.job, file)
+    if user_code:
+        require_user_code(loaded.job, file)
     return loaded
 
 
@@ -236,7 +294,7 @@ def typed(file: JobFile, name: str) -> Loaded:
     if "grid" in file.tree:
         raise JobError(f"{file.name}: this is a sweep, not a job; use `hpcfl sweep {file.name}`")
     notes = rename_old_keys(file)
-    _add_task_defaults(file)
+    add_task_defaults(file)
     rest: Tree = dict(file.tree)
     sections: dict[str, Any] = {}
     for section, kind in REGISTRIES.items():
@@ -322,6 +380,18 @@ def require_coherent(job: Job, file: JobFile) -> None:
         )
 
 
+def require_user_code(job: Job, file: JobFile) -> None:
+    """Import the metrics and make the callbacks that a job names.
+
+    Raises:
+        JobError: one cannot be imported, or is something else.
+    """
+    check_metrics(f"{file.where(('evaluate', 'metrics'))}: evaluate.metrics", job.evaluate.metrics)
+    make_callbacks(
+        job.callbacks, lambda index: f"{file.where(('callbacks', index))}: callbacks.{index}"
+    )
+
+
 def require_full_blocks(job: Job, population: int) -> None:
     """Refuse blocks that are larger than the number of clients.
 
@@ -384,7 +454,7 @@ def resolve_for_population(loaded: Loaded, population: int | None) -> Loaded:
     return with_resolved_algorithm(loaded, algorithm)
 
 
-def _add_task_defaults(file: JobFile) -> None:
+def add_task_defaults(file: JobFile) -> None:
     """Add the task's sections; the user's own keys take precedence."""
     task = file.tree.get("task")
     if task is None:

@@ -10,10 +10,12 @@ from typing import Any
 Settings = Mapping[str, Any]
 
 SEED = "seed"
+BRANCH = "branch"
+"""No key of a job: the course of the settings of a run that was branched from others."""
 _LEADING = ("task", "data.kind")  # other keys follow from these, and are not listed
 # Sections and keys that say how a run is measured, saved and connected.  No round depends on them:
 # a resume may change them (`resume_rules`), and a report takes jobs that differ in them as equal.
-WITHOUT_EFFECT = ("balance", "evaluate", "diagnostics", "checkpoint", "comm", "log")
+WITHOUT_EFFECT = ("balance", "evaluate", "diagnostics", "checkpoint", "comm", "log", "callbacks")
 # A report takes jobs that differ in these as equal, too: they say where a run is computed.  Not all
 # of them may change at a resume, as some change the last bits of the model.
 _PLACEMENT = ("store.kind", "store.dir", "store.cache_gib", "threads", "device")
@@ -53,9 +55,9 @@ def distinguishing_settings(jobs: Sequence[Settings], but: Sequence[str] = ()) -
         counted = [k for k in counted if k in (leading, SEED) or not _follows(jobs, leading, k)]
     return [
         ", ".join(
-            f"{key} {_short(job[key])}"
+            f"{key} {job[key] if key == BRANCH else _short(job[key])}"
             for key in counted
-            if key in job and len(values[_scope(job, key)]) > 1
+            if key in job and (len(values[_scope(job, key)]) > 1 or key == BRANCH)
         )
         for job in jobs
     ]

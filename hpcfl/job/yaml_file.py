@@ -4,7 +4,7 @@ Common mistakes that PyYAML accepts are errors here: a duplicate key, a key that
 (``on``), a missing space (``{lr:0.1}``), ``1e-3`` (text in YAML) where a number is expected.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -15,9 +15,14 @@ import yaml
 
 from hpcfl.errors import JobError, StoreError, file_error
 
+KEPT = "kept"
+"""The folder of a run directory with what no job file can name: hpcfl.runner.objects."""
 Key = tuple[str | int, ...]
 Tree = dict[str, Any]
+Overrides = Sequence[str] | Mapping[str, Any]
 
+RUN = "$RUN/"
+"""Begins a path of job.yaml that is in the folder of this file, which may be moved."""
 COMMAND_LINE = "command line"  # where its values are from, as error messages name it
 LARGEST_FILE = 1 << 20  # bytes; large lists, such as cohorts to replay, go into other files
 LARGEST_TREE = 200_000  # values; nested aliases could otherwise expand to billions
@@ -168,8 +173,73 @@ def _parse(path: str | Path, raw: bytes) -> JobFile:
     tree = _NodeReader(file).value(text)
     if not isinstance(tree, dict):
         raise JobError(f"{path}: expected a mapping of sections, found {_kind(tree)}")
-    file.tree = tree
+    file.tree = with_prefix(tree, RUN, f"{Path(path).absolute().parent}/")
     return file
+
+
+def relative_to_run(tree: Mapping[str, Any], root: Path) -> Tree:
+    """The tree with ``$RUN/`` for the folder ``root``, in front of the files that it keeps."""
+    made: Tree = with_prefix(tree, f"{root.absolute()}/{KEPT}/", f"{RUN}{KEPT}/")
+    return made
+
+
+def with_prefix(value: Any, prefix: str, other: str) -> Any:
+    """The tree with another prefix in the texts that begin with one."""
+    if isinstance(value, Mapping):
+        return {key: with_prefix(below, prefix, other) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(with_prefix(below, prefix, other) for below in value)
+    if isinstance(value, str) and value.startswith(prefix):
+        return other + value.removeprefix(prefix)
+    return value
+
+
+def override_texts(overrides: Overrides) -> tuple[str, ...]:
+    """Overrides as ``key.path=value`` texts.
+
+    Args:
+        overrides: such texts, or a mapping of dotted keys, or of sections in each other, to values.
+            A mapping changes the keys that it has, but one that names a class (``name``, ``kind``)
+            is a whole section: the others' keys would not fit it.
+
+    Raises:
+        JobError: it is neither, or a value cannot be written.
+    """
+    if isinstance(overrides, Mapping):
+        return tuple(_texts(overrides, ""))
+    if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
+        raise JobError(
+            f"overrides: found {overrides!r:.60}, expected a list of 'key.path=value' or a mapping"
+        )
+    return tuple(overrides)
+
+
+def _texts(section: Mapping[str, Any], above: str) -> Iterator[str]:
+    for key, value in section.items():
+        if isinstance(value, Mapping) and not {"name", "kind"} & value.keys():
+            yield from _texts(value, f"{above}{key}.")
+            continue
+        try:
+            written = yaml.safe_dump(_builtin(value), default_flow_style=True, width=1 << 30)
+        except yaml.YAMLError as e:
+            raise JobError(
+                f"overrides: {above}{key}: found a {type(value).__name__}, expected a number, a "
+                "text, a list or a mapping"
+            ) from e
+        yield f"{above}{key}={written.removesuffix('...' + chr(10)).strip()}"
+
+
+def _builtin(value: Any) -> Any:
+    """The value in types of YAML: numbers of numpy, paths, and classes by their dotted path."""
+    if isinstance(value, Mapping):
+        return {key: _builtin(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [_builtin(below) for below in value]
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if hasattr(value, "item") else value
 
 
 def override(file: JobFile, overrides: Sequence[str]) -> None:

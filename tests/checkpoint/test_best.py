@@ -53,6 +53,17 @@ def scores_of(scores):
     return scores.get("test_accuracy", scores["test_loss"])
 
 
+def test_validation_is_what_chooses_where_there_is_any(tmp_path):
+    """Round 2 has the best test scores, round 1 the best validation accuracy."""
+    best = Best(tmp_path / BEST)
+    scores = [(0.2, 0.3, 1.0), (0.7, 0.5, 0.9), (0.6, 0.9, 0.1)]
+    for round, (validation, test, loss) in enumerate(scores):
+        offer = {"test_loss": loss, "test_accuracy": test, "validation_loss": loss}
+        best.offer(round, {**offer, "validation_accuracy": validation}, torch.zeros(3))
+    found = BestModel.unpack(best.content, tmp_path)
+    assert (found.round, found.name, found.score) == (1, "validation_accuracy", 0.7)
+
+
 def test_the_highest_accuracy_the_first_of_equals(tmp_path):
     accuracies = [0.1, 0.5, 0.5, 0.25, 0.75]
     offers = [{"test_loss": 1.0 + k, "test_accuracy": a} for k, a in enumerate(accuracies)]

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.data.holdout import hold_out
 from hpcfl.engine.timing import measured
-from hpcfl.errors import DataError, JobError
+from hpcfl.errors import JobError
 from hpcfl.evaluation.clients import _summary
 from hpcfl.evaluation.metrics import totals
 from tests.algorithms.play import Problem, parts, play, states, tree
@@ -85,12 +84,14 @@ def test_accuracies_on_the_clients_training_examples(log):
     assert "train_objective" not in found
 
 
-def test_the_worst_decile():
-    """Of 29 clients the worst two, of 9 the worst one; nothing of none."""
-    found = _summary("a", [0.1, 0.4, *[1.0] * 27])
-    assert found == {"a_mean": near(27.5 / 29), "a_worst_decile": 0.25}
-    assert _summary("a", [0.1, *[0.7] * 8])["a_worst_decile"] == 0.1
-    assert _summary("a", []) == {}
+def test_the_tenths_of_clients():
+    """Of 29 clients two, of 9 one; nothing of none."""
+    values = [0.1, 0.4, *[1.0] * 27]
+    found = _summary("a", values, low=values, high=values[::-1])
+    assert found == {"a_mean": near(27.5 / 29), "a_low": 0.25, "a_high": 1.0}
+    assert _summary("a", [], low=[]) == {}
+    few = [0.1, *[0.7] * 8]
+    assert _summary("a", few, low=few)["a_low"] == 0.1
 
 
 def test_accuracies_on_held_out_examples(tmp_path, job, log):
@@ -98,9 +99,11 @@ def test_accuracies_on_held_out_examples(tmp_path, job, log):
     data = {**THREE.write(tmp_path), "holdout": 0.25}
     described = parts(tmp_path, job(data=data))
     assert [len(own) for own in described.rows] == [1, 1, 3]
-    assert [len(own) for own in described.held_out] == [1, 0, 1]
+    assert [len(own) for own in described.split.held_out] == [1, 0, 1]
     right = [
-        np.mean(np.where(X[own, 0] > 0, 2, 0) == Y[own]) for own in described.held_out if len(own)
+        np.mean(np.where(X[own, 0] > 0, 2, 0) == Y[own])
+        for own in described.split.held_out
+        if len(own)
     ]
     found = log(data=data, evaluate={"clients": True, "train": True})[0]
     assert found["client_accuracy_mean"] == near(np.mean(right))
@@ -109,19 +112,22 @@ def test_accuracies_on_held_out_examples(tmp_path, job, log):
     assert found["train_objective"] == near(np.mean(np.array(LOSSES)[kept]))
 
 
-def test_holding_out():
-    clients = [np.arange(10), np.arange(20, 23), np.array([40]), np.arange(50, 52)]
-    train, held = hold_out(clients, 0.34, 7)
-    assert [len(rows) for rows in held] == [3, 1, 0, 1]
-    for all_, rest, out in zip(clients, train, held, strict=True):
-        assert sorted([*rest, *out]) == list(all_)
-        assert list(rest) == sorted(rest)
-    again = hold_out(clients[:1], 0.34, 7)[1][0]
-    assert np.array_equal(again, held[0])  # whoever else there is
-    assert any(not np.array_equal(hold_out(clients, 0.34, s)[1][0], again) for s in range(5))
-    assert [len(rows) for rows in hold_out(clients, 0.99, 7)[0]] == [1, 1, 1, 1]
-    with pytest.raises(DataError, match="no client has 2 examples"):
-        hold_out(clients[2:3], 0.5, 7)
+@pytest.mark.parametrize("batch_size", [1, 2, 500])
+@pytest.mark.parametrize("of", ["examples", "clients"])
+def test_scores_on_validation_data(tmp_path, job, log, of, batch_size):
+    """Of the initial model, by hand; the objective is of the examples that clients train on."""
+    data = {**THREE.write(tmp_path), "validation": {"share": 0.4, "of": of}}
+    cohort = {"kind": "uniform", "size": 2}
+    described = parts(tmp_path, job(data=data, cohort=cohort))
+    rows, trained = described.split.validation, np.concatenate(described.rows)
+    assert sorted([*rows, *trained]) == list(range(7))
+    asked = {"train": True, "best": True, "batch_size": batch_size}
+    found = log(data=data, cohort=cohort, evaluate=asked)
+    assert found[0]["validation_loss"] == near(np.mean(np.array(LOSSES)[rows]))
+    right = np.mean(np.where(X[rows, 0] > 0, 2, 0) == Y[rows])
+    assert found[0]["validation_accuracy"] == near(right)
+    assert found[0]["train_objective"] == near(np.mean(np.array(LOSSES)[trained]))
+    assert found[1]["validation_loss"] != found[0]["validation_loss"]
 
 
 def test_own_models(tmp_path, job):

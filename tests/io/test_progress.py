@@ -1,4 +1,6 @@
 import io
+import os
+from pathlib import Path
 
 import pytest
 
@@ -148,3 +150,40 @@ def test_ranks_under_mpirun_get_the_bar_when_the_environment_says_so(monkeypatch
         progress.round(record(10))
     assert "\x1b[" in pipe.getvalue()
     assert "10/10" in pipe.getvalue()
+
+
+@pytest.mark.parametrize(("widgets", "drawn"), [(object(), True), (None, False)])
+def test_a_notebook_has_a_bar_where_it_has_widgets(monkeypatch, widgets, drawn):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("hpcfl.io.progress.find_spec", lambda name: widgets)
+    plain = io.StringIO()
+    progress = open_progress("digits", 10, 0, 0, stream=plain)
+    assert (type(progress).__name__ == "_Bar") == drawn
+    if not drawn:
+        with progress:
+            progress.round(record(10))
+        assert "digits round 10/10" in plain.getvalue()
+
+
+@pytest.mark.parametrize("bar", [False, True])
+def test_a_run_goes_on_where_nobody_reads(monkeypatch, bar):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1" if bar else "0")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1" if bar else "0")
+    monkeypatch.setenv("TERM", "xterm")
+    reader, writer = os.pipe()
+    with (
+        os.fdopen(writer, "w", encoding="utf-8") as stream,
+        open_progress("digits", 10, 0, 0, stream=stream) as progress,
+    ):
+        assert (type(progress).__name__ == "_Bar") == bar
+        progress.note("it is read")
+        assert b"it is read" in os.read(reader, 4096)
+        os.close(reader)
+        progress.note("nobody reads")
+        progress.round(record(10))
+        stream.write("nor this")
+
+
+def test_a_full_disk_is_not_taken_for_it():
+    with pytest.raises(OSError, match="No space"), Path("/dev/full").open("w") as stream:
+        open_progress("digits", 10, 0, 0, stream=stream).note("lost")

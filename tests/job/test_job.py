@@ -99,8 +99,8 @@ def test_an_algorithm_by_dotted_path(job):
     ("text", "message"),
     [
         ("x = = 1", "SyntaxError: invalid syntax ("),
-        ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
-        ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("raise RuntimeError('two\\nlines')", "{at}:1): RuntimeError: two lines"),
+        ("\nimport nowhere", "{at}:2): ModuleNotFoundError: No module named 'nowhere'"),
         ("", "AttributeError: module 'broken_module' has no attribute 'Mine'"),
     ],
 )
@@ -109,7 +109,11 @@ def test_a_module_of_ones_own_that_does_not_import(job, tmp_path, monkeypatch, t
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "broken_module", raising=False)
     line = fails(job, "algorithm.name=broken_module.Mine")
-    assert f"algorithm.name: 'broken_module.Mine' cannot be imported: {message}" in line
+    if "{at}" in message:
+        message = message.format(at=f" in <module> ({tmp_path / 'broken_module.py'}")
+    else:
+        message = f": {message}"
+    assert f"algorithm.name: 'broken_module.Mine' cannot be imported{message}" in line
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,10 @@ def test_a_module_of_ones_own_that_does_not_import(job, tmp_path, monkeypatch, t
         ),
         ("algorithm.name=hpcfl.types.Count", "not a subclass of Algorithm"),
         ("algorithm.name=hpcfl.data.sources.digits.Digits", "not a subclass of Algorithm"),
+        (
+            "model={name: torch.nn.Identity}",
+            "; a torch module goes into model: {name: module, of: torch.nn.Identity}",
+        ),
         ("algorithm.name=hpcfl.algorithms.base.Algorithm", "does not define init_server, update"),
         ("algorithm.name=..x", "found '..x', expected one of "),
         ("algorithm.name=3", "algorithm.name: found 3, expected a name"),

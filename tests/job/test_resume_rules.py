@@ -7,11 +7,13 @@ import pytest
 from hpcfl.errors import JobError
 from hpcfl.job.resume_rules import (
     IMMUTABLE,
+    KEPT_IN_BRANCH,
     MUTABLE,
     differences,
     is_mutable,
     job_fingerprint,
     mutable_settings,
+    require_branchable,
     require_mutable,
 )
 from hpcfl.job.schema import load
@@ -35,6 +37,7 @@ def test_every_key_is_free_or_bound_as_written_here():
     """A new key of a job is bound until somebody decides otherwise, and then stands here."""
     assert sorted(mutable_settings(settings())) == [
         "balance",
+        "callbacks",
         "checkpoint.every",
         "checkpoint.keep",
         "checkpoint.minutes",
@@ -50,8 +53,10 @@ def test_every_key_is_free_or_bound_as_written_here():
         "evaluate.every",
         "evaluate.last",
         "evaluate.local_models",
+        "evaluate.metrics",
         "evaluate.train",
         "log.tensorboard",
+        "log.tracker",
         "rounds",
         "store.cache_gib",
         "store.dir",
@@ -92,6 +97,24 @@ def test_a_cosine_binds_the_rounds():
 @pytest.mark.parametrize("key", ["rounds", "roundsX", "evaluate_more.every", "store", "storeX"])
 def test_a_key_is_free_by_its_whole_name(key):
     assert is_mutable(key, {}) == (key == "rounds")
+
+
+def test_every_key_may_change_in_a_branch_or_not_as_written_here():
+    """A branch keeps a new section of a job until somebody decides otherwise."""
+    job = settings()
+    kept = []
+    for key in job:
+        try:
+            require_branchable(job, {**job, key: "another"}, Path("runs/a"))
+        except JobError as error:
+            assert f"command line: {key}: is " in str(error)
+            kept.append(key)
+    free = {key.partition(".")[0] for key in job if key not in kept}
+    assert [key for key in kept if key.partition(".")[0] not in ("data", "model")] == [
+        *("task", "algorithm.name", "seed", "store.dtype"),
+    ]
+    assert free >= {"algorithm", "cohort", "local", "weights", "precision"}
+    assert set(KEPT_IN_BRANCH) - {"cohort.path"} <= {*job, "data", "model"}
 
 
 def test_differences():

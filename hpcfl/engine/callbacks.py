@@ -1,0 +1,215 @@
+"""Call the user's callbacks on rank 0, so that no result depends on them."""
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hpcfl import seeds
+from hpcfl.engine.global_generators import seeded
+from hpcfl.errors import HookError, as_disk_error, described, hint
+from hpcfl.models.flat_vector import load
+from hpcfl.types import Record, Vector
+
+
+class RunStart(NamedTuple):
+    """Facts about the run, for ``Callback.start``."""
+
+    directory: Path
+    """The run directory."""
+    job: Mapping[str, Any]
+    """The job with all defaults, as in job.yaml."""
+    round: int
+    """How many are completed; at a resume, those of its checkpoint."""
+    rounds: int
+    """T, the rounds of the run."""
+    ranks: int
+    """How many there are; this is rank 0."""
+
+
+class RoundModel:
+    """The global model after a round; it is copied when a callback asks for it.
+
+    Args:
+        x: its parameters.
+        module: the module that has such parameters, with its buffers.
+    """
+
+    def __init__(self, x: Vector, module: nn.Module) -> None:
+        self._x, self._module = x, module
+
+    def vector(self) -> Vector:
+        """All parameters, flat, [P]: a copy on the CPU."""
+        return self._x.detach().to("cpu", copy=True)
+
+    def module(self) -> nn.Module:
+        """The torch module: a copy on the CPU, in evaluation mode and without gradients."""
+        made = copy.deepcopy(self._module).cpu()
+        load(made, self._x.detach())
+        return made.eval().requires_grad_(False)
+
+
+class Callback:
+    """Base of the classes that ``callbacks`` of a job names, and of objects for ``hpcfl.run``.
+
+    All methods are called on rank 0 alone, while the other ranks wait.  What they return is not
+    used, and nothing that they do to their arguments changes the run.  An exception ends the run.
+    """
+
+    def start(self, run: RunStart) -> None:
+        """Called before the first round of every start, also of a run that is finished already."""
+
+    def round(self, record: Record, model: RoundModel) -> None:
+        """Called after every round, when its line is in the log.
+
+        A resume plays the rounds after its checkpoint again, and calls this again for them.
+
+        Args:
+            record: the round's line of log.jsonl, less what it says of single ranks.  That of
+                round 0, the initial model, has scores alone, and a round without clients no loss.
+            model: the global model after the round.
+        """
+
+    def end(self, status: str) -> None:
+        """Called when this start ends, unless it is killed.
+
+        Args:
+            status: "finished", "stopped" by a signal, "diverged" or "failed".
+        """
+
+
+HOOKS = ("start", "round", "end")
+
+
+class Callbacks:
+    """The callbacks of one start of a run, on rank 0.
+
+    Args:
+        named: each with the name that error messages give it.
+        seed: of the job.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, Callback]], seed: int) -> None:
+        self._named, self._seed = named, seed
+        self._started: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._named)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each."""
+        return [name for name, _ in self._named]
+
+    def start(self, run: RunStart) -> None:
+        """Tell all that the run starts.
+
+        Raises:
+            HookError, DiskError: one of them fails.
+        """
+        for index, (_, callback) in enumerate(self._named):
+            own = run._replace(job=copy.deepcopy(run.job))
+            self._call(index, "at the start", callback.start, own)
+            self._started.append(index)
+
+    def round(self, record: Record, model: RoundModel) -> None:
+        """Give all the log's line of a round, and the model.
+
+        Raises:
+            HookError, DiskError: one of them fails.
+        """
+        number = int(record["round"])
+        for index, (_, callback) in enumerate(self._named):
+            when = f"after round {number}"
+            self._call(index, when, callback.round, dict(record), model, round=number)
+
+    def end(self, status: str) -> list[Exception]:
+        """Tell those whose start returned that it is over; the errors of those that fail."""
+        failures: list[Exception] = []
+        for index in self._started:
+            try:
+                self._call(index, "at the end", self._named[index][1].end, status)
+            except Exception as e:  # noqa: BLE001 - the other callbacks must be called, too
+                failures.append(e)
+        self._started = []
+        return failures
+
+    def _call(
+        self,
+        index: int,
+        when: str,
+        method: Callable[..., None],
+        *args: Any,
+        round: int = seeds.NO_ROUND,
+    ) -> None:
+        """Call a method; its draws follow from the job's seed, the round and the callback."""
+        name, seed = self._named[index][0], seeds.key(self._seed, f"callback {index}", round)
+        try:
+            with seeded(seed), _settings_restored():
+                method(*args)
+        except Exception as e:
+            if disk := as_disk_error(e):
+                raise disk from e
+            raise HookError(f"callbacks: {name}: {when}{described(e)}{hint()}") from e
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()  # noqa: PTH109 - a str is compared faster
+    except FileNotFoundError:  # it was deleted
+        return None
+
+
+def _set_folder(path: str | None) -> None:
+    if path is not None:
+        os.chdir(path)
+
+
+def _default_device() -> torch.device | None:
+    found = torch.get_default_device()
+    return None if found == torch.device("cpu") else found  # None: torch's own default
+
+
+def _gpu() -> int | None:
+    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.current_device() if begun else None
+
+
+def _set_gpu(index: int | None) -> None:
+    if index is not None:
+        torch.cuda.set_device(index)
+
+
+_SETTINGS: Sequence[tuple[Callable[[], Any], Callable[[Any], Any]]] = (
+    (_folder, _set_folder),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (_default_device, torch.set_default_device),
+    (_gpu, _set_gpu),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *(
+        (partial(getattr, torch.backends.cudnn, name), partial(setattr, torch.backends.cudnn, name))
+        for name in ("benchmark", "deterministic", "allow_tf32")
+    ),
+)
+"""What a callback may change of the process and rounds depend on: how it is read and set."""
+
+
+@contextmanager
+def _settings_restored() -> Iterator[None]:
+    """Leave the settings of the process as they were before the block."""
+    before = [read() for read, _ in _SETTINGS]
+    try:
+        yield
+    finally:
+        for (read, set_value), value in zip(_SETTINGS, before, strict=True):
+            if read() != value:
+                set_value(value)

@@ -1,0 +1,137 @@
+"""Metrics of the user's own, which a job names by their dotted paths (``evaluate.metrics``).
+
+A metric sees the model's outputs and the labels of one batch at a time.  What it returns is summed
+exactly over batches and ranks, and batches are the same on any number of ranks, so its scores have
+the same bits on all.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from inspect import isabstract
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcfl.errors import BrokenRuleError, defined
+from hpcfl.evaluation.config import metric_name
+from hpcfl.io.code_file import find_object
+
+Sums = list[float]
+
+
+class Metric(ABC):
+    """A score that is made of sums over examples, such as an F1 score of counts for each class."""
+
+    @abstractmethod
+    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Sum over the examples of a batch.
+
+        Args:
+            outputs: of the model, [B, ...], on the device.
+            labels: [B, ...].
+
+        Returns:
+            [k], as many numbers for every batch.
+        """
+
+    @abstractmethod
+    def score(self, sums: Tensor) -> float:
+        """The score of the sums over all examples, [k] in float64 on the CPU."""
+
+
+class UserMetric:
+    """A ``Metric``, or a function of outputs and labels that returns a number for each example.
+
+    Args:
+        path: its dotted path; the last part is its name in the log.
+        found: the function, or the class derived from ``Metric``.
+
+    Raises:
+        BrokenRuleError: it is neither.
+        Exception: whatever the class raises.
+    """
+
+    def __init__(self, path: str, found: Any) -> None:
+        self.path, self.name = path, metric_name(path)
+        self.count = 0
+        """How many sums it has; 0 before the first batch."""
+        self._metric: Metric | None = None
+        if isinstance(found, type) and issubclass(found, Metric):
+            if isabstract(found):
+                lacks = ", ".join(sorted(found.__abstractmethods__))
+                raise BrokenRuleError(f"cannot be used, it does not define {lacks}")
+            self._metric = found()
+        elif isinstance(found, type) or not callable(found):
+            raise BrokenRuleError(
+                f"is {found!r:.80}, expected a function of outputs and labels, or a class derived "
+                "from hpcfl.evaluation.Metric"
+            )
+        self.function: Callable[..., Any] = self._metric.sums if self._metric else found
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> Sums:
+        """The sums over a batch; of a function, its numbers' sum and the number of examples.
+
+        Raises:
+            BrokenRuleError: the metric returns something else than it should, or changes what it
+                is handed.
+            Exception: whatever the metric raises.
+        """
+        given = outputs, labels
+        versions = [tensor._version for tensor in given]
+        with torch.no_grad():
+            made = self.function(outputs, labels)
+        if [tensor._version for tensor in given] != versions:
+            raise self._broken("changes its outputs or labels in place; make a new tensor")
+        examples, per_example = len(outputs), self._metric is None
+        shape = f"[{examples}], a number for each example" if per_example else "[k], sums"
+        if not isinstance(made, Tensor) or made.dim() != 1 or made.is_complex():
+            raise self._broken(f"returns {_shown(made)}; expected a tensor {shape}")
+        if per_example:
+            if len(made) != examples:
+                raise self._broken(f"returns {_shown(made)}; expected a tensor {shape}")
+            self.count = 2
+            return [float(made.sum(dtype=torch.float64)), float(examples)]
+        if self.count not in (0, len(made)):
+            raise self._broken(f"returns {len(made)} sums of a batch, and {self.count} of another")
+        self.count = len(made)
+        sums: Sums = made.to("cpu", torch.float64).tolist()
+        return sums
+
+    def score(self, sums: Sequence[float]) -> float:
+        """The score of the sums over all examples.
+
+        Raises:
+            BrokenRuleError: it is no number.
+            Exception: whatever the metric raises.
+        """
+        if self._metric is None:
+            total, examples = sums
+            return total / examples
+        found: Any = self._metric.score(torch.tensor(sums, dtype=torch.float64))
+        if isinstance(found, Tensor) and found.numel() == 1:
+            found = found.item()
+        if not isinstance(found, int | float):
+            raise BrokenRuleError(
+                f"{self.name}.score returns {_shown(found)}; expected a number",
+                defined(type(self._metric).score),
+            )
+        return float(found)
+
+    def _broken(self, rule: str) -> BrokenRuleError:
+        return BrokenRuleError(f"{self.name} {rule}", defined(self.function))
+
+
+def load_metrics(paths: Sequence[str]) -> list[UserMetric]:
+    """Import the metrics that a job names, once more: each holder has objects of its own.
+
+    Raises:
+        Exception: whatever the import raises.
+    """
+    return [UserMetric(path, find_object(path)) for path in paths]
+
+
+def _shown(found: object) -> str:
+    if isinstance(found, Tensor):
+        return f"a tensor {list(found.shape)} of {str(found.dtype).removeprefix('torch.')}"
+    return f"{found!r:.60}"

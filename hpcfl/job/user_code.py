@@ -1,0 +1,127 @@
+"""Import the metrics and make the callbacks that a job names by dotted paths."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hpcfl.engine.callbacks import HOOKS, Callback
+from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined
+from hpcfl.evaluation.user_metrics import UserMetric
+from hpcfl.job.registry import check_method_names, import_dotted, shown, suggestion
+
+CallbackEntry = str | dict[str, Any]
+"""A dotted path, or a section of one as ``name`` and the arguments of the constructor."""
+
+
+def check_metrics(at: str, paths: Sequence[str]) -> None:
+    """Import the metrics of a job.
+
+    Args:
+        at: where they are named, for messages.
+        paths: their dotted paths.
+
+    Raises:
+        JobError: one cannot be imported, or is something else.
+    """
+    for path in paths:
+        found = import_dotted(at, path)
+        with as_job_error(f"{at}: {path}", "cannot be made", found):
+            try:
+                UserMetric(path, found)
+            except BrokenRuleError as e:
+                raise JobError(f"{at}: {path} {e}") from e
+
+
+def make_callbacks(
+    entries: Sequence[CallbackEntry], where: Callable[[int], str]
+) -> list[tuple[str, Callback]]:
+    """Make the callbacks of a job, each with its name.
+
+    Args:
+        entries: of the key ``callbacks``.
+        where: gives an entry's place, for messages.
+
+    Raises:
+        JobError: a class cannot be imported or made, or an argument is unknown or missing.
+    """
+    return [_make(entry, where(index)) for index, entry in enumerate(entries)]
+
+
+def _make(entry: CallbackEntry, at: str) -> tuple[str, Callback]:
+    section: Mapping[str, Any] = {"name": entry} if isinstance(entry, str) else entry
+    name = section.get("name")
+    if not isinstance(name, str):
+        state = "missing" if name is None else f"found {shown(name)}"
+        raise JobError(f"{at}.name: {state}; expected a dotted path to a class, module.Class")
+    cls = import_dotted(at, name)
+    if not (isinstance(cls, type) and issubclass(cls, Callback)):
+        raise JobError(f"{at}: {name} is {cls!r:.80}, expected a class derived from hpcfl.Callback")
+    check_callback(at, name, cls)
+    arguments = {key: value for key, value in section.items() if key != "name"}
+    with as_job_error(f"{at}: {name}", "cannot be made", cls.__init__):
+        _check_arguments(at, name, cls, arguments)
+        return name, cls(**arguments)
+
+
+def require_callbacks(at: str, found: Sequence[Any]) -> None:
+    """Refuse what is no list of callbacks.
+
+    Args:
+        at: where they were given, for messages.
+        found: objects of a call from Python.
+
+    Raises:
+        JobError: one is another object, or a class of which nothing would be called.
+    """
+    listed = isinstance(found, list | tuple)
+    one: Any
+    for one in found if listed else [found]:
+        if not (listed and isinstance(one, Callback)):
+            made = isinstance(one, type) and issubclass(one, Callback)
+            cure = f"; make one: {one.__name__}()" if made else ""
+            raise JobError(
+                f"{at}: found {shown(one)}, expected a list of objects whose classes are derived "
+                f"from hpcfl.Callback{cure}"
+            )
+        check_callback(at, type(one).__qualname__, type(one))
+
+
+def check_callback(at: str, name: str, cls: type[Callback]) -> None:
+    """Refuse a class of which nothing would be called, or whose methods cannot be.
+
+    Raises:
+        JobError: it defines none of them, or one by nearly its name, or with other arguments.
+    """
+    check_method_names(at, name, cls, Callback)
+    if all(getattr(cls, hook) is getattr(Callback, hook) for hook in HOOKS):
+        raise JobError(f"{at}: {name} defines none of {', '.join(HOOKS)}, so nothing would call it")
+    for hook in HOOKS:
+        own, base = (inspect.signature(getattr(of, hook)) for of in (cls, Callback))
+        try:
+            own.bind(*base.parameters)
+        except TypeError as e:
+            raise JobError(
+                f"{at}: {name}.{hook}{defined(getattr(cls, hook))} takes "
+                f"({', '.join(own.parameters)}), expected ({', '.join(base.parameters)})"
+            ) from e
+
+
+def _check_arguments(at: str, name: str, cls: type[Callback], arguments: Mapping[str, Any]) -> None:
+    """Compare the keys of a section with the constructor's arguments.
+
+    Raises:
+        JobError: one is unknown, or missing.
+    """
+    known = inspect.signature(cls).parameters
+    named = [
+        key
+        for key, one in known.items()
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
+    if all(one.kind != one.VAR_KEYWORD for one in known.values()):
+        for key in arguments.keys() - set(named):
+            has = f"it has {', '.join(named)}" if named else "it takes no argument"
+            raise JobError(f'{at}: {name} has no "{key}" ({has}){suggestion(key, named)}')
+    for key in named:
+        if known[key].default is known[key].empty and key not in arguments:
+            raise JobError(f"{at}.{key}: missing; {name} needs it")
