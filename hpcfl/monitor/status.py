@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from hpcfl.comm.heartbeat import Heartbeat, read_report
 from hpcfl.errors import DiskError, JobError, one_line
@@ -17,6 +18,7 @@ from hpcfl.monitor.facts import (
 )
 from hpcfl.report import timing
 from hpcfl.report.collect import Found, find_runs, state_without_directory
+from hpcfl.run_dir.branches import Branch
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import committed_folders
 from hpcfl.run_dir.record import RunRecord
@@ -26,6 +28,8 @@ TITLES = {
     "test_loss": "test loss",
     "test_accuracy": "accuracy",
     "test_top5_accuracy": "top 5",
+    "validation_loss": "valid. loss",
+    "validation_accuracy": "validation",
     "client_accuracy_mean": "clients",
     "local_model_accuracy_mean": "own models",
 }
@@ -46,7 +50,8 @@ def status(root: Path) -> str:
         RunDir(root).require()
         observer = RunObserver(root)
         lines = list(describe(observer.read(), observer.sizes()))
-    return "\n".join(f"{title:<11} {text}" for title, text in lines)
+    width = max(11, *(len(title) for title, _ in lines))
+    return "\n".join(f"{title:<{width}} {text}" for title, text in lines)
 
 
 def describe(facts: RunFacts, sizes: str) -> Iterator[tuple[str, str]]:
@@ -67,7 +72,10 @@ def describe(facts: RunFacts, sizes: str) -> Iterator[tuple[str, str]]:
     yield "on disk", sizes
     for entry in facts.history:
         if "branch_of" in entry:
-            yield "branch", f"of {entry['branch_of']} at round {entry['round']}"
+            text = f"of {entry['branch_of']} at round {entry['round']}"
+            if "changes" in entry:
+                text = str(Branch.parse(entry)).removeprefix("branch ")
+            yield "branch", text
     for start in [entry for entry in facts.history if "session" in entry][-1:]:
         yield "last start", f"{start['time']} from round {start['round']}, {start['ranks']} rank(s)"
         known = ("hpcfl", "git", "python", "torch", "numpy", "h5py", "mpi4py", "processor")
@@ -160,9 +168,17 @@ def _scores(run: RunRecord) -> Iterator[tuple[str, str]]:
         if run.scores[key]:
             round, score = run.scores[key][-1]
             yield title, f"{score:.4g} after round {round}{_worst_decile(run, key)}"
-    best = run.best or run.lowest
-    if best:
-        yield "best", f"{'accuracy' if run.best else 'loss'} {best[1]:.4g} after round {best[0]}"
+    for key in run.metric_keys:
+        if run.scores[key]:
+            round, score = run.scores[key][-1]
+            yield key, f"{score:.4g} after round {round}"
+    name: Literal["accuracy", "loss"] = "accuracy" if run.choice("accuracy") else "loss"
+    chosen, tested = run.choice(name), run.best if name == "accuracy" else run.lowest
+    if chosen and run.chosen_on == "test":
+        yield "best", f"{name} {chosen[1]:.4g} after round {chosen[0]}, chosen on the test set"
+    elif chosen:
+        there = f", where the test {name} is {tested[1]:.4g}" if tested else ""
+        yield "best", f"validation {name} {chosen[1]:.4g} after round {chosen[0]}{there}"
 
 
 def _worst_decile(run: RunRecord, key: str) -> str:

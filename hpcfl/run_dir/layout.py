@@ -6,9 +6,14 @@ history.jsonl   an object for each start of the run: time, first round, ranks, v
                 (hpcfl.run_dir.history); also one where the run was copied from another
 log.jsonl       an object for each round; in both files every line ends with its checksum
 events/         the log for TensorBoard, if it is installed or the job asks for it
+tracker.json    the run's id at the tracker of log.tracker (hpcfl.run_dir.tracking); mlruns/ and
+                wandb/ are MLflow's and wandb's own
 initial.npy     the initial model as a flat vector; every checkpoint's manifest has its checksum
+branches.json   of a branch: its parents, rounds and changed settings (hpcfl.run_dir.branches);
+                every manifest has its checksum, too
 buffers.safetensors  the model's buffers, if it has any (hpcfl.checkpoint.buffers)
 best.safetensors  the best evaluated model, if the job keeps it (hpcfl.checkpoint.best)
+kept/           the examples, models and classes that hpcfl.run was given (hpcfl.runner.objects)
 checkpoints/    hpcfl.run_dir.manifest and hpcfl.checkpoint.format
 stores/         segments of client states (hpcfl.store)
 ranks/SESSION/  the heartbeats of a running session's ranks (hpcfl.comm.heartbeat)
@@ -39,16 +44,18 @@ from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.job.resume_rules import job_fingerprint
 from hpcfl.job.settings import flatten
 from hpcfl.job.yaml_file import (
+    KEPT,
     LARGEST_FILE,
     RENAMED_SETTINGS,
     JobFile,
     add_earlier_values,
     plain,
     read_resolved,
+    relative_to_run,
     rename_old_keys,
     write_resolved,
 )
-from hpcfl.run_dir.manifest import BEST, INITIAL, committed_folders, require_format
+from hpcfl.run_dir.manifest import BEST, BRANCHES, INITIAL, committed_folders, require_format
 from hpcfl.types import Vector
 
 SWEEP_LOG = "sweep.log"
@@ -66,11 +73,14 @@ class RunDir:
         self.history = root / "history.jsonl"
         self.log = root / "log.jsonl"
         self.events = root / "events"
+        self.tracker = root / "tracker.json"
         self.initial = root / INITIAL
         self.buffers = root / "buffers.safetensors"
+        self.branches = root / BRANCHES
         self.best = root / BEST
         self.checkpoints = root / "checkpoints"
         self.stores = root / "stores"
+        self.kept = root / KEPT
         self.ranks = root / "ranks"
         self.lock_file = root / "lock"
         self._lock: int | None = None  # the descriptor of the locked file
@@ -92,7 +102,7 @@ class RunDir:
         Raises:
             JobError: it cannot be written, holds a run or a sweep already, or is locked.
         """
-        content = write_resolved(tree)
+        content = self.job_text(tree)
         if len(content) > LARGEST_FILE:  # a resume refuses to read so large a file
             raise JobError(
                 f"{self.job}: {len(content)} bytes are too many for a job; put the rounds of "
@@ -188,8 +198,7 @@ class RunDir:
             LostFileError: one is missing already.
         """
         paths = [self.root, self.checkpoints, self.stores, self.job, self.initial]
-        if self.buffers.exists():
-            paths.append(self.buffers)
+        paths += [path for path in (self.buffers, self.branches) if path.exists()]
         for path in paths:
             self._held_paths.append(HeldPath.open(path))
 
@@ -220,6 +229,10 @@ class RunDir:
         finally:
             os.close(fd)
         return False
+
+    def job_text(self, tree: Mapping[str, Any]) -> bytes:
+        """The content of job.yaml for a job; files of the directory are named relative to it."""
+        return write_resolved(relative_to_run(tree, self.root))
 
     def read_job(self) -> JobFile:
         """Read the resolved job; keys of earlier versions get their present names.
@@ -309,7 +322,7 @@ class RunDir:
     @cached_property
     def job_fingerprint(self) -> str:
         """A digest of the settings that a resume must not change."""
-        return job_fingerprint(flatten(self.read_job().tree))
+        return job_fingerprint(flatten(relative_to_run(self.read_job().tree, self.root)))
 
 
 def _entry(line: bytes) -> dict[str, Any]:

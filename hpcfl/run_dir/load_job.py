@@ -6,11 +6,11 @@ from hpcfl.run_dir.layout import RunDir
 
 
 def load_run(folder: RunDir) -> Loaded:
-    """Read and check the job of a run directory.
+    """Read and check the job of a run directory; its metrics and callbacks need not be there.
 
     Raises:
         StoreError: its job.yaml is not as hpcfl wrote it.
         JobError: where, what was found, what was expected.
     """
     file = folder.read_job()
-    return check(file, run_name(file.name, ()))
+    return check(file, run_name(file.name, ()), user_code=False)

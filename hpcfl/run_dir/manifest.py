@@ -27,6 +27,7 @@ SERVER = "server.safetensors"
 KEPT = "kept.safetensors"
 BEST = "best.safetensors"
 INITIAL = "initial.npy"
+BRANCHES = "branches.json"
 
 
 class Checkpoint(NamedTuple):
@@ -197,12 +198,6 @@ RESUME_OLDER = "resume from an older checkpoint"
 
 
 def read_file(path: Path, advice: str = RESUME_OLDER) -> bytes:
-    """Read a file that a manifest names.
-
-    Raises:
-        StoreError: it is missing or cannot be read; ``advice`` ends the message.
-        DiskError: the disk fails.
-    """
     """Read a file that a manifest names.
 
     Raises:

@@ -6,22 +6,28 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpcfl.errors import JobError, StoreError
+from hpcfl.evaluation.config import metric_name
 from hpcfl.evaluation.divergence import Divergence, find_divergence
+from hpcfl.io.code_file import short_name
 from hpcfl.io.files import present
-from hpcfl.job.settings import Settings, flatten
-from hpcfl.job.yaml_file import plain
+from hpcfl.job.settings import BRANCH, Settings, flatten
+from hpcfl.job.yaml_file import plain, relative_to_run
+from hpcfl.run_dir.branches import Branch, read_branches
 from hpcfl.run_dir.history import Outcome, last_outcome, recorded_guess, recorded_machines
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader, require_log_prefix
-from hpcfl.run_dir.manifest import MANIFEST, newest
+from hpcfl.run_dir.manifest import BRANCHES, MANIFEST, newest, read_file
 
 SCORES = (
     "test_loss",
     "test_accuracy",
     "test_top5_accuracy",
+    "validation_loss",
+    "validation_accuracy",
+    "validation_top5_accuracy",
     "train_objective",
     "client_accuracy_mean",
     "client_accuracy_worst_decile",
@@ -31,8 +37,24 @@ SCORES = (
 """The scores that an evaluation may write to the log (``hpcfl.evaluation``)."""
 
 
-_ADDED: Settings = {"local.momentum": 0.0, "local.nesterov": False}
+METRIC_KEYS = (
+    "test_{}",
+    "validation_{}",
+    *(
+        f"{whose}_{{}}_{summary}"
+        for whose in ("client", "local_model")
+        for summary in ("mean", "lowest_decile", "highest_decile")
+    ),
+)
+"""The keys of a metric of the user's, for its name."""
+
+
+_ADDED: Settings = {"local.momentum": 0.0, "local.nesterov": False, "data.validation": None}
 """Keys that a run of an earlier version lacks, and the values that it had in effect."""
+
+
+ChosenOn = Literal["validation", "test"]
+"""The examples whose scores decide which round is the best."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +70,7 @@ class RunRecord:
     log: tuple[Mapping[str, Any], ...]
     """An object for each round, in order; round 0 is the initial model."""
     settings: Settings = field(default_factory=dict)
-    """The job's values by their dotted keys."""
+    """The job's values by their dotted keys; of a branch, its course under BRANCH."""
     fate: str = "unfinished"
     """Its state while it is not finished (``hpcfl.report.collect.state``)."""
     guess_loss: float | None = None
@@ -57,6 +79,11 @@ class RunRecord:
     """How its newest start ended, from the history."""
     machines: tuple[str, ...] = ()
     """The ranks and devices of its starts, from the history; several if they changed."""
+    on_test: bool = False
+    """Choose the best round on the test set, even where there are validation scores: the runs that
+    it is compared with have none."""
+    branches: tuple[Branch, ...] = ()
+    """Where it was branched from other runs, the oldest first."""
 
     @property
     def name(self) -> str:
@@ -91,8 +118,15 @@ class RunRecord:
 
     @cached_property
     def scores(self) -> dict[str, tuple[tuple[int, float], ...]]:
-        """(round, value) of every evaluation, by the names of SCORES."""
-        return {key: self.curve(key) for key in SCORES}
+        """(round, value) of every evaluation, by the names of SCORES and of the user's metrics."""
+        return {key: self.curve(key) for key in (*SCORES, *self.metric_keys)}
+
+    @property
+    def metric_keys(self) -> tuple[str, ...]:
+        """The keys of the log that the user's metrics may have, see ``hpcfl.evaluation``."""
+        paths = self.settings.get("evaluate.metrics") or ()
+        names = [metric_name(path) for path in paths if isinstance(path, str)]
+        return tuple(key.format(name) for name in names for key in METRIC_KEYS)
 
     def curve(self, key: str) -> tuple[tuple[int, float], ...]:
         """(round, value) of every round whose line in the log has the key."""
@@ -101,18 +135,41 @@ class RunRecord:
 
     def last(self, key: str) -> float | None:
         """The newest value of a score, or None where there is none."""
-        return self.scores[key][-1][1] if self.scores[key] else None
+        found = self.scores.get(key)
+        return found[-1][1] if found else None
+
+    @property
+    def validated(self) -> bool:
+        """Whether it has validation scores."""
+        return bool(self.scores["validation_loss"] or self.scores["validation_accuracy"])
+
+    @property
+    def chosen_on(self) -> ChosenOn:
+        """What ``best`` and ``lowest`` choose on."""
+        return "validation" if self.validated and not self.on_test else "test"
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """(round, value) of the best test accuracy, the first of equals."""
-        return max(self.scores["test_accuracy"], key=lambda score: score[1], default=None)
+        """(round, test accuracy) of the round with the best accuracy, the first of equals."""
+        return self._test_score_at(self.choice("accuracy"), "accuracy")
 
     @property
     def lowest(self) -> tuple[int, float] | None:
-        """(round, value) of the lowest test loss, the first of equals."""
-        losses = [score for score in self.scores["test_loss"] if not math.isnan(score[1])]
-        return min(losses, key=lambda score: score[1], default=None)
+        """(round, test loss) of the round with the lowest loss, the first of equals."""
+        return self._test_score_at(self.choice("loss"), "loss")
+
+    def choice(self, name: Literal["accuracy", "loss"]) -> tuple[int, float] | None:
+        """(round, score) of the best round on ``chosen_on``, the first of equals."""
+        scores = self.scores[f"{self.chosen_on}_{name}"]
+        sign = 1 if name == "accuracy" else -1
+        known = (score for score in scores if not math.isnan(score[1]))
+        return max(known, key=lambda score: sign * score[1], default=None)
+
+    def _test_score_at(
+        self, chosen: tuple[int, float] | None, name: str
+    ) -> tuple[int, float] | None:
+        tested = dict(self.scores[f"test_{name}"])
+        return (chosen[0], tested[chosen[0]]) if chosen and chosen[0] in tested else None
 
     @property
     def mean_accuracy(self) -> float | None:
@@ -177,6 +234,8 @@ def require_log(folder: RunDir) -> None:
         found = newest(folder.checkpoints)
         if found is None:
             return
+        if BRANCHES in found.run_files:  # without this file, it would be reported as no branch
+            read_file(folder.branches, "put it back")
         try:
             require_log_prefix(folder.log, found.log)
         except StoreError:
@@ -201,10 +260,13 @@ def read_job(path: Path) -> RunRecord:
             "name the --out directory of a hpcfl run, or of a sweep"
         )
     try:
-        job = plain(folder.read_job().tree)
+        # Kept files are named relative to the directory: runs of equal objects are of one job.
+        job = plain(relative_to_run(folder.read_job().tree, path))
         algorithm, rounds, window = (
-            str(job["algorithm"]["name"]), int(job["rounds"]), int(job["evaluate"]["last"])
-        )  # fmt: skip
+            short_name(str(job["algorithm"]["name"])),
+            int(job["rounds"]),
+            int(job["evaluate"]["last"]),
+        )
     except StoreError:
         raise
     except (JobError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -212,7 +274,10 @@ def read_job(path: Path) -> RunRecord:
             f"{folder.job}: not the resolved job of a run (needs algorithm.name, rounds and "
             f"evaluate.last): {error}"
         ) from error
-    return RunRecord(path, algorithm, rounds, window, (), _with_added(flatten(job)))
+    settings, branches = _with_added(flatten(job)), read_branches(folder.branches)
+    if branches:
+        settings = {**settings, BRANCH: "; ".join(branch.course for branch in branches)}
+    return RunRecord(path, algorithm, rounds, window, (), settings, branches=branches)
 
 
 def _with_added(settings: Settings) -> Settings:

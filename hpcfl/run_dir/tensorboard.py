@@ -56,7 +56,7 @@ class Events:
             DiskError: the disk is full or fails.
         """
         values = [
-            self._summary.Value(tag=_tag(key), simple_value=value)
+            self._summary.Value(tag=curve_name(key), simple_value=value)
             for key, value in record.items()
             if key != "round"
         ]
@@ -96,9 +96,10 @@ class Events:
         self._records.write(event.SerializeToString())
 
 
-def _tag(key: str) -> str:
-    """The name of a curve; TensorBoard groups curves by the part before the slash."""
-    if key in SCORES or key == "train_loss":
+def curve_name(key: str) -> str:
+    """The name of a curve; TensorBoard and trackers group curves by the part before the slash."""
+    of_metric = key.startswith(("test_", "validation_", "client_", "local_model_"))
+    if key in SCORES or key == "train_loss" or (of_metric and key != "local_model_clients"):
         return f"score/{key}"
     if key.endswith("_s") and not key.endswith("_per_s"):
         return f"time/{key}"
