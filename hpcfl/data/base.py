@@ -5,21 +5,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
-from annotated_types import Interval
 from torch import Tensor
 
 from hpcfl.data.download import Track
+from hpcfl.data.holdout import Validation
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.partition import File, Partition, Pooled, Rows
+from hpcfl.data.partition import File, Natural, Partition, Pooled, Rows
+from hpcfl.data.published import PublishedSizes
 from hpcfl.errors import JobError
-from hpcfl.types import Count, Examples, LossName, Section
-
-Part = Annotated[float, Interval(gt=0, lt=1)]
-
+from hpcfl.types import Count, Examples, LossName, Part, Section
 
 DRAWS = 2**63  # an example's draw is a number below
 
@@ -102,6 +100,9 @@ def counted(data: Dataset) -> str:
 class DataConfig(Section):
     """The ``data`` section of a job; a data set's own keys are the fields of its subclass."""
 
+    names_clients: ClassVar[bool | None] = None
+    """Whether the data set says whose each example is; None: only its files tell."""
+
     clients: Count | None = None
     """N: number of clients that the examples are divided among, or drawn of natural clients."""
     natural_clients: Count | None = None
@@ -112,6 +113,8 @@ class DataConfig(Section):
     else iid."""
     holdout: Part | None = None
     """The share of each client's examples that is held out of training, for tests."""
+    validation: Validation | None = None
+    """Training data that is kept for choices: of the best round, of a rate."""
 
     def __post_init__(self) -> None:
         if isinstance(self.partition, Pooled) and self.clients not in (None, 1):
@@ -119,18 +122,67 @@ class DataConfig(Section):
                 f"clients is {self.clients}, but the partition is pooled: one client holds "
                 "everything; set clients to 1 or null"
             )
+        if self.names_clients is False:
+            if isinstance(self.partition, Natural):
+                raise ValueError(
+                    "partition.kind is natural, but this data set does not say whose its examples "
+                    "are; use iid or another kind"
+                )
+            if self.natural_clients is not None:
+                raise ValueError(
+                    f"natural_clients is {self.natural_clients}, but this data set does not say "
+                    "whose its examples are; use clients"
+                )
         if isinstance(self.partition, File) and self.natural_clients is not None:
             raise ValueError(
                 f"natural_clients is {self.natural_clients}, but the file of the partition says "
                 "which examples are used; remove one of them"
             )
+        if self.partition_clients == 1 and self.keeps_clients:
+            raise ValueError(
+                "validation.of is clients, but one client holds everything; say "
+                "validation.of: examples"
+            )
+
+    @property
+    def keeps_clients(self) -> bool:
+        """Whether whole clients are kept for validation."""
+        return self.validation is not None and self.validation.of == "clients"
 
     @property
     def population(self) -> int | None:
-        """N, or None where it follows from the data."""
+        """N: the number of clients that train, or None where it follows from the data."""
+        dealt = self.partition_clients
+        if dealt is None or self.validation is None:
+            return dealt
+        return dealt - self.validation.clients_of(dealt)
+
+    @property
+    def partition_clients(self) -> int | None:
+        """The number of clients of the partition, also those that are kept for validation."""
         if isinstance(self.partition, Pooled):
             return 1
         return self.natural_clients if self.clients is None else self.clients
+
+    @property
+    def published(self) -> PublishedSizes | None:
+        """The sizes of the data set of these keys, as its publisher states them; None: unknown."""
+        return None
+
+    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
+        """A data set of these sizes without content, to plan a job with before its files are there.
+
+        Args:
+            sizes: ``published``, or what the user says.
+            seed: the job's.
+
+        Raises:
+            JobError: the class cannot be planned without its data.
+        """
+        raise JobError(
+            f"data.kind: {type(self).__name__} cannot be planned without its files; put them in "
+            "place first, or define stand_in in the class"
+        )
 
     def fetch(self) -> None:
         """Download files that ``load`` needs; called before it, on one rank only.

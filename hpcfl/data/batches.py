@@ -1,6 +1,6 @@
 """Choose the examples of a client's local steps."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import repeat
 
 import numpy as np
@@ -35,18 +35,18 @@ def order(
     epochs: int | None,
     steps: int | None,
     drop_last: bool,
-    generator: np.random.Generator,
+    generator: Callable[[], np.random.Generator],
 ) -> Iterator[NDArray[np.int64]]:
     """The positions, from 0 to n - 1, of the batch of each local step.
 
     Every pass is shuffled anew; ``steps`` takes as many passes as it needs.  A batch of all
-    examples is not shuffled.
+    examples is not shuffled; ``generator`` is called only where something is.
     """
     count = _steps(examples, batch_size=batch_size, epochs=epochs, steps=steps, drop_last=drop_last)
     if batch_size is None or batch_size >= examples:
         return repeat(np.arange(examples), count)
     return _shuffled(
-        examples, batch_size, count, _per_pass(examples, batch_size, drop_last), generator
+        examples, batch_size, count, _per_pass(examples, batch_size, drop_last), generator()
     )
 
 

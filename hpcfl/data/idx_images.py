@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from hpcfl.data.grayscale import SIDE, Grey
 from hpcfl.data.idx import idx_place, read_idx
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import require_integers
+from hpcfl.data.published import PublishedSizes
+from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays
 from hpcfl.types import Examples, PathText
@@ -47,6 +49,8 @@ class Layout(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class IdxImages(DataConfig):
     """Grey images uint8 [n, 28, 28] and labels, from IDX files or an .npz."""
+
+    names_clients: ClassVar[bool | None] = False
 
     root: PathText = "data"
     """The folder that holds the official files as torchvision puts them, or an .npz."""
@@ -94,6 +98,16 @@ class IdxImages(DataConfig):
         if not self._files_exist():
             return input_files(self._npz)
         return input_files(*(idx_place(file) for file in self._idx_files()))
+
+    @property
+    def published(self) -> PublishedSizes:
+        """The numbers of the layout."""
+        train, test = self.layout.counts
+        return PublishedSizes(train=train, test=test, classes=self.layout.classes)
+
+    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
+        """Black images."""
+        return stand_in(sizes, Form(shape=(SIDE, SIDE), transform=self.transform()))
 
     def load(self, seed: int) -> Dataset:
         """Read the official files, or the .npz."""

@@ -15,6 +15,8 @@ from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.pack_images import pack
 from hpcfl.data.packed import Contents, read_packed
+from hpcfl.data.published import PublishedSizes
+from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.data.tables import Row
 from hpcfl.errors import DataError
 from hpcfl.types import Count, Natural, PathText
@@ -118,6 +120,12 @@ class Photos(DataConfig):
         """The packed file."""
         return (InputFile(self.packed, bulk=("train/bytes", "test/bytes")),)
 
+    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
+        """Black images, as if they were decoded from the packed file."""
+        side = self.size + self.margin
+        form = Form(shape=(side, side, 3), transform=self._transform(), workers=self.workers)
+        return stand_in(sizes, form)
+
     def load(self, seed: int) -> Dataset:
         """Memory-map the packed file; nothing is decoded yet."""
         contents = self.read()
@@ -128,13 +136,16 @@ class Photos(DataConfig):
             natural=contents.natural,
             classes=contents.classes,
             loss="cross_entropy",
-            transform=CropFlipNormalize(
-                mean=IMAGENET_MEAN,
-                std=IMAGENET_STD,
-                padding=0,
-                size=self.size,
-                augment=self.augment,
-            ),
+            transform=self._transform(),
+        )
+
+    def _transform(self) -> CropFlipNormalize:
+        return CropFlipNormalize(
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
+            padding=0,
+            size=self.size,
+            augment=self.augment,
         )
 
 
@@ -146,6 +157,12 @@ class PublishedPhotos(Photos):
 
     subset: bool = False
     """Whether the lists may hold another number of images than the published ones."""
+
+    @property
+    def published(self) -> PublishedSizes:
+        """The published numbers; what each client has is not."""
+        clients, train, classes, test = self.counts
+        return PublishedSizes(clients=clients, train=train, test=test, classes=classes)
 
     def check(self, contents: Contents) -> None:
         """Compare the number of images, left out ones too, with the published one."""

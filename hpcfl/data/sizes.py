@@ -30,6 +30,14 @@ def proportional_sizes(total: int, shares: NDArray[np.float64]) -> NDArray[np.in
     return sizes
 
 
+def lognormal_sizes(
+    total: int, parts: int, spread: float, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Sizes of ``parts`` shares of ``total``, one at least, lognormal with this sigma."""
+    shares = np.exp(spread * generator.standard_normal(parts))
+    return 1 + proportional_sizes(total - parts, shares)
+
+
 def cut(rows: Rows, sizes: NDArray[np.int64]) -> tuple[Rows, ...]:
     """Consecutive pieces of these sizes, each in ascending order; remaining rows are unused."""
     ends = np.cumsum(sizes)

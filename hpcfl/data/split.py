@@ -1,9 +1,9 @@
-"""Partition the training examples of a data set into clients."""
+"""Divide the training examples of a data set: into clients, and for validation."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.holdout import draw_validation_clients, hold_out
 from hpcfl.data.label_skew import LabelSkew, divide_by_label
 from hpcfl.data.partition import (
     Classes,
@@ -32,6 +33,65 @@ from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_array
 from hpcfl.seeds import stream
 from hpcfl.types import Examples
+
+
+class Split(NamedTuple):
+    """The training examples of a data set, divided; no example is in two parts."""
+
+    rows: Sequence[Rows]
+    """The training examples of each client that trains."""
+    held_out: Sequence[Rows] | None
+    """Those that each of them holds out for tests; None without ``data.holdout``."""
+    validation: Rows | None
+    """Those kept for validation, ascending; None without ``data.validation``."""
+    clients: Rows | None
+    """The number in the partition of each client that trains; None: all train."""
+    kept_clients: int = 0
+    """The number of clients that are kept for validation."""
+
+    @property
+    def note(self) -> str:
+        """The examples that no client trains on: "8 held out, 4 for validation"; perhaps empty."""
+        counts = []
+        if self.held_out is not None:
+            counts.append(f"{sum(map(len, self.held_out))} held out")
+        if self.validation is not None:
+            counts.append(f"{len(self.validation)} for validation")
+        return ", ".join(counts)
+
+
+def split_examples(config: DataConfig, dataset: Dataset, seed: int) -> Split:
+    """Partition the examples, then take out those held out for tests, then those for validation.
+
+    Each part is drawn from a stream of its own: ``data.validation`` changes neither the partition
+    nor what a client holds out.  A client that is kept for validation brings all its examples.
+
+    Args:
+        config: the ``data`` section.
+        dataset: loaded by ``config.load``.
+        seed: the job's.
+
+    Raises:
+        JobError, DataError: see ``partition_examples``; or there is too little to hold out.
+    """
+    rows, held = partition_examples(config, dataset, seed), None
+    if config.holdout is not None:
+        rows, held = hold_out(rows, config.holdout, seed)
+    if config.validation is None:
+        return Split(rows, held, None, None)
+    if not config.keeps_clients:
+        own = seed if config.validation.seed is None else config.validation.seed
+        rows, kept = hold_out(rows, config.validation.share, own, "validation")
+        return Split(rows, held, _sorted(kept), None)
+    drawn = draw_validation_clients(config.validation, len(rows), seed)
+    train = np.setdiff1d(np.arange(len(rows)), drawn)
+    validation = _sorted([part[client] for part in (rows, held) if part for client in drawn])
+    held = None if held is None else tuple(held[client] for client in train)
+    return Split(_of_clients(rows, train), held, validation, train, len(drawn))
+
+
+def _sorted(parts: Sequence[Rows]) -> Rows:
+    return np.sort(np.concatenate(parts))
 
 
 def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Sequence[Rows]:
@@ -59,7 +119,7 @@ def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Seque
     else:
         pool = np.arange(len(dataset.train.labels)) if natural is None else _pooled(natural)
         default = None if natural is None else len(natural)
-        population = config.population or default
+        population = config.partition_clients or default
         if population is None:
             raise JobError("data.clients: missing; say to how many clients the data is dealt")
         if population > len(pool):
@@ -98,7 +158,7 @@ def keep_natural_clients(config: DataConfig, dataset: Dataset, seed: int) -> Dat
         )
     if wanted > len(natural):
         raise JobError(
-            f"data.natural_clients: {wanted} clients, but the data set has {len(natural)}"
+            f"data.natural_clients is {wanted}, but the data set has {len(natural)} clients"
         )
     partition = effective_partition(config, dataset)
     generator = stream(seed if partition.seed is None else partition.seed, "partition")
@@ -207,7 +267,10 @@ def _natural(
     if wanted is None:
         return natural
     if wanted > len(natural):
-        raise JobError(f"data.clients: {wanted} clients, but the data set has {len(natural)}")
+        raise JobError(
+            f"data.clients is {wanted}, but the data set has {len(natural)} clients; ask for "
+            "fewer, or set partition to iid"
+        )
     return _of_clients(natural, _draw(len(natural), wanted, generator))
 
 

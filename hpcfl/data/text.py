@@ -15,9 +15,11 @@ from hpcfl.data.base import DataConfig, Dataset, Transform
 from hpcfl.data.download import Track
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.partition import Spans
+from hpcfl.data.published import PublishedSizes
 from hpcfl.data.source_fingerprint import same
+from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.data.token_file import SPLITS, Source, Split, check_tokens, origin_of, pack, read
-from hpcfl.data.vocabulary import Vocabulary, Words
+from hpcfl.data.vocabulary import SPECIAL, Vocabulary, Words
 from hpcfl.errors import DataError, JobError
 from hpcfl.seeds import stream
 from hpcfl.types import PAD, Count, Examples, PathText
@@ -126,6 +128,25 @@ class Sentences(DataConfig):
             transform=self._transform(vocabulary),
             mapped=True,
         )
+
+    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
+        """Sentences of padding; with ``min_examples`` the tests are still of all users."""
+        classes = self.vocabulary + SPECIAL
+        if self.test_examples is not None:
+            sizes = replace(sizes, test=min(sizes.test, self.test_examples))
+        tokens = but_the_last(self.prepared, classes)
+        every = self.predict == "every"
+        form = Form(
+            shape=(self.length + 1,),
+            dtype=torch.int16,
+            transform=tokens if every else without(classes - 1, tokens),
+            loss="tokens",
+            labels=(self.length,) if every else (),
+            mapped=True,
+            least=self.min_examples or 1,
+            most=self.max_examples,
+        )
+        return stand_in(replace(sizes, classes=classes), form)
 
     def _read(self) -> tuple[Vocabulary, dict[str, Split]]:
         path, listed = self.prepared, self.listed

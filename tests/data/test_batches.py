@@ -6,7 +6,7 @@ from hpcfl.data.batches import order, steps, taken
 
 def drawn(examples, seed=0, **how):
     settings = {"batch_size": None, "epochs": None, "steps": None, "drop_last": False, **how}
-    batches = list(order(examples, **settings, generator=np.random.default_rng(seed)))
+    batches = list(order(examples, **settings, generator=lambda: np.random.default_rng(seed)))
     assert len(batches) == steps(examples, **settings)
     return batches
 

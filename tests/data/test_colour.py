@@ -122,7 +122,7 @@ def test_a_client_sees_its_colours_in_all_that_it_has_and_the_test_set_is_as_sto
     for client in range(6):
         for part in ("training", "testing"):
             (found,), (stored,) = (list(getattr(p, part)(client)) for p in (coloured, plain))
-            rows = (parts[0].rows if part == "training" else parts[0].held_out)[client]
+            rows = (parts[0].rows if part == "training" else parts[0].split.held_out)[client]
             images = parts[0].dataset.train.inputs[torch.from_numpy(rows)]
             assert torch.equal(found.inputs, personal(client)(images, torch.float32, None))
             assert not torch.allclose(found.inputs, stored.inputs, atol=0.01)
@@ -131,6 +131,13 @@ def test_a_client_sees_its_colours_in_all_that_it_has_and_the_test_set_is_as_sto
         assert any(torch.equal(first.inputs[0], image) for image in everything)
     tests = [next(iter(each.tests().batches(0, 1))).inputs for each in parts]
     assert torch.equal(*tests)
+    kept = {"validation": {"share": 0.3, "of": "clients"}, "colour": colour}
+    validated = build_components(load({**JOB, "data": {**data, **kept}}), torch.device("cpu"))
+    numbers, images = validated.split.clients, parts[0].dataset.train.inputs[:2]
+    assert len(numbers) == 4
+    for client, number in enumerate(numbers):  # the client keeps its colours under its new number
+        found = validated.dataset.personal(client)(images, torch.float32, None)
+        assert torch.equal(found, personal(number)(images, torch.float32, None))
 
 
 def test_pooled_clients_have_no_colour_of_their_own():

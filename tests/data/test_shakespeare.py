@@ -150,7 +150,7 @@ def test_the_seed_of_the_partition_draws_the_roles(root):
 
 def test_natural_clients_that_cannot_be_had(root, tmp_path):
     config = Shakespeare(root=str(root), natural_clients=3)
-    with pytest.raises(JobError, match=r"natural_clients: 3 clients, but the data set has 2"):
+    with pytest.raises(JobError, match=r"natural_clients is 3, but the data set has 2 clients"):
         keep_natural_clients(config, config.load(0), 0)
     write(root, "test", {"YORICK": [LINE]})
     config = Shakespeare(root=str(root), natural_clients=2)

@@ -188,7 +188,7 @@ def test_what_cannot_be_dealt(partition, clients, message):
 
 
 def test_more_clients_than_there_are_owners():
-    with pytest.raises(JobError, match="5 clients, but the data set has 3"):
+    with pytest.raises(JobError, match=r"data\.clients is 5, but the data set has 3 clients"):
         split(Natural(), 5, np.zeros(9, int), natural=OWNED)
 
 

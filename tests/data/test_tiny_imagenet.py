@@ -19,6 +19,7 @@ from hpcfl.data.sources.tiny_imagenet import TinyImageNet
 from hpcfl.errors import DataError, DiskError
 from tests import image_layouts
 from tests.image_layouts import WNIDS, colour
+from tests.long_form import long_form
 from tests.real_data import real
 
 
@@ -180,7 +181,7 @@ def test_it_is_mapped_and_read_without_a_lock(root):
         assert config.load(0).mapped
 
 
-@pytest.mark.slow
+@long_form
 def test_real_images(tmp_path):
     """200 classes of 50 + 10 images of 32x32."""
     with tarfile.open(real("tiny_imagenet32_subset.tar.xz")) as archive:

@@ -13,6 +13,8 @@ from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import count_of, missing_classes
 from hpcfl.data.partition import Rows
+from hpcfl.data.published import PublishedSizes
+from hpcfl.data.stand_in import of_arrays
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_arrays
 from hpcfl.types import Count, Examples, PathText
@@ -37,10 +39,17 @@ class Arrays(DataConfig):
         """The .npz."""
         return input_files(Path(self.path))
 
+    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
+        """Inputs of the stated shape."""
+        return of_arrays("arrays", sizes, cast)
+
     def load(self, seed: int) -> Dataset:
         """Read and check the arrays; inputs are kept as they are and never rescaled."""
         path = Path(self.path)
-        arrays = read_arrays(path, ("x", "y"), _OPTIONAL)
+        return self.dataset(path, read_arrays(path, ("x", "y"), _OPTIONAL))
+
+    def dataset(self, path: Path, arrays: dict[str, NDArray[Any]]) -> Dataset:
+        """Check arrays; ``path`` names them in messages."""
         if ("x_test" in arrays) != ("y_test" in arrays):
             raise DataError(f"{path}: x_test and y_test go together, found only one of them")
         for name, array in arrays.items():

@@ -15,6 +15,8 @@ from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import require_integers
+from hpcfl.data.published import PublishedSizes
+from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays
@@ -62,6 +64,7 @@ class Layout(NamedTuple):
 class Cifar(Coloured):
     """Images uint8 [n, 32, 32, 3] and labels; training images are cropped and flipped."""
 
+    names_clients: ClassVar[bool | None] = False
     layout: ClassVar[Layout]
 
     root: PathText = "data"
@@ -97,11 +100,23 @@ class Cifar(Coloured):
             return input_files(*(official / part for part in (*layout.train, layout.test)))
         return input_files(root / f"{layout.name}.npz")
 
+    @property
+    def published(self) -> PublishedSizes:
+        """The numbers of the layout."""
+        train, test = self.layout.counts
+        return PublishedSizes(train=train, test=test, classes=self.layout.classes)
+
+    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
+        """Black images."""
+        transform = self._transform()
+        form = Form(shape=(32, 32, 3), transform=transform)
+        return stand_in(sizes, form, self.personal(transform, seed))
+
     def load(self, seed: int) -> Dataset:
         """Read the official pickles, or the .npz."""
         layout = self.layout
         train, test = read(Path(self.root), layout)
-        transform = CropFlipNormalize(mean=layout.mean, std=layout.std, augment=self.augment)
+        transform = self._transform()
         return Dataset(
             train=train,
             test=test,
@@ -111,6 +126,9 @@ class Cifar(Coloured):
             transform=transform,
             personal=self.personal(transform, seed),
         )
+
+    def _transform(self) -> CropFlipNormalize:
+        return CropFlipNormalize(mean=self.layout.mean, std=self.layout.std, augment=self.augment)
 
 
 def read(root: Path, layout: Layout) -> tuple[Examples, Examples]:

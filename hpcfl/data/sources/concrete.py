@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 from warnings import catch_warnings, filterwarnings
 
 import numpy as np
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import PublishedFile, Track, check_count, provide
 from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import cast
+from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
 from hpcfl.types import Examples, PathText
@@ -32,6 +34,8 @@ TABLE = PublishedFile(
 @dataclass(frozen=True, kw_only=True)
 class Concrete(DataConfig):
     """Eight features [n, 8] and one target [n, 1], each of mean 0 and variance 1 over all rows."""
+
+    names_clients: ClassVar[bool | None] = False
 
     root: PathText = "data"
     """The folder that holds Concrete_Data.csv: a header, then 9 numbers a row."""
@@ -61,6 +65,23 @@ class Concrete(DataConfig):
     def input_files(self) -> tuple[InputFile, ...]:
         """The table."""
         return input_files(Path(self.root) / TABLE.name)
+
+    @property
+    def published(self) -> PublishedSizes:
+        """The rows of the table, divided as the job says."""
+        kept = 0 if self.test_every is None else _ROWS // self.test_every
+        return PublishedSizes(train=_ROWS - kept, test=kept or _ROWS)
+
+    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
+        """Zeros."""
+        form = Form(
+            shape=(_COLUMNS - 1,),
+            dtype=torch.float64,
+            transform=cast,
+            loss="squared",
+            labels=(1,),
+        )
+        return stand_in(sizes, form)
 
     def load(self, seed: int) -> Dataset:
         """Read and standardise the table."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -10,16 +11,21 @@ from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile
+from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import cast
+from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import JobError
 from hpcfl.types import Examples
 
+_EXAMPLES = 1797
 _TEST_EVERY = 5  # every fifth example is a test example, whatever the seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(DataConfig):
     """Inputs in [0, 1] and 10 classes; needs no download.  Every fifth example is for tests."""
+
+    names_clients: ClassVar[bool | None] = False
 
     flat: bool = True
     """Inputs are vectors [64]; otherwise images [1, 8, 8]."""
@@ -32,6 +38,17 @@ class Digits(DataConfig):
         """
         file = _file()
         return None if file is None else (InputFile(file, label="scikit-learn: digits.csv.gz"),)
+
+    @property
+    def published(self) -> PublishedSizes:
+        """The numbers of scikit-learn's file."""
+        test = _EXAMPLES // _TEST_EVERY
+        return PublishedSizes(train=_EXAMPLES - test, test=test, classes=10)
+
+    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
+        """Blank digits."""
+        shape = (64,) if self.flat else (1, 8, 8)
+        return stand_in(sizes, Form(shape=shape, dtype=torch.float32, transform=cast))
 
     def load(self, seed: int) -> Dataset:
         """Take the digits out of scikit-learn.

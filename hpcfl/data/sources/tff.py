@@ -9,14 +9,16 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfl.data.archives import Archive, provide_members
-from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.base import DataConfig, Dataset, Transform
 from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.grayscale import SIDE, Grey, levels
 from hpcfl.data.hdf5 import feature, open_examples
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.partition import Rows, consecutive_rows
+from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.cifar100 import Cifar100
+from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
 from hpcfl.types import Examples, PathText
 
@@ -36,6 +38,9 @@ class Files(NamedTuple):
     """Numbers of clients with training examples and with test examples."""
     counts: tuple[int, int]
     """Of training and test examples."""
+    spread: float
+    """Standard deviation of the logarithm of a client's training examples.  EMNIST's is by the mean
+    and deviation of writers' examples that LEAF's authors print (226.83 and 88.94)."""
 
 
 DATASETS = {
@@ -47,6 +52,7 @@ DATASETS = {
         classes=62,
         clients=(3400, 3400),
         counts=(671_585, 77_483),
+        spread=0.38,
     ),
     "emnist_digits": Files(
         name="fed_emnist_digitsonly",
@@ -56,6 +62,7 @@ DATASETS = {
         classes=10,
         clients=(3383, 3383),
         counts=(341_873, 40_832),
+        spread=0.38,
     ),
     "cifar100": Files(
         name="fed_cifar100",
@@ -65,6 +72,7 @@ DATASETS = {
         classes=100,
         clients=(500, 100),
         counts=(50_000, 10_000),
+        spread=0.0,
     ),
 }
 
@@ -115,6 +123,27 @@ class Tff(DataConfig):
         """Both HDF5 files."""
         return input_files(self._path("train"), self._path("test"))
 
+    @property
+    def published(self) -> PublishedSizes:
+        """The numbers of the files."""
+        files = DATASETS[self.dataset]
+        return PublishedSizes(
+            clients=files.clients[0],
+            train=files.counts[0],
+            test=files.counts[1],
+            classes=files.classes,
+            spread=files.spread,
+        )
+
+    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
+        """Black images."""
+        form = Form(
+            shape=DATASETS[self.dataset].shape,
+            transform=self._transform(),
+            tests_of_clients=self.dataset != "cifar100",
+        )
+        return stand_in(sizes, form)
+
     def load(self, seed: int) -> Dataset:
         """Read both files into bytes."""
         files = DATASETS[self.dataset]
@@ -122,7 +151,6 @@ class Tff(DataConfig):
         test, tests = _read(self._path("test"), files, quiet)
         # CIFAR-100's test clients are others, though they have the same names.
         known, none = self.dataset != "cifar100", np.empty(0, dtype=np.int64)
-        cifar = Cifar100.layout
         return Dataset(
             train=train,
             test=test,
@@ -130,10 +158,14 @@ class Tff(DataConfig):
             natural_tests=[tests.get(name, none) for name in owned] if known else None,
             classes=files.classes,
             loss="cross_entropy",
-            transform=CropFlipNormalize(mean=cifar.mean, std=cifar.std, augment=self.augment)
-            if self.dataset == "cifar100"
-            else Grey(self.flat),
+            transform=self._transform(),
         )
+
+    def _transform(self) -> Transform:
+        if self.dataset != "cifar100":
+            return Grey(self.flat)
+        cifar = Cifar100.layout
+        return CropFlipNormalize(mean=cifar.mean, std=cifar.std, augment=self.augment)
 
     def _path(self, part: str) -> Path:
         return Path(self.root) / f"{DATASETS[self.dataset].name}_{part}.h5"

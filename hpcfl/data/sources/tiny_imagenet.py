@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,7 +27,9 @@ from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.packed import checked_labels, mapped
 from hpcfl.data.prepared_file import new_image_file, preparing
+from hpcfl.data.published import PublishedSizes
 from hpcfl.data.source_fingerprint import same
+from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
 from hpcfl.types import Count, Examples, PathText
@@ -49,6 +51,8 @@ _BLOCK = 1024  # images that are decoded at a time
 @dataclass(frozen=True, kw_only=True)
 class TinyImageNet(Coloured):
     """Tiny ImageNet, packed as uint8 [n, 64, 64, 3] and mapped into memory; 64 may be any size."""
+
+    names_clients: ClassVar[bool | None] = False
 
     root: PathText = "data"
     """The folder that holds tiny-imagenet-200/, or its train/ and val/, and the packed file."""
@@ -86,6 +90,17 @@ class TinyImageNet(Coloured):
         """The packed file."""
         return (InputFile(self.packed, bulk=("train/images", "test/images")),)
 
+    @property
+    def published(self) -> PublishedSizes:
+        """The published numbers."""
+        return PublishedSizes(train=TRAIN, test=TEST, classes=CLASSES)
+
+    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
+        """Black images."""
+        transform = self._transform()
+        form = Form(shape=(64, 64, 3), transform=transform, mapped=True)
+        return stand_in(sizes, form, self.personal(transform, seed))
+
     def load(self, seed: int) -> Dataset:
         """Map the packed file."""
         path = self.packed
@@ -100,7 +115,7 @@ class TinyImageNet(Coloured):
             classes = int(attribute(file, "classes"))
             train, test = (_examples(path, file, name, classes) for name in ("train", "test"))
         self._check(classes, len(train.labels), len(test.labels))
-        transform = CropFlipNormalize(mean=IMAGENET_MEAN, std=IMAGENET_STD, augment=self.augment)
+        transform = self._transform()
         return Dataset(
             train=train,
             test=test,
@@ -111,6 +126,9 @@ class TinyImageNet(Coloured):
             personal=self.personal(transform, seed),
             mapped=True,
         )
+
+    def _transform(self) -> CropFlipNormalize:
+        return CropFlipNormalize(mean=IMAGENET_MEAN, std=IMAGENET_STD, augment=self.augment)
 
     def _check(self, classes: int, train: int, test: int) -> None:
         if not self.subset and (classes, train, test) != (CLASSES, TRAIN, TEST):

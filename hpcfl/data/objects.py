@@ -1,0 +1,138 @@
+"""Examples that a caller of ``hpcfl.run`` has in memory, and the file in which a run keeps them."""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.data.inputs import InputFile
+from hpcfl.data.sources.arrays import Arrays
+from hpcfl.errors import DataError
+from hpcfl.io.code_file import DIGITS
+
+_TRIED = 4  # items that are read twice
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Examples for ``hpcfl.run``, in arrays or torch data sets.
+
+    A part is ``(x, y)``, two arrays, tensors or sequences of as many rows, or a map-style data set
+    of torch whose items are such pairs.  Inputs x [n, ...] are numbers, images as [n, C, H, W];
+    integers in y [n] are classes from 0 (cross-entropy), floats are targets (mean of r^2 / 2).  The
+    run keeps the examples as they are now: what a data set draws at random, such as augmentation,
+    is refused.
+    """
+
+    train: Any
+    """The training examples."""
+    test: Any = None
+    """The test examples, if there are any."""
+    owners: Any = None
+    """The owner of each training example, an integer or a string.  Client k is the k-th of the
+    sorted owners.  Without them the job's ``data.partition`` divides the examples."""
+    classes: int | None = None
+    """How many classes there are, where the largest label does not tell."""
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays of the file, checked.
+
+        Raises:
+            DataError, JobError: they are not what data of a run can be.
+        """
+        found = dict(zip(("x", "y"), _pair(self.train, "train"), strict=True))
+        if self.test is not None:
+            found |= zip(("x_test", "y_test"), _pair(self.test, "test"), strict=True)
+        if self.owners is not None:
+            owners = _array(self.owners, "owners")
+            if owners.shape != found["y"].shape[:1] or owners.dtype.kind not in "iuUS":
+                raise DataError(
+                    f"data: owners is {owners.dtype} of shape {owners.shape}, expected integers or "
+                    f"strings of shape ({len(found['y'])},): the owner of each training example"
+                )
+            found["client"] = np.unique(owners, return_inverse=True)[1].astype(np.int64)
+        Arrays(path="data", classes=self.classes).dataset(Path("data"), found)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptArrays(Arrays):
+    """Examples that were passed to ``hpcfl.run``, in a file of the run directory."""
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """The .npz, under its name alone: the run directory may be moved."""
+        return (InputFile(Path(self.path), label=Path(self.path).name),)
+
+
+def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """The sha256 of arrays: of their names, types, shapes and values."""
+    found = sha256()
+    for name, array in sorted(arrays.items()):
+        found.update(repr((name, array.dtype.str, array.shape)).encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()[:DIGITS]
+
+
+def packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """The content of the .npz."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+def _pair(part: Any, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Inputs and labels of (x, y) or of a data set."""
+    if isinstance(part, tuple | list) and len(part) == 2:
+        return _array(part[0], f"{name}, x"), _array(part[1], f"{name}, y")
+    if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or hasattr(part, "dtype"):
+        raise DataError(
+            f"data: {name} is a {type(part).__name__}, expected (x, y) or a map-style data set of "
+            "torch, with a length and items (x, y)"
+        )
+    items = [_item(part, index, name) for index in range(len(part))]
+    if not items:
+        raise DataError(f"data: {name} has no example")
+    for index, item in enumerate(items[:_TRIED]):
+        if any(map(_differ, item, _item(part, index, name))):
+            raise DataError(
+                f"data: {name}: item {index} is another one each time; hpcfl.run keeps examples as "
+                "they are: pass a data set that draws nothing at random (no augmentation)"
+            )
+    shapes = sorted({np.shape(x) for x, _ in items})
+    if len(shapes) > 1:
+        raise DataError(
+            f"data: {name} has inputs of shapes {shapes[0]} and {shapes[1]}, expected one shape"
+        )
+    x, y = zip(*items, strict=True)
+    return np.stack(x), _array(y, f"{name}, y")
+
+
+def _item(part: Any, index: int, name: str) -> tuple[NDArray[Any], Any]:
+    item = part[index]
+    if not (isinstance(item, tuple | list) and len(item) == 2):
+        raise DataError(
+            f"data: item {index} of {name} is a {type(item).__name__}, expected a pair (x, y)"
+        )
+    x, y = item
+    return _array(x, f"{name}, x"), np.asarray(y).item() if np.size(y) == 1 else y
+
+
+def _differ(first: Any, second: Any) -> bool:
+    return not np.array_equal(first, second)
+
+
+def _array(values: Any, name: str) -> NDArray[Any]:
+    """The values in an array of numpy's."""
+    try:
+        if hasattr(values, "detach"):  # a tensor, perhaps on a GPU
+            values = values.detach().cpu()
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise DataError(
+            f"data: {name}: a {type(values).__name__} is no array of numbers: {e}"
+        ) from e
