@@ -1,64 +1,130 @@
 """hpcfl: federated learning at scale on HPC machines.
 
-From Python, ``hpcfl.run("jobs/quickstart.yaml", ["rounds=20"])`` does what ``hpcfl run`` does.
+From Python, ``hpcfl.run("quickstart", {"rounds": 20})`` does what ``hpcfl run`` does, and takes a
+model and data that are Python objects.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcfl.version import __version__
+
 if TYPE_CHECKING:
+    from pandas import DataFrame
+    from torch import nn
+
+    from hpcfl.cli.check import CheckedJob
+    from hpcfl.data.objects import Data
+    from hpcfl.engine.callbacks import Callback
+    from hpcfl.plan.show import JobPlan
+    from hpcfl.report.layouts import RunsReport
     from hpcfl.runner.start import Result
 
-__version__ = "0.2.0"
-__all__ = ["__version__", "resume", "run"]
+__all__ = [
+    "Callback",
+    "Data",
+    "Result",
+    "__version__",
+    "check",
+    "export",
+    "load_model",
+    "plan_job",
+    "read_log",
+    "report_runs",
+    "resume",
+    "run",
+]
+
+# torch is imported by the functions that need it: `import hpcfl` is instant.
+
+
+def __getattr__(name: str) -> Any:
+    """Import the classes of ``__all__`` when they are used."""
+    if name == "Callback":
+        from hpcfl.engine.callbacks import Callback
+
+        return Callback
+    if name == "Data":
+        from hpcfl.data.objects import Data
+
+        return Data
+    if name == "Result":
+        from hpcfl.runner.start import Result
+
+        return Result
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def run(
     job: str | Path | Mapping[str, Any],
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
+    model: Any = None,
+    data: Any = None,
     out: str | Path | None = None,
     continued: bool = False,
+    callbacks: Sequence["Callback"] = (),
 ) -> "Result":
     """Run a job; under a launcher, on all ranks.
 
+    The run directory keeps the objects that are passed, and the source of classes that are defined
+    in the script or notebook itself: resume, export and load_model work from any process, and
+    execute that source.
+
     Args:
         job: a job file, the name of a packaged job ("quickstart"), or a mapping as in a file.
-        overrides: ``key.path=value`` settings over the job's.
+        overrides: settings over the job's: a mapping of keys, dotted or in each other, or a list of
+            "key.path=value".  A class stands for its dotted path.
+        model: takes the place of the job's ``model``: a ``torch.nn.Module``, whose present weights
+            are the initial ones; or a class or function that makes one, which draws its weights
+            from the job's seed, and may have arguments ``input_shape`` and ``outputs``; or a
+            ``ModelConfig``.
+        data: takes the place of the job's ``data``: ``hpcfl.Data``, or its fields as a tuple
+            ``(train, test, owners)``; or a ``DataConfig``.  The job's ``data.partition`` divides
+            the examples where they have no owners.
         out: the run directory; runs/NAME when absent ("job" is a mapping's name).
         continued: resume if the directory holds a checkpoint of this job.
+        callbacks: objects of classes derived from ``hpcfl.Callback``, called beside those that the
+            job names.  They belong to this call: the run directory does not keep them.
 
     Returns:
         The run directory, the final model and the log.
 
     Raises:
-        JobError: something is wrong with the job, its files or the directory.
+        JobError: something is wrong with the job, its files, an object or the directory.
         DivergedError: a client's update was not finite.
         Stopped: a signal asked for a stop; a checkpoint was written.
     """
-    from hpcfl.job.schema import load
+    from hpcfl.job.user_code import require_callbacks
+    from hpcfl.runner.objects import load_job
     from hpcfl.runner.start import start
 
-    return start(load(job, overrides), Path(out) if out else None, continued=continued)
+    require_callbacks("hpcfl.run(callbacks=...)", callbacks)
+    out = Path(out) if out else None
+    loaded, kept = load_job(job, overrides, out=out, model=model, data=data)
+    return start(loaded, out, continued=continued, kept=kept, callbacks=callbacks)
 
 
 def resume(
     directory: str | Path,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     out: str | Path | None = None,
     round: int | None = None,
     verify: bool = True,
+    callbacks: Sequence["Callback"] = (),
 ) -> "Result":
     """Resume a run from a checkpoint, on any number of ranks.
 
     Args:
         directory: the run directory.
-        overrides: ``key.path=value`` settings over the job's, which change no past round.
+        overrides: settings over the job's, as for ``run``, which change no past round; with ``out``
+            also others, such as ``local.lr``: the copy is then a branch.
         out: copy the run there and resume the copy; the run in ``directory`` may be alive.
         round: of the checkpoint; None: the newest.  Later checkpoints are deleted.
         verify: read all client states first; else each one when it is first used.
+        callbacks: as for ``run``; those of an earlier call are not known any more.
 
     Raises:
         JobError: the directory holds no run, one that is alive, or not that round, or a setting
@@ -66,7 +132,191 @@ def resume(
         StoreError: the checkpoint or a store is damaged.
         DivergedError, Stopped: as for ``run``.
     """
+    from hpcfl.job.user_code import require_callbacks
+    from hpcfl.job.yaml_file import override_texts
     from hpcfl.runner.start import resume
 
-    copy = Path(out) if out else None
-    return resume(Path(directory), overrides, out=copy, round=round, verify=verify)
+    require_callbacks("hpcfl.resume(callbacks=...)", callbacks)
+    copy, texts = Path(out) if out else None, override_texts(overrides)
+    return resume(Path(directory), texts, out=copy, round=round, verify=verify, callbacks=callbacks)
+
+
+def check(
+    job: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    model: Any = None,
+    data: Any = None,
+    load: bool = False,
+) -> "CheckedJob":
+    """Check a job as ``hpcfl check`` does; nothing is trained.
+
+    Args:
+        job: as for ``run``.
+        overrides: as for ``run``.
+        model: as for ``run``.
+        data: as for ``run``.
+        load: also load the data, build the model and try one step, as ``hpcfl check --data``.
+
+    Returns:
+        The resolved job and, with ``load``, its sizes; ``print`` shows the summary.
+
+    Raises:
+        JobError: something is wrong with the job, its files or an object.
+    """
+    from hpcfl.cli.check import check_job
+    from hpcfl.runner.objects import loaded_for_trial
+
+    with loaded_for_trial(job, overrides, model, data) as loaded:
+        return check_job(loaded, data=load)
+
+
+def plan_job(
+    job: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    model: Any = None,
+    data: Any = None,
+    ranks: int = 1,
+    costs: str | Path | None = None,
+    sizes: Mapping[str, Any] | None = None,
+) -> "JobPlan":
+    """Predict what a job will need, as ``hpcfl plan`` does; nothing is trained.
+
+    Args:
+        job: as for ``run``.
+        overrides: as for ``run``.
+        model: as for ``run``.
+        data: as for ``run``.
+        ranks: how many will run it.
+        costs: a file of ``hpcfl bench costs --json``; without it speeds are assumed.
+        sizes: of data that is not there and whose sizes are not published, such as
+            ``{"clients": 20, "train": 6000, "test": 1000, "classes": 5}``.
+
+    Returns:
+        Disk, memory, traffic, time and the command for Slurm; ``print`` shows them as tables.
+
+    Raises:
+        JobError: something is wrong with the job, its files or an object.
+    """
+    from hpcfl.plan import read_cost_model
+    from hpcfl.plan.data import make_sizes
+    from hpcfl.plan.show import make_plan
+    from hpcfl.runner.objects import loaded_for_trial
+
+    model_of_costs = read_cost_model(Path(costs)) if costs else None
+    with loaded_for_trial(job, overrides, model, data) as loaded:
+        found = None if sizes is None else make_sizes(sizes, "sizes")
+        return make_plan(loaded, ranks, None, model_of_costs, sizes=found)
+
+
+def load_model(
+    directory: str | Path, *, round: int | None = None, best: bool = False
+) -> "nn.Module":
+    """The global model of a run, as a torch module on the CPU in evaluation mode.
+
+    Its inputs are what the data set's transform makes of stored examples; those of ``hpcfl.Data``
+    are only cast to floats.  The source of classes that the run keeps is executed: load only runs
+    whose origin you trust.
+
+    Args:
+        directory: the run directory; the run may be alive.
+        round: of a checkpoint that is kept; None: the newest.
+        best: the model of the best evaluated round instead, where the job keeps it
+            (``evaluate.best``).
+
+    Raises:
+        JobError: the directory holds no run or not that round, or keeps no best model.
+        StoreError: the checkpoint is damaged.
+    """
+    from hpcfl.runner.export import load_model
+
+    return load_model(Path(directory), round=round, best=best)
+
+
+def read_log(directory: str | Path) -> "DataFrame":
+    """The log of a run as a pandas DataFrame: a row a round, NaN where a round has no such number.
+
+    ``Result.log`` has the same without pandas.  The keys are those of log.jsonl.
+
+    Raises:
+        JobError: the directory holds no run, or pandas is not installed.
+        StoreError: the log is damaged.
+    """
+    from hpcfl.report.data_frame import read_log
+
+    return read_log(Path(directory))
+
+
+def export(
+    directory: str | Path,
+    output: str | Path | None = None,
+    *,
+    state_dict: str | Path | None = None,
+    round: int | None = None,
+    clients: bool = False,
+    best: bool = False,
+) -> list[Path]:
+    """Write a run's global model, and its client states, to files, as ``hpcfl export`` does.
+
+    Args:
+        directory: the run directory; the run may be alive.
+        output: an .npz for ``x``, the flat model, and ``round``.
+        state_dict: a .safetensors for the model's parameters and buffers by name.
+        round: of a checkpoint that is kept; None: the newest.
+        clients: add the client states to ``output``.
+        best: the model of the best evaluated round instead.
+
+    Returns:
+        The files written.
+
+    Raises:
+        JobError: the directory holds no run or not that round, or a file cannot be written.
+        StoreError: the checkpoint or a store is damaged.
+    """
+    from hpcfl.runner.export import export
+
+    npz, tensors = (Path(path) if path else None for path in (output, state_dict))
+    return export(
+        Path(directory), round=round, npz=npz, state_dict=tensors, clients=clients, best=best
+    )
+
+
+def report_runs(
+    directories: str | Path | Sequence[str | Path],
+    *,
+    layout: str = "runs",
+    target_accuracies: Sequence[float] = (),
+    plot: str | Path | None = None,
+    y: str | None = None,
+    x: str = "rounds",
+) -> "RunsReport":
+    """Compare runs, as ``hpcfl report`` does.
+
+    Args:
+        directories: run directories, sweeps, or folders of them.
+        layout: "runs", "seeds", "paper", "chosen" or "hours".
+        target_accuracies: adds the rounds to each of these test accuracies, of 0 to 1.
+        plot: a .png, .pdf or .svg to draw.
+        y: the number to draw, by its key in the log; when absent, the first score that there is.
+        x: "rounds", "bytes" or "time".
+
+    Returns:
+        The runs and their table, whose rows are ``values``: ``pandas.DataFrame(report.values)``.
+        ``print`` shows the table.
+
+    Raises:
+        JobError: there is no run in one of the directories, or nothing to draw.
+        StoreError: a file of a run is damaged.
+    """
+    from hpcfl.report.layouts import report_runs
+
+    paths = [directories] if isinstance(directories, str | Path) else directories
+    return report_runs(
+        [*map(Path, paths)],
+        layout=layout,
+        target_accuracies=target_accuracies,
+        plot=Path(plot) if plot else None,
+        y=y,
+        x=x,
+    )

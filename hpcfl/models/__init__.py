@@ -10,6 +10,7 @@ from hpcfl.models.lenet import LeNet
 from hpcfl.models.linear import Linear
 from hpcfl.models.logistic import Logistic
 from hpcfl.models.mobilenet_v2 import MobileNetV2
+from hpcfl.models.module import Module
 from hpcfl.models.point import Point
 from hpcfl.models.resnet18 import ResNet18
 from hpcfl.models.resnet20 import ResNet20
@@ -23,6 +24,7 @@ MODELS: Mapping[str, type[ModelConfig]] = {
     "linear": Linear,
     "logistic": Logistic,
     "mobilenet_v2": MobileNetV2,
+    "module": Module,
     "point": Point,
     "resnet18": ResNet18,
     "resnet20": ResNet20,

@@ -15,13 +15,14 @@ from hpcfl.types import Count
 STATISTICS = (".running_mean", ".running_var")  # end the names of frozen buffers
 UNFIT = (
     "keeps running statistics (batch or instance normalisation), which are no parameters and "
-    "would differ between clients; use GroupNorm (norm: group) or frozen statistics (norm: frozen)"
+    "would differ between clients"
 )
+_CURE = "use GroupNorm (norm: group) or frozen statistics (norm: frozen)"
 
 
 def _no_batch(norm: Any) -> Any:
     if norm == "batch":
-        raise ValueError(f"batch {UNFIT}")
+        raise ValueError(f"batch {UNFIT}; {_CURE}")
     return norm
 
 

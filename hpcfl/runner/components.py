@@ -1,7 +1,7 @@
 """Build the objects of a checked job: data, clients, model, dry round, executor, stores."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from hpcfl.comm.exact import Exact
 from hpcfl.comm.fast import Fast
 from hpcfl.comm.reduction import Reduction
 from hpcfl.data.base import Dataset
-from hpcfl.data.holdout import hold_out
 from hpcfl.data.partition import Rows
-from hpcfl.data.split import partition_examples
+from hpcfl.data.split import Split, split_examples
 from hpcfl.engine.diagnostics import Observer
+from hpcfl.engine.hook_rules import KEEPS_NOTHING, TAKES_AND_RETURNS
 from hpcfl.engine.run import Groups, Run, RunHooks, Schedule, Training
 from hpcfl.engine.schema import LOSS, FullGradient, Schema, dry_round, nbytes
 from hpcfl.engine.timing import RoundTimer
@@ -30,11 +30,11 @@ from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import Job, Loaded, require_full_blocks, resolve_for_population
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
+from hpcfl.local.evaluation_set import EvaluationSet
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
-from hpcfl.local.test_set import TestSet
 from hpcfl.models.flat_vector import buffers
 from hpcfl.models.losses import LOSSES
 from hpcfl.runner.client_store import make_client_store
@@ -44,7 +44,7 @@ from hpcfl.seeds import key
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
 from hpcfl.store.schema import StateSchema
-from hpcfl.types import Vector
+from hpcfl.types import Examples, Vector
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,8 @@ class Components:
     loaded: Loaded
     """The job, with its defaults resolved for the number of clients."""
     dataset: Dataset
-    rows: Sequence[Rows]
-    """Each client's training examples."""
-    held_out: tuple[Rows, ...] | None
-    """The examples that each client holds out, if the job says so."""
+    split: Split
+    """Each client's training examples, and what is held out of them."""
     model: nn.Module
     x0: Vector
     missing_weights: tuple[str, ...]
@@ -69,6 +67,11 @@ class Components:
     def job(self) -> Job:
         """The job, with its defaults resolved."""
         return self.loaded.job
+
+    @property
+    def rows(self) -> Sequence[Rows]:
+        """Each client's training examples."""
+        return self.split.rows
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -99,7 +102,7 @@ class Components:
     def clients(self) -> ClientPool:
         """The clients, over one copy of the data on the device."""
         return ClientPool(
-            ClientData(self.dataset, self.rows, self.held_out),
+            ClientData(self.dataset, self.rows, self.split.held_out),
             self.job.local,
             local_lr=self.job.local_lr,
             seed=self.job.seed,
@@ -128,11 +131,23 @@ class Components:
         model: Vector = getattr(state, name)
         return model.to(self.device, self.x0.dtype)
 
-    def tests(self) -> TestSet:
-        """The test set."""
-        return TestSet(
-            self.dataset,
-            batch_size=self.job.evaluate.batch_size,
+    def tests(self, batch_size: int | None = None) -> EvaluationSet:
+        """The test set, in batches of the job's size or another one."""
+        return self._evaluation_set(self.dataset.test, None, batch_size)
+
+    def validation(self) -> EvaluationSet:
+        """The validation set, empty where the job keeps none."""
+        rows = self.split.validation
+        return self._evaluation_set(None if rows is None else self.dataset.train, rows)
+
+    def _evaluation_set(
+        self, examples: Examples | None, rows: Rows | None, batch_size: int | None = None
+    ) -> EvaluationSet:
+        return EvaluationSet(
+            examples,
+            rows,
+            self.dataset.transform,
+            batch_size=batch_size or self.job.evaluate.batch_size,
             dtype=self.x0.dtype,
             device=self.device,
         )
@@ -231,35 +246,47 @@ def stored(job: Job, schema: Schema) -> StateSchema:
     )
 
 
-def build_components(loaded: Loaded, device: torch.device, *, resumed: bool = False) -> Components:
+def build_components(
+    loaded: Loaded,
+    device: torch.device,
+    *,
+    resumed: bool = False,
+    dataset: Dataset | None = None,
+) -> Components:
     """Load and partition the data, build the model, and play the dry round.
 
     Args:
         loaded: the checked job.
         device: this rank's.
         resumed: the initial model is in the run directory: the file of ``model.init`` is not read.
+        dataset: instead of what the job would load.
 
     Raises:
         JobError, DataError: something in the job does not fit.
     """
     job = loaded.job
     configure_torch(job, device)
-    dataset = load_data(loaded)
+    if dataset is None:
+        dataset = load_data(loaded)
     with as_job_error(
         f"data.kind: {loaded.tree['data']['kind']}",
         "its examples cannot be dealt to clients",
         type(job.data).load,
     ):
-        rows, held = partition_examples(job.data, dataset, job.seed), None
-    if job.data.holdout is not None:
-        rows, held = hold_out(rows, job.data.holdout, job.seed)
-    loaded = resolve_for_population(loaded, len(rows))
+        split = split_examples(job.data, dataset, job.seed)
+    if split.clients is not None and dataset.personal is not None:
+        # A client keeps its own transform, whatever its number among those that train.
+        personal, numbers = dataset.personal, split.clients.tolist()
+        dataset = replace(dataset, personal=lambda client: personal(numbers[client]))
+    loaded = resolve_for_population(loaded, len(split.rows))
     x0, model, skipped = initial_model(loaded, dataset, resumed)
     schema = _dry_round(loaded, x0)
     _require_memory_for_server(loaded, schema, device)
-    job.evaluate.check(loaded.tree["algorithm"]["name"], dataset, schema.local_model_field)
+    validated = split.validation is not None
+    name, models = loaded.tree["algorithm"]["name"], schema.local_model_field
+    job.evaluate.check(name, dataset, models, validated=validated)
     model, x0 = model.to(device), x0.to(device)
-    return Components(loaded, dataset, rows, held, model, x0, skipped, schema, device)
+    return Components(loaded, dataset, split, model, x0, skipped, schema, device)
 
 
 def _dry_round(loaded: Loaded, x0: Vector) -> Schema:
@@ -270,11 +297,10 @@ def _dry_round(loaded: Loaded, x0: Vector) -> Schema:
     except Exception as e:
         if is_own_fault(e, algorithm):
             raise
-        raise JobError(
-            f"algorithm.name: {loaded.tree['algorithm']['name']}: its dry round failed"
-            f"{described(e)}; hooks take and return what "
-            "hpcfl/algorithms/base.py says, and branch on no tensor's value"
-        ) from e
+        rule = f"{TAKES_AND_RETURNS}, and branch on no tensor's value, such as client.round's"
+        cure = KEEPS_NOTHING if isinstance(e, FrozenInstanceError) else rule
+        name = loaded.tree["algorithm"]["name"]
+        raise JobError(f"algorithm.name: {name}: its dry round failed{described(e)}{cure}") from e
 
 
 def _require_memory_for_server(loaded: Loaded, schema: Schema, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import warnings
 
 import torch
 from torch.utils import deterministic
@@ -22,6 +23,9 @@ def configure_torch(job: Job, device: torch.device) -> None:
         tf32 = job.precision == "tf32"
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
+        # The parameters are views of one vector in the order of their names, which is not cuDNN's:
+        # it copies the weights of an nn.LSTM in every call, and warns of that.
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single")
 
 
 def keep_freed_memory() -> None:

@@ -5,6 +5,8 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -14,11 +16,21 @@ from hpcfl.comm.failure import raise_collectively
 from hpcfl.errors import DiskError, HpcflError, JobError, StoreError, file_error
 from hpcfl.io.atomic import PART, sync_folder
 from hpcfl.io.files import present
+from hpcfl.run_dir.branches import Branch, read_branches, write_branches
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import require_log_prefix
-from hpcfl.run_dir.manifest import MANIFEST, Checkpoint, check_files
+from hpcfl.run_dir.manifest import BRANCHES, MANIFEST, Checkpoint, check_files, write_manifest
 from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema
+
+
+class NewJob(NamedTuple):
+    """The job of a copy."""
+
+    content: bytes
+    """Of its job.yaml."""
+    branch: Branch | None
+    """What makes it another run than the original; None: it continues the original."""
 
 
 def require_absent(copy: Path) -> None:
@@ -32,7 +44,7 @@ def require_absent(copy: Path) -> None:
 
 
 def copy_run(
-    source: RunDir, at: Checkpoint, copy: Path, schema: StateSchema, comm: Comm, job: bytes
+    source: RunDir, at: Checkpoint, copy: Path, schema: StateSchema, comm: Comm, job: NewJob
 ) -> None:
     """Collective: copy a run, alive or not, as of a checkpoint, and compare every checksum.
 
@@ -44,7 +56,7 @@ def copy_run(
         copy: the new directory.
         schema: the shape of a client's state.
         comm: the ranks.
-        job: the copy's job.yaml.
+        job: the copy's.
 
     Raises:
         StoreError: the checkpoint is damaged.
@@ -111,17 +123,29 @@ def _clear(part: RunDir) -> None:
     part.stores.mkdir()
 
 
-def _copy_files(source: RunDir, at: Checkpoint, part: RunDir, job: bytes) -> None:
+def _copy_files(source: RunDir, at: Checkpoint, part: RunDir, job: NewJob) -> None:
     """All but the segments."""
-    _put(part.job, job)
+    _put(part.job, job.content)
     _put(part.initial, source.initial.read_bytes())
-    if present(source.buffers):
-        _put(part.buffers, source.buffers.read_bytes())
+    for original, path in ((source.buffers, part.buffers), (source.branches, part.branches)):
+        if present(original):
+            _put(path, original.read_bytes())
+    for path in sorted(source.kept.glob("*")):
+        _copy(path, part.kept / path.name)
     _put(part.log, require_log_prefix(source.log, at.log))
     part.write_history(e for e in source.history_entries() if e.get("round", 0) <= at.round)
-    part.add_to_history({"branch_of": str(source.root.absolute()), "round": at.round})
-    for name in (*at.files, MANIFEST):
-        _put(part.checkpoints / at.folder.name / name, (at.folder / name).read_bytes())
+    manifest = (at.folder / MANIFEST).read_bytes()
+    if job.branch is not None:
+        branches = write_branches([*read_branches(source.branches), job.branch])
+        _put(part.branches, branches)
+        run_files = {**at.run_files, BRANCHES: crc32(branches)}
+        manifest = write_manifest(at._replace(job=part.job_fingerprint, run_files=run_files))
+    entry = {"branch_of": str(source.root.absolute()), "round": at.round}
+    part.add_to_history(entry if job.branch is None else job.branch.entry)
+    folder = part.checkpoints / at.folder.name
+    for name in at.files:
+        _put(folder / name, (at.folder / name).read_bytes())
+    _put(folder / MANIFEST, manifest)
 
 
 def _put(path: Path, content: bytes) -> None:

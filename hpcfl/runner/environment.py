@@ -3,13 +3,14 @@
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hpcfl import __version__
+from hpcfl.version import __version__
 
 # A change of one of these between two starts may change the bits of the results.
 KEYS_OF_BITS = (
@@ -52,8 +53,12 @@ def change_warnings(
     ]
 
 
+@cache
 def _git_commit() -> str | None:
-    """The commit of the checkout that hpcfl runs from, "-dirty" if changed; None without one."""
+    """The commit of the checkout that hpcfl runs from, "-dirty" if changed; None without one.
+
+    It is asked for once, because the modules of this process stay those that it has imported.
+    """
     here = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str:

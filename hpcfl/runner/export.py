@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
+from torch import nn
 
 from hpcfl.checkpoint.best import BestModel
 from hpcfl.checkpoint.buffers import read as read_buffers
@@ -23,7 +24,7 @@ from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
 from hpcfl.run_dir.manifest import Checkpoint, check_run_files, committed_folders, find, rounds
 from hpcfl.runner.components import stored
-from hpcfl.runner.initial import initial, load_data
+from hpcfl.runner.initial import build_model, load_data
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema
@@ -82,8 +83,33 @@ def export(
         np.savez(buffer, allow_pickle=False, **arrays)
         write_output(npz, buffer.getvalue())
     if state_dict is not None:
-        write_output(state_dict, _state_dict(folder, loaded, torch.from_numpy(arrays["x"])))
+        model = _model(folder, loaded, torch.from_numpy(arrays["x"]))
+        write_output(state_dict, save_tensors(model.state_dict()))
     return files
+
+
+def load_model(root: Path, *, round: int | None = None, best: bool = False) -> nn.Module:
+    """The global model of a checkpoint, as a module on the CPU in evaluation mode.
+
+    The run may be alive.  Its data are loaded, for the shape of the inputs.
+
+    Args:
+        root: the run directory.
+        round: which checkpoint; the newest when None.
+        best: the model of the best evaluated round instead.
+
+    Raises:
+        JobError: the directory holds no run or not that round, or keeps no best model.
+        StoreError: the checkpoint is damaged.
+    """
+    if best and round is not None:
+        raise JobError("load_model: best is a model of its own round; leave out round")
+    folder = RunDir(root)
+    with readable(root):
+        folder.require()
+        loaded = load_run(folder)
+        arrays = _best(folder) if best else _read(folder, round, loaded.job, clients=False)
+        return _model(folder, loaded, torch.from_numpy(arrays["x"])).eval()
 
 
 def _best(folder: RunDir) -> dict[str, NDArray[Any]]:
@@ -159,15 +185,15 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def _state_dict(folder: RunDir, loaded: Loaded, x: Vector) -> bytes:
+def _model(folder: RunDir, loaded: Loaded, x: Vector) -> nn.Module:
     """The run's model with the parameters ``x``; the data are loaded for the inputs' shape."""
-    _, model = initial(loaded, load_data(loaded), seed=0)
+    model = build_model(loaded, load_data(loaded), seed=0)
     size = Layout.of(model).total
     if size != x.numel():
         raise StoreError(
-            f"--state-dict: the model has {size} parameters with the data as they are now, "
+            f"{folder.root}: the model has {size} parameters with the data as they are now, "
             f"{x.numel()} in the checkpoint; put back the run's data"
         )
     load_vector(model, x)
     read_buffers(folder.buffers, buffers(model))
-    return save_tensors(model.state_dict())
+    return model

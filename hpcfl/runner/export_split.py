@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfl.data.holdout import hold_out
-from hpcfl.data.split import partition_examples
+from hpcfl.data.split import split_examples
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.job.schema import Loaded
 from hpcfl.runner.initial import fetch_data, load_data
+
+_HELD = ("holdout", "validation")
 
 
 def export_split(loaded: Loaded, path: Path) -> str:
@@ -17,7 +18,8 @@ def export_split(loaded: Loaded, path: Path) -> str:
 
     It is -1 for examples of no client.
     With ``partition: {kind: file, path: F.npz}`` the same data set gives the same clients.
-    Held-out examples have no client either: a job that reads the file needs no data.holdout.
+    Examples held out for tests or validation have no client either: a job that reads the file needs
+    neither data.holdout nor data.validation.
 
     Returns:
         A line for the user: the file, and how many examples have a client.
@@ -30,11 +32,9 @@ def export_split(loaded: Loaded, path: Path) -> str:
     job = loaded.job
     fetch_data(loaded)
     dataset = load_data(loaded)
-    rows = partition_examples(job.data, dataset, job.seed)
-    note = ""
-    if job.data.holdout is not None:
-        rows, held = hold_out(rows, job.data.holdout, job.seed)
-        note = f"; without {sum(map(len, held))} that are held out, so set data.holdout=null"
+    split = split_examples(job.data, dataset, job.seed)
+    rows, keys = split.rows, [f"data.{key}=null" for key in _HELD if getattr(job.data, key)]
+    note = f"; without {split.note}, so set {' '.join(keys)}" if keys else ""
     client = np.full(len(dataset.train.labels), -1, dtype=np.int32)
     for owner, own in enumerate(rows):
         client[own] = owner

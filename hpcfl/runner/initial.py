@@ -91,7 +91,18 @@ def _require_sound(dataset: Dataset, own: str) -> None:
 
 
 def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Module]:
-    """A random initialisation, flat, and the model it was drawn for."""
+    """A random initialisation, flat, and the model it was drawn for, with hpcfl's dropout."""
+    model = build_model(loaded, dataset, seed)
+    replace_dropout(model)
+    return parameters(model), model
+
+
+def build_model(loaded: Loaded, dataset: Dataset, seed: int) -> nn.Module:
+    """The job's model as its class builds it, in the job's precision.
+
+    Raises:
+        JobError: it cannot be built for the data, or is not what a model is.
+    """
     job = loaded.job
     kind, name = (f"{s}.{k}: {loaded.tree[s][k]}" for s, k in (("data", "kind"), ("model", "name")))
     with as_job_error(kind, "its transform failed on one example", type(job.data).load):
@@ -112,9 +123,7 @@ def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Mod
         )
     if not any(parameter.numel() for parameter in model.parameters()):
         raise JobError(f"{name}: has no parameter to train, expected one at least")
-    replace_dropout(model)
-    model = model.double() if job.precision == "float64" else model
-    return parameters(model), model
+    return model.double() if job.precision == "float64" else model
 
 
 def initial_model(
@@ -123,8 +132,12 @@ def initial_model(
     """The initial model, its parameters, and the names of those that its file did not provide."""
     job = loaded.job
     x0, model = initial(loaded, dataset, key(job.seed, "model"))
-    if any(getattr(m, "track_running_stats", False) for m in model.modules()):
-        raise JobError(f"model.name: {loaded.tree['model']['name']} {UNFIT}")
+    for layer, module in model.named_modules():
+        if getattr(module, "track_running_stats", False):
+            raise JobError(
+                f"model.name: {loaded.tree['model']['name']}: its layer {layer!r} {UNFIT}; use "
+                "torch.nn.GroupNorm there"
+            )
     file = job.model.init_file
     if file is None or resumed:
         return x0, model, ()

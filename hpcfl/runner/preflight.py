@@ -5,13 +5,15 @@ trial changes neither a random stream nor the model's buffers.
 """
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import FrozenInstanceError
 from inspect import isfunction
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +21,8 @@ from hpcfl import models
 from hpcfl.algorithms.base import Cohort
 from hpcfl.engine.global_generators import Generators, generators, restored
 from hpcfl.engine.hook_rules import (
+    KEEPS_NOTHING,
+    TAKES_AND_RETURNS,
     Member,
     call,
     first_server,
@@ -36,15 +40,14 @@ from hpcfl.errors import (
     hint,
     is_own_fault,
 )
+from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
 from hpcfl.job.schema import Loaded
-from hpcfl.local.test_set import TestSet
 from hpcfl.models.losses import LOSSES
 from hpcfl.runner.components import Components
 from hpcfl.types import Batch, Vector
 
 CLIENTS = 2  # that are tried
 TESTED = 8  # test examples
-_RULES = "; hooks take and return what hpcfl/algorithms/base.py says"
 # Folders of the code in which torch raises, if data and model do not fit together.
 _FORWARD = tuple(Path(module.__path__[0]) for module in (torch, models))
 _UNFIT = (RuntimeError, ValueError, IndexError)  # which torch raises there
@@ -86,7 +89,10 @@ def try_algorithm(loaded: Loaded) -> None:
     """
     name = f"algorithm.name: {loaded.tree['algorithm']['name']}"
     algorithm = loaded.job.algorithm
-    with _as_one_line(name, "its dry round failed", (algorithm,), advice=_RULES), restored():
+    with (
+        _as_one_line(name, "its dry round failed", (algorithm,), advice=TAKES_AND_RETURNS),
+        restored(),
+    ):
         require_repeatable_without_data(algorithm)
 
 
@@ -204,18 +210,37 @@ class _Trial:
     def _try_tests(self) -> None:
         """The loss of a few test examples."""
         components = self._components
-        tests = TestSet(
-            components.dataset,
-            batch_size=TESTED,
-            dtype=components.x0.dtype,
-            device=components.device,
-        )
         with self._data():
-            batches = list(islice(tests.batches(0, 1), 1))
+            batches = list(islice(components.tests(TESTED).batches(0, 1), 1))
         for batch in batches:
             with self._model(batch):
                 outputs = self._gradient.predict(components.x0, batch.inputs)
                 LOSSES[components.dataset.loss](outputs, batch.labels)
+        metrics = load_metrics(components.job.evaluate.metrics)
+        if metrics:
+            self._try_metrics(metrics, (batches or [self._batches[0]])[0])
+
+    def _try_metrics(self, metrics: Sequence[UserMetric], batch: Batch) -> None:
+        """Play the user's metrics twice on a batch."""
+        outputs = self._gradient.predict(self._components.x0, batch.inputs)
+        for metric in metrics:
+            name, where = f"evaluate.metrics: {metric.path}", defined(metric.function)
+            given = f"outputs {_shape_text(outputs)}, labels {_shape_text(batch.labels)}"
+            does = f"its trial on a batch ({given}) failed"
+            with _as_one_line(name, does, (metric.function,), where):
+                before = generators()
+                first, again = (metric.sums(outputs, batch.labels) for _ in range(2))
+                scores = [metric.score(sums) for sums in (first, again)]
+                drew = generators().changed(before)
+            if drew:
+                raise JobError(
+                    f"{name}: draws{where} from {' and '.join(drew)}; let it draw nothing"
+                )
+            if not np.array_equal([*first, scores[0]], [*again, scores[1]], equal_nan=True):
+                raise JobError(
+                    f"{name}: gives other numbers{where} when the same batch is played again; let "
+                    "it keep nothing between calls"
+                )
 
     def _name(self, section: str, key: str) -> str:
         return f"{section}.{key}: {self._components.loaded.tree[section][key]}"
@@ -237,7 +262,7 @@ class _Trial:
         name, does = self._name("algorithm", "name"), "its trial before round 1 failed"
         algorithm = self._components.algorithm
         where = defined(type(algorithm).update)
-        with _as_one_line(name, does, (algorithm,), where, _RULES):
+        with _as_one_line(name, does, (algorithm,), where, TAKES_AND_RETURNS):
             yield
 
     @contextmanager
@@ -313,7 +338,8 @@ def _as_one_line(
             return None
         more = "" if isinstance(e, BrokenRuleError) else hint()
         said = described(e, otherwise=otherwise)
-        return JobError(f"{name}: {does}{said}{advice}{more}")
+        cure = KEEPS_NOTHING if advice and isinstance(e, FrozenInstanceError) else advice
+        return JobError(f"{name}: {does}{said}{cure}{more}")
 
     with convert_errors(convert):
         yield

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from hpcfl import __version__
 from hpcfl.comm.connect import choose
 from hpcfl.comm.launcher import detect
 from hpcfl.comm.watched import Watched
@@ -21,6 +20,7 @@ from hpcfl.errors import JobError
 from hpcfl.job.schema import Job, Loaded
 from hpcfl.runner.device import device_of
 from hpcfl.runner.environment import processor
+from hpcfl.version import __version__
 
 _NUMA = Path("/sys/devices/system/node")
 _SHOWN = 4  # hosts in a message; a history has them all

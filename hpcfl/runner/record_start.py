@@ -3,12 +3,15 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
 
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.io.progress import Progress
 from hpcfl.job.resume_rules import differences, mutable_settings
 from hpcfl.job.settings import flatten
+from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
 from hpcfl.run_dir.log import LogReader
 from hpcfl.runner.environment import KEYS_OF_BITS, KEYS_OF_FAST_BITS, change_warnings, versions
@@ -35,6 +38,8 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
     facts |= versions(ranks.device)
     fast = job.job.reduction == "fast"
     keys = (*KEYS_OF_BITS, *KEYS_OF_FAST_BITS) if fast else KEYS_OF_BITS
+    for line in _branch_notes(session):
+        progress.note(line)
     for warning in change_warnings(before, facts, keys):
         progress.note(warning)
     known = before.get("settings", {})
@@ -56,6 +61,26 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
             "changes": changes,
         }
     )
+
+
+def _branch_notes(session: RankSession) -> Iterator[str]:
+    """A line for each branch that led to the run; and for algorithm defaults of other cohorts."""
+    branches = read_branches(session.folder.branches)
+    yield from map(str, branches)
+    if not any(change["key"].startswith("cohort.") for b in branches for change in b.changes):
+        return
+    algorithm, clients = session.components.algorithm, len(session.components.rows)
+    derived: dict[str, Any] = {
+        field.name: None
+        for field in fields(algorithm)
+        if field.default is None and getattr(algorithm, field.name) is not None
+    }
+    participation = session.components.job.cohort.participation(clients)
+    fresh = replace(algorithm, **derived).resolve_defaults(participation, clients)
+    for key in derived:
+        value, default = getattr(algorithm, key), getattr(fresh, key)
+        if default not in (None, value):
+            yield f"algorithm.{key} is {value} as before; the default for these cohorts: {default}"
 
 
 @contextmanager

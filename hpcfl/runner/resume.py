@@ -1,7 +1,7 @@
 """Resume a run: from the newest checkpoint of its directory, or as a ``ResumeRequest`` says."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +11,14 @@ from hpcfl.checkpoint import buffers
 from hpcfl.checkpoint.format import read_kept, read_server
 from hpcfl.checkpoint.verify import verify_states
 from hpcfl.comm.failure import raise_collectively
+from hpcfl.engine.schema import dry_round
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS, write_file
 from hpcfl.io.files import READABLE, read_bytes
+from hpcfl.job.schema import Job
+from hpcfl.job.settings import flatten
+from hpcfl.job.yaml_file import write_resolved
+from hpcfl.run_dir.branches import Branch
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import require_log_prefix, truncate_log
 from hpcfl.run_dir.manifest import (
@@ -27,7 +32,7 @@ from hpcfl.run_dir.manifest import (
     rounds,
 )
 from hpcfl.runner.components import Components
-from hpcfl.runner.copy_run import copy_run
+from hpcfl.runner.copy_run import NewJob, copy_run
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession
 from hpcfl.store.row_table import Table
@@ -66,7 +71,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     components, comm, folder = session.components, session.comm, session.folder
     verify_all = request.verify_states
     if folder.root != request.source.root:
-        _copy(session, request)
+        request = _copy(session, request)
         verify_all = False  # the states were compared as they were copied
     names = ""
     with raise_collectively(comm):
@@ -110,8 +115,12 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     return StartPoint(server, newest.round, also_kept)
 
 
-def _copy(session: RankSession, request: ResumeRequest) -> None:
-    """Collective: make the session's folder, a copy of the request's run."""
+def _copy(session: RankSession, request: ResumeRequest) -> ResumeRequest:
+    """Collective: make the session's folder, a copy of the request's run, or a branch of it.
+
+    Returns:
+        The request with the job of the copy.
+    """
     comm, source = session.comm, request.source
     names = ""
     with raise_collectively(comm):
@@ -121,6 +130,20 @@ def _copy(session: RankSession, request: ResumeRequest) -> None:
     with request.suggest_older(kept), raise_collectively(comm):
         at = find(source.checkpoints, kept[-1])
         check_files(at)
+    branch = None
+    if request.parent is not None:
+        with raise_collectively(comm):
+            tree = session.components.loaded.tree  # its defaults are resolved
+            before, after = flatten(request.parent.tree), flatten(tree)
+            made = Branch.of(source.root, at.round, before, after)
+            branch = made if made.changes else None  # executor: auto may choose the parent's
+            _require_same_form(session.components, request.parent.job)
+            if at.round == session.components.job.rounds:
+                raise JobError(
+                    f"rounds: a branch at round {at.round} of {source.root} has no round left; "
+                    "begin at an older checkpoint with --round, or set rounds to more"
+                )
+        request = replace(request, job_after=write_resolved(tree))
     with raise_collectively(comm):
         _with_initial_model(
             session.components, source, at
@@ -132,8 +155,33 @@ def _copy(session: RankSession, request: ResumeRequest) -> None:
             session.folder.root,
             session.components.stored_state,
             comm,
-            request.job_after,
+            NewJob(request.job_after, branch),
         )
+    return request
+
+
+def _require_same_form(components: Components, parent: Job) -> None:
+    """Refuse a branch whose server or client states have another form than its parent's.
+
+    Raises:
+        JobError: they have, or only one of the two has a warm start, which precedes round 1.
+    """
+    algorithm, name = components.algorithm, components.loaded.tree["algorithm"]["name"]
+    before = dry_round(parent.algorithm, components.x0.numel(), components.x0.dtype)
+    changes = ", ".join(
+        f"{field.name} {getattr(parent.algorithm, field.name)} -> {value}"
+        for field in fields(algorithm)
+        if (value := getattr(algorithm, field.name)) != getattr(parent.algorithm, field.name)
+    )
+    if before.form != components.schema.form:
+        why = "the states of the server or of the clients would have another form"
+    elif parent.algorithm.warm_start != algorithm.warm_start:
+        why = "the states before round 1 would have been others"
+    else:
+        return
+    raise JobError(
+        f"algorithm: {name} cannot branch with {changes}: {why}; start a new run with them"
+    )
 
 
 def _with_initial_model(components: Components, folder: RunDir, at: Checkpoint) -> Components:

@@ -9,8 +9,8 @@ from hpcfl.data.fingerprints import Digests, require_same
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.files import READABLE, read_bytes
 from hpcfl.job import yaml_file
-from hpcfl.job.resume_rules import differences, is_mutable, require_mutable
-from hpcfl.job.schema import Loaded, require_coherent, typed
+from hpcfl.job.resume_rules import differences, is_mutable, require_branchable, require_mutable
+from hpcfl.job.schema import Loaded, require_coherent, require_user_code, typed
 from hpcfl.job.settings import changed, flatten
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
@@ -32,27 +32,55 @@ class ResumeRequest:
     """The checkpoint to resume from; None is the newest."""
     verify_states: bool
     """Whether all client states are checked before the first round."""
+    parent: Loaded | None = None
+    """Of a branch, the job without the changes; ``hpcfl.runner.resume`` completes the request."""
 
     @classmethod
     def of(
-        cls, source: RunDir, overrides: Sequence[str], *, round: int | None, verify_states: bool
+        cls,
+        source: RunDir,
+        overrides: Sequence[str],
+        *,
+        round: int | None,
+        verify_states: bool,
+        copied: bool,
     ) -> Self:
-        """Read the job with the overrides, and check that they change no past round.
+        """Read the job with the overrides, and check that the run, or a branch, may have them.
+
+        Args:
+            source: the run.
+            overrides: changes of its job.
+            round: the checkpoint to resume from; None is the newest.
+            verify_states: whether all client states are checked before the first round.
+            copied: whether a copy is resumed, which may be a branch.
 
         Raises:
-            JobError: it is no run, or the overrides are wrong or would change past rounds.
+            JobError: it is no run, or the overrides are wrong, would change past rounds, or cannot
+                begin a branch.
         """
         source.require()
-        before = flatten(load_run(source).tree)
+        parent = load_run(source)
+        before = flatten(parent.tree)
         file = source.read_job()
         yaml_file.override(file, overrides)
         loaded = typed(file, yaml_file.run_name(file.name, overrides))
         after = flatten(loaded.tree)
         # First: an immutable key is a better reason than a combination it is part of.
-        require_mutable(before, after, source.root)
+        (require_branchable if copied else require_mutable)(before, after, source.root)
         require_coherent(loaded.job, file)
+        require_user_code(loaded.job, file)
+        branch = any(
+            not (is_mutable(key, before) and is_mutable(key, after))
+            for key, _, _ in changed(before, after)
+        )
+        changes = {} if branch else differences(before, after)
         return cls(
-            source, loaded, *_texts(source, differences(before, after)), round, verify_states
+            source,
+            loaded,
+            *_texts(source, changes),
+            round,
+            verify_states,
+            parent if branch else None,
         )
 
     @classmethod
@@ -121,4 +149,4 @@ def _texts(source: RunDir, changes: Mapping[str, Any]) -> tuple[bytes, bytes]:
     found, file = read_bytes(source.job, READABLE), source.read_job()
     for key, value in changes.items():
         file.put(tuple(key.split(".")), value, "command line")
-    return found, yaml_file.write_resolved(yaml_file.plain(file.tree)) if changes else found
+    return found, source.job_text(yaml_file.plain(file.tree)) if changes else found

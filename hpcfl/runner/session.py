@@ -24,15 +24,22 @@ from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.comm.watched import Watched
 from hpcfl.data.fingerprints import Digests
-from hpcfl.errors import DiskError, RankError, StoreError
+from hpcfl.engine.callbacks import Callbacks, RoundModel, RunStart
+from hpcfl.errors import DiskError, HookError, RankError, StoreError
 from hpcfl.evaluation import Evaluation
+from hpcfl.io.code_file import short_name
 from hpcfl.io.progress import Progress
+from hpcfl.job.settings import flatten
+from hpcfl.run_dir.history import outcome_of
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import NOTHING, OF_RANKS, LogPosition, RunLog
+from hpcfl.run_dir.log import NOTHING, OF_RANKS, LogPosition, LogReader, RunLog
 from hpcfl.run_dir.manifest import Checkpoint
 from hpcfl.run_dir.tensorboard import Events
+from hpcfl.run_dir.trackers import make_tracker, tracked_by
+from hpcfl.run_dir.tracking import Tracking
 from hpcfl.runner.components import Components
 from hpcfl.runner.disk_budget import disk_budget, require_disk_space
+from hpcfl.runner.environment import versions
 from hpcfl.runner.schedule_usage import ScheduleUsage, rows_until_checkpoint, simulate_schedule
 from hpcfl.store import row_table as row_tables
 from hpcfl.store.base import ClientStore
@@ -44,19 +51,23 @@ class _Outputs(NamedTuple):
 
     log: RunLog
     events: Events | None
+    tracking: Tracking | None
+    callbacks: Callbacks
     progress: Progress
     evaluation: Evaluation
 
-    def close(self) -> list[DiskError | StoreError]:
-        """Close the log and the events, and return the errors."""
-        failures = []
+    def close(self, status: str) -> list[Exception]:
+        """Close all, and return the errors: the tracker has none."""
+        failures: list[Exception] = []
         for file in (self.log, self.events):
             try:
                 if file is not None:
                     file.close()
             except (DiskError, StoreError) as e:
                 failures.append(e)
-        return failures
+        if self.tracking:
+            self.tracking.close(status)
+        return [*failures, *self.callbacks.end(status)]
 
 
 class RankSession:
@@ -67,12 +78,19 @@ class RankSession:
         folder: the run directory.
         comm: the group of ranks.
         inputs: the digests of the job's inputs.
+        callbacks: the user's; none but on rank 0.
     """
 
     def __init__(
-        self, components: Components, folder: RunDir, comm: Watched, inputs: Digests
+        self,
+        components: Components,
+        folder: RunDir,
+        comm: Watched,
+        inputs: Digests,
+        callbacks: Callbacks,
     ) -> None:
         self.components, self.folder, self.comm, self.inputs = components, folder, comm, inputs
+        self._callbacks = callbacks
         self.name = comm.bcast(token_hex(4))
         """Random, the same on every rank; it is in the names of segments and in the history."""
         with raise_collectively(comm):
@@ -170,7 +188,7 @@ class RankSession:
 
     @contextmanager
     def recording(self, evaluation: Evaluation, progress: Progress, done: int) -> Iterator[None]:
-        """Open the log, and the events for TensorBoard, for the rounds inside the block.
+        """Open the log, TensorBoard's events, the tracker and callbacks for the block's rounds.
 
         Args:
             evaluation: gives scores.
@@ -179,20 +197,53 @@ class RankSession:
 
         Raises:
             DiskError, StoreError: a file cannot be closed; not raised if the rounds failed before.
+            HookError: a callback failed at the start or the end; likewise.
         """
         job, first = self.components.job, self.comm.rank == 0
         log = RunLog(self.folder.log if first else None)
         with_events = first and done < job.rounds and job.log.events
         events = Events(self.folder.events, done) if with_events else None
-        self._outputs = _Outputs(log, events, progress, evaluation)
+        tracking = self._tracking(progress)
+        self._outputs = _Outputs(log, events, tracking, self._callbacks, progress, evaluation)
         try:
+            self._callbacks.start(
+                RunStart(
+                    self.folder.root.absolute(),
+                    self.components.loaded.tree,
+                    done,
+                    job.rounds,
+                    self.comm.size,
+                )
+            )
             yield
-        except BaseException:
-            self._outputs.close()  # the error that ended the rounds is raised, not one of closing
+        except BaseException as e:
+            # The error that ended the rounds is raised, not one of closing.
+            for failure in self._outputs.close(outcome_of(e, self.comm.progress.round).ending):
+                if isinstance(failure, HookError):
+                    progress.note(f"warning: {failure}")
             raise
-        failures = self._outputs.close()
+        failures = self._outputs.close("finished")
         if failures:
             raise failures[0]
+
+    def _tracking(self, progress: Progress) -> Tracking | None:
+        """Start the tracker that the job names; on rank 0 alone."""
+        components, folder = self.components, self.folder
+        config = components.job.log.tracking
+        if config is None or self.comm.rank != 0:
+            return None
+        tracking = Tracking(
+            make_tracker(config, folder.root), config, folder.tracker, progress.note
+        )
+        settings = {
+            **flatten(components.loaded.tree),
+            "directory": str(folder.root.absolute()),
+            "ranks": self.comm.size,
+            **versions(components.device),
+        }
+        name = config.run or folder.root.absolute().name
+        tracking.start(settings, name, LogReader(folder.log).read())
+        return tracking
 
     @property
     def _recorded_in(self) -> _Outputs:
@@ -213,15 +264,25 @@ class RankSession:
             self.best.offer(round, scores, x)
         return scores
 
-    def record(self, record: Record, busy: Sequence[float]) -> None:
-        """Append to the log, and show the round's progress."""
+    def record(self, record: Record, busy: Sequence[float], x: Vector) -> None:
+        """Append to the log, show the round's progress, and call the callbacks.
+
+        Raises:
+            DiskError: the disk is full or fails.
+            HookError: a callback failed.
+        """
         if self.comm.rank != 0:
             return
-        log, events, progress, _ = self._recorded_in
+        log, events, tracking, callbacks, progress, _ = self._recorded_in
         log.write({**record, OF_RANKS: busy} if busy else record)
         if events:
             events.round(record)
+        if tracking:
+            tracking.round(record)
         progress.round(record)
+        if callbacks:
+            self.comm.progress.phase = "in a callback"
+            callbacks.round(record, RoundModel(x, self.components.model))
 
     def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
         """Collective: begin a checkpoint; a pending one is committed first.
@@ -235,8 +296,10 @@ class RankSession:
             RankError: the ranks' models differ.
             LostFileError: a file or folder of the run is gone.
         """
-        if self._outputs and self._outputs.events:
-            self._outputs.events.flush()
+        if self._outputs:
+            for output in (self._outputs.events, self._outputs.tracking):
+                if output:
+                    output.flush()
         self.commit_checkpoint(round)
         with raise_collectively(self.comm):
             self.require_in_place()
@@ -300,9 +363,9 @@ class RankSession:
         """One line about the job, for the beginning of a start."""
         components, job = self.components, self.components.job
         algorithm = dict(components.loaded.tree["algorithm"])
-        name = algorithm.pop("name")
+        name = short_name(algorithm.pop("name"))
         settings = ", ".join(f"{key} {json.dumps(value)}" for key, value in algorithm.items())
-        unscored = components.held_out is not None and not (
+        unscored = components.split.held_out is not None and not (
             job.evaluate.clients or job.evaluate.local_models
         )
         parts = [
@@ -317,8 +380,14 @@ class RankSession:
             parts.append(f"model.init left out {', '.join(components.missing_weights)}")
         if job.log.events:
             parts.append("TensorBoard reads events/ there")
+        if job.log.tracking is not None:
+            parts.append(f"tracked by {tracked_by(job.log.tracking, self.folder.root)}")
+        if self._callbacks:
+            parts.append(f"calls {', '.join(self._callbacks.names)}")
         if unscored:
             parts.append("held-out examples are not scored: evaluate.clients=true does")
+        if job.evaluate.best and components.split.validation is None:
+            parts.append("evaluate.best chooses on the test set: data.validation keeps nothing")
         return "; ".join(parts)
 
     def _require_same_models(self, round: int, x: Vector) -> None:

@@ -19,26 +19,30 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from hpcfl.checkpoint import buffers
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group, raise_collectively
 from hpcfl.comm.watched import Watched
 from hpcfl.data.fingerprints import Fingerprints, require_alike
+from hpcfl.engine.callbacks import Callback, Callbacks
 from hpcfl.engine.loop import play
 from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.progress import open_progress
-from hpcfl.job.registry import unimportable_class_warnings
 from hpcfl.job.schema import Loaded
+from hpcfl.job.user_code import make_callbacks
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import NOTHING, LogReader, truncate_log
 from hpcfl.runner.choose_executor import check_block_executor, choose_executor
 from hpcfl.runner.components import build_components, build_run
 from hpcfl.runner.copy_run import require_absent
 from hpcfl.runner.device import bfloat16_warning, device_type
+from hpcfl.runner.export import load_model
 from hpcfl.runner.initial import fetch_data, fetch_model
+from hpcfl.runner.objects import KeptFiles
 from hpcfl.runner.preflight import try_classes
 from hpcfl.runner.rank_layout import Ranks, discover_ranks
 from hpcfl.runner.record_start import record_outcomes, record_start, warn_of_divergence
@@ -53,7 +57,7 @@ from hpcfl.types import Record, Vector
 class Result:
     """The model and the log of a finished run."""
 
-    path: Path
+    directory: Path
     """The run directory."""
     rounds: int
     """Rounds completed."""
@@ -63,16 +67,40 @@ class Result:
     @property
     def log(self) -> list[Record]:
         """One object a round, from log.jsonl."""
-        return [dict(entry) for entry in LogReader(self.path / "log.jsonl").read()]
+        return [dict(entry) for entry in LogReader(self.directory / "log.jsonl").read()]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The newest test accuracy in the log, of 0 to 1; None where none was measured."""
+        found = (entry.get("test_accuracy") for entry in reversed(self.log))
+        return next((value for value in found if value is not None), None)
+
+    @property
+    def path(self) -> Path:
+        """The run directory, by its name in earlier versions."""
+        return self.directory
+
+    def model(self) -> nn.Module:
+        """The final model, see ``hpcfl.load_model``."""
+        return load_model(self.directory)
 
 
-def start(loaded: Loaded, out: Path | None = None, *, continued: bool = False) -> Result:
+def start(
+    loaded: Loaded,
+    out: Path | None = None,
+    *,
+    continued: bool = False,
+    kept: KeptFiles | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
     """Start a run in a directory of its own; collective if a launcher started several ranks.
 
     Args:
         loaded: the checked job.
         out: the run directory; runs/NAME when absent.
         continued: resume where the directory holds a checkpoint of this job.
+        kept: files that the job names in the run directory, to be written there.
+        callbacks: objects beside those that the job names.
 
     Raises:
         JobError: nothing was trained.
@@ -80,7 +108,7 @@ def start(loaded: Loaded, out: Path | None = None, *, continued: bool = False) -
     """
     folder = RunDir(out or Path("runs") / loaded.name)
     set_resumable(folder.root if continued else None)
-    return _run(loaded, folder, continued=continued)
+    return _run(loaded, folder, continued=continued, kept=kept, callbacks=callbacks)
 
 
 def resume(
@@ -90,15 +118,18 @@ def resume(
     out: Path | None = None,
     round: int | None = None,
     verify: bool = True,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Resume a run from a checkpoint, on any number of ranks; collective.
 
     Args:
         root: the run directory.
-        overrides: ``key.path=value`` settings over the job's, which change no past round.
+        overrides: ``key.path=value`` settings over the job's, which change no past round; with
+            ``out`` also others, and the copy is a branch (``hpcfl.job.resume_rules``).
         out: resume there, in a copy; the run in ``root`` is left as it is, and may be alive.
         round: which checkpoint; the newest when None.  Later ones are deleted.
         verify: read all client states first; else each one when it is first used.
+        callbacks: objects beside those that the job names.
 
     Raises:
         JobError: the directory holds no run, one that is alive, or not that round, or a setting
@@ -107,10 +138,12 @@ def resume(
         DivergedError, Stopped: see ``hpcfl.engine.loop.play``.
     """
     set_resumable(out or root)
-    request = ResumeRequest.of(RunDir(root), overrides, round=round, verify_states=verify)
+    request = ResumeRequest.of(
+        RunDir(root), overrides, round=round, verify_states=verify, copied=out is not None
+    )
     if out is not None:
         require_absent(out)
-    return _run(request.loaded, RunDir(out or root), request=request)
+    return _run(request.loaded, RunDir(out or root), request=request, callbacks=callbacks)
 
 
 def _run(
@@ -119,6 +152,8 @@ def _run(
     *,
     request: ResumeRequest | None = None,
     continued: bool = False,
+    kept: KeptFiles | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Collective: everything from connecting the ranks to the last round.
 
@@ -127,6 +162,8 @@ def _run(
         folder: the run directory.
         request: which checkpoint to resume from, where the user asked for one.
         continued: resume from the folder's newest checkpoint, where there is one.
+        kept: files to write to the folder first.
+        callbacks: objects beside those that the job names.
     """
     config = loaded.job.comm
     connected = connect(config.backend, device_type(loaded.job), config.timeout_s)
@@ -137,12 +174,17 @@ def _run(
         Signals(latch_interrupt=False) as signals,
         folder,
     ):
+        if kept is not None:
+            kept.require_alike(comm)
         ranks = discover_ranks(loaded, folder.root, comm)
-        ranks = ranks.with_notes(*unimportable_class_warnings(loaded.tree))
         resumed = request is not None or (continued and _has_checkpoint(folder, comm))
+        named = [(type(callback).__qualname__, callback) for callback in callbacks]
         with raise_collectively(comm):
             if comm.rank == 0:
                 loaded.job.log.check()
+                named = make_callbacks(loaded.job.callbacks, "callbacks.{}".format) + named
+                if kept is not None:
+                    kept.write(folder)
                 fetch_data(loaded)
                 if not resumed:
                     fetch_model(loaded)
@@ -154,13 +196,16 @@ def _run(
             check_block_executor(components)
         require_alike(inputs, comm)
         if components.job.executor == "auto":
-            components, line = choose_executor(components, comm, folder if resumed else None)
+            branch = request is not None and request.parent is not None
+            earlier = folder if resumed and not branch else None
+            components, line = choose_executor(components, comm, earlier)
             ranks = ranks.with_notes(line)
         # Rank 0 alone writes to the terminal, so it alone measures.
         slow = bfloat16_warning(components.job, ranks.device) if comm.rank == 0 else None
         if slow:
             ranks = ranks.with_notes(slow)
-        with closing(RankSession(components, folder, comm, inputs)) as session:
+        called = Callbacks(named if comm.rank == 0 else [], loaded.job.seed)
+        with closing(RankSession(components, folder, comm, inputs, called)) as session:
             if request is not None:
                 point = resume_from(session, request)
             elif resumed:
@@ -231,9 +276,8 @@ def _play(session: RankSession, ranks: Ranks, point: StartPoint, signals: Signal
         components.weights,
         partial(components.own_model, session.store),
     )
-    evaluation = Evaluation(
-        job.evaluate, gradient, components.dataset, components.tests(), clients, comm
-    )
+    sets = {"test": components.tests(), "validation": components.validation()}
+    evaluation = Evaluation(job.evaluate, gradient, components.dataset, sets, clients, comm)
     with (
         open_progress(folder.root.name, job.rounds, done, comm.rank) as progress,
         record_outcomes(session),

@@ -131,15 +131,16 @@ def test_groups(groups, layers):
 
 REASON = (
     "keeps running statistics (batch or instance normalisation), which are no parameters and would "
-    "differ between clients; use GroupNorm (norm: group) or frozen statistics (norm: frozen)"
+    "differ between clients"
 )
+CURE = "use GroupNorm (norm: group) or frozen statistics (norm: frozen)"
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("norm: batch", f"model.norm: batch {REASON}"),
+        ("norm: batch", f"model.norm: batch {REASON}; {CURE}"),
         ("norm: layer", "model.norm: found 'layer', expected 'group' or 'frozen'"),
         (
             "norm: frozen",
@@ -167,7 +168,8 @@ def test_a_model_of_ones_own_with_batch_normalisation(job, refused, tmp_path, mo
     )
     monkeypatch.syspath_prepend(tmp_path)
     line = refused("run", job, "model={name: own_norm.Own}", "--out", tmp_path / "run")
-    assert line == f"JobError: model.name: own_norm.Own {REASON}"
+    found = f"JobError: model.name: own_norm.Own: its layer '0' {REASON}"
+    assert line == f"{found}; use torch.nn.GroupNorm there"
 
 
 def test_logistic_refuses_targets(job, arrays, refused, tmp_path):

@@ -63,7 +63,7 @@ def test_an_existing_copy_is_refused(run, tmp_path, refused):
 
 
 def test_a_refused_branch_leaves_nothing(run, tmp_path, refused):
-    for args in (["local.lr=0.2"], ["rounds=1"], ["--round", 3]):
+    for args in (["seed=7"], ["rounds=1"], ["--round", 3]):
         refused("resume", run, "--out", tmp_path / "copy", *args)
         assert not list(tmp_path.glob("copy*"))
 

@@ -75,8 +75,7 @@ def test_what_is_held_out_belongs_to_nobody(job, tmp_path, hpcfl):
     out = tmp_path / "split.npz"
     done = hpcfl("data", "export-split", job, "data.holdout=0.2", "-o", out)
     assert done.out[0].endswith(
-        "32 of 40 training examples to 4 clients; without 8 that are held out, so set "
-        "data.holdout=null"
+        "32 of 40 training examples to 4 clients; without 8 held out, so set data.holdout=null"
     )
     parts = build_components(load(job, ["data.holdout=0.2"]), torch.device("cpu"))
     assert same(clients(job, f"data.partition={{kind: file, path: {out}}}"), parts.rows)

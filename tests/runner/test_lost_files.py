@@ -21,8 +21,8 @@ def disturbed(job, tmp_path, monkeypatch, hpcfl):
     out, record = tmp_path / "run", RankSession.record
 
     def play(happens, *overrides, command=("run",), at=5):
-        def patched(self, entry, busy):
-            record(self, entry, busy)
+        def patched(self, entry, *more):
+            record(self, entry, *more)
             if entry["round"] == at:
                 happens(out)
 

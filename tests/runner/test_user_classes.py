@@ -22,7 +22,6 @@ from hpcfl.models.losses import squared
 from hpcfl.runner import preflight
 from hpcfl.runner.components import build_components
 from hpcfl.runner.preflight import try_algorithm, try_classes
-from tests.forked import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +88,13 @@ OWN = np.random.default_rng(0)
 class OwnGenerator(FedAvg):
     def finish(self, y, local, message, state, client):
         return Upload(delta(message, y) * (1 + float(OWN.random()))), state
+
+
+@own
+class Stores(FedAvg):
+    def update(self, server, mean, cohort):
+        self.last = mean.delta
+        return server
 
 
 class Other(NamedTuple):
@@ -417,6 +423,7 @@ def test_a_hook_that_was_renamed_is_refused(module, job, refused):
 
 
 HOOKS = [
+    ("Stores", "'last'; an algorithm's object keeps nothing itself: put it into the server's"),
     ("Scope", "Scope.full_gradient is 'serverr', expected one of none, client, cohort, server"),
     ("Points", "Points.full_gradient_points returns another first point than the x"),
     ("Python", "Python.finish draws from Python's random"),
@@ -600,35 +607,3 @@ def test_the_trial_leaves_no_trace(job, own_process):
     assert generators() == before
     assert torch.equal(parts.x0, x0)
     assert parts.clients.pop_elapsed_s() == 0
-
-
-NOTEBOOK = """
-import hpcfl
-from dataclasses import dataclass
-from hpcfl.algorithms.fedavg import FedAvg
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mine(FedAvg):
-    pass
-
-
-hpcfl.run({job!r}, ["algorithm={{name: __main__.Mine}}"], out={out!r})
-"""
-
-
-@pytest.mark.slow
-def test_a_class_of_a_script_runs_and_is_warned_of(tmp_path, job, refused):
-    script, out = tmp_path / "script.py", tmp_path / "run"
-    script.write_text(NOTEBOOK.format(job=str(job), out=str(out)))
-    ended = python(1, script)
-    assert ended.returncode == 0, ended.stderr
-    said = (ended.stdout + ended.stderr).splitlines()
-    warned = [line for line in said if "Mine is a class" in line]
-    assert len(warned) == 1, warned
-    assert "algorithm.name: __main__.Mine is a class of this script or notebook" in warned[0]
-    assert "put it into a module" in warned[0]
-    for command in (["resume", out], ["export", out, "-o", tmp_path / "x.npz"]):
-        line = refused(*command)
-        assert "algorithm.name: '__main__.Mine' cannot be imported" in line
-        assert "of the script or notebook that began the run" in line

@@ -1,0 +1,306 @@
+"""Load a job together with Python objects: a model, data, and classes of a notebook.
+
+A job file cannot name an object.  The run directory keeps it in a file that is named by its content
+(kept/data-DIGEST.npz), and the job names this file: so every later command finds it, also after the
+directory has moved.  The run itself uses the file, not the object.
+"""
+
+import io
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from hashlib import sha256
+from inspect import isfunction
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import save as save_tensors
+from torch import nn
+
+from hpcfl.comm.base import Comm
+from hpcfl.comm.failure import raise_collectively
+from hpcfl.data.base import DataConfig
+from hpcfl.data.objects import Data, KeptArrays, digest, packed
+from hpcfl.errors import JobError, described, file_error
+from hpcfl.io.atomic import write_file
+from hpcfl.io.code_file import DIGITS, digest_of, execute
+from hpcfl.job.registry import REGISTRIES
+from hpcfl.job.schema import JobSource, Loaded, add_task_defaults, check, open_job
+from hpcfl.job.yaml_file import (
+    KEPT,
+    RUN,
+    JobFile,
+    Overrides,
+    override,
+    override_texts,
+    plain,
+    run_name,
+    tuples,
+    with_prefix,
+)
+from hpcfl.models.base import ModelConfig
+from hpcfl.models.module import OBJECT, taken
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.runner.main_source import MAIN, is_of_main, require_importable, source_of
+
+_MODEL = "hpcfl.run(model=...)"
+_DATA = "hpcfl.run(data=...)"
+# Keys of every data set, which are the job's and not the object's: how to divide the examples.
+_DIVISION = tuple(field.name for field in fields(DataConfig))
+
+
+@dataclass
+class KeptFiles:
+    """The files of a run directory that keep objects, before they are written."""
+
+    contents: dict[str, Callable[[], bytes]] = field(default_factory=dict)
+    """By name; called on rank 0 alone."""
+
+    def add(self, name: str, content: Callable[[], bytes]) -> str:
+        """Add a file; its path in a job."""
+        self.contents[name] = content
+        return f"{RUN}{KEPT}/{name}"
+
+    def require_alike(self, comm: Comm) -> None:
+        """Collective: refuse ranks that passed other objects than rank 0.
+
+        Raises:
+            JobError: an object is another one on this rank.
+        """
+        names = sorted(self.contents)
+        first = comm.bcast(" ".join(names)).split()
+        with raise_collectively(comm):
+            if names != first:
+                parts = sorted({name.partition("-")[0] for name in {*first} ^ {*names}})
+                raise JobError(
+                    f"hpcfl.run: rank {comm.rank} was given another {' and '.join(parts)} than "
+                    "rank 0; make the objects equal on all ranks, from the same seed"
+                )
+
+    def write(self, folder: RunDir) -> None:
+        """Write the files that are not there yet; on rank 0 alone.
+
+        Raises:
+            JobError: the folder cannot be written, or holds a run that keeps other objects.
+            DiskError: the disk is full or fails.
+        """
+        missing = [name for name in self.contents if not (folder.kept / name).exists()]
+        if not missing:
+            return
+        if folder.has_checkpoint:
+            raise JobError(
+                f"{folder.root}: holds a run of another job: it keeps no {missing[0]}, which was "
+                "made of the objects that were passed; choose another directory with out="
+            )
+        try:
+            folder.kept.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            message = f"{folder.kept}: cannot be made: {e.strerror}; choose another with out="
+            raise file_error(e, message, JobError) from e
+        for name in missing:
+            write_file(folder.kept / name, self.contents[name]())
+
+
+def load_job(
+    job: JobSource,
+    overrides: Overrides = (),
+    *,
+    out: Path | None = None,
+    model: Any = None,
+    data: Any = None,
+) -> tuple[Loaded, KeptFiles]:
+    """Read and check a job whose model, data and classes may be objects.
+
+    Args:
+        job: a job file, the name of a packaged job, or a mapping.
+        overrides: settings over those of the job and of the objects.
+        out: the run directory; runs/NAME when absent.
+        model: see ``hpcfl.run``.
+        data: see ``hpcfl.run``.
+
+    Returns:
+        The job, and the files that it names in the run directory, which are not written yet.
+
+    Raises:
+        JobError, DataError: something is wrong with the job or an object.
+    """
+    texts, file = override_texts(overrides), open_job(job)
+    objects = _Objects(file)
+    if model is not None or data is not None:
+        override(file, [text for text in texts if text.startswith("task=")])
+        texts_left = [text for text in texts if not text.startswith("task=")]
+        add_task_defaults(file)  # for the part of the task that is no object
+        file.tree.pop("task", None)
+    else:
+        texts_left = [*texts]
+    if data is not None:
+        objects.put_data(data)
+    if model is not None:
+        objects.put_model(model)
+    override(file, texts_left)
+    objects.keep_classes()
+    name = run_name(file.name, [*texts, *objects.kept.contents])
+    root = (out or Path("runs") / name).absolute()
+    file.tree = with_prefix(file.tree, RUN, f"{root}/")
+    for file_name, text in objects.code.items():
+        execute(root / KEPT / file_name, text)
+    loaded = check(file, name)
+    return replace(loaded, notes=(*loaded.notes, *objects.notes)), objects.kept
+
+
+@contextmanager
+def loaded_for_trial(
+    job: JobSource, overrides: Overrides, model: Any, data: Any
+) -> Iterator[Loaded]:
+    """A job with objects, for the block: their files are in a temporary directory.
+
+    Raises:
+        JobError, DataError: as for ``load_job``.
+    """
+    with TemporaryDirectory(prefix="hpcfl-") as root:
+        out = Path(root) / "run"
+        loaded, kept = load_job(job, overrides, out=out, model=model, data=data)
+        kept.write(RunDir(out))
+        yield loaded
+
+
+class _Objects:
+    """Puts objects into a job as names, and collects the files that keep them."""
+
+    def __init__(self, file: JobFile) -> None:
+        self.kept = KeptFiles()
+        self.notes: list[str] = []
+        self.code: dict[str, str] = {}
+        """The texts of the files of code, by name."""
+        self._file = file
+
+    def put_data(self, data: Any) -> None:
+        """Let the job use this data; its own keys say how to divide it among clients.
+
+        Raises:
+            JobError, DataError: it cannot be used, or not be kept.
+        """
+        old = self._file.tree.get("data", {})
+        division = {key: old[key] for key in _DIVISION if key in old}
+        if isinstance(data, tuple) and len(data) in (2, 3):
+            data = Data(*data)
+        if isinstance(data, Data):
+            arrays = data.arrays()
+            name = f"data-{digest(arrays)}.npz"
+            path = self.kept.add(name, partial(packed, arrays))
+            if data.owners is not None:  # the owners divide it
+                division = {key: division[key] for key in ("holdout",) if key in division}
+            kind = f"{KeptArrays.__module__}.{KeptArrays.__qualname__}"
+            own = {"path": path} | ({} if data.classes is None else {"classes": data.classes})
+            section = {"kind": kind, **division, **own}
+        elif (named := self._section("data", data, DataConfig)) is not None:
+            section = {**division, **named}
+        else:
+            raise JobError(
+                f"{_DATA}: found a {type(data).__name__}, expected hpcfl.Data(train=..., test=..., "
+                "owners=...), a tuple (train, test, owners), or a subclass of "
+                "hpcfl.data.base.DataConfig"
+            )
+        self._file.put(("data",), section, _DATA)
+
+    def put_model(self, model: Any) -> None:
+        """Let the job use this model.
+
+        Raises:
+            JobError: it cannot be used, or not be kept.
+        """
+        section = self._section("model", model, ModelConfig)
+        if section is None and isinstance(model, nn.Module):
+            section = self._module(model)
+        elif section is None and (isinstance(model, type) or isfunction(model)):
+            taken(model, model.__qualname__)
+            section = {"name": "module", "of": self._name(model, _MODEL)}
+        if section is None:
+            raise JobError(
+                f"{_MODEL}: found a {type(model).__name__}, expected a torch.nn.Module, or a class "
+                "or function that makes one"
+            )
+        self._file.put(("model",), section, _MODEL)
+
+    def keep_classes(self) -> None:
+        """Keep the code of the classes of ``__main__`` that the job names.
+
+        Raises:
+            JobError: a class cannot be kept.
+        """
+        tree = self._file.tree
+        main = sys.modules[MAIN]
+        for section, kind in REGISTRIES.items():
+            keys = tree.get(section)
+            if not isinstance(keys, dict):
+                continue
+            name = keys.get(kind.key)
+            if isinstance(name, str) and name.startswith(f"{MAIN}."):
+                found = getattr(main, name.removeprefix(f"{MAIN}."), None)
+                if isinstance(found, type):
+                    what = f"{self._file.where((section, kind.key))}: {section}.{kind.key}"
+                    keys[kind.key] = self._name(found, what)
+
+    def _section(self, section: str, found: Any, base: type[Any]) -> dict[str, Any] | None:
+        """The section that names a class of our interface, or an object of one; else None."""
+        cls = found if isinstance(found, type) else type(found)
+        if not issubclass(cls, base):
+            return None
+        named = {REGISTRIES[section].key: self._name(cls, f"hpcfl.run({section}=...)")}
+        if found is cls:
+            return named
+        own = {key: value for key, value in plain(asdict(found)).items() if value is not None}
+        return {**named, **tuples(own)}
+
+    def _name(self, found: Any, what: str) -> str:
+        """The name of a class or function in a job."""
+        require_importable(found, what)
+        if not is_of_main(found):
+            return f"{found.__module__}.{found.__qualname__}"
+        return f"{self._code([found], what)}:{found.__qualname__}"
+
+    def _code(self, classes: Sequence[Any], what: str) -> str:
+        """The path, in a job, of a file with classes of ``__main__`` and what they use."""
+        text = source_of(classes, what)
+        name = f"code-{digest_of(text.encode())}.py"
+        self.code[name] = text
+        return self.kept.add(name, text.encode)
+
+    def _module(self, model: nn.Module) -> dict[str, Any]:
+        """The section of a module, whose present weights are the initial ones."""
+        classes = dict.fromkeys(map(type, model.modules()))
+        for cls in classes:
+            require_importable(cls, _MODEL)
+        of_main = [cls for cls in classes if is_of_main(cls)]
+        weights = {
+            name: tensor.detach().cpu().contiguous().clone()
+            for name, tensor in model.state_dict().items()
+        }
+        buffer = io.BytesIO()
+        try:
+            torch.save(model, buffer)
+        except Exception as e:  # whatever the user's module holds
+            raise JobError(
+                f"{_MODEL}: the module cannot be pickled{described(e)}; pass a class or function "
+                "that makes it, and its weights as model.init"
+            ) from e
+        named = f"model-{_digest(model, weights)}"
+        of = self.kept.add(f"{named}{OBJECT}", buffer.getvalue)
+        init = self.kept.add(f"{named}.safetensors", partial(save_tensors, weights))
+        count = sum(parameter.numel() for parameter in model.parameters())
+        self.notes.append(f"model: starts from the module's present weights ({count} parameters)")
+        code = {"code": self._code(of_main, _MODEL)} if of_main else {}
+        return {"name": "module", "of": of, **code, "init": init}
+
+
+def _digest(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> str:
+    """A digest of a module: its layers and its weights."""
+    found = sha256(repr(model).encode())
+    for name, tensor in weights.items():
+        found.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:DIGITS]

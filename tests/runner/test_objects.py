@@ -1,0 +1,334 @@
+"""hpcfl.run with Python objects: a model, data, classes of a script."""
+
+import linecache
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import hpcfl
+from hpcfl.errors import DataError, JobError, StoreError
+from hpcfl.runner.main_source import source_of
+from tests.forked import python
+
+JOB = {
+    "data": {"kind": "digits", "partition": {"kind": "dirichlet", "alpha": 0.5}, "clients": 4},
+    "model": {"name": "linear"},
+    "cohort": {"kind": "uniform", "size": 2},
+    "algorithm": {"name": "fedavg"},
+    "local": {"batch_size": 16, "lr": 0.1},
+    "rounds": 2,
+}
+
+
+class Net(nn.Module):
+    def __init__(self, hidden=3):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, hidden), nn.Linear(hidden, 4)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+
+def make_net(outputs, input_shape):
+    return nn.Linear(*input_shape, outputs)
+
+
+def examples():
+    random = np.random.default_rng(0)
+    owners = random.permutation(np.arange(120) % 6)
+    y = (owners + random.integers(0, 2, 120)) % 4
+    x = (random.standard_normal((120, 5)) + 2 * np.eye(4, 5)[y]).astype(np.float32)
+    return x, y, owners
+
+
+def data(**changes):
+    x, y, owners = examples()
+    fields = {"train": (x[:90], y[:90]), "test": (x[90:], y[90:]), "owners": owners[:90]}
+    return hpcfl.Data(**{**fields, **changes})
+
+
+@pytest.fixture(autouse=True)
+def quiet(own_process):
+    torch.set_num_threads(1)
+
+
+def test_the_bits_are_those_of_a_dotted_path_and_an_npz(tmp_path):
+    x, y, owners = examples()
+    np.savez(
+        tmp_path / "own.npz", x=x[:90], y=y[:90], client=owners[:90], x_test=x[90:], y_test=y[90:]
+    )
+    named = {
+        **JOB,
+        "data": {"kind": "arrays", "path": str(tmp_path / "own.npz")},
+        "model": {"name": "module", "of": f"{__name__}.Net"},
+    }
+    expected = hpcfl.run(named, out=tmp_path / "named")
+    found = hpcfl.run(JOB, model=Net, data=data(), out=tmp_path / "objects")
+    assert torch.equal(found.x, expected.x)
+    assert [r["train_loss"] for r in found.log] == [r["train_loss"] for r in expected.log]
+    assert found.accuracy == expected.log[-1]["test_accuracy"]
+    assert found.directory == tmp_path / "objects"
+    # Owners of other names in the same order are the same clients; torch data sets the same data.
+    train = TensorDataset(torch.tensor(x[:90]), torch.tensor(y[:90]))
+    other = (train, (x[90:], y[90:]), [f"user {owner}" for owner in owners[:90]])
+    assert torch.equal(hpcfl.run(JOB, model=Net, data=other, out=tmp_path / "b").x, expected.x)
+
+
+def test_the_job_divides_data_without_owners(tmp_path):
+    result = hpcfl.run(JOB, model=Net, data=data(owners=None), out=tmp_path / "run")
+    checked = hpcfl.check(result.directory / "job.yaml", load=True)
+    assert (checked.clients, checked.examples) == (4, 90)
+    assert checked.job["data"]["partition"]["kind"] == "dirichlet"
+    assert "4 clients" in str(checked)
+
+
+def test_a_module_starts_from_its_present_weights(tmp_path, capsys):
+    torch.manual_seed(5)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.Dropout(0.5))
+    before = [p.detach().clone() for p in net.parameters()]
+    result = hpcfl.run(JOB, model=net, data=data(), out=tmp_path / "run")
+    assert "starts from the module's present weights (24 parameters)" in capsys.readouterr().err
+    assert all(map(torch.equal, net.parameters(), before))  # the object itself is not trained
+    first = hpcfl.load_model(tmp_path / "run", round=0)
+    assert all(map(torch.equal, first.parameters(), before))
+    last = result.model()
+    assert torch.equal(torch.cat([p.reshape(-1) for p in last.parameters()]), result.x)
+    assert not last.training
+    assert type(last[2]) is nn.Dropout
+    again = hpcfl.run({**JOB, "rounds": 1}, model=net, data=data(), out=tmp_path / "one")
+    shutil.move(again.directory, tmp_path / "moved")
+    assert torch.equal(hpcfl.resume(tmp_path / "moved", {"rounds": 2}).x, result.x)
+    copy = hpcfl.resume(tmp_path / "moved", {"rounds": 3}, out=tmp_path / "copy")
+    shutil.rmtree(tmp_path / "moved")
+    assert hpcfl.resume(copy.directory).rounds == 3
+
+
+def test_a_function_is_told_the_shape(tmp_path):
+    checked = hpcfl.check(JOB, model=make_net, data=data(), load=True)
+    assert checked.parameters == 24
+    assert hpcfl.plan_job(JOB, model=make_net, data=data()).resources.parameters == 24
+
+
+def test_the_run_is_of_these_objects(tmp_path):
+    hpcfl.run(JOB, model=Net, data=data(), out=tmp_path / "run")
+    more = {**JOB, "rounds": 3}
+    again = hpcfl.run(more, model=Net, data=data(), out=tmp_path / "run", continued=True)
+    assert again.rounds == 3
+    with pytest.raises(JobError, match=r"holds a run of another job: it keeps no data-"):
+        hpcfl.run(JOB, model=Net, data=data(owners=None), out=tmp_path / "run", continued=True)
+    (file,) = (tmp_path / "run/kept").glob("data-*")
+    file.write_bytes(file.read_bytes()[:-9] + b"\0" * 9)
+    with pytest.raises(DataError):
+        hpcfl.resume(tmp_path / "run", {"rounds": 4})
+
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return torch.randn(5), index % 4
+
+
+class Local:
+    class Inner(nn.Module):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("objects", "error"),
+    [
+        ({"model": lambda: Net()}, "found a lambda, whose source cannot be kept"),
+        ({"model": Local.Inner}, "Local.Inner is defined within a function or class"),
+        ({"model": nn.Linear}, "needs in_features, out_features"),
+        ({"model": 3}, "found a int, expected a torch.nn.Module"),
+        ({"data": 3}, "expected hpcfl.Data"),
+        ({"data": hpcfl.Data(Noisy())}, "item 0 is another one each time"),
+        ({"data": hpcfl.Data((np.ones((3, 2)), [0, 1, 2]), owners=[0, 1])}, "owners is int64"),
+        ({"data": hpcfl.Data((np.ones((3, 2)), [0, 1]))}, "x has 3 rows but y has shape"),
+        ({"data": (np.ones((3, 2)), np.ones(3))}, "train is a ndarray, expected"),
+    ],
+)
+def test_an_object_that_cannot_be_used_is_refused_in_one_line(objects, error):
+    with pytest.raises(JobError, match=error) as found:
+        hpcfl.check(JOB, **objects)
+    assert "\n" not in str(found.value)
+
+
+def test_overrides_are_a_mapping(tmp_path):
+    overrides = {
+        "local.lr": np.float32(1e-5),
+        "local": {"epochs": 2},
+        "algorithm": {"name": "scaffold"},
+        "evaluate": {"every": 2},
+    }
+    job = hpcfl.check({**JOB, "algorithm": {"name": "fedhbm", "beta": 0.5}}, overrides).job
+    assert job["local"]["lr"] == pytest.approx(1e-5)
+    assert (job["local"]["epochs"], job["local"]["batch_size"]) == (2, 16)
+    assert (job["algorithm"]["name"], "beta" in job["algorithm"]) == ("scaffold", False)
+    with pytest.raises(JobError, match=r"overrides: local\.lr: found a object"):
+        hpcfl.check(JOB, {"local.lr": object()})
+    with pytest.raises(JobError, match=r"expected a list of 'key\.path=value'"):
+        hpcfl.check(JOB, "rounds=3")
+
+
+def test_export_log_and_report(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        hpcfl.run(JOB, {"seed": ord(name)}, model=Net, data=data(), out=tmp_path / name)
+    files = hpcfl.export(tmp_path / "a", tmp_path / "x.npz", state_dict=tmp_path / "s.safetensors")
+    assert all(file.stat().st_size for file in files)
+    report = hpcfl.report_runs(tmp_path, plot=tmp_path / "p.png")
+    assert [row["run"] for row in report.values][:2] == ["a", "b"]
+    assert "seed 97" in str(report)
+    assert "$RUN" not in str(report)  # equal objects do not distinguish runs
+    assert (tmp_path / "p.png").stat().st_size
+    with pytest.raises(JobError, match="expected one of runs, seeds"):
+        hpcfl.report_runs([tmp_path / "a"], layout="rows")
+    log = hpcfl.read_log(tmp_path / "a")
+    assert list(log["round"]) == [1, 2]
+    assert log["test_accuracy"].notna().tolist() == [False, True]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(JobError, match="pip install pandas"):
+        hpcfl.read_log(tmp_path / "a")
+
+
+SCRIPT = textwrap.dedent('''
+    import sys
+    from dataclasses import dataclass
+
+    import numpy as np
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    import hpcfl
+    from hpcfl.algorithms.fedavg import FedAvg
+    from hpcfl.types import Share
+
+    HIDDEN, torch_device = 3, torch.device("cpu")
+
+
+    def squash(x):
+        return F.relu(x)
+
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(5, HIDDEN), nn.Linear(HIDDEN, 4)
+
+        def forward(self, x):
+            return self.last(squash(self.first(x)))
+
+
+    class Unkept(Net):
+        def forward(self, x):
+            return super().forward(x.to(torch_device))
+
+
+    @dataclass(frozen=True, kw_only=True)
+    class Half(FedAvg):
+        """Half of FedAvg's step."""
+
+        share: Share = 0.5
+        """Of the step."""
+
+        def update(self, server, mean, cohort):
+            return server._replace(x=server.x - self.share * mean.delta)
+
+
+    from tests.runner.test_objects import JOB, data
+
+    what, out, rounds = sys.argv[1:4]
+    given = data()
+    if what == "differ" and int(__import__("os").environ["RANK"]):
+        given = data(owners=None)
+    torch.manual_seed(3)
+    model = {"module": Net(), "unkept": Unkept}.get(what, Net)
+    own = {"name": Half, "share": 0.25}
+    hpcfl.run(JOB, {"rounds": int(rounds), "algorithm": own}, model=model, data=given, out=out)
+''')
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    def start(what, name, rounds, ranks=1):
+        out = tmp_path / name
+        ended = python(ranks, tmp_path / "script.py", what, out, rounds)
+        return ended, out
+
+    return start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["class", "module"])
+def test_classes_of_a_script_on_two_ranks_and_from_another_process(tmp_path, script, what):
+    ended, whole = script(what, "whole", 3)
+    assert ended.returncode == 0, ended.stderr
+    assert "Half (server_lr 1.0, share 0.25)" in ended.stderr
+    ended, begun = script(what, "begun", 1, ranks=2)
+    assert ended.returncode == 0, ended.stderr
+    # This process knows none of the script's classes.
+    assert torch.equal(hpcfl.resume(begun, {"rounds": 3}).x, final(whole))
+    kept = {file.name for file in (whole / "kept").iterdir()}
+    assert kept == {file.name for file in (begun / "kept").iterdir()}
+    assert type(hpcfl.load_model(whole)).__name__ == "Net"
+    code = next(file for file in (whole / "kept").glob("code-*") if "Net" in file.read_text())
+    code.write_text(code.read_text() + "\n")
+    other = python(1, "-m", "hpcfl", "export", whole, "--state-dict", tmp_path / "s.safetensors")
+    assert other.returncode == 2, other.stderr
+    assert "was changed: its digest is not that in its name; put it back" in other.stderr
+
+
+def final(directory):
+    model = hpcfl.load_model(directory)
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.slow
+def test_what_cannot_be_kept_or_differs_between_ranks_is_refused(script):
+    ended, out = script("unkept", "unkept", 1)
+    assert ended.returncode != 0
+    assert "Unkept uses the device torch_device of this script or notebook" in ended.stderr
+    assert not out.exists()
+    ended, out = script("differ", "differ", 1, ranks=2)
+    assert ended.returncode != 0
+    assert "rank 1 was given another data than rank 0; make the objects equal" in ended.stderr
+    assert not out.exists()
+
+
+def test_a_class_of_a_cell_is_found_though_main_has_no_file(monkeypatch):
+    """As in a notebook, where linecache knows each cell under a name of its own."""
+    main, cell = sys.modules["__main__"], "ipykernel_1/123.py"
+    text = "class Cell:\n    size = 2\n\n    def double(self):\n        return LIMIT * self.size\n"
+    monkeypatch.setitem(linecache.cache, cell, (len(text), None, text.splitlines(True), cell))
+    monkeypatch.delattr(main, "__file__", raising=False)
+    names = {**main.__dict__, "LIMIT": 7}
+    exec(compile(text, cell, "exec"), names)  # noqa: S102
+    monkeypatch.setattr(main, "LIMIT", 7, raising=False)
+    monkeypatch.setattr(main, "Cell", names["Cell"], raising=False)
+    made = {}
+    exec(source_of([names["Cell"]], "here"), made)  # noqa: S102
+    assert made["Cell"]().double() == 14
+
+
+def test_a_damaged_module_is_named(tmp_path):
+    result = hpcfl.run(JOB, model=nn.Linear(5, 4), data=data(), out=tmp_path / "run")
+    (file,) = (tmp_path / "run/kept").glob("*.pt")
+    file.write_bytes(b"nothing")
+    with pytest.raises(StoreError, match=r"model-\w+\.pt: cannot be read"):
+        result.model()
+
+
+def test_importing_hpcfl_does_not_import_torch():
+    code = "import sys, hpcfl; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
