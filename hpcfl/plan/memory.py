@@ -75,7 +75,7 @@ def memory(
     watched, due = job.diagnostics, measured(components) > 0
     gradients, means = full_gradients(components), full_gradient_means(components)
     means = means or (watched.dissimilarity and due) or components.algorithm.warm_start
-    data = _data(components)
+    data = data_bytes(components)
     # A tensor that `finish` returns twice counts once; the message's x is counted as the model.
     ends = {id(leaf): leaf for leaf in (*schema.upload, *schema.state)}
     ends.pop(id(schema.message.x), None)
@@ -109,7 +109,7 @@ def memory(
     extra = watched.cosine + (job.evaluate.best and holding.rank == 0)
     # A checkpoint's copy of the server, and its file in memory, while it is written.
     saved = 2 * (nbytes(schema.server) + watched.cosine * vector) * (holding.rank == 0)
-    tested = min(whole, len(components.tests()))
+    tested = min(whole, max(len(components.tests()), len(components.validation())))
     wide = 8 // components.x0.itemsize if job.reduction == "exact" else 1  # exact sums are of int64
     return Memory(
         program=None if process.resident is None else max(0, process.resident - data),
@@ -123,7 +123,7 @@ def memory(
     )
 
 
-def _data(components: Components) -> int:
+def data_bytes(components: Components) -> int:
     """Bytes of the data in memory: all of it, or the examples read ahead of a file."""
     total = bytes_of(components.rows)
     if components.dataset.mapped:
@@ -141,6 +141,9 @@ def _data(components: Components) -> int:
         if examples is components.dataset.test:
             tested = min(len(examples.labels), components.job.evaluate.batch_size)
             window = [one * tested] * (1 + READ_AHEAD)
+        elif len(components.validation()):
+            tested = min(len(components.validation()), components.job.evaluate.batch_size)
+            window += [one * tested] * (1 + READ_AHEAD)
         total += sum(window) + max(window)  # a client's parts are in memory until they are joined
     return total
 

@@ -52,6 +52,11 @@ class Plan:
     """Rounds in which a client takes gradients over all its examples too."""
     full_gradients: int
     """Such gradients of a client in one of these rounds."""
+    tests: int
+    """Test examples of an evaluation."""
+    validation: int
+    """Validation examples of an evaluation."""
+    evaluations: int
     traffic: Traffic
     """Of a client in a round."""
     warm_start: Traffic
@@ -116,6 +121,9 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
         gradients=schema.gradients,
         full_gradient_rounds=full_gradient_rounds(components),
         full_gradients=full_gradients(components),
+        tests=len(components.tests()),
+        validation=len(components.validation()),
+        evaluations=sum(job.evaluate.due(t, job.rounds) for t in range(1, job.rounds + 1)),
         traffic=traffic(components.algorithm, schema),
         warm_start=_warm_start_traffic(components),
         counted=components.algorithm.traffic_note,

@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfl.cohort.sampling import Uniform
+from hpcfl.data.sizes import lognormal_sizes
 from hpcfl.io.progress import track
 from hpcfl.job.schema import section
 from hpcfl.job.yaml_file import read
 from hpcfl.plan.cost_model import OLD_KEY, CostModel, say_renamed, with_new_key
+from hpcfl.plan.speeds import GPU
 from hpcfl.plan.time import Prediction, Work, predict
 from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
 from hpcfl.seeds import stream
-from hpcfl.types import Count, Natural, Section
+from hpcfl.types import Count, Natural, NonNegative, Section
 
 Balance = Literal["owner", "steal"]
 
@@ -56,13 +58,22 @@ class SyntheticJob(Section):
     rounds: Count
     evaluations: Natural
     tests: Natural
-    costs: CostModel
+    forward: NonNegative = 0.0
+    """Floating-point operations of an example's outputs, for stated speeds."""
+    costs: CostModel | None = None
+    """When absent, by the stated speeds of a rank on a GPU."""
+
+    @property
+    def stated_costs(self) -> CostModel:
+        """The costs, or those of the stated speeds."""
+        if self.costs is not None:
+            return self.costs
+        return GPU.costs(forward=self.forward, batch=self.batch, parameters=self.parameters)
 
     def sizes(self) -> NDArray[np.int64]:
         """[N], every client's examples, at least one."""
-        drawn = np.exp(self.spread * stream(0, "sizes", self.clients).standard_normal(self.clients))
-        whole: NDArray[np.int64] = np.rint(self.examples * drawn / drawn.sum()).astype(np.int64)
-        return np.maximum(1, whole)
+        generator = stream(0, "sizes", self.clients)
+        return lognormal_sizes(self.examples, self.clients, self.spread, generator)
 
     def work(self, cohort: int, balance: Balance) -> Work:
         """The work of a round with a cohort of this size."""
@@ -118,13 +129,16 @@ def show_scale(path: Path, most: int | None, plot: Path | None) -> str:
         for balance in job.balance
     ]
     for one in track(asked, "plan --scale: curves", len(asked)):
-        costs, wanted = jobs[one.job].costs, jobs[one.job].work(one.cohort, one.balance)
+        costs, wanted = jobs[one.job].stated_costs, jobs[one.job].work(one.cohort, one.balance)
         alone = predict(wanted, 1, costs)
         for size in (size for size in ranks if size <= jobs[one.job].clients):
             found = predict(wanted, size, costs)
             lines.append(_line(one, size, found, alone))
             curves.setdefault(one, []).append((size, found.round))
-    lines += ["", *(fill(f"{name}: {job.costs.origin}", WIDTH) for name, job in jobs.items())]
+    lines += [
+        "",
+        *(fill(f"{name}: {job.stated_costs.origin}", WIDTH) for name, job in jobs.items()),
+    ]
     if plot:
         _draw(curves, plot)
     return "\n".join(lines)

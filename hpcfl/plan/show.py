@@ -1,7 +1,7 @@
 """Show a plan as tables."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import disk_usage
 from textwrap import fill
@@ -11,54 +11,116 @@ from rich.box import ASCII2
 from rich.filesize import decimal
 from rich.table import Table
 
+from hpcfl.data.published import PublishedSizes
 from hpcfl.errors import JobError
+from hpcfl.io.code_file import short_name
 from hpcfl.io.table import render_tables
 from hpcfl.job.schema import Loaded
+from hpcfl.plan.arithmetic import forward_operations
 from hpcfl.plan.cost_model import CostModel
-from hpcfl.plan.measured import probe, this_process
+from hpcfl.plan.data import planned_data
+from hpcfl.plan.measured import Process, probe, this_process
+from hpcfl.plan.memory import data_bytes
 from hpcfl.plan.resources import Plan, plan
-from hpcfl.plan.time import Prediction, kind, predict, work
-from hpcfl.runner.components import build_components
-from hpcfl.runner.initial import fetch_data, fetch_model
+from hpcfl.plan.speeds import CPU, GPU
+from hpcfl.plan.submission import submission
+from hpcfl.plan.time import Prediction, Work, kind, predict, work
+from hpcfl.runner.components import Components, build_components
 
 WIDTH = 100  # columns
 FEW = 16  # ranks whose shares are listed one by one
 
 
-def show_plan(loaded: Loaded, ranks: int, out: Path | None, costs: CostModel | None = None) -> str:
-    """Describe what the job will need on so many ranks.
+@dataclass(frozen=True)
+class JobPlan:
+    """What a job will need."""
+
+    resources: Plan
+    """Disk, memory, traffic and gradients."""
+    prediction: Prediction
+    """Time, by measured costs or by the speeds that ``hpcfl.plan.speeds`` states."""
+    sbatch: str
+    """The command that submits the job to Slurm."""
+    summary: str
+    """What ``hpcfl plan`` prints."""
+
+    def __str__(self) -> str:
+        return self.summary
+
+
+def make_plan(
+    loaded: Loaded,
+    ranks: int,
+    out: Path | None,
+    costs: CostModel | None = None,
+    *,
+    sizes: PublishedSizes | None = None,
+    ranks_per_node: int | None = None,
+    words: Sequence[str] = (),
+) -> JobPlan:
+    """Find out what the job will need on so many ranks.
+
+    Neither its data nor initial weights need be there: published sizes and the architecture do.
 
     Args:
         loaded: the job.
         ranks: how many.
         out: the run directory; runs/NAME when absent.
-        costs: what a round's time is made of; without them no hours are predicted.
+        costs: what a round's time is made of; without them stated speeds are taken.
+        sizes: of the data, instead of the real ones.
+        ranks_per_node: at most, in the command for Slurm.
+        words: the job and its settings, in that command.
 
     Raises:
         JobError, DataError: something in the job does not fit.
     """
-    fetch_data(loaded)
-    fetch_model(loaded)
-    parts = build_components(loaded, torch.device("cpu"))
+    data = planned_data(loaded, sizes)
+    parts = build_components(data.loaded, torch.device("cpu"), resumed=True, dataset=data.dataset)
     activations = probe(parts)
-    found = plan(parts, ranks, process=this_process(), activations=activations)
-    name = f"{loaded.name}: {parts.loaded.tree['algorithm']['name']}"
-    tables = render_tables(_summary(found, name), _ranks(found), _memory(found), width=WIDTH)
-    text = f"{tables}\n{_disk_line(found, out or Path('runs') / loaded.name)}"
-    if costs is None:
-        return text
-    if costs.of not in (None, kind(parts)):
+    process = this_process()
+    if not data.real and process.resident is not None:  # as if it were loaded
+        process = Process(process.resident + data_bytes(parts), None)
+    found = plan(parts, ranks, process=process, activations=activations)
+    asked = work(parts)
+    stated, gpus = _stated(parts, asked, ranks)
+    if costs is not None and costs.of not in (None, kind(parts)):
         raise JobError(
             f"costs: found those of {costs.of}; expected {kind(parts)}; measure them with "
             "hpcfl bench costs JOB --json F"
         )
-    asked = work(parts)
-    hours = _hours(predict(asked, ranks, costs))
+    costs = costs or stated
+    prediction = predict(asked, ranks, costs)
+    name = f"{loaded.name}: {short_name(parts.loaded.tree['algorithm']['name'])}"
+    lines = [
+        render_tables(_summary(found, name), _ranks(found), _memory(found), width=WIDTH),
+        *(fill(note, WIDTH) for note in data.notes),
+        _disk_line(found, out or Path("runs") / loaded.name),
+        _hours(prediction),
+    ]
     if ranks > 1:
         other = replace(asked, balance="owner" if asked.balance == "steal" else "steal")
         otherwise = predict(other, ranks, costs).round
-        hours += f"\nwith balance={other.balance}: {otherwise:.4g} s a round"
-    return f"{text}\n{hours}\n{fill(f'costs: {costs.origin}', WIDTH)}"
+        lines.append(f"with balance={other.balance}: {otherwise:.4g} s a round")
+    lines.append(fill(f"costs: {costs.origin}", WIDTH))
+    request = submission(parts, found, hours=prediction.hours, gpus=gpus, most=ranks_per_node)
+    command = request.command(words or ["JOB.yaml"])
+    lines.append(command)
+    if request.starts > 1:
+        lines.append(f"which is requeued: about {request.starts} starts of that length in all")
+    return JobPlan(found, prediction, command, "\n".join(lines))
+
+
+def _stated(parts: Components, asked: Work, ranks: int) -> tuple[CostModel, bool]:
+    """Costs by stated speeds, and whether they are a GPU's.
+
+    Where the job leaves the device open, that of the two with which it takes less time.
+    """
+    forward, batch = forward_operations(parts), parts.clients.width
+    kinds = {"cuda": [GPU], "cpu": [CPU]}.get(parts.job.device, [CPU, GPU])
+    costs = [s.costs(forward=forward, batch=batch, parameters=parts.x0.numel()) for s in kinds]
+    hours = [predict(asked, ranks, one).hours for one in costs]
+    best = hours.index(min(hours))
+    return costs[best], kinds[best] is GPU
 
 
 def _hours(found: Prediction) -> str:
@@ -106,6 +168,12 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
             "warm start",
             f"before round 1, every client's gradient over all its examples: "
             f"{decimal(found.warm_start.down)} down, {decimal(found.warm_start.up)} up",
+        )
+    if found.validation:
+        yield (
+            "evaluation",
+            f"{found.tests} test and {found.validation} validation examples, "
+            f"{found.evaluations} times",
         )
     visit, in_all = found.traffic, found.in_all
     yield "traffic", f"{decimal(visit.down)} down, {decimal(visit.up)} up per client and round"

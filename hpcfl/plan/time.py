@@ -138,7 +138,7 @@ def work(components: Components) -> Work:
         means=1 + means,
         state=components.stored_state.own.bytes,
         sent=components.stored_state.bytes,
-        tests=len(components.tests()),
+        tests=len(components.tests()) + len(components.validation()),
         rounds=job.rounds,
         evaluations=sum(job.evaluate.due(t, job.rounds) for t in range(1, job.rounds + 1)),
     )

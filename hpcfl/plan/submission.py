@@ -1,0 +1,74 @@
+"""The command that submits a planned job to Slurm: nodes, GPUs, memory, time."""
+
+from collections.abc import Sequence
+from math import ceil
+from shlex import quote
+from typing import NamedTuple
+
+from hpcfl.plan.resources import Plan
+from hpcfl.runner.components import Components
+
+GPUS_PER_NODE, CORES_PER_NODE = 4, 32  # where the user does not say how many ranks a node has
+ROOM = 1.25  # of memory, over the plan's
+GPU_BYTES = 3e9  # of host memory that a rank on a GPU takes besides: CUDA's libraries and context
+SLACK = 1.5  # of time, over the prediction
+START_H = 1 / 6  # hours for the start
+LONGEST_H = 24  # of a submission: a longer run is requeued
+
+
+class Submission(NamedTuple):
+    """What a job asks Slurm for."""
+
+    nodes: int
+    ranks_per_node: int
+    gpus: bool
+    cores: int
+    """Of a rank."""
+    gigabytes: int
+    """Of memory of a node."""
+    minutes: int
+    starts: int
+    """How many such limits the run takes."""
+
+    def command(self, words: Sequence[str]) -> str:
+        """The command line, with these words behind slurm/run.sh."""
+        limit = f"{self.minutes // 60:02d}:{self.minutes % 60:02d}:00"
+        gpus = f" --gpus-per-node={self.ranks_per_node}" if self.gpus else ""
+        return (
+            f"sbatch -N {self.nodes} --ntasks-per-node={self.ranks_per_node}{gpus} "
+            f"-c {self.cores} --mem={self.gigabytes}G -t {limit} slurm/run.sh "
+            + " ".join(map(quote, words))
+        )
+
+
+def submission(
+    components: Components, plan: Plan, *, hours: float, gpus: bool, most: int | None
+) -> Submission:
+    """What the planned job asks for.
+
+    Args:
+        components: of the job.
+        plan: on its ranks.
+        hours: that it will take.
+        gpus: whether each rank has a GPU.
+        most: ranks of a node, at most; 4 on GPUs and as many as 32 cores hold when None.
+    """
+    ranks, job = len(plan.shares), components.job
+    workers = getattr(job.data, "workers", 0) if not components.dataset.mapped else 0
+    cores = job.threads + workers + gpus  # a thread starts the GPU's work
+    most = most or (GPUS_PER_NODE if gpus else max(1, CORES_PER_NODE // cores))
+    # Every node gets as many ranks as the others.
+    per_node = max(k for k in range(1, min(ranks, most) + 1) if ranks % k == 0)
+    rank_bytes = max(share.memory.total for share in plan.shares) + gpus * GPU_BYTES
+    asked = hours * SLACK + START_H
+    step = 10 if asked < 2 else 60  # minutes
+    minutes = step * ceil(60 * min(asked, LONGEST_H) / step)
+    return Submission(
+        nodes=ranks // per_node,
+        ranks_per_node=per_node,
+        gpus=gpus,
+        cores=cores,
+        gigabytes=ceil(ROOM * rank_bytes * per_node / 1e9),
+        minutes=minutes,
+        starts=ceil(asked * 60 / minutes),
+    )

@@ -1,0 +1,208 @@
+"""Jobs are planned before their data is there, by published sizes and stated speeds."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from hpcfl.errors import JobError
+from hpcfl.job.schema import load
+from hpcfl.plan import Activations, Process, plan, predict, probe, work
+from hpcfl.plan.arithmetic import forward_operations
+from hpcfl.plan.data import planned_data, read_sizes
+from hpcfl.plan.resources import RankShare
+from hpcfl.plan.speeds import CPU, GPU
+from hpcfl.plan.submission import submission
+from hpcfl.runner.components import build_components
+from tests.jobs.every import JOBS, ROOT, SWEEPS, name, sweep
+from tests.long_form import LONG
+
+OWN = {"image_folder": "{clients: 20, train: 6000, test: 1000, classes: 5}"}
+
+
+def components(loaded, sizes=None):
+    data = planned_data(loaded, sizes)
+    made = build_components(data.loaded, torch.device("cpu"), resumed=True, dataset=data.dataset)
+    return made, data
+
+
+def without_data(loaded):
+    """The job's components, where nothing is in the folder of its data."""
+    text = OWN.get(loaded.tree["data"]["kind"])
+    return components(loaded, text and read_sizes(text))
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path, monkeypatch):
+    """A folder without data and without torch's cache of weights."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("path", JOBS, ids=name)
+def test_every_job_is_planned_without_data(path):
+    parts, data = without_data(load(path))
+    kind = parts.loaded.tree["data"]["kind"]
+    assert data.real == (kind in ("digits", "quadratics"))
+    assert any(line.startswith(f"data {kind}, as ") for line in data.notes) != data.real
+    costs = GPU.costs(forward=forward_operations(parts), batch=1, parameters=parts.x0.numel())
+    assert predict(work(parts), 1, costs).hours > 0
+
+
+@pytest.mark.parametrize("path", SWEEPS if LONG else SWEEPS[::3], ids=name)
+def test_every_sweep_is_planned_without_data(path):
+    """The first run of each data set, model and partition."""
+    keys = ("data", "model")
+    kinds = {repr([p.loaded.tree[key] for key in keys]): p.loaded for p in sweep(path).points}
+    for loaded in kinds.values():
+        parts, _ = without_data(loaded)
+        assert len(parts.rows) == (loaded.job.data.population or len(parts.rows))
+
+
+def test_sizes_that_nobody_knows_are_asked_for_in_one_line(refused, hpcfl):
+    job = str(ROOT / "jobs/image_folder/fedavg.yaml")
+    said = refused("plan", job)
+    assert "image_folder-36.h5 is not there, and the sizes of this data are not published" in said
+    assert "--sizes '{clients: 20" in said
+    told = hpcfl("plan", job, "--sizes", OWN["image_folder"], "--ranks", "2")
+    assert told.code == 0, told.err
+    assert "data image_folder, as --sizes says: 20 clients, 6000 training and 1000" in told.text
+    assert 'sizes.client: sizes has no "client"' in refused("plan", job, "--sizes", "{client: 2}")
+
+
+def test_an_npz_that_is_not_there(refused, hpcfl):
+    job = {"kind": "arrays", "path": "own.npz"}
+    tree = {"data": job, "model": {"name": "logistic"}, "rounds": 2,
+            "algorithm": {"name": "fedavg"}, "cohort": {"kind": "uniform", "size": 1},
+            "local": {"lr": 0.1}}  # fmt: skip
+    Path("job.yaml").write_text(yaml.safe_dump(tree))
+    assert "own.npz is not there, and the sizes of this data" in refused("plan", "job.yaml")
+    sizes = "{train: 100, clients: 4, classes: 3, spread: 0.0%s}"
+    assert "--sizes: shape: missing" in refused("plan", "job.yaml", "--sizes", sizes % "")
+    told = hpcfl("plan", "job.yaml", "--sizes", sizes % ", shape: [5]")
+    assert "18 parameters" in told.text
+    assert "drawn" not in told.text  # equal clients
+
+
+def test_data_that_is_there_is_counted(job, hpcfl):
+    told = hpcfl("plan", job)
+    assert "as published" not in told.text
+    assert re.search(r"\| +0 \| +4 \| +40 \|", told.text)
+    assert "| 20 of 20 take part" not in told.text
+    given = hpcfl("plan", job, "--sizes", "{train: 400, classes: 4, shape: [3]}")
+    assert re.search(r"\| +0 \| +4 \| +400 \|", given.text)
+
+
+def test_a_split_that_is_not_there_needs_its_clients():
+    path = ROOT / "jobs/cifar10/fedavg_published_split.yaml"
+    parts, data = components(load(path))
+    assert {len(rows) for rows in parts.rows} == {500}
+    assert "planned with 100 equal clients" in data.notes[0]
+    with pytest.raises(JobError, match="the job does not say how many clients it has"):
+        planned_data(load(path, ["data.clients=null"]), None)
+
+
+@pytest.mark.parametrize(
+    ("model", "operations"),
+    [
+        ("{name: linear}", 2 * 64 * 10),
+        # Two 5x5 convolutions of 28x28 and 14x14 pixels, then 3136 -> 512 -> 10.
+        ("{name: cnn_fedavg}", None),
+    ],
+)
+def test_operations_by_hand(model, operations):
+    if operations is None:
+        parts, _ = components(load(ROOT / "jobs/mnist/fedavg_two_classes.yaml"))
+        convolutions = 28 * 28 * 32 * 25 + 14 * 14 * 64 * 32 * 25
+        operations = 2 * (convolutions + 3136 * 512 + 512 * 10)
+    else:
+        parts, _ = components(load(ROOT / "jobs/quickstart.yaml", [f"model={model}"]))
+    assert forward_operations(parts) == operations
+
+
+def test_operations_of_an_lstm_by_hand():
+    """A sentence of 20 words: four gates of 670, then 96 and 10 004 outputs."""
+    parts, _ = components(load(ROOT / "jobs/papers/base/stackoverflow.yaml"))
+    gates = 4 * 670 * (96 + 670)
+    assert forward_operations(parts) == 2 * 20 * (gates + 670 * 96 + 96 * 10_004)
+
+
+def test_stated_costs_by_hand():
+    """1 ms, 3 x 2e9 x 2 operations at 4e12 a second, 10 vectors of 4 MB at 1.5 TB/s."""
+    costs = GPU.costs(forward=2e9, batch=2, parameters=10**6)
+    assert costs.step_s == pytest.approx(1e-3 + 3e-3 + 4e7 / 1.5e12)
+    assert costs.test_s == pytest.approx(5e-4)
+    assert costs.convert_s == pytest.approx(3e-11)
+    assert "4000 GFLOP/s" in costs.origin
+    assert costs.origin.startswith("ASSUMED")
+    assert CPU.costs(forward=2e9, batch=1, parameters=1).step_s > 0.3
+
+
+def asked(ranks, hours, *, gpus=True, most=None, total=10e9):
+    parts, _ = components(load(ROOT / "jobs/quickstart.yaml", ["data.clients=64", "cohort.size=8"]))
+    found = plan(parts, ranks, process=Process(0, 0), activations=Activations(0, 0))
+    for share in found.shares:
+        assert isinstance(share, RankShare)
+    shares = tuple(s._replace(memory=s.memory._replace(loading=int(total))) for s in found.shares)
+    object.__setattr__(found, "shares", shares)
+    return submission(parts, found, hours=hours, gpus=gpus, most=most).command(["a.yaml", "b=1 2"])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hours", "options", "command"),
+    [
+        # 1.25 x 4 x (10 + 3) GB; 3.5 x 1.5 h and ten minutes.
+        (8, 3.5, {}, "-N 2 --ntasks-per-node=4 --gpus-per-node=4 -c 2 --mem=65G -t 06:00:00"),
+        (6, 0.1, {}, "-N 2 --ntasks-per-node=3 --gpus-per-node=3 -c 2 --mem=49G -t 00:20:00"),
+        (8, 100, {"most": 8}, "-N 1 --ntasks-per-node=8 --gpus-per-node=8 -c 2 --mem=130G -t 24"),
+        (64, 1, {"gpus": False}, "-N 2 --ntasks-per-node=32 -c 1 --mem=400G -t 01:40:00"),
+    ],
+)
+def test_the_command_for_slurm(ranks, hours, options, command):
+    said = asked(ranks, hours, **options)
+    assert said.startswith(f"sbatch {command}")
+    assert said.endswith(":00 slurm/run.sh a.yaml 'b=1 2'")
+
+
+def test_a_plan_ends_with_the_command(hpcfl):
+    told = hpcfl("plan", "quickstart", "--ranks", "2", "local.lr=0.1")
+    assert re.fullmatch(
+        r"sbatch -N 1 --ntasks-per-node=2 -c 1 --mem=\d+G -t 00:20:00 slurm/run.sh quickstart "
+        r"local\.lr=0\.1",
+        told.out[-1],
+    )
+    long = hpcfl("plan", "quickstart", "local.epochs=1000000")
+    assert "which is requeued: about " in long.out[-1]
+
+
+@pytest.mark.parametrize("job", ["landmarks", "inaturalist", "stackoverflow"])
+def test_the_large_jobs_on_paper_are_those_of_the_job_files(job):
+    """docs/scale.yaml, from which the page on many GPUs is made."""
+    drawn = yaml.safe_load((ROOT / "docs/scale.yaml").read_text())[job]
+    parts, _ = components(load(ROOT / f"jobs/papers/base/{job}.yaml"))
+    asked = work(parts)
+    state = 4 * asked.parameters  # of fedhbm: one vector
+    fedhbm = replace(asked, state=state, sent=state)
+    assert drawn["clients"] == len(parts.rows)
+    published = parts.job.data.published
+    share = drawn["clients"] / published.clients
+    assert drawn["examples"] == pytest.approx(published.train * share, rel=0.01)
+    assert drawn["spread"] == published.spread
+    assert drawn["forward"] == forward_operations(parts)
+    assert drawn["parameters"] == pytest.approx(asked.parameters, rel=1e-3)
+    forward, batch = drawn["forward"], parts.job.local.batch_size
+    template = (ROOT / f"slurm/{job}.sh").read_text()
+    costs = GPU.costs(forward=forward, batch=batch, parameters=parts.x0.numel())
+    for ranks, gpus in ((4, "4 GPUs,"), (1, "one:")):
+        stated = re.search(rf"([\d.]+) on {gpus}", template)[1]
+        assert predict(fedhbm, ranks, costs).hours == pytest.approx(float(stated), rel=0.03)
+    found = (asked.rounds, asked.evaluations, asked.tests)
+    assert found == (drawn["rounds"], drawn["evaluations"], drawn["tests"])
+
+
+def test_a_probe_needs_no_data():
+    parts, _ = components(load(ROOT / "jobs/cifar10/fedhbm_noniid.yaml"))
+    assert probe(parts).kept > 0
