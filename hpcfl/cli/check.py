@@ -1,7 +1,7 @@
-"""The output of `hpcfl check` (``describe``) and of `hpcfl data show` (``show_partition``)."""
+"""The output of `hpcfl check` (``check_job``) and of `hpcfl data show` (``show_partition``)."""
 
-from collections.abc import Iterable
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.fingerprints import Digests, Fingerprints
 from hpcfl.data.inputs import shown
 from hpcfl.data.partition import Dirichlet, Partition, Rows
-from hpcfl.data.split import effective_partition, partition_examples
+from hpcfl.data.split import effective_partition, split_examples
 from hpcfl.engine.schema import traffic
 from hpcfl.errors import JobError
+from hpcfl.io.code_file import short_name
 from hpcfl.io.table import render_tables
 from hpcfl.job.description import written
 from hpcfl.job.schema import Job, Loaded, resolve_for_population
@@ -31,12 +32,33 @@ from hpcfl.runner.components import Components, build_components
 from hpcfl.runner.device import bfloat16_warning, device_type
 from hpcfl.runner.initial import fetch_data, fetch_model, load_data
 from hpcfl.runner.preflight import try_algorithm, try_classes
+from hpcfl.types import Section
 
 FEW = 20  # clients whose classes are counted one by one, and inputs that are listed
 UNLIMITED = 1000  # columns
 
 
-def describe(loaded: Loaded, *, data: bool) -> str:
+@dataclass(frozen=True)
+class CheckedJob:
+    """A job that was found to be right."""
+
+    job: Mapping[str, Any]
+    """The resolved job, section by section; defaults that depend on the data are filled in where
+    these were loaded."""
+    clients: int | None
+    """How many there are; None where only the data says."""
+    parameters: int | None
+    """Of the model; None where the data were not loaded."""
+    examples: int | None
+    """For training; None where the data were not loaded."""
+    summary: str
+    """What ``hpcfl check`` prints."""
+
+    def __str__(self) -> str:
+        return self.summary
+
+
+def check_job(loaded: Loaded, *, data: bool) -> CheckedJob:
     """Check a job and summarise it.
 
     Args:
@@ -47,6 +69,7 @@ def describe(loaded: Loaded, *, data: bool) -> str:
     Raises:
         JobError, DataError: something in the job does not fit.
     """
+    loaded.job.log.check()
     if data:
         fetch_data(loaded)
         fetch_model(loaded)
@@ -59,14 +82,22 @@ def describe(loaded: Loaded, *, data: bool) -> str:
         loaded = resolve_for_population(loaded, population)
         _check_files(loaded.job)
         try_algorithm(loaded)
-    lines = [
-        *_job_lines(_in_force(components.loaded if components else loaded, components), population)
-    ]
+    in_force = _in_force(components.loaded if components else loaded, components)
+    dealt = loaded.job.data.partition_clients
+    if components:
+        dealt = len(components.rows) + components.split.kept_clients
+    lines = [*_job_lines(in_force, population, dealt)]
     if components:
         lines += [*_data_lines(components), *_input_lines(inputs)]
     else:
         lines += [("note", note) for note in loaded.notes]
-    return "\n".join(f"{title:<11} {text}" for title, text in lines)
+    return CheckedJob(
+        in_force.tree,
+        population,
+        components.x0.numel() if components else None,
+        sum(map(len, components.rows)) if components else None,
+        "\n".join(f"{title:<11} {text}" for title, text in lines),
+    )
 
 
 def _assembled(loaded: Loaded) -> tuple[Components, Digests]:
@@ -86,12 +117,15 @@ def show_partition(loaded: Loaded, plot: Path) -> str:
     job = loaded.job
     fetch_data(loaded)
     dataset = load_data(loaded)
-    rows = partition_examples(job.data, dataset, job.seed)
+    split = split_examples(job.data, dataset, job.seed)
+    rows = split.rows
     counts = count_classes(dataset, rows)
     plot_partition(counts, plot)
     partition = effective_partition(job.data, dataset)
     heading = f"partition: {_setting(partition)}{_other_form(partition, dataset.classes)}\n"
     heading += "".join(f"note: {note}\n" for note in dataset.notes)
+    heading += f"not trained on: {split.note}\n" if split.note else ""
+    heading += f"{_kept_clients(split.kept_clients, len(rows))}\n" if split.kept_clients else ""
     sizes = counts if counts.ndim == 1 else counts.sum(axis=1)
     table = Table(f"{len(rows)} clients", "min", "median", "max", box=ASCII2)
     table.add_row("examples", *_spread(sizes))
@@ -142,17 +176,28 @@ def _in_force(loaded: Loaded, components: Components | None) -> Loaded:
     return replace(loaded, job=replace(loaded.job, data=data, local=local))
 
 
-def _job_lines(loaded: Loaded, population: int | None) -> Iterable[tuple[str, str]]:
+def _job_lines(
+    loaded: Loaded, population: int | None, dealt: int | None
+) -> Iterable[tuple[str, str]]:
+    """Lines on the job itself.
+
+    Args:
+        loaded: the job.
+        population: the clients that train; None if only the data knows their number.
+        dealt: these and the clients kept for validation.
+    """
     job, tree = loaded.job, loaded.tree
     yield "job", loaded.name + (f" (task {job.task})" if job.task else "")
     count = "as many clients as the data has" if population is None else f"{population} clients"
     yield "data", f"{tree['data']['kind']}, {count}{_settings(job.data, 'clients')}"
+    if population and dealt and dealt > population:
+        yield "", _kept_clients(dealt - population, population)
     if job.data.partition is None:
         yield "", "partition: natural where the data set names its clients, else iid"
     share = f", C = {job.cohort.participation(population):.4g}" if population else ""
     yield "cohort", f"{job.cohort.kind}{_settings(job.cohort, 'kind')}{share}"
     down, up, kept, _ = multiples(job.algorithm)
-    yield "algorithm", f"{tree['algorithm']['name']}{_settings(job.algorithm)}"
+    yield "algorithm", f"{short_name(tree['algorithm']['name'])}{_settings(job.algorithm)}"
     yield "", f"vectors per client: {down} down, {up} up, {kept} kept"
     if job.algorithm.warm_start:
         yield "", "before round 1 every client receives x and sends its full gradient"
@@ -177,8 +222,8 @@ def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
     tests = len(components.tests())
     low, median, high = _spread(sizes)
     spread = f"{_between(low, high)} a client, median {median}"
-    held = f", {sum(map(len, components.held_out))} held out" if components.held_out else ""
-    yield "examples", f"{spread}; {sizes.sum()} in all{held}, {tests} for testing"
+    apart = f", {components.split.note}" if components.split.note else ""
+    yield "examples", f"{spread}; {sizes.sum()} in all{apart}, {tests} for testing"
     population = components.clients
     steps = [int(population.task(client, 0).client.steps) for client in range(len(population))]
     yield "steps", f"K = {_between(min(steps), max(steps))}"
@@ -212,11 +257,20 @@ def _settings(section: Any, *but: str) -> str:
 
 
 def _setting(value: Any) -> str:
+    if isinstance(value, Section) and not hasattr(value, "kind"):
+        return f"({_settings(value).removeprefix(': ')})"
     if hasattr(value, "kind"):
         return f"{value.kind}{_settings(value, 'kind').replace(':', ' of', 1)}"
     if isinstance(value, tuple) and any(isinstance(part, tuple) for part in value):
         return f"of {len(value)} lists"
     return written(value)
+
+
+def _kept_clients(kept: int, population: int) -> str:
+    return (
+        f"kept for validation, in no round: {kept} of {kept + population} clients; the others are "
+        "numbered anew, in their order"
+    )
 
 
 def _between(low: Any, high: Any) -> str:

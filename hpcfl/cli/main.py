@@ -168,10 +168,10 @@ def _check(options: argparse.Namespace) -> None:
 
         print(Path("runs") / run_name(options.job, options.overrides))
         return
-    from hpcfl.cli.check import describe
+    from hpcfl.cli.check import check_job
     from hpcfl.job.schema import load
 
-    print(describe(load(options.job, options.overrides), data=options.data))
+    print(check_job(load(options.job, options.overrides), data=options.data))
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -186,7 +186,8 @@ def _plan(options: argparse.Namespace) -> None:
         return
     from hpcfl.job.schema import load
     from hpcfl.plan import read_cost_model
-    from hpcfl.plan.show import show_plan
+    from hpcfl.plan.data import read_sizes
+    from hpcfl.plan.show import make_plan
 
     if options.plot:
         raise JobError("plan: --plot is for --scale; leave it out")
@@ -195,7 +196,16 @@ def _plan(options: argparse.Namespace) -> None:
     file = options.costs or options.pieces
     costs = read_cost_model(file) if file else None
     loaded = load(options.job, options.overrides)
-    print(show_plan(loaded, options.ranks or 1, options.out, costs))
+    made = make_plan(
+        loaded,
+        options.ranks or 1,
+        options.out,
+        costs,
+        sizes=read_sizes(options.sizes) if options.sizes else None,
+        ranks_per_node=options.ranks_per_node,
+        words=[str(options.job), *options.overrides],
+    )
+    print(made)
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -305,34 +315,32 @@ def _report(options: argparse.Namespace) -> None:
     default = REPORT if (folder / "job.yaml").exists() else folder / REPORT.name
     asked = bool(options.plot or options.y or options.x != "rounds")
     files = options.plot or ([default] if asked or options.format == "table" else [])
-    table = _table(collected.runs, options.layout, options.format, targets)
+    table = _table(collected.runs, options.layout, options.format, targets, options.columns)
     _print_report(collected.runs, table, files, y=options.y, x=options.x, asked=asked)
     for line in collected.notes:
         print(line, file=sys.stderr)
 
 
 def _table(
-    runs: Sequence[RunRecord], layout: str, form: str, targets: Sequence[Target] = ()
+    runs: Sequence[RunRecord],
+    layout: str,
+    form: str,
+    targets: Sequence[Target] = (),
+    columns: str | None = None,
 ) -> str:
-    """Runs as a table."""
+    """Runs as a table; of some columns, without the table of the time by phase."""
     from hpcfl import report
     from hpcfl.report import timing
-    from hpcfl.report.comparison import with_published
-    from hpcfl.report.rounds_to_target import with_target
+    from hpcfl.report.choose_columns import ChosenColumn, choose_columns
+    from hpcfl.report.layouts import arranged
 
-    if layout == "paper":
-        made = report.as_papers(runs, targets)
-    elif layout == "hours":
-        if targets:
-            raise JobError("report: --layout hours has no targets; leave out --target")
-        made = report.by_hours(runs)
-    else:
-        comparison = with_published(runs)
-        for target in targets:
-            comparison = comparison.joined(with_target(runs, target))
-        made = {"runs": report.by_run, "seeds": report.by_seed}[layout](runs, comparison)
+    made = arranged(runs, layout, targets)
+    if columns is not None:
+        chosen = ChosenColumn.parse(columns)
+        made = choose_columns(made, chosen, values=form == "csv")
     if form == "table":
-        return report.plain(made) + timing.table(runs)
+        text = report.plain(made, styled=sys.stdout.isatty())
+        return text if columns is not None else text + timing.table(runs)
     return {"csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}[form](
         made
     )
@@ -377,6 +385,8 @@ def _print_report(
 
 def _draw(plot: Plot, files: Sequence[Path]) -> None:
     plot.draw()
+    for line in plot.notes:
+        print(line, file=sys.stderr)
     if plot.without:
         names = ", ".join(str(run.path) for run in plot.without)
         print(f"plot: without {names}, which have no such number yet", file=sys.stderr)
@@ -416,6 +426,12 @@ def _drift(options: argparse.Namespace) -> None:
 
     print(draw_drift(options.job, options.overrides, options.only, options.plot))
     print(f"plot: {options.plot}", file=sys.stderr)
+
+
+def _cite(options: argparse.Namespace) -> None:
+    from hpcfl.cli.cite import cite
+
+    print(cite(options.source))
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -475,11 +491,13 @@ COMMANDS = {
     "bench executor": _bench,
     "bench peers": _bench,
     "bench costs": _bench,
+    "bench gpu": _bench,
     "bench reduce": _bench,
     "bench round": _bench,
     "bench scaling": _bench,
     "bench store": _bench,
     "check": _check,
+    "cite": _cite,
     "data export-split": _data_export_split,
     "data prepare": _data_prepare,
     "data show": _data_show,

@@ -63,6 +63,12 @@ def parser() -> argparse.ArgumentParser:
 
     _add_report(commands)
 
+    cite = commands.add_parser(
+        "cite", help="the BibTeX of the methods, models and data sets that a job uses"
+    )
+    cite.add_argument("source", type=Path, help="JOB.yaml, SWEEP.yaml or the directory of runs")
+    cite.set_defaults(command="cite")
+
     drift = commands.add_parser(
         "drift",
         help="a picture of the clients' local steps, on quadratics in the plane",
@@ -137,7 +143,20 @@ def _add_bench(commands: Any) -> None:
     scaling = bench.add_parser("scaling", help="ranks against as many bare loops side by side")
     scaling.add_argument("--ranks", type=_count, nargs="+", help="(default 1 2 4)")
     scaling.set_defaults(command="bench scaling")
-    for command in (rounds, sums, executors, states, peers, costs, old_costs, scaling):
+    gpu = bench.add_parser(
+        "gpu", help="rounds on a GPU: models, precisions, executors, a bare loop, pfl"
+    )
+    gpu.add_argument(
+        "--minutes",
+        type=_size,
+        default=8.0,
+        metavar="M",
+        help="end after about so many (default 8); with --json F, the next call continues",
+    )
+    gpu.add_argument("--rehearse", action="store_true", help="tiny works on the CPU")
+    gpu.add_argument("--python", type=Path, help="that of an environment with pfl (default: ours)")
+    gpu.set_defaults(command="bench gpu")
+    for command in (rounds, sums, executors, states, peers, costs, old_costs, scaling, gpu):
         command.add_argument("--json", type=Path, metavar="F", help="write every turn's figures")
         command.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg to draw")
     chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")
@@ -163,7 +182,8 @@ def _add_resume(commands: Any) -> None:
         "resume",
         help="resume a run from a checkpoint",
         description="Resume a run from its last checkpoint, on any number of ranks.  Keys of its "
-        f"job that no past round depended on may be changed: {', '.join(MUTABLE)}.",
+        f"job that no past round depended on may be changed: {', '.join(MUTABLE)}.  With --out "
+        "other keys may change too, such as rates and cohorts: the copy is then a branch.",
     )
     resume.add_argument("dir", type=Path, help="run directory")
     _add_overrides(resume)
@@ -266,12 +286,20 @@ def _add_data(commands: Any) -> None:
 
 def _add_plan_and_list(commands: Any) -> None:
     """The commands that predict what a job needs, list what it can name, and start a folder."""
-    plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic")
+    plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic, hours")
     _add_job(plan)
     plan.add_argument("--ranks", type=_count, help="how many (default 1; at most, with --scale)")
     plan.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
     plan.add_argument(
-        "--costs", type=Path, metavar="F.json", help="predict hours too, from measured costs"
+        "--costs", type=Path, metavar="F.json", help="measured costs, instead of stated speeds"
+    )
+    plan.add_argument(
+        "--sizes",
+        metavar="SIZES",
+        help="of data that is not there: '{clients: 20, train: 6000, test: 1000, classes: 5}'",
+    )
+    plan.add_argument(
+        "--ranks-per-node", type=_count, metavar="N", help="at most, in the command for Slurm"
     )
     plan.add_argument("--pieces", type=Path, help=argparse.SUPPRESS)  # --costs in version 0.1
     plan.add_argument(
@@ -316,11 +344,19 @@ def _add_report(commands: Any) -> None:
     )
     report.add_argument(
         "--layout",
-        choices=["runs", "seeds", "paper", "hours"],
+        choices=["runs", "seeds", "paper", "chosen", "hours"],
         default="runs",
         help="a row a run, and means over seeds (default); the means alone; algorithms by set-ups, "
-        "as papers do, published numbers beside ours; wall time, examples and machine of each run, "
+        "as papers do, published numbers beside ours; each algorithm's best setting, chosen on "
+        "validation data where all runs have it; wall time, examples and machine of each run, "
         "published hours beside ours",
+    )
+    report.add_argument(
+        "--columns",
+        metavar="NAME[=TITLE],...",
+        help="these columns alone, in this order, with other titles where given: "
+        '"algorithm=Method,accuracy=Accuracy (%%),rounds to 80=Rounds"; a name is the title '
+        "without its unit, with --format csv a key",
     )
     report.add_argument(
         "--plot",

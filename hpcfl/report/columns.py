@@ -1,10 +1,10 @@
 """Define the columns of reports: their titles, and the functions that give a run's values."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from rich.filesize import decimal
 
+from hpcfl.job.settings import BRANCH, labels
 from hpcfl.report.table import Value
 from hpcfl.run_dir.record import SCORES, RunRecord
 
@@ -34,6 +34,18 @@ def rounds_text(run: RunRecord) -> str:
     marks = [] if run.finished else [run.state]
     marks += ["diverged"] if run.diverged and "diverged" not in marks else []
     return " ".join([f"{run.done}/{run.rounds}", *marks])
+
+
+def run_captions(runs: Sequence[RunRecord]) -> list[str]:
+    """Captions about branches and diverged runs, if there are any."""
+    names = labels([run.path for run in runs])
+    captions = [
+        f"{name}: {'; '.join(map(str, run.branches))}; its rounds, bytes and times count from "
+        f"round 0 of {run.branches[0].parent}"
+        for name, run in zip(names, runs, strict=True)
+        if run.branches
+    ]
+    return captions + [DIVERGED] * any(run.diverged for run in runs)
 
 
 def diverged_note(runs: Sequence[RunRecord]) -> str:
@@ -80,6 +92,8 @@ COST_COLUMNS: tuple[TextColumn, ...] = (
     ("wall\ntime", lambda run: duration(run.total("wall_s"))),
 )
 
+# A key, and a run's value.
+NumberValue = tuple[str, Callable[[RunRecord], float | None]]
 # A title, a run's value, and the format of the mean and the deviation over seeds.
 NumberColumn = tuple[str, Callable[[RunRecord], float | None], str]
 SEED_COLUMNS: tuple[NumberColumn, ...] = (
@@ -90,6 +104,8 @@ SEED_COLUMNS: tuple[NumberColumn, ...] = (
     ("test\nloss", lambda run: run.last("test_loss"), "{:.4g}"),
 )
 _OPTIONAL: tuple[NumberColumn, ...] = (
+    ("validation\n%", lambda run: percent(run.last("validation_accuracy")), "{:.2f}"),
+    ("validation\nloss", lambda run: run.last("validation_loss"), "{:.4g}"),
     ("top 5\n%", lambda run: percent(run.last("test_top5_accuracy")), "{:.2f}"),
     ("objective", lambda run: run.last("train_objective"), "{:.4g}"),
     ("clients\nmean %", lambda run: percent(run.last("client_accuracy_mean")), "{:.2f}"),
@@ -100,8 +116,28 @@ _OPTIONAL: tuple[NumberColumn, ...] = (
 
 
 def optional_scores(runs: Sequence[RunRecord]) -> list[NumberColumn]:
-    """The columns of scores that are off by default, if at least one of these runs has them."""
-    return [score for score in _OPTIONAL if any(score[1](run) is not None for run in runs)]
+    """The columns of scores that are off by default, if at least one of these runs has them.
+
+    Of the user's metrics only those on the test set: each has up to seven others.
+    """
+    keys = [key for key in metric_keys(runs) if key.startswith("test_")]
+    own = [(key, _last(key), "{:.4g}") for key in keys]
+    return [s for s in (*_OPTIONAL, *own) if any(s[1](run) is not None for run in runs)]
+
+
+def metric_keys(runs: Sequence[RunRecord]) -> list[str]:
+    """The keys of the user's metrics of all these runs that at least one has in its log."""
+    keys = dict.fromkeys(key for run in runs for key in run.metric_keys)
+    return [key for key in keys if any(run.last(key) is not None for run in runs)]
+
+
+def number_values(runs: Sequence[RunRecord]) -> tuple[NumberValue, ...]:
+    """``NUMBER_VALUES``, and the user's metrics of these runs."""
+    return (*NUMBER_VALUES, *((key, _last(key)) for key in metric_keys(runs)))
+
+
+def _last(key: str) -> Callable[[RunRecord], float | None]:
+    return lambda run: run.last(key)
 
 
 # The same for programs (CSV): keys with their units, and values of full precision.
@@ -112,14 +148,16 @@ RUN_VALUES: tuple[tuple[str, Callable[[RunRecord], Value]], ...] = (
     ("rounds_done", lambda run: run.done),
     ("state", lambda run: run.state),
     ("diverged", lambda run: int(run.diverged)),
+    ("chosen_on", lambda run: run.chosen_on),
+    ("branch", lambda run: run.settings.get(BRANCH)),
 )
-NUMBER_VALUES: tuple[tuple[str, Callable[[RunRecord], float | None]], ...] = (
+NUMBER_VALUES: tuple[NumberValue, ...] = (
     ("test_accuracy", lambda run: run.last("test_accuracy")),
     ("best_accuracy", lambda run: run.best[1] if run.best else None),
     ("best_round", lambda run: run.best[0] if run.best else None),
     ("mean_accuracy", lambda run: run.mean_accuracy),
     ("accuracy_last100", lambda run: run.accuracy_last100),
-    *((key, partial(RunRecord.last, key=key)) for key in SCORES if key != "test_accuracy"),
+    *((key, _last(key)) for key in SCORES if key != "test_accuracy"),
     ("lowest_loss", lambda run: run.lowest[1] if run.lowest else None),
     ("lowest_loss_round", lambda run: run.lowest[0] if run.lowest else None),
     ("down_bytes", lambda run: int(run.total("down_bytes"))),

@@ -10,13 +10,14 @@ from typing import Literal
 
 from rich.box import ASCII2
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from hpcfl.io.table import UNLIMITED, least_width, render_tables
 from hpcfl.report.table import Report, Table
 
 _WIDE = 48  # columns of the settings, which are wrapped
 # Titles of columns of text.
-_LEFT = ("run", "algorithm", "settings", "ran on", "where the\ntime went")
+_LEFT = ("run", "algorithm", "set-up", "settings", "ran on", "where the\ntime went")
 
 # Characters that LaTeX does not print as they are, or not in its OT1 encoding.
 _ESCAPES = {
@@ -35,16 +36,19 @@ def tables(report: Report) -> list[RichTable]:
 def drawn(table: Table) -> RichTable:
     """A table as a terminal shows it; only the column of settings may be wrapped."""
     made = RichTable(box=ASCII2)
-    for title, *cells in zip(table.titles, *table.rows, strict=True):
-        if title == "settings":
+    made.header_style = ""
+    for kind, title, *cells in zip(table.kinds, table.titles, *table.rows, strict=True):
+        if kind == "settings":
             pairs = (pair for text in (title, *cells) for pair in re.split("(?<=,) ", text))
             needed = max(map(len, pairs))  # a key stays with its value
             made.add_column(title, min_width=needed, max_width=max(needed, _WIDE))
         else:
             needed = max(len(line) for text in (title, *cells) for line in text.split("\n"))
-            made.add_column(title, justify=_side(title), min_width=needed)
-    for row in table.rows:
-        made.add_row(*row)
+            made.add_column(title, justify=_side(kind), min_width=needed)
+    for r, row in enumerate(table.rows):
+        made.add_row(
+            *(Text(cell, "bold") if (r, c) in table.best else cell for c, cell in enumerate(row))
+        )
     return made
 
 
@@ -52,13 +56,16 @@ def _side(title: str) -> Literal["left", "right"]:
     return "left" if title in _LEFT else "right"
 
 
-def plain(report: Report) -> str:
-    """The tables in plain ASCII, as wide as the terminal where numbers need no more."""
+def plain(report: Report, *, styled: bool = False) -> str:
+    """The tables in plain ASCII, as wide as the terminal where numbers need no more.
+
+    ``styled``: the best of a column is bold, by the escape codes of a terminal.
+    """
     made = tables(report)
     width = max(get_terminal_size((UNLIMITED, 0)).columns, *map(least_width, made))
     lines = []
     for table, shown in zip(report.tables, made, strict=True):
-        lines += [render_tables(shown, width=width), *table.captions]
+        lines += [render_tables(shown, width=width, styled=styled), *table.captions]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -70,7 +77,7 @@ def to_markdown(report: Report) -> str:
 def _marked(table: Table) -> list[str]:
     lines = [
         [title.replace("\n", " ") for title in table.titles],
-        [":--" if title in _LEFT else "--:" for title in table.titles],
+        [":--" if kind in _LEFT else "--:" for kind in table.kinds],
         *(
             [
                 f"**{cell}**" if (r, c) in table.best else cell.replace("|", "\\|")
@@ -91,7 +98,7 @@ def to_latex(report: Report) -> str:
 
 
 def _typeset(table: Table) -> str:
-    columns = "".join(_side(title)[0] for title in table.titles)
+    columns = "".join(_side(kind)[0] for kind in table.kinds)
     rows = [
         " & ".join(
             rf"\textbf{{{escaped(cell)}}}" if (r, c) in table.best else escaped(cell)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hpcfl.job.settings import distinguishing_settings, labels
-from hpcfl.report.columns import RUN_VALUES, duration, rounds_text
+from hpcfl.report.columns import RUN_VALUES, duration, rounds_text, run_captions
 from hpcfl.report.grid import SetUp
 from hpcfl.report.published import Published, find, set_up
 from hpcfl.report.table import Report, Table, Value, with_settings, without_blanks
@@ -49,6 +49,7 @@ def by_hours(runs: Sequence[RunRecord]) -> Report:
         for run, row in zip(runs, found, strict=True)
         if row
     )
+    captions += run_captions(runs)
     differing = distinguishing_settings([run.settings for run in runs], but=["rounds"])
     table = without_blanks(with_settings(Table(titles, rows, captions), 2, differing))
     values = [

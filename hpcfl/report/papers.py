@@ -9,7 +9,7 @@ from math import isnan
 from typing import NamedTuple
 
 from hpcfl.errors import JobError
-from hpcfl.report.columns import DIVERGED, diverged_note
+from hpcfl.report.columns import diverged_note, run_captions
 from hpcfl.report.comparison import (
     ACCURACIES,
     counted,
@@ -25,6 +25,11 @@ from hpcfl.report.published import Published, find
 from hpcfl.report.rounds_to_target import BASELINE, Arrivals, Target, arrivals, with_target
 from hpcfl.report.table import Report, Table, Value, with_settings
 from hpcfl.run_dir.record import RunRecord
+
+_SEVERAL_SETTINGS = (
+    "several rows of an algorithm: taking the best of them is a choice on the test set; "
+    "--layout chosen makes it on validation data"
+)
 
 # The meaning of signs in our cells.
 _SIGNS = {
@@ -98,7 +103,9 @@ def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Table, list[dict
     meanings = dict.fromkeys(final.meaning for group in groups for final in _finals(group))
     captions = [f"ours: {', or '.join(meanings)}"] if meanings else []
     captions += [*_signs(pairs), *with_published(runs).captions]
-    captions += [DIVERGED] if any(run.diverged for run in runs) else []
+    if len({row.algorithm for row in grid.rows}) < len(grid.rows):
+        captions.append(_SEVERAL_SETTINGS)
+    captions += run_captions(runs)
     return _lay_out(grid, pairs, "%", captions, higher_is_better=True)
 
 

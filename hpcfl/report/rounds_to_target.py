@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Self
 
 from hpcfl.errors import JobError
 from hpcfl.job.settings import SEED, Settings, affects_results, changed, labels
+from hpcfl.report.choice import EXAMPLES, chosen_alike
 from hpcfl.report.comparison import Column, ComparisonColumns, spread
 from hpcfl.report.published import Published, centralised, find, set_up
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.run_dir.record import ChosenOn, RunRecord
 
 BASELINE = "fedavg"
 """The algorithm that speed-ups are over."""
@@ -103,14 +104,17 @@ def arrivals(runs: Sequence[RunRecord], target: Target) -> Arrivals:
 
     The baseline of a run is the FedAvg run of the same seed that agrees in every setting but the
     algorithm's own.  Where no FedAvg job agrees, one that differs in stated settings alone (the
-    rates, above all) is taken, and a caption says so; of several, the one that arrives first.
+    rates, above all) is taken, and a caption says so; of several, the one that arrives first: by
+    validation accuracies, where every run has them.
     All seeds of a job have the same FedAvg job as their baseline.
 
     Raises:
         JobError: as `Target.level`.
     """
-    rounds = [_first(run, target.level(run)) for run in runs]
-    baselines, captions = _baselines(runs, rounds)
+    alike = chosen_alike(runs)
+    rounds = [_first(run, target.level(run), "test") for run in runs]
+    reached = [_first(run, target.level(run), run.chosen_on) for run in alike]
+    baselines, captions = _baselines(alike, rounds, reached)
     speedups = [
         _over(rounds[baseline.run], own) if baseline else None
         for baseline, own in zip(baselines, rounds, strict=True)
@@ -166,9 +170,9 @@ def _meaning(runs: Sequence[RunRecord], target: Target) -> str:
     return f"{target.title} of the centralised {', '.join(references)}"
 
 
-def _first(run: RunRecord, level: float) -> int | None:
-    """The first evaluated round that reached the level, or None."""
-    return next((t for t, value in run.scores["test_accuracy"] if value >= level), None)
+def _first(run: RunRecord, level: float, on: ChosenOn) -> int | None:
+    """The first evaluated round whose accuracy on these examples reached the level, or None."""
+    return next((t for t, value in run.scores[f"{on}_accuracy"] if value >= level), None)
 
 
 def _over(baseline: int | None, own: int | None) -> float | None:
@@ -180,9 +184,15 @@ _Job = Mapping[Any, int]  # runs (by index) of one job, by their seeds
 
 
 def _baselines(
-    runs: Sequence[RunRecord], rounds: Sequence[int | None]
+    runs: Sequence[RunRecord], rounds: Sequence[int | None], reached: Sequence[int | None]
 ) -> tuple[list[Baseline | None], list[str]]:
-    """The baseline of each run, and captions that say which were taken."""
+    """The baseline of each run, and captions that say which were taken.
+
+    Args:
+        runs: of ``chosen_alike``.
+        rounds: when each arrived.
+        reached: when its accuracy on the examples that baselines are chosen on was there.
+    """
     names = labels([run.path for run in runs])
     identities = [_identity(run) for run in runs]
     jobs = _jobs(runs, rounds, identities)
@@ -190,7 +200,7 @@ def _baselines(
     found: list[Baseline | None] = [None] * len(runs)
     captions_of: dict[str, list[str]] = {}  # captions' ends, with the jobs that have them in common
     for job in jobs:
-        chosen = _choose(runs, rounds, job, references)
+        chosen = _choose(runs, reached, job, references)
         arrived = {seed for seed, index in job.items() if rounds[index] is not None}
         if chosen is None:
             if arrived:
@@ -212,7 +222,9 @@ def _baselines(
         both = any(rounds[baseline[seed]] is not None for seed in arrived & baseline.keys())
         if both and (differing or rivals > 1):
             text = f"over {_name(names, baseline)}"
-            text += f", the first to arrive of {rivals} {BASELINE} jobs" if rivals > 1 else ""
+            if rivals > 1:
+                where = EXAMPLES[runs[_any(baseline)].chosen_on]
+                text += f", the first to arrive of {rivals} {BASELINE} jobs (chosen on {where})"
             text += f", which has {differing}" if differing else ""
             captions_of.setdefault(text, []).append(_name(names, job))
     captions = [

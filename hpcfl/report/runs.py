@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 
 from hpcfl.job.settings import distinguishing_settings, labels
+from hpcfl.report.best import with_best
+from hpcfl.report.choice import choice_caption, chosen_alike
 from hpcfl.report.columns import (
     COST_COLUMNS,
-    DIVERGED,
-    NUMBER_VALUES,
     RUN_VALUES,
     SCORE_COLUMNS,
+    number_values,
     optional_scores,
+    run_captions,
 )
 from hpcfl.report.comparison import ComparisonColumns, spread
 from hpcfl.report.seeds import seed_table
@@ -22,13 +24,13 @@ def by_run(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = Non
 
     The values for programs have a row for each run, and no means.
     """
-    comparison = comparison or ComparisonColumns()
+    comparison, runs = comparison or ComparisonColumns(), chosen_alike(runs)
     tables = [_table(runs, comparison)]
     means = seed_table(runs, comparison)
     if means.several:
         tables.append(means.table)
-    captions = [*tables[-1].captions, *comparison.captions]
-    captions += [DIVERGED] if any(run.diverged for run in runs) else []
+    captions = [*tables[-1].captions, *choice_caption(runs, "best"), *comparison.captions]
+    captions += run_captions(runs)
     tables[-1] = tables[-1]._replace(captions=captions)
     return Report(tables, _values(runs, comparison))
 
@@ -54,16 +56,19 @@ def _table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Table:
     table = with_settings(
         table, 2, distinguishing_settings([run.settings for run in runs], but=["rounds"])
     )
-    return without_blanks(table, kept=added)
+    competes = [run.finished and not run.diverged for run in runs]
+    table = table._replace(settings=[run.settings for run in runs])
+    return with_best(without_blanks(table, kept=added), runs, competes)
 
 
 def _values(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> list[dict[str, Value]]:
     added = {key: values for column in comparison.columns for key, values in column.values.items()}
     differing = distinguishing_settings([run.settings for run in runs], but=["rounds"])
+    numbers = number_values(runs)
     return [
         {
             **{key: value(run) for key, value in RUN_VALUES},
-            **{key: value(run) for key, value in NUMBER_VALUES},
+            **{key: value(run) for key, value in numbers},
             **{key: values[index] for key, values in added.items()},
             "settings": differing[index],
         }

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hpcfl.job.settings import SEED, distinguishing_settings, group_by_seed
+from hpcfl.report.best import with_best
+from hpcfl.report.choice import choice_caption, chosen_alike
 from hpcfl.report.columns import (
-    DIVERGED,
-    NUMBER_VALUES,
     SEED_COLUMNS,
+    NumberValue,
     diverged_note,
+    number_values,
     optional_scores,
+    run_captions,
 )
 from hpcfl.report.comparison import Column, ComparisonColumns, mean_and_std, spread
 from hpcfl.report.table import Report, Table, Value, with_settings, without_blanks
@@ -33,10 +36,10 @@ def by_seed(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = No
     changes them.  A cell whose mean is not over all runs of the job shows over how many it is.
     The values for programs are means, and standard deviations where two seeds or more finished.
     """
-    comparison = comparison or ComparisonColumns()
+    comparison, runs = comparison or ComparisonColumns(), chosen_alike(runs)
     table = seed_table(runs, comparison).table
-    captions = [*table.captions, *comparison.captions]
-    captions += [DIVERGED] if any(run.diverged for run in runs) else []
+    captions = [*table.captions, *choice_caption(runs, "best"), *comparison.captions]
+    captions += run_captions(runs)
     table = table._replace(captions=captions)
     return Report([table], _values(runs, comparison))
 
@@ -60,7 +63,9 @@ def seed_table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Seed
     several = any(len(group) > 1 for group in groups)
     table = Table(titles, rows, [CAPTION] if several else [])
     table = with_settings(table, 1, _settings(runs, groups))
-    return SeedTable(without_blanks(table, kept=added), several)
+    table = table._replace(settings=[runs[group[0]].settings for group in groups])
+    competes = [all(runs[i].finished and not runs[i].diverged for i in group) for group in groups]
+    return SeedTable(with_best(without_blanks(table, kept=added), runs, competes), several)
 
 
 def _finished(runs: Sequence[RunRecord], group: Sequence[int]) -> list[int]:
@@ -73,7 +78,7 @@ def _settings(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) -> lis
 
 
 def _values(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> list[dict[str, Value]]:
-    groups = group_by_seed([run.settings for run in runs])
+    groups, numbers = group_by_seed([run.settings for run in runs]), number_values(runs)
     return [
         {
             "algorithm": runs[group[0]].algorithm,
@@ -81,7 +86,8 @@ def _values(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> list[di
             "seeds": len(group),
             "seeds_finished": len(_finished(runs, group)),
             "seeds_diverged": sum(runs[index].diverged for index in group),
-            **_means(runs, _finished(runs, group)),
+            "chosen_on": runs[group[0]].chosen_on,
+            **_means(runs, _finished(runs, group), numbers),
             **{
                 key: value
                 for column in comparison.columns
@@ -93,13 +99,15 @@ def _values(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> list[di
     ]
 
 
-def _means(runs: Sequence[RunRecord], members: Sequence[int]) -> dict[str, Value]:
+def _means(
+    runs: Sequence[RunRecord], members: Sequence[int], numbers: Sequence[NumberValue]
+) -> dict[str, Value]:
     """Mean and standard deviation of each number over finished runs, by KEY and KEY_std.
 
     None where a run lacks the number: a mean over fewer runs would compare different seeds.
     """
     means: dict[str, Value] = {}
-    for key, value in NUMBER_VALUES:
+    for key, value in numbers:
         known = [number for index in members if (number := value(runs[index])) is not None]
         complete = len(known) == len(members) > 0
         means[key], means[f"{key}_std"] = mean_and_std(known) if complete else (None, None)

@@ -1,7 +1,7 @@
 """Hold the tables of a report: as text for people, and as values for programs."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Value = str | float | None
 
@@ -16,6 +16,16 @@ class Table(NamedTuple):
     captions: Sequence[str] = ()
     best: frozenset[tuple[int, int]] = frozenset()
     """Cells (row, column) that are printed in bold."""
+    first_titles: Sequence[str] = ()
+    """The titles before columns were renamed; none if they were not."""
+    settings: Sequence[Mapping[str, Any]] = ()
+    """For each row the job's keys and values, which may be chosen as columns; none if rows are no
+    jobs."""
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """The titles that say how a column is laid out."""
+        return self.first_titles or self.titles
 
 
 class Report(NamedTuple):
@@ -27,17 +37,25 @@ class Report(NamedTuple):
 
 
 def without_blanks(table: Table, kept: Sequence[str] = ()) -> Table:
-    """The table without its empty columns, except those whose titles are in ``kept``.
+    """The table without its empty columns, except those whose titles are in ``kept``."""
+    return with_columns(
+        table,
+        [
+            index
+            for index, column in enumerate(zip(table.titles, *table.rows, strict=True))
+            if set(column[1:]) != {"-"} or column[0] in kept
+        ],
+    )
 
-    Bold cells are lost, as their columns may have another number then.
-    """
-    columns = [
-        column
-        for column in zip(table.titles, *table.rows, strict=True)
-        if set(column[1:]) != {"-"} or column[0] in kept
-    ]
-    titles, *rows = zip(*columns, strict=True)
-    return Table(titles, rows, table.captions)
+
+def with_columns(table: Table, chosen: Sequence[int]) -> Table:
+    """The table with these columns (by index), in this order."""
+    best = {(row, place) for place, c in enumerate(chosen) for row, b in table.best if b == c}
+    return table._replace(
+        titles=[table.titles[c] for c in chosen],
+        rows=[[row[c] for c in chosen] for row in table.rows],
+        best=frozenset(best),
+    )
 
 
 def with_settings(table: Table, position: int, settings: Sequence[str]) -> Table:

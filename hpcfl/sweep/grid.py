@@ -166,7 +166,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     if type(ranks) is not int or ranks < 1:
         at = file.where(("ranks",))
         raise JobError(f"{at}: ranks: found {shown(ranks)}, expected a whole number from 1")
-    base = _base(file, path.parent / job)
+    base = _base(file, find_job(job, path.parent))
     always = _settings(file, file.tree.get("set", {}), ("set",)) + _overridden(file, overrides)
     points: dict[str, Point] = {}
     axes = _axes(file)

@@ -13,6 +13,7 @@ from hpcfl.io.atomic import write_file
 from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
 from hpcfl.job.settings import changed, flatten
+from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
 from hpcfl.run_dir.manifest import committed
@@ -89,6 +90,12 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
         now |= {key: before[key] for key in unresolved if key in before}
     if point.loaded.job.executor == "auto":  # the run has chosen one before round 1
         now |= {key: before[key] for key in ("executor", "block_size")}
+    branches = read_branches(folder.branches)
+    if branches:
+        raise JobError(
+            f"{folder.root}: holds no run of the sweep, but a {branches[-1]}; move that directory "
+            "away, or choose another root with --out"
+        )
     differing = list(changed(before, now))
     if differing:
         key, found, wanted = differing[0]

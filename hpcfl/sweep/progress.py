@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.io.atomic import write_errors
+from hpcfl.io.progress import until_unread
 from hpcfl.run_dir.sweep_log import completion, log_line
 
 
@@ -27,7 +28,7 @@ class SweepProgress:
     """
 
     def __init__(self, name: str, log: Path, total: int, stream: IO[str] | None = None) -> None:
-        self._console = Console(file=sys.stderr if stream is None else stream)
+        self._console = Console(file=until_unread(sys.stderr if stream is None else stream))
         self._path = log
         with write_errors(log):
             # Not through a buffer: a line is one write, as other parts of the sweep append too.

@@ -10,7 +10,7 @@ import pytest
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.algorithms.scaffold import Scaffold
-from hpcfl.cli.check import count_classes, describe
+from hpcfl.cli.check import check_job, count_classes
 from hpcfl.cli.listing import listing, multiples
 from hpcfl.data import SOURCES
 from hpcfl.job.schema import load
@@ -127,11 +127,11 @@ def test_check_says_what_is_measured(job, hpcfl):
 
 def test_check_says_what_the_data_decide(job):
     job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", ""))
-    said = lines(describe(load(job), data=False))
+    said = lines(check_job(load(job), data=False).summary)
     assert said["data"].startswith("arrays, as many clients as the data has")
     assert "C =" not in said["cohort"]
-    assert "partition: natural where the data set names its clients, else iid" in describe(
-        load(job), data=False
+    assert "partition: natural where the data set names its clients, else iid" in str(
+        check_job(load(job), data=False)
     )
 
 
@@ -160,9 +160,33 @@ def test_check_counts_what_is_held_out(job, hpcfl):
     assert said["examples"] == "8 a client, median 8; 32 in all, 8 held out, 12 for testing"
 
 
+def test_the_split_for_validation_is_told(job, hpcfl, tmp_path):
+    """A quarter of 4 clients is one; an eighth of 10 examples is rounded to one."""
+    whole = "data.validation={share: 0.25, of: clients}"
+    kept = (
+        "kept for validation, in no round: 1 of 4 clients; the others are numbered anew, in their "
+        "order"
+    )
+    for data in ([], ["--data"]):
+        done = hpcfl("check", job, whole, *data)
+        assert lines(done.text)["data"].startswith("arrays, 3 clients: ")
+        assert "validation (share 0.25, of clients)" in done.text
+        assert kept in done.text
+    counted = "10 a client, median 10; 30 in all, 10 for validation, 12 for testing"
+    assert lines(done.text)["examples"] == counted
+    shown = hpcfl("data", "show", job, whole, "--plot", tmp_path / "p.png").text
+    assert f"not trained on: 10 for validation\n{kept}\n" in shown
+    shown = hpcfl(
+        *("data", "show", job, "data.validation.share=0.125", "--plot", tmp_path / "p.png")
+    ).text
+    assert "not trained on: 4 for validation\n+" in shown
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("data.validation=0.1", "data.validation: found 0.1, expected a section"),
+        ("data.validation={of: clients}", "data.validation.share: missing"),
         ("cohort.size=5", "cohorts of 5 clients, but the population has 4"),
         ("model.init=no/such.npy", "no/such.npy: there is no such file"),
         ("cohort={kind: replay, path: no.json}", "no.json: cannot be read as JSON"),
@@ -174,6 +198,16 @@ def test_check_counts_what_is_held_out(job, hpcfl):
 )
 def test_check_finds_without_data(job, refused, override, message):
     assert message in refused("check", job, override)
+
+
+@pytest.mark.parametrize("kind", ["cifar10", "mnist", "digits", "concrete", "tiny_imagenet"])
+def test_check_knows_which_data_sets_name_no_clients(job, refused, kind):
+    whose = "but this data set does not say whose"
+    asked = "partition: {kind: natural}", "clients: 4, natural_clients: 3"
+    for keys, fault in zip(
+        asked, ("partition.kind is natural", "natural_clients is 3"), strict=True
+    ):
+        assert f"data: {fault}, {whose}" in refused("check", job, f"data={{kind: {kind}, {keys}}}")
 
 
 @pytest.mark.parametrize("executor", ["block", "auto"])
@@ -423,3 +457,12 @@ def test_the_list_has_no_markup_and_no_endless_number():
     assert "``" not in listing()
     assert str(2**63) not in listing()
     assert "< 2^63" in listing("iid")
+
+
+def test_a_tracker_that_is_not_installed(refused, job, monkeypatch):
+    monkeypatch.setattr("hpcfl.job.schema.find_spec", lambda name: None)
+    line = refused("check", job, "log.tracker=wandb")
+    assert line == (
+        "JobError: log.tracker: found wandb, but no package wandb; say `pip install wandb`, or "
+        "log.tracker=null"
+    )

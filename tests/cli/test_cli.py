@@ -236,7 +236,16 @@ def test_status_tells_the_scores_that_the_log_has(run, hpcfl):
     assert said["objective"] == "1.5 after round 4"
     assert said["top 5"] == "0.875 after round 4"
     assert said["clients"] == "0.625 after round 4, 0.125 in the worst tenth"
-    assert said["best"] == "accuracy 0.75 after round 2"
+    assert said["best"] == "accuracy 0.75 after round 2, chosen on the test set"
+    for record in log:
+        record.pop("crc32", None)
+    log[2] |= {"validation_accuracy": 0.25}
+    log[4] |= {"validation_accuracy": 0.375}
+    (run / "log.jsonl").write_bytes(log_of(log))
+    said = lines(hpcfl("status", run))
+    assert said["validation"] == "0.375 after round 4"
+    chosen = "validation accuracy 0.375 after round 4, where the test accuracy is 0.5"
+    assert said["best"] == chosen
 
 
 def test_status_of_a_run_at_work(run, hpcfl):

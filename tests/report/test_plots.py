@@ -8,6 +8,7 @@ from matplotlib.image import imread
 
 from hpcfl.errors import JobError
 from hpcfl.report.plots import Plot, curves, plot_partition
+from hpcfl.report.plots.drawing import choose_looks
 from hpcfl.run_dir.record import RunRecord
 
 
@@ -281,3 +282,30 @@ def test_a_picture_in_several_files(tmp_path):
     paths = [tmp_path / "a.png", tmp_path / "a.pdf"]
     Plot([run("one")], paths).draw()
     assert [path.read_bytes()[:4] for path in paths] == [b"\x89PNG", b"%PDF"]
+
+
+def test_of_many_curves_the_best_eight_are_drawn(tmp_path):
+    """A line says so; a method has a colour, and its rate a dash."""
+    runs = [
+        RunRecord(
+            *(Path(f"{name}{k}"), name, 4, 0),
+            log=({"round": 0, "test_accuracy": 0.0}, {"round": 4, "test_accuracy": (k + 1) / 9}),
+            settings={"algorithm.name": name, "local.lr": f"{k}"},
+        )
+        for name in ("fedavg", "scaffold")
+        for k in range(5)
+    ]
+    made = Plot(runs, [tmp_path / "x.pdf"])
+    made.draw()
+    assert made.notes == [
+        "plot: 8 of the 10 curves are drawn, those that end best; to draw others, report their "
+        "directories alone"
+    ]
+    drawn = made._chosen(made._curves(runs), "")
+    assert not any(curve.name.endswith("lr 0") for curve in drawn)
+    looks = choose_looks(drawn)
+    assert len(set(looks.values())) == 8
+    for name in ("fedavg", "scaffold"):
+        assert len({look[0] for (algorithm, _), look in looks.items() if algorithm == name}) == 1
+    for k in range(1, 5):
+        assert len({looks[n, f"{n}, local.lr {k}"][1] for n in ("fedavg", "scaffold")}) == 1

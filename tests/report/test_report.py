@@ -144,7 +144,7 @@ ROW = ["a-run", "fedhbm", "4/4", "62.50", "87.50 @3", "75.00", "0.5"]
 
 def test_tables_agree(run_dir):
     runs = [read_run(run_dir()), read_run(run_dir(LOG[:2], name="b|run"))]
-    first, second = to_markdown(by_run(runs)).splitlines()[2:]
+    first, second = to_markdown(by_run(runs)).splitlines()[2:4]
     assert first == "| " + " | ".join([*ROW, "40 bytes", "80 bytes", "6.0 s"]) + " |"
     assert second.startswith(r"| b\|run | fedhbm | 1/4 unfinished | 12.50 |")
     printed = plain(by_run(runs))
@@ -152,7 +152,7 @@ def test_tables_agree(run_dir):
     assert [cell.strip() for cell in printed.splitlines()[4].split("|")[1:-1]][:7] == ROW
     out = io.StringIO()
     Console(file=out, width=1000).print(*tables(by_run(runs)))
-    assert out.getvalue() == printed
+    assert printed == out.getvalue() + "best: chosen on the test set\n"
 
 
 def test_csv_keeps_full_precision_and_plain_units(run_dir):
@@ -179,10 +179,10 @@ ASKED = {
 def test_scores_that_were_asked_for_have_columns(run_dir):
     """As soon as one run has them; a log without them is as before."""
     scored, plain_ = read_run(run_dir([*LOG[:4], {**LOG[4], **ASKED}])), read_run(run_dir(name="b"))
-    title, _, first, second = to_markdown(by_run([scored, plain_])).splitlines()
+    title, _, first, second, *_ = to_markdown(by_run([scored, plain_])).splitlines()
     assert "| top 5 % | objective | clients mean % | worst 10th % | own models mean % |" in title
-    assert "| 0.5 | 95.00 | 0.25 | 75.00 | 50.00 | 87.50 | 62.50 | 40 bytes |" in first
-    assert "| 0.5 | - | - | - | - | - | - | 40 bytes |" in second
+    assert "| **0.5** | 95.00 | 0.25 | 75.00 | 50.00 | 87.50 | 62.50 | 40 bytes |" in first
+    assert "| **0.5** | - | - | - | - | - | - | 40 bytes |" in second
     assert "objective" not in to_markdown(by_run([plain_]))
     row, other = csv.DictReader(io.StringIO(to_csv(by_run([scored, plain_]))))
     assert {key: float(row[key]) for key in ASKED} == ASKED
@@ -226,7 +226,7 @@ def test_runs_of_one_name_are_told_apart_by_the_folder_above(run_dir, tmp_path):
         run_dir(name=f"{folder}/run")
     run_dir(name="b/other", job=JOB.replace("4", "5"))
     runs = collect_runs([tmp_path / "a" / "run", tmp_path / "b"]).runs
-    lines = to_markdown(by_run(runs)).splitlines()[2:]
+    lines = to_markdown(by_run(runs)).splitlines()[2:5]
     assert [line.split(" | ")[0] for line in lines] == ["| a/run", "| other", "| b/run"]
 
 

@@ -128,6 +128,12 @@ def test_a_mistake_is_told_with_its_line_before_anything_runs(refused, old, new,
     assert refused(SWEEP.replace(old, new)).startswith(line)
 
 
+def test_the_base_may_be_a_packaged_job(sweep):
+    found = sweep(SWEEP.replace("base.yaml", "quickstart"))
+    assert found.points[0].loaded.job.rounds == 3
+    assert found.points[0].loaded.job.data == load("quickstart").job.data
+
+
 def test_the_nearest_name_is_told(refused):
     assert refused(SWEEP.replace("beta: 0.5", "bet: 0.5")).endswith("did you mean beta?")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -12,7 +13,15 @@ from hpcfl.errors import JobError
 from hpcfl.job.registry import suggestion
 from hpcfl.job.settings import SEED, Settings, distinguishing_settings, group_by_seed, labels
 from hpcfl.report.comparison import mean_and_std
-from hpcfl.report.plots.drawing import FEW, Curve, add_legend, choose_looks, draw_curve
+from hpcfl.report.plots.drawing import (
+    FEW,
+    MOST,
+    Curve,
+    add_legend,
+    choose_looks,
+    draw_curve,
+    has_room,
+)
 from hpcfl.report.plots.figure import check_plot, new_figure, save
 from hpcfl.report.published import set_up
 from hpcfl.run_dir.record import RunRecord
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Runs are compared by the first of these scores that they have.
-JUDGED = ("test_accuracy", "test_loss", "train_objective")
+JUDGED = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "train_objective")
 POINTS = 400  # of a curve, evenly spaced; more are not distinguishable
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 _TIME = ((3600, "h"), (60, "min"), (1, "s"))
@@ -39,6 +48,8 @@ class Plot:
     standard deviation; those that are not as far as the others are thin lines.  Each data
     set and model has a panel; with many curves, each split, number of clients and cohort too.  An
     algorithm has the same colour in every plot, as far as two in one plot do not claim the same.
+    A branch has a curve from its first round on, and its parent's is before.
+
     Of thousands of evaluations every so many-th is drawn.
 
     Losses are drawn on a log scale where all are positive, other numbers but accuracies where
@@ -69,6 +80,8 @@ class Plot:
         self._runs = [run for run in runs if run.curve(self._key) and _along(run, x)]
         self.without = [run for run in runs if run not in self._runs]
         """The runs that are left out."""
+        self.notes: list[str] = []
+        """Lines about curves that are not drawn, once it is drawn."""
         if not self._runs:
             names = ", ".join(str(run.path) for run in runs[:3]) + (", ..." if runs[3:] else "")
             if any(run.curve(self._key) for run in runs):
@@ -85,9 +98,9 @@ class Plot:
         Raises:
             JobError: one cannot be written.
         """
-        panels = {title: self._curves(runs) for title, runs in _panels(self._runs).items()}
+        panels = {t: self._chosen(self._curves(r), t) for t, r in _panels(self._runs).items()}
         looks = choose_looks([curve for curves in panels.values() for curve in curves])
-        many = any(len(curves) > FEW for curves in panels.values())
+        many = any(not has_room(curves) for curves in panels.values())
         across = 1 if many else min(2, len(panels))
         width = 8.5 if many else 7.0 if across == 1 else 11.0
         lines = max(sum(c.label.count("\n") + 1 for c in curves) for curves in panels.values())
@@ -101,11 +114,31 @@ class Plot:
             place.remove()
         save(figure, self._paths)
 
+    def _chosen(self, curves: list[Curve], title: str) -> list[Curve]:
+        """At most MOST curves of a panel, those that end best; ``notes`` says which are left out.
+
+        Where neither high nor low numbers are good, the first ones are taken.
+        """
+        if len(curves) <= MOST:
+            return curves
+        higher = "accuracy" in self._key
+        lower = self._key.endswith(("loss", "objective"))
+        ends = {id(curve): curve.y[-1] * (-1 if higher else 1) for curve in curves}
+        by_end = sorted(curves, key=lambda c: (not isfinite(c.y[-1]), ends[id(c)]))
+        drawn = by_end[:MOST] if higher or lower else curves[:MOST]
+        of = f" of {title}" if title else ""
+        which = "that end best" if higher or lower else "that were named first"
+        self.notes.append(
+            f"plot: {MOST} of the {len(curves)} curves{of} are drawn, those {which}; to draw "
+            "others, report their directories alone"
+        )
+        return [curve for curve in curves if curve in drawn]
+
     def _draw(
         self, axes: Axes, curves: Sequence[Curve], looks: Mapping[tuple[str, str], tuple[str, str]]
     ) -> None:
         """Fill a panel."""
-        key, percent, few = self._key, "accuracy" in self._key, len(curves) <= FEW
+        key, percent, few = self._key, "accuracy" in self._key, has_room(curves)
         size, along = self._unit(curves)
         for curve in curves:
             draw_curve(axes, curve, size, 100 if percent else 1, looks[curve[:2]], few=few)
@@ -136,7 +169,7 @@ class Plot:
         ]
 
     def _curve(self, name: str, runs: Sequence[RunRecord]) -> Curve:
-        found = [(dict(run.curve(self._key)), _along(run, self._x)) for run in runs]
+        found = [(_own(run, self._key), _along(run, self._x)) for run in runs]
         furthest = max(max(y) for y, _ in found)
         leading = [pair for pair in found if max(pair[0]) == furthest]
         common = _thinned(sorted(set.intersection(*(set(y) for y, _ in leading))))
@@ -210,6 +243,14 @@ def _standing(runs: Sequence[RunRecord]) -> str:
     if not any(run.finished for run in runs):
         parts.append(f"{max(run.done for run in runs)} of {runs[0].rounds} rounds")
     return f" ({', '.join(parts)})" if parts else ""
+
+
+def _own(run: RunRecord, key: str) -> dict[int, float]:
+    """The values by round; of a branch, from the last evaluation up to its first round on."""
+    curve = dict(run.curve(key))
+    first = run.branches[-1].round if run.branches else 0
+    before = max((t for t in curve if t <= first), default=0)
+    return {t: value for t, value in curve.items() if t >= before}
 
 
 def _along(run: RunRecord, x: str) -> Mapping[int, float]:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 DASHES = ("-", "--", ":", "-.")
 LABEL = 44  # letters of a line of the legend
-FEW = 6  # curves, for which there is room inside of the axes
+MOST = 8  # curves of a panel whose lines and bands can be told apart
+FEW = 6  # curves, and lines of their labels, for which there is room inside of the axes
 
 
 class Curve(NamedTuple):
@@ -40,22 +41,47 @@ class Curve(NamedTuple):
         return fill(self.name + self.standing, LABEL)
 
 
+def has_room(curves: Sequence[Curve]) -> bool:
+    """Whether the legend of these curves has room inside of the axes."""
+    return len(curves) <= FEW and sum(c.label.count("\n") for c in curves) <= FEW // 2
+
+
 def choose_looks(curves: Sequence[Curve]) -> dict[tuple[str, str], tuple[str, str]]:
     """By algorithm and name, colours and dashes.
 
-    An algorithm has its own where no other of the plot has claimed them, whatever the order;
-    FedAvg's is the first.
+    An algorithm has a colour, and the settings of a curve have a dash, the same for every
+    algorithm; variants that would look alike, and those of a single algorithm, have colours of
+    their own.  An algorithm has its own colour where no other of the plot has claimed it, whatever
+    the order; FedAvg's is the first.
     """
     known, count = list(ALGORITHMS), len(COLOURS)
-    taken: Counter[int] = Counter()
-    looks = {}
-    for algorithm, name in sorted({curve[:2] for curve in curves}):
-        place = known.index(algorithm) if algorithm in known else len(known)
-        own = place - known.index("fedavg")
-        colour = min(range(count), key=lambda c: (taken[c], (c - own) % count))
-        looks[algorithm, name] = COLOURS[colour], DASHES[taken[colour] % len(DASHES)]
-        taken[colour] += 1
+    names = sorted({curve[:2] for curve in curves})
+    single = len({algorithm for algorithm, _ in names}) == 1
+    settings = sorted({_settings(name) for _, name in names})
+    taken: Counter[int] = Counter()  # algorithms, or variants, by colour
+    own_colours: dict[str, list[int]] = {}
+    looks: dict[tuple[str, str], tuple[str, str]] = {}
+    for algorithm, name in names:
+        first = 0 if single else settings.index(_settings(name))
+        dash = DASHES[first % len(DASHES)]
+        used = set(looks.values())
+        mine = own_colours.setdefault(algorithm, [])
+        free = [colour for colour in mine if (COLOURS[colour], dash) not in used]
+        if not free:
+            place = known.index(algorithm) if algorithm in known else len(known)
+            own = place - known.index("fedavg")
+            free = [min(range(count), key=lambda c: (taken[c], (c - own) % count))]
+            taken[free[0]] += 1
+            mine.append(free[0])
+        colour = COLOURS[free[0]]
+        others = (DASHES[(first + k) % len(DASHES)] for k in range(len(DASHES)))
+        looks[algorithm, name] = colour, next((d for d in others if (colour, d) not in used), dash)
     return looks
+
+
+def _settings(name: str) -> str:
+    """The part of a curve's name after its algorithm."""
+    return name.partition(", ")[2]
 
 
 def draw_curve(
@@ -66,8 +92,11 @@ def draw_curve(
     x, y = np.array(curve.x) / size, scale * np.array(curve.y)
     if curve.deviation:
         band = scale * np.array(curve.deviation)
-        alpha = 0.2 if few else 0.1
+        alpha = 0.2 if few else 0.07
         axes.fill_between(x, y - band, y + band, color=colour, alpha=alpha, linewidth=0)
+        if not few:  # overlapping bands are told apart by their edges
+            for edge in (y - band, y + band):
+                axes.plot(x, edge, color=colour, linestyle=dash, linewidth=0.5, alpha=0.5)
     for behind in curve.behind:
         axes.plot(
             np.array(behind[0]) / size,

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from hpcfl.job.settings import Settings
+from hpcfl.job.settings import BRANCH, Settings
 
 PAPERS = ("fedhbm", "fedcm", "fedmim", "scaffold_slides")
 _SET_UP = ("data", "model", "split", "clients", "cohort", "algorithm")
@@ -50,6 +50,8 @@ class Published:
 
     def belongs_to(self, job: Settings) -> bool:
         """Whether a run of this job repeats what was measured, whatever its other settings."""
+        if BRANCH in job:  # its settings were others in its first rounds
+            return False
         own = set_up(job)
         return all(own[name] == text for name, text in self.set_up.items()) and all(
             job.get(key) == value for key, value in self.settings.items()
@@ -119,6 +121,8 @@ def _split(job: Settings) -> str:
         split += ", colour"
     if job.get("data.holdout"):
         split += ", holdout"
+    if job.get("data.validation.share"):
+        split += ", validation"
     return split
 
 

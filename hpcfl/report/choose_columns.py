@@ -1,0 +1,123 @@
+"""Choose, order and rename the columns of a report: ``--columns "algorithm=Method,accuracy"``.
+
+A key of the jobs, such as ``local.lr``, is a column too.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+from hpcfl.errors import JobError
+from hpcfl.job.description import written
+from hpcfl.job.registry import suggestion
+from hpcfl.report.table import Report, Table, with_columns
+
+_UNITS = ("%", "x", "@round")  # words that end a title
+
+
+class ChosenColumn(NamedTuple):
+    """A column, and its new title."""
+
+    name: str
+    title: str | None
+    """None: the title that it has."""
+
+    @classmethod
+    def parse(cls, text: str) -> list[Self]:
+        """The columns of an option: "NAME=TITLE,NAME,...".
+
+        Raises:
+            JobError: a name or a title is empty.
+        """
+        found = []
+        for part in text.split(","):
+            name, equals, title = (word.strip() for word in part.partition("="))
+            if not name or (equals and not title):
+                raise JobError(
+                    f"--columns: found {part!r} in {text!r}, expected NAME or NAME=TITLE"
+                )
+            found.append(cls(name, title if equals else None))
+        return found
+
+
+def choose_columns(report: Report, chosen: Sequence[ChosenColumn], *, values: bool) -> Report:
+    """The report with the chosen columns alone, in their order.
+
+    A table keeps those of them that it has, and is left out where it has none.  So are captions of
+    columns that are not shown.
+
+    Args:
+        report: any.
+        chosen: the columns.
+        values: whether the names are those of the values for programs (CSV), else of the tables.
+
+    Raises:
+        JobError: no table has a column of that name, and no job such a key.
+    """
+    titles = [title for table in report.tables for title in table.titles]
+    known = list(report.values[0] if values else dict.fromkeys(map(_name, titles)))
+    keys = {key for table in report.tables for settings in table.settings for key in settings}
+    for name, _ in chosen:
+        if name not in known and name not in keys:
+            hint = suggestion(name, [*known, *keys])
+            also = ", or a key of the jobs" if keys else ""
+            raise JobError(f"--columns: found {name!r}, expected of {', '.join(known)}{also}{hint}")
+    if values:
+        settings = report.tables[0].settings or [{}] * len(report.values)
+        rows = [
+            {title or name: row[name] if name in row else own.get(name) for name, title in chosen}
+            for row, own in zip(report.values, settings, strict=True)
+        ]
+        return report._replace(values=rows)
+    tables = [made for table in report.tables if (made := _choose(table, chosen)).titles]
+    return report._replace(tables=tables)
+
+
+def _choose(table: Table, chosen: Sequence[ChosenColumn]) -> Table:
+    table = _with_keys(table, [name for name, _ in chosen])
+    names = [_name(title) for title in table.titles]
+    places = [
+        (place, title)
+        for name, title in chosen
+        for place, found in enumerate(names)
+        if found == name
+    ]
+    made = with_columns(table, [place for place, _ in places])
+    shown = {name for name, _ in chosen}
+    hidden = set(names) - shown
+    captions = [text for text in table.captions if text.partition(":")[0] not in hidden]
+    if "settings" in hidden and not shown & {"run", *_keys(table)} and _repeats(table, names):
+        captions.append("rows of one name differ in their settings, a column that is not shown")
+    made = made._replace(captions=captions)
+    titles = [new or old for (_, new), old in zip(places, made.titles, strict=True)]
+    return made._replace(titles=titles, first_titles=made.titles)
+
+
+def _keys(table: Table) -> set[str]:
+    return {key for settings in table.settings for key in settings}
+
+
+def _with_keys(table: Table, names: Sequence[str]) -> Table:
+    """The table with a column more for each of these names that is a key of the jobs alone."""
+    keys = _keys(table) - set(map(_name, table.titles))
+    new = [name for name in names if name in keys]
+    rows = [
+        [*row, *(written(settings[key]) if key in settings else "-" for key in new)]
+        for row, settings in zip(table.rows, table.settings or [{}] * len(table.rows), strict=True)
+    ]
+    return table._replace(titles=[*table.titles, *new], rows=rows)
+
+
+def _repeats(table: Table, names: Sequence[str]) -> bool:
+    """Whether two rows have the same algorithm."""
+    if "algorithm" not in names:
+        return False
+    column = [row[names.index("algorithm")] for row in table.rows]
+    return len(set(column)) < len(column)
+
+
+def _name(title: str) -> str:
+    """The name of a column: its title in one line, without the unit."""
+    words = title.replace("\n", " ").split(" ")
+    while len(words) > 1 and words[-1] in _UNITS:
+        words.pop()
+    return " ".join(words)

@@ -1,0 +1,147 @@
+"""Choose among the settings of a method, a rate above all, and show the test score of the choice.
+
+Runs of one algorithm, data set, split and cohort that differ in other settings are compared by
+their scores after the last round: on the validation data where every run has it, else on the test
+set, which a caption says.
+"""
+
+from collections.abc import Sequence
+from math import isnan
+from typing import NamedTuple
+
+from hpcfl.errors import JobError
+from hpcfl.report.choice import choice_caption, chosen_alike
+from hpcfl.report.columns import diverged_note, run_captions
+from hpcfl.report.comparison import mean_and_std, spread
+from hpcfl.report.grid import Row, SetUp, read_grid
+from hpcfl.report.table import Report, Table, Value, without_blanks
+from hpcfl.run_dir.record import RunRecord
+
+
+class _Candidate(NamedTuple):
+    """The runs of one setting that finished."""
+
+    row: Row
+    runs: Sequence[RunRecord]
+    score: float
+    """The mean that it is chosen by; NaN where none finished, or a number was not finite."""
+
+
+class _Scores(NamedTuple):
+    """The keys of the log that a choice is about."""
+
+    name: str
+    """"accuracy", or "loss" where no run has an accuracy."""
+    chosen_by: str
+    tested: str
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether the largest score is chosen."""
+        return self.name == "accuracy"
+
+    def shown(self, runs: Sequence[RunRecord], key: str) -> str:
+        """The mean and deviation of a score, in percent if it is an accuracy."""
+        scale, form = (100, "{:.2f}") if self.higher_is_better else (1, "{:.4g}")
+        values = [run.last(key) for run in runs]
+        return spread([None if value is None else scale * value for value in values], form)
+
+
+def by_choice(runs: Sequence[RunRecord]) -> Report:
+    """A row for each algorithm and set-up: the chosen setting, and its scores.
+
+    Raises:
+        JobError: no finished run has a score.
+    """
+    runs = chosen_alike(runs)
+    scores, grid = _scores(runs), read_grid(runs)
+    candidates: dict[tuple[str, SetUp], list[_Candidate]] = {}
+    for (row, column), members in grid.cells.items():
+        finished = [runs[index] for index in members if runs[index].finished]
+        found = _Candidate(row, finished, _mean(finished, scores.chosen_by))
+        candidates.setdefault((row.algorithm, column), []).append(found)
+    titles = dict(zip(grid.columns, grid.titles(), strict=True))
+    unit = "%" if scores.higher_is_better else "loss"
+    rows, values = [], []
+    for (algorithm, column), compared in candidates.items():
+        choice = _best(compared, higher_is_better=scores.higher_is_better)
+        known = sum(not isnan(candidate.score) for candidate in compared)
+        of = f"{known}" if known == len(compared) else f"{known} of {len(compared)}"
+        chosen: Sequence[RunRecord] = choice.runs if choice else ()
+        rows.append([
+            algorithm,
+            titles[column].replace("\n", ", ") if len(grid.columns) > 1 else "-",
+            (choice.row.settings if choice else "") or "-",
+            of,
+            f"{len(chosen)}{diverged_note(chosen)}",
+            scores.shown(chosen, scores.chosen_by) if "test" not in scores.chosen_by else "-",
+            scores.shown(chosen, scores.tested),
+        ])  # fmt: skip
+        values.append(_values(algorithm, column, compared, choice, scores))
+    headings = [
+        *("algorithm", "set-up", "settings", "jobs\ncompared", "seeds"),
+        *(f"validation\n{unit}", f"test\n{unit}"),
+    ]
+    captions = [
+        f"settings: those with the {'highest' if scores.higher_is_better else 'lowest'} "
+        f"{scores.chosen_by.replace('_', ' ')} after the last round, a mean over finished seeds",
+        *choice_caption(runs, "settings"),
+        *run_captions(runs),
+    ]
+    return Report([without_blanks(Table(headings, rows, captions))], values)
+
+
+def _scores(runs: Sequence[RunRecord]) -> _Scores:
+    """The keys that these runs are compared by.
+
+    Raises:
+        JobError: no finished run has one.
+    """
+    on = runs[0].chosen_on
+    for name in ("accuracy", "loss"):
+        key = f"{on}_{name}"
+        if any(run.finished and run.scores[key] for run in runs):
+            return _Scores(name, key, f"test_{name}")
+    raise JobError(
+        f"{runs[0].path}: no finished run has a test or validation score to choose by; report "
+        "without --layout chosen"
+    )
+
+
+def _mean(runs: Sequence[RunRecord], key: str) -> float:
+    known = [value for run in runs if (value := run.last(key)) is not None]
+    return mean_and_std(known)[0] if known and len(known) == len(runs) else float("nan")
+
+
+def _best(candidates: Sequence[_Candidate], *, higher_is_better: bool) -> _Candidate | None:
+    """The candidate with the best score, the first of equals; None where none has one."""
+    sign = 1 if higher_is_better else -1
+    known = [candidate for candidate in candidates if not isnan(candidate.score)]
+    return max(known, key=lambda candidate: sign * candidate.score, default=None)
+
+
+def _values(
+    algorithm: str,
+    column: SetUp,
+    compared: Sequence[_Candidate],
+    choice: _Candidate | None,
+    scores: _Scores,
+) -> dict[str, Value]:
+    """The row for programs."""
+    tested = (
+        [value for run in choice.runs if (value := run.last(scores.tested)) is not None]
+        if choice
+        else []
+    )
+    mean, std = mean_and_std(tested) if tested else (None, None)
+    return {
+        "algorithm": algorithm,
+        **column._asdict(),
+        "settings": choice.row.settings if choice else None,
+        "compared": len(compared),
+        "chosen_by": scores.chosen_by,
+        "chosen_score": choice.score if choice else None,
+        "seeds_finished": len(choice.runs) if choice else 0,
+        scores.tested: mean,
+        f"{scores.tested}_std": std,
+    }

@@ -1,0 +1,86 @@
+"""Arrange runs as a table, by the name of a layout, for the command line and for Python."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfl.errors import JobError
+from hpcfl.job.registry import shown
+from hpcfl.report import timing
+from hpcfl.report.chosen import by_choice
+from hpcfl.report.collect import collect_runs
+from hpcfl.report.comparison import with_published
+from hpcfl.report.formats import plain
+from hpcfl.report.hours import by_hours
+from hpcfl.report.papers import as_papers
+from hpcfl.report.plots import Plot
+from hpcfl.report.rounds_to_target import Target, with_target
+from hpcfl.report.runs import by_run
+from hpcfl.report.seeds import by_seed
+from hpcfl.report.table import Report, Value
+from hpcfl.run_dir.record import RunRecord
+
+LAYOUTS = ("runs", "seeds", "paper", "chosen", "hours")
+
+
+@dataclass(frozen=True)
+class RunsReport:
+    """Runs, side by side."""
+
+    runs: Sequence[RunRecord]
+    """Each with its job's settings, log and scores."""
+    values: Sequence[Mapping[str, Value]]
+    """The rows of the table, all with the same keys: fractions instead of percentages, not rounded,
+    None where there is nothing."""
+    notes: Sequence[str]
+    """Lines about sweeps, and about files that cannot be read."""
+    summary: str
+    """The table that ``hpcfl report`` prints."""
+
+    def __str__(self) -> str:
+        return self.summary
+
+
+def arranged(runs: Sequence[RunRecord], layout: str, targets: Sequence[Target] = ()) -> Report:
+    """The table of a layout.
+
+    Raises:
+        JobError: there is no such layout, or it has no targets.
+    """
+    if layout not in LAYOUTS:
+        raise JobError(
+            f"report: layout: found {shown(layout)}, expected one of {', '.join(LAYOUTS)}"
+        )
+    if layout == "paper":
+        return as_papers(runs, targets)
+    if layout in ("hours", "chosen"):
+        if targets:
+            raise JobError(f"report: --layout {layout} has no targets; leave out --target")
+        return (by_hours if layout == "hours" else by_choice)(runs)
+    comparison = with_published(runs)
+    for target in targets:
+        comparison = comparison.joined(with_target(runs, target))
+    return (by_run if layout == "runs" else by_seed)(runs, comparison)
+
+
+def report_runs(
+    paths: Sequence[Path],
+    *,
+    layout: str,
+    target_accuracies: Sequence[float],
+    plot: Path | None,
+    y: str | None,
+    x: str,
+) -> RunsReport:
+    """See ``hpcfl.report_runs``.
+
+    Raises:
+        JobError: there is no run in one of the directories, or nothing to draw.
+        StoreError: a file of a run is damaged.
+    """
+    collected = collect_runs(paths)
+    runs = collected.runs
+    table = arranged(runs, layout, Target.from_options([], target_accuracies))
+    if plot is not None:
+        Plot(runs, [plot], y, x).draw()
+    return RunsReport(runs, table.values, collected.notes, plain(table) + timing.table(runs))
