@@ -30,6 +30,14 @@ def _reduce(options: Namespace) -> Result | None:
     return bench_reduce(options.sizes, options.backend)
 
 
+def _gpu(options: Namespace) -> Result:
+    from hpcfl.bench.gpu import bench_gpu
+
+    return bench_gpu(
+        options.json, options.python, minutes=options.minutes, rehearse=options.rehearse
+    )
+
+
 def _round(options: Namespace) -> Result:
     from hpcfl.bench.round import bench_round
 
@@ -53,6 +61,7 @@ BENCHES: Mapping[str, Callable[[Namespace], Result | None]] = {
     "bench executor": _executor,
     "bench peers": _peers,
     "bench costs": _costs,
+    "bench gpu": _gpu,
     "bench reduce": _reduce,
     "bench round": _round,
     "bench scaling": _scaling,

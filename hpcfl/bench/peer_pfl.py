@@ -143,6 +143,8 @@ class RoundOnRequest(TrainingProcessCallback):
         self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
         """Print the seconds of the round, and wait; return True (stop) at the end of the input."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         cpu, wall = time.process_time() - self._cpu, time.perf_counter() - self._wall
         write_line({"wall_s": wall, "cpu_s": cpu})
         return not self._wait(), Metrics()
@@ -163,6 +165,8 @@ def main(work: dict[str, Any]) -> None:
     """Run a round for each line of input."""
     count, samples = work["users"], work["samples"]
     torch.set_num_threads(1)
+    tf32 = work["precision"] == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     draw = np.random.default_rng(0)
     users = [
         (

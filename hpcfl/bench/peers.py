@@ -17,11 +17,9 @@ from pathlib import Path
 from time import process_time
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import Measurement, Result
-from hpcfl.bench.round import BareLoop
+from hpcfl.bench.round import BareLoop, write_images
 from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
@@ -62,10 +60,10 @@ def bench_peers(python: Path | None, model: str = "cnn", turns: int = TURNS) -> 
     Raises:
         JobError: the interpreter has no pfl, or pfl ended.
     """
-    peer, work = _checked(python), WORKS[model]
+    peer, work = checked_peer(python), WORKS[model]
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         root = Path(name)
-        _images(root, work.users * work.samples)
+        write_images(root, work.users * work.samples)
         (root / "job.yaml").write_text(json.dumps(_job(name, model, work)))
         sides: dict[str, Callable[[], float]] = {}
         versions: dict[str, Any] = {}
@@ -76,7 +74,7 @@ def bench_peers(python: Path | None, model: str = "cnn", turns: int = TURNS) -> 
             engine = TimedRounds(run, 1, process_time)
             bare = BareLoop(components, run, 1, process_time)
             pfl = stack.enter_context(
-                _pfl(peer, {"model": model, "precision": precision, **work._asdict()})
+                pfl_process(peer, {"model": model, "precision": precision, **work._asdict()})
             )
             versions = next(pfl)
             sides |= {
@@ -127,7 +125,7 @@ def report(figures: Sequence[Measurement], users: int) -> str:
     return "\n".join(lines)
 
 
-def _checked(python: Path | None) -> str:
+def checked_peer(python: Path | None) -> str:
     """The path of an interpreter, after a check that it can import pfl."""
     interpreter = str(python or sys.executable)
     try:
@@ -145,7 +143,7 @@ def _checked(python: Path | None) -> str:
 
 
 @contextmanager
-def _pfl(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
+def pfl_process(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
     """Start pfl's process: an iterator of its versions, then of the seconds of its rounds.
 
     Each item after the first lets the process run one more round.
@@ -176,15 +174,3 @@ def _pfl(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]
         finally:
             process.kill()
             process.wait()
-
-
-def _images(folder: Path, count: int) -> None:
-    """Write ``count`` random images in CIFAR-10's shape to cifar10.npz."""
-    draw = np.random.default_rng(0)
-    np.savez(
-        folder / "cifar10.npz",
-        x_train=draw.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8),
-        y_train=draw.integers(0, 10, count),
-        x_test=draw.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8),
-        y_test=np.arange(10),
-    )

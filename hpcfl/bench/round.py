@@ -74,11 +74,11 @@ class Comparison(NamedTuple):
         return 1e3 * (self.engine.median - self.bare.median) / self.visits
 
 
-def write_images(folder: Path) -> None:
-    """Write random images in CIFAR-10's shape to cifar10.npz."""
+def write_images(folder: Path, count: int = 5000) -> None:
+    """Write ``count`` random images in CIFAR-10's shape to cifar10.npz."""
     draw = np.random.default_rng(0)
-    images = draw.integers(0, 256, (5000, 3, 32, 32), dtype=np.uint8)
-    labels = draw.integers(0, 10, 5000)
+    images = draw.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
+    labels = draw.integers(0, 10, count)
     np.savez(
         folder / "cifar10.npz",
         x_train=images, y_train=labels, x_test=images[:10], y_test=labels[:10],
@@ -205,11 +205,18 @@ class BareLoop:
         rounds = range(self._done, self._done + self._turn)
         self._done += self._turn
         cohorts = [[self._work(int(i), t) for i in self._run.schedule.draw(t)] for t in rounds]
+        self._wait()
         began = self._clock()
         for t, cohort in zip(rounds, cohorts, strict=True):
             if cohort:
                 self._round(cohort, self._run.schedule.local_lr(t))
+        self._wait()
         return self._clock() - began
+
+    def _wait(self) -> None:
+        """Wait for the GPU, whose kernels end after their launch."""
+        if self.x.device.type == "cuda":
+            torch.cuda.synchronize(self.x.device)
 
     def _work(self, client: int, round: int) -> tuple[float, list[Batch]]:
         """The client's weight and batches."""

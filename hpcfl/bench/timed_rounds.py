@@ -44,7 +44,7 @@ class LogOnly:
         """Return no scores."""
         return {}
 
-    def record(self, record: Record, busy: Sequence[float]) -> None:
+    def record(self, record: Record, busy: Sequence[float], x: Vector) -> None:
         """Write the line of a round."""
         self.waited += record.get("store_s", 0.0)
         self._log.write(record)

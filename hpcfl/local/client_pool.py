@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
+from math import inf
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,7 +17,7 @@ from hpcfl.data.batches import order, steps, taken
 from hpcfl.data.partition import Rows
 from hpcfl.local.block_batches import BatchMaker, BlockBatches
 from hpcfl.local.examples import InMemory, example_source
-from hpcfl.local.prefetch import BatchPrefetcher
+from hpcfl.local.prefetch import BatchPrefetcher, JoinedClients, groups_of
 from hpcfl.local.step import BatchIndices, ClientTask, Local
 from hpcfl.models.losses import terms
 from hpcfl.seeds import key, stream
@@ -101,7 +102,36 @@ class ClientPool:
         """
         count = self.examples[client]
         work = steps or self._steps(count)
-        indices = partial(self._batch_indices, client, round, count, work)
+        indices = self._batch_indices(client, round, count, work)
+        batches = self._prefetcher(client, indices, self._transform_of(client))
+        return self._task(client, round, work, batches)
+
+    def tasks(self, clients: Sequence[int], round: int) -> list[ClientTask]:
+        """The tasks of these clients in ``round``, as ``task`` gives each.
+
+        Where one transform of examples in memory serves all clients, the batches of consecutive
+        small ones are made together.
+        """
+        if self._shared is None:
+            return [self.task(client, round) for client in clients]
+        sizes = dict(zip(clients, self.examples_per_round[clients].tolist(), strict=True))
+        tasks = []
+        for group in groups_of(clients, sizes.__getitem__, self._prefetcher.most):
+            if len(group) == 1:
+                tasks.append(self.task(group[0], round))
+                continue
+            work = {client: self._steps(self.examples[client]) for client in group}
+            rows = [self._batch_rows(client, round, steps) for client, steps in work.items()]
+            joined = JoinedClients(self._prefetcher, rows, self._transform)
+            tasks += [
+                self._task(client, round, steps, joined.of(k))
+                for k, (client, steps) in enumerate(work.items())
+            ]
+        return tasks
+
+    def _task(self, client: int, round: int, work: int, batches: Iterator[Batch]) -> ClientTask:
+        """The task of a client with ``work`` local steps on these batches."""
+        count = self.examples[client]
         return ClientTask(
             client_id=client,
             round=round,
@@ -113,11 +143,11 @@ class ClientPool:
                 full_grad=self._no_gradient,
                 cohort_grad=self._no_gradient,
             ),
-            batches=self._timed(self._prefetcher(client, indices(), self._transform_of(client))),
+            batches=self._timed(batches, work),
             full_batches=self._full_batches(client),
             # Shifted, as torch's seeds are signed integers of 64 bits.
             dropout_seed=key(self._seed, "dropout", round, client) >> 1,
-            batch_indices=indices(),
+            batch_indices=self._batch_indices(client, round, count, work),
         )
 
     def example(self) -> Batch:
@@ -162,15 +192,21 @@ class ClientPool:
         ]
         return np.array(each, dtype=np.int64)[which]
 
+    @property
+    def _shared(self) -> InMemory | None:
+        """The examples, where one gather and one transform can serve several clients; else None."""
+        source = self._source
+        return source if self._personal is None and isinstance(source, InMemory) else None
+
     def block_batches(self) -> BatchMaker | None:
         """A function that gathers the batches of several clients at once.
 
         None where the batches must be made task by task: the examples are in a file that is read
         client by client, or the clients have different transforms.
         """
-        if self._personal is not None or not isinstance(self._source, InMemory):
+        if self._shared is None:
             return None
-        gather = BlockBatches(self._source, self._rows, self._transform, self._dtype, self._device)
+        gather = BlockBatches(self._shared, self._rows, self._transform, self._dtype, self._device)
         return lambda tasks, size, width: self._timed(gather(tasks, size, width))
 
     def _batch_indices(
@@ -178,7 +214,7 @@ class ClientPool:
     ) -> Iterator[BatchIndices]:
         """The indices of ``work`` local steps of a client of ``count`` examples."""
         cut: Any = {"batch_size": self._batch_size, "drop_last": self._local.drop_last}
-        shuffle = stream(self._seed, "shuffle", round, client)
+        shuffle = partial(stream, self._seed, "shuffle", round, client)
         batches = order(count, epochs=None, steps=work, generator=shuffle, **cut)
         if not augments(self._transform_of(client)):
             yield from (BatchIndices(positions, None) for positions in batches)
@@ -191,13 +227,18 @@ class ClientPool:
             begin, end = end, end + len(positions)
             yield BatchIndices(positions, draws[begin:end])
 
-    def _timed(self, items: Iterator[Item]) -> Iterator[Item]:
-        """The same items; the time that each takes is added to ``pop_elapsed_s``."""
-        began = perf_counter()
-        for item in items:
-            self._elapsed_s += perf_counter() - began
-            yield item
-            began = perf_counter()
+    def _batch_rows(self, client: int, round: int, work: int) -> Iterator[BatchIndices]:
+        """As ``_batch_indices``, but with rows of the data set in place of positions."""
+        own = self._rows[client]
+        for step in self._batch_indices(client, round, len(own), work):
+            yield BatchIndices(own[step.positions], step.draws)
+
+    def _timed(self, items: Iterator[Item], count: float = inf) -> Iterator[Item]:
+        """The same items, ``count`` of them; their time is added to ``pop_elapsed_s``."""
+        return _Timed(items, count, self._add_elapsed)
+
+    def _add_elapsed(self, seconds: float) -> None:
+        self._elapsed_s += seconds
 
     def training(self, client: int) -> Iterator[Batch]:
         """All training examples of ``client``, without augmentation."""
@@ -235,6 +276,31 @@ class ClientPool:
 
     def _transform_of(self, client: int) -> Transform:
         return self._transform if self._personal is None else self._personal(client)
+
+
+class _Timed(Iterator[Item]):
+    """An iterator that passes the seconds that each item takes to a function.
+
+    With the last item it drops the iterator behind it: a task lives until the end of its round,
+    and its examples as stored, or its last batch, would live as long.
+
+    Args:
+        items: to iterate over.
+        count: of the items, or more.
+        add: takes the seconds.
+    """
+
+    def __init__(self, items: Iterator[Item], count: float, add: Callable[[float], None]) -> None:
+        self._items, self._left, self._add = items, count, add
+
+    def __next__(self) -> Item:
+        began = perf_counter()
+        item = next(self._items)
+        self._add(perf_counter() - began)
+        self._left -= 1
+        if not self._left:
+            self._items = iter(())
+        return item
 
 
 @lru_cache(4096)

@@ -56,6 +56,8 @@ def _capture(function: Callable[..., Any], trees: Any) -> _Captured:
     leaves, spec = tree_flatten(trees)
     inputs = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # Other threads may free pinned memory or poll NCCL meanwhile: in the default mode "global" any
+    # such call makes the capture fail.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         outputs = function(*tree_unflatten(inputs, spec))
     return _Captured(graph, inputs, outputs)

@@ -1,8 +1,10 @@
-"""Make the batches of a client before they are needed; small ones several at a time."""
+"""Make batches before they are needed; small ones several at a time, of one client or of many."""
 
-from collections.abc import Iterator, Sequence
-from itertools import tee
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice, tee
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +15,8 @@ from hpcfl.data.base import Transform
 from hpcfl.local.examples import ExampleSource, to_device
 from hpcfl.local.step import BatchIndices
 from hpcfl.types import Batch, Stored
+
+Item = TypeVar("Item")
 
 PREFETCH_BYTES = 1 << 18  # of inputs, as stored, that are transformed at once
 ALIGNMENT = 64  # bytes: torch's allocations begin at multiples of it
@@ -39,17 +43,24 @@ class BatchPrefetcher:
         device: torch.device,
     ) -> None:
         self._source, self._dtype, self._device = source, dtype, device
-        self._most = PREFETCH_BYTES // max(1, prod(inputs.shape[1:]) * inputs.dtype.itemsize)
+        self.most = PREFETCH_BYTES // max(1, prod(inputs.shape[1:]) * inputs.dtype.itemsize)
+        """Examples that are transformed at once, unless one batch is larger."""
 
     def __call__(
         self, client: int, indices: Iterator[BatchIndices], transform: Transform
     ) -> Iterator[Batch]:
         """A client's batches of these indices; each has the bits that it would have alone."""
         # The source reads positions ahead of the draws, hence two iterators over the groups.
-        groups, ahead = tee(_groups(indices, self._most))
+        groups, ahead = tee(map(_joined, groups_of(indices, _size, self.most)))
         stored = self._source.of_client(client, (joined.positions for joined, _ in ahead))
         for joined, sizes in groups:
-            yield from self._split(next(stored), joined.draws, sizes, transform)
+            yield from _emptied(self._split(next(stored), joined.draws, sizes, transform))
+
+    def batches(self, rows: Sequence[BatchIndices], transform: Transform) -> deque[Batch]:
+        """Batches of several clients, made at once; ``positions`` are rows of the data set here."""
+        joined, sizes = _joined(rows)
+        (stored,) = self._source.stream([joined.positions])
+        return self._split(stored, joined.draws, sizes, transform)
 
     def _split(
         self,
@@ -57,39 +68,89 @@ class BatchPrefetcher:
         draws: NDArray[np.int64] | None,
         sizes: Sequence[int],
         transform: Transform,
-    ) -> Sequence[Batch]:
+    ) -> deque[Batch]:
         """Transform the examples of a group, and split them into batches of these sizes."""
         on_device = None if draws is None else to_device(torch.from_numpy(draws), self._device)
         whole = Batch(transform(stored.inputs, self._dtype, on_device), stored.labels)
         if len(sizes) == 1:
-            return [whole]
+            return deque([whole])
         inputs, labels = (leaf.split_with_sizes(sizes) for leaf in whole)
-        return [Batch(_aligned(x), y) for x, y in zip(inputs, labels, strict=True)]
+        return deque(Batch(_aligned(x), y) for x, y in zip(inputs, labels, strict=True))
 
 
-def _groups(indices: Iterator[BatchIndices], most: int) -> Iterator[tuple[BatchIndices, list[int]]]:
-    """Join consecutive steps of at most ``most`` examples, one step at least; and their sizes."""
-    group: list[BatchIndices] = []
-    sizes: list[int] = []
+class JoinedClients:
+    """The batches of several small clients, made together when one of them first needs its own.
+
+    Each has the bits that it would have alone.  A client may take its batches at any time or never,
+    but once only; they are dropped as they are taken.
+
+    Args:
+        prefetcher: makes the batches.
+        rows: for each client, the rows of the data set, and the draws, of each local step.
+        transform: of all these clients.
+    """
+
+    def __init__(
+        self,
+        prefetcher: BatchPrefetcher,
+        rows: Sequence[Iterator[BatchIndices]],
+        transform: Transform,
+    ) -> None:
+        self._prefetcher, self._rows, self._transform = prefetcher, rows, transform
+        self._made: list[Iterator[Batch]] = []
+
+    def of(self, k: int) -> Iterator[Batch]:
+        """The batches of the k-th of these clients."""
+        if not self._made:
+            self._made = self._make([list(steps) for steps in self._rows])
+        yield from self._made[k]
+
+    def _make(self, rows: Sequence[list[BatchIndices]]) -> list[Iterator[Batch]]:
+        try:
+            batches = iter(self._prefetcher.batches(list(chain(*rows)), self._transform))
+        except Exception:  # noqa: BLE001 - raised again, but for the client whose example raises it
+            return [self._alone(steps) for steps in rows]
+        return [_emptied(deque(islice(batches, len(steps)))) for steps in rows]
+
+    def _alone(self, steps: Sequence[BatchIndices]) -> Iterator[Batch]:
+        yield from _emptied(self._prefetcher.batches(steps, self._transform))
+
+
+def groups_of(
+    items: Iterable[Item], size: Callable[[Item], int], most: int
+) -> Iterator[list[Item]]:
+    """Consecutive items in groups of at most ``most`` in all, but of one item at least."""
+    group: list[Item] = []
     total = 0
-    for step in indices:
-        size = len(step.positions)
-        if group and total + size > most:
-            yield _joined(group), sizes
-            group, sizes, total = [], [], 0
-        group.append(step)
-        sizes.append(size)
-        total += size
+    for item in items:
+        more = size(item)
+        if group and total + more > most:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += more
     if group:
-        yield _joined(group), sizes
+        yield group
 
 
-def _joined(group: Sequence[BatchIndices]) -> BatchIndices:
+def _size(step: BatchIndices) -> int:
+    return len(step.positions)
+
+
+def _joined(group: Sequence[BatchIndices]) -> tuple[BatchIndices, list[int]]:
+    """The indices of several steps in one, and the sizes of their batches."""
     if len(group) == 1:
-        return group[0]
+        return group[0], [_size(group[0])]
     draws = [step.draws for step in group if step.draws is not None]
     positions = np.concatenate([step.positions for step in group])
-    return BatchIndices(positions, np.concatenate(draws) if draws else None)
+    joined = BatchIndices(positions, np.concatenate(draws) if draws else None)
+    return joined, [_size(step) for step in group]
+
+
+def _emptied(items: deque[Item]) -> Iterator[Item]:
+    """The items; none is kept once it was taken."""
+    while items:
+        yield items.popleft()
 
 
 def _aligned(inputs: Tensor) -> Tensor:

@@ -1,0 +1,277 @@
+"""Measure rounds on a GPU: models, precisions and executors beside a bare loop and pfl.
+
+Each subject is a model in a precision; its sides play a round in turn.  The data are random, in the
+shapes of CIFAR-10, Shakespeare and a table, so that nothing needs to be fetched.  A GPU may be lent
+for minutes only: after each subject the figures are written, and a later call measures those that
+are missing.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from hpcfl.bench.interleave import take_turns
+from hpcfl.bench.peers import Work, checked_peer, pfl_process
+from hpcfl.bench.result import Measurement, Result
+from hpcfl.bench.round import BareLoop, write_images
+from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
+from hpcfl.data.sources.shakespeare import ALPHABET, WINDOW
+from hpcfl.errors import HpcflError, JobError, one_line
+from hpcfl.io.files import parse_json, read_bytes
+from hpcfl.io.progress import track
+from hpcfl.job.schema import load
+
+TURNS, WARMUP = 7, 2  # the first turn captures the graph and chooses kernels
+MINUTES = 8.0
+PRECISIONS = {"cuda": ("float32", "tf32", "bf16"), "cpu": ("float32", "bf16")}
+WORKS = {
+    "cnn": Work(1000, 50, 50, 10, 0.1),  # pfl's own benchmark
+    "lenet": Work(100, 500, 10, 64, 0.01),
+    "resnet20": Work(100, 500, 10, 64, 0.01),
+    "char_lstm": Work(100, 500, 10, 100, 1.0),
+    "linear": Work(1000, 20, 50, 10, 0.1),
+}
+REHEARSAL = Work(3, 2, 2, 2, 0.01)
+IMAGES = ("cnn", "lenet", "resnet20")  # which pfl plays, too
+_OWN = ("date", "cores", "threads")  # may differ between the calls that measure one file
+
+
+class Subject(NamedTuple):
+    """A model in a precision."""
+
+    model: str
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.precision}"
+
+
+class Figures:
+    """The figures so far, and the subjects that failed, in a file from which a call continues.
+
+    Args:
+        path: the file, which may exist; None: nothing is kept.
+        rehearsal: whether tiny works are played on the CPU.
+        device: that is measured.
+
+    Raises:
+        JobError: the file has figures of another machine, other versions or other works.
+    """
+
+    def __init__(self, path: Path | None, *, rehearsal: bool, device: torch.device) -> None:
+        self._path, self._rehearsal, self._device = path, rehearsal, device
+        self.measured: list[Measurement] = []
+        self.failed: dict[str, str] = {}
+        """Messages by subject."""
+        if path is not None and path.exists():
+            self._read(path)
+
+    def result(self) -> Result:
+        """The figures and a table of them."""
+        about = {"rehearsal": self._rehearsal, "failed": self.failed}
+        return Result("bench gpu", report(self.measured), self.measured, about, self._device)
+
+    def add(self, figures: Sequence[Measurement]) -> None:
+        """Add the figures of a subject, and write all."""
+        self.measured += figures
+        self.failed.pop(figures[0].subject, None)
+        self._write()
+
+    def fail(self, subject: Subject, message: str) -> None:
+        """Note that a subject failed, and write all."""
+        self.failed[str(subject)] = message
+        self._write()
+
+    def missing(self, subjects: Sequence[Subject]) -> list[Subject]:
+        """The subjects without figures, those that failed before at the end."""
+        done = {figure.subject for figure in self.measured}
+        left = [subject for subject in subjects if str(subject) not in done]
+        return sorted(left, key=lambda subject: str(subject) in self.failed)
+
+    def _write(self) -> None:
+        if self._path is not None:
+            self.result().write(self._path)
+
+    def _read(self, path: Path) -> None:
+        advice = "name another file with --json, or remove it"
+        try:
+            tree = parse_json(read_bytes(path, advice))
+            machine, about = tree["machine"], tree["about"]
+            self.failed = dict(about["failed"])
+            self.measured = [
+                Measurement(*(figure[key] for key in Measurement._fields))
+                for figure in tree["figures"]
+            ]
+        except (ValueError, LookupError, TypeError) as e:
+            raise JobError(f"{path}: found no figures of bench gpu ({e!r}); {advice}") from e
+        before = {**machine, "rehearsal": about["rehearsal"]}
+        now = {**self.result().machine(), "rehearsal": self._rehearsal}
+        for key, value in now.items():
+            if key not in _OWN and before.get(key) != value:
+                raise JobError(
+                    f"{path}: its {key} is {before.get(key)}, now it is {value}: figures of "
+                    f"different work are not collected; {advice}"
+                )
+
+
+def bench_gpu(
+    path: Path | None, python: Path | None, *, minutes: float = MINUTES, rehearse: bool = False
+) -> Result:
+    """Measure the subjects that the file lacks, for about so many minutes.
+
+    Args:
+        path: a file of figures to continue and to write.
+        python: an interpreter that has pfl; the running one when None, if it has it.
+        minutes: after the first subject, none is begun that would probably end later.
+        rehearse: play tiny works on the CPU.
+
+    Raises:
+        JobError: there is no GPU; or the file or the interpreter does not fit.
+    """
+    if not rehearse and not torch.cuda.is_available():
+        raise JobError("bench gpu: found no GPU; --rehearse plays tiny works on the CPU")
+    began, longest = monotonic(), 0.0
+    device = torch.device("cpu") if rehearse else torch.device("cuda", 0)
+    figures = Figures(path, rehearsal=rehearse, device=device)
+    subjects = [
+        Subject(model, precision) for model in WORKS for precision in PRECISIONS[device.type]
+    ]
+    peer = _peer(python)
+    left = figures.missing(subjects)
+    for subject in track(left, "bench gpu: subjects", len(left), thread=False):
+        started = monotonic()
+        if longest and started - began + longest > 60 * minutes:
+            break
+        work = REHEARSAL if rehearse else WORKS[subject.model]
+        try:
+            figures.add(_measure(subject, work, device.type, peer))
+        except (HpcflError, torch.OutOfMemoryError) as e:
+            figures.fail(subject, one_line(str(e)))
+        except RuntimeError as e:  # after an error of a kernel this process cannot use the GPU
+            figures.fail(subject, one_line(str(e)))
+            break
+        longest = max(longest, monotonic() - started)
+    result = figures.result()
+    return Result(
+        result.command,
+        "\n".join([result.table, *_state(figures, subjects, path)]),
+        result.figures,
+        result.about,
+        device,
+    )
+
+
+def _state(figures: Figures, subjects: Sequence[Subject], path: Path | None) -> Iterator[str]:
+    """Lines: the subjects that failed, and how many are measured."""
+    yield ""
+    for subject, message in figures.failed.items():
+        yield f"{subject}: failed: {message}"
+    left = len(figures.missing(subjects))
+    more = "; the same command continues" if left and path is not None else ""
+    yield f"{len(subjects) - left} of {len(subjects)} subjects measured{more}"
+
+
+def _peer(python: Path | None) -> str | None:
+    """The interpreter that has pfl; None where none is named and this one has not."""
+    try:
+        return checked_peer(python)
+    except JobError:
+        if python is not None:
+            raise
+        return None
+
+
+def _measure(subject: Subject, work: Work, device: str, peer: str | None) -> list[Measurement]:
+    """The seconds of a round of every side."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        root = Path(name)
+        path = root / "job.yaml"
+        path.write_text(json.dumps(_job(root, subject, work, device)))
+        sides: dict[str, Callable[[], float]] = {}
+        for executor in ("sequential", "block"):
+            (folder := root / executor).mkdir()
+            built = build_bench_run(load(path, [f"executor={executor}"]), folder, stack)
+            sides[executor] = TimedRounds(built.run, 1)
+            if executor == "sequential":
+                sides["bare loop"] = BareLoop(built.components, built.run, 1)
+        if peer is not None and subject.model in IMAGES:
+            about = {"model": subject.model, "precision": subject.precision, **work._asdict()}
+            pfl = stack.enter_context(pfl_process(peer, about))
+            sides[f"pfl {next(pfl)['pfl']}"] = lambda: float(next(pfl)["wall_s"])
+        times = take_turns(sides, TURNS, f"bench gpu: {subject}: rounds", warmup=WARMUP)
+    return [Measurement(str(subject), side, "s", seconds) for side, seconds in times.items()]
+
+
+def _job(root: Path, subject: Subject, work: Work, device: str) -> dict[str, Any]:
+    """A job of random examples, which this writes."""
+    count = work.users * work.samples
+    common = {
+        "cohort": {"kind": "uniform", "size": work.cohort},
+        "algorithm": {"name": "fedavg"},
+        "local": {"epochs": 1, "batch_size": work.batch, "lr": work.rate},
+        "weights": "uniform",
+        "device": device,
+        "precision": subject.precision,
+        "rounds": 1000,
+        "store": {"kind": "memory"},
+    }
+    if subject.model in IMAGES:
+        write_images(root, count)
+        data = {"root": str(root), "clients": work.users, "augment": False}
+        return {"task": f"cifar10-{subject.model}", "data": data, **common}
+    if subject.model == "char_lstm":
+        _write_texts(root, work)
+        data = {"kind": "leaf", "examples": "text", "root": str(root)}
+    else:
+        draw = np.random.default_rng(0)
+        x, number = draw.standard_normal((count, 64), np.float32), np.arange(count)
+        np.savez(root / "table.npz", x=x, y=number % 10, client=number % work.users)
+        data = {"kind": "arrays", "path": str(root / "table.npz")}
+    return {"data": data, "model": {"name": subject.model}, **common}
+
+
+def _write_texts(root: Path, work: Work) -> None:
+    """Write random texts in LEAF's layout: windows of 80 characters, and the next ones."""
+    draw, letters = np.random.default_rng(0), np.array(list(ALPHABET))
+    for part, users, samples in (("train", work.users, work.samples), ("test", 1, 1)):
+        texts: Mapping[str, Any] = {
+            f"u{user:04d}": {
+                "x": ["".join(row) for row in letters[draw.integers(80, size=(samples, WINDOW))]],
+                "y": letters[draw.integers(80, size=samples)].tolist(),
+            }
+            for user in range(users)
+        }
+        content = {"users": list(texts), "num_samples": [samples] * users, "user_data": texts}
+        (root / part).mkdir()
+        (root / part / "texts.json").write_text(json.dumps(content))
+
+
+def report(figures: Sequence[Measurement]) -> str:
+    """A table: medians, quartiles, and the other sides' time to the bare loop's and pfl's."""
+    lines = [
+        f"{'':20} {'':12} {'a round':>11} {'quartiles':>20} {'of bare loop':>13} {'of pfl':>7}"
+    ]
+    subject = ""
+    for figure in figures:
+        low, high = figure.quartiles
+        same = [other for other in figures if other.subject == figure.subject]
+        ratios = [
+            next(
+                (f"{figure.over(other):.3f}" for other in same if other.side.startswith(name)), "-"
+            )
+            for name in ("bare loop", "pfl")
+        ]
+        name = "" if figure.subject == subject else figure.subject
+        subject = figure.subject
+        lines.append(
+            f"{name:20} {figure.side:12} {1e3 * figure.median:8.2f} ms "
+            f"{1e3 * low:8.2f} to {1e3 * high:8.2f} {ratios[0]:>13} {ratios[1]:>7}"
+        )
+    return "\n".join(lines)

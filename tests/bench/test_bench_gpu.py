@@ -1,0 +1,72 @@
+"""A rehearsal of the measurements on a GPU: figures of every subject, in several calls."""
+
+import json
+
+import pytest
+
+from hpcfl.bench import gpu
+from hpcfl.bench.gpu import WORKS, bench_gpu
+from hpcfl.bench.result import Measurement
+from hpcfl.errors import HpcflError, JobError
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("determinism")]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """One turn of each side, of one model for each kind of data, in float32."""
+    works = {model: WORKS[model] for model in ("lenet", "char_lstm", "linear")}
+    monkeypatch.setattr(gpu, "WORKS", works)
+    monkeypatch.setitem(gpu.PRECISIONS, "cpu", ("float32",))
+    monkeypatch.setattr(gpu, "TURNS", 1)
+    monkeypatch.setattr(gpu, "WARMUP", 0)
+
+
+def test_a_second_call_measures_what_the_first_left(tmp_path, quick):
+    path = tmp_path / "bench.json"
+    first = bench_gpu(path, None, minutes=1e-9, rehearse=True)
+    assert [figure.side for figure in first.figures] == ["sequential", "bare loop", "block"]
+    assert "1 of 3 subjects measured; the same command continues" in str(first)
+    rest = bench_gpu(path, None, rehearse=True)
+    subjects = list(dict.fromkeys(figure.subject for figure in rest.figures))
+    assert subjects == ["lenet, float32", "char_lstm, float32", "linear, float32"]
+    assert list(rest.figures[0].values) == list(first.figures[0].values)
+    assert rest.table.endswith("3 of 3 subjects measured")
+
+
+def test_a_subject_that_fails_is_told_and_tried_again_at_the_end(tmp_path, monkeypatch):
+    def measure(subject, *_):
+        if str(subject) == broken:
+            raise HpcflError("no room")
+        return [Measurement(str(subject), "bare loop", "s", [1.0])]
+
+    monkeypatch.setattr(gpu, "_measure", measure)
+    path, broken = tmp_path / "bench.json", "cnn, float32"
+    first = bench_gpu(path, None, rehearse=True)
+    assert "cnn, float32: failed: no room\n9 of 10 subjects measured; the same" in str(first)
+    assert json.loads(path.read_text())["about"]["failed"] == {broken: "no room"}
+    broken = ""
+    again = bench_gpu(path, None, rehearse=True)
+    assert again.figures[-1].subject == "cnn, float32"
+    assert "failed" not in str(again)
+
+
+def test_figures_of_different_work_are_not_collected(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "_measure", lambda s, *_: [Measurement(str(s), "block", "s", [1.0])])
+    path = tmp_path / "bench.json"
+    bench_gpu(path, None, rehearse=True)
+    tree = json.loads(path.read_text())
+    tree["machine"]["torch"] = "1.0"
+    path.write_text(json.dumps(tree))
+    with pytest.raises(JobError, match=r"bench\.json: its torch is 1\.0, now it is .* or remove"):
+        bench_gpu(path, None, rehearse=True)
+    path.write_text("{}")
+    with pytest.raises(JobError, match=r"bench\.json: found no figures of bench gpu"):
+        bench_gpu(path, None, rehearse=True)
+
+
+def test_without_a_gpu(hpcfl, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = hpcfl("bench", "gpu")
+    assert done.code == 2
+    assert done.err == ["JobError: bench gpu: found no GPU; --rehearse plays tiny works on the CPU"]

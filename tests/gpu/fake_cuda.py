@@ -1,0 +1,443 @@
+"""A GPU that is none: its tensors compute on the CPU, and obey the rules of CUDA.
+
+``fake_cuda`` replaces three things, and leaves all of hpcfl as it is:
+
+- Tensors.  ``.to("cuda")`` and ``device="cuda"`` make tensors of a subclass that say ``cuda:0`` of
+  their device and hold their values in memory.  Operations that PyTorch refuses are refused:
+  tensors of two devices in one call (but for 0-d CPU tensors in pointwise calls), ``numpy`` of a
+  tensor on the device, and operations without a deterministic kernel.
+- Pinned memory.  A copy into it that does not wait arrives only when a stream is synchronised;
+  until then it holds other bytes.
+- The functions of ``torch.cuda`` that hpcfl calls.  A captured graph holds the operations on the
+  device in their order, and a replay computes them again into the same memory.  Within a capture
+  nothing may be read by the host, and no memory be copied to or from it; a 0-d CPU tensor keeps
+  the value that it had then.
+
+Not covered: kernels themselves, their rounding and their memory, more than one stream, NCCL, and a
+pinned buffer that the host overwrites while a copy to the device still reads it.
+
+torch's own ``FakeTensorMode`` cannot be used here: autograd asks for the guard of its tensors'
+device, and a build for CPUs has none for CUDA, which ends the process.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet, _functorch
+from torch._ops import HigherOrderOperator, _compute_keyset
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hpcfl.data import images
+
+CUDA = torch.device("cuda:0")
+aten = torch.ops.aten
+
+# CUDA kernels that torch.use_deterministic_algorithms documents to raise.
+NONDETERMINISTIC = {
+    aten._adaptive_avg_pool2d_backward,
+    aten._cdist_backward,
+    aten.adaptive_max_pool2d_backward,
+    aten.bincount,
+    aten.cumsum,
+    aten.grid_sampler_2d_backward,
+    aten.histc,
+    aten.kthvalue,
+    aten.max_unpool2d,
+    aten.median,
+    aten.nll_loss2d_forward,
+    aten.put_,
+    aten.reflection_pad2d_backward,
+    aten.replication_pad2d_backward,
+    aten.scatter_add_,
+    aten.scatter_reduce,
+    aten.upsample_bilinear2d_backward,
+}
+HOST_WAITS = {  # these need a value on the host: CUDA refuses them in a capture
+    aten._local_scalar_dense,
+    aten.is_nonzero,
+    aten.equal,
+    aten.nonzero,
+    aten.masked_select,
+    aten._unique2,
+}
+
+
+class FakeTensor(Tensor):
+    """A tensor on the fake device; its values are its own memory."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _call(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _compute(func, args, kwargs or {})
+
+
+class Runtime:
+    """The state of the device: copies under way, pinned memory, the graph under capture."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        """What was called of ``torch.cuda``."""
+        self.pinned: list[Tensor] = []
+        self.copies: list[Callable[[], object]] = []
+        self.graph: Graph | None = None
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether the tensor's memory is pinned."""
+        own = tensor.untyped_storage().data_ptr()
+        return own != 0 and any(own == t.untyped_storage().data_ptr() for t in self.pinned)
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """The tensor, whose memory is pinned from now on."""
+        self.pinned.append(tensor)
+        return tensor
+
+    def synchronize(self, *_: object) -> None:
+        """Let all copies arrive."""
+        self.refuse_in_capture("synchronize")
+        self.calls.append("synchronize")
+        for copy in self.copies:
+            copy()
+        self.copies.clear()
+
+    def refuse_in_capture(self, what: object) -> None:
+        """Raise if a graph is being captured."""
+        if self.graph is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
+
+
+class Graph:
+    """A captured graph."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[Any, Any, Any, list[Tensor]]] = []
+
+    def add(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Note an operation, and its outputs that have memory of their own."""
+        inputs = {_memory(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        own = [leaf for leaf in made if _memory(leaf) not in inputs]
+        baked = tree_map(_value_now, (args, kwargs))
+        self.operations.append((func, *baked, own))
+
+    def forget_values(self) -> None:
+        """A capture computes nothing: what it allocated is undefined until a replay."""
+        for *_, own in self.operations:
+            for leaf in own:
+                if leaf.is_floating_point():
+                    leaf.fill_(torch.nan)
+
+    def replay(self) -> None:
+        """Compute everything again, into the same memory."""
+        _runtime().calls.append("replay")
+        with kernels():
+            for func, args, kwargs, own in self.operations:
+                found = func(*args, **kwargs)
+                if own:
+                    values = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+                    for leaf, value in zip(own, values, strict=True):
+                        leaf.copy_(value)
+
+
+def _value_now(leaf: Any) -> Any:
+    return leaf.clone() if type(leaf) is Tensor else leaf
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+_current: list[Runtime] = []
+
+
+def _runtime() -> Runtime:
+    return _current[-1]
+
+
+def is_fake(tensor: Any) -> bool:
+    """Whether a tensor, or what vmap and autograd wrap in it, is on the fake device."""
+    while isinstance(tensor, Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return isinstance(tensor, FakeTensor)
+
+
+@contextmanager
+def kernels() -> Iterator[None]:
+    """Call the CPU's kernels alone: autograd and this module have done their part."""
+    views = DispatchKeySet(DispatchKey.ADInplaceOrView)
+    with (
+        torch._C._DisableTorchDispatch(),
+        torch._C._AutoDispatchBelowAutograd(),
+        torch._C._ExcludeDispatchKeyGuard(views),
+    ):
+        yield
+
+
+def _wrap(leaf: Any) -> Any:
+    if type(leaf) is not Tensor:
+        return leaf
+    return torch.Tensor._make_subclass(FakeTensor, leaf, leaf.requires_grad)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The same memory as a CPU tensor."""
+    with torch._C.DisableTorchFunction(), kernels():
+        return tensor.detach().as_subclass(Tensor) if isinstance(tensor, FakeTensor) else tensor
+
+
+class FakeDevice(TorchFunctionMode):
+    """Sees the calls that no tensor of the device takes part in: those that make one."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, HigherOrderOperator):
+            return _call(func, args, kwargs)
+        # It calls Python again, in which the mode must be on; by itself it would call this method.
+        keys = _compute_keyset(args, kwargs, func.non_fallthrough_keys)
+        with self:
+            return func.dispatch(keys.highestPriorityTypeId(), *args, **kwargs)
+
+
+def _is_cuda(value: Any) -> bool:
+    return isinstance(value, torch.device | str) and str(value).startswith("cuda")
+
+
+def _call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A call of Python: what depends on the device; all else is left to ``_compute``."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if func in _REPLACED:
+            return _REPLACED[func](func, *args, **kwargs)
+        if kwargs.get("pin_memory"):
+            made = func(*args, **{**kwargs, "pin_memory": False})
+            made.view(-1).view(torch.uint8).fill_(0x7F)
+            return _runtime().pin(made)
+        if _is_cuda(kwargs.get("device")):
+            return _make(func, args, {**kwargs, "device": "cpu"})
+        return func(*args, **kwargs)
+
+
+def _make(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Make a tensor on the device."""
+    runtime = _runtime()
+    if func is torch.tensor:  # from a value of the host
+        runtime.refuse_in_capture(func)
+    made = _wrap(func(*args, **kwargs))
+    if runtime.graph is not None:
+        runtime.graph.add(func, args, kwargs, made)
+    return made
+
+
+def _device(get: Any, tensor: Tensor, *_: object) -> Any:
+    return CUDA if is_fake(tensor) else get(tensor)
+
+
+def _is_pinned(_: Any, tensor: Tensor) -> bool:
+    return not is_fake(tensor) and _runtime().is_pinned(tensor)
+
+
+def _pin_memory(_: Any, tensor: Tensor) -> Tensor:
+    assert not is_fake(tensor), "cannot pin a tensor of the device"
+    return _runtime().pin(tensor.clone())
+
+
+def _read(func: Any, tensor: Tensor, *args: Any, force: bool = False) -> Any:
+    """``numpy`` and ``tolist``."""
+    if not is_fake(tensor):
+        return func(tensor, *args)
+    if func is Tensor.numpy and not force:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+    _runtime().refuse_in_capture(func)
+    return func(_plain(tensor), *args)
+
+
+def _to(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """``to``, ``cpu`` and ``cuda``: a copy where the device changes, else as ever."""
+    rest = {name: value for name, value in kwargs.items() if name != "device"}
+    places = [value for value in (*args, kwargs.get("device")) if _is_place(value)]
+    others = [value for value in args if not _is_place(value)]
+    if func is not Tensor.to:
+        places = [CUDA if func is Tensor.cuda else torch.device("cpu")]
+    here = is_fake(tensor)
+    there = _is_cuda(places[0]) if places else here
+    if places and str(places[0]) == "meta":
+        return _plain(tensor).to("meta", *others, **rest)
+    if here == there or _functorch.is_functorch_wrapped_tensor(tensor):
+        return Tensor.to(tensor, *others, **rest) if others or rest else tensor
+    runtime = _runtime()
+    runtime.refuse_in_capture(f"a copy of {tuple(tensor.shape)}")
+    dtypes = [value for value in (*others, rest.get("dtype")) if isinstance(value, torch.dtype)]
+    copied = torch.empty_like(_plain(tensor), dtype=dtypes[0] if dtypes else tensor.dtype)
+    copied.copy_(_plain(tensor))
+    return _wrap(copied) if there else copied
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, torch.device | str)
+
+
+def _embedding(func: Any, *args: Any, **kwargs: Any) -> Any:
+    with _MadeInside():
+        return func(*args, **kwargs)
+
+
+_REPLACED: dict[Any, Callable[..., Any]] = {
+    Tensor.device.__get__: _device,
+    Tensor.to: _to,
+    Tensor.cpu: _to,
+    Tensor.cuda: _to,
+    Tensor.is_pinned: _is_pinned,
+    Tensor.pin_memory: _pin_memory,
+    Tensor.numpy: _read,
+    Tensor.tolist: _read,
+    functional.embedding: _embedding,
+}
+
+
+class _MadeInside(TorchDispatchMode):
+    """Puts what PyTorch's own code makes from nothing, such as a range, on the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if any(isinstance(leaf, Tensor) for leaf in args) or type(made) is not Tensor:
+            return made
+        graph = _runtime().graph
+        if graph is not None:
+            graph.add(func, args, kwargs or {}, made)
+        return _wrap(made)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would make torch import its compiler, only to skip it
+
+
+def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operation on at least one tensor of the device."""
+    runtime, packet = _runtime(), func.overloadpacket
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    host = [leaf for leaf in tensors if not isinstance(leaf, FakeTensor)]
+    masks = packet in (aten.index, aten.index_put_) and any(t.dtype == torch.bool for t in tensors)
+    if packet in HOST_WAITS or masks:
+        runtime.refuse_in_capture(func)
+    if packet in NONDETERMINISTIC and args[0].is_floating_point():
+        raise RuntimeError(f"{func} does not have a deterministic implementation on CUDA")
+    if packet is aten.copy_ and host:
+        return _copy(*args[:2], *args[2:], **kwargs)
+    if host:
+        scalars = torch.Tag.pointwise in func.tags and all(leaf.dim() == 0 for leaf in host)
+        changed = host[0] is args[0] and packet.__name__.endswith("_")
+        if changed or not scalars:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device: {func} of "
+                f"{[(tuple(leaf.shape), 'cpu') for leaf in host]} and tensors on cuda:0"
+            )
+    with kernels():
+        made = tree_map(_wrap, func(*args, **kwargs))
+    if runtime.graph is not None and packet is not aten.detach:
+        runtime.graph.add(func, args, kwargs, made)
+    return made
+
+
+def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """A copy between memory and the device."""
+    runtime = _runtime()
+    runtime.refuse_in_capture(f"a copy of {tuple(source.shape)}")
+
+    def copy() -> None:
+        with kernels():
+            target.copy_(source)
+
+    if non_blocking and not isinstance(target, FakeTensor):
+        assert runtime.is_pinned(target), "a copy into other memory waits"
+        runtime.copies.append(copy)
+    else:
+        copy()
+    return target
+
+
+@contextmanager
+def fake_cuda() -> Iterator[Runtime]:
+    """Give the block a fake GPU, ``cuda:0``; its state."""
+    runtime = Runtime()
+    caches = images._affine, images._gather_indices
+    with pytest.MonkeyPatch.context() as patch:
+        _replace_torch_cuda(patch, runtime)
+        _current.append(runtime)
+        for cache in caches:
+            cache.cache_clear()
+        try:
+            with FakeDevice():
+                yield runtime
+        finally:
+            for cache in caches:
+                cache.cache_clear()
+            _current.pop()
+
+
+def _replace_torch_cuda(patch: pytest.MonkeyPatch, runtime: Runtime) -> None:
+    """Replace the functions of ``torch.cuda`` that hpcfl calls; autocast is the CPU's."""
+
+    def note(name: str, value: Any = None) -> Callable[..., Any]:
+        def called(*_: object) -> Any:
+            runtime.calls.append(name)
+            return value
+
+        return called
+
+    stream = SimpleNamespace(synchronize=runtime.synchronize, wait_stream=note("wait_stream"))
+
+    @contextmanager
+    def on_stream(_: object) -> Iterator[None]:
+        runtime.calls.append("side stream")
+        yield
+        runtime.calls.append("main stream")
+
+    @contextmanager
+    def capture(graph: Graph, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        runtime.synchronize()  # torch.cuda.graph does so
+        runtime.calls.append("capture")
+        runtime.graph = graph
+        try:
+            yield
+        finally:
+            runtime.graph = None
+        graph.forget_values()
+
+    autocast = torch.autocast
+    properties = SimpleNamespace(uuid="GPU-0", total_memory=1 << 36)
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "set_device": note("set_device"),
+        "current_device": lambda: 0,
+        "get_device_name": lambda *_: "fake",
+        "get_device_properties": lambda *_: properties,
+        "max_memory_allocated": lambda *_: 1,
+        "default_generators": (torch.Generator(),),
+        "synchronize": runtime.synchronize,
+        "current_stream": lambda *_: stream,
+        "Stream": lambda: stream,
+        "stream": on_stream,
+        "CUDAGraph": Graph,
+        "graph": capture,
+    }.items():
+        patch.setattr(torch.cuda, name, value)
+    patch.setattr(torch, "autocast", lambda _, dtype: autocast("cpu", dtype))
+    patch.setattr(torch.backends.cudnn, "is_acceptable", lambda _: False)
+    # Module.to would set the data of a plain parameter to a tensor of the device.
+    compatible = torch._has_compatible_shallow_copy_type
+    patch.setattr(
+        torch,
+        "_has_compatible_shallow_copy_type",
+        lambda a, b: is_fake(a) == is_fake(b) and compatible(a, b),
+    )

@@ -1,0 +1,369 @@
+"""Whole rounds on a fake GPU: no tensor of a wrong device, and the CPU's numbers.
+
+``tests/gpu/fake_cuda.py`` says what is replaced: tensors of the device, pinned memory, and the
+functions of ``torch.cuda``.  Nothing of hpcfl is replaced.
+"""
+
+import json
+import warnings
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import hpcfl
+from hpcfl.algorithms import ALGORITHMS
+from hpcfl.bench.timed_rounds import build_bench_run
+from hpcfl.comm.base import P2PMessage
+from hpcfl.comm.staging import StagedExchange
+from hpcfl.engine.loop import play
+from hpcfl.engine.timing import measured
+from hpcfl.job.schema import load
+from hpcfl.local.client_states import ClientStates
+from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep
+from hpcfl.models import MODELS
+from hpcfl.runner.components import build_components
+from hpcfl.store.null import NullStore
+from hpcfl.store.schema import Field, StateSchema
+from tests.algorithms.methods import ENTRIES, SAMPLE
+from tests.gpu.fake_cuda import CUDA, fake_cuda, is_fake
+from tests.jobs.miniatures import CLIENTS, MAKERS, VOCABULARY
+from tests.long_form import long_form
+
+EXECUTORS = ["sequential", "block"]
+# Of the block executor alone, which computes convolutions by other kernels on a GPU.
+TOLERANCE = {"sequential": 0.0, "block": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def own_torch(determinism):
+    """torch's switches and threads as they were."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+class Played(NamedTuple):
+    """What some rounds leave behind, in memory."""
+
+    server: list[Tensor]
+    states: list[Tensor]
+    log: list[Tensor]
+    """All that is not measured: the losses, the traffic, the diagnostics."""
+
+
+def rounds(path, device, folder):
+    """Play the rounds of a job on a device."""
+    folder.mkdir()
+    with ExitStack() as stack:
+        built = build_bench_run(load(path, [f"device={device}"]), folder, stack)
+        run = built.run
+        server = play(run, run.algorithm.init_server(run.x0), 0)
+        leaves = tree_leaves(server)
+        assert all(is_fake(leaf) == (device == "cuda") for leaf in leaves)
+        read = [run.training.states.read(client) for client in range(len(built.components.rows))]
+        states = [leaf.clone() for state in read if state is not None for leaf in state]
+    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    log = [torch.tensor([line[key] for key in sorted(line) if not measured(key)]) for line in lines]
+    return Played([leaf.cpu() for leaf in leaves], states, log)
+
+
+def require_same(found, expected, tolerance):
+    """Compare shapes, dtypes and values; nothing may still be on the device."""
+    for ours, theirs in zip(found, expected, strict=True):
+        assert len(ours) == len(theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            assert type(a) is Tensor
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def require_cpus_numbers(folder, job, tolerance):
+    """Play the job on the CPU and on the fake GPU; its results, and the calls of torch.cuda."""
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    expected = rounds(path, "cpu", folder / "cpu")
+    with fake_cuda() as gpu:
+        found = rounds(path, "cuda", folder / "cuda")
+    require_same(found, expected, tolerance)
+    return found, gpu.calls
+
+
+@pytest.fixture
+def problem(tmp_path):
+    """The data section of a small classification: 4 clients of 3 to 9 examples."""
+    draw = np.random.default_rng(0)
+    client = np.repeat(range(4), (3, 9, 5, 7))
+    x = draw.standard_normal((len(client), 5)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, y=np.arange(len(client)) % 3, client=client)
+    return {"kind": "arrays", "path": str(tmp_path / "d.npz")}
+
+
+def small_job(data, algorithm, **changes):
+    pooled = {"partition": {"kind": "pooled"}} if algorithm["name"] == "centralized" else {}
+    cohort = {"kind": "cyclic", "size": 1 if pooled else 3}
+    return {
+        "data": data | pooled,
+        "model": {"name": "linear"},
+        "cohort": cohort,
+        "algorithm": dict(algorithm),
+        "local": {"epochs": 1, "batch_size": 4, "lr": 0.1, "weight_decay": 0.01, "lr_decay": 0.5},
+        "rounds": 3,
+        "block_size": 2 if changes.get("executor") == "block" and not pooled else None,
+        "store": {"kind": "memory"},
+        **changes,
+    }
+
+
+METHODS = [*SAMPLE, *({"fedhbm-random"} - set(SAMPLE))]  # random first states are drawn there
+
+
+def test_every_algorithm_is_played():
+    assert {ENTRIES[name].keys["name"] for name in METHODS} == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("method", METHODS)
+def test_algorithms(tmp_path, problem, method, executor):
+    job = small_job(problem, ENTRIES[method].keys, executor=executor)
+    _, calls = require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
+    # A block of two and one of one client, each of as many steps as its longest client.
+    assert ("replay" in calls) == (executor == "block")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reduction": "fast"},
+        {"precision": "float64"},
+        {"precision": "bf16"},
+        {"weights": "uniform", "store": {"kind": "memory", "dtype": "bfloat16"}},
+        {
+            "diagnostics": {
+                "consistency": True,
+                "drift": True,
+                "dissimilarity": True,
+                "cosine": True,
+            }
+        },
+    ],
+    ids=str,
+)
+def test_other_settings(tmp_path, problem, changes):
+    local = {"epochs": 1, "batch_size": 4, "lr": 0.1, "clip": 0.5}
+    job = small_job(problem, {"name": "scaffold"}, executor="block", local=local, **changes)
+    require_cpus_numbers(tmp_path, job, 1e-2 if "bf16" in str(changes) else 1e-5)
+
+
+def test_float64_uploads_far_from_one_are_scaled_on_the_device(tmp_path):
+    """Only such uploads are scaled before they become integers."""
+    data = {"kind": "quadratics", "clients": 3, "dim": 4}
+    job = small_job(data, {"name": "fedavg"}, precision="float64")
+    job |= {"model": {"name": "point"}, "cohort": {"kind": "uniform", "size": 2}}
+    job["local"] = {"steps": 1, "lr": 1e-290}
+    found, _ = require_cpus_numbers(tmp_path, job, 0.0)
+    assert 0 < found.server[0].abs().max() < 1e-280
+
+
+def test_a_store_gets_states_whose_copies_have_arrived():
+    """The store may read them at once, in another thread."""
+
+    class Reading(NullStore):
+        def save(self, client, state):
+            seen[client] = [leaf.tolist() for leaf in state]
+
+    class State(NamedTuple):
+        own: Tensor
+        shared: Tensor
+
+    seen = {}
+    schema = StateSchema(State, tuple(Field(n, (2,), torch.float32) for n in State._fields))
+    with fake_cuda():
+        states = ClientStates(Reading(0), schema, schema, lambda _: None, CUDA)
+        x, own = torch.ones(2).to("cuda"), torch.full((2,), 2.0).to("cuda")
+        states.write([5, 7], [State(own, x), State(x, own)], x)
+    assert seen == {5: [[2, 2], [1, 1]], 7: [[1, 1], [2, 2]]}
+
+
+TASKS = {
+    "lenet": "cifar10-lenet",
+    "cnn_pfl": "cifar10-cnn",
+    "resnet20": "cifar10-resnet20",
+    "resnet18": "cifar10-resnet18",
+    "cnn_fedavg": "mnist-cnn",
+    "logistic": "emnist-logistic",
+    "linear": "digits",
+    "point": "quadratics",
+    "char_lstm": "shakespeare",
+    "word_lstm": "stackoverflow",
+    "mobilenet_v2": "inaturalist-mobilenetv2",
+    "module": "digits",
+}
+LARGE = ("resnet18", "mobilenet_v2")
+
+LONG_IN_BLOCKS = ("char_lstm", "cnn_pfl", "resnet20", *LARGE)
+MODEL_CASES = [
+    pytest.param(name, executor, marks=[long_form] if slow else [])
+    for name in TASKS
+    for executor in EXECUTORS
+    for slow in [executor == "block" and name in LONG_IN_BLOCKS]
+]
+
+
+class OwnModel(nn.Sequential):
+    """A model of a user's own, for ``model: {name: module}``."""
+
+    def __init__(self, input_shape, outputs):
+        super().__init__(nn.Linear(*input_shape, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def model_job(name, root):
+    """A job of few steps of a model on a miniature of its data, which this writes."""
+    tree, large = {"task": TASKS[name], "data": {}, "model": {}}, name in LARGE
+    if name == "module":
+        tree["model"] = {"name": name, "of": f"{__name__}.{OwnModel.__name__}"}
+    kind = tree["task"].split("-")[0]
+    MAKERS[kind](root)
+    if kind in ("digits", "quadratics"):
+        tree["data"] = {"clients": CLIENTS} if kind == "digits" else {}
+    else:
+        tree["data"] = {"root": str(root)}
+    if kind in ("cifar10", "mnist", "emnist"):
+        tree["data"] |= {"clients": CLIENTS, "partition": {"kind": "iid"}}
+    if kind in ("stackoverflow", "inaturalist"):
+        tree["data"]["subset"] = True
+    if kind == "stackoverflow":
+        tree["data"] |= {"vocabulary": VOCABULARY, "max_examples": 2, "test_examples": 2}
+        tree["model"] = {"hidden": 7, "embedded": 5, "projected": 6}
+    if kind == "inaturalist":
+        tree["data"] |= {"size": 32, "margin": 4}
+    return tree | {
+        "cohort": {"kind": "uniform", "size": 2},
+        "algorithm": {"name": "localghb"},
+        "local": {"steps": 1 if large else 2, "batch_size": 2, "lr": 0.01},
+        "rounds": 1 if large else 2,
+        "store": {"kind": "memory"},
+    }
+
+
+def test_every_model_is_played():
+    assert set(TASKS) == set(MODELS)
+
+
+@pytest.mark.parametrize(("name", "executor"), MODEL_CASES)
+def test_models(tmp_path, name, executor):
+    """With the augmentation of their data, and dropout; mobilenet_v2 reads its data from a file."""
+    job = model_job(name, tmp_path) | {"executor": executor}
+    require_cpus_numbers(tmp_path, job, 1e-4 if executor == "block" else 0.0)
+
+
+def test_no_warning_of_cudnn_about_the_weights_of_an_lstm(tmp_path):
+    """It would come with every run of an LSTM, and no user could do anything about it."""
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(model_job("word_lstm", tmp_path) | {"device": "cuda"}))
+    with fake_cuda():
+        build_components(load(path), CUDA)
+    text = "RNN module weights are not part of single contiguous chunk of memory."
+    warnings.warn(text, stacklevel=1)
+
+
+def test_a_whole_run_with_checkpoints_and_evaluations(tmp_path):
+    """As a user runs it: two rounds, then a resume for one more."""
+    job = model_job("logistic", tmp_path) | {
+        "algorithm": {"name": "fedhbm"},
+        "evaluate": {
+            "every": 1,
+            "train": True,
+            "clients": True,
+            "local_models": True,
+            "best": True,
+        },
+        "checkpoint": {"every": 1},
+        "store": {"kind": "hdf5"},
+        "executor": "block",
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    expected = hpcfl.run(path, ["device=cpu"], out=tmp_path / "cpu")
+    with fake_cuda():
+        hpcfl.run(path, ["device=cuda"], out=tmp_path / "cuda")
+        found = hpcfl.resume(tmp_path / "cuda", ["rounds=3"])
+    more = hpcfl.resume(tmp_path / "cpu", ["rounds=3"])
+    torch.testing.assert_close(found.x, more.x, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(found.x, expected.x)
+
+
+def test_sent_states_are_staged_on_the_device():
+    """As for NCCL, which sends from the device."""
+    with fake_cuda():
+        target = torch.zeros(3)
+        sent = P2PMessage(1, torch.ones(3))
+        staged = StagedExchange([sent], [P2PMessage(1, target)], CUDA)
+        (_, data), (_, buffer) = *staged.sent, *staged.received
+        assert data.device == buffer.device == CUDA
+        buffer.copy_(data)
+        staged.deliver()
+    assert target.tolist() == [1, 1, 1]
+
+
+class TestTheDeviceItself:
+    """The fake refuses what a GPU refuses: else the tests above could not fail."""
+
+    def test_tensors_of_two_devices(self):
+        with fake_cuda():
+            x = torch.ones(3).to("cuda")
+            assert (x * torch.tensor(2.0)).device == CUDA  # a 0-d CPU tensor is a number
+            with pytest.raises(RuntimeError, match=r"the same device: aten\.mul"):
+                x * torch.ones(3)
+            with pytest.raises(RuntimeError, match=r"the same device: aten\.stack"):
+                torch.stack([x.sum(), torch.tensor(2.0)])
+            with pytest.raises(TypeError, match="can't convert cuda:0"):
+                x.numpy()
+
+    def test_a_copy_into_pinned_memory_arrives_with_the_stream(self):
+        with fake_cuda():
+            pinned = torch.empty(2, pin_memory=True)
+            pinned.copy_(torch.ones(2).to("cuda"), non_blocking=True)
+            assert pinned.tolist() != [1, 1]
+            torch.cuda.current_stream().synchronize()
+            assert pinned.tolist() == [1, 1]
+
+    def test_a_graph_computes_only_when_it_is_replayed(self):
+        with fake_cuda() as gpu:
+            step = CudaGraphStep(lambda x, y: (x @ y, (x + 1).relu_()))
+            inputs = [torch.eye(2).to("cuda"), torch.ones(2).to("cuda")]
+            first = step(*inputs)
+            kept = first[0].clone()
+            inputs[1] = inputs[1] * 3
+            again = step(*inputs)
+            assert again[0] is first[0]  # overwritten
+            assert again[0].tolist() == [3, 3]
+            assert again[1].tolist() == [[2, 1], [1, 2]]
+            assert kept.tolist() == [1, 1]
+        around = ["wait_stream", "side stream", "main stream", "wait_stream"]
+        assert gpu.calls == [*around * WARMUP_CALLS, "synchronize", "capture", "replay", "replay"]
+
+    def test_a_capture_bakes_a_cpu_tensor(self):
+        with fake_cuda():
+            step = CudaGraphStep(lambda x: x * number)
+            number = torch.tensor(2.0)
+            first = step(torch.ones(1).to("cuda")).tolist()
+            number = torch.tensor(3.0)
+            assert step(torch.ones(1).to("cuda")).tolist() == first == [2]
+
+    @pytest.mark.parametrize(
+        "step",
+        [
+            lambda x: x * float(x.sum()),
+            lambda x: x.cpu().to("cuda"),
+            lambda x: x[x > 0],
+        ],
+        ids=["read", "copied", "counted"],
+    )
+    def test_a_capture_refuses_what_it_could_not_replay(self, step):
+        with fake_cuda(), pytest.raises(RuntimeError, match="stream is capturing"):
+            CudaGraphStep(step)(torch.ones(2).to("cuda"))
