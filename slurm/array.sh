@@ -46,9 +46,5 @@ if [ "$pack" != 1 ]; then
   echo "array.sh: HPCFL_PACK packs the points of a sweep; make one with the axis seed" >&2
   exit 2
 fi
-if [ -d .venv/bin ]; then
-  PATH=$PWD/.venv/bin:$PATH
-fi
-folder=${HPCFL_OUT:-$(hpcfl check "$@" --where)-seeds}
-export HPCFL_OUT=$folder/seed$SLURM_ARRAY_TASK_ID
-exec "$run" "$@" "seed=$SLURM_ARRAY_TASK_ID"
+export HPCFL_SEED=$SLURM_ARRAY_TASK_ID
+exec "$run" "$@"

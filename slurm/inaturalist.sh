@@ -5,16 +5,15 @@
 #   sbatch slurm/inaturalist.sh 'algorithm={name: fedhbm}' [key=value ...]
 #
 # From the directory of hpcfl's sources, see slurm/staged.sh.  Without internet on the nodes, say
-# model.init=FILE.  What it takes, of `hpcfl plan` on 4 ranks (with stand-in images: states and
+# model.init=FILE.  What it takes, of `hpcfl plan` on 4 ranks (before the images are there: states and
 # checkpoints depend on the model and the cohorts alone):
 #   stores       147.9 GB for fedhbm (15.1 MB a client, 8134 of them take part), 37.6 GB a rank; the
 #                same on the node's disk during the run, besides 3 GB of images.  fedavg has none
 #   checkpoints  15.3 MB each, 3 at most at a time
 #   memory       2.3 GB a rank besides images and activations
 #   GPU memory   5.9 GB a rank, as in slurm/landmarks.sh
-#   hours        1.3 million images forward and backward (13 a user on average, 5 epochs, 20 000
-#                users' turns) and 4 million forward, for the tests of the last 100 rounds.  Not
-#                measured: at 1000 a second and GPU, half an hour on 4; half of it are tests
+#   hours        0.54 on 4 GPUs, 1.5 on one: not measured, but of the speeds that `hpcfl plan`
+#                assumes (hpcfl/plan/speeds.py)
 #   cohort.size=100 (table 5) takes ten times the training, and states of all users
 #
 #SBATCH --job-name=inaturalist

@@ -5,7 +5,7 @@
 #   sbatch slurm/landmarks.sh 'algorithm={name: fedhbm}' [key=value ...]
 #
 # From the directory of hpcfl's sources, see slurm/staged.sh.  Without internet on the nodes, say
-# model.init=FILE.  What it takes, of `hpcfl plan` on 4 ranks (with stand-in images: states and
+# model.init=FILE.  What it takes, of `hpcfl plan` on 4 ranks (before the images are there: states and
 # checkpoints depend on the model and the cohorts alone):
 #   stores       53.9 GB for fedhbm (19.3 MB a client), 13.6 GB a rank; the same on the node's disk
 #                during the run, besides 4 GB of images.  fedavg has none
@@ -13,9 +13,8 @@
 #   memory       2.6 GB a rank besides images and activations
 #   GPU memory   5.9 GB a rank: 5.0 GB are activations of batches of 64 at 224x224, measured on a
 #                CPU in float32
-#   hours        33 million images forward and backward (130 a user on average, 5 epochs, 50 000
-#                users' turns) and 3 million forward.  Not measured: at 1000 a second and GPU, 9 hours
-#                on one; 4 ranks with 10 users a round are busy to 57 %, so 4 hours
+#   hours        3.0 on 4 GPUs, 6.4 on one: not measured, but of the speeds that `hpcfl plan`
+#                assumes (hpcfl/plan/speeds.py)
 #
 #SBATCH --job-name=landmarks
 #SBATCH --nodes=1

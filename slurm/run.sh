@@ -14,6 +14,11 @@
 #   HPCFL_MAX_STARTS  how many starts in a row may end without a new checkpoint; default 3
 #   HPCFL_WAIT_S      how long a start waits for an earlier one that is still alive on a node which
 #                     Slurm lost; default 900 (its watchdog ends it after comm.timeout_s, 600)
+#   HPCFL_SITE        a shell script that is sourced first: modules, an environment or a container,
+#                     options of srun, variables; see slurm/sites/example.sh
+#   HPCFL_COMMAND     the words that start hpcfl; default hpcfl
+#   HPCFL_SRUN        options of srun for the ranks, such as --cpu-bind=cores
+#   HPCFL_SEED        set by slurm/array.sh: the seed of the run, which is one of several
 #   HPCFL_STAGE, HPCFL_DATA, HPCFL_SCRATCH   set by slurm/staged.sh: files to be copied to the nodes
 #
 # This file alone decides whether a job is requeued: the other scripts end by starting it.  A start
@@ -84,6 +89,31 @@ follow() {
 if [ -d .venv/bin ]; then
   PATH=$PWD/.venv/bin:$PATH
 fi
+# In a function, whose arguments the sourced file may use as its own.
+load_site() {
+  local file=$HPCFL_SITE code=0
+  [[ $file == */* ]] || file=./$file # else it would be looked for in PATH
+  if ! [ -f "$file" ] || ! [ -r "$file" ]; then
+    echo "run.sh: HPCFL_SITE: $HPCFL_SITE is missing or cannot be read from $PWD; name a shell" \
+      "script as slurm/sites/example.sh, or unset HPCFL_SITE" >&2
+    exit 2
+  fi
+  # Scripts that activate environments use unset variables and commands that fail.
+  set +euo pipefail
+  # shellcheck source=/dev/null
+  . "$file"
+  code=$?
+  set -euo pipefail
+  if [ "$code" != 0 ]; then
+    echo "run.sh: HPCFL_SITE: $HPCFL_SITE ended with exit code $code; repair what it says above" >&2
+    exit 2
+  fi
+}
+if [ -n "${HPCFL_SITE:-}" ]; then
+  load_site
+fi
+read -ra hpcfl <<<"${HPCFL_COMMAND:-hpcfl}"
+read -ra options <<<"${HPCFL_SRUN:-}"
 # What glibc keeps free for each thread holds larger free blocks apart: over thousands of rounds a
 # rank would take up to a third more memory than it needs.
 if [[ ${GLIBC_TUNABLES:-} != *tcache_count* ]]; then
@@ -103,18 +133,29 @@ done
 # srun does not inherit --cpus-per-task since Slurm 22.05.  Once a rank has left, those that would
 # wait for it for ever are ended, but not at once: also ranks that leave with one exit code do so a
 # moment apart, and with --kill-on-bad-exit=1 srun kills the last of them and returns 143.
-step=(srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=15)
+step=(srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=15
+  "${options[@]}")
 sweep=
 if grep -qs '^grid:' "$1"; then
   sweep=1
   out=${HPCFL_OUT:-runs/$(basename "${1%.*}")}
-  listed=$(hpcfl sweep "$@" --out "$out" --where)
+  listed=$("${hpcfl[@]}" sweep "$@" --out "$out" --where)
   mapfile -t runs <<<"$listed"
-  command=(hpcfl sweep "$@" --out "$out")
+  command=("${hpcfl[@]}" sweep "$@" --out "$out")
 else
-  out=${HPCFL_OUT:-$(hpcfl check "$@" --where)}
+  if [ -n "${HPCFL_SEED:-}" ]; then
+    out=${HPCFL_OUT:-$("${hpcfl[@]}" check "$@" --where)-seeds}/seed$HPCFL_SEED
+    set -- "$@" "seed=$HPCFL_SEED"
+  else
+    # By what the user said alone: the disks of the nodes make no other run.
+    out=${HPCFL_OUT:-$("${hpcfl[@]}" check "$@" --where)}
+  fi
+  if [ -n "${HPCFL_STAGE:-}" ]; then
+    # Data must stay where the run found them; states may move, to a folder that the site clears.
+    set -- "$1" "data.root=$HPCFL_SCRATCH" "store.dir=${SLURM_TMPDIR:-$HPCFL_SCRATCH}" "${@:2}"
+  fi
   runs=("$out")
-  command=(hpcfl run "$@" --out "$out" --continue)
+  command=("${hpcfl[@]}" run "$@" --out "$out" --continue)
 fi
 
 # The committed checkpoints of this job's runs: other tasks of an array may play other points of the

@@ -5,17 +5,15 @@
 #   sbatch slurm/stackoverflow.sh 'algorithm={name: fedhbm}' [key=value ...]
 #
 # From the directory of hpcfl's sources, see slurm/staged.sh.  What it takes, of `hpcfl plan` on 4
-# ranks (with stand-in sentences: states and checkpoints depend on the model and the cohorts alone):
+# ranks (before the sentences are there: states and checkpoints depend on the model and the cohorts alone):
 #   stores       675.9 GB for fedhbm (16.2 MB a client, 33 820 of them take part), 169.6 GB a rank;
 #                the same on the node's disk during the run, besides 6.7 GB of sentences.  Half with
 #                store.dtype=bfloat16; fedavg has none
 #   checkpoints  17.3 MB each, 3 at most at a time
 #   memory       3.7 GB a rank besides the sentences
 #   GPU memory   under 1 GB a rank
-#   hours        1.9 million steps of 16 sentences (400 a user on average, 75 000 users' turns).  Not
-#                measured: at 5 ms a step, which is launching kernels, 3 hours on one GPU, one on 4.
-#                1.2 TB of states are read and 1.2 TB written meanwhile: at 1 GB/s 40 minutes, beside
-#                the training
+#   hours        0.76 on 4 GPUs, 2.1 on one: not measured, but of the speeds that `hpcfl plan`
+#                assumes (hpcfl/plan/speeds.py)
 #
 #SBATCH --job-name=stackoverflow
 #SBATCH --nodes=1

@@ -19,20 +19,10 @@ if [ ${#files[@]} = 0 ] || [ $# = 0 ] || [ -z "${SLURM_JOB_ID:-}" ]; then
   exit 2
 fi
 trap 'export HPCFL_ASKED=1' USR1 TERM # run.sh does what it asks for
-job=$1
-shift
 export HPCFL_SCRATCH=${HPCFL_SCRATCH:-/tmp/hpcfl-$(id -un)}
 HPCFL_STAGE=$(
   IFS=:
   echo "${files[*]}"
 )
 export HPCFL_STAGE
-if [ -d .venv/bin ]; then
-  PATH=$PWD/.venv/bin:$PATH
-fi
-# By what the user said alone: the disks of the nodes make no other run.
-HPCFL_OUT=${HPCFL_OUT:-$(hpcfl check "$job" "$@" --where)}
-export HPCFL_OUT
-# Data must stay where the run found them; states may move, to a folder that the site clears.
-exec "$(dirname "$0")/run.sh" "$job" "data.root=$HPCFL_SCRATCH" \
-  "store.dir=${SLURM_TMPDIR:-$HPCFL_SCRATCH}" "$@"
+exec "$(dirname "$0")/run.sh" "$@"

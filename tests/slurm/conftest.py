@@ -1,6 +1,8 @@
 """A private Slurm cluster of two nodes, with fake GPUs, for the session."""
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import free_ports
+from tests.forked import PATIENCE_S, free_ports, program
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -17,8 +19,8 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
 class Slurm:
-    def __init__(self, directory, path):
-        self.directory = directory
+    def __init__(self, directory, path, python):
+        self.directory, self._python = directory, python
         self.env = {
             **os.environ,
             "PATH": path,
@@ -27,12 +29,19 @@ class Slurm:
             "UCX_TLS": "self,sm",
         }
 
+    def make_hpcfl(self, folder, *words):
+        """Make a program hpcfl that starts ``python WORDS``."""
+        folder.mkdir(exist_ok=True)
+        file = folder / "hpcfl"
+        file.write_text(f'#!/bin/sh\nexec {shlex.join([*self._python.command, *words])} "$@"\n')
+        file.chmod(0o755)
+
     def call(self, *command, cwd=None, tries=1, **env):
         """Run a Slurm command and return what it printed."""
         for _ in range(tries):
             made = subprocess.run(
                 command, env={**self.env, **env}, cwd=cwd,
-                capture_output=True, text=True, check=False,
+                capture_output=True, text=True, check=False, timeout=PATIENCE_S,
             )  # fmt: skip
             if made.returncode == 0:
                 return made.stdout.strip()
@@ -48,17 +57,47 @@ class Slurm:
 
     def use_again(self, node):
         """Wait until jobs may run on a node that was set down; it may also come back by itself."""
-        while "down" in self.call("sinfo", "-h", "-n", node, "-o", "%T", tries=5):
+
+        def up():
+            if "down" not in self.call("sinfo", "-h", "-n", node, "-o", "%T", tries=5):
+                return True
             resume = ("scontrol", "update", f"nodename={node}", "state=resume")
             # Refused where the node has come back since.
             subprocess.run(resume, env=self.env, capture_output=True, check=False)
-            time.sleep(0.1)
+            return False
+
+        self.until(up)
 
     def wait(self, job, states=ENDED):
         """The job's fields once it is in one of the states for good."""
-        while (found := self.show(job))["JobState"] not in states:
-            time.sleep(0.1)
+
+        def found():
+            fields = self.show(job)
+            return fields if fields["JobState"] in states else None
+
+        return self.until(found)
+
+    def until(self, ready):
+        """Wait for what ``ready`` returns to be true, and return it.
+
+        Where that takes too long, the test fails with what Slurm and its jobs say.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := ready()):
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {PATIENCE_S:g} s\n{self._situation()}")
+            time.sleep(0.05)
         return found
+
+    def _situation(self):
+        jobs = self.call("scontrol", "show", "job", tries=5)
+        nodes = self.call("scontrol", "show", "node", tries=5)
+        outputs = {Path(path) for path in re.findall(r"StdOut=(\S+)", jobs)}
+        files = (*sorted(outputs), *sorted((self.directory / "log").iterdir()))
+        ends = [f"{file}:\n{file.read_text()[-8000:]}" for file in files if file.exists()]
+        ps = subprocess.run(("ps", "-eHo", "pid,ppid,stat,etime,wchan:20,args"),
+                            capture_output=True, text=True, check=True)  # fmt: skip
+        return "\n\n".join([jobs, nodes, *ends, ps.stdout])
 
 
 @pytest.fixture(scope="session")
@@ -69,16 +108,15 @@ def slurm(tmp_path_factory):
         give_up = pytest.fail if os.environ.get("HPCFL_REQUIRE_SLURM") else pytest.skip
         give_up(f"not installed: {', '.join(missing)}")
     directory = tmp_path_factory.mktemp("slurm")
-    program = directory / "bin/hpcfl"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m hpcfl "$@"\n')
-    program.chmod(0o755)
     env = {**os.environ, "PATH": path}
     # No pipes: the daemons would hold them open.
     subprocess.run(
         [HERE / "cluster_up.sh", directory, str(free_ports(3)), "2", "32", "4"],
         env=env, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    # hpcfl of the Python that runs the tests, and its mpirun.
-    yield Slurm(directory, f"{program.parent}:{Path(sys.executable).parent}:{path}")
-    subprocess.run([HERE / "cluster_down.sh", directory], env=env, check=True)
+    with program() as python:
+        # hpcfl of the Python that runs the tests, and its mpirun.
+        slurm = Slurm(directory, f"{directory}/bin:{Path(sys.executable).parent}:{path}", python)
+        slurm.make_hpcfl(directory / "bin", "-m", "hpcfl")
+        yield slurm
+        subprocess.run([HERE / "cluster_down.sh", directory], env=env, check=True)

@@ -2,10 +2,8 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
@@ -55,16 +53,19 @@ def undisturbed(slurm, here):
 @pytest.fixture
 def going(slurm, here, request, tmp_path):
     """Submit the job and wait until it has come so far that it can be disturbed."""
-    shutil.copy(ROOT / "tests/slurm/held_hpcfl", tmp_path / "hpcfl")
+    slurm.make_hpcfl(tmp_path, str(ROOT / "tests/slurm/held_hpcfl.py"))
     path = f"{tmp_path}:{slurm.env['PATH']}"
 
     def go(*options):
         run = here / request.node.name
         words = ("--open-mode=append", *options, str(RUN), "job.yaml")
         job = slurm.sbatch(*words, cwd=here, HPCFL_OUT=str(run), PATH=path)
-        while not (run / "checkpoints/00000040/manifest.json").exists():
+
+        def held():
             assert slurm.show(job)["JobState"] in ("PENDING", "RUNNING"), said(here, job)
-            time.sleep(0.05)
+            return (run / "checkpoints/00000040/manifest.json").exists()
+
+        slurm.until(held)
         return job, run
 
     return go
@@ -136,8 +137,7 @@ def test_a_node_is_lost(slurm, here, going, undisturbed):
     daemon = int((slurm.directory / "run/slurmd.node2.pid").read_text())
     for process in (daemon, *processes(job, "SLURM_NODEID=1")):
         os.kill(process, signal.SIGKILL)
-    while slurm.call("squeue", "-h", "-j", job, "-o", "%T", tries=5) == "RUNNING":
-        time.sleep(0.1)
+    slurm.until(lambda: slurm.show(job)["JobState"] != "RUNNING")
     subprocess.run(["slurmd", "-N", "node2"], env=slurm.env, check=True)  # repaired
     requeued_once(slurm, here, job)
     assert outcome(run) == undisturbed
@@ -152,13 +152,11 @@ def test_a_node_is_lost_but_the_ranks_there_live_on(slurm, here, going, undistur
     ranks = [*processes(job, "PMI_RANK=0"), *processes(job, "PMI_RANK=1")]
     try:
         slurm.call("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-        while "another start of this run is alive: it holds" not in said(here, job):
-            time.sleep(0.05)
+        slurm.until(lambda: "another start of this run is alive: it holds" in said(here, job))
         for rank in ranks:  # as their watchdog does
             os.kill(rank, signal.SIGKILL)
         requeued_once(slurm, here, job)
-        while "but requeued already" not in said(here, job):
-            time.sleep(0.05)
+        slurm.until(lambda: "but requeued already" in said(here, job))
     finally:
         os.kill(daemon, signal.SIGCONT)
         slurm.use_again(node)

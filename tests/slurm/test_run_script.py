@@ -4,7 +4,6 @@ import fcntl
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -40,9 +39,8 @@ def tunables(here, out="runs/quick"):
     return [(here / out / f"tunables.{rank}").read_text() for rank in (0, 1)]
 
 
-def wait_for_starts(here, count):
-    while min(len(starts(here, rank)) for rank in (0, 1)) < count:
-        time.sleep(0.05)
+def wait_for_starts(slurm, here, count):
+    slurm.until(lambda: min(len(starts(here, rank)) for rank in (0, 1)) >= count)
 
 
 def put(path, script):
@@ -142,7 +140,7 @@ def test_starts_without_a_checkpoint_are_bounded_by_every_script(slurm, tmp_path
 
 def test_starts_that_slurm_itself_requeues_are_counted(slurm, here):
     job = submit(slurm, here, "signal 1", "0", HPCFL_MAX_STARTS="1")
-    wait_for_starts(here, 1)
+    wait_for_starts(slurm, here, 1)
     slurm.call("scontrol", "requeue", job)
     ended = slurm.wait(job)
     assert (ended["ExitCode"], ended["Restarts"]) == ("1:0", "1")
@@ -215,8 +213,7 @@ def test_checkpoints_of_other_points_are_no_progress(slurm, here):
     (here / "plan").write_text("signal 1")
     words = ("--ntasks=1", str(RUN), "several.yaml", "--points", "0-0")
     job = slurm.sbatch(*words, cwd=here, HPCFL_MAX_STARTS="1")
-    while not (here / "starts").exists():
-        time.sleep(0.05)
+    slurm.until((here / "starts").exists)
     other = here / "runs/several/point1/checkpoints/00000007/manifest.json"
     other.parent.mkdir(parents=True)
     other.write_text("")
@@ -239,7 +236,7 @@ def test_a_slurm_that_is_busy_cancels_nothing(slurm, here, script):
 
 def test_preemption_signals_the_ranks_and_the_run_goes_on_after(slurm, here):
     job = submit(slurm, here, "signal 75 7", "0", options=["--nodes=2", "--exclusive"])
-    wait_for_starts(here, 1)
+    wait_for_starts(slurm, here, 1)
     urgent = slurm.sbatch(
         "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true", cwd=here
     )  # fmt: skip
@@ -252,7 +249,7 @@ def test_preemption_signals_the_ranks_and_the_run_goes_on_after(slurm, here):
 
 def test_a_cancelled_run_stays_cancelled(slurm, here):
     job = submit(slurm, here, "signal 75 7", "0")
-    wait_for_starts(here, 1)
+    wait_for_starts(slurm, here, 1)
     slurm.call("scancel", job)
     ended = slurm.wait(job)
     assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0")
@@ -264,7 +261,7 @@ def test_a_cancelled_run_stays_cancelled(slurm, here):
 def test_what_slurm_requeues_goes_on(slurm, here):
     """By hand, or when it loses the node of the script."""
     job = submit(slurm, here, "signal 1", "0")
-    wait_for_starts(here, 1)
+    wait_for_starts(slurm, here, 1)
     slurm.call("scontrol", "requeue", job)
     ended = slurm.wait(job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
@@ -289,9 +286,9 @@ def test_a_job_file_is_asked_for(slurm, here):
 def test_a_signal_to_the_shell_stops_the_ranks(slurm, here):
     """Also one of them that knows none yet, and dies: it was asked for."""
     job = submit(slurm, here, "signal 75 7", "forever", "0")
-    wait_for_starts(here, 1)
+    wait_for_starts(slurm, here, 1)
     slurm.call("scancel", "--batch", "--signal=TERM", job)
-    wait_for_starts(here, 2)
+    wait_for_starts(slurm, here, 2)
     slurm.call("scancel", "--batch", "--signal=USR1", job)
     ended = slurm.wait(job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "2")
@@ -301,7 +298,7 @@ def test_a_signal_to_the_shell_stops_the_ranks(slurm, here):
 
 def test_an_error_after_a_signal_is_an_error(slurm, here):
     job = submit(slurm, here, "signal 1", "0")
-    wait_for_starts(here, 1)
+    wait_for_starts(slurm, here, 1)
     slurm.call("scancel", "--batch", "--signal=USR1", job)
     ended = slurm.wait(job)
     assert (ended["ExitCode"], ended["Restarts"]) == ("1:0", "0")
@@ -427,8 +424,7 @@ def test_two_jobs_of_a_node_stage_one_file(slurm, here, photos):
     jobs = [slurm.sbatch(*words, cwd=here, HPCFL_OUT=f"runs/{i}", **photos) for i in (1, 2)]
     for job in jobs:
         slurm.wait(job, ("RUNNING", "FAILED"))
-    while not (here / "copies").exists():
-        time.sleep(0.02)
+    slurm.until((here / "copies").exists)
     (here / "go").touch()
     ended = [slurm.wait(job)["JobState"] for job in jobs]
     assert ended == ["COMPLETED"] * 2, said(here, jobs[0], "landmarks")
@@ -495,11 +491,9 @@ def test_staging_is_cut_short_by_a_signal(slurm, here, signal, chain, restarts):
         str(SLURM / "landmarks.sh"), cwd=here,
         HPCFL_SCRATCH=str(scratch), HPCFL_CHAIN=chain, SLURM_TMPDIR="",
     )  # fmt: skip
-    while not scratch.exists():
-        time.sleep(0.05)
+    slurm.until(scratch.exists)
     slurm.call("scancel", "--batch", f"--signal={signal}", job)
-    while slurm.show(job)["JobState"] == "RUNNING":
-        time.sleep(0.05)
+    slurm.until(lambda: slurm.show(job)["JobState"] != "RUNNING")
     data.unlink()
     data.write_text("images")
     ended = slurm.wait(job)

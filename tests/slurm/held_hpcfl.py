@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """hpcfl, but a run's first life goes no further than its checkpoint of round 40 until it is ended.
 
 What it computes is the same.
@@ -9,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from hpcfl.engine import loop
 from hpcfl.__main__ import main
+from hpcfl.engine import loop
 
 POINT = Path(os.environ["HPCFL_OUT"], "checkpoints/00000040/manifest.json")
 first = not POINT.exists()

@@ -1,0 +1,191 @@
+"""The scripts for other schedulers are played as the page prints them."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.project.pages import blocks
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/howto/schedulers.md").read_text()
+SCRIPTS = {
+    re.search(r"^# (\S+): ", text, re.MULTILINE)[1]: text
+    for language, text in blocks(PAGE)
+    if language == "bash"
+}
+# Behaves as the line of ./plan for this start: "[signal] CODE [ROUND]", as tests/slurm/fake_hpcfl.
+HPCFL = """if [ "${*: -1}" = --where ]; then echo runs/quick; exit; fi
+caught=
+trap 'caught=USR1' USR1
+trap 'caught=TERM' TERM
+echo "$*" >>starts
+read -ra words <<<"$(sed -n "$(wc -l <starts)p" plan)"
+if [ "${words[0]}" = signal ]; then
+  echo $$ >pid
+  while [ -z "$caught" ]; do sleep 0.02; done
+  words=("${words[@]:1}")
+fi
+if [ -n "${words[1]:-}" ]; then
+  mkdir -p "runs/quick/checkpoints/0000000${words[1]}"
+  echo "$caught" >"runs/quick/checkpoints/0000000${words[1]}/manifest.json"
+fi
+exit "${words[0]}"
+"""
+# Start the ranks' command, which follows the number of ranks, or Flux's options, as one rank.
+LAUNCH = """while [[ $1 != hpcfl ]]; do shift; done
+exec "$@"
+"""
+COMMANDS = {
+    "hpcfl": HPCFL,
+    "mpirun": LAUNCH,
+    # The variables of -v, and no others, are in the environment of the next job.
+    "qsub": 'echo "$@" >>submitted',
+    "flux": f"""case $1 in
+  run) {LAUNCH} ;;
+  getattr) echo f12 ;;
+  --parent) [ "$HPCFL_CHAIN" = f12 ] && echo "$@" >>submitted ;;
+esac""",
+}
+JOB = {
+    "run.pbs": {"PBS_JOBID": "12.server", "PBS_O_WORKDIR": "."},
+    "run.lsf": {"LSB_JOBID": "12", "LS_SUBCWD": "."},
+    "run.flux": {},
+}
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A folder with the scripts of the page."""
+    (tmp_path / "bin").mkdir()
+    for name, text in COMMANDS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+    for name, text in SCRIPTS.items():
+        (tmp_path / name).write_text(text)
+    for path in (*(tmp_path / "bin").iterdir(), tmp_path / "once.sh"):
+        path.chmod(0o755)
+    return tmp_path
+
+
+def start(here, script, **env):
+    """Play a start of the job; what it says and its exit code."""
+    path = f"{here / 'bin'}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", script], cwd=here, env={"PATH": path, **JOB[script], **env},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def play(here, script, *plan, **env):
+    """Play starts as long as the scheduler would; their exit codes and what the last one says."""
+    (here / "plan").write_text("\n".join(plan))
+    codes = []
+    while True:
+        submitted = here / "submitted"
+        before = submitted.read_text() if submitted.exists() else ""
+        code, said = start(here, script, **env)
+        codes.append(code)
+        after = submitted.read_text() if submitted.exists() else ""
+        if script == "run.lsf":
+            again = code == 75  # of -Q
+            assert not after
+        else:
+            again = after != before
+            if again and script == "run.pbs":
+                assert after.splitlines()[-1] == "-v HPCFL_CHAIN=12.server run.pbs"
+                env = {"HPCFL_CHAIN": "12.server", "PBS_JOBID": "13.server"}
+        assert again == (code == 75), said
+        if not again:
+            return codes, said
+
+
+def test_the_page_prints_four_scripts():
+    assert sorted(SCRIPTS) == ["once.sh", "run.flux", "run.lsf", "run.pbs"]
+    assert '#BSUB -Q "75"' in SCRIPTS["run.lsf"]
+
+
+@pytest.mark.parametrize("script", JOB)
+def test_a_run_is_started_again_as_long_as_it_gets_on(here, script):
+    """Stopped, then killed after a checkpoint, then finished."""
+    codes, said = play(here, script, "75 7", "1 9", "0")
+    assert codes == [75, 75, 0]
+    assert "exit code 0, not started again" in said
+    starts = (here / "starts").read_text().splitlines()
+    run = "run jobs/quickstart.yaml rounds=1500 --out runs/quick --continue"
+    assert starts == [run] * 3
+    assert not list(here.rglob("*.starts"))
+
+
+@pytest.mark.parametrize("script", JOB)
+def test_starts_without_a_checkpoint_are_bounded(here, script):
+    codes, said = play(here, script, *["75 0"] * 3)
+    assert codes == [75, 75, 1]
+    assert "3 starts in a row came to no new checkpoint (HPCFL_MAX_STARTS)" in said
+    assert not list(here.rglob("*.starts"))
+
+
+@pytest.mark.parametrize("code", ["2", "3", "74", "130", "1"])
+def test_a_run_that_is_broken_is_not_started_again(here, code):
+    codes, said = play(here, "run.pbs", code)
+    assert codes == [int(code)]
+    assert f"exit code {code}, not started again" in said
+
+
+def test_the_bound_may_be_set_and_progress_resets_it(here):
+    codes, _ = play(here, "run.lsf", "75 7", "1", "1 9", "1", "1", HPCFL_MAX_STARTS="2")
+    assert codes == [75, 75, 75, 75, 1]
+
+
+def once(here, *words, **env):
+    path = f"{here / 'bin'}:{os.environ['PATH']}"
+    return subprocess.Popen(
+        ["./once.sh", *words, "mpirun", "-n", "1", "--", "a.yaml"], cwd=here, text=True,
+        env={"PATH": path, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def test_the_ranks_are_told_before_the_limit(here):
+    (here / "plan").write_text("signal 75 7")
+    job = once(here, "0.1", "x")
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode == 75, said
+    assert "to be started again" in said
+
+
+def test_a_job_that_is_cancelled_is_not_started_again(here):
+    """The SIGTERM of the scheduler reaches the shell and the rank."""
+    (here / "plan").write_text("signal 75 7")
+    job = once(here, "0", "x")
+    pid = here / "pid"
+    while not (pid.exists() and pid.read_text()):
+        assert job.poll() is None
+    for each in (job.pid, int(pid.read_text())):
+        os.kill(each, 15)
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode == 1
+    assert "exit code 75, cancelled, not started again" in said
+
+
+def test_a_site_is_sourced(here):
+    (here / "site.sh").write_text("export HPCFL_OUT=mine; false\n")
+    (here / "plan").write_text("0")
+    said, _ = once(here, "0", "x", HPCFL_SITE="site.sh").communicate(timeout=60)
+    assert "--out mine --continue" in (here / "starts").read_text(), said
+    job = once(here, "0", "x", HPCFL_SITE="none.sh")
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode == 2
+    assert said.startswith("once.sh: HPCFL_SITE: none.sh is missing or cannot be read from ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_shellcheck_finds_nothing(here, script):
+    tool = shutil.which("shellcheck") or ROOT / ".venv/bin/shellcheck"
+    if not Path(tool).exists():
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run([tool, here / script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,114 @@
+"""A site file is sourced by slurm/run.sh before anything else; Slurm itself is played."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SLURM = HERE.parents[1] / "slurm"
+# Notes its options, then starts what follows them as one rank.
+SRUN = """while [[ $1 == --* ]]; do echo "$1" >>srun; shift; done
+SLURM_PROCID=0 SLURM_NTASKS=1 exec "$@"
+"""
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Start run.sh, or another script that starts it, as the batch script of a job."""
+
+    def start(script, *words, **env):
+        commands = {"srun": SRUN, "scontrol": "exit 1", "squeue": "echo RUNNING 0"}
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        for name, text in commands.items():
+            (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+            (folder / name).chmod(0o755)
+        shutil.copy(HERE / "fake_hpcfl", folder / "hpcfl")
+        (tmp_path / "plan").write_text("0")
+        job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "node1"}
+        own = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+        return subprocess.run(
+            [SLURM / script, *words], cwd=tmp_path, env={**own, **job, **env},
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+
+    return start
+
+
+def test_a_site_sets_command_options_and_variables(play, tmp_path):
+    """Also with words of its own, unset variables and a command that fails on the way."""
+    script = '#!/bin/sh\necho "$NCCL_IB_HCA $*" >>wrapped.log\nexec "$@"\n'
+    (tmp_path / "wrapped").write_text(script)
+    (tmp_path / "wrapped").chmod(0o755)
+    (tmp_path / "site.sh").write_text(
+        'echo "$# $unset"; false; set -- other\n'
+        'export HPCFL_SRUN="--cpu-bind=cores --gpu-bind=closest" HPCFL_MPI=pmix\n'
+        'export HPCFL_COMMAND="./wrapped hpcfl" NCCL_IB_HCA=mlx5\n'
+    )
+    done = play("run.sh", "a.yaml", "seed=3", HPCFL_SITE="site.sh")
+    assert done.returncode == 0, done.stderr
+    started = "run a.yaml seed=3 --out runs/quick --continue"
+    assert (tmp_path / "starts").read_text() == f"0/1 {started}\n"
+    log = (tmp_path / "wrapped.log").read_text().splitlines()
+    assert log == [
+        "mlx5 hpcfl check a.yaml seed=3 --where",
+        f"mlx5 hpcfl {started}",
+    ]
+    options = (tmp_path / "srun").read_text().split()
+    assert {"--cpu-bind=cores", "--gpu-bind=closest", "--mpi=pmix"} <= set(options)
+
+
+def test_without_a_site_nothing_is_added(play, tmp_path):
+    assert play("run.sh", "a.yaml").returncode == 0
+    options = (tmp_path / "srun").read_text().split()
+    assert options == ["--cpus-per-task=1", "--kill-on-bad-exit=0", "--wait=15", "--mpi=pmi2"]
+
+
+@pytest.mark.parametrize("site", ["missing.sh", "folder", "sites/none.sh"])
+def test_a_site_that_is_missing_is_told_in_one_line(play, tmp_path, site):
+    (tmp_path / "folder").mkdir()
+    done = play("run.sh", "a.yaml", HPCFL_SITE=site)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"run.sh: HPCFL_SITE: {site} is missing or cannot be read from ")
+    assert not (tmp_path / "starts").exists()
+
+
+def test_a_site_that_fails_ends_the_job(play, tmp_path):
+    (tmp_path / "site.sh").write_text("module_of_this_site || return\necho not here\n")
+    done = play("run.sh", "a.yaml", HPCFL_SITE="./site.sh")
+    assert done.returncode == 2
+    assert "not here" not in done.stdout
+    assert done.stderr.splitlines()[-1] == (
+        "run.sh: HPCFL_SITE: ./site.sh ended with exit code 127; repair what it says above"
+    )
+
+
+def test_the_example_works_as_it_is(play, tmp_path):
+    done = play("run.sh", "a.yaml", HPCFL_SITE=str(SLURM / "sites/example.sh"))
+    assert done.returncode == 0, done.stderr
+    assert "--cpu-bind=cores" in (tmp_path / "srun").read_text().split()
+
+
+def test_a_seed_of_an_array_has_a_folder_of_its_own(play, tmp_path):
+    assert play("run.sh", "a.yaml", "mu=1", HPCFL_SEED="5").returncode == 0
+    assert (tmp_path / "starts").read_text() == (
+        "0/1 run a.yaml mu=1 seed=5 --out runs/quick-seeds/seed5 --continue\n"
+    )
+
+
+def test_staged_data_do_not_change_the_name_of_the_run(play, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x.h5").write_text("images")
+    scratch = tmp_path / "scratch"
+    done = play(
+        "staged.sh", "x.h5", "a.yaml", "seed=3", HPCFL_SCRATCH=str(scratch), SLURM_NODEID="0",
+        SLURMD_NODENAME="node1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = f"a.yaml data.root={scratch} store.dir={scratch} seed=3"
+    assert f"0/1 run {words} --out runs/quick --continue" in (tmp_path / "starts").read_text()
+    assert (scratch / "x.h5").read_text() == "images"
