@@ -1,22 +1,31 @@
 """Python in processes forked from one that has imported torch, which start in 0.1 s.
 
-Several ranks find each other as under torchrun, by Gloo.  A test that needs MPI, a launcher or the
-import of a module uses ``tests.parallel.harness`` instead, which starts Python anew.
+``python`` and ``finish`` launch several ranks as torchrun does, so they use Gloo; ``program`` gives
+mpirun, srun or a script a command to start in place of Python.  What concerns imports or the first
+moments of a process starts Python itself.
 """
 
+import atexit
+import ctypes
+import json
 import multiprocessing
 import os
 import random
 import runpy
 import selectors
+import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from multiprocessing import forkserver
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import connection, forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
+from tempfile import TemporaryDirectory
+from threading import Lock, Thread
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -80,7 +89,7 @@ def python(
     places = [str(folder) for folder in folders] or [str(Path.cwd())] * ranks
     processes = [
         CONTEXT.Process(
-            target=_rank,
+            target=become,
             args=(words, {**(env or {}), **variables}, place, out[1], err[1], prepare),
         )
         for variables, place in zip(launcher, places, strict=True)
@@ -98,6 +107,89 @@ def python(
     codes = {process.exitcode for process in processes}
     assert len(codes) == 1, (codes, stderr)
     return Ended(codes.pop(), stdout, stderr)
+
+
+class Program(NamedTuple):
+    """A command that stands for Python while its context lasts."""
+
+    command: list[str]
+    """Its words, to which those for Python are added."""
+    alive: dict[int, int]
+    """The rank of each process that has not ended, by the process' id; 0 without a launcher."""
+
+
+@contextmanager
+def program() -> Iterator[Program]:
+    """Serve ``forked_program.py``, which becomes a forked process instead of starting Python."""
+    alive: dict[int, int] = {}
+    # Whatever starts a process or waits for its end looks at all of them, and an end is told once.
+    one = Lock()
+
+    class Start(StreamRequestHandler):
+        """One process, which is killed where the launcher kills its ``forked_program.py``."""
+
+        def handle(self) -> None:
+            _, fds, _, _ = socket.recv_fds(self.request, 1, 3)
+            start = json.loads(self.rfile.readline())
+            ends = [Connection(fd) for fd in fds]
+            process = CONTEXT.Process(target=_program, args=(start, *ends))
+            with one:
+                process.start()
+            for end in ends:
+                end.close()
+            assert process.pid is not None
+            alive[process.pid] = _rank_of(start["env"])
+            self._tell(process.pid)
+            connection.wait([process.sentinel, self.request])
+            with one:
+                process.kill()
+                process.join()
+            del alive[process.pid]
+            assert process.exitcode is not None
+            self._tell(process.exitcode)
+
+        def _tell(self, number: int) -> None:
+            with suppress(BrokenPipeError, ConnectionResetError):  # it was killed
+                self.wfile.write(b"%d\n" % number)
+
+    ensure_server()
+    with TemporaryDirectory() as folder, ThreadingUnixStreamServer(f"{folder}/s", Start) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            client = Path(__file__).with_name("forked_program.py")
+            yield Program([sys.executable, "-IS", str(client), f"{folder}/s"], alive)
+        finally:
+            server.shutdown()
+            thread.join()
+            for pid in list(alive):  # of a test that failed: closing the server waits for them
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _rank_of(env: Mapping[str, str]) -> int:
+    known = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+    return int(next((env[name] for name in known if name in env), 0))
+
+
+def _program(
+    start: Mapping[str, Any], out: Connection, err: Connection, manager: Connection | None = None
+) -> None:
+    """Become ``python WORDS``; ``manager`` leads to mpirun's process manager."""
+    own = {"PMI_FD": str(manager.fileno())} if manager else {}
+    code: object = 0
+    try:
+        become(start["words"], {**start["env"], **own}, start["folder"], out, err, None)
+    except SystemExit as e:
+        code = e.code or 0
+    except BaseException:  # noqa: BLE001 - a KeyboardInterrupt is shown by the same hook
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    # A forked process skips what an interpreter does at its end, and MPI needs it.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).exit(code if isinstance(code, int) else 1)
 
 
 def free_ports(count: int) -> int:
@@ -143,16 +235,16 @@ def _read(sockets: list[socket.socket]) -> list[str]:
     return [content.decode() for content in found.values()]
 
 
-def _rank(
+def become(
     words: list[str],
     env: Mapping[str, str],
     folder: str,
-    out: socket.socket,
-    err: socket.socket,
+    out: socket.socket | Connection,
+    err: socket.socket | Connection,
     prepare: Callable[[], None] | None,
 ) -> None:
-    """Become ``python WORDS``."""
-    # Sockets and not files, because some tests let every file operation fail.
+    """Become ``python WORDS``, in a process forked from the server."""
+    # Sockets or pipes and not files, because some tests let every file operation fail.
     for number, end in ((1, out), (2, err)):
         os.dup2(end.fileno(), number)
         end.close()

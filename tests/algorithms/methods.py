@@ -7,6 +7,8 @@ traffic, executors, ranks, resumes and precisions follow from it.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tests.long_form import LONG
+
 Keys = Mapping[str, Any]
 
 FEDAVG: Keys = {"name": "fedavg"}
@@ -118,6 +120,17 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
 }
 
 ALL: Mapping[str, Keys] = {name: entry.keys for name, entry in ENTRIES.items()}
+
+
+def _sampled() -> list[str]:
+    first: dict[str, str] = {}
+    for name, keys in ALL.items():
+        first.setdefault(keys["name"], name)
+    return list(ALL) if LONG else list(first.values())
+
+
+SAMPLE = _sampled()
+"""The first entry of each method; every entry in the long form."""
 
 REFUSE_MOMENTUM: Mapping[str, str] = {
     "centralized": "lasts over the rounds",

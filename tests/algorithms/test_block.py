@@ -17,7 +17,7 @@ from hpcfl.models.base import ModelConfig
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner import choose_executor
 from hpcfl.runner.start import start
-from tests.algorithms.methods import ALL, ALLOW_MOMENTUM
+from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, SAMPLE
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
 from tests.algorithms.trace import trace
 
@@ -31,7 +31,7 @@ SETTINGS = {
 POOLED = SETTINGS | {"cohort": {"kind": "cyclic", "size": 1}}
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SAMPLE)
 def test_every_algorithm(name, tmp_path):
     settings = POOLED if name == "centralized" else SETTINGS
     check_block(tmp_path, name, settings, 1 if name == "centralized" else 4)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from tests.algorithms.methods import ALL
+from tests.algorithms.methods import ALL, SAMPLE
 from tests.algorithms.play import softmax_problem, tree, xs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ALL)
+@pytest.mark.parametrize("algorithm", SAMPLE)
 def test_the_first_step_grows_with_the_server_learning_rate(tmp_path, algorithm):
     """In proportion; of FedDyn only the mean delta, not the step of its dual."""
     problem = softmax_problem()

@@ -10,13 +10,14 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.engine.schema import traffic
 from tests.algorithms.methods import ALL, ENTRIES
 from tests.algorithms.play import parts, play, softmax_problem, tree
+from tests.long_form import long_form
 
 PROBLEM = softmax_problem()
 P = 15
 COHORTS = [[0, 1], [], [2, 3, 4, 5], [1]]
 
 
-@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("precision", [pytest.param("float64", marks=long_form), "float32"])
 @pytest.mark.parametrize("name", ALL)
 def test_measured_is_planned_is_expected(tmp_path, name, precision):
     entry = ALL[name]

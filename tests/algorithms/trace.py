@@ -73,7 +73,7 @@ class _Hooks:
     def evaluate(self, round: int, x: Vector) -> Mapping[str, float]:
         return {}
 
-    def record(self, record: Record, busy: Sequence[float]) -> None:
+    def record(self, record: Record, busy: Sequence[float], x: Vector) -> None:
         pass
 
     def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, torch.Tensor]) -> None:

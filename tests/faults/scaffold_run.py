@@ -43,14 +43,14 @@ def complete(folder: RunDir, job: Path) -> Outcome:
     return outcome(folder)
 
 
-def killed(run: Path, job: Path, rounds: int) -> RunDir:
-    """A run that was killed after so many rounds."""
-    ended = finish(1, "run", job, "--out", run, prepare=partial(_die_after, rounds))
+def killed(run: Path, rounds: int, *command: object) -> RunDir:
+    """The run of a command, such as ``"run", job``, that was killed after so many rounds."""
+    ended = finish(1, *command, "--out", run, prepare=partial(die_after, rounds))
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     return RunDir(run)
 
 
-def _die_after(rounds: int) -> None:
+def die_after(rounds: int) -> None:
     """Kill this process as soon as the log has the line of that round."""
     write_line = RunLog.write
 

@@ -30,7 +30,7 @@ from hpcfl.run_dir.manifest import MANIFEST, SERVER
 from tests.forked import finish
 from tests.parallel.harness import environment, find_mpirun
 
-KILLS, STOPS = 6, 2
+KILLS, STOPS = 3, 1
 
 
 def test_killed_over_and_over_again(tmp_path):

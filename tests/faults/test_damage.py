@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from scaffold_run import complete, error_line, killed, write
+from scaffold_run import ROUNDS, complete, error_line, killed, write
 
 from hpcfl.bench.chaos.run_outcome import outcome
 from hpcfl.errors import StoreError
@@ -22,16 +22,24 @@ def job(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(job, tmp_path_factory):
+def branch(job, tmp_path_factory):
+    """The words that begin a branch at round 4, which has the files of any run and one more."""
+    parent = tmp_path_factory.mktemp("parent") / "run"
+    assert finish(1, "run", job, "rounds=4", "--out", parent).returncode == 0
+    return "resume", parent, "local.lr=0.02", f"rounds={ROUNDS}"
+
+
+@pytest.fixture(scope="module")
+def whole(branch, tmp_path_factory):
     root = tmp_path_factory.mktemp("whole") / "run"
-    assert finish(1, "run", job, "--out", root).returncode == 0
+    assert finish(1, *branch, "--out", root).returncode == 0
     return outcome(RunDir(root))
 
 
 @pytest.fixture(scope="module")
-def dead(job, tmp_path_factory):
-    """A run that was killed in the middle."""
-    return killed(tmp_path_factory.mktemp("dead") / "run", job, 9)
+def dead(branch, tmp_path_factory):
+    """A branch that was killed in the middle."""
+    return killed(tmp_path_factory.mktemp("dead") / "run", 9, *branch)
 
 
 def cut(path: Path) -> None:
@@ -78,7 +86,7 @@ def test_damaged_files(job, whole, dead, tmp_path, damage):
         shutil.rmtree(folder.root)
     newest = max(name.parent for name in names if name.name == "manifest.json")
     must = {name for name in names if name.parent == newest}
-    must |= {Path("job.yaml"), Path("log.jsonl")}
+    must |= {Path("job.yaml"), Path("log.jsonl"), Path("branches.json")}
     if damage is Path.unlink:  # which is what a checkpoint looks like that was not committed
         must.remove(newest / "manifest.json")
     assert must <= set(noticed)

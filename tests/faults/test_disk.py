@@ -108,7 +108,7 @@ def test_a_file_system_with_too_few_files(job, whole, mount, files):
 
 
 def test_a_file_system_that_becomes_read_only(job, whole, mount):
-    folder = killed(mount("size=64m") / "run", job, 7)
+    folder = killed(mount("size=64m") / "run", 7, "run", job)
     mount("ro")
     ended = finish(1, "resume", folder.root)
     assert STRERROR["EROFS"] in error_line(ended)

@@ -16,8 +16,9 @@ EXAMPLES = 6  # training examples, at least: two a client
 VOCABULARY = 5
 
 
-def cifar10(root):
-    _pickles(root / "cifar-10-batches-py", [f"data_batch_{k}" for k in range(1, 6)], 2, b"labels")
+def cifar10(root, per_file=2):
+    files = [f"data_batch_{k}" for k in range(1, 6)]
+    _pickles(root / "cifar-10-batches-py", files, per_file, b"labels")
     _pickles(root / "cifar-10-batches-py", ["test_batch"], 2, b"labels")
 
 

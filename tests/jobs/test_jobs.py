@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.cli.check import describe
+from hpcfl.cli.check import check_job
 from hpcfl.job.schema import load
 from tests.jobs.every import JOBS, ROOT, SWEEPS, name, sweep
 from tests.long_form import LONG
@@ -23,7 +23,7 @@ def test_there_are_some():
 @pytest.mark.parametrize("path", JOBS, ids=name)
 def test_job_passes_the_check(path):
     loaded = load(path)
-    said = describe(loaded, data=False)
+    said = str(check_job(loaded, data=False))
     assert f"{loaded.job.rounds} rounds" in said
 
 
@@ -48,7 +48,7 @@ def test_every_run_of_a_sweep_passes_the_check(path):
     kinds = {repr([point.loaded.tree[key] for key in KIND]): point for point in points}
     described = list(kinds.values())
     for point in described[:: 1 if LONG else max(1, len(described) - 1)]:
-        assert describe(point.loaded, data=False)
+        assert str(check_job(point.loaded, data=False))
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=name)

@@ -3,16 +3,15 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import yaml
 
+from tests.forked import program
 from tests.parallel.harness import ROOT, environment, find_mpirun, mpirun
 
 PATIENCE_S = 300.0  # only against a hang
@@ -59,55 +58,46 @@ def kill(pid: int) -> None:
 
 
 def finish_mpi(
-    ranks: int, *args: str | Path, env: Mapping[str, str] | None = None
+    ranks: int, *args: str | Path, env: Mapping[str, str] | None = None, anew: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """``mpirun -n RANKS python -m hpcfl ARGS`` to its end."""
-    return mpirun(ranks, "-m", "hpcfl", *args, env=env, timeout=PATIENCE_S)
+    """``mpirun -n RANKS python -m hpcfl ARGS`` to its end; ``anew`` as ``mpirun`` takes it."""
+    return mpirun(ranks, "-m", "hpcfl", *args, env=env, timeout=PATIENCE_S, anew=anew)
 
 
 class Going:
     """``mpirun -n RANKS python -m hpcfl ARGS`` in the background; a context manager."""
 
     def __init__(self, ranks: int, *args: str | Path, env: Mapping[str, str] | None = None):
-        command = [find_mpirun(), "-n", str(ranks), sys.executable, "-m", "hpcfl", *map(str, args)]
-        self._token = f"HPCFL_TEST_RUN={uuid4().hex}"  # by which its processes are known
-        name, _, value = self._token.partition("=")
-        self._process = subprocess.Popen(
-            command,
-            env=environment(**{**(env or {}), name: value}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self._command = [find_mpirun(), "-n", str(ranks)]
+        self._words = ["-m", "hpcfl", *map(str, args)]
+        self._env = environment(**(env or {}))
 
     def __enter__(self) -> "Going":
+        with ExitStack() as stack:
+            self._program = stack.enter_context(program())
+            self._process = subprocess.Popen(
+                [*self._command, *self._program.command, *self._words],
+                env=self._env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(self._process.communicate)
+            stack.callback(self._process.kill)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        while left := self.ranks():  # one of them may hold the run's lock until it is gone
-            for pid in left:
-                kill(pid)
-            time.sleep(0.01)
-        self._process.communicate()
+        self._stack.close()
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def ranks(self) -> list[int]:
-        """The process ids of the ranks, rank 0 first."""
-        found = {}
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (path / "environ").read_bytes().split(b"\0")
-                command = (path / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            rank = [w for w in words if w.startswith((b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK="))]
-            if rank and self._token.encode() in words and b"hpcfl" in command:
-                found[int(rank[0].partition(b"=")[2])] = int(path.name)
-        return [found[rank] for rank in sorted(found)]
+        """The process ids of the ranks that are alive, rank 0 first."""
+        alive = dict(self._program.alive)
+        return sorted(alive, key=alive.__getitem__)
 
     def wait_until(self, ready: Callable[[], Any]) -> None:
         """Until ``ready``; a run that ends before is an error."""
@@ -124,6 +114,8 @@ class Going:
     def end(self) -> tuple[int, str, str]:
         """Exit code, standard output and standard error, once mpirun has ended by itself."""
         out, err = self._process.communicate(timeout=PATIENCE_S)
+        while self.ranks():  # they are killed a moment after what mpirun knows of them
+            time.sleep(0.01)
         return self._process.returncode, out, err
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,31 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def mpirun(
-    ranks: int, *args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 300
+    ranks: int,
+    *args: str | Path,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 300,
+    anew: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python ARGS`` on ``ranks`` ranks; ``timeout`` (s) only protects against a hang."""
-    command = [find_mpirun(), "-n", str(ranks), sys.executable, *map(str, args)]
-    return subprocess.run(
-        command,
-        env=environment(**(env or {})),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    """Run ``python ARGS`` under mpirun.
+
+    Args:
+        ranks: how many.
+        args: "-m" and a module, or a script; then its arguments.
+        env: variables to set.
+        timeout: s; only protects against a hang.
+        anew: every rank starts Python itself; without it, each is a ``forked.program``.
+    """
+    with ExitStack() as stack:
+        python = [sys.executable] if anew else stack.enter_context(forked.program()).command
+        return subprocess.run(
+            [find_mpirun(), "-n", str(ranks), *python, *map(str, args)],
+            env=environment(**(env or {})),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
 
 
 def play_all(

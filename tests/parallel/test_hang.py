@@ -49,7 +49,6 @@ def test_a_stopped_rank_ends_the_run_and_is_named(whole, tmp_path):
         code, _, err = going.end()
         # The ranks' own is 1; MPICH's mpirun may tell that of the stopped one, which it killed: 9.
         assert code not in (0, 2, 3, 75), err
-        assert going.ranks() == []
     line = said(err)
     assert line.startswith("RankError: [rank ")
     assert f"of {size}] waited {TIMEOUT_S:g} s for the other ranks, in round " in line

@@ -122,7 +122,7 @@ def test_on_two_ranks(job, tmp_path, at, send, codes):
         ("sweep", "hpcfl.sweep.run_sweep:prepare"),
         ("watch", "hpcfl.monitor.watch:page_of"),
         ("report", "hpcfl.report.collect:collect_runs"),
-        ("plan", "hpcfl.plan.show:show_plan"),
+        ("plan", "hpcfl.plan.show:make_plan"),
         ("bench round", "hpcfl.bench.round:bench_round"),
         ("data prepare", "hpcfl.job.schema:data_section"),
         ("report", "matplotlib.figure"),

@@ -57,7 +57,6 @@ def test_killed_and_resumed(whole, tmp_path, seed, victims, ranks, store, name):
                 kill(pid)
             code, _, _ = going.end()
             assert code != 0
-            assert going.ranks() == []
         command = ["resume", run]
     done = finish(ranks[-1], *command)
     assert done.returncode == 0, done.stderr

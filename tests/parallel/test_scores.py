@@ -22,7 +22,8 @@ JOB = {
     "device": "cpu",
 }  # fmt: skip
 JOBS = {
-    "held": {**JOB, "data": {**JOB["data"], "holdout": 0.3}},
+    "held": {**JOB, "data": {**JOB["data"], "holdout": 0.3, "validation": {"share": 0.2}}},
+    "clients": {**JOB, "data": {**JOB["data"], "validation": {"share": 0.1, "of": "clients"}}},
     "uniform": {**JOB, "weights": "uniform", "store": {"kind": "memory"}},
 }
 SCORES = {
@@ -30,6 +31,7 @@ SCORES = {
     "client_accuracy_worst_decile", "local_model_accuracy_mean",
     "local_model_accuracy_worst_decile", "local_model_clients",
 }  # fmt: skip
+VALIDATION = {"validation_loss", "validation_accuracy", "validation_top5_accuracy"}
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +59,9 @@ def alone(play):
 def test_the_jobs_have_every_score(alone):
     for name in JOBS:
         log = outcome(alone / name).log
-        assert set(log[-1]) >= SCORES
-        for score in SCORES - {"local_model_clients"}:
+        scores = SCORES if name == "uniform" else SCORES | VALIDATION
+        assert {key for key in log[-1] if key in SCORES | VALIDATION} == scores
+        for score in scores - {"local_model_clients"}:
             assert len({record[score] for record in log if score in record}) > 1, score
         assert log[0]["local_model_clients"] < log[-1]["local_model_clients"] < 23
 

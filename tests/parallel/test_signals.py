@@ -101,12 +101,12 @@ def test_a_signal_during_the_start_up_is_latched(whole, tmp_path, number, ranks,
     run = tmp_path / "run"
     env = {**changed("early"), "HPCFL_TEST_SIGNAL": number.name, "HPCFL_TEST_MODULE": module}
     job = write(tmp_path, checkpoint=NEVER)
-    done = finish_mpi(ranks, "run", job, "--out", run, env=env)
+    done = finish_mpi(ranks, "run", job, "--out", run, env=env, anew=True)
     assert done.returncode == 75, done.stderr
     told = f"Stopped: stopped by {number.name} after round 0 of 60, with a checkpoint"
     assert told in done.stderr
     assert outcome(run).round == 0
-    again = finish_mpi(ranks, "resume", run, env=env)  # in a start that goes on, too
+    again = finish_mpi(ranks, "resume", run, env=env, anew=True)  # in a start that goes on, too
     assert (again.returncode, told in again.stderr) == (75, True), again.stderr
     done = finish(2, "resume", run)
     assert done.returncode == 0, done.stderr
@@ -117,6 +117,6 @@ def test_a_signal_during_the_start_up_of_a_broken_job(tmp_path):
     """The run cannot come to a checkpoint: the exit code says why, not that there is one."""
     env = {**changed("early"), "HPCFL_TEST_SIGNAL": "SIGUSR1", "HPCFL_TEST_MODULE": "torch"}
     job = write(tmp_path, rounds=-1)
-    done = finish_mpi(2, "run", job, "--out", tmp_path / "run", env=env)
+    done = finish_mpi(2, "run", job, "--out", tmp_path / "run", env=env, anew=True)
     assert done.returncode == 2, done.stderr
     assert "JobError" in done.stderr

@@ -100,20 +100,17 @@ from pathlib import Path
 from hpcfl.local.client_pool import ClientPool
 from tests.parallel import runs
 
-counted, visit = Counter(), ClientPool.task
+counted, tasks = Counter(), ClientPool.tasks
 
-def counting(self, client, round, steps=None):
-    if steps is not None:  # of the trial before round 1
-        return visit(self, client, round, steps)
-    def batches():
-        for batch in made.batches:
+def counting(self, clients, round):
+    def batches(made):
+        for batch in made:
             counted[f"{len(self)} steps {round}"] += 1
             counted[f"{len(self)} examples {round}"] += len(batch.labels)
             yield batch
-    made = visit(self, client, round)
-    return made._replace(batches=batches())
+    return [task._replace(batches=batches(task.batches)) for task in tasks(self, clients, round)]
 
-ClientPool.task = counting
+ClientPool.tasks = counting
 runs.main(json.loads(Path(sys.argv[1]).read_text()))
 Path(sys.argv[2], f"{os.getpid()}.counted").write_text(json.dumps(counted))
 """

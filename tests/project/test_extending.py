@@ -61,7 +61,7 @@ def shell(folder, hpcfl):
 def test_the_page_runs_as_printed(folder, shell):
     given = list(commands(PAGE))
     assert given.pop(0) == ("export PYTHONPATH=.", [])
-    assert len(given) == 17
+    assert len(given) == 23
     for command, said in given:
         code, text = shell(command)
         refused = any(line.startswith("JobError: ") for line in said)

@@ -3,23 +3,34 @@
 On one rank, also where a page says mpirun: tests/parallel compares numbers of ranks.
 """
 
+import json
+import os
 import re
 import shlex
 import shutil
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
+from hpcfl.engine import loop
+from tests.forked import finish, python
+from tests.jobs import miniatures
 from tests.project.pages import blocks, commands
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 FIRST_RUN = (ROOT / "docs/tutorials/first_run.md").read_text()
 QUADRATICS = (ROOT / "docs/tutorials/quadratics.md").read_text()
+NOTEBOOK = (ROOT / "docs/tutorials/own_model_and_data.md").read_text()
+PAPER = (ROOT / "docs/tutorials/sweep_to_paper.md").read_text()
+CLUSTER = (ROOT / "docs/tutorials/cluster_run.md").read_text()
 INLINE = re.compile(r"`(hpcfl (?:run|status) [^`]+)`")
 INDENTED = re.compile(r"^    (\S.*)$", re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
+LAUNCHER = re.compile(r"^mpirun -n \d+ ")
 PACE = re.compile(r"\S+ rounds/s +eta \S+")  # another one each time
 
 
@@ -68,7 +79,7 @@ def shell(tmp_path, monkeypatch, own_process, hpcfl):
     monkeypatch.chdir(tmp_path)
 
     def run(command, code=0):
-        program, *words = shlex.split(command.removeprefix("mpirun -n 2 "))
+        program, *words = shlex.split(LAUNCHER.sub("", command))
         assert program == "hpcfl", command
         files = ((word, sorted(map(str, Path().glob(word)))) for word in words)
         done = hpcfl(*(name for word, found in files for name in ("*" in word and found) or [word]))
@@ -143,3 +154,103 @@ def test_the_quadratics(shell):
     assert Path("drift.png").stat().st_size
     assert any(line.startswith("| scaffold ") for line in lines)
     assert len(shell(f"{sweep} --dry-run")) > 20  # each a process: seconds
+
+
+@pytest.mark.slow
+def test_own_model_and_data(shell):
+    """The cells as one script; the commands in another process, which has none of its classes."""
+    cells = [block for language, block in blocks(NOTEBOOK) if language == "python"]
+    Path("script.py").write_text("\n\n".join(cells))
+    ended = python(1, "script.py")
+    assert ended.returncode == 0, ended.stderr
+    scores = dict(line.split(": ") for line in ended.stdout.splitlines())
+    assert float(scores["clipped"]) > float(scores["fedavg"]) + 0.02
+    assert scores["right"] == scores["clipped"]
+    assert Path("runs/clipped.png").stat().st_size
+    given = [command for command, _ in commands(NOTEBOOK)]
+    assert len(given) == 3
+    for command in given:
+        shell(command)
+    assert Path("net.safetensors").stat().st_size
+    assert Path("runs/both.png").stat().st_size
+
+
+@pytest.mark.slow
+def test_from_a_sweep_to_the_paper(shell):
+    """The sweeps find their runs finished, which are made in this process: it has torch already."""
+    yaml_block, *manuscript = (block for language, block in blocks(PAPER) if language)
+    assert yaml.safe_load(yaml_block) == yaml.safe_load(
+        (ROOT / "jobs/sweeps/quickstart.yaml").read_text()
+    )
+    Path("DATA").mkdir()
+    miniatures.cifar10(Path("DATA"), per_file=40)  # two examples a client
+    played = []
+    for command, printed in commands(PAPER):
+        command, _, target = command.partition(" > ")
+        if command.startswith("hpcfl sweep") and "--dry-run" not in command:
+            play_points(shell, command)
+        lines = shell(command)
+        if target:
+            Path(target).write_text("\n".join(lines))
+        missing = absent(printed, lines)
+        if "runs/rehearsal" in command:  # ours are of other images
+            missing = [line for line in missing if published(line) not in map(published, lines)]
+        assert not missing, command
+        played.append(command.split()[1])
+    assert {"sweep", "status", "watch", "report", "cite", "plan"} == set(played)
+    table = {line.strip() for line in Path("table.tex").read_text().splitlines()}
+    assert not [line for line in manuscript[0].splitlines() if line.strip() not in table]
+    assert "{karimireddy2020," in Path("references.bib").read_text()
+    assert Path("figure.pdf").read_bytes().startswith(b"%PDF")
+    assert Path("figure.png").stat().st_size
+
+
+def play_points(shell, command):
+    """Run each point of a sweep in this process."""
+    folder = Path(command.split(" --out ")[1])
+    shell(f"{command} --write-jobs")
+    jobs = sorted(folder.glob("*.yaml"))
+    assert jobs
+    for job in jobs:
+        shell(f"hpcfl run {job} --out {job.with_suffix('')}")
+
+
+def published(line):
+    """The method and the published number of a row of the table."""
+    cells = [cell.strip() for cell in line.split("|")]
+    return (cells[1], cells[-2]) if line.startswith("|") and "+-" in line else None
+
+
+def die_after(rounds):
+    """Let this process be killed after so many rounds."""
+    play_round = loop.play_round
+
+    def killed(run, server, t, requests):
+        if t == rounds:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return play_round(run, server, t, requests)
+
+    loop.play_round = killed
+
+
+@pytest.mark.slow
+def test_a_long_run_on_a_cluster(shell):
+    """All but what needs Slurm, which tests/slurm/test_tutorial.py runs."""
+    for command, printed in commands(CLUSTER):
+        program = LAUNCHER.sub("", command).split()[0]
+        if program == "cmp":
+            _, *files = command.split()
+            first, second = (Path(file).read_bytes() for file in files)
+            assert first == second
+        elif program == "hpcfl":
+            if "--continue" in command:
+                words = shlex.split(LAUNCHER.sub("", command))[1:]
+                assert finish(1, *words, prepare=partial(die_after, 130)).returncode == -9
+                assert any("not running" in line for line in shell("hpcfl status runs/long"))
+            lines = [line.replace(str(Path.cwd()), "...") for line in shell(command)]
+            assert not absent(printed, lines), command
+    log = Path("runs/long/log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in log] == list(range(301))
+    assert len(Path("runs/long/history.jsonl").read_text().splitlines()) == 3
+    assert Path("lower.safetensors").stat().st_size
+    assert Path("curve.png").stat().st_size

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -80,7 +81,7 @@ class Setting:
             epochs=None if self.steps else self.epochs,
             steps=self.steps,
             drop_last=self.drop_last,
-            generator=stream(self.seed, "shuffle", t, client),
+            generator=partial(stream, self.seed, "shuffle", t, client),
         ):
             yield lambda y, rows=own[chosen]: self.clipped(rows, y)
 
