@@ -18,8 +18,8 @@ RANKS := tests/golden tests/faults tests/parallel
 BFLOAT16 := tests/runner/test_device.py tests/models tests/local/test_autocast.py \
   tests/local/test_gradient.py tests/local/test_block_gradients.py tests/jobs/test_miniatures.py
 
-.PHONY: help install quickstart check docs format test suites processes unit slow avx2 ranks \
-  slurm long clean
+.PHONY: help install quickstart check docs format test suites processes single unit slow avx2 \
+  ranks slurm gpu long clean
 
 help:  ## Show this list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,9 +31,11 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo 'hpcfl needs Python 3.11 or newer: make PYTHON=/path/to/python3.11' >&2; exit 1; }
 	$(PYTHON) -m venv --clear .venv
-	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0 setuptools
-	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation \
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt torch==2.13.0 setuptools
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt --no-build-isolation \
 	  -e '.[mpi,demo,huggingface,test,dev,docs]'
+	@# On all cores; pip takes one.  A few files are written for other Pythons, and fail.
+	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 	touch $@
 
 # mpirun hands its ranks a pipe for stderr; on a terminal rich is told that it may draw its bar.
@@ -53,7 +55,7 @@ check: $(STAMP)  ## Style, types, import rules, shell scripts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --config .importlinter --no-logo
-	$(BIN)/shellcheck .ci/run $(wildcard slurm/*.sh tests/*/*.sh)
+	$(BIN)/shellcheck .ci/run $(wildcard slurm/*.sh slurm/*/*.sh tests/*/*.sh)
 	$(BIN)/yamllint --strict .
 	$(BIN)/codespell
 
@@ -71,9 +73,13 @@ suites: $(STAMP)
 	$(MAKE) --no-print-directory --keep-going --jobs=2 slurm processes
 
 processes: $(STAMP)
-	@status=0; for tier in unit slow avx2 ranks; do \
+	@status=0; for tier in single avx2 ranks; do \
 	  $(MAKE) --no-print-directory $$tier || status=1; \
 	done; exit $$status
+
+# Both at once: to collect them takes 20 seconds.
+single: $(STAMP)
+	$(BIN)/pytest -q -n 2 $(addprefix --ignore=,$(RANKS) tests/slurm)
 
 unit: $(STAMP)  ## Quick tests of one process
 	$(BIN)/pytest -q -n 2 -m "not slow" $(addprefix --ignore=,$(RANKS) tests/slurm)
@@ -85,15 +91,19 @@ avx2: $(STAMP)  ## Tests of bfloat16 on a processor without instructions for it
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(BIN)/pytest -q -n 2 $(BFLOAT16) \
 	  -k "bf16 or bfloat16 or autocast or device or shakespeare"
 
-# Three workers for two cores: many of these tests wait for a signal, a time-out or a dead rank.
+# Four workers for two cores: many of these tests wait for a signal, a time-out or a dead rank.
 ranks: $(STAMP)  ## Tests under mpirun, and the faults
-	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(RANKS)
+	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(RANKS)
 
 long: $(STAMP)  ## The checks and all tests in their long form: hours
 	HPCFL_HOSTILE=20 $(MAKE) --no-print-directory --keep-going test
 
 slurm: $(STAMP)  ## Tests on a Slurm of their own
 	$(BIN)/pytest -q tests/slurm
+
+# Without .venv: the machine's own Python has a torch for its GPU.
+gpu:  ## Tests and figures on a machine with a GPU; again continues
+	PYTHON="$(PYTHON)" tests/gpu/run.sh $(GPU)
 
 clean:  ## Remove .venv and the caches of the tools
 	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

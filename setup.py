@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 VERSION = re.search(
-    r'^__version__ = "(.+)"$', (ROOT / "hpcfl/__init__.py").read_text("ascii"), re.MULTILINE
+    r'^__version__ = "(.+)"$', (ROOT / "hpcfl/version.py").read_text("ascii"), re.MULTILINE
 )
 
 setup(
@@ -52,6 +52,10 @@ setup(
         "huggingface": ["datasets>=4,<6"],
         "demo": ["scikit-learn>=1.5,<2"],
         "tensorboard": ["tensorboard>=2.18,<3"],
+        # Trackers, for log.tracker.  MLflow without its server; a full mlflow does as well.
+        "mlflow": ["mlflow-skinny>=3,<4"],
+        "trackio": ["trackio>=0.20,<1"],
+        "wandb": ["wandb>=0.19,<1"],
         "test": [
             "pytest>=8.3,<10",
             "pytest-xdist>=3.8,<4",

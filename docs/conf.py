@@ -22,7 +22,9 @@ myst_heading_anchors = 4  # as GitHub's, so that a link works there and here
 nitpicky = True
 # Of other packages: their documentation is not read, so that a build needs no network.
 nitpick_ignore_regex = [
-    ("py:.*", r"(torch|numpy|pathlib|collections|typing)\..*|Path|Any|\w+Error|Stopped")
+    ("py:.*", r"(torch|numpy|pathlib|collections|typing)\..*|Path|Any|\w+Error|Stopped"),
+    ("py:.*", r"nn\.Module|DataFrame"),
+    ("py:.*", r"hpcfl\.(plan|run_dir)\..*"),  # parts of results, which have no page
 ]
 autodoc_typehints = "signature"
 highlight_language = "text"
