@@ -13,9 +13,10 @@ def _executor(options: Namespace) -> Result:
 
 
 def _peers(options: Namespace) -> Result:
-    from hpcfl.bench.peers import bench_peers
+    from hpcfl.bench.peers import PRECISIONS, TURNS, bench_peers
 
-    return bench_peers(options.python, options.model)
+    precisions = (options.precision,) if options.precision else PRECISIONS
+    return bench_peers(options.python, options.model, options.turns or TURNS, precisions)
 
 
 def _costs(options: Namespace) -> Result | None:

@@ -24,7 +24,7 @@ from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 
-TURNS = 5
+TURNS = 9
 PRECISIONS = ("float32", "bf16")
 
 
@@ -49,13 +49,19 @@ INSTALL = 'python3 -m venv E && E/bin/pip install "torch==2.13.0" "pfl==0.6.0"'
 PROBE = "import pfl.model.pytorch, pfl.aggregate.simulate"
 
 
-def bench_peers(python: Path | None, model: str = "cnn", turns: int = TURNS) -> Result:
+def bench_peers(
+    python: Path | None,
+    model: str = "cnn",
+    turns: int = TURNS,
+    precisions: Sequence[str] = PRECISIONS,
+) -> Result:
     """Measure all sides.
 
     Args:
         python: an interpreter that has pfl; the running one when None.
         model: a key of ``WORKS``.
         turns: the number of measured rounds of each side, after one as a warm-up.
+        precisions: of ``PRECISIONS``, one or more; ratios are to pfl in the first.
 
     Raises:
         JobError: the interpreter has no pfl, or pfl ended.
@@ -67,7 +73,7 @@ def bench_peers(python: Path | None, model: str = "cnn", turns: int = TURNS) -> 
         (root / "job.yaml").write_text(json.dumps(_job(name, model, work)))
         sides: dict[str, Callable[[], float]] = {}
         versions: dict[str, Any] = {}
-        for precision in PRECISIONS:
+        for precision in precisions:
             loaded = load(root / "job.yaml", [f"precision={precision}"])
             (folder := root / precision).mkdir()
             components, run, _ = build_bench_run(loaded, folder, stack)
@@ -112,10 +118,9 @@ def report(figures: Sequence[Measurement], users: int) -> str:
         figures: the seconds of a round, by side.
         users: the number of users in a round.
     """
-    lines = [
-        f"{'':24} {'a round':>12} {'quartiles':>18} {'updates/CPU s':>14} {'of pfl in float32':>18}"
-    ]
     peer = next(f for f in figures if f.side.startswith("pfl"))
+    ratio = f"of pfl in {peer.side.rpartition(' ')[2]}"
+    lines = [f"{'':24} {'a round':>12} {'quartiles':>18} {'updates/CPU s':>14} {ratio:>18}"]
     for side in figures:
         low, high = side.quartiles
         lines.append(

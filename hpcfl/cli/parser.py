@@ -133,6 +133,10 @@ def _add_bench(commands: Any) -> None:
     peers.add_argument(
         "--python", type=Path, help="that of an environment with pfl (default: ours)"
     )
+    peers.add_argument("--precision", choices=("float32", "bf16"), help="one alone (default: both)")
+    peers.add_argument(
+        "--turns", type=_count, metavar="N", help="measured rounds of each side (default 9)"
+    )
     peers.set_defaults(command="bench peers")
     costs = bench.add_parser("costs", help="what a round's time is made of, for plan --costs")
     costs.set_defaults(command="bench costs")

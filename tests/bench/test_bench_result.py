@@ -7,7 +7,7 @@ import pytest
 
 from hpcfl.bench import reduce, round
 from hpcfl.bench.costs import report as told_costs
-from hpcfl.bench.peers import WORKS, bench_peers
+from hpcfl.bench.peers import WORKS, bench_peers, report
 from hpcfl.bench.reduce import FLOAT, measure
 from hpcfl.bench.result import Measurement, Result, column
 from hpcfl.bench.scaling import bench_scaling
@@ -113,6 +113,14 @@ def test_a_python_without_the_peer(capsys):
 @pytest.mark.parametrize("model", WORKS)
 def test_a_peer_s_works_can_be_named(model):
     assert parser().parse_args(["bench", "peers", "--model", model]).model == model
+
+
+def test_ratios_are_to_the_peer_in_the_first_precision():
+    pfl = Measurement("cnn", "pfl 0.6.0, bf16", "CPU s", [3.0])
+    ours = Measurement("cnn", "hpcfl, bf16", "CPU s", [2.0])
+    lines = report([ours, pfl], users=50).splitlines()
+    assert lines[0].endswith("of pfl in bf16")
+    assert [line.split()[-1] for line in lines[1:]] == ["1.500x", "1.000x"]
 
 
 TINY = """
