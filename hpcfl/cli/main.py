@@ -25,7 +25,8 @@ from hpcfl.errors import (
 )
 
 if TYPE_CHECKING:
-    from hpcfl.report.plots import Plot
+    from hpcfl.report.names import DisplayNames
+    from hpcfl.report.plots import Plot, PlotStyle
     from hpcfl.report.rounds_to_target import Target
     from hpcfl.run_dir.record import RunRecord
     from hpcfl.sweep.grid import Sweep
@@ -303,9 +304,13 @@ def _export(options: argparse.Namespace) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     from hpcfl.report.collect import collect_runs
+    from hpcfl.report.names import DisplayNames
+    from hpcfl.report.plots import PlotStyle
+    from hpcfl.report.plots.figure import FigureSize
     from hpcfl.report.rounds_to_target import Target
     from hpcfl.run_dir.log import NEW_NAMES
 
+    size = None if options.size is None else FigureSize.parse(options.size)
     if options.y in NEW_NAMES:
         print(f"report: --y {options.y} is called {NEW_NAMES[options.y]} now", file=sys.stderr)
         options.y = NEW_NAMES[options.y]
@@ -313,10 +318,18 @@ def _report(options: argparse.Namespace) -> None:
     collected = collect_runs(options.dirs)
     (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)
     default = REPORT if (folder / "job.yaml").exists() else folder / REPORT.name
-    asked = bool(options.plot or options.y or options.x != "rounds")
+    labels = options.xlabel, options.ylabel
+    asked = bool(options.plot or options.y or options.x != "rounds" or size)
+    asked = asked or any(label is not None for label in labels)
     files = options.plot or ([default] if asked or options.format == "table" else [])
-    table = _table(collected.runs, options.layout, options.format, targets, options.columns)
-    _print_report(collected.runs, table, files, y=options.y, x=options.x, asked=asked)
+    names = DisplayNames()
+    if options.names is not None:
+        names = DisplayNames.parse(options.names, collected.runs)
+    table = _table(
+        collected.runs, options.layout, options.format, targets, options.columns, names=names
+    )
+    style = PlotStyle(names, *labels, size)
+    _print_report(collected.runs, table, files, y=options.y, x=options.x, style=style, asked=asked)
     for line in collected.notes:
         print(line, file=sys.stderr)
 
@@ -327,6 +340,8 @@ def _table(
     form: str,
     targets: Sequence[Target] = (),
     columns: str | None = None,
+    *,
+    names: DisplayNames | None = None,
 ) -> str:
     """Runs as a table; of some columns, without the table of the time by phase."""
     from hpcfl import report
@@ -335,12 +350,14 @@ def _table(
     from hpcfl.report.layouts import arranged
 
     made = arranged(runs, layout, targets)
+    if names is not None:
+        made = names.rename(made)
     if columns is not None:
         chosen = ChosenColumn.parse(columns)
         made = choose_columns(made, chosen, values=form == "csv")
     if form == "table":
         text = report.plain(made, styled=sys.stdout.isatty())
-        return text if columns is not None else text + timing.table(runs)
+        return text if columns is not None else text + timing.table(runs, names)
     return {"csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}[form](
         made
     )
@@ -361,13 +378,14 @@ def _print_report(
     *,
     y: str | None = None,
     x: str = "rounds",
+    style: PlotStyle | None = None,
     asked: bool = False,
 ) -> None:
     """Print a table of runs and plot them; a plot that the user asked for is checked first."""
     from hpcfl.report.plots import Plot
 
     if asked:
-        plot = Plot(runs, files, y, x)
+        plot = Plot(runs, files, y, x, style)
         print(table, end="")
         _draw(plot, files)
         return
@@ -378,7 +396,7 @@ def _print_report(
         return
     try:
         if files:
-            _draw(Plot(runs, files), files)
+            _draw(Plot(runs, files, style=style), files)
     except JobError as e:
         print(f"no plot: {e}", file=sys.stderr)
 

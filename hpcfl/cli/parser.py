@@ -359,6 +359,12 @@ def _add_report(commands: Any) -> None:
         "without its unit, with --format csv a key",
     )
     report.add_argument(
+        "--names",
+        metavar="NAME=TITLE,...",
+        help="what methods and runs are called in the table and the legend: "
+        '"fedavg=FedAvg,scaffold=SCAFFOLD"',
+    )
+    report.add_argument(
         "--plot",
         type=Path,
         action="append",
@@ -374,6 +380,11 @@ def _add_report(commands: Any) -> None:
         choices=["rounds", "bytes", "time"],
         default="rounds",
         help="what to plot against: bytes sent up and down so far, or the wall time of the rounds",
+    )
+    report.add_argument("--xlabel", metavar="TEXT", help="of the plot's horizontal axis")
+    report.add_argument("--ylabel", metavar="TEXT", help="of the plot's vertical axis")
+    report.add_argument(
+        "--size", metavar="WxH", help="of the plot in inches: 6x4 (default: as its legend needs)"
     )
     report.add_argument(
         "--target",

@@ -137,6 +137,23 @@ def test_a_report_draws_what_was_asked_for(run, tmp_path, monkeypatch, hpcfl):
     assert "no round in log.jsonl has 'drift'" in done.err[0]
 
 
+def test_a_report_for_a_paper(run, tmp_path, monkeypatch, hpcfl, refused):
+    """Names in the table, in LaTeX and CSV; a label asks for a plot; what is refused."""
+    monkeypatch.chdir(tmp_path)
+    done = hpcfl(
+        "report", run, "--names", "fedhbm=FedHBM,run=Ours", "--xlabel", "t", "--size", "3x2"
+    )
+    assert (done.code, done.err) == (0, ["plot: runs/report.png"])
+    assert any(line.startswith("| Ours") and "| FedHBM" in line for line in done.out)
+    assert sum("| Ours" in line for line in done.out) == 2  # in the table of the time by phase too
+    names = ["--names", "fedhbm=Fed&HBM"]
+    assert r"Fed\&HBM" in hpcfl("report", run, "--format", "latex", *names).text
+    assert ",Fed&HBM," in hpcfl("report", run, "--format", "csv", *names).out[1]
+    assert "--size: found '3'" in refused("report", run, "--size", "3")
+    assert "--names: found 'fedavg'" in refused("report", run, "--names", "fedavg=A")
+    assert "--xlabel: found" in refused("report", run, "--xlabel", r"$\x$")
+
+
 def test_a_plot_that_nobody_asked_for_may_fail(run, tmp_path, monkeypatch, hpcfl):
     """As in a directory of someone else."""
     monkeypatch.chdir(tmp_path)

@@ -7,8 +7,10 @@ import pytest
 from matplotlib.image import imread
 
 from hpcfl.errors import JobError
-from hpcfl.report.plots import Plot, curves, plot_partition
+from hpcfl.report.names import DisplayNames
+from hpcfl.report.plots import Plot, PlotStyle, curves, plot_partition
 from hpcfl.report.plots.drawing import choose_looks
+from hpcfl.report.plots.figure import FigureSize
 from hpcfl.run_dir.record import RunRecord
 
 
@@ -183,6 +185,43 @@ def test_a_seed_that_lags_behind_shortens_no_mean(tmp_path, drawn):
 def test_how_far_an_unfinished_run_is(tmp_path, drawn):
     plot([seeded("u", 0, 0.1, 1.0, rounds=1)], tmp_path / "x.png", "drift")
     assert legend(drawn[0].axes[0]) == ["fedavg (1 of 2 rounds)"]
+
+
+def test_names_labels_and_size_of_a_paper(tmp_path, drawn):
+    """The colours stay those of the methods."""
+    runs = [seeded("a", 0, 0.1, 1.0), seeded("b", 0, 0.5, 1.4)]
+    plot(runs, tmp_path / "x.png", "drift")
+    names = DisplayNames.parse("fedavg=FedAvg,b=$\\beta$-free", runs)
+    style = PlotStyle(names, "Rounds", "Client drift", FigureSize(3.3, 2.5))
+    Plot(runs, [tmp_path / "x.png"], "drift", style=style).draw()
+    plain, styled = (figure.axes[0] for figure in drawn)
+    assert legend(styled) == ["FedAvg, local.lr 0.1", "$\\beta$-free"][::-1]
+    assert (styled.get_xlabel(), styled.get_ylabel()) == ("Rounds", "Client drift")
+    assert drawn[1].get_size_inches().tolist() == [3.3, 2.5]
+    looks = [
+        [(line.get_color(), line.get_linestyle()) for line in a.lines] for a in (plain, styled)
+    ]
+    assert looks[0] == looks[1]
+
+
+def test_mathematics_that_matplotlib_cannot_read(tmp_path):
+    with pytest.raises(
+        JobError, match=r"--ylabel: found '\$\\\\foo\$', whose mathematics"
+    ) as error:
+        Plot([run("one")], [tmp_path / "x.png"], style=PlotStyle(ylabel="$\\foo$"))
+    assert "\n" not in str(error.value)
+    Plot([run("one")], [tmp_path / "x.png"], style=PlotStyle(xlabel="cost, $")).draw()
+
+
+@pytest.mark.parametrize("size", ["7x4.5", "3.3x2.5", " 40x1 "])
+def test_a_size(size):
+    assert FigureSize.parse(size) == tuple(map(float, size.split("x")))
+
+
+@pytest.mark.parametrize("size", ["", "7", "7x", "0x4", "-7x4", "7x4x2", "nanx4", "1e1x4", "7x400"])
+def test_a_size_that_is_none(size):
+    with pytest.raises(JobError, match=f"--size: found '{size}', expected WIDTHxHEIGHT in inches"):
+        FigureSize.parse(size)
 
 
 SPENT = tuple(

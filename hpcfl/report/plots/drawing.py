@@ -34,11 +34,13 @@ class Curve(NamedTuple):
     """Sample standard deviations, or nothing of a single run."""
     behind: Sequence[tuple[Sequence[float], Sequence[float]]]
     """Seeds that are not as far yet, each on its own."""
+    title: str = ""
+    """What the user calls it; if nothing, ``name`` is in the legend."""
 
     @property
     def label(self) -> str:
         """The line of the legend."""
-        return fill(self.name + self.standing, LABEL)
+        return fill((self.title or self.name) + self.standing, LABEL)
 
 
 def has_room(curves: Sequence[Curve]) -> bool:
