@@ -224,6 +224,82 @@ def test_a_size_that_is_none(size):
         FigureSize.parse(size)
 
 
+def everywhere(name, lr):
+    """A run whose curve comes to every corner, so that a legend inside would cover it."""
+    values = [0.02 + 0.96 * (t % 2) for t in range(101)]
+    log = tuple({"round": t, "test_accuracy": value} for t, value in enumerate(values))
+    return RunRecord(
+        Path(name), "fedavg", 100, 1, log, {"algorithm.name": "fedavg", "local.lr": lr}
+    )
+
+
+def placed(figure):
+    """The boxes of the axes, of all that belongs to them, and of the legend, once laid out."""
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    return (
+        axes.get_window_extent(),
+        axes.xaxis.get_tightbbox(),
+        axes.get_legend().get_window_extent(),
+    )
+
+
+def test_a_legend_that_covers_no_curve_is_inside(tmp_path, drawn):
+    plot([run("one"), run("two")], tmp_path / "x.png")
+    axes, _, box = placed(drawn[0])
+    assert axes.x0 <= box.x0 and box.x1 <= axes.x1
+    assert axes.y0 <= box.y0 and box.y1 <= axes.y1
+
+
+@pytest.mark.parametrize(("size", "place"), [((7, 4.2), "beside"), ((3.3, 2.5), "below")])
+def test_a_legend_that_would_cover_a_curve(tmp_path, drawn, size, place):
+    """And it stays in the picture."""
+    runs = [everywhere("a", 0.1), everywhere("b", 0.3)]
+    style = PlotStyle(size=FigureSize(*size))
+    Plot(runs, [tmp_path / "x.png"], style=style).draw()
+    axes, ticks, box = placed(drawn[0])
+    if place == "beside":
+        assert box.x0 >= axes.x1
+    else:
+        assert box.y1 <= ticks.y0  # below the label of the axis
+    width, height = drawn[0].get_size_inches() * drawn[0].dpi
+    assert box.x0 >= 0 and box.x1 <= width
+    assert box.y0 >= 0 and box.y1 <= height
+    assert axes.width > width / 2
+
+
+def test_a_legend_over_a_band_is_moved(tmp_path, drawn):
+    """Two seeds far apart: their mean has room beside it, their band has none."""
+    logs = [[0.5 + side * 0.49 * (-1) ** (t % 2) for t in range(41)] for side in (-1, 1)]
+    runs = [
+        RunRecord(Path(f"s{k}"), "fedavg", 40, 1,
+                  tuple({"round": t, "test_accuracy": v} for t, v in enumerate(log)),
+                  {"algorithm.name": "fedavg", "seed": k})
+        for k, log in enumerate(logs)
+    ]  # fmt: skip
+    plot(runs, tmp_path / "x.png")
+    axes, _, box = placed(drawn[0])
+    assert box.x0 >= axes.x1
+
+
+def test_the_legend_of_many_curves_leaves_room_in_a_small_picture(tmp_path, drawn):
+    runs = [seeded(f"r{k}", 0, k / 10, k) for k in range(1, 9)]
+    for size in (None, FigureSize(3.3, 4)):
+        Plot(runs, [tmp_path / "x.png"], "drift", style=PlotStyle(size=size)).draw()
+    (wide, _, beside), (small, ticks, below) = map(placed, drawn)
+    assert beside.x0 >= wide.x1
+    assert below.y1 <= ticks.y0
+    assert small.width > 3.3 / 2 * drawn[1].dpi
+
+
+def test_a_size_without_room_for_curves(tmp_path):
+    runs = [seeded(f"r{k}", 0, k / 10, k) for k in range(1, 9)]
+    made = Plot(runs, [tmp_path / "x.png"], "drift", style=PlotStyle(size=FigureSize(2, 1)))
+    with pytest.raises(JobError, match="--size: 2x1 inches leave no room for curves"):
+        made.draw()
+    assert not (tmp_path / "x.png").exists()
+
+
 SPENT = tuple(
     {"round": t, "drift": 1.0 + t, "down_bytes": 2_000_000, "up_bytes": 1_000_000, "wall_s": 60.0}
     for t in range(1, 4)

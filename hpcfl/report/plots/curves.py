@@ -22,8 +22,16 @@ from hpcfl.report.plots.drawing import (
     choose_looks,
     draw_curve,
     has_room,
+    place_legend,
 )
-from hpcfl.report.plots.figure import FigureSize, check_plot, check_text, new_figure, save
+from hpcfl.report.plots.figure import (
+    FigureSize,
+    check_plot,
+    check_text,
+    lay_out,
+    new_figure,
+    save,
+)
 from hpcfl.report.published import set_up
 from hpcfl.run_dir.record import RunRecord
 
@@ -77,6 +85,8 @@ class Plot:
 
     Of thousands of evaluations every so many-th is drawn.
 
+    A legend covers no curve: where it would, it is beside the axes or below them.
+
     Losses are drawn on a log scale where all are positive, other numbers but accuracies where
     they also span a factor of ten.
 
@@ -124,7 +134,7 @@ class Plot:
         """Write the files.
 
         Raises:
-            JobError: one cannot be written.
+            JobError: one cannot be written, or the chosen size has no room for the curves.
         """
         panels = {t: self._chosen(self._curves(r), t) for t, r in _panels(self._runs).items()}
         looks = choose_looks([curve for curves in panels.values() for curve in curves])
@@ -141,6 +151,13 @@ class Plot:
             self._draw(place, curves, looks)
         for place in axes[len(panels) :]:
             place.remove()
+        lay_out(figure)
+        for place, curves in zip(axes, panels.values(), strict=False):
+            few = has_room(curves)
+            if few or self._style.size:  # else the picture is wide enough for a legend beside
+                place_legend(figure, place, curves, few=few)
+        if self._style.size:
+            lay_out(figure)  # a picture of a chosen size may have no room for a moved legend
         save(figure, self._paths)
 
     def _chosen(self, curves: list[Curve], title: str) -> list[Curve]:

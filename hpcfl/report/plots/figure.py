@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -76,6 +77,24 @@ def new_figure(
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
     return figure, panels
+
+
+def lay_out(figure: Figure) -> None:
+    """Give everything in a figure its place, as saving it does.
+
+    Raises:
+        JobError: labels and legends leave no room for what is drawn.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "constrained_layout not applied")
+        try:
+            figure.draw_without_rendering()
+        except UserWarning:
+            width, height = figure.get_size_inches()
+            raise JobError(
+                f"--size: {width:g}x{height:g} inches leave no room for curves beside their labels "
+                "and legend; take a larger size, or shorter --names"
+            ) from None
 
 
 def file_format(path: Path) -> str:
