@@ -26,7 +26,7 @@ from hpcfl.errors import (
 
 if TYPE_CHECKING:
     from hpcfl.report.names import DisplayNames
-    from hpcfl.report.plots import Plot, PlotStyle
+    from hpcfl.report.plots import Plot
     from hpcfl.report.rounds_to_target import Target
     from hpcfl.run_dir.record import RunRecord
     from hpcfl.sweep.grid import Sweep
@@ -283,8 +283,9 @@ def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
     outcome = run_sweep(sweep, root, options.parallel, partly=partly)
     if outcome.finished and options.points is None:  # with --points, other tasks run the rest
         runs = collect_runs(outcome.finished).runs
-        # The plot shows a whole sweep; one of some points would take its place.
-        _print_report(runs, _table(runs, "runs", "table"), [] if partly else [root / REPORT.name])
+        print(_table(runs, "runs", "table"), end="")
+        if not partly:  # a plot of some points would take the place of that of the whole sweep
+            _draw_report(runs, root / REPORT.name)
     outcome.check()
 
 
@@ -305,7 +306,7 @@ def _export(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     from hpcfl.report.collect import collect_runs
     from hpcfl.report.names import DisplayNames
-    from hpcfl.report.plots import PlotStyle
+    from hpcfl.report.plots import Plot, PlotStyle
     from hpcfl.report.plots.figure import FigureSize
     from hpcfl.report.rounds_to_target import Target
     from hpcfl.run_dir.log import NEW_NAMES
@@ -319,9 +320,8 @@ def _report(options: argparse.Namespace) -> None:
     (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)
     default = REPORT if (folder / "job.yaml").exists() else folder / REPORT.name
     labels = options.xlabel, options.ylabel
-    asked = bool(options.plot or options.y or options.x != "rounds" or size)
-    asked = asked or any(label is not None for label in labels)
-    files = options.plot or ([default] if asked or options.format == "table" else [])
+    asked = bool(options.y or options.x != "rounds" or size or labels != (None, None))
+    files = [path or default for path in options.plot] or [default] * asked
     names = DisplayNames()
     if options.names is not None:
         names = DisplayNames.parse(options.names, collected.runs)
@@ -329,7 +329,11 @@ def _report(options: argparse.Namespace) -> None:
         collected.runs, options.layout, options.format, targets, options.columns, names=names
     )
     style = PlotStyle(names, *labels, size)
-    _print_report(collected.runs, table, files, y=options.y, x=options.x, style=style, asked=asked)
+    # A plot that cannot be drawn is refused before the table is printed.
+    plot = Plot(collected.runs, files, options.y, options.x, style) if files else None
+    print(table, end="")
+    if plot is not None:
+        _draw(plot, files)
     for line in collected.notes:
         print(line, file=sys.stderr)
 
@@ -371,32 +375,15 @@ def _watch(options: argparse.Namespace) -> None:
         print(page, end="")
 
 
-def _print_report(
-    runs: Sequence[RunRecord],
-    table: str,
-    files: Sequence[Path],
-    *,
-    y: str | None = None,
-    x: str = "rounds",
-    style: PlotStyle | None = None,
-    asked: bool = False,
-) -> None:
-    """Print a table of runs and plot them; a plot that the user asked for is checked first."""
+def _draw_report(runs: Sequence[RunRecord], path: Path) -> None:
+    """Draw the plot of a finished sweep; a line says why, if that is not possible."""
     from hpcfl.report.plots import Plot
 
-    if asked:
-        plot = Plot(runs, files, y, x, style)
-        print(table, end="")
-        _draw(plot, files)
-        return
-    print(table, end="")
-    folder = next((path.parent for path in files if path.parent.exists()), None)
-    if folder and not os.access(folder, os.W_OK):  # an archive: the user did not ask for a plot
-        print(f"no plot: {folder} cannot be written", file=sys.stderr)
+    if path.parent.exists() and not os.access(path.parent, os.W_OK):  # an archive
+        print(f"no plot: {path.parent} cannot be written", file=sys.stderr)
         return
     try:
-        if files:
-            _draw(Plot(runs, files, style=style), files)
+        _draw(Plot(runs, [path]), [path])
     except JobError as e:
         print(f"no plot: {e}", file=sys.stderr)
 

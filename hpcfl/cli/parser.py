@@ -334,7 +334,7 @@ def _add_plan_and_list(commands: Any) -> None:
 
 def _add_report(commands: Any) -> None:
     """The command that compares runs."""
-    report = commands.add_parser("report", help="a table and a plot of runs")
+    report = commands.add_parser("report", help="a table of runs, and a plot")
     report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
     report.add_argument(
         "--format",
@@ -368,9 +368,11 @@ def _add_report(commands: Any) -> None:
         "--plot",
         type=Path,
         action="append",
+        nargs="?",
         default=[],
-        help="F.png, .pdf or .svg to write, also several times (with a table: report.png in a "
-        "sweep, else in runs)",
+        metavar="F",
+        help="draw the runs into F.png, .pdf or .svg, also several times; without F, and with "
+        "other options of the plot, into report.png in a sweep, else in runs",
     )
     report.add_argument(
         "--y", metavar="KEY", help="what to plot: a key of log.jsonl (default: the score)"

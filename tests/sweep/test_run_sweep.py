@@ -66,6 +66,11 @@ def test_all_runs_are_made_reported_and_skipped_the_next_time(file, tmp_path, hp
     assert sum("finished before" in line for line in again.err) == len(NAMES) + 1
     assert {path: path.stat().st_mtime_ns for path in root.glob("*-seed*/**/*")} == before
     assert hpcfl("report", root).out == done.out
+    (root / "report.png").unlink()
+    (root / "report.png").mkdir()
+    undrawn = hpcfl("sweep", file, "--out", root)
+    assert (undrawn.code, undrawn.out) == (0, done.out)
+    assert undrawn.err[-1].startswith(f"no plot: {root / 'report.png'}: ")
 
 
 def test_a_run_of_its_own_has_no_place_among_the_runs(file, job, tmp_path, refused):
