@@ -22,8 +22,8 @@ from hpcfl.engine.schema import traffic
 from hpcfl.errors import JobError
 from hpcfl.io.code_file import short_name
 from hpcfl.io.table import render_tables
-from hpcfl.job.description import written
 from hpcfl.job.schema import Job, Loaded, resolve_for_population
+from hpcfl.job.settings import written
 from hpcfl.models.base import TORCHVISION
 from hpcfl.report.plots import plot_partition
 from hpcfl.report.plots.figure import check_plot
