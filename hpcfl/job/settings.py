@@ -34,7 +34,9 @@ def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def written(value: Any) -> str:
-    """A setting as a job writes it: true, null, [0.6, 0.3]."""
+    """A setting as a job writes it: true, null, [0.6, 0.3], {width: 32}."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {written(below)}' for key, below in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(written, value))}]"
     if value is None:

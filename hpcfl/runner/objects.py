@@ -142,6 +142,8 @@ def load_job(
     if model is not None:
         objects.put_model(model)
     override(file, texts_left)
+    if isinstance(model, type) or isfunction(model):
+        objects.check_arguments(model)
     objects.keep_classes()
     name = run_name(file.name, [*texts, *objects.kept.contents])
     root = (out or Path("runs") / name).absolute()
@@ -217,7 +219,6 @@ class _Objects:
         if section is None and isinstance(model, nn.Module):
             section = self._module(model)
         elif section is None and (isinstance(model, type) or isfunction(model)):
-            taken(model, model.__qualname__)
             section = {"name": "module", "of": self._name(model, _MODEL)}
         if section is None:
             raise JobError(
@@ -225,6 +226,17 @@ class _Objects:
                 "or function that makes one"
             )
         self._file.put(("model",), section, _MODEL)
+
+    def check_arguments(self, make: Any) -> None:
+        """Compare the arguments of a model's class or function with its signature.
+
+        Raises:
+            JobError: one is unknown, or missing.
+        """
+        section = self._file.tree["model"]
+        if section.get("name") == "module":
+            arguments = section.get("arguments")
+            taken(make, make.__qualname__, arguments if isinstance(arguments, dict) else {})
 
     def keep_classes(self) -> None:
         """Keep the code of the classes of ``__main__`` that the job names.

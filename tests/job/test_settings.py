@@ -22,8 +22,9 @@ def test_keys_are_compared_whole():
 
 
 def test_settings_are_shown_as_yaml_writes_them():
-    values = [None, True, 0.1, [0.5, None, False], "text"]
-    assert list(map(written, values)) == ["null", "true", "0.1", "[0.5, null, false]", "text"]
+    values = [None, True, 0.1, [0.5, None, False], "text", {"a": {"b": True}}]
+    texts = ["null", "true", "0.1", "[0.5, null, false]", "text", "{a: {b: true}}"]
+    assert list(map(written, values)) == texts
     assert list(changed({"local.clip": None}, {"local.clip": 1.0})) == [
         ("local.clip", "null", "1.0")
     ]
