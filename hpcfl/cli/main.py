@@ -139,15 +139,15 @@ def _may_print() -> bool:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if options.continued:
-        from hpcfl.job.yaml_file import run_name
+    from hpcfl.job.run_name import run_directory
 
-        where = options.out or Path("runs") / run_name(options.job, options.overrides)
-        signals.set_resumable(where)
+    out = options.out or run_directory(options.job, options.overrides)
+    if options.continued:
+        signals.set_resumable(out)
     from hpcfl.job.schema import load
     from hpcfl.runner.start import start
 
-    start(load(options.job, options.overrides), options.out, continued=options.continued)
+    start(load(options.job, options.overrides), out, continued=options.continued)
 
 
 def _resume(options: argparse.Namespace) -> None:
@@ -165,9 +165,9 @@ def _resume(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     if options.where:  # slurm/run.sh calls this before every start, so torch is not imported
-        from hpcfl.job.yaml_file import run_name
+        from hpcfl.job.run_name import run_directory
 
-        print(Path("runs") / run_name(options.job, options.overrides))
+        print(run_directory(options.job, options.overrides))
         return
     from hpcfl.cli.check import check_job
     from hpcfl.job.schema import load
@@ -219,7 +219,7 @@ def _sweep(options: argparse.Namespace) -> None:
     from hpcfl.sweep.grid import read_sweep
 
     sweep = read_sweep(options.sweep, options.overrides)
-    root = options.out or Path("runs") / sweep.name
+    root = options.out or sweep.directory
     if options.points is not None:
         sweep = sweep.part(*options.points)
     elif options.only is not None:

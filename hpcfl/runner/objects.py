@@ -29,6 +29,7 @@ from hpcfl.errors import JobError, described, file_error
 from hpcfl.io.atomic import write_file
 from hpcfl.io.code_file import DIGITS, digest_of, execute
 from hpcfl.job.registry import REGISTRIES
+from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import JobSource, Loaded, add_task_defaults, check, open_job
 from hpcfl.job.yaml_file import (
     KEPT,
@@ -38,7 +39,6 @@ from hpcfl.job.yaml_file import (
     override,
     override_texts,
     plain,
-    run_name,
     tuples,
     with_prefix,
 )
@@ -145,7 +145,7 @@ def load_job(
     if isinstance(model, type) or isfunction(model):
         objects.check_arguments(model)
     objects.keep_classes()
-    name = run_name(file.name, [*texts, *objects.kept.contents])
+    name = run_name(file.name, texts, [*objects.kept.contents])
     root = (out or Path("runs") / name).absolute()
     file.tree = with_prefix(file.tree, RUN, f"{root}/")
     for file_name, text in objects.code.items():
