@@ -68,9 +68,9 @@ def test_an_argument_is_a_key_like_any_other(job, hpcfl):
         ("Net", {}, "model.of: own_net.Net needs width; add model.arguments: {width: ...}"),
         (
             "Net",
-            {"widht": 3},
-            'model.arguments: own_net.Net has no "widht" (it has width, scales, options); did you '
-            "mean width?",
+            {"scale": 3},
+            'model.arguments: own_net.Net has no "scale" (it has width, scales, options); did you '
+            "mean scales?",
         ),
         (
             "Net",
