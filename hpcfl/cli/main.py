@@ -169,6 +169,11 @@ def _check(options: argparse.Namespace) -> None:
 
         print(run_directory(options.job, options.overrides))
         return
+    if options.kind:
+        from hpcfl.job.packaged import kind_of
+
+        print(kind_of(options.job))
+        return
     from hpcfl.cli.check import check_job
     from hpcfl.job.schema import load
 

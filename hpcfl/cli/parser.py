@@ -46,6 +46,11 @@ def parser() -> argparse.ArgumentParser:
     depth.add_argument(
         "--where", action="store_true", help="print the default run directory, and check nothing"
     )
+    depth.add_argument(
+        "--kind",
+        action="store_true",
+        help="print what JOB.yaml is: job, sweep, or run (a run's directory); check nothing more",
+    )
     check.set_defaults(command="check")
 
     _add_monitors(commands)
