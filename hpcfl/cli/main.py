@@ -316,7 +316,7 @@ def _report(options: argparse.Namespace) -> None:
     from hpcfl.report.rounds_to_target import Target
     from hpcfl.run_dir.log import NEW_NAMES
 
-    size = None if options.size is None else FigureSize.parse(options.size)
+    size = FigureSize.parse(options.size)
     if options.y in NEW_NAMES:
         print(f"report: --y {options.y} is called {NEW_NAMES[options.y]} now", file=sys.stderr)
         options.y = NEW_NAMES[options.y]
@@ -407,8 +407,10 @@ def _draw(plot: Plot, files: Sequence[Path]) -> None:
 def _data_show(options: argparse.Namespace) -> None:
     from hpcfl.cli.check import show_partition
     from hpcfl.job.schema import load
+    from hpcfl.report.plots.figure import FigureSize
 
-    print(show_partition(load(options.job, options.overrides), options.plot))
+    size = FigureSize.parse(options.size)
+    print(show_partition(load(options.job, options.overrides), options.plot, size))
     print(f"plot: {options.plot}")
 
 
@@ -433,8 +435,10 @@ def _data_prepare(options: argparse.Namespace) -> None:
 
 def _drift(options: argparse.Namespace) -> None:
     from hpcfl.cli.drift import draw_drift
+    from hpcfl.report.plots.figure import FigureSize
 
-    print(draw_drift(options.job, options.overrides, options.only, options.plot))
+    size = FigureSize.parse(options.size)
+    print(draw_drift(options.job, options.overrides, options.only, options.plot, size))
     print(f"plot: {options.plot}", file=sys.stderr)
 
 

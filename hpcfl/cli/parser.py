@@ -89,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     drift.add_argument(
         "--plot", type=Path, default=Path("drift.png"), help=".png, .pdf or .svg (drift.png)"
     )
+    _add_size(drift)
     drift.set_defaults(command="drift")
 
     _add_data(commands)
@@ -281,6 +282,7 @@ def _add_data(commands: Any) -> None:
         default=Path("partition.png"),
         help=".png, .pdf or .svg (partition.png)",
     )
+    _add_size(show)
     show.set_defaults(command="data show")
 
     split = data.add_parser("export-split", help="the client of each training example, as a file")
@@ -390,9 +392,7 @@ def _add_report(commands: Any) -> None:
     )
     report.add_argument("--xlabel", metavar="TEXT", help="of the plot's horizontal axis")
     report.add_argument("--ylabel", metavar="TEXT", help="of the plot's vertical axis")
-    report.add_argument(
-        "--size", metavar="WxH", help="of the plot in inches: 6x4 (default: as its legend needs)"
-    )
+    _add_size(report)
     report.add_argument(
         "--target",
         type=float,
@@ -467,6 +467,12 @@ def _add_overrides(
 ) -> None:
     # Without this default, argparse would call the overrides required if the job is missing.
     command.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=help_text)
+
+
+def _add_size(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--size", metavar="WxH", help="of the plot in inches: 6x4 (default: as large as it needs)"
+    )
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:

@@ -96,6 +96,17 @@ def test_partitions(tmp_path, clients):
     assert imread(tmp_path / "sizes.png").shape[1] == 7 * 150
 
 
+def test_a_partition_in_a_chosen_size(tmp_path):
+    path = tmp_path / "classes.png"
+    plot_partition(np.ones((5, 3), np.int64), path, FigureSize(4, 3))
+    assert imread(path).shape[:2] == (3 * 150, 4 * 150)
+    plot_partition(np.ones(5, np.int64), path, FigureSize(3, 2))
+    assert imread(path).shape[:2] == (2 * 150, 3 * 150)
+    with pytest.raises(JobError, match="--size: 1x1 inches leave no room"):
+        plot_partition(np.ones((5, 3), np.int64), path, FigureSize(1, 1))
+    assert imread(path).shape[:2] == (2 * 150, 3 * 150)
+
+
 @pytest.mark.slow
 def test_matplotlib_is_loaded_on_use_only():
     code = "import sys, hpcfl.report.plots; sys.exit('matplotlib' in sys.modules)"
@@ -295,7 +306,7 @@ def test_the_legend_of_many_curves_leaves_room_in_a_small_picture(tmp_path, draw
 def test_a_size_without_room_for_curves(tmp_path):
     runs = [seeded(f"r{k}", 0, k / 10, k) for k in range(1, 9)]
     made = Plot(runs, [tmp_path / "x.png"], "drift", style=PlotStyle(size=FigureSize(2, 1)))
-    with pytest.raises(JobError, match="--size: 2x1 inches leave no room for curves"):
+    with pytest.raises(JobError, match="--size: 2x1 inches leave no room beside the labels"):
         made.draw()
     assert not (tmp_path / "x.png").exists()
 

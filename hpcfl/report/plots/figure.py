@@ -29,12 +29,14 @@ class FigureSize(NamedTuple):
     height: float
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """The size of an option --size: "WIDTHxHEIGHT".
+    def parse(cls, text: str | None) -> Self | None:
+        """The size of an option --size: "WIDTHxHEIGHT"; None where it is not given.
 
         Raises:
             JobError: there are no two numbers, or a side is too short or too long for a picture.
         """
+        if text is None:
+            return None
         sides = re.fullmatch(r"(\d+\.?\d*)x(\d+\.?\d*)", text.strip())
         found = cls(*map(float, sides.groups())) if sides else None
         if found is None or not all(LEAST <= side <= LARGEST for side in found):
@@ -92,8 +94,8 @@ def lay_out(figure: Figure) -> None:
         except UserWarning:
             width, height = figure.get_size_inches()
             raise JobError(
-                f"--size: {width:g}x{height:g} inches leave no room for curves beside their labels "
-                "and legend; take a larger size, or shorter --names"
+                f"--size: {width:g}x{height:g} inches leave no room beside the labels and legend; "
+                "take a larger size"
             ) from None
 
 
