@@ -48,7 +48,7 @@ quickstart: $(STAMP)  ## FedAvg and FedHBM on 2 ranks, then a table and a plot
 	  (set -x; $(BIN)/mpirun -n 2 $(BIN)/hpcfl run jobs/quickstart.yaml \
 	    "algorithm={name: $${run##*-}}" --out "$$run"); \
 	done
-	$(BIN)/hpcfl report $(RUNS)
+	$(BIN)/hpcfl report $(RUNS) --plot
 
 check: $(STAMP)  ## Style, types, import rules, shell scripts
 	$(BIN)/ruff check .

@@ -6,6 +6,8 @@
 #   sbatch --array=0-9 [options] slurm/array.sh SWEEP.yaml [key=value ...]
 #     points 0 to 9 of the sweep; `hpcfl sweep SWEEP.yaml --submit` writes this command
 #
+# Names of packaged jobs and sweeps will do, too.
+#
 # Every task is requeued and goes on as slurm/run.sh does.  From the environment, besides its own:
 #   HPCFL_OUT   the directory of the runs
 #   HPCFL_PACK  so many points of a sweep are played at once by a task, on one node and its GPUs:
@@ -37,14 +39,5 @@ if ! [[ ${shown:-} =~ Command=([^$'\n']+) ]]; then
   exit 1
 fi
 run=$(dirname "${BASH_REMATCH[1]%" $*"}")/run.sh
-pack=${HPCFL_PACK:-1}
-if grep -qs '^grid:' "$1"; then
-  first=$((SLURM_ARRAY_TASK_ID * pack))
-  exec "$run" "$@" --points "$first-$((first + pack - 1))" --parallel "$pack"
-fi
-if [ "$pack" != 1 ]; then
-  echo "array.sh: HPCFL_PACK packs the points of a sweep; make one with the axis seed" >&2
-  exit 2
-fi
-export HPCFL_SEED=$SLURM_ARRAY_TASK_ID
+export HPCFL_INDEX=$SLURM_ARRAY_TASK_ID
 exec "$run" "$@"

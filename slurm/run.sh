@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Run one job under Slurm until it is done, however often it is preempted, out of time or killed.
 #
-#   sbatch [options] slurm/run.sh JOB.yaml [key=value ...]
+#   sbatch [options] slurm/run.sh JOB.yaml [key=value ...]             or the name of a packaged job
 #   sbatch -n 8 --gpus-per-task=1 slurm/run.sh ...                     8 ranks, a GPU each
 #   sbatch -N 4 --ntasks-per-node=4 --gpus-per-node=4 slurm/run.sh ... 16 ranks on 4 nodes
 #
 # The same command goes on with the same run, also as a new Slurm job and on other numbers of nodes.
 # Submit from the directory that the job's paths are relative to.  hpcfl is taken from .venv there,
 # or else from the environment that was active at submission.  A sweep, SWEEP.yaml, is played on one
-# node and all GPUs that the job has there.  From the environment:
+# node and all GPUs that the job has there.  The directory of a run is resumed.  From the environment:
 #   HPCFL_OUT         the run directory; default as `hpcfl run` and `hpcfl sweep` take it
 #   HPCFL_MPI         srun's --mpi: pmi2 (default; MPICH and its kin) or pmix (Open MPI)
 #   HPCFL_MAX_STARTS  how many starts in a row may end without a new checkpoint; default 3
@@ -18,7 +18,11 @@
 #                     options of srun, variables; see slurm/sites/example.sh
 #   HPCFL_COMMAND     the words that start hpcfl; default hpcfl
 #   HPCFL_SRUN        options of srun for the ranks, such as --cpu-bind=cores
-#   HPCFL_SEED        set by slurm/array.sh: the seed of the run, which is one of several
+#   HPCFL_TASK        what the first argument is: job, sweep or run (a directory); default as
+#                     `hpcfl check ARGUMENT --kind` says
+#   HPCFL_SEED        the seed of the run, which is one of several
+#   HPCFL_INDEX       set by slurm/array.sh: the number of the task, a seed or a point of a sweep
+#   HPCFL_PACK        with HPCFL_INDEX: so many points of a sweep are played by a task
 #   HPCFL_STAGE, HPCFL_DATA, HPCFL_SCRATCH   set by slurm/staged.sh: files to be copied to the nodes
 #
 # This file alone decides whether a job is requeued: the other scripts end by starting it.  A start
@@ -135,14 +139,57 @@ done
 # moment apart, and with --kill-on-bad-exit=1 srun kills the last of them and returns 143.
 step=(srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=15
   "${options[@]}")
-sweep=
-if grep -qs '^grid:' "$1"; then
-  sweep=1
-  out=${HPCFL_OUT:-runs/$(basename "${1%.*}")}
-  listed=$("${hpcfl[@]}" sweep "$@" --out "$out" --where)
-  mapfile -t runs <<<"$listed"
-  command=("${hpcfl[@]}" sweep "$@" --out "$out")
-else
+
+# Where nothing can be started, no job of a chain is to try it.
+refuse() {
+  [ $# = 1 ] || echo "run.sh: ${*:2}" >&2
+  if [ -n "${HPCFL_CHAIN:-}" ]; then
+    scancel --quiet --name="$HPCFL_CHAIN" --state=PENDING --user="$(id -un)"
+  fi
+  exit "$1"
+}
+
+task=${HPCFL_TASK:-}
+if [ -z "$task" ]; then
+  task=$("${hpcfl[@]}" check "$1" --kind) || refuse $?
+fi
+pack=${HPCFL_PACK:-1} sweep=
+if [ -n "${HPCFL_INDEX:-}" ]; then
+  case $task in
+    sweep)
+      first=$((HPCFL_INDEX * pack))
+      set -- "$@" --points "$first-$((first + pack - 1))" --parallel "$pack"
+      ;;
+    job)
+      if [ "$pack" != 1 ]; then
+        refuse 2 "HPCFL_PACK packs the points of a sweep; make one with the axis seed"
+      fi
+      HPCFL_SEED=$HPCFL_INDEX
+      ;;
+    run) refuse 2 "$1 is the directory of a run; an array is of a job or a sweep" ;;
+  esac
+fi
+case $task in
+  sweep)
+    sweep=1
+    listed=$("${hpcfl[@]}" sweep "$@" ${HPCFL_OUT:+--out "$HPCFL_OUT"} --where) || refuse $?
+    mapfile -t runs <<<"$listed"
+    out=${HPCFL_OUT:-$(dirname "${runs[0]}")}
+    command=("${hpcfl[@]}" sweep "$@" --out "$out")
+    ;;
+  run)
+    if [ -n "${HPCFL_OUT:-}${HPCFL_STAGE:-}${HPCFL_SEED:-}" ]; then
+      refuse 2 "$1 is the directory of a run, which is resumed there, with its data; leave out" \
+        "HPCFL_OUT, HPCFL_STAGE and HPCFL_SEED, or name a job"
+    fi
+    out=${1%/}
+    runs=("$out")
+    command=("${hpcfl[@]}" resume "$@")
+    ;;
+  job) ;;
+  *) refuse 2 "HPCFL_TASK: found $task, expected job, sweep or run" ;;
+esac
+if [ "$task" = job ]; then
   if [ -n "${HPCFL_SEED:-}" ]; then
     out=${HPCFL_OUT:-$("${hpcfl[@]}" check "$@" --where)-seeds}/seed$HPCFL_SEED
     set -- "$@" "seed=$HPCFL_SEED"

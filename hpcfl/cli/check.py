@@ -22,11 +22,11 @@ from hpcfl.engine.schema import traffic
 from hpcfl.errors import JobError
 from hpcfl.io.code_file import short_name
 from hpcfl.io.table import render_tables
-from hpcfl.job.description import written
 from hpcfl.job.schema import Job, Loaded, resolve_for_population
+from hpcfl.job.settings import written
 from hpcfl.models.base import TORCHVISION
 from hpcfl.report.plots import plot_partition
-from hpcfl.report.plots.figure import check_plot
+from hpcfl.report.plots.figure import FigureSize, check_plot
 from hpcfl.runner.choose_executor import check_block_executor
 from hpcfl.runner.components import Components, build_components
 from hpcfl.runner.device import bfloat16_warning, device_type
@@ -107,8 +107,13 @@ def _assembled(loaded: Loaded) -> tuple[Components, Digests]:
         return components, fingerprints.of(components.dataset)
 
 
-def show_partition(loaded: Loaded, plot: Path) -> str:
+def show_partition(loaded: Loaded, plot: Path, size: FigureSize | None = None) -> str:
     """Show the examples of each client, as tables and as a plot.
+
+    Args:
+        loaded: the job.
+        plot: the file to draw.
+        size: of the plot; None: as large as its classes need.
 
     Raises:
         JobError, DataError: the data cannot be loaded or partitioned, or the plot not be written.
@@ -120,7 +125,7 @@ def show_partition(loaded: Loaded, plot: Path) -> str:
     split = split_examples(job.data, dataset, job.seed)
     rows = split.rows
     counts = count_classes(dataset, rows)
-    plot_partition(counts, plot)
+    plot_partition(counts, plot, size)
     partition = effective_partition(job.data, dataset)
     heading = f"partition: {_setting(partition)}{_other_form(partition, dataset.classes)}\n"
     heading += "".join(f"note: {note}\n" for note in dataset.notes)

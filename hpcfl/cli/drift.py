@@ -11,7 +11,7 @@ from hpcfl.job.packaged import find_job
 from hpcfl.job.schema import Loaded, load
 from hpcfl.job.yaml_file import read
 from hpcfl.report.formats import drawn
-from hpcfl.report.plots.figure import check_plot
+from hpcfl.report.plots.figure import FigureSize, check_plot
 from hpcfl.report.plots.local_paths import Panel, plot_local_paths
 from hpcfl.report.table import Table
 from hpcfl.runner.local_paths import play_quadratics
@@ -20,7 +20,13 @@ from hpcfl.sweep.grid import read_sweep
 MOST = 12  # panels that are still legible on a page
 
 
-def draw_drift(file: Path, overrides: Sequence[str], only: Sequence[str] | None, plot: Path) -> str:
+def draw_drift(
+    file: Path,
+    overrides: Sequence[str],
+    only: Sequence[str] | None,
+    plot: Path,
+    size: FigureSize | None = None,
+) -> str:
     """Play each run, draw a panel for each, and describe where it ends; no run directory is made.
 
     Args:
@@ -28,6 +34,7 @@ def draw_drift(file: Path, overrides: Sequence[str], only: Sequence[str] | None,
         overrides: ``key.path=value`` settings of every run.
         only: labels of the sweep's grid.
         plot: the file to write.
+        size: of the plot; None: as large as its panels need.
 
     Returns:
         A table: each run's rounds, and how far its global model and its local models are from the
@@ -42,7 +49,7 @@ def draw_drift(file: Path, overrides: Sequence[str], only: Sequence[str] | None,
     for title, loaded in _jobs(file, overrides, only).items():
         found = play_quadratics(loaded)
         panels.append(Panel(title, found.paths, found.curvature, found.linear))
-    plot_local_paths(panels, plot)
+    plot_local_paths(panels, plot, size)
     titles = ["run", "rounds", "server to\nminimum", "farthest\nlocal model"]
     rows = [_row(panel) for panel in panels]
     captions = [

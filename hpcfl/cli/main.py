@@ -25,6 +25,7 @@ from hpcfl.errors import (
 )
 
 if TYPE_CHECKING:
+    from hpcfl.report.names import DisplayNames
     from hpcfl.report.plots import Plot
     from hpcfl.report.rounds_to_target import Target
     from hpcfl.run_dir.record import RunRecord
@@ -138,15 +139,15 @@ def _may_print() -> bool:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if options.continued:
-        from hpcfl.job.yaml_file import run_name
+    from hpcfl.job.run_name import run_directory
 
-        where = options.out or Path("runs") / run_name(options.job, options.overrides)
-        signals.set_resumable(where)
+    out = options.out or run_directory(options.job, options.overrides)
+    if options.continued:
+        signals.set_resumable(out)
     from hpcfl.job.schema import load
     from hpcfl.runner.start import start
 
-    start(load(options.job, options.overrides), options.out, continued=options.continued)
+    start(load(options.job, options.overrides), out, continued=options.continued)
 
 
 def _resume(options: argparse.Namespace) -> None:
@@ -164,9 +165,14 @@ def _resume(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     if options.where:  # slurm/run.sh calls this before every start, so torch is not imported
-        from hpcfl.job.yaml_file import run_name
+        from hpcfl.job.run_name import run_directory
 
-        print(Path("runs") / run_name(options.job, options.overrides))
+        print(run_directory(options.job, options.overrides))
+        return
+    if options.kind:
+        from hpcfl.job.packaged import kind_of
+
+        print(kind_of(options.job))
         return
     from hpcfl.cli.check import check_job
     from hpcfl.job.schema import load
@@ -218,7 +224,7 @@ def _sweep(options: argparse.Namespace) -> None:
     from hpcfl.sweep.grid import read_sweep
 
     sweep = read_sweep(options.sweep, options.overrides)
-    root = options.out or Path("runs") / sweep.name
+    root = options.out or sweep.directory
     if options.points is not None:
         sweep = sweep.part(*options.points)
     elif options.only is not None:
@@ -282,8 +288,9 @@ def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
     outcome = run_sweep(sweep, root, options.parallel, partly=partly)
     if outcome.finished and options.points is None:  # with --points, other tasks run the rest
         runs = collect_runs(outcome.finished).runs
-        # The plot shows a whole sweep; one of some points would take its place.
-        _print_report(runs, _table(runs, "runs", "table"), [] if partly else [root / REPORT.name])
+        print(_table(runs, "runs", "table"), end="")
+        if not partly:  # a plot of some points would take the place of that of the whole sweep
+            _draw_report(runs, root / REPORT.name)
     outcome.check()
 
 
@@ -303,9 +310,13 @@ def _export(options: argparse.Namespace) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     from hpcfl.report.collect import collect_runs
+    from hpcfl.report.names import DisplayNames
+    from hpcfl.report.plots import Plot, PlotStyle
+    from hpcfl.report.plots.figure import FigureSize
     from hpcfl.report.rounds_to_target import Target
     from hpcfl.run_dir.log import NEW_NAMES
 
+    size = FigureSize.parse(options.size)
     if options.y in NEW_NAMES:
         print(f"report: --y {options.y} is called {NEW_NAMES[options.y]} now", file=sys.stderr)
         options.y = NEW_NAMES[options.y]
@@ -313,10 +324,21 @@ def _report(options: argparse.Namespace) -> None:
     collected = collect_runs(options.dirs)
     (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)
     default = REPORT if (folder / "job.yaml").exists() else folder / REPORT.name
-    asked = bool(options.plot or options.y or options.x != "rounds")
-    files = options.plot or ([default] if asked or options.format == "table" else [])
-    table = _table(collected.runs, options.layout, options.format, targets, options.columns)
-    _print_report(collected.runs, table, files, y=options.y, x=options.x, asked=asked)
+    labels = options.xlabel, options.ylabel
+    asked = bool(options.y or options.x != "rounds" or size or labels != (None, None))
+    files = [path or default for path in options.plot] or [default] * asked
+    names = DisplayNames()
+    if options.names is not None:
+        names = DisplayNames.parse(options.names, collected.runs)
+    table = _table(
+        collected.runs, options.layout, options.format, targets, options.columns, names=names
+    )
+    style = PlotStyle(names, *labels, size)
+    # A plot that cannot be drawn is refused before the table is printed.
+    plot = Plot(collected.runs, files, options.y, options.x, style) if files else None
+    print(table, end="")
+    if plot is not None:
+        _draw(plot, files)
     for line in collected.notes:
         print(line, file=sys.stderr)
 
@@ -327,6 +349,8 @@ def _table(
     form: str,
     targets: Sequence[Target] = (),
     columns: str | None = None,
+    *,
+    names: DisplayNames | None = None,
 ) -> str:
     """Runs as a table; of some columns, without the table of the time by phase."""
     from hpcfl import report
@@ -335,12 +359,14 @@ def _table(
     from hpcfl.report.layouts import arranged
 
     made = arranged(runs, layout, targets)
+    if names is not None:
+        made = names.rename(made)
     if columns is not None:
         chosen = ChosenColumn.parse(columns)
         made = choose_columns(made, chosen, values=form == "csv")
     if form == "table":
         text = report.plain(made, styled=sys.stdout.isatty())
-        return text if columns is not None else text + timing.table(runs)
+        return text if columns is not None else text + timing.table(runs, names)
     return {"csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}[form](
         made
     )
@@ -354,31 +380,15 @@ def _watch(options: argparse.Namespace) -> None:
         print(page, end="")
 
 
-def _print_report(
-    runs: Sequence[RunRecord],
-    table: str,
-    files: Sequence[Path],
-    *,
-    y: str | None = None,
-    x: str = "rounds",
-    asked: bool = False,
-) -> None:
-    """Print a table of runs and plot them; a plot that the user asked for is checked first."""
+def _draw_report(runs: Sequence[RunRecord], path: Path) -> None:
+    """Draw the plot of a finished sweep; a line says why, if that is not possible."""
     from hpcfl.report.plots import Plot
 
-    if asked:
-        plot = Plot(runs, files, y, x)
-        print(table, end="")
-        _draw(plot, files)
-        return
-    print(table, end="")
-    folder = next((path.parent for path in files if path.parent.exists()), None)
-    if folder and not os.access(folder, os.W_OK):  # an archive: the user did not ask for a plot
-        print(f"no plot: {folder} cannot be written", file=sys.stderr)
+    if path.parent.exists() and not os.access(path.parent, os.W_OK):  # an archive
+        print(f"no plot: {path.parent} cannot be written", file=sys.stderr)
         return
     try:
-        if files:
-            _draw(Plot(runs, files), files)
+        _draw(Plot(runs, [path]), [path])
     except JobError as e:
         print(f"no plot: {e}", file=sys.stderr)
 
@@ -397,8 +407,10 @@ def _draw(plot: Plot, files: Sequence[Path]) -> None:
 def _data_show(options: argparse.Namespace) -> None:
     from hpcfl.cli.check import show_partition
     from hpcfl.job.schema import load
+    from hpcfl.report.plots.figure import FigureSize
 
-    print(show_partition(load(options.job, options.overrides), options.plot))
+    size = FigureSize.parse(options.size)
+    print(show_partition(load(options.job, options.overrides), options.plot, size))
     print(f"plot: {options.plot}")
 
 
@@ -423,8 +435,10 @@ def _data_prepare(options: argparse.Namespace) -> None:
 
 def _drift(options: argparse.Namespace) -> None:
     from hpcfl.cli.drift import draw_drift
+    from hpcfl.report.plots.figure import FigureSize
 
-    print(draw_drift(options.job, options.overrides, options.only, options.plot))
+    size = FigureSize.parse(options.size)
+    print(draw_drift(options.job, options.overrides, options.only, options.plot, size))
     print(f"plot: {options.plot}", file=sys.stderr)
 
 

@@ -46,6 +46,11 @@ def parser() -> argparse.ArgumentParser:
     depth.add_argument(
         "--where", action="store_true", help="print the default run directory, and check nothing"
     )
+    depth.add_argument(
+        "--kind",
+        action="store_true",
+        help="print what JOB.yaml is: job, sweep, or run (a run's directory); check nothing more",
+    )
     check.set_defaults(command="check")
 
     _add_monitors(commands)
@@ -84,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     drift.add_argument(
         "--plot", type=Path, default=Path("drift.png"), help=".png, .pdf or .svg (drift.png)"
     )
+    _add_size(drift)
     drift.set_defaults(command="drift")
 
     _add_data(commands)
@@ -280,6 +286,7 @@ def _add_data(commands: Any) -> None:
         default=Path("partition.png"),
         help=".png, .pdf or .svg (partition.png)",
     )
+    _add_size(show)
     show.set_defaults(command="data show")
 
     split = data.add_parser("export-split", help="the client of each training example, as a file")
@@ -338,7 +345,7 @@ def _add_plan_and_list(commands: Any) -> None:
 
 def _add_report(commands: Any) -> None:
     """The command that compares runs."""
-    report = commands.add_parser("report", help="a table and a plot of runs")
+    report = commands.add_parser("report", help="a table of runs, and a plot")
     report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
     report.add_argument(
         "--format",
@@ -363,12 +370,20 @@ def _add_report(commands: Any) -> None:
         "without its unit, with --format csv a key",
     )
     report.add_argument(
+        "--names",
+        metavar="NAME=TITLE,...",
+        help="what methods and runs are called in the table and the legend: "
+        '"fedavg=FedAvg,scaffold=SCAFFOLD"',
+    )
+    report.add_argument(
         "--plot",
         type=Path,
         action="append",
+        nargs="?",
         default=[],
-        help="F.png, .pdf or .svg to write, also several times (with a table: report.png in a "
-        "sweep, else in runs)",
+        metavar="F",
+        help="draw the runs into F.png, .pdf or .svg, also several times; without F, and with "
+        "other options of the plot, into report.png in a sweep, else in runs",
     )
     report.add_argument(
         "--y", metavar="KEY", help="what to plot: a key of log.jsonl (default: the score)"
@@ -379,6 +394,9 @@ def _add_report(commands: Any) -> None:
         default="rounds",
         help="what to plot against: bytes sent up and down so far, or the wall time of the rounds",
     )
+    report.add_argument("--xlabel", metavar="TEXT", help="of the plot's horizontal axis")
+    report.add_argument("--ylabel", metavar="TEXT", help="of the plot's vertical axis")
+    _add_size(report)
     report.add_argument(
         "--target",
         type=float,
@@ -453,6 +471,12 @@ def _add_overrides(
 ) -> None:
     # Without this default, argparse would call the overrides required if the job is missing.
     command.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=help_text)
+
+
+def _add_size(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--size", metavar="WxH", help="of the plot in inches: 6x4 (default: as large as it needs)"
+    )
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:

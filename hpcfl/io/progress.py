@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
@@ -25,6 +25,7 @@ Clock = Callable[[], float]  # seconds
 
 DRAW_S = 0.1  # between two draws of the bar
 LINE_S = 1.0  # between two plain lines, and between two lines of evaluated rounds
+KEPT = 3  # rounds before a resume that are listed
 TRACK_S = 10.0  # between two lines of ``track``
 # Prefixes of the scores of an evaluation.
 SCORES = ("train_objective", "test_", "validation_", "client_accuracy", "local_model_accuracy")
@@ -80,8 +81,19 @@ class Progress:
     def round(self, record: Record) -> None:
         """Report a round; called once a round with its line of log.jsonl."""
 
+    def kept(self, log: Sequence[Mapping[str, Any]]) -> None:
+        """List the last rounds that a resume kept, and the last of them that was evaluated.
+
+        Args:
+            log: the lines of log.jsonl.
+        """
+
     def note(self, text: str) -> None:
         """Print a line."""
+
+
+def _is_evaluated(record: Mapping[str, Any]) -> bool:
+    return any(name.startswith(SCORES) for name in record)
 
 
 class _Paced(Progress, ABC):
@@ -101,7 +113,7 @@ class _Paced(Progress, ABC):
         self._due = self._due_evaluated = self._began  # the first of each is always shown
 
     def round(self, record: Record) -> None:
-        evaluated = any(name.startswith(SCORES) for name in record)
+        evaluated = _is_evaluated(record)
         now = self._clock()
         due = self._due_evaluated if evaluated else self._due
         if now < due and record["round"] != self._rounds:
@@ -111,12 +123,29 @@ class _Paced(Progress, ABC):
             self._due_evaluated = self._due
         self._show(int(record["round"]), record, now - self._began)
 
+    def kept(self, log: Sequence[Mapping[str, Any]]) -> None:
+        evaluated = [record for record in log[:-KEPT] if _is_evaluated(record)]
+        recent = log[-KEPT:]
+        for record in recent if any(map(_is_evaluated, recent)) else [*evaluated[-1:], *recent]:
+            self._print(self._line(record, "kept"))
+
     def note(self, text: str) -> None:
         self._print(text)
 
     def _print(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
+
+    def _line(self, record: Mapping[str, Any], pace: str) -> str:
+        """A round as a line of text: its number, a pace, its loss and scores."""
+        width, shown = len(str(self._rounds)), ("train_loss", *SCORES)
+        fields = [
+            f"{name} {'null' if value is None else format(value, '.4g'):<9}"
+            for name, value in record.items()
+            if name.startswith(shown)
+        ]
+        where = f"{self._job_name} round {record['round']:{width}d}/{self._rounds}"
+        return "  ".join([where, pace, *fields]).rstrip()
 
     @abstractmethod
     def _show(self, round: int, record: Record, elapsed: float) -> None: ...
@@ -134,11 +163,7 @@ class _Lines(_Paced):
     """Aligned lines for a log file, about one each second, and one of evaluated rounds."""
 
     def _show(self, round: int, record: Record, elapsed: float) -> None:
-        width = len(str(self._rounds))
-        scores = {k: v for k, v in record.items() if k.startswith(("train_loss", *SCORES))}
-        fields = [f"{name} {value:<9.4g}" for name, value in scores.items()]
-        where = f"{self._job_name} round {round:{width}d}/{self._rounds}"
-        self._print("  ".join([where, self._pace(round, elapsed), *fields]).rstrip())
+        self._print(self._line(record, self._pace(round, elapsed)))
 
 
 class _Bar(_Paced):

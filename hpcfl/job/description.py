@@ -19,6 +19,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import to_jsonable_python
 from pydantic_core.core_schema import DataclassSchema
 
+from hpcfl.job.settings import written
+
 _ABSENT = object()  # the default of a field that is required
 REQUIRED = "required"
 
@@ -56,13 +58,6 @@ def summary(cls: type[Any]) -> str:
 def kinds(union: Any) -> dict[str, type[Any]]:
     """The members of a union of sections, by their ``kind``."""
     return {cls.kind: cls for cls in get_args(get_args(union)[0])}
-
-
-def written(value: Any) -> str:
-    """A setting as a job writes it: true, [0.6, 0.3]."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(written, value))}]"
-    return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 _schemas: dict[type[Any], dict[str, dict[str, Any]]] = {}

@@ -7,8 +7,10 @@ import os
 import re
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 from hpcfl.errors import JobError
+from hpcfl.job.yaml_file import read
 
 FOLDER = Path(__file__).parents[1] / "jobs"
 
@@ -27,6 +29,21 @@ def summary(file: Path) -> str:
             break
         lines.append(line[2:])
     return re.split(r"(?<!\bvs)\.(?:\s|$)", " ".join(lines))[0].removesuffix(":")
+
+
+def kind_of(argument: Path) -> Literal["job", "sweep", "run"]:
+    """What a command line means by an argument; torch is not loaded for it.
+
+    Args:
+        argument: a file, the name of a packaged job or sweep, or the directory of a run.
+
+    Raises:
+        JobError: it is none of these, or the file cannot be read.
+    """
+    path = find_job(argument)
+    if (path / "job.yaml").is_file():
+        return "run"
+    return "sweep" if "grid" in read(path).tree else "job"
 
 
 def find_job(job: str | Path, folder: Path = Path()) -> Path:

@@ -21,6 +21,7 @@ from hpcfl.evaluation import Evaluate
 from hpcfl.job.messages import validation_message
 from hpcfl.job.packaged import find_job
 from hpcfl.job.registry import REGISTRIES, SECTION, shown, suggestion
+from hpcfl.job.run_name import run_name
 from hpcfl.job.tasks import TASKS
 from hpcfl.job.user_code import CallbackEntry, check_metrics, make_callbacks
 from hpcfl.job.yaml_file import (
@@ -31,7 +32,6 @@ from hpcfl.job.yaml_file import (
     plain,
     read,
     rename_old_keys,
-    run_name,
     tuples,
 )
 from hpcfl.local.step import Local
@@ -233,7 +233,7 @@ class Loaded:
     job: Job
     tree: Tree
     name: str
-    """The file's name without its ending, and a short hash of the overrides if there are any."""
+    """Of the run, by the job's file and the overrides: ``hpcfl.job.run_name``."""
     notes: tuple[str, ...] = ()
     """Lines for the user: old names of keys, which still work."""
 

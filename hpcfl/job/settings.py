@@ -33,6 +33,17 @@ def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return settings
 
 
+def written(value: Any) -> str:
+    """A setting as a job writes it: true, null, [0.6, 0.3], {width: 32}."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {written(below)}' for key, below in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(written, value))}]"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
 def distinguishing_settings(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
     """For each job, its values of the keys that differ between the jobs: "local.lr 0.1, seed 1".
 
@@ -118,5 +129,5 @@ def changed(before: Settings, now: Settings) -> Iterator[tuple[str, str, str]]:
 
 
 def _short(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool | None) else str(value)
+    text = written(value)
     return text if len(text) <= _LONG else text[: _LONG - 3] + "..."

@@ -6,7 +6,6 @@ Common mistakes that PyYAML accepts are errors here: a duplicate key, a key that
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -255,12 +254,6 @@ def override(file: JobFile, overrides: Sequence[str]) -> None:
         key: Key = tuple(dotted.split("."))
         value = _NodeReader(JobFile(COMMAND_LINE, {}), numbered=False).value(text)
         file.put(key, value, COMMAND_LINE)
-
-
-def run_name(job: str | Path, overrides: Sequence[str]) -> str:
-    """The file's name without its ending, and a short hash of the overrides if there are any."""
-    digest = blake2b("\0".join(sorted(overrides)).encode(), digest_size=3).hexdigest()
-    return f"{Path(job).stem}-{digest}" if overrides else Path(job).stem
 
 
 def plain(value: Any) -> Any:

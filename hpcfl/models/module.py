@@ -2,8 +2,9 @@
 
 import inspect
 import pickle
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from hpcfl.models.base import ModelConfig
 from hpcfl.types import PathText
 
 OBJECT = ".pt"  # the ending of a kept module
+GIVEN = ("input_shape", "outputs")  # the arguments that follow from the data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +26,10 @@ class Module(ModelConfig):
     """A torch module of your own: any class or function that makes one."""
 
     of: str
-    """``package.module.NAME`` of the class or function. It is called with those of ``input_shape``
-    and ``outputs`` that it has as arguments."""
+    """``package.module.NAME`` of the class or function. It is called with ``arguments``, and with
+    those of ``input_shape`` and ``outputs`` that it has."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the class or function, by name."""
     code: PathText | None = None
     """Where ``of`` is a module that ``hpcfl.run`` kept: the file with its classes."""
 
@@ -35,6 +39,11 @@ class Module(ModelConfig):
         Parameters of a kept module's own classes that have no ``reset_parameters`` are not drawn.
         """
         if self.of.endswith(OBJECT):
+            if self.arguments:
+                raise JobError(
+                    "model.arguments: the model is a module that was made before; leave them out, "
+                    "or pass its class"
+                )
             module = read_module(Path(self.of), Path(self.code) if self.code else None)
             for layer in module.modules():
                 if callable(reset := getattr(layer, "reset_parameters", None)):
@@ -42,7 +51,8 @@ class Module(ModelConfig):
             return module
         make = self._make()
         given = {"input_shape": input_shape, "outputs": outputs}
-        model: nn.Module = make(**{name: given[name] for name in taken(make, self.of)})
+        known = {name: given[name] for name in taken(make, self.of, self.arguments)}
+        model: nn.Module = make(**known, **_copied(self.arguments))
         return model
 
     def _make(self) -> Any:
@@ -59,22 +69,66 @@ class Module(ModelConfig):
             ) from e
 
 
-def taken(make: Any, name: str) -> tuple[str, ...]:
+def _copied(value: Any) -> Any:
+    """A copy, which the class may keep and change, with lists for tuples, as in a job file."""
+    if isinstance(value, Mapping):
+        return {key: _copied(below) for key, below in value.items()}
+    return [*map(_copied, value)] if isinstance(value, list | tuple) else value
+
+
+def taken(make: Any, name: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """Those of ``input_shape`` and ``outputs`` that a class or function takes.
 
+    Args:
+        make: the class or function.
+        name: of it, for messages.
+        arguments: others that it is called with, by name.
+
     Raises:
-        JobError: it takes no arguments of these names alone, or is not callable.
+        JobError: it is not callable, has no argument of such a name, or needs another one.
     """
     if not callable(make):
         raise JobError(f"model.of: {name} is {type(make).__name__}, expected a class or function")
-    given = ("input_shape", "outputs")
-    required = [name for name in _required(make) if name not in given]
-    if required:
+    parameters = inspect.signature(make).parameters
+    named = [
+        key
+        for key, one in parameters.items()
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
+    own = [key for key in named if key not in GIVEN]
+    takes_any = any(one.kind == one.VAR_KEYWORD for one in parameters.values())
+    for key, value in arguments.items():
+        if key in GIVEN:
+            raise JobError(
+                f"model.arguments.{key}: {name} gets it from the data of the job; leave it out"
+            )
+        if key not in named and not takes_any:
+            has = f"it has {', '.join(own)}" if own else "it has no arguments of its own"
+            similar = get_close_matches(str(key), own, n=1)
+            meant = f"; did you mean {similar[0]}?" if similar else ""
+            raise JobError(f'model.arguments: {name} has no "{key}" ({has}){meant}')
+        if key in named and parameters[key].annotation in (int, float, "int", "float"):
+            _require_number(f"model.arguments.{key}", value)
+    missing = [key for key in _required(make) if key not in {*GIVEN, *arguments}]
+    if missing:
         raise JobError(
-            f"model.of: {name} needs {', '.join(required)}; expected arguments with defaults, "
-            "input_shape and outputs alone: write a function that calls it"
+            f"model.of: {name} needs {', '.join(missing)}; add model.arguments: "
+            f"{{{', '.join(f'{key}: ...' for key in missing)}}}"
         )
-    return tuple(key for key in given if key in inspect.signature(make).parameters)
+    return tuple(key for key in GIVEN if key in named)
+
+
+def _require_number(where: str, value: Any) -> None:
+    """Refuse a text where a class asks for a number.
+
+    Raises:
+        JobError: it is a text, such as 1e-3, which YAML takes for one.
+    """
+    if isinstance(value, str):
+        raise JobError(
+            f"{where}: found the text {value!r}, expected a number; YAML reads a number as text "
+            "if it has quotes, or an exponent without a point: write 1.0e-3 for 1e-3"
+        )
 
 
 def _required(make: Any) -> Iterator[str]:

@@ -44,6 +44,7 @@ STATES = {
 BAR = 16  # columns of a bar
 PLOT = 6  # least lines of the plot, with its frame
 CURVES = ("test_accuracy", "client_accuracy_mean", "train_objective", "test_loss", "train_loss")
+VALIDATION = ("validation_accuracy", "validation_loss")
 IN_PANELS = ("time", "imbalance", "ranks")  # lines of the status that the panels show in full
 NOT_SHOWN = ("branch", "last start", "versions")  # they do not change while a run is watched
 
@@ -137,7 +138,7 @@ def _run_page(facts: RunFacts, sizes: str, console: Console) -> RenderableType:
         status.add_row(title, Text(text, style if marked else ""))
     taken = len(console.render_lines(status))  # long lines are folded
     rest = console.height - taken - (height if panels else 0) - 1
-    plot = [_curve(facts.record, console, rest - 2)] if rest >= PLOT else []
+    plot = [_curves(facts.record, console, rest - 2)] if rest >= PLOT else []
     return Group(status, *plot, *panels)
 
 
@@ -170,13 +171,15 @@ class _FolderPage:
         made.add_column("run", no_wrap=True)
         made.add_column("", no_wrap=True)
         made.add_column("rounds", no_wrap=True, justify="right", min_width=counter)
-        for name in ("", "rounds/s", "left", "score"):
+        # Those of validation data have a column where a run has some.
+        cut = None if any(row.cells[-1] for row in rows) else -1
+        for name in ("", "rounds/s", "left", "score", "validation")[:cut]:
             made.add_column(name, no_wrap=True, justify="right")
         room = max(1, console.height - 5 - len(found.unreadable))
         if len(rows) > room:
             rows.sort(key=lambda row: [*STATES].index(row.state))
         for row in rows[:room]:
-            made.add_row(*row.cells)
+            made.add_row(*row.cells[:cut])
         more = f"and {len(rows) - room} more" if len(rows) > room else ""
         return Group(title, made, Text(more, "dim"), *map(Text, found.unreadable))
 
@@ -194,11 +197,11 @@ class _FolderPage:
         try:
             if not present(root / "job.yaml"):
                 state = state_without_directory(failed=failed)
-                return _Row(state, [name, Text(state, STATES[state]), *[""] * 5])
+                return _Row(state, [name, Text(state, STATES[state]), *[""] * 6])
             facts = self._observers.setdefault(root, RunObserver(root)).read()
         # Of this run, `hpcfl status` says what is wrong: the others are shown all the same.
         except (JobError, DiskError, OSError):
-            return _Row("damaged", [name, Text("damaged", STATES["damaged"]), *[""] * 5])
+            return _Row("damaged", [name, Text("damaged", STATES["damaged"]), *[""] * 6])
         run, state, speed = facts.record, facts.state(failed=failed), facts.speed
         left = "-" if facts.time_left is None else str(facts.time_left)
         shown = Text(state, STATES[state])
@@ -206,17 +209,34 @@ class _FolderPage:
             shown.append(", diverged", STATES["diverged"])
         return _Row(state, [
             name, shown, f"{run.done}/{run.rounds}", ProgressBar(run.rounds, run.done, width=BAR),
-            f"{speed:.3g}" if speed else "-", left, _newest_score(run),
+            f"{speed:.3g}" if speed else "-", left, _newest_score(run, CURVES) or "-",
+            _newest_score(run, VALIDATION),
         ])  # fmt: skip
 
 
-def _curve(run: RunRecord, console: Console, height: int) -> Panel:
-    """Plot the first of CURVES that the run has."""
-    found = ((key, run.curve(key)) for key in CURVES)
-    key, curve = next(((key, curve) for key, curve in found if curve), ("", ()))
+def _curves(run: RunRecord, console: Console, height: int) -> RenderableType:
+    """Plot the first of CURVES that the run has, and beside it that of VALIDATION, if any."""
+    keys = [key for wanted in (CURVES, VALIDATION) if (key := _first(run, wanted))] or [""]
     braille = console.encoding.lower().startswith("utf")
-    lines = text_plot(curve, run.rounds, console.width - 4, height, braille=braille)
-    return Panel(Text("\n".join(lines), no_wrap=True), title=TITLES.get(key, key.replace("_", " ")))
+    width = console.width // len(keys) - 4
+    row = Table.grid(expand=True)
+    panels = []
+    for key in keys:
+        row.add_column(ratio=1)
+        curve = run.curve(key) if key else ()
+        text = "\n".join(text_plot(curve, run.rounds, width, height, braille=braille))
+        panels.append(Panel(Text(text, no_wrap=True), title=_title(key)))
+    row.add_row(*panels)
+    return row
+
+
+def _first(run: RunRecord, keys: Sequence[str]) -> str:
+    """The first of the keys that the run has a number of; "" if it has none."""
+    return next((key for key in keys if run.curve(key)), "")
+
+
+def _title(key: str) -> str:
+    return TITLES.get(key, key.replace("_", " "))
 
 
 def _phases(facts: RunFacts) -> Table:
@@ -267,10 +287,11 @@ def _ranks(facts: RunFacts, now: float, room: int) -> Table:
     return made
 
 
-def _newest_score(run: RunRecord) -> str:
-    """The newest value of the first of CURVES that the run has."""
-    for key in CURVES:
-        curve = run.curve(key)
-        if curve:
-            return f"{TITLES.get(key, key.replace('_', ' '))} {curve[-1][1]:.4g}"
-    return "-"
+def _newest_score(run: RunRecord, keys: Sequence[str]) -> str:
+    """The newest value of the first of these keys that the run has; "" if it has none."""
+    key = _first(run, keys)
+    if not key:
+        return ""
+    # The column of VALIDATION says what an accuracy is of.
+    title = f"{_title(key)} " if key != VALIDATION[0] else ""
+    return f"{title}{run.curve(key)[-1][1]:.4g}"

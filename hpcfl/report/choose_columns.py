@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from hpcfl.errors import JobError
-from hpcfl.job.description import written
 from hpcfl.job.registry import suggestion
+from hpcfl.job.settings import written
 from hpcfl.report.table import Report, Table, with_columns
 
 _UNITS = ("%", "x", "@round")  # words that end a title

@@ -13,7 +13,7 @@ from hpcfl.errors import StoreError
 from hpcfl.io import checksum
 from hpcfl.io.files import parse_json, read_bytes
 from hpcfl.job.resume_rules import is_mutable
-from hpcfl.job.settings import Settings, changed
+from hpcfl.job.settings import Settings, changed, written
 
 
 class Branch(NamedTuple):
@@ -58,7 +58,9 @@ class Branch(NamedTuple):
     @property
     def course(self) -> str:
         """The round and the changes: "at round 40: local.lr 0.01 -> 0.003"."""
-        changes = (f"{c['key']} {_text(c['before'])} -> {_text(c['after'])}" for c in self.changes)
+        changes = (
+            f"{c['key']} {written(c['before'])} -> {written(c['after'])}" for c in self.changes
+        )
         return f"at round {self.round}: {', '.join(changes)}"
 
     def __str__(self) -> str:
@@ -85,7 +87,3 @@ def read_branches(path: Path) -> tuple[Branch, ...]:
 def write_branches(branches: Sequence[Branch]) -> bytes:
     """Return the content of a branches.json; the caller writes the file."""
     return checksum.add_to_json(json.dumps({"branches": [branch.entry for branch in branches]}))
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool | None) else str(value)

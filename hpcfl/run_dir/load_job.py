@@ -1,7 +1,7 @@
 """Read and check the job of a run directory."""
 
+from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import Loaded, check
-from hpcfl.job.yaml_file import run_name
 from hpcfl.run_dir.layout import RunDir
 
 

@@ -29,6 +29,7 @@ from hpcfl.errors import JobError, described, file_error
 from hpcfl.io.atomic import write_file
 from hpcfl.io.code_file import DIGITS, digest_of, execute
 from hpcfl.job.registry import REGISTRIES
+from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import JobSource, Loaded, add_task_defaults, check, open_job
 from hpcfl.job.yaml_file import (
     KEPT,
@@ -38,7 +39,6 @@ from hpcfl.job.yaml_file import (
     override,
     override_texts,
     plain,
-    run_name,
     tuples,
     with_prefix,
 )
@@ -142,8 +142,10 @@ def load_job(
     if model is not None:
         objects.put_model(model)
     override(file, texts_left)
+    if isinstance(model, type) or isfunction(model):
+        objects.check_arguments(model)
     objects.keep_classes()
-    name = run_name(file.name, [*texts, *objects.kept.contents])
+    name = run_name(file.name, texts, [*objects.kept.contents])
     root = (out or Path("runs") / name).absolute()
     file.tree = with_prefix(file.tree, RUN, f"{root}/")
     for file_name, text in objects.code.items():
@@ -217,7 +219,6 @@ class _Objects:
         if section is None and isinstance(model, nn.Module):
             section = self._module(model)
         elif section is None and (isinstance(model, type) or isfunction(model)):
-            taken(model, model.__qualname__)
             section = {"name": "module", "of": self._name(model, _MODEL)}
         if section is None:
             raise JobError(
@@ -225,6 +226,17 @@ class _Objects:
                 "or function that makes one"
             )
         self._file.put(("model",), section, _MODEL)
+
+    def check_arguments(self, make: Any) -> None:
+        """Compare the arguments of a model's class or function with its signature.
+
+        Raises:
+            JobError: one is unknown, or missing.
+        """
+        section = self._file.tree["model"]
+        if section.get("name") == "module":
+            arguments = section.get("arguments")
+            taken(make, make.__qualname__, arguments if isinstance(arguments, dict) else {})
 
     def keep_classes(self) -> None:
         """Keep the code of the classes of ``__main__`` that the job names.

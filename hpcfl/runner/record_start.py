@@ -10,7 +10,7 @@ from hpcfl.errors import DiskError, StoreError
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.io.progress import Progress
 from hpcfl.job.resume_rules import differences, mutable_settings
-from hpcfl.job.settings import flatten
+from hpcfl.job.settings import flatten, written
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
 from hpcfl.run_dir.log import LogReader
@@ -48,7 +48,8 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
         for key, value in differences(known, settings).items()
     ]
     for change in changes:
-        progress.note("{key} was {before}, is {after} ".format(**change) + f"after round {done}")
+        was, now = written(change["before"]), written(change["after"])
+        progress.note(f"{change['key']} was {was}, is {now} after round {done}")
     folder.add_to_history(
         {
             "session": session.name,
@@ -80,7 +81,19 @@ def _branch_notes(session: RankSession) -> Iterator[str]:
     for key in derived:
         value, default = getattr(algorithm, key), getattr(fresh, key)
         if default not in (None, value):
-            yield f"algorithm.{key} is {value} as before; the default for these cohorts: {default}"
+            yield (
+                f"algorithm.{key} is {written(value)} as before; the default for these cohorts: "
+                f"{written(default)}"
+            )
+
+
+def list_kept_rounds(session: RankSession, progress: Progress) -> None:
+    """List the last rounds of the log, after which a resume goes on; on rank 0.
+
+    Raises:
+        StoreError: a line of the log is damaged.
+    """
+    progress.kept(LogReader(session.folder.log).read())
 
 
 @contextmanager

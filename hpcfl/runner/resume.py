@@ -16,7 +16,7 @@ from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS, write_file
 from hpcfl.io.files import READABLE, read_bytes
 from hpcfl.job.schema import Job
-from hpcfl.job.settings import flatten
+from hpcfl.job.settings import flatten, written
 from hpcfl.job.yaml_file import write_resolved
 from hpcfl.run_dir.branches import Branch
 from hpcfl.run_dir.layout import RunDir
@@ -169,7 +169,7 @@ def _require_same_form(components: Components, parent: Job) -> None:
     algorithm, name = components.algorithm, components.loaded.tree["algorithm"]["name"]
     before = dry_round(parent.algorithm, components.x0.numel(), components.x0.dtype)
     changes = ", ".join(
-        f"{field.name} {getattr(parent.algorithm, field.name)} -> {value}"
+        f"{field.name} {written(getattr(parent.algorithm, field.name))} -> {written(value)}"
         for field in fields(algorithm)
         if (value := getattr(algorithm, field.name)) != getattr(parent.algorithm, field.name)
     )

@@ -10,6 +10,7 @@ from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.files import READABLE, read_bytes
 from hpcfl.job import yaml_file
 from hpcfl.job.resume_rules import differences, is_mutable, require_branchable, require_mutable
+from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import Loaded, require_coherent, require_user_code, typed
 from hpcfl.job.settings import changed, flatten
 from hpcfl.run_dir.layout import RunDir
@@ -63,7 +64,7 @@ class ResumeRequest:
         before = flatten(parent.tree)
         file = source.read_job()
         yaml_file.override(file, overrides)
-        loaded = typed(file, yaml_file.run_name(file.name, overrides))
+        loaded = typed(file, run_name(file.name, overrides))
         after = flatten(loaded.tree)
         # First: an immutable key is a better reason than a combination it is part of.
         (require_branchable if copied else require_mutable)(before, after, source.root)

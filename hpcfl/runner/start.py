@@ -45,7 +45,12 @@ from hpcfl.runner.initial import fetch_data, fetch_model
 from hpcfl.runner.objects import KeptFiles
 from hpcfl.runner.preflight import try_classes
 from hpcfl.runner.rank_layout import Ranks, discover_ranks
-from hpcfl.runner.record_start import record_outcomes, record_start, warn_of_divergence
+from hpcfl.runner.record_start import (
+    list_kept_rounds,
+    record_outcomes,
+    record_start,
+    warn_of_divergence,
+)
 from hpcfl.runner.resume import StartPoint, resume_from, resume_latest
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession
@@ -291,6 +296,8 @@ def _play(session: RankSession, ranks: Ranks, point: StartPoint, signals: Signal
         if comm.rank == 0:
             with write_errors(folder.history):
                 record_start(session, ranks, done, progress)
+                if done and not finished:
+                    list_kept_rounds(session, progress)
         run = build_run(components, comm, session.owner, session.store, gradient, session, signals)
         run.observer.restore(point.kept)
         if not finished:  # a signal came during the start-up: a checkpoint is there already

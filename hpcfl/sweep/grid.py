@@ -26,10 +26,13 @@ from typing import Any, NamedTuple
 import yaml
 
 from hpcfl.errors import JobError
+from hpcfl.io.files import has
 from hpcfl.job.packaged import find_job
 from hpcfl.job.registry import SECTION, shown, suggestion
+from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import Loaded, check, resolve_for_population
 from hpcfl.job.yaml_file import JobFile, Key, override, plain, read, tuples
+from hpcfl.run_dir.layout import SWEEP_LOG
 
 KEYS = ("job", "set", "grid", "only", "ranks")
 MOST = 10_000  # runs: all are checked before the first one starts
@@ -65,6 +68,8 @@ class Sweep:
     """A checked sweep."""
 
     path: Path
+    job: Path
+    """The file of the base job."""
     ranks: int
     points: tuple[Point, ...]
 
@@ -72,6 +77,16 @@ class Sweep:
     def name(self) -> str:
         """The file's name without its ending."""
         return self.path.stem
+
+    @property
+    def directory(self) -> Path:
+        """The default directory of its runs: runs/NAME, or runs/NAME-sweep if NAME is the job's.
+
+        Where runs/NAME holds a sweep already, as earlier versions began it, that is continued.
+        """
+        plain, apart = RUNS / self.name, RUNS / f"{self.name}-sweep"
+        began = has(plain, SWEEP_LOG) and not has(apart, SWEEP_LOG)
+        return apart if self.name == self.job.stem and not began else plain
 
     def part(self, first: int, last: int) -> "Sweep":
         """Points ``first`` to ``last``, counted from 0, as far as there are any.
@@ -166,7 +181,8 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     if type(ranks) is not int or ranks < 1:
         at = file.where(("ranks",))
         raise JobError(f"{at}: ranks: found {shown(ranks)}, expected a whole number from 1")
-    base = _base(file, find_job(job, path.parent))
+    base_path = find_job(job, path.parent)
+    base = _base(file, base_path)
     always = _settings(file, file.tree.get("set", {}), ("set",)) + _overridden(file, overrides)
     points: dict[str, Point] = {}
     axes = _axes(file)
@@ -191,7 +207,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
                 f"{file.where(('ranks',))}: ranks: {point.name} has {clients} client(s), and "
                 f"{ranks} ranks; a rank would own none, so say at most {clients}"
             )
-    return Sweep(path, ranks, tuple(points.values()))
+    return Sweep(path, base_path, ranks, tuple(points.values()))
 
 
 def _base(file: JobFile, path: Path) -> JobFile:

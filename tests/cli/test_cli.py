@@ -112,16 +112,33 @@ def test_report_of_a_run(run, tmp_path, hpcfl):
     assert (tmp_path / "r.png").exists()
 
 
-@pytest.mark.parametrize(
-    "form, drawn", [("table", True), ("csv", False), ("markdown", False), ("latex", False)]
-)
-def test_a_report_for_programs_draws_only_when_asked(
-    run, tmp_path, monkeypatch, hpcfl, form, drawn
-):
+@pytest.mark.parametrize("form", ["table", "csv", "markdown", "latex"])
+def test_a_report_draws_only_when_asked(run, tmp_path, monkeypatch, hpcfl, form):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    assert hpcfl("report", run, "--format", form).code == 0
-    assert (tmp_path / "runs/report.png").exists() == drawn
+    done = hpcfl("report", run, "--format", form)
+    assert (done.code, done.err) == (0, [])
+    assert not list((tmp_path / "runs").iterdir())
+    drawn = hpcfl("report", run, "--format", form, "--plot")
+    assert (drawn.code, drawn.out) == (0, done.out)
+    assert drawn.err == ["plot: runs/report.png"]
+    assert (tmp_path / "runs/report.png").exists()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--y", "train_loss"),
+        ("--x", "bytes"),
+        ("--xlabel", ""),
+        ("--ylabel", "y"),
+        ("--size", "4x3"),
+    ],
+)
+def test_an_option_of_the_plot_asks_for_one(run, tmp_path, monkeypatch, hpcfl, option):
+    monkeypatch.chdir(tmp_path)
+    assert hpcfl("report", run, *option).err == ["plot: runs/report.png"]
+    assert hpcfl("report", run, *option, "--plot", "a.png").err == ["plot: a.png"]
 
 
 def test_a_report_draws_what_was_asked_for(run, tmp_path, monkeypatch, hpcfl):
@@ -137,19 +154,34 @@ def test_a_report_draws_what_was_asked_for(run, tmp_path, monkeypatch, hpcfl):
     assert "no round in log.jsonl has 'drift'" in done.err[0]
 
 
-def test_a_plot_that_nobody_asked_for_may_fail(run, tmp_path, monkeypatch, hpcfl):
-    """As in a directory of someone else."""
+def test_a_report_for_a_paper(run, tmp_path, monkeypatch, hpcfl, refused):
+    """Names in the table, in LaTeX and CSV; a label asks for a plot; what is refused."""
+    monkeypatch.chdir(tmp_path)
+    done = hpcfl(
+        "report", run, "--names", "fedhbm=FedHBM,run=Ours", "--xlabel", "t", "--size", "3x2"
+    )
+    assert (done.code, done.err) == (0, ["plot: runs/report.png"])
+    assert any(line.startswith("| Ours") and "| FedHBM" in line for line in done.out)
+    assert sum("| Ours" in line for line in done.out) == 2  # in the table of the time by phase too
+    names = ["--names", "fedhbm=Fed&HBM"]
+    assert r"Fed\&HBM" in hpcfl("report", run, "--format", "latex", *names).text
+    assert ",Fed&HBM," in hpcfl("report", run, "--format", "csv", *names).out[1]
+    assert "--size: found '3'" in refused("report", run, "--size", "3")
+    assert "--names: found 'fedavg'" in refused("report", run, "--names", "fedavg=A")
+    assert "--xlabel: found" in refused("report", run, "--xlabel", r"$\x$")
+
+
+def test_a_plot_that_cannot_be_written(run, tmp_path, monkeypatch, hpcfl, refused):
+    """It is refused before the table; without a plot nothing is."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").write_text("")  # no folder for a picture
-    done = hpcfl("report", run)
-    assert done.code == 0
-    assert done.err[0].startswith("no plot: runs/report.png: cannot be written: ")
-    assert hpcfl("report", run, "--plot", "runs/x.png").code == 2
+    assert "runs/report.png: cannot be written: " in refused("report", run, "--plot")
+    assert hpcfl("report", run).code == 0
 
 
 @pytest.mark.slow
 def test_a_disk_that_is_full_has_an_exit_code_of_its_own(run, tmp_path, monkeypatch, hpcfl):
-    """Of a plot, asked for or not, after the table; and of what is printed."""
+    """Of a plot, after the table; and of what is printed."""
     monkeypatch.chdir(tmp_path)
 
     def refuse(*_, **__):
@@ -157,8 +189,8 @@ def test_a_disk_that_is_full_has_an_exit_code_of_its_own(run, tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(atomic.os, "fsync", refuse)
-        for words, file in (((), "runs/report.png"), (("--plot", "x.pdf"), "x.pdf")):
-            done = hpcfl("report", run, *words)
+        for words, file in (((), "runs/report.png"), (("x.pdf",), "x.pdf")):
+            done = hpcfl("report", run, "--plot", *words)
             assert (done.code, bool(done.out)) == (74, True)
             (line,) = done.err
             assert line.startswith(f"DiskError: {tmp_path / file}: cannot write ")
@@ -193,7 +225,7 @@ def test_a_report_of_a_sweep_is_drawn_beside_its_runs(run, tmp_path, monkeypatch
     (tmp_path / "sweep" / "new").mkdir(parents=True)
     (tmp_path / "sweep" / "new" / "job.yaml").write_bytes((run / "job.yaml").read_bytes())
     run.rename(tmp_path / "sweep" / "old")
-    done = hpcfl("report", "sweep")
+    done = hpcfl("report", "sweep", "--plot")
     assert (done.code, done.err[-1]) == (0, "plot: sweep/report.png")
     assert done.err[0].startswith("plot: without sweep/new, ")
     assert (tmp_path / "sweep" / "report.png").exists()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from hpcfl.report.plots import local_paths
 
@@ -63,3 +64,15 @@ def test_what_is_refused(refused, tmp_path):
     assert "runs, expected 12 at most" in refused("drift", many, *PLANE, *plot)
     assert ".png, .pdf, .svg" in refused("drift", job, *PLANE, "--plot", tmp_path / "drift.txt")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_size_of_the_picture(hpcfl, refused, tmp_path, figures):
+    """One option, as of reports and of `hpcfl data show`."""
+    words = ["drift", FIGURE1, *PLANE, "--only", "fedavg", "--plot", tmp_path / "drift.svg"]
+    assert hpcfl(*words, "--size", "5x4").code == 0
+    assert figures[0].get_size_inches().tolist() == [5, 4]
+    assert "--size: found '5', expected WIDTHxHEIGHT" in refused(*words, "--size", "5")
+    show = ["data", "show", "quickstart", "--plot", tmp_path / "p.png"]
+    assert hpcfl(*show, "--size", "3x4").code == 0
+    assert imread(tmp_path / "p.png").shape[:2] == (4 * 150, 3 * 150)
+    assert "--size: found '0x1'" in refused(*show, "--size", "0x1")

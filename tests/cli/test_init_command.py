@@ -9,7 +9,7 @@ from hpcfl.cli.init import TEMPLATE
 from tests.project.pages import blocks
 
 ROOT = Path(__file__).parents[2]
-COMMAND = re.compile(r"^    (?:mpirun -n 2 )?hpcfl (.+)$", re.MULTILINE)
+COMMAND = re.compile(r"^ {4,7}(?:mpirun -n 2 )?hpcfl (.+)$", re.MULTILINE)
 
 
 @pytest.fixture
@@ -26,14 +26,24 @@ def folder(tmp_path, monkeypatch, own_process, hpcfl):
 @pytest.mark.slow
 def test_the_commands_of_its_page_run(folder, hpcfl):
     commands = COMMAND.findall((folder / "README.md").read_text())
-    assert len(commands) == 8
+    assert len(commands) == 12
     assert commands.pop().endswith(" --submit")
     for command in commands:
         some = ["--only", "fedavg,seed0"] if command.startswith("sweep ") else []  # quicker
         done = hpcfl(*command.split(), *some)
         assert done.code == 0, (command, done.err)
     runs = {str(path.parent) for path in Path("runs").rglob("job.yaml")}
-    assert runs == {"runs/quickstart", "runs/fedvarp", "runs/methods/fedavg-seed0"}
+    rates = {f"runs/rates/fedavg-lr{rate}-seed0" for rate in ("0.03", "0.1", "0.3")}
+    assert runs == {"runs/quickstart", "runs/fedvarp", "runs/methods/fedavg-seed0", *rates}
+
+
+def test_its_page_says_how_to_compare(folder, hpcfl):
+    """Rates are chosen on validation data, the same seeds and settings for every method."""
+    said = " ".join((folder / "README.md").read_text().split())
+    for part in ("on validation data", "The seeds are the same for all methods", "`n` counts"):
+        assert part in said
+    listed = hpcfl("sweep", "jobs/sweeps/rates.yaml", "--dry-run").out
+    assert sum("data.validation={share: 0.1}" in line for line in listed) == 18
 
 
 def test_its_algorithm_passes_the_checks(folder, hpcfl):

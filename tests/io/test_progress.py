@@ -83,11 +83,36 @@ def test_notes_are_lines_of_their_own():
     assert out.getvalue() == "signal USR1: checkpoint at round 7\n"
 
 
+def kept(log):
+    out = io.StringIO()
+    with open_progress("digits", 10, 8, 0, stream=out) as progress:
+        progress.kept(log)
+    return out.getvalue().splitlines()
+
+
+def test_the_last_rounds_before_a_resume():
+    """And the one before them that was evaluated, if none of them was."""
+    log = [record(t) for t in range(1, 9)]
+    log[2] = record(3, test_loss=0.25)
+    log[7]["train_loss"] = None  # it was not finite
+    assert kept(log) == [
+        "digits round  3/10  kept  train_loss 0.5        test_loss 0.25",
+        "digits round  6/10  kept  train_loss 0.5",
+        "digits round  7/10  kept  train_loss 0.5",
+        "digits round  8/10  kept  train_loss null",
+    ]
+    log[6] = record(7, test_loss=0.125)
+    assert [line.split()[2] for line in kept(log)] == ["6/10", "7/10", "8/10"]
+    assert [line.split()[2] for line in kept(log[:2])] == ["1/10", "2/10"]
+    assert kept([]) == []
+
+
 def test_other_ranks_are_silent():
     out = io.StringIO()
     with open_progress("digits", 10, 0, 3, stream=out) as progress:
         progress.round(record(10, test_loss=0.1))
         progress.note("for rank 0 only")
+        progress.kept([record(9, test_loss=0.1)])
     assert out.getvalue() == ""
 
 

@@ -1,5 +1,7 @@
 """Jobs that are installed with hpcfl, and how a command finds them."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,31 @@ def test_commands_take_names(hpcfl, refused):
     assert "use `hpcfl sweep" in refused("run", "sweeps/quickstart")
     assert len(hpcfl("sweep", "sweeps/quickstart", "--where").out) == 6
     assert "quadratics/scaffold" in hpcfl("list", "jobs").text
+
+
+def test_the_kind_of_an_argument(tmp_path, monkeypatch, hpcfl, refused):
+    """What the scripts for Slurm ask before every start: a file, a name, or a run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/job.yaml").touch()
+    (tmp_path / "own.yaml").write_text("rounds: 3\ngrid: {seed: [0]}\n")
+    (tmp_path / "bare.yaml").write_text("rounds: 3\n")  # the rest may be on the command line
+    kinds = {
+        "quickstart": "job", "jobs/sweeps/quickstart.yaml": "sweep", "run": "run",
+        "own.yaml": "sweep", "bare.yaml": "job",
+    }  # fmt: skip
+    assert {name: hpcfl("check", name, "--kind").text.strip() for name in kinds} == kinds
+    assert refused("check", "quickstar", "--kind").endswith(
+        "did you mean quickstart or sweeps/quickstart?"
+    )
+    (tmp_path / "own.yaml").write_text("grid: [")
+    assert "own.yaml:1: " in refused("check", "own.yaml", "--kind")
+
+
+@pytest.mark.slow
+def test_the_kind_is_told_without_torch():
+    code = "import sys, hpcfl.job.packaged; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_summaries(tmp_path):

@@ -1,6 +1,6 @@
 """Which settings tell jobs apart."""
 
-from hpcfl.job.settings import affects_results, distinguishing_settings
+from hpcfl.job.settings import affects_results, changed, distinguishing_settings, written
 
 JOB = {"task": None, "algorithm.name": "fedhbm", "seed": 0, "store.kind": "hdf5"}
 
@@ -19,3 +19,12 @@ def test_keys_are_compared_whole():
     assert not affects_results("log.tensorboard")
     assert affects_results("store.dtype")
     assert affects_results("rounds")
+
+
+def test_settings_are_shown_as_yaml_writes_them():
+    values = [None, True, 0.1, [0.5, None, False], "text", {"a": {"b": True}}]
+    texts = ["null", "true", "0.1", "[0.5, null, false]", "text", "{a: {b: true}}"]
+    assert list(map(written, values)) == texts
+    assert list(changed({"local.clip": None}, {"local.clip": 1.0})) == [
+        ("local.clip", "null", "1.0")
+    ]

@@ -129,6 +129,37 @@ def test_a_folder_of_runs(run, tmp_path):
     assert any(line.split()[:2] == ["c", "damaged"] for line in said)
 
 
+def test_scores_on_validation_data(run, job, hpcfl, tmp_path):
+    """In a plot beside that of the test set, and in a column of a folder of runs."""
+
+    def frame(said):
+        (line,) = [line for line in said if " accuracy " in line and " after " not in line]
+        return line
+
+    assert " validation " not in frame(shown(run))
+    both = tmp_path / "both"
+    assert hpcfl("run", job, "data.validation={share: 0.25}", "--out", both / "a").code == 0
+    for size in ((80, 24), (100, 50)):
+        said = shown(both / "a", *size)
+        assert " validation " in frame(said)
+        assert len(said) <= size[1]
+        assert max(map(len, said)) <= size[0]
+    log = [json.loads(line) for line in (both / "a/log.jsonl").read_text().splitlines()]
+    newest = f"{log[-1]['validation_accuracy']:.4g}"
+    said = shown(both / "a")
+    assert any(line.split()[:2] == ["validation", newest] for line in said)
+    run.rename(both / "b")
+    (heads,), (a,), (b,) = (
+        [line for line in shown(both) if line.split()[:1] == [name]] for name in ("run", "a", "b")
+    )
+    assert heads.split()[-2:] == ["score", "validation"]
+    assert a.split()[-3:] == ["accuracy", f"{log[-1]['test_accuracy']:.4g}", newest]
+    assert b.split()[-2] == "accuracy"
+    shutil.rmtree(both / "a")
+    (heads,) = [line for line in shown(both) if line.split()[:1] == ["run"]]
+    assert heads.split()[-1] == "score"
+
+
 def test_no_run(tmp_path, refused):
     assert "holds no run" in refused("watch", tmp_path)
 

@@ -132,12 +132,12 @@ def test_other_commands(job, tmp_path, command, at):
     words = {
         "sweep": ["sweep.yaml"],
         "watch": ["run"],
-        "report": ["run"],
+        "report": ["run", "--plot", "p.png"],
         "plan": [job],
         "bench round": [job],
         "data prepare": ["digits"],
     }[command]
-    if words == ["run"]:
+    if words[0] == "run":
         assert finish(1, "run", job, "--out", tmp_path / "run").returncode == 0
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"job": str(job), "grid": {"seed": [1]}}))
     code, err = interrupted(at, "SIGINT", *command.split(), *words, cwd=tmp_path)

@@ -390,7 +390,7 @@ def test_plan_prints(job, hpcfl, tmp_path, monkeypatch):
     assert "2.5x FedAvg: 3 + 2 vectors; 3x in the FedHBM paper, table 2" in done.text
     assert "and one over all its examples" in done.text
     assert re.search(
-        r"^runs/job-\w+ needs \d+\.\d kB of disk; .* are free$", done.text, re.MULTILINE
+        r"^runs/job-mimemom-rounds5 needs \d+\.\d kB of disk; .* are free$", done.text, re.MULTILINE
     )
     assert not (tmp_path / "runs").exists()
 

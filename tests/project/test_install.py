@@ -103,7 +103,9 @@ def test_init(installed, tmp_path):
         assert not made[name].is_symlink()
         assert made[name].read_bytes() == (ROOT / name).read_bytes()
     assert os.access(made["slurm/run.sh"], os.X_OK)
-    assert made.keys() - set(copied) == {"README.md", "fedvarp.py", "jobs/fedvarp.yaml"}
+    assert made.keys() - set(copied) == {
+        *("README.md", "fedvarp.py", "jobs/fedvarp.yaml", "jobs/sweeps/rates.yaml")
+    }
 
 
 def test_mypy(installed):

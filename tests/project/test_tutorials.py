@@ -136,7 +136,9 @@ def compare_quickstart(shell):
     shell("hpcfl run jobs/quickstart.yaml 'algorithm={name: fedavg}' --out runs/quickstart-fedavg")
     shutil.copytree("runs/quickstart", "runs/quickstart-fedhbm")
     table = next(block for _, block in blocks(FIRST_RUN) if block.startswith("+-"))
-    assert not absent(table.splitlines(), shell(f"hpcfl report {runs}"))
+    assert "hpcfl report $(RUNS) --plot\n" in makefile
+    assert not absent(table.splitlines(), shell(f"hpcfl report {runs} --plot"))
+    assert Path("runs/report.png").stat().st_size
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ def test_a_job_of_an_earlier_version_is_resumed(job, tmp_path, hpcfl):
     folder.write_history([entry])
     done = hpcfl("resume", run, "rounds=5", "evaluate.local_models=true")
     assert done.code == 0, done.err
-    assert "evaluate.local_models was False, is True after round 4" in done.err
+    assert "evaluate.local_models was false, is true after round 4" in done.err
     assert yaml.safe_load(folder.job.read_text())["evaluate"]["local_models"] is True
     assert "own:" not in folder.job.read_text()
     assert "evaluate" not in hpcfl("resume", run, "rounds=6").err

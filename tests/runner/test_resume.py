@@ -59,6 +59,13 @@ def test_more_rounds_after_the_end(run, long, hpcfl):
     done = hpcfl("resume", run, "rounds=9", "evaluate.every=1", "checkpoint.every=3")
     assert done.code == 0, done.err
     assert "rounds was 4, is 9 after round 4" in done.err
+    log = list(map(json.loads, before.splitlines()))
+    kept = [line for line in done.err if "  kept  " in line]
+    assert [line.partition("  kept  ")[0] for line in kept] == [
+        f"{run.name} round {t}/9" for t in (2, 3, 4)
+    ]
+    assert f"test_loss {log[4]['test_loss']:.4g}" in kept[-1]
+    assert not any("None" in line for line in done.err)
     same(outcome(run), outcome(long))
     assert (run / "log.jsonl").read_bytes().startswith(before)
     assert rounds(run / "checkpoints") == [6, 9]
@@ -146,7 +153,7 @@ def test_a_run_in_blocks_stays_one(job, tmp_path, refused, hpcfl):
 
 def test_blocks_of_a_run_that_has_none(run, refused):
     said = refused("resume", run, "block_size=2")
-    assert f"block_size: is none in {run}, asked for is 2, which would change past rounds" in said
+    assert f"block_size: is null in {run}, asked for is 2, which would change past rounds" in said
     branch, new = said.split("; or start a new run: ")
     assert branch.count("block_size=") == new.count("block_size=") == 1
 

@@ -197,7 +197,6 @@ def test_a_job_with_gpus_is_requeued(slurm, here, gpus):
 @pytest.mark.parametrize("gpus", ["--gpus=5", "--gpus-per-task=1"])
 def test_a_sweep_is_requeued_as_long_as_it_gets_on(slurm, here, gpus):
     """On one node of two, of whatever GPUs."""
-    (here / "several.yaml").write_text("grid:\n")
     (here / "plan").write_text("1 7\n1")
     options = ("--nodes=2", "--ntasks=4", gpus)
     job = slurm.sbatch(*options, str(RUN), "several.yaml", cwd=here, HPCFL_MAX_STARTS="1")
@@ -209,7 +208,6 @@ def test_a_sweep_is_requeued_as_long_as_it_gets_on(slurm, here, gpus):
 
 def test_checkpoints_of_other_points_are_no_progress(slurm, here):
     """Another task of the array may play them meanwhile."""
-    (here / "several.yaml").write_text("grid:\n")
     (here / "plan").write_text("signal 1")
     words = ("--ntasks=1", str(RUN), "several.yaml", "--points", "0-0")
     job = slurm.sbatch(*words, cwd=here, HPCFL_MAX_STARTS="1")
@@ -281,6 +279,53 @@ def test_a_job_file_is_asked_for(slurm, here):
     for asked, name in ((job, job), (array, f"{array}_0")):
         assert slurm.wait(asked)["ExitCode"] == "2:0"
         assert "usage: sbatch" in (here / f"hpcfl-{name}.out").read_text()
+
+
+def test_packaged_sweeps_and_runs_are_told_from_jobs(slurm, here):
+    """By hpcfl, as no file has the name; what is said in HPCFL_TASK is not asked for."""
+    (here / "old run").mkdir()
+    (here / "plan").write_text("0\n0\n0")
+    for words, env in (
+        (["sweeps/several"], {}),
+        (["old run/", "rounds=9"], {}),
+        (["odd", "--points", "1-1"], {"HPCFL_TASK": "sweep"}),
+    ):
+        ended = slurm.wait(job := slurm.sbatch("--ntasks=1", str(RUN), *words, cwd=here, **env))
+        assert ended["JobState"] == "COMPLETED", said(here, job)
+    assert (here / "starts").read_text().splitlines() == [
+        "0/1 sweep sweeps/several --out runs/several",
+        "0/1 resume old run/ rounds=9",
+        "0/1 sweep odd --points 1-1 --out runs/odd",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "line"),
+    [
+        (["odd"], {"HPCFL_TASK": "jobs"}, "HPCFL_TASK: found jobs, expected job, sweep or run"),
+        (["old"], {"HPCFL_OUT": "new"}, "old is the directory of a run, which is resumed there"),
+        (["old"], {"HPCFL_INDEX": "1"}, "old is the directory of a run; an array is of a job"),
+        (["unknown"], {}, "JobError: unknown: no packaged job has this name"),
+    ],
+)
+def test_what_cannot_be_started_ends_the_chain(slurm, here, words, env, line):
+    (here / "old").mkdir()
+    script = (str(SLURM / "chain.sh"), "2", "--ntasks=1", str(RUN), *words)
+    links = slurm.call(*script, cwd=here, **env).partition(": ")[2].split()
+    ended = [slurm.wait(link)["JobState"] for link in links]
+    assert ended == ["FAILED", "CANCELLED"]
+    (output,) = [path.read_text() for path in here.glob("chain-*.out")]
+    assert line in output
+    assert not (here / "starts").exists()
+
+
+def test_a_task_of_an_array_plays_points_of_a_sweep(slurm, here):
+    (here / "plan").write_text("0")
+    words = ("--array=2", "--ntasks=1", str(SLURM / "array.sh"), "sweeps/several", "mu=1")
+    job = slurm.sbatch(*words, cwd=here, HPCFL_PACK="3", HPCFL_OUT="mine")
+    assert slurm.wait(f"{job}_2")["JobState"] == "COMPLETED"
+    points = "--points 6-8 --parallel 3"
+    assert (here / "starts").read_text() == (f"0/1 sweep sweeps/several mu=1 {points} --out mine\n")
 
 
 def test_a_signal_to_the_shell_stops_the_ranks(slurm, here):

@@ -54,6 +54,7 @@ def test_a_site_sets_command_options_and_variables(play, tmp_path):
     assert (tmp_path / "starts").read_text() == f"0/1 {started}\n"
     log = (tmp_path / "wrapped.log").read_text().splitlines()
     assert log == [
+        "mlx5 hpcfl check a.yaml --kind",
         "mlx5 hpcfl check a.yaml seed=3 --where",
         f"mlx5 hpcfl {started}",
     ]

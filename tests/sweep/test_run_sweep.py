@@ -66,6 +66,11 @@ def test_all_runs_are_made_reported_and_skipped_the_next_time(file, tmp_path, hp
     assert sum("finished before" in line for line in again.err) == len(NAMES) + 1
     assert {path: path.stat().st_mtime_ns for path in root.glob("*-seed*/**/*")} == before
     assert hpcfl("report", root).out == done.out
+    (root / "report.png").unlink()
+    (root / "report.png").mkdir()
+    undrawn = hpcfl("sweep", file, "--out", root)
+    assert (undrawn.code, undrawn.out) == (0, done.out)
+    assert undrawn.err[-1].startswith(f"no plot: {root / 'report.png'}: ")
 
 
 def test_a_run_of_its_own_has_no_place_among_the_runs(file, job, tmp_path, refused):
@@ -83,6 +88,28 @@ def test_where_the_runs_of_a_sweep_lie(file, tmp_path, hpcfl):
     part = hpcfl("sweep", file, "--out", tmp_path / "out", "--points", "1-2", "--where").out
     assert part == [str(tmp_path / "out" / name) for name in NAMES[1:3]]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_called_as_its_job_has_a_directory_of_its_own(job, tmp_path, monkeypatch, hpcfl):
+    """One that an earlier version began where the job's run would be goes on there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweeps").mkdir()
+    path = tmp_path / "sweeps/job.yaml"
+    path.write_text("job: ../job.yaml\ngrid: {seed: [0]}\n")
+
+    def where():
+        return hpcfl("sweep", path, "--where").out
+
+    assert where() == ["runs/job-sweep/seed0"]
+    (tmp_path / "runs/job").mkdir(parents=True)
+    (tmp_path / "runs/job/job.yaml").touch()  # a run of the job
+    assert where() == ["runs/job-sweep/seed0"]
+    (tmp_path / "runs/job/sweep.log").touch()
+    assert where() == ["runs/job/seed0"]
+    (tmp_path / "runs/job-sweep").mkdir()
+    (tmp_path / "runs/job-sweep/sweep.log").touch()
+    assert where() == ["runs/job-sweep/seed0"]
+    assert hpcfl("sweep", path, "--out", "x", "--where").out == ["x/seed0"]
 
 
 def test_a_dry_run_starts_nothing(file, tmp_path, hpcfl):

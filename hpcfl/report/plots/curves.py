@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcfl.errors import JobError
 from hpcfl.job.registry import suggestion
 from hpcfl.job.settings import SEED, Settings, distinguishing_settings, group_by_seed, labels
 from hpcfl.report.comparison import mean_and_std
+from hpcfl.report.names import DisplayNames
 from hpcfl.report.plots.drawing import (
     FEW,
     MOST,
@@ -21,8 +22,16 @@ from hpcfl.report.plots.drawing import (
     choose_looks,
     draw_curve,
     has_room,
+    place_legend,
 )
-from hpcfl.report.plots.figure import check_plot, new_figure, save
+from hpcfl.report.plots.figure import (
+    FigureSize,
+    check_plot,
+    check_text,
+    lay_out,
+    new_figure,
+    save,
+)
 from hpcfl.report.published import set_up
 from hpcfl.run_dir.record import RunRecord
 
@@ -41,6 +50,30 @@ SPENT = {
 """Axes other than rounds: keys of the log, a label, units."""
 
 
+class PlotStyle(NamedTuple):
+    """How a plot is labelled, and its size."""
+
+    names: DisplayNames = DisplayNames()
+    """What methods and runs are called in the legend."""
+    xlabel: str | None = None
+    """Of the horizontal axis; None: the rounds, bytes or time with their unit."""
+    ylabel: str | None = None
+    """Of the vertical axis; None: the key of the log."""
+    size: FigureSize | None = None
+    """Of the whole picture; None: as large as its panels and legends need."""
+
+    def check(self) -> None:
+        """Refuse texts that cannot be written.
+
+        Raises:
+            JobError: the mathematics of one is not matplotlib's.
+        """
+        for option, text in (("--xlabel", self.xlabel), ("--ylabel", self.ylabel)):
+            check_text(option, text or "")
+        for title in (*self.names.algorithms.values(), *self.names.runs.values()):
+            check_text("--names", title)
+
+
 class Plot:
     """A number of the log against rounds, bytes or time.
 
@@ -52,6 +85,8 @@ class Plot:
 
     Of thousands of evaluations every so many-th is drawn.
 
+    A legend covers no curve: where it would, it is beside the axes or below them.
+
     Losses are drawn on a log scale where all are positive, other numbers but accuracies where
     they also span a factor of ten.
 
@@ -61,9 +96,10 @@ class Plot:
         y: the number's key in log.jsonl; when absent, test accuracy, test loss where nothing is
             classified, or the objective where nothing is tested.
         x: rounds, bytes (sent up and down so far) or time (of the rounds so far).
+        style: its names, labels and size.
 
     Raises:
-        JobError: no run has such a number yet, or a file cannot be written.
+        JobError: no run has such a number yet, a label cannot be written, or a file cannot be.
     """
 
     def __init__(
@@ -72,8 +108,10 @@ class Plot:
         paths: Sequence[Path],
         y: str | None = None,
         x: str = "rounds",
+        style: PlotStyle | None = None,
     ) -> None:
-        self._paths = paths
+        self._paths, self._style = paths, style or PlotStyle()
+        self._style.check()
         for path in paths:
             check_plot(path)
         self._key, self._x = y or _score(runs), x
@@ -96,7 +134,7 @@ class Plot:
         """Write the files.
 
         Raises:
-            JobError: one cannot be written.
+            JobError: one cannot be written, or the chosen size has no room for the curves.
         """
         panels = {t: self._chosen(self._curves(r), t) for t, r in _panels(self._runs).items()}
         looks = choose_looks([curve for curves in panels.values() for curve in curves])
@@ -106,12 +144,20 @@ class Plot:
         lines = max(sum(c.label.count("\n") + 1 for c in curves) for curves in panels.values())
         height = max(4.2, 0.2 * lines + 0.4) if many else 4.2
         down = -(-len(panels) // across)
-        figure, axes = new_figure(width, height * down, down, across)
+        width, height = self._style.size or (width, height * down)
+        figure, axes = new_figure(width, height, down, across)
         for place, (title, curves) in zip(axes, panels.items(), strict=False):
             place.set_title(title if len(panels) > 1 else "", fontsize="medium")
             self._draw(place, curves, looks)
         for place in axes[len(panels) :]:
             place.remove()
+        lay_out(figure)
+        for place, curves in zip(axes, panels.values(), strict=False):
+            few = has_room(curves)
+            if few or self._style.size:  # else the picture is wide enough for a legend beside
+                place_legend(figure, place, curves, few=few)
+        if self._style.size:
+            lay_out(figure)  # a picture of a chosen size may have no room for a moved legend
         save(figure, self._paths)
 
     def _chosen(self, curves: list[Curve], title: str) -> list[Curve]:
@@ -147,8 +193,9 @@ class Plot:
         wide = key.endswith(("loss", "objective")) or most >= 10 * least
         if least > 0 and not percent and wide:
             axes.set_yscale("log")
-        axes.set_xlabel(along)
-        axes.set_ylabel(key.replace("_", " ") + (", %" if percent else ""))
+        style, unit = self._style, ", %" if percent else ""
+        axes.set_xlabel(along if style.xlabel is None else style.xlabel)
+        axes.set_ylabel(f"{key.replace('_', ' ')}{unit}" if style.ylabel is None else style.ylabel)
         axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
         axes.set_xlim(0, max(max(curve.x) for curve in curves) / size or 1)
         add_legend(axes, curves, few=few)
@@ -182,6 +229,7 @@ class Plot:
             [mean for mean, _ in means],
             [std for _, std in means if std is not None],
             [([x[t] for t in y], list(y.values())) for y, x in found if max(y) < furthest],
+            self._style.names.curve(name, runs),
         )
 
 

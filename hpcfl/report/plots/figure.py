@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from hpcfl.errors import JobError
 from hpcfl.io.atomic import check_output, write_output
@@ -17,6 +19,53 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which colour-blind readers can distinguish; without yellow, on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 FORMATS = (".png", ".pdf", ".svg")
+LEAST, LARGEST = 1.0, 40.0  # inches, of a side of a picture
+
+
+class FigureSize(NamedTuple):
+    """The size of a picture, in inches."""
+
+    width: float
+    height: float
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self | None:
+        """The size of an option --size: "WIDTHxHEIGHT"; None where it is not given.
+
+        Raises:
+            JobError: there are no two numbers, or a side is too short or too long for a picture.
+        """
+        if text is None:
+            return None
+        sides = re.fullmatch(r"(\d+\.?\d*)x(\d+\.?\d*)", text.strip())
+        found = cls(*map(float, sides.groups())) if sides else None
+        if found is None or not all(LEAST <= side <= LARGEST for side in found):
+            raise JobError(
+                f"--size: found {text!r}, expected WIDTHxHEIGHT in inches, of {LEAST:g} to "
+                f"{LARGEST:g} each, such as 6x4 or 3.3x2.5"
+            )
+        return found
+
+
+def check_text(option: str, text: str) -> str:
+    """A text that matplotlib can write; what is between dollar signs is mathematics.
+
+    Raises:
+        JobError: the mathematics is none that matplotlib knows.
+    """
+    from matplotlib.cbook import is_math_text
+    from matplotlib.mathtext import MathTextParser
+
+    if is_math_text(text):
+        try:
+            MathTextParser("path").parse(text)
+        except ValueError as e:
+            reason = str(e).strip().splitlines()[-1]
+            raise JobError(
+                f"{option}: found {text!r}, whose mathematics between $ and $ matplotlib cannot "
+                f"read: {reason}; write \\$ for a dollar sign"
+            ) from None
+    return text
 
 
 def new_figure(
@@ -30,6 +79,24 @@ def new_figure(
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
     return figure, panels
+
+
+def lay_out(figure: Figure) -> None:
+    """Give everything in a figure its place, as saving it does.
+
+    Raises:
+        JobError: labels and legends leave no room for what is drawn.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "constrained_layout not applied")
+        try:
+            figure.draw_without_rendering()
+        except UserWarning:
+            width, height = figure.get_size_inches()
+            raise JobError(
+                f"--size: {width:g}x{height:g} inches leave no room beside the labels and legend; "
+                "take a larger size"
+            ) from None
 
 
 def file_format(path: Path) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.engine.local_paths import LocalPaths
-from hpcfl.report.plots.figure import COLOURS, new_figure, save
+from hpcfl.report.plots.figure import COLOURS, FigureSize, lay_out, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,7 @@ class Panel(NamedTuple):
         return found
 
 
-def plot_local_paths(panels: Sequence[Panel], path: Path) -> None:
+def plot_local_paths(panels: Sequence[Panel], path: Path, size: FigureSize | None = None) -> None:
     """Draw a panel for each run, all to the same scale.
 
     Each has contours of the mean loss, its minimum, the minimum of each client's loss and the mean
@@ -56,9 +56,11 @@ def plot_local_paths(panels: Sequence[Panel], path: Path) -> None:
     Args:
         panels: at least one.
         path: the .png, .pdf or .svg file to write.
+        size: of the picture; None: as large as its panels need.
 
     Raises:
-        JobError: the file cannot be written, or its name does not end in .png, .pdf or .svg.
+        JobError: the size has no room for the panels, the file cannot be written, or its name does
+            not end in .png, .pdf or .svg.
     """
     across = min(ACROSS, ceil(sqrt(len(panels))))
     down = ceil(len(panels) / across)
@@ -67,13 +69,15 @@ def plot_local_paths(panels: Sequence[Panel], path: Path) -> None:
     tall = _SIZE * min(max(height / width, 0.5), 1.5)
     entries = sum(not label.startswith("_") for label in _labels(panels[0])) + 3
     lines = ceil(entries / across)  # of the legend
-    figure, axes = new_figure(_SIZE * across, (tall + 0.2) * down + 0.2 * lines + 0.2, down, across)
+    width, height = size or (_SIZE * across, (tall + 0.2) * down + 0.2 * lines + 0.2)
+    figure, axes = new_figure(width, height, down, across)
     for place, panel in zip(axes, panels, strict=False):
         _draw(place, panel, low, high)
     for place in axes[len(panels) :]:
         place.remove()
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=across, frameon=False)
+    lay_out(figure)
     save(figure, [path])
 
 
