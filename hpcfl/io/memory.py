@@ -1,5 +1,6 @@
 """Measure the memory of this process and the free memory of the machine, on Linux."""
 
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,16 @@ def refuse_large_job(key: str, what: str, needed: int) -> None:
             f"{key}: {what} needs {decimal(needed)} of memory, found {decimal(free)} free; lower "
             "it, or take a machine with more memory"
         )
+
+
+def return_freed_memory() -> None:
+    """Return memory that this process has freed to the system, which the C library keeps for it.
+
+    Only glibc can; elsewhere nothing happens.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def resident_memory() -> int:
