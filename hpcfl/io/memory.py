@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,13 +53,16 @@ def refuse_large_job(key: str, what: str, needed: int) -> None:
 
 
 def return_freed_memory() -> None:
-    """Return memory that this process has freed to the system, which the C library keeps for it.
+    """Return memory that this process has freed to the system, which libraries keep for it.
 
-    Only glibc can; elsewhere nothing happens.
+    Of the C library only glibc can; pyarrow, where it was imported, has memory of its own.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None:
+        arrow.default_memory_pool().release_unused()
 
 
 def resident_memory() -> int:
