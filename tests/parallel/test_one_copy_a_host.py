@@ -42,7 +42,7 @@ def test_two_ranks_share_the_pages_and_have_the_bits_of_one(tmp_path, job):
     for rank in (first, second):
         assert rank["Rss"] >= size
         assert rank["Pss"] < 0.6 * rank["Rss"]
-        assert rank["Private_Dirty"] == 0  # nobody has written to it
+        assert rank["Anonymous"] == 0  # nobody has written to it
 
 
 def test_a_file_that_the_loading_rank_refuses_is_refused_in_one_line(tmp_path, job):
