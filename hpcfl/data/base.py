@@ -102,6 +102,10 @@ class DataConfig(Section):
 
     names_clients: ClassVar[bool | None] = None
     """Whether the data set says whose each example is; None: only its files tell."""
+    maps_files: ClassVar[bool] = False
+    """Whether ``load`` only maps prepared files into memory: every rank then calls it at once.
+    Otherwise one rank of each host does, and the others share the memory of what it returns
+    (``hpcfl.data.host_copy``)."""
 
     clients: Count | None = None
     """N: number of clients that the examples are divided among, or drawn of natural clients."""
@@ -218,7 +222,9 @@ class DataConfig(Section):
 
     @abstractmethod
     def load(self, seed: int) -> Dataset:
-        """Read the data set.
+        """Read the data set; what training needs of it is in the ``Dataset`` alone.
+
+        With several ranks on a host, one of them calls it, see ``maps_files``.
 
         Args:
             seed: the job's, for data that is itself drawn at random.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 
 from hpcfl.data.base import DataConfig, Transform
 from hpcfl.data.images import CropFlipNormalize
@@ -44,17 +43,23 @@ class Coloured(DataConfig):
 
         They apply to the client's training and held-out examples; the test set is unchanged.
         """
-        colour = self.colour
-        if colour is None:
-            return None
+        return None if self.colour is None else PersonalColours(self.colour, transform, seed)
 
-        @cache
-        def of(client: int) -> Transform:
-            b, s = stream(seed, "colour", client=client).uniform(-1, 1, 2).tolist()
-            return replace(
-                transform,
-                brightness=1 + colour.brightness * b,
-                saturation=1 + colour.saturation * s,
+
+class PersonalColours:
+    """Client -> the transform of its images; an object that can be sent to another rank."""
+
+    def __init__(self, colour: Colour, transform: CropFlipNormalize, seed: int) -> None:
+        self._colour, self._transform, self._seed = colour, transform, seed
+        self._made: dict[int, Transform] = {}
+
+    def __call__(self, client: int) -> Transform:
+        """The transform of this client, the same object at every call."""
+        if client not in self._made:
+            b, s = stream(self._seed, "colour", client=client).uniform(-1, 1, 2).tolist()
+            self._made[client] = replace(
+                self._transform,
+                brightness=1 + self._colour.brightness * b,
+                saturation=1 + self._colour.saturation * s,
             )
-
-        return of
+        return self._made[client]

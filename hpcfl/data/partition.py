@@ -45,6 +45,11 @@ class Spans(Sequence[Rows]):
         return np.arange(start, start + self._sizes[client])
 
     @property
+    def starts(self) -> Rows:
+        """[N], the first row of each client."""
+        return self._starts
+
+    @property
     def sizes(self) -> Rows:
         """[N], the number of rows of each client."""
         return self._sizes

@@ -47,6 +47,8 @@ class Photos(DataConfig):
     centre.
     """
 
+    maps_files: ClassVar[bool] = True
+
     kind: ClassVar[str]
     """Its name in jobs, and the beginning of the packed file's name."""
 

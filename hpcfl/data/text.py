@@ -36,6 +36,8 @@ class Sentences(DataConfig):
     and the end of the sentence of any other.
     """
 
+    maps_files: ClassVar[bool] = True
+
     root: PathText = "data"
     """The folder of the publisher's files and of the prepared one."""
     predict: Literal["every", "last"] = "every"

@@ -1,6 +1,8 @@
 """Measure the memory of this process and the free memory of the machine, on Linux."""
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,19 @@ def refuse_large_job(key: str, what: str, needed: int) -> None:
             f"{key}: {what} needs {decimal(needed)} of memory, found {decimal(free)} free; lower "
             "it, or take a machine with more memory"
         )
+
+
+def return_freed_memory() -> None:
+    """Return memory that this process has freed to the system, which libraries keep for it.
+
+    Of the C library only glibc can; pyarrow, where it was imported, has memory of its own.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None:
+        arrow.default_memory_pool().release_unused()
 
 
 def resident_memory() -> int:

@@ -1,12 +1,12 @@
 """Measure, for a plan, this process's memory and that of an example in the model."""
 
-import ctypes
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hpcfl.io.memory import return_freed_memory
 from hpcfl.models.flat_vector import Layout
 from hpcfl.runner.components import Components
 from hpcfl.types import Batch
@@ -30,9 +30,7 @@ def this_process() -> Process:
     """Measure this process; its freed memory is returned to the system first."""
     if not STATUS.exists():
         return Process(None, None)
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc's
-        trim(0)
+    return_freed_memory()
     status = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
     # Some containers leave a line out.
     known = (status.get(key, "").split() for key in ("VmRSS", "VmHWM"))

@@ -1,4 +1,4 @@
-"""Predict the host memory of a rank."""
+"""Predict the memory of a rank, and of a host with several ranks."""
 
 from math import prod
 from typing import NamedTuple
@@ -43,16 +43,30 @@ class Memory(NamedTuple):
 
     loading: int | None
     """At most while the data were loaded, which is over before the rest begins; or None."""
+    shared: int
+    """Of ``data``, what the ranks of a host have together once."""
 
     @property
     def training(self) -> int:
-        """All but ``loading`` together, as far as it is known."""
-        return sum(size or 0 for size in self[:-1])
+        """From ``program`` to ``sums`` together, as far as it is known."""
+        return sum(size or 0 for size in self[: self._fields.index("loading")])
 
     @property
     def total(self) -> int:
-        """At most at a time."""
+        """At most at a time, of a rank that is alone on its host."""
         return max(self.training, self.loading or 0)
+
+    def of_host(self, ranks: int) -> int:
+        """Bytes of a host with so many ranks like this one, at most at a time.
+
+        One of them loads the data, and has them twice while it copies them for the others.
+        """
+        if ranks == 1 or not self.shared:  # then every rank loads them
+            return ranks * self.total
+        program = self.program or 0
+        first = max(self.loading or 0, program + self.data + self.shared)
+        training = ranks * self.training - (ranks - 1) * self.shared
+        return max(training, first + (ranks - 1) * program)
 
 
 class Holding(NamedTuple):
@@ -120,6 +134,7 @@ def memory(
         cohort=holding.members * visit,
         sums=sent * wide + nbytes(schema.upload) + vector * means + (1 + bool(means)) * SCRATCH,
         loading=process.peak,
+        shared=shared_bytes(components),
     )
 
 
@@ -146,6 +161,16 @@ def data_bytes(components: Components) -> int:
             window += [one * tested] * (1 + READ_AHEAD)
         total += sum(window) + max(window)  # a client's parts are in memory until they are joined
     return total
+
+
+def shared_bytes(components: Components) -> int:
+    """Bytes of the data that the ranks of a host have once, see ``hpcfl.data.host_copy``."""
+    dataset = components.dataset
+    parts = [part for part in (dataset.train, dataset.test) if part is not None]
+    in_files = any(not isinstance(part.inputs, Tensor) for part in parts)
+    if dataset.mapped or in_files or components.job.data.maps_files:
+        return 0
+    return sum(nbytes(part.inputs) + nbytes(part.labels) for part in parts)
 
 
 def _batch(components: Components) -> int:

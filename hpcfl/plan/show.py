@@ -213,9 +213,11 @@ def _memory(found: Plan) -> Table:
     rank, share = max(enumerate(found.shares), key=lambda pair: pair[1].memory.total)
     made = Table(f"memory of rank {rank}, without a GPU", box=ASCII2)
     made.add_column("at most", justify="right", no_wrap=True)
-    *training, (_, loading) = share.memory._asdict().items()
+    *training, (_, loading), (_, shared) = share.memory._asdict().items()
     for name, size in training:
         made.add_row(name, _known(size))
+        if name == "data" and shared and len(found.shares) > 1:
+            made.add_row("  of it once for all ranks of a host", decimal(shared))
     made.add_section()
     made.add_row("while training: the sum", decimal(share.memory.training))
     made.add_row("while loading", _known(loading))

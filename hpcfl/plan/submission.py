@@ -59,7 +59,8 @@ def submission(
     most = most or (GPUS_PER_NODE if gpus else max(1, CORES_PER_NODE // cores))
     # Every node gets as many ranks as the others.
     per_node = max(k for k in range(1, min(ranks, most) + 1) if ranks % k == 0)
-    rank_bytes = max(share.memory.total for share in plan.shares) + gpus * GPU_BYTES
+    on_host = max(share.memory.of_host(per_node) for share in plan.shares)
+    node_bytes = on_host + per_node * gpus * GPU_BYTES
     asked = hours * SLACK + START_H
     step = 10 if asked < 2 else 60  # minutes
     minutes = step * ceil(60 * min(asked, LONGEST_H) / step)
@@ -68,7 +69,7 @@ def submission(
         ranks_per_node=per_node,
         gpus=gpus,
         cores=cores,
-        gigabytes=ceil(ROOM * rank_bytes * per_node / 1e9),
+        gigabytes=ceil(ROOM * node_bytes / 1e9),
         minutes=minutes,
         starts=ceil(asked * 60 / minutes),
     )

@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpcfl.comm.base import Comm
 from hpcfl.data.base import Dataset
+from hpcfl.data.host_copy import HostData, load_on_hosts
 from hpcfl.data.split import keep_natural_clients
 from hpcfl.engine.global_generators import seeded
 from hpcfl.errors import JobError, as_job_error, defined
@@ -15,6 +17,7 @@ from hpcfl.models.flat_vector import parameters
 from hpcfl.models.init import load_initial
 from hpcfl.models.losses import LOSSES
 from hpcfl.models.normalization import UNFIT
+from hpcfl.runner.configure_torch import configure_torch
 from hpcfl.seeds import key
 from hpcfl.types import Vector
 
@@ -60,6 +63,25 @@ def load_data(loaded: Loaded) -> Dataset:
     with as_job_error(own, "its load returns a data set that cannot be used", load):
         _require_sound(dataset, own)
         return keep_natural_clients(job.data, dataset, job.seed)
+
+
+def load_data_on_hosts(loaded: Loaded, device: torch.device, comm: Comm) -> HostData:
+    """Collective: ``load_data`` on one rank of each host, whose memory the others share.
+
+    Args:
+        loaded: the checked job.
+        device: this rank's.
+        comm: the group of ranks.
+
+    Raises:
+        JobError, DataError: see ``load_data``; RemoteRankError on the ranks that did not load.
+    """
+
+    def load() -> Dataset:
+        configure_torch(loaded.job, device)
+        return load_data(loaded)
+
+    return load_on_hosts(load, comm, mapped=loaded.job.data.maps_files)
 
 
 def _require_sound(dataset: Dataset, own: str) -> None:

@@ -41,7 +41,7 @@ from hpcfl.runner.components import build_components, build_run
 from hpcfl.runner.copy_run import require_absent
 from hpcfl.runner.device import bfloat16_warning, device_type
 from hpcfl.runner.export import load_model
-from hpcfl.runner.initial import fetch_data, fetch_model
+from hpcfl.runner.initial import fetch_data, fetch_model, load_data_on_hosts
 from hpcfl.runner.objects import KeptFiles
 from hpcfl.runner.preflight import try_classes
 from hpcfl.runner.rank_layout import Ranks, discover_ranks
@@ -194,11 +194,17 @@ def _run(
                 if not resumed:
                     fetch_model(loaded)
         with raise_collectively(comm):
-            with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
-                components = build_components(loaded, ranks.device, resumed=resumed)
+            fingerprints = Fingerprints(loaded.job.data, loaded.job.cohort)
+        with fingerprints:
+            data = load_data_on_hosts(loaded, ranks.device, comm)
+            ranks = ranks.with_notes(*data.notes)
+            with raise_collectively(comm):
+                components = build_components(
+                    loaded, ranks.device, resumed=resumed, dataset=data.dataset
+                )
                 inputs = fingerprints.of(components.dataset)
-            try_classes(components)
-            check_block_executor(components)
+                try_classes(components)
+                check_block_executor(components)
         require_alike(inputs, comm)
         if components.job.executor == "auto":
             branch = request is not None and request.parent is not None

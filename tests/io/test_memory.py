@@ -1,13 +1,17 @@
-"""Memory that a job or a file needs is compared with what is free, before it is taken."""
+"""Memory: what is needed is compared with what is free, and what was freed is returned."""
 
+import ctypes
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from hpcfl.errors import DataError, JobError
 from hpcfl.io import memory
 from hpcfl.io.files import refuse_large_file
-from hpcfl.io.memory import refuse_large_job
+from hpcfl.io.memory import refuse_large_job, resident_memory, return_freed_memory
 
 FREE = 2_000_000
 REFUSED = {
@@ -39,3 +43,27 @@ def test_what_is_larger_than_the_free_memory(monkeypatch, kind):
 def test_what_is_small_needs_no_look_at_the_machine(monkeypatch, kind):
     monkeypatch.setattr(memory, "free_memory", None)
     REFUSED[kind][0](1 << 20)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc can")
+def test_freed_memory_is_returned():
+    """300 MB in blocks that are too small to be mapped, every second one is freed."""
+    blocks = [np.ones(100_000, dtype=np.uint8) for _ in range(3000)]
+    full = resident_memory()
+    kept = blocks[::2]
+    del blocks
+    return_freed_memory()
+    assert full - resident_memory() > 100e6
+    assert len(kept) == 1500
+
+
+def test_arrow_returns_its_memory_where_it_was_imported(monkeypatch):
+    returned = []
+    pool = SimpleNamespace(release_unused=lambda: returned.append(True))
+    arrow = SimpleNamespace(default_memory_pool=lambda: pool)
+    monkeypatch.setitem(sys.modules, "pyarrow", arrow)
+    return_freed_memory()
+    assert returned == [True]
+    monkeypatch.delitem(sys.modules, "pyarrow")
+    return_freed_memory()
+    assert "pyarrow" not in sys.modules

@@ -105,13 +105,15 @@ def test_an_upload_is_not_finite(write_job, tmp_path, ranks):
     assert outcome(run) == outcome(whole)
 
 
-def test_a_data_error_on_one_rank(tmp_path):
-    """One line, and no rank waits for ever."""
+@pytest.mark.parametrize(("rank", "every"), [(0, False), (1, True)])
+def test_a_data_error_on_one_rank(tmp_path, rank, every):
+    """One line, and no rank waits for ever: for the rank that loads for all, or where all load."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
-        "if os.environ['RANK'] == '1':\n"
-        "    from hpcfl.data.sources.digits import Digits\n"
-        "    from hpcfl.errors import DataError\n"
+        "from hpcfl.data.sources.digits import Digits\n"
+        "from hpcfl.errors import DataError\n"
+        f"Digits.maps_files = {every}\n"
+        f"if os.environ['RANK'] == '{rank}':\n"
         "    def load(self, seed):\n"
         "        raise DataError('digits.npz: damaged, expected an archive')\n"
         "    Digits.load = load\n"

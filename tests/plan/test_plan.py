@@ -24,6 +24,7 @@ from hpcfl.plan import (
     this_process,
     work,
 )
+from hpcfl.plan.memory import Memory, shared_bytes
 from hpcfl.runner.components import build_components
 from tests.long_form import long_form
 
@@ -74,6 +75,33 @@ def test_examples_in_a_mapped_file_take_no_memory(job):
     )
     assert left == 8 * 40
     assert held == left + (40 + 12) * 4 * 8
+
+
+def test_a_host_has_examples_in_memory_once(job):
+    """Inputs and labels as above; the rows of a client are those of its rank alone."""
+    parts = build_components(load(job), torch.device("cpu"))
+    mapped = replace(parts, dataset=replace(parts.dataset, mapped=True))
+    assert shared_bytes(parts) == (40 + 12) * 4 * 8
+    assert shared_bytes(mapped) == 0
+
+
+@pytest.mark.parametrize(
+    ("memory", "ranks", "host"),
+    [
+        # 3 x (100 + 1000 + 900), less the 1000 that two of them do not have.
+        ({"program": 100, "data": 1000, "states": 900, "shared": 1000}, 3, 3 * 2000 - 2000),
+        # The first rank has the data twice while it copies them; the others wait.
+        ({"program": 10, "data": 1000, "shared": 900}, 3, 10 + 1000 + 900 + 2 * 10),
+        ({"program": 10, "data": 1000, "shared": 900, "loading": 5000}, 3, 5000 + 2 * 10),
+        ({"program": None, "data": 1000, "shared": 900, "loading": None}, 2, 1000 + 900),
+        # Every rank of its own: alone on its host, or of data in files.
+        ({"program": 10, "data": 1000, "shared": 900, "loading": 1500}, 1, 1500),
+        ({"program": 10, "data": 1000, "loading": 1500}, 3, 3 * 1500),
+    ],
+)
+def test_memory_of_a_host_by_hand(memory, ranks, host):
+    nothing = Memory(*(0 for _ in Memory._fields))
+    assert nothing._replace(**memory).of_host(ranks) == host
 
 
 def test_a_small_job_by_hand(job, hpcfl):
@@ -426,6 +454,12 @@ def test_memory_that_the_system_does_not_tell(job, hpcfl, tmp_path, monkeypatch,
     rows = table(done.text)
     assert rows["program"] == rows["while loading"] == "unknown here"
     assert rows["at a time: the larger of both"] == rows["while training: the sum"] < 10
+
+
+def test_plan_says_what_the_ranks_of_a_host_share(job, hpcfl):
+    row = "of it once for all ranks of a host"
+    assert re.search(rf"\| +{row} +\| +1.7 kB \|", hpcfl("plan", job, "--ranks", "2").text)
+    assert row not in hpcfl("plan", job).text
 
 
 def test_plan_of_many_ranks_is_a_range(job, hpcfl):

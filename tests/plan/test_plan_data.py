@@ -13,6 +13,7 @@ from hpcfl.job.schema import load
 from hpcfl.plan import Activations, Process, plan, predict, probe, work
 from hpcfl.plan.arithmetic import forward_operations
 from hpcfl.plan.data import planned_data, read_sizes
+from hpcfl.plan.memory import Memory
 from hpcfl.plan.resources import RankShare
 from hpcfl.plan.speeds import CPU, GPU
 from hpcfl.plan.submission import submission
@@ -141,12 +142,14 @@ def test_stated_costs_by_hand():
     assert CPU.costs(forward=2e9, batch=1, parameters=1).step_s > 0.3
 
 
-def asked(ranks, hours, *, gpus=True, most=None, total=10e9):
+def asked(ranks, hours, *, gpus=True, most=None, total=10e9, data=0.0):
     parts, _ = components(load(ROOT / "jobs/quickstart.yaml", ["data.clients=64", "cohort.size=8"]))
     found = plan(parts, ranks, process=Process(0, 0), activations=Activations(0, 0))
     for share in found.shares:
         assert isinstance(share, RankShare)
-    shares = tuple(s._replace(memory=s.memory._replace(loading=int(total))) for s in found.shares)
+    nothing = Memory(*(0 for _ in Memory._fields))
+    need = nothing._replace(states=int(total - data), data=int(data), shared=int(data))
+    shares = tuple(share._replace(memory=need) for share in found.shares)
     object.__setattr__(found, "shares", shares)
     return submission(parts, found, hours=hours, gpus=gpus, most=most).command(["a.yaml", "b=1 2"])
 
@@ -159,6 +162,8 @@ def asked(ranks, hours, *, gpus=True, most=None, total=10e9):
         (6, 0.1, {}, "-N 2 --ntasks-per-node=3 --gpus-per-node=3 -c 2 --mem=49G -t 00:20:00"),
         (8, 100, {"most": 8}, "-N 1 --ntasks-per-node=8 --gpus-per-node=8 -c 2 --mem=130G -t 24"),
         (64, 1, {"gpus": False}, "-N 2 --ntasks-per-node=32 -c 1 --mem=400G -t 01:40:00"),
+        # The ranks of a node have 8 GB of data once: 1.25 x (8 + 4 x (2 + 3)) GB.
+        (8, 3.5, {"data": 8e9}, "-N 2 --ntasks-per-node=4 --gpus-per-node=4 -c 2 --mem=35G -t 06"),
     ],
 )
 def test_the_command_for_slurm(ranks, hours, options, command):

@@ -53,6 +53,7 @@ class TinyImageNet(Coloured):
     """Tiny ImageNet, packed as uint8 [n, 64, 64, 3] and mapped into memory; 64 may be any size."""
 
     names_clients: ClassVar[bool | None] = False
+    maps_files: ClassVar[bool] = True
 
     root: PathText = "data"
     """The folder that holds tiny-imagenet-200/, or its train/ and val/, and the packed file."""

@@ -1,0 +1,357 @@
+"""Ranks of a host share one copy of the data; here they are threads of one process."""
+
+import dataclasses
+import errno
+import gc
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfl.comm.solo import Solo
+from hpcfl.data import SOURCES, host_copy, shared_dataset
+from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.colour import Colour
+from hpcfl.data.fingerprints import _loaded as digest
+from hpcfl.data.host_copy import load_on_hosts
+from hpcfl.data.partition import Spans, sizes_of
+from hpcfl.data.shared_dataset import share
+from hpcfl.data.sources.arrays import cast
+from hpcfl.errors import DataError, HpcflError, RemoteRankError
+from hpcfl.types import Examples
+from tests.jobs.miniatures import MAKERS, SMALLER, SUBSETS
+
+PATIENCE_S = 60.0  # only against a hang
+
+
+class Threads:
+    """A group of ranks that are threads."""
+
+    def __init__(self, group: "Group", rank: int) -> None:
+        self._group, self.rank, self.size = group, rank, group.size
+
+    def allgather(self, text: str) -> list[str]:
+        return self._group.gather(self.rank, text)
+
+    def allreduce_max(self, values):
+        return np.max(self._group.gather(self.rank, values), axis=0)
+
+
+class Group:
+    def __init__(self, size: int) -> None:
+        self.size, self._given = size, [None] * size
+        self._barrier = threading.Barrier(size, timeout=PATIENCE_S)
+
+    def gather(self, rank, value):
+        self._given[rank] = value
+        self._barrier.wait()
+        found = list(self._given)
+        self._barrier.wait()
+        return found
+
+
+class Ended(NamedTuple):
+    data: host_copy.HostData | None
+    error: Exception | None
+
+
+def on_ranks(load: Callable[[], Dataset], size: int = 2, **how) -> list[Ended]:
+    """How ``load_on_hosts`` ended on each rank; the thread of rank r is called r."""
+    group = Group(size)
+    ended: list[Ended | None] = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            ended[rank] = Ended(load_on_hosts(load, Threads(group, rank), **how), None)
+        except HpcflError as error:
+            ended[rank] = Ended(None, error)
+
+    threads = [threading.Thread(target=run, args=(r,), name=str(r)) for r in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    return ended
+
+
+class Loader:
+    """A function that loads ``dataset``, and counts the ranks that call it."""
+
+    def __init__(self, dataset: Dataset | Exception) -> None:
+        self._dataset, self.ranks = dataset, []
+
+    def __call__(self) -> Dataset:
+        self.ranks.append(int(threading.current_thread().name))
+        if isinstance(self._dataset, Exception):
+            raise self._dataset
+        return self._dataset
+
+
+def made(**changes) -> Dataset:
+    """A data set of 6 examples and 3 clients, one of which has no test example."""
+    joined = torch.arange(20, dtype=torch.uint8)
+    rows = [np.array([0, 5]), np.array([4, 1, 2]), np.array([3])]
+    return dataclasses.replace(
+        Dataset(
+            train=Examples(joined.unfold(0, 8, 2)[:6], joined[8:14].to(torch.int64)),
+            test=Examples(torch.arange(16.0).view(2, 8), torch.tensor([1, 0])),
+            natural=rows,
+            classes=20,
+            loss="cross_entropy",
+            transform=cast,
+            natural_tests=[np.array([1]), np.empty(0, dtype=np.int64), np.array([0])],
+            notes=("a note",),
+        ),
+        **changes,
+    )
+
+
+def mapped_copies() -> list[str]:
+    """The lines of this process's map of memory that are of copies."""
+    gc.collect()
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if "memfd:hpcfl" in line]
+
+
+def open_copies() -> list[str]:
+    """The open files of this process that are copies."""
+    found = []
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found.append(str(entry.readlink()))
+    return [name for name in found if "memfd:hpcfl" in name]
+
+
+def equal(found: Dataset, wanted: Dataset) -> None:
+    assert digest(found) == digest(wanted)
+    for part, other in ((found.train, wanted.train), (found.test, wanted.test)):
+        assert (part is None) == (other is None)
+        for tensor, like in zip(part or (), other or (), strict=True):
+            if not torch.is_tensor(tensor):
+                assert type(tensor) is type(like)
+                continue
+            assert (tensor.stride(), tensor.storage_offset()) == (
+                like.stride(),
+                like.storage_offset(),
+            )
+    for mine, theirs in (
+        (found.natural, wanted.natural),
+        (found.natural_tests, wanted.natural_tests),
+    ):
+        assert (mine is None) == (theirs is None)
+        for rows, like in zip(mine or (), theirs or (), strict=True):
+            assert rows.dtype == like.dtype
+            assert np.array_equal(rows, like)
+    assert (found.classes, found.loss, found.notes) == (wanted.classes, wanted.loss, wanted.notes)
+
+
+def test_one_rank_loads_and_all_have_the_same():
+    load = Loader(made())
+    ended = on_ranks(load, 3)
+    assert load.ranks == [0]
+    for one in ended:
+        equal(one.data.dataset, made())
+        assert one.data.notes == ()
+    del ended, one
+    assert not mapped_copies()
+    assert not open_copies()
+
+
+def test_pages_are_shared_and_nobody_changes_what_others_see():
+    ended = on_ranks(Loader(made()))
+    first, second = (one.data.dataset.train for one in ended)
+    inodes = [line.split()[4] for line in mapped_copies()]
+    assert len(inodes) == 2
+    assert len(set(inodes)) == 1
+    second.labels[0] = 99
+    second.inputs[0, 0] = 77
+    assert first.labels[0] == 8
+    assert first.inputs[0, 0] == 0
+    with ExitStack() as stack:
+        copy = share(made(), stack)
+        with pytest.raises(PermissionError), Path(copy.path).open("r+b", buffering=0) as file:
+            file.write(b"!")
+        # 20 windows of 8 bytes overlap: what they are views of is copied, once.
+        assert copy.size == 4096 * 8
+
+
+@pytest.mark.parametrize("natural", [None, [], Spans(np.array([0, 2]), np.array([2, 4]))])
+def test_rows_of_clients(natural):
+    for one in on_ranks(Loader(made(natural=natural, natural_tests=None, test=None))):
+        found = one.data.dataset
+        equal(found, made(natural=natural, natural_tests=None, test=None))
+        assert isinstance(found.natural, Spans) == isinstance(natural, Spans)
+        if natural is not None:
+            assert sizes_of(found.natural).tolist() == sizes_of(natural).tolist()
+
+
+def test_an_error_of_the_loading_rank_is_that_of_all():
+    load = Loader(DataError("a.npz: damaged"))
+    first, *others = (one.error for one in on_ranks(load, 3))
+    assert load.ranks == [0]
+    assert isinstance(first, DataError)
+    for error in others:
+        assert isinstance(error, RemoteRankError)
+        assert "DataError: a.npz: damaged" in str(error)
+        assert error.exit_code == first.exit_code
+    assert not mapped_copies()
+    assert not open_copies()
+
+
+class InFile:
+    """Inputs that stay in a file."""
+
+    shape, dtype, workers = (6, 8), torch.uint8, 1
+
+    def read(self, rows):
+        return torch.zeros(len(rows), 8, dtype=torch.uint8)
+
+
+def test_examples_in_files_are_opened_by_every_rank():
+    inputs = Examples(InFile(), made().train.labels)
+    for load, how in (
+        (Loader(made(train=inputs)), {}),
+        (Loader(made(mapped=True)), {}),
+        (Loader(made()), {"mapped": True}),
+    ):
+        ended = on_ranks(load, **how)
+        assert sorted(load.ranks) == [0, 1]
+        assert all(one.data.notes == () for one in ended)
+
+
+CANNOT = {
+    "transform": (
+        {"transform": lambda inputs, dtype, draws: inputs},
+        r"data: a transform cannot be sent to other ranks \(.*lambda.*\): it must be a function or "
+        r"an object of a class at the top of a module; each rank loads its own copy "
+        r"\(ranks 0, 1, 2, 3, \.\.\.\)",
+    ),
+    "rows": (
+        {"natural": [np.arange(6, dtype=np.int32)]},
+        r"data: the rows of its clients are no arrays of int64; each rank loads its own copy .*",
+    ),
+    "sparse": (
+        {"test": Examples(torch.eye(2).to_sparse(), torch.zeros(2, dtype=torch.int64))},
+        r"data: a Tensor on cpu \(torch.sparse_coo\) cannot be shared by ranks; each rank .*",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CANNOT)
+def test_what_cannot_be_shared_is_loaded_by_every_rank_which_a_note_says(kind):
+    changes, note = CANNOT[kind]
+    load = Loader(made(**changes))
+    ended = on_ranks(load, 5)
+    assert sorted(load.ranks) == [0, 1, 2, 3, 4]
+    for one in ended:
+        (found,) = one.data.notes
+        assert re.fullmatch(note, found), found
+
+
+def test_where_memory_is_short_a_file_without_a_name_takes_its_place(monkeypatch, tmp_path):
+    monkeypatch.setattr(shared_dataset, "too_little_memory", lambda needed: 5)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    load = Loader(made())
+    ended = on_ranks(load)
+    assert load.ranks == [0]
+    for one in ended:
+        equal(one.data.dataset, made())
+        assert one.data.notes == (
+            "data: the free memory does not hold 32.8 kB more: the ranks of this host share a file "
+            f"in {tmp_path} (TMPDIR) instead, and may wait for its disk (ranks 0, 1)",
+        )
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_there_is_no_space_at_all_every_rank_loads(monkeypatch, tmp_path):
+    def full(fd, offset, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    load = Loader(made())
+    for one in on_ranks(load):
+        assert one.data.notes == (
+            f"data: neither the memory nor {tmp_path} (TMPDIR) has 32.8 kB for a copy that the "
+            "ranks of this host share (No space left on device); each rank loads its own copy "
+            "(ranks 0, 1)",
+        )
+    assert sorted(load.ranks) == [0, 1]
+
+
+def test_a_system_without_such_memory(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    load = Loader(made())
+    for one in on_ranks(load):
+        (note,) = one.data.notes
+        assert note.startswith("data: this system has no memory to share; each rank loads its own")
+    assert sorted(load.ranks) == [0, 1]
+
+
+def test_a_rank_that_cannot_open_the_first_one_s_memory_loads_its_own(monkeypatch):
+    make = host_copy._Mailbox.make
+    other = staticmethod(lambda rank, stack: make(rank, stack)._replace(token="0" * 16))
+    monkeypatch.setattr(host_copy._Mailbox, "make", other)
+    load = Loader(made())
+    for one in on_ranks(load):
+        (note,) = one.data.notes
+        assert note == (
+            "data: rank 0 on the same host cannot be reached (/proc shows other processes); loads "
+            "its own copy (rank 1)"
+        )
+    assert sorted(load.ranks) == [0, 1]
+
+
+def test_every_host_loads_once(monkeypatch):
+    monkeypatch.setattr(host_copy, "_host", lambda: str(int(threading.current_thread().name) % 2))
+    load = Loader(made())
+    ended = on_ranks(load, 5)
+    assert sorted(load.ranks) == [0, 1]
+    for one in ended:
+        equal(one.data.dataset, made())
+
+
+def test_a_single_rank_copies_nothing(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    dataset = made()
+    found = load_on_hosts(lambda: dataset, Solo())
+    assert found.dataset is dataset
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_every_data_set_is_shared_or_mapped(kind, tmp_path):
+    MAKERS[kind](tmp_path)
+    source = SOURCES[kind]
+    names = {field.name for field in dataclasses.fields(source)}
+    given = {key: value for key, value in SMALLER.items() if key in names}
+    given |= {"root": str(tmp_path)} if "root" in names else {}
+    given |= {"subset": True} if kind in SUBSETS else {}
+    given |= {"colour": Colour(brightness=0.5)} if "colour" in names else {}
+    if kind == "quadratics":
+        given |= {"clients": 3}
+    config: DataConfig = source(**given)
+    wanted = config.load(0)
+    load = Loader(wanted)
+    first, second = (one.data for one in on_ranks(load, mapped=source.maps_files))
+    assert (first.notes, second.notes) == ((), ())
+    assert sorted(load.ranks) == ([0, 1] if source.maps_files else [0])
+    assert source.maps_files == (wanted.mapped or not torch.is_tensor(wanted.train.inputs))
+    equal(second.dataset, wanted)
+    sample = wanted.sample(2)
+    draws = torch.tensor([3, 2**40])
+    for mine, theirs in [(second.dataset.transform, wanted.transform)] + [
+        (second.dataset.personal(client), wanted.personal(client))
+        for client in range(2)
+        if wanted.personal is not None
+    ]:
+        assert torch.equal(mine(sample, torch.float32, draws), theirs(sample, torch.float32, draws))
