@@ -10,7 +10,7 @@ from math import isnan
 from typing import NamedTuple
 
 from hpcfl.errors import JobError
-from hpcfl.report.choice import choice_caption, chosen_alike
+from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import diverged_note, run_captions
 from hpcfl.report.comparison import mean_and_std, spread
 from hpcfl.report.grid import Row, SetUp, read_grid
@@ -53,8 +53,9 @@ def by_choice(runs: Sequence[RunRecord]) -> Report:
     Raises:
         JobError: no finished run has a score.
     """
-    runs = chosen_alike(runs)
-    scores, grid = _scores(runs), read_grid(runs)
+    on = ComparedRuns.of(runs)
+    runs = on.runs
+    scores, grid = _scores(on), read_grid(runs)
     candidates: dict[tuple[str, SetUp], list[_Candidate]] = {}
     for (row, column), members in grid.cells.items():
         finished = [runs[index] for index in members if runs[index].finished]
@@ -85,26 +86,25 @@ def by_choice(runs: Sequence[RunRecord]) -> Report:
     captions = [
         f"settings: those with the {'highest' if scores.higher_is_better else 'lowest'} "
         f"{scores.chosen_by.replace('_', ' ')} after the last round, a mean over finished seeds",
-        *choice_caption(runs, "settings"),
+        *on.caption("settings"),
         *run_captions(runs),
     ]
     return Report([without_blanks(Table(headings, rows, captions))], values)
 
 
-def _scores(runs: Sequence[RunRecord]) -> _Scores:
+def _scores(compared: ComparedRuns) -> _Scores:
     """The keys that these runs are compared by.
 
     Raises:
         JobError: no finished run has one.
     """
-    on = runs[0].chosen_on
     for name in ("accuracy", "loss"):
-        key = f"{on}_{name}"
-        if any(run.finished and run.scores[key] for run in runs):
+        key = f"{compared.on}_{name}"
+        if any(run.finished and run.scores[key] for run in compared.runs):
             return _Scores(name, key, f"test_{name}")
     raise JobError(
-        f"{runs[0].path}: no finished run has a test or validation score to choose by; report "
-        "without --layout chosen"
+        f"{compared.runs[0].path}: no finished run has a test or validation score to choose by; "
+        "report without --layout chosen"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from hpcfl.errors import JobError
 from hpcfl.job.settings import SEED, Settings, affects_results, changed, labels
-from hpcfl.report.choice import EXAMPLES, chosen_alike
+from hpcfl.report.choice import EXAMPLES, ComparedRuns
 from hpcfl.report.comparison import Column, ComparisonColumns, spread
 from hpcfl.report.published import Published, centralised, find, set_up
 from hpcfl.run_dir.record import ChosenOn, RunRecord
@@ -111,10 +111,10 @@ def arrivals(runs: Sequence[RunRecord], target: Target) -> Arrivals:
     Raises:
         JobError: as `Target.level`.
     """
-    alike = chosen_alike(runs)
+    compared = ComparedRuns.of(runs)
     rounds = [_first(run, target.level(run), "test") for run in runs]
-    reached = [_first(run, target.level(run), run.chosen_on) for run in alike]
-    baselines, captions = _baselines(alike, rounds, reached)
+    reached = [_first(run, target.level(run), compared.on) for run in runs]
+    baselines, captions = _baselines(compared, rounds, reached)
     speedups = [
         _over(rounds[baseline.run], own) if baseline else None
         for baseline, own in zip(baselines, rounds, strict=True)
@@ -184,15 +184,16 @@ _Job = Mapping[Any, int]  # runs (by index) of one job, by their seeds
 
 
 def _baselines(
-    runs: Sequence[RunRecord], rounds: Sequence[int | None], reached: Sequence[int | None]
+    compared: ComparedRuns, rounds: Sequence[int | None], reached: Sequence[int | None]
 ) -> tuple[list[Baseline | None], list[str]]:
     """The baseline of each run, and captions that say which were taken.
 
     Args:
-        runs: of ``chosen_alike``.
+        compared: the runs, and what baselines are chosen on.
         rounds: when each arrived.
         reached: when its accuracy on the examples that baselines are chosen on was there.
     """
+    runs = compared.runs
     names = labels([run.path for run in runs])
     identities = [_identity(run) for run in runs]
     jobs = _jobs(runs, rounds, identities)
@@ -223,7 +224,7 @@ def _baselines(
         if both and (differing or rivals > 1):
             text = f"over {_name(names, baseline)}"
             if rivals > 1:
-                where = EXAMPLES[runs[_any(baseline)].chosen_on]
+                where = EXAMPLES[compared.on]
                 text += f", the first to arrive of {rivals} {BASELINE} jobs (chosen on {where})"
             text += f", which has {differing}" if differing else ""
             captions_of.setdefault(text, []).append(_name(names, job))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from hpcfl.job.settings import SEED, distinguishing_settings, group_by_seed
 from hpcfl.report.best import with_best
-from hpcfl.report.choice import choice_caption, chosen_alike
+from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import (
     SEED_COLUMNS,
     NumberValue,
@@ -36,9 +36,10 @@ def by_seed(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = No
     changes them.  A cell whose mean is not over all runs of the job shows over how many it is.
     The values for programs are means, and standard deviations where two seeds or more finished.
     """
-    comparison, runs = comparison or ComparisonColumns(), chosen_alike(runs)
+    comparison, compared = comparison or ComparisonColumns(), ComparedRuns.of(runs)
+    runs = compared.runs
     table = seed_table(runs, comparison).table
-    captions = [*table.captions, *choice_caption(runs, "best"), *comparison.captions]
+    captions = [*table.captions, *compared.caption("best"), *comparison.captions]
     captions += run_captions(runs)
     table = table._replace(captions=captions)
     return Report([table], _values(runs, comparison))

@@ -7,7 +7,7 @@ import pytest
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.job.settings import flatten
-from hpcfl.report import by_choice, by_run, by_seed, to_markdown
+from hpcfl.report import by_choice, by_run, by_seed, plain, to_markdown
 from hpcfl.report.rounds_to_target import Target, with_target
 from hpcfl.run_dir.record import RunRecord
 
@@ -87,6 +87,18 @@ def test_unfinished_settings_do_not_compete(rates):
     assert list(table.rows[0])[1:3] == ["local.lr 0.1", "2 of 3"]
     with pytest.raises(JobError, match="no finished run has a test or validation score"):
         by_choice([ahead])
+
+
+@pytest.mark.parametrize("place", [0, 4])
+def test_a_run_without_a_score_has_no_part_in_what_is_chosen_on(rates, place):
+    """Killed before its first evaluation, and the first of the list or the last."""
+    rates.insert(place, record("k", [], [], "local.lr=0.3", rounds=2))
+    report = by_choice(rates)
+    assert report.values[0]["settings"] == "local.lr 0.1"
+    assert report.values[0]["chosen_by"] == "validation_accuracy"
+    for layout in (by_run, by_seed):
+        assert {row["chosen_on"] for row in layout(rates).values} == {"validation"}
+        assert "best: chosen on the validation data" in plain(layout(rates))
 
 
 def test_losses_choose_where_there_are_no_accuracies():
