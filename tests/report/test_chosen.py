@@ -1,5 +1,6 @@
 """A rate is chosen on validation data, and otherwise the report says that the test set chose it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def test_a_rate_is_chosen_on_validation_data(rates):
     ]  # fmt: skip
     assert table.captions == [
         "settings: those with the highest validation accuracy after the last round, a mean over "
-        "finished seeds",
+        "seeds",
         "settings: chosen on the validation data; the test score there is shown",
     ]
     (value,) = report.values
@@ -85,6 +86,8 @@ def test_unfinished_settings_do_not_compete(rates):
     ahead = record("c", [0.99], [0.99], "local.lr=0.3", rounds=2)
     (table,) = by_choice([*rates, ahead]).tables
     assert list(table.rows[0])[1:3] == ["local.lr 0.1", "2 of 3"]
+    (value,) = by_choice([*rates, ahead]).values
+    assert (value["jobs"], value["compared"]) == (3, 2)
     with pytest.raises(JobError, match="no finished run has a test or validation score"):
         by_choice([ahead])
 
@@ -99,6 +102,20 @@ def test_a_run_without_a_score_has_no_part_in_what_is_chosen_on(rates, place):
     for layout in (by_run, by_seed):
         assert {row["chosen_on"] for row in layout(rates).values} == {"validation"}
         assert "best: chosen on the validation data" in plain(layout(rates))
+
+
+def test_the_luck_of_one_seed_does_not_decide(rates):
+    """The rate 0.3 is far ahead with its only finished seed; the other is unfinished, or absent."""
+    lucky = record("c0", [0.99, 0.99], [0.99, 0.99], "local.lr=0.3")
+    behind = record("c1", [0.1], [0.1], "local.lr=0.3", "seed=1", rounds=2)
+    for more in ([lucky, behind], [lucky]):
+        (table,) = by_choice([*rates, *more]).tables
+        assert list(table.rows[0])[1:4] == ["local.lr 0.1", "2 of 3", "2"]
+        assert any(line.startswith("jobs compared: those with a finite") for line in table.captions)
+    (table,) = by_choice([*rates, lucky, replace(behind, rounds=1)]).tables
+    assert list(table.rows[0])[1:4] == ["local.lr 0.1", "3", "2"]
+    (table,) = by_choice([lucky, record("d", [0.1], [0.1], "seed=1", rounds=2)]).tables
+    assert table.rows[0][1] == "local.lr 0.3"
 
 
 def test_losses_choose_where_there_are_no_accuracies():
