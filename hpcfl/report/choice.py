@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
 
+from hpcfl.report.table import Caption
 from hpcfl.run_dir.record import ChosenOn, RunRecord
 
 EXAMPLES: dict[ChosenOn, str] = {"validation": "the validation data", "test": "the test set"}
@@ -33,21 +34,22 @@ class ComparedRuns(NamedTuple):
         on: ChosenOn = "validation" if scored and not lacking else "test"
         return cls([replace(run, compared_on=on) for run in runs], on, lacking, len(scored))
 
-    def caption(self, chosen: str) -> list[str]:
+    def caption(self, chosen: str, *columns: str) -> list[Caption]:
         """The caption, if any run has a score, that says on which examples ``chosen`` was chosen.
 
         Args:
             chosen: what was chosen: "best round".
+            columns: the titles of the columns that depend on the choice.
         """
         if not self.scored:
             return []
         text = f"{chosen}: chosen on {EXAMPLES[self.on]}"
         if self.on == "validation":
-            return [f"{text}; the test score there is shown"]
-        if self.lacking == self.scored:
-            return [text]
-        has = "has" if self.lacking == 1 else "have"
-        return [f"{text}, as {self.lacking} of {self.scored} runs {has} no validation data"]
+            text += "; the test score there is shown"
+        elif self.lacking < self.scored:
+            has = "has" if self.lacking == 1 else "have"
+            text += f", as {self.lacking} of {self.scored} runs {has} no validation data"
+        return [Caption(text, *columns)]
 
 
 def _scored(run: RunRecord) -> bool:

@@ -15,7 +15,7 @@ from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import diverged_note, run_captions
 from hpcfl.report.comparison import mean_and_std, spread
 from hpcfl.report.grid import Row, SetUp, read_grid
-from hpcfl.report.table import Report, Table, Value, without_blanks
+from hpcfl.report.table import Caption, Report, Table, Value, without_blanks
 from hpcfl.run_dir.record import RunRecord
 
 _LEFT_OUT = (
@@ -87,15 +87,16 @@ def by_choice(runs: Sequence[RunRecord]) -> Report:
             scores.shown(chosen, scores.tested),
         ])  # fmt: skip
         values.append(_values(algorithm, column, found_there, compared, choice, scores))
-    headings = [
-        *("algorithm", "set-up", "settings", "jobs\ncompared", "seeds"),
-        *(f"validation\n{unit}", f"test\n{unit}"),
-    ]
+    chosen_columns = ("settings", f"validation\n{unit}", f"test\n{unit}")
+    headings = ["algorithm", "set-up", "settings", "jobs\ncompared", "seeds", *chosen_columns[1:]]
     captions = [
-        f"settings: those with the {'highest' if scores.higher_is_better else 'lowest'} "
-        f"{scores.chosen_by.replace('_', ' ')} after the last round, a mean over seeds",
-        *([_LEFT_OUT] if left_out else []),
-        *on.caption("settings"),
+        Caption(
+            f"settings: those with the {'highest' if scores.higher_is_better else 'lowest'} "
+            f"{scores.chosen_by.replace('_', ' ')} after the last round, a mean over seeds",
+            *chosen_columns,
+        ),
+        *([Caption(_LEFT_OUT, "jobs\ncompared", *chosen_columns)] if left_out else []),
+        *on.caption("settings", *chosen_columns),
         *run_captions(runs),
     ]
     return Report([without_blanks(Table(headings, rows, captions))], values)

@@ -10,8 +10,10 @@ from hpcfl.job.settings import SEED, Settings, affects_results, changed, labels
 from hpcfl.report.choice import EXAMPLES, ComparedRuns
 from hpcfl.report.comparison import Column, ComparisonColumns, spread
 from hpcfl.report.published import Published, centralised, find, set_up
+from hpcfl.report.table import Caption
 from hpcfl.run_dir.record import ChosenOn, RunRecord
 
+_SPEED_UP, _PUBLISHED = "speed-up\nx", "published\nrounds"  # titles of columns
 BASELINE = "fedavg"
 """The algorithm that speed-ups are over."""
 _SGD = ("lr", "lr_decay", "schedule", "weight_decay", "clip", "momentum", "nesterov")
@@ -130,11 +132,17 @@ def with_target(runs: Sequence[RunRecord], target: Target) -> ComparisonColumns:
     """
     rounds, speedups, baselines, captions_of = arrivals(runs, target)
     number = f"{target.number:g}"
-    columns = [_column(f"rounds\nto {target.title}", f"target_round_{number}", rounds, "{:.0f}")]
-    captions = [f"rounds to {target.title}: the first evaluated round at {_meaning(runs, target)}"]
+    title = f"rounds\nto {target.title}"
+    columns = [_column(title, f"target_round_{number}", rounds, "{:.0f}")]
+    captions = [
+        Caption(
+            f"rounds to {target.title}: the first evaluated round at {_meaning(runs, target)}",
+            *(title, _SPEED_UP, _PUBLISHED),
+        )
+    ]
     if any(run.algorithm == BASELINE for run in runs):
         key = f"speedup_{number}"
-        column = _column("speed-up\nx", key, speedups, "{:.2f}")
+        column = _column(_SPEED_UP, key, speedups, "{:.2f}")
         names = [baseline.label if baseline else None for baseline in baselines]
         columns.append(column._replace(values={**column.values, f"{key}_baseline": names}))
     known = [find(run.settings, *target.metrics[:1]) for run in runs]
@@ -142,9 +150,9 @@ def with_target(runs: Sequence[RunRecord], target: Target) -> ComparisonColumns:
         key = f"published_target_round_{number}"
         columns.append(_published([rows[0] if rows else None for rows in known], key))
         places = dict.fromkeys(f"{row.paper}, table {row.table}" for rows in known for row in rows)
-        captions.append(f"published rounds: {'; '.join(places)}")
+        captions.append(Caption(f"published rounds: {'; '.join(places)}", _PUBLISHED))
     if any(run.algorithm == BASELINE for run in runs):
-        captions += captions_of
+        captions += [Caption(text, _SPEED_UP) for text in captions_of]
     return ComparisonColumns(tuple(columns), tuple(captions))
 
 
@@ -335,4 +343,4 @@ def _published(rows: Sequence[Published | None], key: str) -> Column:
         "-" if row is None else "never" if row.value is None else f"{row.value:.0f}" for row in rows
     ]
     values = [row.value if row else None for row in rows]
-    return Column("published\nrounds", cells, {key: values})
+    return Column(_PUBLISHED, cells, {key: values})

@@ -6,6 +6,7 @@ from hpcfl.job.settings import distinguishing_settings, labels
 from hpcfl.report.best import with_best
 from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import (
+    BEST,
     COST_COLUMNS,
     RUN_VALUES,
     SCORE_COLUMNS,
@@ -30,7 +31,7 @@ def by_run(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = Non
     means = seed_table(runs, comparison)
     if means.several:
         tables.append(means.table)
-    captions = [*tables[-1].captions, *compared.caption("best"), *comparison.captions]
+    captions = [*tables[-1].captions, *compared.caption("best", *BEST), *comparison.captions]
     captions += run_captions(runs)
     tables[-1] = tables[-1]._replace(captions=captions)
     return Report(tables, _values(runs, comparison))

@@ -7,6 +7,7 @@ from hpcfl.job.settings import SEED, distinguishing_settings, group_by_seed
 from hpcfl.report.best import with_best
 from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import (
+    BEST,
     SEED_COLUMNS,
     NumberValue,
     diverged_note,
@@ -39,7 +40,7 @@ def by_seed(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = No
     comparison, compared = comparison or ComparisonColumns(), ComparedRuns.of(runs)
     runs = compared.runs
     table = seed_table(runs, comparison).table
-    captions = [*table.captions, *compared.caption("best"), *comparison.captions]
+    captions = [*table.captions, *compared.caption("best", *BEST), *comparison.captions]
     captions += run_captions(runs)
     table = table._replace(captions=captions)
     return Report([table], _values(runs, comparison))

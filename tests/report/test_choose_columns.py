@@ -6,6 +6,7 @@ from hpcfl.errors import JobError
 from hpcfl.report import Report, Table, plain, to_csv, to_latex, to_markdown
 from hpcfl.report.best import with_best
 from hpcfl.report.choose_columns import ChosenColumn, choose_columns
+from hpcfl.report.table import Caption
 
 TABLE = Table(
     ["algorithm", "accuracy\n%", "best\n% @round", "test\nloss", "rounds\nto 80"],
@@ -48,8 +49,14 @@ def test_a_key_of_the_jobs_is_a_column():
 
 
 def test_captions_of_columns_that_are_left_out():
+    """Only what the caption is about decides: another has the same beginning."""
     rows = [["fedavg", "local.lr 0.1", "80"], ["fedavg", "local.lr 0.3", "81"]]
-    captions = ["+-: deviation", "best: chosen on the test set", "settings: as chosen"]
+    captions = [
+        "best: for all",
+        Caption("best: chosen on the test set", "best\n% @round"),
+        Caption("settings: as chosen", "settings", "best\n% @round", "absent"),
+        Caption("absent: in this table", "absent"),
+    ]
     table = Table(["algorithm", "settings", "best\n% @round"], rows, captions)
 
     def shown(text):
@@ -58,10 +65,11 @@ def test_captions_of_columns_that_are_left_out():
 
     assert shown("algorithm,settings,best") == captions
     assert shown("algorithm,best") == [
-        *captions[:2],
+        *captions,
         "rows of one name differ in their settings, a column that is not shown",
     ]
-    assert shown("settings") == ["+-: deviation", "settings: as chosen"]
+    assert shown("settings") == [captions[0], *captions[2:]]
+    assert shown("algorithm")[:2] == [captions[0], captions[3]]
 
 
 def test_csv_is_chosen_by_its_keys():

@@ -9,6 +9,7 @@ from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.job.settings import flatten
 from hpcfl.report import by_choice, by_run, by_seed, plain, to_markdown
+from hpcfl.report.choose_columns import ChosenColumn, choose_columns
 from hpcfl.report.rounds_to_target import Target, with_target
 from hpcfl.run_dir.record import RunRecord
 
@@ -71,6 +72,18 @@ def test_else_on_the_test_set_and_a_caption_says_so(rates):
     (table,) = by_choice(without_validation(rates)).tables
     assert list(table.rows[0])[1:] == ["local.lr 0.2", "2", "2", "81.00 +- 1.41"]
     assert table.captions[-1] == "settings: chosen on the test set"
+
+
+def test_a_choice_on_the_test_set_is_told_beside_every_score(rates):
+    report = by_choice(without_validation(rates))
+
+    def shown(text):
+        made = choose_columns(report, ChosenColumn.parse(text), values=False)
+        return "settings: chosen on the test set" in made.tables[0].captions
+
+    assert shown("algorithm,test=Accuracy")
+    assert shown("algorithm,settings")
+    assert not shown("algorithm,seeds")
 
 
 def test_mixed_runs_are_told(rates):
