@@ -1,6 +1,7 @@
 """Choose, order and rename the columns of a report: ``--columns "algorithm=Method,accuracy"``.
 
-A key of the jobs, such as ``local.lr``, is a column too.
+A key of the jobs, such as ``local.lr``, is a column too.  Its cells are empty where the runs of a row
+differ in it.
 """
 
 from collections.abc import Sequence, Set
@@ -40,8 +41,8 @@ class ChosenColumn(NamedTuple):
 def choose_columns(report: Report, chosen: Sequence[ChosenColumn], *, values: bool) -> Report:
     """The report with the chosen columns alone, in their order.
 
-    A table keeps those of them that it has, and is left out where it has none.  So is a caption that
-    is about columns (``Caption``) of which none is shown.
+    A table keeps those of them that it has, and is left out where it has none.  So is a
+    caption that is about columns (``Caption``) of which none is shown.
 
     Args:
         report: any.
@@ -53,14 +54,15 @@ def choose_columns(report: Report, chosen: Sequence[ChosenColumn], *, values: bo
     """
     titles = [title for table in report.tables for title in table.titles]
     known = list(report.values[0] if values else dict.fromkeys(map(column_name, titles)))
-    keys = {key for table in report.tables for settings in table.settings for key in settings}
+    jobs = report.settings if values else [job for table in report.tables for job in table.settings]
+    keys = {key for job in jobs for key in job}
     for name, _ in chosen:
         if name not in known and name not in keys:
             hint = suggestion(name, [*known, *keys])
             also = ", or a key of the jobs" if keys else ""
             raise JobError(f"--columns: found {name!r}, expected of {', '.join(known)}{also}{hint}")
     if values:
-        settings = report.tables[0].settings or [{}] * len(report.values)
+        settings = report.settings or [{}] * len(report.values)
         rows = [
             {title or name: row[name] if name in row else own.get(name) for name, title in chosen}
             for row, own in zip(report.values, settings, strict=True)

@@ -34,7 +34,7 @@ def by_run(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = Non
     captions = [*tables[-1].captions, *compared.caption("best", *BEST), *comparison.captions]
     captions += run_captions(runs)
     tables[-1] = tables[-1]._replace(captions=captions)
-    return Report(tables, _values(runs, comparison))
+    return Report(tables, _values(runs, comparison), tables[0].settings)
 
 
 def _table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Table:

@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcfl.job.settings import SEED, distinguishing_settings, group_by_seed
+from hpcfl.job.settings import (
+    SEED,
+    Settings,
+    common_settings,
+    distinguishing_settings,
+    group_by_seed,
+)
 from hpcfl.report.best import with_best
 from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import (
@@ -43,7 +49,7 @@ def by_seed(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = No
     captions = [*table.captions, *compared.caption("best", *BEST), *comparison.captions]
     captions += run_captions(runs)
     table = table._replace(captions=captions)
-    return Report([table], _values(runs, comparison))
+    return Report([table], _values(runs, comparison), table.settings)
 
 
 def seed_table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> SeedTable:
@@ -65,13 +71,18 @@ def seed_table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Seed
     several = any(len(group) > 1 for group in groups)
     table = Table(titles, rows, [CAPTION] if several else [])
     table = with_settings(table, 1, _settings(runs, groups))
-    table = table._replace(settings=[runs[group[0]].settings for group in groups])
+    table = table._replace(settings=_common(runs, groups))
     competes = [all(runs[i].finished and not runs[i].diverged for i in group) for group in groups]
     return SeedTable(with_best(without_blanks(table, kept=added), runs, competes), several)
 
 
 def _finished(runs: Sequence[RunRecord], group: Sequence[int]) -> list[int]:
     return [index for index in group if runs[index].finished]
+
+
+def _common(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) -> list[Settings]:
+    """For each group the keys that have one value in all its runs: not the seed of several."""
+    return [common_settings([runs[index].settings for index in group]) for group in groups]
 
 
 def _settings(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) -> list[str]:

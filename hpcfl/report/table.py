@@ -42,8 +42,8 @@ class Table(NamedTuple):
     first_titles: Sequence[str] = ()
     """The titles before columns were renamed; none if they were not."""
     settings: Sequence[Mapping[str, Any]] = ()
-    """For each row the job's keys and values, which may be chosen as columns; none if rows are no
-    jobs."""
+    """For each row the keys that have one value in all its jobs, which may be chosen as columns;
+    none if rows are no jobs."""
 
     @property
     def kinds(self) -> Sequence[str]:
@@ -57,6 +57,8 @@ class Report(NamedTuple):
     tables: Sequence[Table]
     values: Sequence[Mapping[str, Value]]
     """Rows of the same keys: fractions instead of percentages, not rounded, None where absent."""
+    settings: Sequence[Mapping[str, Any]] = ()
+    """For each row of the values, as ``Table.settings``."""
 
 
 def without_blanks(table: Table, kept: Sequence[str] = ()) -> Table:
