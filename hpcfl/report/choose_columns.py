@@ -1,7 +1,7 @@
 """Choose, order and rename the columns of a report: ``--columns "algorithm=Method,accuracy"``.
 
-A key of the jobs, such as ``local.lr``, is a column too.  Its cells are empty where the runs of a row
-differ in it.
+A key of the jobs, such as ``local.lr``, is a column too.  A cell is empty where the runs of its row
+differ in the key.
 """
 
 from collections.abc import Sequence, Set
@@ -59,7 +59,7 @@ def choose_columns(report: Report, chosen: Sequence[ChosenColumn], *, values: bo
     for name, _ in chosen:
         if name not in known and name not in keys:
             hint = suggestion(name, [*known, *keys])
-            also = ", or a key of the jobs" if keys else ""
+            also = ", or a key of the jobs that all runs of a row agree in" if keys else ""
             raise JobError(f"--columns: found {name!r}, expected of {', '.join(known)}{also}{hint}")
     if values:
         settings = report.settings or [{}] * len(report.values)

@@ -11,6 +11,8 @@ from math import isnan
 from typing import NamedTuple
 
 from hpcfl.errors import JobError
+from hpcfl.job.settings import common_settings
+from hpcfl.report.best import with_best
 from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import diverged_note, run_captions
 from hpcfl.report.comparison import mean_and_std, spread
@@ -69,10 +71,11 @@ def by_choice(runs: Sequence[RunRecord]) -> Report:
         candidates.setdefault((row.algorithm, column), []).append(found)
     titles = dict(zip(grid.columns, grid.titles(), strict=True))
     unit = "%" if scores.higher_is_better else "loss"
-    rows, values, left_out = [], [], False
+    rows, values, choices, left_out = [], [], [], False
     for (algorithm, column), found_there in candidates.items():
         compared = _comparable(found_there)
         choice = _best(compared, higher_is_better=scores.higher_is_better)
+        choices.append(choice)
         some = len(compared) < len(found_there)
         left_out |= some
         of = f"{len(compared)}" + (f" of {len(found_there)}" if some else "")
@@ -87,6 +90,10 @@ def by_choice(runs: Sequence[RunRecord]) -> Report:
             scores.shown(chosen, scores.tested),
         ])  # fmt: skip
         values.append(_values(algorithm, column, found_there, compared, choice, scores))
+    settings = [
+        common_settings([run.settings for run in choice.runs] if choice else [])
+        for choice in choices
+    ]
     chosen_columns = ("settings", f"validation\n{unit}", f"test\n{unit}")
     headings = ["algorithm", "set-up", "settings", "jobs\ncompared", "seeds", *chosen_columns[1:]]
     captions = [
@@ -99,7 +106,9 @@ def by_choice(runs: Sequence[RunRecord]) -> Report:
         *on.caption("settings", *chosen_columns),
         *run_captions(runs),
     ]
-    return Report([without_blanks(Table(headings, rows, captions))], values)
+    table = Table(headings, rows, captions, settings=settings)
+    table = with_best(without_blanks(table), runs, [choice is not None for choice in choices])
+    return Report([table], values, settings)
 
 
 def _scores(compared: ComparedRuns) -> _Scores:

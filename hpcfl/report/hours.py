@@ -57,11 +57,12 @@ def by_hours(runs: Sequence[RunRecord]) -> Report:
     captions += run_captions(runs)
     differing = distinguishing_settings([run.settings for run in runs], but=["rounds"])
     table = without_blanks(with_settings(Table(titles, rows, captions), 2, differing))
+    settings = [run.settings for run in runs]
     values = [
         _values(run, row, settings)
         for run, row, settings in zip(runs, found, differing, strict=True)
     ]
-    return Report([table], values)
+    return Report([table._replace(settings=settings)], values, settings)
 
 
 def _published(run: RunRecord) -> Published | None:

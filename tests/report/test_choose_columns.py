@@ -44,7 +44,10 @@ def test_a_key_of_the_jobs_is_a_column():
     values = [{"algorithm": name} for name in ("fedavg", "scaffold", "fedprox")]
     made = choose_columns(Report([table], values, RATES), columns, values=True)
     assert to_csv(made).splitlines()[:2] == ["algorithm,Rate", "fedavg,0.1"]
-    with pytest.raises(JobError, match=r"or a key of the jobs; did you mean local\.lr\?"):
+    with pytest.raises(
+        JobError,
+        match=r"or a key of the jobs that all runs of a row agree in; did you mean local\.lr\?",
+    ):
         choose_columns(Report([table], []), ChosenColumn.parse("local.rl"), values=False)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.job.settings import flatten
-from hpcfl.report import by_choice, by_run, by_seed, plain, to_markdown
+from hpcfl.report import by_choice, by_run, by_seed, plain, to_csv, to_markdown
 from hpcfl.report.choose_columns import ChosenColumn, choose_columns
 from hpcfl.report.rounds_to_target import Target, with_target
 from hpcfl.run_dir.record import RunRecord
@@ -84,6 +84,27 @@ def test_a_choice_on_the_test_set_is_told_beside_every_score(rates):
     assert shown("algorithm,test=Accuracy")
     assert shown("algorithm,settings")
     assert not shown("algorithm,seeds")
+
+
+def test_keys_of_the_chosen_jobs_are_columns_and_the_best_is_bold(rates):
+    others = [
+        record("h", [0.5, 0.70], [0.5, 0.60], algorithm="fedhbm"),
+        record("i", [0.5, 0.90], [0.5, 0.65], "local.lr=0.3", algorithm="fedhbm"),
+    ]
+    report = by_choice([*rates, *others])
+    columns = ChosenColumn.parse("algorithm,local.lr=Rate,seed,validation,test")
+    made = to_markdown(choose_columns(report, columns, values=False)).splitlines()
+    assert made[2:4] == [
+        "| fedavg | 0.1 | - | **71.00 +- 1.41** | 62.00 +- 2.83 |",
+        "| fedhbm | 0.3 | 0 | 65.00 | **90.00** |",
+    ]
+    columns = ChosenColumn.parse("algorithm,local.lr,seed")
+    made = to_csv(choose_columns(report, columns, values=True)).splitlines()
+    assert made == ["algorithm,local.lr,seed", "fedavg,0.1,", "fedhbm,0.3,0"]
+
+
+def test_validation_scores_are_bold(rates):
+    assert "**71.00 +- 1.41**" in to_markdown(by_seed(rates))
 
 
 def test_mixed_runs_are_told(rates):
