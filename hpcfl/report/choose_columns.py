@@ -50,7 +50,8 @@ def choose_columns(report: Report, chosen: Sequence[ChosenColumn], *, values: bo
         values: whether the names are those of the values for programs (CSV), else of the tables.
 
     Raises:
-        JobError: no table has a column of that name, and no job such a key.
+        JobError: no table has a column of that name, and no job such a key; or two columns of CSV
+            have one title.
     """
     titles = [title for table in report.tables for title in table.titles]
     known = list(report.values[0] if values else dict.fromkeys(map(column_name, titles)))
@@ -62,6 +63,7 @@ def choose_columns(report: Report, chosen: Sequence[ChosenColumn], *, values: bo
             also = ", or a key of the jobs that all runs of a row agree in" if keys else ""
             raise JobError(f"--columns: found {name!r}, expected of {', '.join(known)}{also}{hint}")
     if values:
+        _refuse_repeated([title or name for name, title in chosen])
         settings = report.settings or [{}] * len(report.values)
         rows = [
             {title or name: row[name] if name in row else own.get(name) for name, title in chosen}
@@ -70,6 +72,14 @@ def choose_columns(report: Report, chosen: Sequence[ChosenColumn], *, values: bo
         return report._replace(values=rows)
     tables = [made for table in report.tables if (made := _choose(table, chosen)).titles]
     return report._replace(tables=tables)
+
+
+def _refuse_repeated(titles: Sequence[str]) -> None:
+    for place, title in enumerate(titles):
+        if title in titles[:place]:
+            raise JobError(
+                f"--columns: found {title!r} twice, expected a title of its own for each in CSV"
+            )
 
 
 def _choose(table: Table, chosen: Sequence[ChosenColumn]) -> Table:
