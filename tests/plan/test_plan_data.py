@@ -71,6 +71,7 @@ def test_sizes_that_nobody_knows_are_asked_for_in_one_line(refused, hpcfl):
     assert told.code == 0, told.err
     assert "data image_folder, as --sizes says: 20 clients, 6000 training and 1000" in told.text
     assert 'sizes.client: sizes has no "client"' in refused("plan", job, "--sizes", "{client: 2}")
+    assert "--sizes: sizes: found None, expected a section" in refused("plan", job, "--sizes", "")
 
 
 def test_an_npz_that_is_not_there(refused, hpcfl):

@@ -320,6 +320,22 @@ def test_a_file_of_scales_has_no_overrides(refused, tmp_path):
     assert "plan --scale: found landmarks.batch=32; change the file" in said
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--sizes", "{clients: 2}"),
+        ("--sizes", ""),
+        ("--ranks-per-node", "2"),
+        ("--costs", "c.json"),
+        ("--pieces", "c.json"),
+        ("--out", "runs/a"),
+    ],
+)
+def test_a_file_of_scales_has_no_options_of_a_job(refused, tmp_path, option, value):
+    said = refused("plan", tmp_path / "s.yaml", "--scale", option, value)
+    assert said == f"JobError: plan --scale: {option} is for a job; leave it out"
+
+
 def test_a_plots_name_is_looked_at_first(refused, job, tmp_path):
     said = refused("bench", "round", job, "--plot", tmp_path / "a.txt")
     assert "a plot is written as .png, .pdf, .svg" in said
