@@ -478,6 +478,7 @@ def _bench(options: argparse.Namespace) -> None:
         result.write(options.json)
     if options.plot:
         result.plot(options.plot)
+    result.check()
 
 
 def _bench_chaos(options: argparse.Namespace) -> None:
