@@ -204,7 +204,7 @@ def plan_job(
     from hpcfl.plan.show import make_plan
     from hpcfl.runner.objects import loaded_for_trial
 
-    model_of_costs = read_cost_model(Path(costs)) if costs else None
+    model_of_costs = None if costs is None else read_cost_model(Path(costs))
     with loaded_for_trial(job, overrides, model, data) as loaded:
         found = None if sizes is None else make_sizes(sizes, "sizes")
         return make_plan(loaded, ranks, None, model_of_costs, sizes=found)

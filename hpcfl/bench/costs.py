@@ -32,7 +32,7 @@ from hpcfl.job.schema import load
 from hpcfl.plan.cost_model import CostModel
 from hpcfl.plan.time import kind, work
 from hpcfl.runner.device import device_of, device_type
-from hpcfl.runner.environment import processor
+from hpcfl.runner.environment import versions
 
 ROUNDS, SECONDS = 5, 5.0  # rounds are run until both are reached
 TURNS = 9
@@ -62,11 +62,16 @@ def bench_costs(job: Path, overrides: Sequence[str]) -> Result | None:
         slowest = comm.allreduce_max(np.array([figure.median for figure in figures])).tolist()
         if comm.rank:
             return None
-        what = f"{loaded.name}, {processor()}"
-        costs = replace(_cost_model(slowest, comm.size, size, what), of=kind(side.components))
-        return Result(
-            "bench costs", report(costs), figures, {"costs": costs.tree(), "ranks": comm.size}
+        device = side.components.device
+        machine = versions(device)
+        what = f"{loaded.name}, {machine.get('gpu') or machine['processor']}"
+        costs = replace(
+            _cost_model(slowest, comm.size, size, what),
+            of=kind(side.components),
+            device=device_type(loaded.job),
         )
+        about = {"costs": costs.tree(), "ranks": comm.size}
+        return Result("bench costs", report(costs), figures, about, device)
 
 
 def report(costs: CostModel) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from hpcfl.bench.interleave import take_turns
-from hpcfl.bench.peers import Work, checked_peer, pfl_process
+from hpcfl.bench.peers import PeerError, Work, checked_peer, pfl_process
 from hpcfl.bench.result import Measurement, Result
 from hpcfl.bench.round import BareLoop, write_images
 from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
@@ -56,6 +56,8 @@ class Subject(NamedTuple):
 class Figures:
     """The figures so far, and the subjects that failed, in a file from which a call continues.
 
+    A subject whose peer failed has the figures of the other sides, and is among those that failed.
+
     Args:
         path: the file, which may exist; None: nothing is kept.
         rehearsal: whether tiny works are played on the CPU.
@@ -76,22 +78,30 @@ class Figures:
     def result(self) -> Result:
         """The figures and a table of them."""
         about = {"rehearsal": self._rehearsal, "failed": self.failed}
-        return Result("bench gpu", report(self.measured), self.measured, about, self._device)
+        return Result(
+            "bench gpu", report(self.measured), self.measured, about, self._device, self.failed
+        )
 
-    def add(self, figures: Sequence[Measurement]) -> None:
-        """Add the figures of a subject, and write all."""
-        self.measured += figures
-        self.failed.pop(figures[0].subject, None)
-        self._write()
+    def add(self, subject: Subject, figures: Sequence[Measurement], failure: str = "") -> None:
+        """Add the figures of a subject in place of older ones, and write all.
 
-    def fail(self, subject: Subject, message: str) -> None:
-        """Note that a subject failed, and write all."""
-        self.failed[str(subject)] = message
+        Args:
+            subject: which one.
+            figures: none where it failed.
+            failure: why it failed, or its peer.
+        """
+        name = str(subject)
+        if figures:
+            self.measured = [figure for figure in self.measured if figure.subject != name]
+            self.measured += figures
+        self.failed.pop(name, None)
+        if failure:
+            self.failed[name] = failure
         self._write()
 
     def missing(self, subjects: Sequence[Subject]) -> list[Subject]:
-        """The subjects without figures, those that failed before at the end."""
-        done = {figure.subject for figure in self.measured}
+        """The subjects that are not wholly measured, those that failed before at the end."""
+        done = {figure.subject for figure in self.measured} - self.failed.keys()
         left = [subject for subject in subjects if str(subject) not in done]
         return sorted(left, key=lambda subject: str(subject) in self.failed)
 
@@ -103,15 +113,12 @@ class Figures:
         advice = "name another file with --json, or remove it"
         try:
             tree = parse_json(read_bytes(path, advice))
-            machine, about = tree["machine"], tree["about"]
-            self.failed = dict(about["failed"])
-            self.measured = [
-                Measurement(*(figure[key] for key in Measurement._fields))
-                for figure in tree["figures"]
-            ]
-        except (ValueError, LookupError, TypeError) as e:
+            before = {**tree["machine"], "rehearsal": tree["about"]["rehearsal"]}
+            self.failed = {**tree["about"]["failed"]}
+            self.measured = [_read_figure(figure) for figure in tree["figures"]]
+            report(self.measured)  # sides of one subject with as many turns
+        except (ArithmeticError, LookupError, TypeError, ValueError) as e:
             raise JobError(f"{path}: found no figures of bench gpu ({e!r}); {advice}") from e
-        before = {**machine, "rehearsal": about["rehearsal"]}
         now = {**self.result().machine(), "rehearsal": self._rehearsal}
         for key, value in now.items():
             if key not in _OWN and before.get(key) != value:
@@ -119,6 +126,21 @@ class Figures:
                     f"{path}: its {key} is {before.get(key)}, now it is {value}: figures of "
                     f"different work are not collected; {advice}"
                 )
+
+
+def _read_figure(tree: Mapping[str, Any]) -> Measurement:
+    """A figure of a file.
+
+    Raises:
+        LookupError, TypeError, ValueError: it is none.
+    """
+    figure = Measurement(*(tree[key] for key in Measurement._fields))
+    texts = all(isinstance(text, str) for text in figure[:3])
+    if not (
+        texts and figure.values and all(type(value) in (int, float) for value in figure.values)
+    ):
+        raise ValueError(f"no figure: {tree}")
+    return figure
 
 
 def bench_gpu(
@@ -151,11 +173,11 @@ def bench_gpu(
             break
         work = REHEARSAL if rehearse else WORKS[subject.model]
         try:
-            figures.add(_measure(subject, work, device.type, peer))
+            figures.add(subject, *_measure_all(subject, work, device.type, peer))
         except (HpcflError, torch.OutOfMemoryError) as e:
-            figures.fail(subject, one_line(str(e)))
+            figures.add(subject, [], one_line(str(e)))
         except RuntimeError as e:  # after an error of a kernel this process cannot use the GPU
-            figures.fail(subject, one_line(str(e)))
+            figures.add(subject, [], one_line(str(e)))
             break
         longest = max(longest, monotonic() - started)
     result = figures.result()
@@ -165,6 +187,7 @@ def bench_gpu(
         result.figures,
         result.about,
         device,
+        result.failed,
     )
 
 
@@ -186,6 +209,18 @@ def _peer(python: Path | None) -> str | None:
         if python is not None:
             raise
         return None
+
+
+def _measure_all(
+    subject: Subject, work: Work, device: str, peer: str | None
+) -> tuple[list[Measurement], str]:
+    """The seconds of a round of every side; without the peer where it fails, and why it did."""
+    try:
+        return _measure(subject, work, device, peer), ""
+    except PeerError as e:
+        failure = one_line(str(e))
+    # Here the error no longer keeps the first measurement's memory of the GPU.
+    return _measure(subject, work, device, None), failure
 
 
 def _measure(subject: Subject, work: Work, device: str, peer: str | None) -> list[Measurement]:

@@ -28,6 +28,10 @@ TURNS = 9
 PRECISIONS = ("float32", "bf16")
 
 
+class PeerError(JobError):
+    """The peer's process ended before its rounds were measured."""
+
+
 class Work(NamedTuple):
     """The work of a round, the same for every side."""
 
@@ -152,6 +156,9 @@ def pfl_process(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str
     """Start pfl's process: an iterator of its versions, then of the seconds of its rounds.
 
     Each item after the first lets the process run one more round.
+
+    Raises:
+        PeerError: by the iterator: the process has ended.
     """
     script = Path(__file__).with_name("peer_pfl.py")
     with tempfile.TemporaryFile("w+") as errors:
@@ -172,10 +179,14 @@ def pfl_process(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str
                     requests.flush()
             errors.seek(0)
             last = (errors.read().strip().splitlines() or ["no output"])[-1]
-            raise JobError(f"{python}: pfl ended: {last}")
+            raise PeerError(f"{python}: pfl ended: {last}")
 
         try:
             yield read_answers()
         finally:
             process.kill()
             process.wait()
+            for pipe in (requests, answers):
+                if pipe:
+                    with suppress(BrokenPipeError):  # of a request that was not flushed
+                        pipe.close()

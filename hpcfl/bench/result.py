@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hpcfl.errors import HpcflError
 from hpcfl.io.atomic import write_output
 from hpcfl.report.plots.figure import COLOURS, new_figure, save
 from hpcfl.runner.environment import versions
@@ -75,6 +76,17 @@ class Result:
     """Settings, and values derived from the figures."""
     device: torch.device | None = None
     """The CPU when None."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Why subjects could not be measured, or not wholly."""
+
+    def check(self) -> None:
+        """Tell that subjects failed.
+
+        Raises:
+            HpcflError: some did; the table says why.
+        """
+        if self.failed:
+            raise HpcflError(f"{self.command}: failed: {'; '.join(self.failed)}; see above why")
 
     def machine(self) -> dict[str, Any]:
         """The machine, the versions and the date."""

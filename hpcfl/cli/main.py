@@ -188,6 +188,10 @@ def _plan(options: argparse.Namespace) -> None:
             raise JobError(
                 f"plan --scale: found {options.overrides[0]}; change the file, it has no overrides"
             )
+        for name in ("sizes", "ranks_per_node", "costs", "pieces", "out"):
+            if getattr(options, name) is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise JobError(f"plan --scale: {option} is for a job; leave it out")
         print(show_scale(options.job, options.ranks, options.plot))
         return
     from hpcfl.job.schema import load
@@ -207,7 +211,7 @@ def _plan(options: argparse.Namespace) -> None:
         options.ranks or 1,
         options.out,
         costs,
-        sizes=read_sizes(options.sizes) if options.sizes else None,
+        sizes=None if options.sizes is None else read_sizes(options.sizes),
         ranks_per_node=options.ranks_per_node,
         words=[str(options.job), *options.overrides],
     )
@@ -488,6 +492,7 @@ def _bench(options: argparse.Namespace) -> None:
         result.write(options.json)
     if options.plot:
         result.plot(options.plot)
+    result.check()
 
 
 def _bench_chaos(options: argparse.Namespace) -> None:

@@ -44,6 +44,18 @@ def written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
+def common_settings(jobs: Sequence[Settings]) -> Settings:
+    """The keys that have the same value in all jobs; none of no job."""
+    if not jobs:
+        return {}
+    first, *others = jobs
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in other and repr(other[key]) == repr(value) for other in others)
+    }
+
+
 def distinguishing_settings(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
     """For each job, its values of the keys that differ between the jobs: "local.lr 0.1, seed 1".
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpcfl.errors import JobError
 from hpcfl.job.schema import section
@@ -23,6 +23,8 @@ class CostModel(Section):
     """Their origin: the measurement and its date, or the reason why they are assumed."""
     of: str | None = None
     """The kind of work they belong to, see ``hpcfl.plan.time.kind``; None: any."""
+    device: Literal["cpu", "cuda"] | None = None
+    """The device of a rank; None: not recorded, as in files before version 0.2."""
     step_s: Positive
     """A local step: one batch, and the algorithm's part of it."""
     visit_s: NonNegative

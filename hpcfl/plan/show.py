@@ -82,12 +82,9 @@ def make_plan(
         process = Process(process.resident + data_bytes(parts), None)
     found = plan(parts, ranks, process=process, activations=activations)
     asked = work(parts)
-    stated, gpus = _stated(parts, asked, ranks)
-    if costs is not None and costs.of not in (None, kind(parts)):
-        raise JobError(
-            f"costs: found those of {costs.of}; expected {kind(parts)}; measure them with "
-            "hpcfl bench costs JOB --json F"
-        )
+    stated = _stated(parts, asked, ranks)
+    if costs is not None:
+        _check_costs(costs, parts)
     costs = costs or stated
     prediction = predict(asked, ranks, costs)
     name = f"{loaded.name}: {short_name(parts.loaded.tree['algorithm']['name'])}"
@@ -102,6 +99,16 @@ def make_plan(
         otherwise = predict(other, ranks, costs).round
         lines.append(f"with balance={other.balance}: {otherwise:.4g} s a round")
     lines.append(fill(f"costs: {costs.origin}", WIDTH))
+    gpus = (costs.device or stated.device) == "cuda"
+    if costs.device is None:
+        lines.append(
+            fill(
+                "costs: they do not say on which device they were measured; the command below is "
+                f"for {'GPUs' if gpus else 'CPUs'}: measure them again, or add "
+                '"device": "cpu" or "cuda"',
+                WIDTH,
+            )
+        )
     request = submission(parts, found, hours=prediction.hours, gpus=gpus, most=ranks_per_node)
     command = request.command(words or ["JOB.yaml"])
     lines.append(command)
@@ -110,8 +117,24 @@ def make_plan(
     return JobPlan(found, prediction, command, "\n".join(lines))
 
 
-def _stated(parts: Components, asked: Work, ranks: int) -> tuple[CostModel, bool]:
-    """Costs by stated speeds, and whether they are a GPU's.
+def _check_costs(costs: CostModel, parts: Components) -> None:
+    """Refuse costs of other work than the job's, or of another device.
+
+    Raises:
+        JobError: they are.
+    """
+    measure = "measure them with hpcfl bench costs JOB --json F"
+    if costs.of not in (None, kind(parts)):
+        raise JobError(f"costs: found those of {costs.of}; expected {kind(parts)}; {measure}")
+    if costs.device is not None and parts.job.device not in ("auto", costs.device):
+        raise JobError(
+            f"costs: found those of {costs.device}, but the job says device: {parts.job.device}; "
+            f"{measure} on such a device"
+        )
+
+
+def _stated(parts: Components, asked: Work, ranks: int) -> CostModel:
+    """Costs by stated speeds.
 
     Where the job leaves the device open, that of the two with which it takes less time.
     """
@@ -119,8 +142,7 @@ def _stated(parts: Components, asked: Work, ranks: int) -> tuple[CostModel, bool
     kinds = {"cuda": [GPU], "cpu": [CPU]}.get(parts.job.device, [CPU, GPU])
     costs = [s.costs(forward=forward, batch=batch, parameters=parts.x0.numel()) for s in kinds]
     hours = [predict(asked, ranks, one).hours for one in costs]
-    best = hours.index(min(hours))
-    return costs[best], kinds[best] is GPU
+    return costs[hours.index(min(hours))]
 
 
 def _hours(found: Prediction) -> str:

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from hpcfl.plan.cost_model import CostModel
 
@@ -18,6 +19,7 @@ class Speeds:
 
     of: str
     """The kind of rank."""
+    device: Literal["cpu", "cuda"]
     flops: float
     """Floating-point operations per second that training reaches."""
     memory: float
@@ -54,6 +56,7 @@ class Speeds:
         vectors = STEP_VECTORS * 4 * parameters / self.memory
         return CostModel(
             origin=self.origin,
+            device=self.device,
             step_s=self.launch_s + BACKWARD * forward * batch / self.flops + vectors,
             visit_s=self.visit_s,
             round_s=self.visit_s,
@@ -69,6 +72,7 @@ class Speeds:
 
 GPU = Speeds(
     of="a rank on a data-centre GPU",
+    device="cuda",
     flops=4e12,
     memory=1.5e12,
     launch_s=1e-3,
@@ -79,6 +83,7 @@ GPU = Speeds(
 )
 CPU = Speeds(
     of="a rank on one core",
+    device="cpu",
     flops=2e10,
     memory=5e9,
     launch_s=2e-4,

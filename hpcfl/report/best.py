@@ -7,9 +7,12 @@ from hpcfl.report.published import set_up
 from hpcfl.report.table import Table
 from hpcfl.run_dir.record import RunRecord
 
-_HIGHER = ("accuracy\n%", "best\n%", "best\n% @round", "mean of\nlast %", "last\n100 %", "top 5\n%",
-           "clients\nmean %", "worst\n10th %", "own models\nmean %", "speed-up\nx")  # fmt: skip
-_LOWER = ("test\nloss", "objective")
+# The columns of the user's metrics are not among these: whether more of one is better, only its
+# user knows.
+_HIGHER = ("accuracy\n%", "test\n%", "best\n%", "best\n% @round", "mean of\nlast %",
+           "last\n100 %", "validation\n%", "top 5\n%", "clients\nmean %", "worst\n10th %",
+           "own models\nmean %", "speed-up\nx")  # fmt: skip
+_LOWER = ("test\nloss", "validation\nloss", "objective")
 _TARGET = "rounds\nto "  # the beginning of a title; fewer are better
 _NUMBER = re.compile(r"-?\d+(\.\d*)?(e[+-]?\d+)?(?= |$)")
 

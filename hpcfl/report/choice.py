@@ -2,40 +2,54 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple, Self
 
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.report.table import Caption
+from hpcfl.run_dir.record import ChosenOn, RunRecord
 
-EXAMPLES = {"validation": "the validation data", "test": "the test set"}
+EXAMPLES: dict[ChosenOn, str] = {"validation": "the validation data", "test": "the test set"}
 """What runs are chosen on, in words."""
 
 
-def chosen_alike(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs, all chosen on validation data where all have it, else all on the test set."""
-    evaluated = [run for run in runs if _scored(run)]
-    on_test = not all(run.validated for run in evaluated)
-    return [replace(run, on_test=on_test) for run in runs]
+class ComparedRuns(NamedTuple):
+    """Runs that are all chosen on the same examples, also those that have no score yet."""
 
+    runs: Sequence[RunRecord]
+    on: ChosenOn
+    """The ``chosen_on`` of every run."""
+    lacking: int
+    """How many of the runs with scores have no validation scores."""
+    scored: int
+    """How many runs have scores."""
 
-def choice_caption(runs: Sequence[RunRecord], chosen: str) -> list[str]:
-    """The caption, if any, that says on which examples ``chosen`` was chosen.
+    @classmethod
+    def of(cls, runs: Sequence[RunRecord]) -> Self:
+        """Compare on validation data where every run with scores has it, else on the test set.
 
-    Args:
-        runs: of ``chosen_alike``.
-        chosen: what was chosen: "best round".
-    """
-    evaluated = [run for run in runs if _scored(run)]
-    if not evaluated:
-        return []
-    with_some = sum(run.validated for run in evaluated)
-    if evaluated[0].chosen_on == "validation":
-        return [f"{chosen}: chosen on the validation data; the test score there is shown"]
-    if not with_some:
-        return [f"{chosen}: chosen on the test set"]
-    lacking = len(evaluated) - with_some
-    return [
-        f"{chosen}: chosen on the test set, as {lacking} of {len(evaluated)} runs "
-        f"{'has' if lacking == 1 else 'have'} no validation data"
-    ]
+        A run without a score, such as one that was killed before its first evaluation, has no part
+        in the decision, as its log does not say whether it has validation data.
+        """
+        scored = [run for run in runs if _scored(run)]
+        lacking = sum(not run.validated for run in scored)
+        on: ChosenOn = "validation" if scored and not lacking else "test"
+        return cls([replace(run, compared_on=on) for run in runs], on, lacking, len(scored))
+
+    def caption(self, chosen: str, *columns: str) -> list[Caption]:
+        """The caption, if any run has a score, that says on which examples ``chosen`` was chosen.
+
+        Args:
+            chosen: what was chosen: "best round".
+            columns: the titles of the columns that depend on the choice.
+        """
+        if not self.scored:
+            return []
+        text = f"{chosen}: chosen on {EXAMPLES[self.on]}"
+        if self.on == "validation":
+            text += "; the test score there is shown"
+        elif self.lacking < self.scored:
+            has = "has" if self.lacking == 1 else "have"
+            text += f", as {self.lacking} of {self.scored} runs {has} no validation data"
+        return [Caption(text, *columns)]
 
 
 def _scored(run: RunRecord) -> bool:

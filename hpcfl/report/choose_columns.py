@@ -1,17 +1,16 @@
 """Choose, order and rename the columns of a report: ``--columns "algorithm=Method,accuracy"``.
 
-A key of the jobs, such as ``local.lr``, is a column too.
+A key of the jobs, such as ``local.lr``, is a column too.  A cell is empty where the runs of its row
+differ in the key.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple, Self
 
 from hpcfl.errors import JobError
 from hpcfl.job.registry import suggestion
 from hpcfl.job.settings import written
-from hpcfl.report.table import Report, Table, with_columns
-
-_UNITS = ("%", "x", "@round")  # words that end a title
+from hpcfl.report.table import Caption, Report, Table, column_name, with_columns
 
 
 class ChosenColumn(NamedTuple):
@@ -42,8 +41,8 @@ class ChosenColumn(NamedTuple):
 def choose_columns(report: Report, chosen: Sequence[ChosenColumn], *, values: bool) -> Report:
     """The report with the chosen columns alone, in their order.
 
-    A table keeps those of them that it has, and is left out where it has none.  So are captions of
-    columns that are not shown.
+    A table keeps those of them that it has, and is left out where it has none.  So is a
+    caption that is about columns (``Caption``) of which none is shown.
 
     Args:
         report: any.
@@ -51,18 +50,21 @@ def choose_columns(report: Report, chosen: Sequence[ChosenColumn], *, values: bo
         values: whether the names are those of the values for programs (CSV), else of the tables.
 
     Raises:
-        JobError: no table has a column of that name, and no job such a key.
+        JobError: no table has a column of that name, and no job such a key; or two columns of CSV
+            have one title.
     """
     titles = [title for table in report.tables for title in table.titles]
-    known = list(report.values[0] if values else dict.fromkeys(map(_name, titles)))
-    keys = {key for table in report.tables for settings in table.settings for key in settings}
+    known = list(report.values[0] if values else dict.fromkeys(map(column_name, titles)))
+    jobs = report.settings if values else [job for table in report.tables for job in table.settings]
+    keys = {key for job in jobs for key in job}
     for name, _ in chosen:
         if name not in known and name not in keys:
             hint = suggestion(name, [*known, *keys])
-            also = ", or a key of the jobs" if keys else ""
+            also = ", or a key of the jobs that all runs of a row agree in" if keys else ""
             raise JobError(f"--columns: found {name!r}, expected of {', '.join(known)}{also}{hint}")
     if values:
-        settings = report.tables[0].settings or [{}] * len(report.values)
+        _refuse_repeated([title or name for name, title in chosen])
+        settings = report.settings or [{}] * len(report.values)
         rows = [
             {title or name: row[name] if name in row else own.get(name) for name, title in chosen}
             for row, own in zip(report.values, settings, strict=True)
@@ -72,9 +74,17 @@ def choose_columns(report: Report, chosen: Sequence[ChosenColumn], *, values: bo
     return report._replace(tables=tables)
 
 
+def _refuse_repeated(titles: Sequence[str]) -> None:
+    for place, title in enumerate(titles):
+        if title in titles[:place]:
+            raise JobError(
+                f"--columns: found {title!r} twice, expected a title of its own for each in CSV"
+            )
+
+
 def _choose(table: Table, chosen: Sequence[ChosenColumn]) -> Table:
     table = _with_keys(table, [name for name, _ in chosen])
-    names = [_name(title) for title in table.titles]
+    names = [column_name(title) for title in table.titles]
     places = [
         (place, title)
         for name, title in chosen
@@ -84,12 +94,18 @@ def _choose(table: Table, chosen: Sequence[ChosenColumn]) -> Table:
     made = with_columns(table, [place for place, _ in places])
     shown = {name for name, _ in chosen}
     hidden = set(names) - shown
-    captions = [text for text in table.captions if text.partition(":")[0] not in hidden]
+    captions = [text for text in table.captions if _applies(text, shown, hidden)]
     if "settings" in hidden and not shown & {"run", *_keys(table)} and _repeats(table, names):
         captions.append("rows of one name differ in their settings, a column that is not shown")
     made = made._replace(captions=captions)
     titles = [new or old for (_, new), old in zip(places, made.titles, strict=True)]
     return made._replace(titles=titles, first_titles=made.titles)
+
+
+def _applies(caption: str, shown: Set[str], hidden: Set[str]) -> bool:
+    """Whether a caption is about the whole table, or about a column that is shown."""
+    about = set(map(column_name, caption.columns)) if isinstance(caption, Caption) else set()
+    return bool(about & shown) or not about & hidden
 
 
 def _keys(table: Table) -> set[str]:
@@ -98,7 +114,7 @@ def _keys(table: Table) -> set[str]:
 
 def _with_keys(table: Table, names: Sequence[str]) -> Table:
     """The table with a column more for each of these names that is a key of the jobs alone."""
-    keys = _keys(table) - set(map(_name, table.titles))
+    keys = _keys(table) - set(map(column_name, table.titles))
     new = [name for name in names if name in keys]
     rows = [
         [*row, *(written(settings[key]) if key in settings else "-" for key in new)]
@@ -113,11 +129,3 @@ def _repeats(table: Table, names: Sequence[str]) -> bool:
         return False
     column = [row[names.index("algorithm")] for row in table.rows]
     return len(set(column)) < len(column)
-
-
-def _name(title: str) -> str:
-    """The name of a column: its title in one line, without the unit."""
-    words = title.replace("\n", " ").split(" ")
-    while len(words) > 1 and words[-1] in _UNITS:
-        words.pop()
-    return " ".join(words)

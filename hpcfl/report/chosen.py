@@ -2,7 +2,8 @@
 
 Runs of one algorithm, data set, split and cohort that differ in other settings are compared by
 their scores after the last round: on the validation data where every run has it, else on the test
-set, which a caption says.
+set, which a caption says.  A setting with an unfinished seed, or with fewer seeds than another that
+is finished, is not compared: the luck of few seeds would decide.
 """
 
 from collections.abc import Sequence
@@ -10,21 +11,28 @@ from math import isnan
 from typing import NamedTuple
 
 from hpcfl.errors import JobError
-from hpcfl.report.choice import choice_caption, chosen_alike
+from hpcfl.job.settings import common_settings
+from hpcfl.report.best import with_best
+from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import diverged_note, run_captions
 from hpcfl.report.comparison import mean_and_std, spread
 from hpcfl.report.grid import Row, SetUp, read_grid
-from hpcfl.report.table import Report, Table, Value, without_blanks
+from hpcfl.report.table import Caption, Report, Table, Value, without_blanks
 from hpcfl.run_dir.record import RunRecord
+
+_LEFT_OUT = (
+    "jobs compared: those with a finite score of every seed, and with as many seeds as any other "
+    "of these"
+)
 
 
 class _Candidate(NamedTuple):
-    """The runs of one setting that finished."""
+    """The runs of one setting, which differ in the seed alone."""
 
     row: Row
     runs: Sequence[RunRecord]
     score: float
-    """The mean that it is chosen by; NaN where none finished, or a number was not finite."""
+    """The mean that it is chosen by; NaN where a run is unfinished or has no finite score."""
 
 
 class _Scores(NamedTuple):
@@ -53,20 +61,24 @@ def by_choice(runs: Sequence[RunRecord]) -> Report:
     Raises:
         JobError: no finished run has a score.
     """
-    runs = chosen_alike(runs)
-    scores, grid = _scores(runs), read_grid(runs)
+    on = ComparedRuns.of(runs)
+    runs = on.runs
+    scores, grid = _scores(on), read_grid(runs)
     candidates: dict[tuple[str, SetUp], list[_Candidate]] = {}
-    for (row, column), members in grid.cells.items():
-        finished = [runs[index] for index in members if runs[index].finished]
-        found = _Candidate(row, finished, _mean(finished, scores.chosen_by))
+    for (row, column), indices in grid.cells.items():
+        members = [runs[index] for index in indices]
+        found = _Candidate(row, members, _mean(members, scores.chosen_by))
         candidates.setdefault((row.algorithm, column), []).append(found)
     titles = dict(zip(grid.columns, grid.titles(), strict=True))
     unit = "%" if scores.higher_is_better else "loss"
-    rows, values = [], []
-    for (algorithm, column), compared in candidates.items():
+    rows, values, choices, left_out = [], [], [], False
+    for (algorithm, column), found_there in candidates.items():
+        compared = _comparable(found_there)
         choice = _best(compared, higher_is_better=scores.higher_is_better)
-        known = sum(not isnan(candidate.score) for candidate in compared)
-        of = f"{known}" if known == len(compared) else f"{known} of {len(compared)}"
+        choices.append(choice)
+        some = len(compared) < len(found_there)
+        left_out |= some
+        of = f"{len(compared)}" + (f" of {len(found_there)}" if some else "")
         chosen: Sequence[RunRecord] = choice.runs if choice else ()
         rows.append([
             algorithm,
@@ -77,52 +89,66 @@ def by_choice(runs: Sequence[RunRecord]) -> Report:
             scores.shown(chosen, scores.chosen_by) if "test" not in scores.chosen_by else "-",
             scores.shown(chosen, scores.tested),
         ])  # fmt: skip
-        values.append(_values(algorithm, column, compared, choice, scores))
-    headings = [
-        *("algorithm", "set-up", "settings", "jobs\ncompared", "seeds"),
-        *(f"validation\n{unit}", f"test\n{unit}"),
+        values.append(_values(algorithm, column, found_there, compared, choice, scores))
+    settings = [
+        common_settings([run.settings for run in choice.runs] if choice else [])
+        for choice in choices
     ]
+    chosen_columns = ("settings", f"validation\n{unit}", f"test\n{unit}")
+    headings = ["algorithm", "set-up", "settings", "jobs\ncompared", "seeds", *chosen_columns[1:]]
     captions = [
-        f"settings: those with the {'highest' if scores.higher_is_better else 'lowest'} "
-        f"{scores.chosen_by.replace('_', ' ')} after the last round, a mean over finished seeds",
-        *choice_caption(runs, "settings"),
+        Caption(
+            f"settings: those with the {'highest' if scores.higher_is_better else 'lowest'} "
+            f"{scores.chosen_by.replace('_', ' ')} after the last round, a mean over seeds",
+            *chosen_columns,
+        ),
+        *([Caption(_LEFT_OUT, "jobs\ncompared", *chosen_columns)] if left_out else []),
+        *on.caption("settings", *chosen_columns),
         *run_captions(runs),
     ]
-    return Report([without_blanks(Table(headings, rows, captions))], values)
+    table = Table(headings, rows, captions, settings=settings)
+    table = with_best(without_blanks(table), runs, [choice is not None for choice in choices])
+    return Report([table], values, settings)
 
 
-def _scores(runs: Sequence[RunRecord]) -> _Scores:
+def _scores(compared: ComparedRuns) -> _Scores:
     """The keys that these runs are compared by.
 
     Raises:
         JobError: no finished run has one.
     """
-    on = runs[0].chosen_on
     for name in ("accuracy", "loss"):
-        key = f"{on}_{name}"
-        if any(run.finished and run.scores[key] for run in runs):
+        key = f"{compared.on}_{name}"
+        if any(run.finished and run.scores[key] for run in compared.runs):
             return _Scores(name, key, f"test_{name}")
     raise JobError(
-        f"{runs[0].path}: no finished run has a test or validation score to choose by; report "
-        "without --layout chosen"
+        f"{compared.runs[0].path}: no finished run has a test or validation score to choose by; "
+        "report without --layout chosen"
     )
 
 
 def _mean(runs: Sequence[RunRecord], key: str) -> float:
-    known = [value for run in runs if (value := run.last(key)) is not None]
-    return mean_and_std(known)[0] if known and len(known) == len(runs) else float("nan")
+    known = [value for run in runs if run.finished and (value := run.last(key)) is not None]
+    return mean_and_std(known)[0] if len(known) == len(runs) else float("nan")
+
+
+def _comparable(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """Those with a score of all their seeds, and with as many seeds as any other of these."""
+    known = [candidate for candidate in candidates if not isnan(candidate.score)]
+    most = max((len(candidate.runs) for candidate in known), default=0)
+    return [candidate for candidate in known if len(candidate.runs) == most]
 
 
 def _best(candidates: Sequence[_Candidate], *, higher_is_better: bool) -> _Candidate | None:
-    """The candidate with the best score, the first of equals; None where none has one."""
+    """The candidate with the best score, the first of equals; None of none."""
     sign = 1 if higher_is_better else -1
-    known = [candidate for candidate in candidates if not isnan(candidate.score)]
-    return max(known, key=lambda candidate: sign * candidate.score, default=None)
+    return max(candidates, key=lambda candidate: sign * candidate.score, default=None)
 
 
 def _values(
     algorithm: str,
     column: SetUp,
+    found: Sequence[_Candidate],
     compared: Sequence[_Candidate],
     choice: _Candidate | None,
     scores: _Scores,
@@ -138,6 +164,7 @@ def _values(
         "algorithm": algorithm,
         **column._asdict(),
         "settings": choice.row.settings if choice else None,
+        "jobs": len(found),
         "compared": len(compared),
         "chosen_by": scores.chosen_by,
         "chosen_score": choice.score if choice else None,

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from hpcfl.report.published import Published, find
+from hpcfl.report.table import Caption
 from hpcfl.run_dir.record import RunRecord
 
 ACCURACIES = {
@@ -16,6 +17,7 @@ ACCURACIES = {
     "accuracy_last100": "mean test accuracy of the last 100 rounds",
 }
 """Metrics of published numbers: their meaning."""
+_PUBLISHED = "published\n%"
 
 
 class Column(NamedTuple):
@@ -73,7 +75,7 @@ def with_published(runs: Sequence[RunRecord]) -> ComparisonColumns:
         "published_std": [fraction(row.std) if row else None for row in firsts],
         "published_in": [places(rows) or None for rows in found],
     }
-    column = Column("published\n%", cells, values)
+    column = Column(_PUBLISHED, cells, values)
     return ComparisonColumns((column,), tuple(_captions(runs, found)))
 
 
@@ -136,8 +138,11 @@ def _captions(runs: Sequence[RunRecord], found: Sequence[Sequence[Published]]) -
         of = "" if rounds is None else f" of {_spaced(rounds)}"
         shorter = "" if ours[source] == {rounds} else f"; ours after {after}{of} rounds"
         plural = "tables" if len(places) > 1 else "table"
-        yield f"published: {paper}, {plural} {', '.join(places)}: {ACCURACIES[metric]}{shorter}"
-    yield from notes
+        yield Caption(
+            f"published: {paper}, {plural} {', '.join(places)}: {ACCURACIES[metric]}{shorter}",
+            _PUBLISHED,
+        )
+    yield from (Caption(note, _PUBLISHED) for note in notes)
 
 
 def _spaced(count: int) -> str:

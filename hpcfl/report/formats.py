@@ -23,9 +23,12 @@ _LEFT = ("run", "algorithm", "set-up", "settings", "ran on", "where the\ntime we
 _ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
+    "[": "{[}", "*": "{*}",  # at the beginning of a row, options of the \\ above it
     "+-": r"$\pm$", **{letter: f"\\{letter}" for letter in "&%$#_{}"},
 }  # fmt: skip
 _ESCAPED = re.compile("|".join(map(re.escape, _ESCAPES)))
+# Characters that Markdown does not print as they are: everywhere, and where a line begins.
+_MARKDOWN = re.compile(r"[\\`*<|]|^[>#]")
 
 
 def tables(report: Report) -> list[RichTable]:
@@ -41,13 +44,13 @@ def drawn(table: Table) -> RichTable:
         if kind == "settings":
             pairs = (pair for text in (title, *cells) for pair in re.split("(?<=,) ", text))
             needed = max(map(len, pairs))  # a key stays with its value
-            made.add_column(title, min_width=needed, max_width=max(needed, _WIDE))
+            made.add_column(Text(title), min_width=needed, max_width=max(needed, _WIDE))
         else:
             needed = max(len(line) for text in (title, *cells) for line in text.split("\n"))
-            made.add_column(title, justify=_side(kind), min_width=needed)
+            made.add_column(Text(title), justify=_side(kind), min_width=needed)
     for r, row in enumerate(table.rows):
         made.add_row(
-            *(Text(cell, "bold") if (r, c) in table.best else cell for c, cell in enumerate(row))
+            *(Text(cell, "bold" if (r, c) in table.best else "") for c, cell in enumerate(row))
         )
     return made
 
@@ -76,11 +79,11 @@ def to_markdown(report: Report) -> str:
 
 def _marked(table: Table) -> list[str]:
     lines = [
-        [title.replace("\n", " ") for title in table.titles],
+        [_literal(title) for title in table.titles],
         [":--" if kind in _LEFT else "--:" for kind in table.kinds],
         *(
             [
-                f"**{cell}**" if (r, c) in table.best else cell.replace("|", "\\|")
+                f"**{_literal(cell)}**" if (r, c) in table.best else _literal(cell)
                 for c, cell in enumerate(row)
             ]
             for r, row in enumerate(table.rows)
@@ -88,8 +91,13 @@ def _marked(table: Table) -> list[str]:
     ]
     parts = ["".join(f"| {' | '.join(line)} |\n" for line in lines)]
     if table.captions:
-        parts.append("".join(f"- {line}\n" for line in table.captions))
+        parts.append("".join(f"- {_literal(line)}\n" for line in table.captions))
     return parts
+
+
+def _literal(text: str) -> str:
+    """A text for Markdown, in one line, that is printed as it is."""
+    return _MARKDOWN.sub(lambda found: f"\\{found[0]}", text.replace("\n", " "))
 
 
 def to_latex(report: Report) -> str:

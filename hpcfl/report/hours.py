@@ -6,10 +6,11 @@ from hpcfl.job.settings import distinguishing_settings, labels
 from hpcfl.report.columns import RUN_VALUES, duration, rounds_text, run_captions
 from hpcfl.report.grid import SetUp
 from hpcfl.report.published import Published, find, set_up
-from hpcfl.report.table import Report, Table, Value, with_settings, without_blanks
+from hpcfl.report.table import Caption, Report, Table, Value, with_settings, without_blanks
 from hpcfl.run_dir.record import RunRecord
 
 METRIC = "hours"
+_PUBLISHED = ("published\ntime", "published\nrounds", "published\ns a round")  # titles
 _OURS = (
     "wall time: of the rounds in the log with their evaluations, over all starts of the run, on "
     "the ranks and devices of `ran on`; without the start of the program and the loading of data"
@@ -26,7 +27,8 @@ def by_hours(runs: Sequence[RunRecord]) -> Report:
     found = [_published(run) for run in runs]
     titles = [
         *("run", "algorithm", "rounds", "examples", "wall\ntime", "s a\nround"),
-        *("published\ntime", "published\nrounds", "published\ns a round", "ran on"),
+        *_PUBLISHED,
+        "ran on",
     ]
     rows = [
         [
@@ -43,20 +45,24 @@ def by_hours(runs: Sequence[RunRecord]) -> Report:
         ]
         for label, run, row in zip(labels([run.path for run in runs]), runs, found, strict=True)
     ]
-    captions = [_OURS, *([_EXAMPLES] if any(run.total("examples") for run in runs) else [])]
-    captions += dict.fromkeys(
+    captions: list[str] = [Caption(_OURS, "wall\ntime", "s a\nround")]
+    if any(run.total("examples") for run in runs):
+        captions.append(Caption(_EXAMPLES, "examples"))
+    notes = dict.fromkeys(
         f"published: {row.paper}, {row.table}, {run.algorithm}: {row.note}"
         for run, row in zip(runs, found, strict=True)
         if row
     )
+    captions += [Caption(note, *_PUBLISHED) for note in notes]
     captions += run_captions(runs)
     differing = distinguishing_settings([run.settings for run in runs], but=["rounds"])
     table = without_blanks(with_settings(Table(titles, rows, captions), 2, differing))
+    settings = [run.settings for run in runs]
     values = [
         _values(run, row, settings)
         for run, row, settings in zip(runs, found, differing, strict=True)
     ]
-    return Report([table], values)
+    return Report([table._replace(settings=settings)], values, settings)
 
 
 def _published(run: RunRecord) -> Published | None:

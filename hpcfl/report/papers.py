@@ -9,6 +9,7 @@ from math import isnan
 from typing import NamedTuple
 
 from hpcfl.errors import JobError
+from hpcfl.job.settings import Settings
 from hpcfl.report.columns import diverged_note, run_captions
 from hpcfl.report.comparison import (
     ACCURACIES,
@@ -65,6 +66,15 @@ class _Pair(NamedTuple):
     source: str = ""
 
 
+class _Part(NamedTuple):
+    """A table, and its values for programs."""
+
+    table: Table
+    values: list[dict[str, Value]]
+    settings: list[Settings]
+    """For each of the values the keys that have one value in all runs of the cell."""
+
+
 _Pairs = dict[tuple[Row, SetUp], _Pair]
 
 
@@ -87,10 +97,14 @@ def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Repo
     grid = read_grid(runs)
     parts = [_accuracies(runs, grid)]
     parts += [_rounds(runs, grid, target) for target in targets]
-    return Report([table for table, _ in parts], [value for _, values in parts for value in values])
+    return Report(
+        [part.table for part in parts],
+        [value for part in parts for value in part.values],
+        [job for part in parts for job in part.settings],
+    )
 
 
-def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> tuple[Table, list[dict[str, Value]]]:
+def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> _Part:
     pairs: _Pairs = {}
     for row in grid.rows:
         for column in grid.columns:
@@ -189,9 +203,7 @@ def _printed(rows: Sequence[Published]) -> _Cell:
     )
 
 
-def _rounds(
-    runs: Sequence[RunRecord], grid: Grid, target: Target
-) -> tuple[Table, list[dict[str, Value]]]:
+def _rounds(runs: Sequence[RunRecord], grid: Grid, target: Target) -> _Part:
     arrived = arrivals(runs, target)
     metrics = target.metrics
     number = f"{target.number:g}"
@@ -215,10 +227,11 @@ def _rounds(
                 places(speeds),
             )
     captions = [*_signs(pairs), *with_target(runs, target).captions]
-    table, values = _lay_out(grid, pairs, f"to {target.title}", captions, higher_is_better=False)
+    part = _lay_out(grid, pairs, f"to {target.title}", captions, higher_is_better=False)
     if any(run.algorithm == BASELINE for run in runs):
-        values += [_value(grid, *cell, pair) for cell, pair in speedups.items()]
-    return table, values
+        part.values.extend(_value(grid, *cell, pair) for cell, pair in speedups.items())
+        part.settings.extend(grid.common_settings(*cell) for cell in speedups)
+    return part
 
 
 def _arrival(runs: Sequence[RunRecord], arrived: Arrivals, members: Sequence[int]) -> _Cell:
@@ -269,7 +282,7 @@ def _lay_out(
     captions: Sequence[str],
     *,
     higher_is_better: bool,
-) -> tuple[Table, list[dict[str, Value]]]:
+) -> _Part:
     """The table, and its values for programs.
 
     Args:
@@ -296,8 +309,15 @@ def _lay_out(
     settings = [row.settings for row in grid.rows]
     table = with_settings(Table(titles, rows, captions), 1, settings)
     shift = len(table.titles) - len(titles)  # 1 where the column of settings was added
-    table = table._replace(best=frozenset((r, c + shift) for r, c in best))
-    return table, [_value(grid, *cell, pair) for cell, pair in pairs.items()]
+    table = table._replace(
+        best=frozenset((r, c + shift) for r, c in best),
+        settings=[grid.common_settings(row) for row in grid.rows],
+    )
+    return _Part(
+        table,
+        [_value(grid, *cell, pair) for cell, pair in pairs.items()],
+        [grid.common_settings(*cell) for cell in pairs],
+    )
 
 
 def _best(column: Sequence[_Cell], *, higher_is_better: bool) -> list[int]:

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple, Self
 
 from hpcfl.errors import JobError
 from hpcfl.job.settings import SEED, Settings, affects_results, changed, labels
-from hpcfl.report.choice import EXAMPLES, chosen_alike
+from hpcfl.report.choice import EXAMPLES, ComparedRuns
 from hpcfl.report.comparison import Column, ComparisonColumns, spread
 from hpcfl.report.published import Published, centralised, find, set_up
+from hpcfl.report.table import Caption
 from hpcfl.run_dir.record import ChosenOn, RunRecord
 
+_SPEED_UP, _PUBLISHED = "speed-up\nx", "published\nrounds"  # titles of columns
 BASELINE = "fedavg"
 """The algorithm that speed-ups are over."""
 _SGD = ("lr", "lr_decay", "schedule", "weight_decay", "clip", "momentum", "nesterov")
@@ -111,10 +113,10 @@ def arrivals(runs: Sequence[RunRecord], target: Target) -> Arrivals:
     Raises:
         JobError: as `Target.level`.
     """
-    alike = chosen_alike(runs)
+    compared = ComparedRuns.of(runs)
     rounds = [_first(run, target.level(run), "test") for run in runs]
-    reached = [_first(run, target.level(run), run.chosen_on) for run in alike]
-    baselines, captions = _baselines(alike, rounds, reached)
+    reached = [_first(run, target.level(run), compared.on) for run in runs]
+    baselines, captions = _baselines(compared, rounds, reached)
     speedups = [
         _over(rounds[baseline.run], own) if baseline else None
         for baseline, own in zip(baselines, rounds, strict=True)
@@ -130,11 +132,17 @@ def with_target(runs: Sequence[RunRecord], target: Target) -> ComparisonColumns:
     """
     rounds, speedups, baselines, captions_of = arrivals(runs, target)
     number = f"{target.number:g}"
-    columns = [_column(f"rounds\nto {target.title}", f"target_round_{number}", rounds, "{:.0f}")]
-    captions = [f"rounds to {target.title}: the first evaluated round at {_meaning(runs, target)}"]
+    title = f"rounds\nto {target.title}"
+    columns = [_column(title, f"target_round_{number}", rounds, "{:.0f}")]
+    captions = [
+        Caption(
+            f"rounds to {target.title}: the first evaluated round at {_meaning(runs, target)}",
+            *(title, _SPEED_UP, _PUBLISHED),
+        )
+    ]
     if any(run.algorithm == BASELINE for run in runs):
         key = f"speedup_{number}"
-        column = _column("speed-up\nx", key, speedups, "{:.2f}")
+        column = _column(_SPEED_UP, key, speedups, "{:.2f}")
         names = [baseline.label if baseline else None for baseline in baselines]
         columns.append(column._replace(values={**column.values, f"{key}_baseline": names}))
     known = [find(run.settings, *target.metrics[:1]) for run in runs]
@@ -142,9 +150,9 @@ def with_target(runs: Sequence[RunRecord], target: Target) -> ComparisonColumns:
         key = f"published_target_round_{number}"
         columns.append(_published([rows[0] if rows else None for rows in known], key))
         places = dict.fromkeys(f"{row.paper}, table {row.table}" for rows in known for row in rows)
-        captions.append(f"published rounds: {'; '.join(places)}")
+        captions.append(Caption(f"published rounds: {'; '.join(places)}", _PUBLISHED))
     if any(run.algorithm == BASELINE for run in runs):
-        captions += captions_of
+        captions += [Caption(text, _SPEED_UP) for text in captions_of]
     return ComparisonColumns(tuple(columns), tuple(captions))
 
 
@@ -184,15 +192,16 @@ _Job = Mapping[Any, int]  # runs (by index) of one job, by their seeds
 
 
 def _baselines(
-    runs: Sequence[RunRecord], rounds: Sequence[int | None], reached: Sequence[int | None]
+    compared: ComparedRuns, rounds: Sequence[int | None], reached: Sequence[int | None]
 ) -> tuple[list[Baseline | None], list[str]]:
     """The baseline of each run, and captions that say which were taken.
 
     Args:
-        runs: of ``chosen_alike``.
+        compared: the runs, and what baselines are chosen on.
         rounds: when each arrived.
         reached: when its accuracy on the examples that baselines are chosen on was there.
     """
+    runs = compared.runs
     names = labels([run.path for run in runs])
     identities = [_identity(run) for run in runs]
     jobs = _jobs(runs, rounds, identities)
@@ -223,7 +232,7 @@ def _baselines(
         if both and (differing or rivals > 1):
             text = f"over {_name(names, baseline)}"
             if rivals > 1:
-                where = EXAMPLES[runs[_any(baseline)].chosen_on]
+                where = EXAMPLES[compared.on]
                 text += f", the first to arrive of {rivals} {BASELINE} jobs (chosen on {where})"
             text += f", which has {differing}" if differing else ""
             captions_of.setdefault(text, []).append(_name(names, job))
@@ -334,4 +343,4 @@ def _published(rows: Sequence[Published | None], key: str) -> Column:
         "-" if row is None else "never" if row.value is None else f"{row.value:.0f}" for row in rows
     ]
     values = [row.value if row else None for row in rows]
-    return Column("published\nrounds", cells, {key: values})
+    return Column(_PUBLISHED, cells, {key: values})

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from hpcfl.job.settings import distinguishing_settings, labels
 from hpcfl.report.best import with_best
-from hpcfl.report.choice import choice_caption, chosen_alike
+from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import (
+    BEST,
     COST_COLUMNS,
     RUN_VALUES,
     SCORE_COLUMNS,
@@ -24,15 +25,16 @@ def by_run(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = Non
 
     The values for programs have a row for each run, and no means.
     """
-    comparison, runs = comparison or ComparisonColumns(), chosen_alike(runs)
+    comparison, compared = comparison or ComparisonColumns(), ComparedRuns.of(runs)
+    runs = compared.runs
     tables = [_table(runs, comparison)]
     means = seed_table(runs, comparison)
     if means.several:
         tables.append(means.table)
-    captions = [*tables[-1].captions, *choice_caption(runs, "best"), *comparison.captions]
+    captions = [*tables[-1].captions, *compared.caption("best", *BEST), *comparison.captions]
     captions += run_captions(runs)
     tables[-1] = tables[-1]._replace(captions=captions)
-    return Report(tables, _values(runs, comparison))
+    return Report(tables, _values(runs, comparison), tables[0].settings)
 
 
 def _table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Table:

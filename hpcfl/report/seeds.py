@@ -3,10 +3,17 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcfl.job.settings import SEED, distinguishing_settings, group_by_seed
+from hpcfl.job.settings import (
+    SEED,
+    Settings,
+    common_settings,
+    distinguishing_settings,
+    group_by_seed,
+)
 from hpcfl.report.best import with_best
-from hpcfl.report.choice import choice_caption, chosen_alike
+from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import (
+    BEST,
     SEED_COLUMNS,
     NumberValue,
     diverged_note,
@@ -36,12 +43,13 @@ def by_seed(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = No
     changes them.  A cell whose mean is not over all runs of the job shows over how many it is.
     The values for programs are means, and standard deviations where two seeds or more finished.
     """
-    comparison, runs = comparison or ComparisonColumns(), chosen_alike(runs)
+    comparison, compared = comparison or ComparisonColumns(), ComparedRuns.of(runs)
+    runs = compared.runs
     table = seed_table(runs, comparison).table
-    captions = [*table.captions, *choice_caption(runs, "best"), *comparison.captions]
+    captions = [*table.captions, *compared.caption("best", *BEST), *comparison.captions]
     captions += run_captions(runs)
     table = table._replace(captions=captions)
-    return Report([table], _values(runs, comparison))
+    return Report([table], _values(runs, comparison), table.settings)
 
 
 def seed_table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> SeedTable:
@@ -63,13 +71,18 @@ def seed_table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Seed
     several = any(len(group) > 1 for group in groups)
     table = Table(titles, rows, [CAPTION] if several else [])
     table = with_settings(table, 1, _settings(runs, groups))
-    table = table._replace(settings=[runs[group[0]].settings for group in groups])
+    table = table._replace(settings=_common(runs, groups))
     competes = [all(runs[i].finished and not runs[i].diverged for i in group) for group in groups]
     return SeedTable(with_best(without_blanks(table, kept=added), runs, competes), several)
 
 
 def _finished(runs: Sequence[RunRecord], group: Sequence[int]) -> list[int]:
     return [index for index in group if runs[index].finished]
+
+
+def _common(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) -> list[Settings]:
+    """For each group the keys that have one value in all its runs: not the seed of several."""
+    return [common_settings([runs[index].settings for index in group]) for group in groups]
 
 
 def _settings(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) -> list[str]:

@@ -79,9 +79,9 @@ class RunRecord:
     """How its newest start ended, from the history."""
     machines: tuple[str, ...] = ()
     """The ranks and devices of its starts, from the history; several if they changed."""
-    on_test: bool = False
-    """Choose the best round on the test set, even where there are validation scores: the runs that
-    it is compared with have none."""
+    compared_on: ChosenOn | None = None
+    """The examples on which all runs that it is compared with choose; None: its own, see
+    ``chosen_on``."""
     branches: tuple[Branch, ...] = ()
     """Where it was branched from other runs, the oldest first."""
 
@@ -146,7 +146,7 @@ class RunRecord:
     @property
     def chosen_on(self) -> ChosenOn:
         """What ``best`` and ``lowest`` choose on."""
-        return "validation" if self.validated and not self.on_test else "test"
+        return self.compared_on or ("validation" if self.validated else "test")
 
     @property
     def best(self) -> tuple[int, float] | None:

@@ -3,8 +3,8 @@
 #
 #   tests/gpu/run.sh [--rehearse]
 #
-# PYTHON (python3) must have torch. Packages that it lacks are taken from wheels/*.whl; nothing is
-# installed into it. Results are kept in runs/gpu, or RESULTS: tests.log and bench.json. Each call
+# PYTHON (python3) must have torch. Packages that it lacks are taken from wheels/*.whl, anew when
+# these have changed; nothing is installed into it. Results are kept in runs/gpu, or RESULTS: tests.log and bench.json. Each call
 # ends after about 8 minutes, and the next one continues: first the tests, then the figures.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -16,8 +16,14 @@ if ! "$python" -c 'import torch' 2>/dev/null; then
   echo "make gpu: $python cannot import torch; name another by make gpu PYTHON=/path/to/python" >&2
   exit 2
 fi
-if [ ! -d "$packages" ] && compgen -G 'wheels/*.whl' >/dev/null; then
-  "$python" -m pip install --quiet --no-index --no-deps --target "$packages" wheels/*.whl
+if compgen -G 'wheels/*.whl' >/dev/null; then
+  # By their contents: a copied wheel may be older than the folder that lacks it.
+  wheels=$(cksum wheels/*.whl)
+  if [ "$wheels" != "$(cat "$packages/wheels.txt" 2>/dev/null)" ]; then
+    rm -rf "$packages" # pip replaces nothing in such a folder
+    "$python" -m pip install --quiet --no-index --no-deps --target "$packages" wheels/*.whl
+    echo "$wheels" >"$packages/wheels.txt"
+  fi
 fi
 export PYTHONPATH=$PWD:$packages
 missing=$("$python" - <<'PYTHON'

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from rich.filesize import decimal
 
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
@@ -72,6 +73,7 @@ def test_sizes_that_nobody_knows_are_asked_for_in_one_line(refused, hpcfl):
     assert told.code == 0, told.err
     assert "data image_folder, as --sizes says: 20 clients, 6000 training and 1000" in told.text
     assert 'sizes.client: sizes has no "client"' in refused("plan", job, "--sizes", "{client: 2}")
+    assert "--sizes: sizes: found None, expected a section" in refused("plan", job, "--sizes", "")
 
 
 def test_an_npz_that_is_not_there(refused, hpcfl):
@@ -206,6 +208,30 @@ def test_the_large_jobs_on_paper_are_those_of_the_job_files(job):
         assert predict(fedhbm, ranks, costs).hours == pytest.approx(float(stated), rel=0.03)
     found = (asked.rounds, asked.evaluations, asked.tests)
     assert found == (drawn["rounds"], drawn["evaluations"], drawn["tests"])
+
+
+@pytest.mark.parametrize("job", ["landmarks", "inaturalist", "stackoverflow"])
+def test_the_heads_of_the_scripts_say_what_the_plan_says(job):
+    """Of fedhbm on 4 ranks, before the data is there."""
+    lines = (ROOT / f"slurm/{job}.sh").read_text().split("#SBATCH")[0].splitlines()
+    head = " ".join(" ".join(line.strip("# ") for line in lines).split())
+    parts, _ = components(load(ROOT / f"jobs/papers/base/{job}.yaml", ["algorithm={name: fedhbm}"]))
+    found = plan(parts, 4, process=Process(None, None), activations=Activations(0, 0))
+    disk = found.disk_budget
+    seen = f"{found.seen}" if found.seen < 10_000 else f"{found.seen:,}".replace(",", " ")
+    some = f", {seen} of them take part" if found.seen < found.population else ""
+    a_rank = decimal(max(share.store for share in found.shares))
+    assert (
+        f"stores {decimal(disk.stores)} for fedhbm ({decimal(found.own)} a client{some}), "
+        f"{a_rank} a rank; the same" in head
+    )
+    assert f"checkpoints {decimal(disk.checkpoint)} each, {disk.checkpoints} at most" in head
+    program = 0.4e9  # depends on the machine
+    needed = [program + s.memory.training - s.memory.data for s in found.shares]
+    stated = re.search(
+        r"memory ([\d.]+) GB a rank besides (images|sentences) and activations", head
+    )
+    assert max(needed) / 1e9 == pytest.approx(float(stated[1]), abs=0.1)
 
 
 def test_a_probe_needs_no_data():

@@ -145,6 +145,7 @@ def test_measured_costs_make_hours(job, hpcfl, refused, tmp_path):
     costs = read_cost_model(file)
     assert costs.origin.startswith("measured with 1 rank(s)")
     assert costs.step_s > 0
+    assert costs.device == json.loads(file.read_text())["machine"]["device"] == "cpu"
     assert "costs: ASSUMED" in hpcfl("plan", job).text
     planned = hpcfl("plan", job, "--costs", file)
     assert "hours in all" in planned.text
@@ -163,6 +164,36 @@ def test_measured_costs_make_hours(job, hpcfl, refused, tmp_path):
     said = refused("plan", job, "--costs", file, "precision=float64")
     assert "costs: found those of fedhbm on linear of " in said
     assert ", float32, sequential, 1 thread(s); expected fedhbm on linear of " in said
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cpu", False), ("cuda", True)])
+def test_the_command_for_slurm_is_for_the_device_of_the_costs(
+    hpcfl, refused, tmp_path, device, gpus
+):
+    """Stated speeds would take a GPU for this job; the user measured his own machine."""
+    file = tmp_path / "costs.json"
+    file.write_text(with_key(device=device, latency_s=1e-6, bandwidth=1e9))
+    job = ROOT / "jobs/cifar10/fedhbm_noniid.yaml"
+    words = ("plan", job, "--costs", file, "--ranks", 2)
+    planned = hpcfl(*words)
+    assert ("--gpus-per-node" in planned.out[-2]) == gpus
+    assert "do not say on which device" not in planned.text
+    assert hpcfl(*words, f"device={device}").code == 0
+    other = "cpu" if gpus else "cuda"
+    said = refused(*words, f"device={other}")
+    assert f"costs: found those of {device}, but the job says device: {other}; measure" in said
+
+
+def test_costs_of_old_files_do_not_say_their_device(hpcfl, tmp_path):
+    (tmp_path / "costs.json").write_text(with_key())
+    job = ROOT / "jobs/cifar10/fedhbm_noniid.yaml"
+    planned = hpcfl("plan", job, "--costs", tmp_path / "costs.json")
+    text = " ".join(planned.text.split())
+    assert "costs: they do not say on which device they were measured; the command" in text
+    assert "below is for GPUs: measure them again, or add" in text
+    planned = hpcfl("plan", job, "--costs", tmp_path / "costs.json", "device=cpu")
+    assert "below is for CPUs: measure" in " ".join(planned.text.split())
+    assert "--gpus" not in planned.text
 
 
 GIVEN = {key: value for key, value in COSTS.tree().items() if value is not None}
@@ -287,6 +318,22 @@ def test_a_scale_hands_clients_over_where_it_is_asked_to(hpcfl, tmp_path):
 def test_a_file_of_scales_has_no_overrides(refused, tmp_path):
     said = refused("plan", tmp_path / "s.yaml", "landmarks.batch=32", "--scale")
     assert "plan --scale: found landmarks.batch=32; change the file" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--sizes", "{clients: 2}"),
+        ("--sizes", ""),
+        ("--ranks-per-node", "2"),
+        ("--costs", "c.json"),
+        ("--pieces", "c.json"),
+        ("--out", "runs/a"),
+    ],
+)
+def test_a_file_of_scales_has_no_options_of_a_job(refused, tmp_path, option, value):
+    said = refused("plan", tmp_path / "s.yaml", "--scale", option, value)
+    assert said == f"JobError: plan --scale: {option} is for a job; leave it out"
 
 
 def test_a_plots_name_is_looked_at_first(refused, job, tmp_path):

@@ -171,10 +171,33 @@ def test_a_job_that_is_cancelled_is_not_started_again(here):
 
 
 def test_a_site_is_sourced(here):
-    (here / "site.sh").write_text("export HPCFL_OUT=mine; false\n")
+    """It may use arguments and variables of its own, and of the script's names."""
+    (here / "site.sh").write_text(
+        "export HPCFL_OUT=mine\nset -- other words\nseconds=x name=y file=z\nfalse\necho $unset\n"
+    )
     (here / "plan").write_text("0")
-    said, _ = once(here, "0", "x", HPCFL_SITE="site.sh").communicate(timeout=60)
-    assert "--out mine --continue" in (here / "starts").read_text(), said
+    job = once(here, "0", "x", HPCFL_SITE="site.sh")
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, said
+    assert (here / "starts").read_text() == "run a.yaml --out mine --continue\n"
+
+
+@pytest.mark.parametrize(
+    ("site", "code"), [("module load nothere || return\necho on\n", 127), ("echo in; false\n", 1)]
+)
+def test_a_site_that_fails_starts_nothing(here, site, code):
+    (here / "site.sh").write_text(site)
+    job = once(here, "0", "x", HPCFL_SITE="site.sh")
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode == 2, said
+    last = said.splitlines()[-1]
+    assert last == (
+        f"once.sh: HPCFL_SITE: site.sh ended with exit code {code}; repair what it says above"
+    )
+    assert not (here / "starts").exists()
+
+
+def test_a_site_that_is_missing_is_told_in_one_line(here):
     job = once(here, "0", "x", HPCFL_SITE="none.sh")
     said, _ = job.communicate(timeout=60)
     assert job.returncode == 2

@@ -1,11 +1,18 @@
 """Columns that are chosen and renamed, and the best of each in bold."""
 
+import csv
+import io
+import re
+
 import pytest
+from rich.console import Console
 
 from hpcfl.errors import JobError
-from hpcfl.report import Report, Table, plain, to_csv, to_latex, to_markdown
+from hpcfl.report import Report, Table, plain, tables, to_csv, to_latex, to_markdown
 from hpcfl.report.best import with_best
 from hpcfl.report.choose_columns import ChosenColumn, choose_columns
+from hpcfl.report.formats import escaped
+from hpcfl.report.table import Caption
 
 TABLE = Table(
     ["algorithm", "accuracy\n%", "best\n% @round", "test\nloss", "rounds\nto 80"],
@@ -41,15 +48,24 @@ def test_a_key_of_the_jobs_is_a_column():
     made = choose_columns(Report([table], []), columns, values=False)
     assert to_markdown(made).splitlines()[2:4] == ["| fedavg | 0.1 |", "| scaffold | 0.3 |"]
     values = [{"algorithm": name} for name in ("fedavg", "scaffold", "fedprox")]
-    made = choose_columns(Report([table], values), columns, values=True)
+    made = choose_columns(Report([table], values, RATES), columns, values=True)
     assert to_csv(made).splitlines()[:2] == ["algorithm,Rate", "fedavg,0.1"]
-    with pytest.raises(JobError, match=r"or a key of the jobs; did you mean local\.lr\?"):
+    with pytest.raises(
+        JobError,
+        match=r"or a key of the jobs that all runs of a row agree in; did you mean local\.lr\?",
+    ):
         choose_columns(Report([table], []), ChosenColumn.parse("local.rl"), values=False)
 
 
 def test_captions_of_columns_that_are_left_out():
+    """Only what the caption is about decides: another has the same beginning."""
     rows = [["fedavg", "local.lr 0.1", "80"], ["fedavg", "local.lr 0.3", "81"]]
-    captions = ["+-: deviation", "best: chosen on the test set", "settings: as chosen"]
+    captions = [
+        "best: for all",
+        Caption("best: chosen on the test set", "best\n% @round"),
+        Caption("settings: as chosen", "settings", "best\n% @round", "absent"),
+        Caption("absent: in this table", "absent"),
+    ]
     table = Table(["algorithm", "settings", "best\n% @round"], rows, captions)
 
     def shown(text):
@@ -58,14 +74,55 @@ def test_captions_of_columns_that_are_left_out():
 
     assert shown("algorithm,settings,best") == captions
     assert shown("algorithm,best") == [
-        *captions[:2],
+        *captions,
         "rows of one name differ in their settings, a column that is not shown",
     ]
-    assert shown("settings") == ["+-: deviation", "settings: as chosen"]
+    assert shown("settings") == [captions[0], *captions[2:]]
+    assert shown("algorithm")[:2] == [captions[0], captions[3]]
 
 
 def test_csv_is_chosen_by_its_keys():
     assert to_csv(chosen("test_accuracy=Acc", values=True)) == "Acc\n0.8\n"
+
+
+MARKS = ["a|b", "[red]", "Acc [/x]", "[bold", ":smile:", "*x*", "<b>", "back\\slash", "_#%&$~^{}"]
+
+
+@pytest.mark.parametrize("text", MARKS)
+def test_titles_and_cells_are_printed_as_they_are(text):
+    """Not as marks of rich, Markdown or LaTeX; in bold, too."""
+    rows = [[text, "80"], ["fedavg", "79"]]
+    table = Table(["algorithm", "accuracy\n%"], rows, [text], best=frozenset({(0, 0)}))
+    report = Report([table], [{"algorithm": text, "accuracy": "80"}])
+    columns = ChosenColumn.parse(f"algorithm={text},accuracy")
+    made = choose_columns(report, columns, values=False)
+    *drawn, caption = plain(made).splitlines()
+    assert sum(text in line for line in drawn) == 2
+    assert len(set(map(len, drawn))) == 1
+    assert caption == text
+    console = Console(width=100, file=io.StringIO())
+    console.print(*tables(made))  # in a console of the user's
+    assert console.file.getvalue().count(text) == 2
+    lines = to_markdown(made).splitlines()
+    head, _, first = lines[:3]
+    literal = re.sub(r"([\\*<|])", r"\\\1", text)
+    assert head == f"| {literal} | accuracy % |"
+    assert first == f"| **{literal}** | 80 |"
+    assert lines[-1] == f"- {literal}"
+    body = to_latex(made).splitlines()
+    assert f"    {escaped(text)} & \\% \\\\" in body
+    assert f"    \\textbf{{{escaped(text)}}} & 80 \\\\" in body
+    made = choose_columns(report, columns, values=True)
+    assert list(csv.reader(io.StringIO(to_csv(made)))) == [[text, "accuracy"], [text, "80"]]
+
+
+def test_a_row_of_latex_does_not_begin_with_an_option_of_the_line_above():
+    assert (escaped("[1pt]"), escaped("*")) == ("{[}1pt]", "{*}")
+
+
+def test_two_columns_of_csv_have_two_titles():
+    with pytest.raises(JobError, match="--columns: found 'A' twice, expected a title of"):
+        chosen("algorithm=A,test_accuracy=A", values=True)
 
 
 @pytest.mark.parametrize(

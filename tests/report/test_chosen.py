@@ -1,5 +1,6 @@
 """A rate is chosen on validation data, and otherwise the report says that the test set chose it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.job.settings import flatten
-from hpcfl.report import by_choice, by_run, by_seed, to_markdown
+from hpcfl.report import by_choice, by_run, by_seed, plain, to_csv, to_markdown
+from hpcfl.report.choose_columns import ChosenColumn, choose_columns
 from hpcfl.report.rounds_to_target import Target, with_target
 from hpcfl.run_dir.record import RunRecord
 
@@ -58,7 +60,7 @@ def test_a_rate_is_chosen_on_validation_data(rates):
     ]  # fmt: skip
     assert table.captions == [
         "settings: those with the highest validation accuracy after the last round, a mean over "
-        "finished seeds",
+        "seeds",
         "settings: chosen on the validation data; the test score there is shown",
     ]
     (value,) = report.values
@@ -70,6 +72,39 @@ def test_else_on_the_test_set_and_a_caption_says_so(rates):
     (table,) = by_choice(without_validation(rates)).tables
     assert list(table.rows[0])[1:] == ["local.lr 0.2", "2", "2", "81.00 +- 1.41"]
     assert table.captions[-1] == "settings: chosen on the test set"
+
+
+def test_a_choice_on_the_test_set_is_told_beside_every_score(rates):
+    report = by_choice(without_validation(rates))
+
+    def shown(text):
+        made = choose_columns(report, ChosenColumn.parse(text), values=False)
+        return "settings: chosen on the test set" in made.tables[0].captions
+
+    assert shown("algorithm,test=Accuracy")
+    assert shown("algorithm,settings")
+    assert not shown("algorithm,seeds")
+
+
+def test_keys_of_the_chosen_jobs_are_columns_and_the_best_is_bold(rates):
+    others = [
+        record("h", [0.5, 0.70], [0.5, 0.60], algorithm="fedhbm"),
+        record("i", [0.5, 0.90], [0.5, 0.65], "local.lr=0.3", algorithm="fedhbm"),
+    ]
+    report = by_choice([*rates, *others])
+    columns = ChosenColumn.parse("algorithm,local.lr=Rate,seed,validation,test")
+    made = to_markdown(choose_columns(report, columns, values=False)).splitlines()
+    assert made[2:4] == [
+        "| fedavg | 0.1 | - | **71.00 +- 1.41** | 62.00 +- 2.83 |",
+        "| fedhbm | 0.3 | 0 | 65.00 | **90.00** |",
+    ]
+    columns = ChosenColumn.parse("algorithm,local.lr,seed")
+    made = to_csv(choose_columns(report, columns, values=True)).splitlines()
+    assert made == ["algorithm,local.lr,seed", "fedavg,0.1,", "fedhbm,0.3,0"]
+
+
+def test_validation_scores_are_bold(rates):
+    assert "**71.00 +- 1.41**" in to_markdown(by_seed(rates))
 
 
 def test_mixed_runs_are_told(rates):
@@ -85,8 +120,36 @@ def test_unfinished_settings_do_not_compete(rates):
     ahead = record("c", [0.99], [0.99], "local.lr=0.3", rounds=2)
     (table,) = by_choice([*rates, ahead]).tables
     assert list(table.rows[0])[1:3] == ["local.lr 0.1", "2 of 3"]
+    (value,) = by_choice([*rates, ahead]).values
+    assert (value["jobs"], value["compared"]) == (3, 2)
     with pytest.raises(JobError, match="no finished run has a test or validation score"):
         by_choice([ahead])
+
+
+@pytest.mark.parametrize("place", [0, 4])
+def test_a_run_without_a_score_has_no_part_in_what_is_chosen_on(rates, place):
+    """Killed before its first evaluation, and the first of the list or the last."""
+    rates.insert(place, record("k", [], [], "local.lr=0.3", rounds=2))
+    report = by_choice(rates)
+    assert report.values[0]["settings"] == "local.lr 0.1"
+    assert report.values[0]["chosen_by"] == "validation_accuracy"
+    for layout in (by_run, by_seed):
+        assert {row["chosen_on"] for row in layout(rates).values} == {"validation"}
+        assert "best: chosen on the validation data" in plain(layout(rates))
+
+
+def test_the_luck_of_one_seed_does_not_decide(rates):
+    """The rate 0.3 is far ahead with its only finished seed; the other is unfinished, or absent."""
+    lucky = record("c0", [0.99, 0.99], [0.99, 0.99], "local.lr=0.3")
+    behind = record("c1", [0.1], [0.1], "local.lr=0.3", "seed=1", rounds=2)
+    for more in ([lucky, behind], [lucky]):
+        (table,) = by_choice([*rates, *more]).tables
+        assert list(table.rows[0])[1:4] == ["local.lr 0.1", "2 of 3", "2"]
+        assert any(line.startswith("jobs compared: those with a finite") for line in table.captions)
+    (table,) = by_choice([*rates, lucky, replace(behind, rounds=1)]).tables
+    assert list(table.rows[0])[1:4] == ["local.lr 0.1", "3", "2"]
+    (table,) = by_choice([lucky, record("d", [0.1], [0.1], "seed=1", rounds=2)]).tables
+    assert table.rows[0][1] == "local.lr 0.3"
 
 
 def test_losses_choose_where_there_are_no_accuracies():

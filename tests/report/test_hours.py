@@ -8,7 +8,8 @@ import pytest
 
 from hpcfl.job.schema import load
 from hpcfl.job.settings import flatten
-from hpcfl.report import by_hours, to_csv
+from hpcfl.report import by_hours, to_csv, to_markdown
+from hpcfl.report.choose_columns import ChosenColumn, choose_columns
 from hpcfl.report.published import find
 from hpcfl.run_dir.history import recorded_machines
 from hpcfl.run_dir.record import RunRecord, with_history
@@ -120,3 +121,11 @@ def test_the_command(job, hpcfl, tmp_path, refused):
     assert float(row["wall_s"]) > 0
     assert row["ran_on"].startswith("1 rank on cpu (")
     assert "leave out --target" in refused("report", run, "--layout", "hours", "--target", "20")
+
+
+def test_a_key_of_the_jobs_is_a_column():
+    report = by_hours([record(), record("local.lr=0.3")])
+    for values in (False, True):
+        columns = ChosenColumn.parse("algorithm,local.lr")
+        made = choose_columns(report, columns, values=values)
+        assert "0.3" in (to_csv(made) if values else to_markdown(made)).splitlines()[-1]
