@@ -172,6 +172,10 @@ fi
 case $task in
   sweep)
     sweep=1
+    if [ -n "${HPCFL_STAGE:-}${HPCFL_SEED:-}" ]; then
+      refuse 2 "$1 is a sweep; HPCFL_STAGE and HPCFL_SEED are for a job: the axes of a sweep may" \
+        "have the seed, and its job the folder of the data"
+    fi
     listed=$("${hpcfl[@]}" sweep "$@" ${HPCFL_OUT:+--out "$HPCFL_OUT"} --where) || refuse $?
     mapfile -t runs <<<"$listed"
     out=${HPCFL_OUT:-$(dirname "${runs[0]}")}

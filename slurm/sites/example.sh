@@ -2,8 +2,9 @@
 # What a site needs before hpcfl starts.  Copy it, keep the lines that your site's pages ask for, and
 #   export HPCFL_SITE=slurm/sites/mine.sh
 # before sbatch; sbatch hands the variable to the job.  slurm/run.sh sources it once, on the first
-# node of the job, in the directory of submission; every rank inherits what it exports.  A line
-# that must not fail ends with `|| return`: the job then ends with exit code 2 and is not requeued.
+# node of the job, in the directory of submission; every rank inherits what it exports (by export:
+# declare -x is lost, as the file is sourced in a function).  A line that must not fail ends with
+# `|| return`: the job then ends with exit code 2 and is not requeued.
 
 # Modules: the MPI that mpi4py was built for, and the CUDA of the torch build.
 # module purge

@@ -113,3 +113,13 @@ def test_staged_data_do_not_change_the_name_of_the_run(play, tmp_path):
     words = f"a.yaml data.root={scratch} store.dir={scratch} seed=3"
     assert f"0/1 run {words} --out runs/quick --continue" in (tmp_path / "starts").read_text()
     assert (scratch / "x.h5").read_text() == "images"
+
+
+def test_a_sweep_takes_no_staged_data(play, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x.h5").write_text("images")
+    scratch = str(tmp_path / "scratch")
+    done = play("staged.sh", "x.h5", "a.yaml", HPCFL_TASK="sweep", HPCFL_SCRATCH=scratch)
+    assert done.returncode == 2
+    assert done.stderr.startswith("run.sh: a.yaml is a sweep; HPCFL_STAGE and HPCFL_SEED are for ")
+    assert not (tmp_path / "starts").exists()
