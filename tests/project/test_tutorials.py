@@ -27,8 +27,10 @@ QUADRATICS = (ROOT / "docs/tutorials/quadratics.md").read_text()
 NOTEBOOK = (ROOT / "docs/tutorials/own_model_and_data.md").read_text()
 PAPER = (ROOT / "docs/tutorials/sweep_to_paper.md").read_text()
 CLUSTER = (ROOT / "docs/tutorials/cluster_run.md").read_text()
+SWEEPS = (ROOT / "docs/howto/sweeps.md").read_text()
 INLINE = re.compile(r"`(hpcfl (?:run|status) [^`]+)`")
 INDENTED = re.compile(r"^    (\S.*)$", re.MULTILINE)
+CAPTION = re.compile(r"(\+-|best): ")
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
 LAUNCHER = re.compile(r"^mpirun -n \d+ ")
 PACE = re.compile(r"\S+ rounds/s +eta \S+")  # another one each time
@@ -199,11 +201,20 @@ def test_from_a_sweep_to_the_paper(shell):
             missing = [line for line in missing if published(line) not in map(published, lines)]
         assert not missing, command
         played.append(command.split()[1])
+    compare_sweep_sample(shell("hpcfl report runs/digits --plot sample.png"))
     assert {"sweep", "status", "watch", "report", "cite", "plan"} == set(played)
     assert not absent(manuscript[0].splitlines(), Path("table.tex").read_text().splitlines())
     assert "{karimireddy2020," in Path("references.bib").read_text()
     assert Path("figure.pdf").read_bytes().startswith(b"%PDF")
     assert Path("figure.png").stat().st_size
+
+
+def compare_sweep_sample(lines):
+    """Compare the table of the page on sweeps, and its captions, with a report of the same runs."""
+    sample = next(block for _, block in blocks(SWEEPS) if block.startswith("+-")).splitlines()
+    assert not absent(sample, lines)
+    captions, shown = ([line for line in part if CAPTION.match(line)] for part in (lines, sample))
+    assert captions == shown
 
 
 def play_points(shell, command):
