@@ -1,11 +1,10 @@
 """Examples that a caller of ``hpcfl.run`` has in memory, and the file in which a run keeps them."""
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,11 +77,9 @@ def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     return found.hexdigest()[:DIGITS]
 
 
-def packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """The content of the .npz."""
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
+def write_arrays(arrays: Mapping[str, NDArray[Any]], file: BinaryIO) -> None:
+    """Write the .npz into an open file."""
+    np.savez(file, allow_pickle=False, **arrays)
 
 
 def _pair(part: Any, name: str) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -14,9 +14,8 @@ from zlib import crc32
 import yaml
 
 from hpcfl.errors import JobError, StoreError, file_error
+from hpcfl.io.code_file import KEPT
 
-KEPT = "kept"
-"""The folder of a run directory with what no job file can name: hpcfl.runner.objects."""
 Key = tuple[str | int, ...]
 Tree = dict[str, Any]
 Overrides = Sequence[str] | Mapping[str, Any]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from hpcfl.errors import JobError
+from hpcfl.io.code_file import KEPT_MODULE
 
 MAIN = "__main__"
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
@@ -37,9 +38,11 @@ def require_importable(found: Any, what: str) -> None:
         what: begins the message.
 
     Raises:
-        JobError: it is a lambda, defined within a function, or not what its module has.
+        JobError: it is a lambda, defined within a function, of the code that another run keeps, or
+            not what its module has.
     """
     name = found.__qualname__
+    refuse_kept(found.__module__, name, what)
     if "<lambda>" in name:
         raise JobError(
             f"{what}: found a lambda, whose source cannot be kept; expected a function or a class: "
@@ -54,6 +57,19 @@ def require_importable(found: Any, what: str) -> None:
         raise JobError(
             f"{what}: {found.__module__}.{name} is not what its module has under this name now; "
             "pass the class or function of the module itself"
+        )
+
+
+def refuse_kept(module: str, name: str, what: str) -> None:
+    """Refuse a class or function of the code that a run keeps: no other process imports it.
+
+    Raises:
+        JobError: the module is such code.
+    """
+    if module.startswith(KEPT_MODULE):
+        raise JobError(
+            f"{what}: {name} is of the code that another run keeps, which no other process "
+            "imports; define it in a module, the script or the notebook, and load the state_dict"
         )
 
 

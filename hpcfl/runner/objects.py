@@ -2,36 +2,34 @@
 
 A job file cannot name an object.  The run directory keeps it in a file that is named by its content
 (kept/data-DIGEST.npz), and the job names this file: so every later command finds it, also after the
-directory has moved.  The run itself uses the file, not the object.
+directory has moved.  The run itself uses the file, not the object.  A job that names files which
+another run keeps, as its job.yaml does, gets copies of them.
 """
 
-import io
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from hashlib import sha256
 from inspect import isfunction
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO
 
-import torch
 from safetensors.torch import save as save_tensors
 from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.data.base import DataConfig
-from hpcfl.data.objects import Data, KeptArrays, digest, packed
+from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
 from hpcfl.errors import JobError, described, file_error
-from hpcfl.io.atomic import write_file
-from hpcfl.io.code_file import DIGITS, digest_of, execute
+from hpcfl.io.atomic import PART, write_by
+from hpcfl.io.code_file import KEPT, digest_of, execute, is_kept_name
 from hpcfl.job.registry import REGISTRIES
 from hpcfl.job.schema import JobSource, Loaded, add_task_defaults, check, open_job
 from hpcfl.job.yaml_file import (
-    KEPT,
     RUN,
     JobFile,
     Overrides,
@@ -45,7 +43,14 @@ from hpcfl.job.yaml_file import (
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import OBJECT, taken
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.runner.main_source import MAIN, is_of_main, require_importable, source_of
+from hpcfl.runner.main_source import (
+    MAIN,
+    is_of_main,
+    refuse_kept,
+    require_importable,
+    source_of,
+)
+from hpcfl.runner.pickle_module import names_in, pickled
 
 _MODEL = "hpcfl.run(model=...)"
 _DATA = "hpcfl.run(data=...)"
@@ -57,12 +62,17 @@ _DIVISION = tuple(field.name for field in fields(DataConfig))
 class KeptFiles:
     """The files of a run directory that keep objects, before they are written."""
 
-    contents: dict[str, Callable[[], bytes]] = field(default_factory=dict)
-    """By name; called on rank 0 alone."""
+    contents: dict[str, Callable[[BinaryIO], object]] = field(default_factory=dict)
+    """By name, a function that writes the content; it is called on rank 0 alone."""
 
-    def add(self, name: str, content: Callable[[], bytes]) -> str:
-        """Add a file; its path in a job."""
-        self.contents[name] = content
+    def add(self, kind: str, content: bytes, ending: str) -> str:
+        """Add a file, which is named by the digest of its content; its path in a job."""
+        name = f"{kind}-{digest_of(content)}{ending}"
+        return self.add_written(name, lambda file: file.write(content))
+
+    def add_written(self, name: str, write: Callable[[BinaryIO], object]) -> str:
+        """Add a file that ``write`` writes; its path in a job."""
+        self.contents[name] = write
         return f"{RUN}{KEPT}/{name}"
 
     def require_alike(self, comm: Comm) -> None:
@@ -82,27 +92,42 @@ class KeptFiles:
                 )
 
     def write(self, folder: RunDir) -> None:
-        """Write the files that are not there yet; on rank 0 alone.
+        """Write the files, and delete those that a refused start left; on rank 0 alone.
+
+        A run that has a checkpoint has its files already: nothing is written.
 
         Raises:
-            JobError: the folder cannot be written, or holds a run that keeps other objects.
+            JobError: the folder cannot be written, is in use, or holds a run that keeps other
+                objects.
             DiskError: the disk is full or fails.
+            StoreError: a file of another run, which the job names, cannot be read.
         """
-        missing = [name for name in self.contents if not (folder.kept / name).exists()]
-        if not missing:
-            return
         if folder.has_checkpoint:
-            raise JobError(
-                f"{folder.root}: holds a run of another job: it keeps no {missing[0]}, which was "
-                "made of the objects that were passed; choose another directory with out="
-            )
+            absent = [name for name in self.contents if not (folder.kept / name).exists()]
+            if absent:
+                raise JobError(
+                    f"{folder.root}: holds a run of another job: it keeps no {absent[0]}, which "
+                    "was made of the objects that were passed; choose another directory with out="
+                )
+            return
+        if not self.contents and not folder.kept.exists():
+            return
         try:
             folder.kept.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             message = f"{folder.kept}: cannot be made: {e.strerror}; choose another with out="
             raise file_error(e, message, JobError) from e
-        for name in missing:
-            write_file(folder.kept / name, self.contents[name]())
+        folder.lock()
+        for path in folder.kept.iterdir():
+            name = path.name.removesuffix(PART)
+            if is_kept_name(name) and (name != path.name or name not in self.contents):
+                path.unlink()
+        for name, write in self.contents.items():
+            write_by(folder.kept / name, write)
+
+    def release(self) -> None:
+        """Let go of the objects, once they are written."""
+        self.contents.clear()
 
 
 def load_job(
@@ -164,8 +189,9 @@ def loaded_for_trial(
     with TemporaryDirectory(prefix="hpcfl-") as root:
         out = Path(root) / "run"
         loaded, kept = load_job(job, overrides, out=out, model=model, data=data)
-        kept.write(RunDir(out))
-        yield loaded
+        with RunDir(out) as folder:
+            kept.write(folder)
+            yield loaded
 
 
 class _Objects:
@@ -191,7 +217,7 @@ class _Objects:
         if isinstance(data, Data):
             arrays = data.arrays()
             name = f"data-{digest(arrays)}.npz"
-            path = self.kept.add(name, partial(packed, arrays))
+            path = self.kept.add_written(name, partial(write_arrays, arrays))
             if data.owners is not None:  # the owners divide it
                 division = {key: division[key] for key in ("holdout",) if key in division}
             kind = f"{KeptArrays.__module__}.{KeptArrays.__qualname__}"
@@ -266,41 +292,39 @@ class _Objects:
     def _code(self, classes: Sequence[Any], what: str) -> str:
         """The path, in a job, of a file with classes of ``__main__`` and what they use."""
         text = source_of(classes, what)
-        name = f"code-{digest_of(text.encode())}.py"
-        self.code[name] = text
-        return self.kept.add(name, text.encode)
+        path = self.kept.add("code", text.encode(), ".py")
+        self.code[Path(path).name] = text
+        return path
 
     def _module(self, model: nn.Module) -> dict[str, Any]:
         """The section of a module, whose present weights are the initial ones."""
-        classes = dict.fromkeys(map(type, model.modules()))
-        for cls in classes:
+        for cls in dict.fromkeys(map(type, model.modules())):
             require_importable(cls, _MODEL)
-        of_main = [cls for cls in classes if is_of_main(cls)]
+        for name, tensor in model.state_dict().items():
+            if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+                raise JobError(
+                    f"{_MODEL}: {name} has no shape yet, as the module is lazy; pass a batch "
+                    "through it first"
+                )
         weights = {
             name: tensor.detach().cpu().contiguous().clone()
             for name, tensor in model.state_dict().items()
         }
-        buffer = io.BytesIO()
         try:
-            torch.save(model, buffer)
+            content = pickled(model)
         except Exception as e:  # whatever the user's module holds
             raise JobError(
                 f"{_MODEL}: the module cannot be pickled{described(e)}; pass a class or function "
                 "that makes it, and its weights as model.init"
             ) from e
-        named = f"model-{_digest(model, weights)}"
-        of = self.kept.add(f"{named}{OBJECT}", buffer.getvalue)
-        init = self.kept.add(f"{named}.safetensors", partial(save_tensors, weights))
+        of_main = []
+        for module_name, name in names_in(content):
+            refuse_kept(module_name, name, _MODEL)
+            if module_name == MAIN:
+                of_main.append(getattr(sys.modules[MAIN], name.partition(".")[0]))
+        of = self.kept.add("model", content, OBJECT)
+        init = self.kept.add("model", save_tensors(weights), ".safetensors")
         count = sum(parameter.numel() for parameter in model.parameters())
         self.notes.append(f"model: starts from the module's present weights ({count} parameters)")
-        code = {"code": self._code(of_main, _MODEL)} if of_main else {}
+        code = {"code": self._code([*dict.fromkeys(of_main)], _MODEL)} if of_main else {}
         return {"name": "module", "of": of, **code, "init": init}
-
-
-def _digest(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> str:
-    """A digest of a module: its layers and its weights."""
-    found = sha256(repr(model).encode())
-    for name, tensor in weights.items():
-        found.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()[:DIGITS]

@@ -188,6 +188,8 @@ def _run(
                 fetch_data(loaded)
                 if not resumed:
                     fetch_model(loaded)
+        if kept is not None:
+            kept.release()
         with raise_collectively(comm):
             with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
                 components = build_components(loaded, ranks.device, resumed=resumed)

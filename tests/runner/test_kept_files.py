@@ -1,0 +1,131 @@
+"""The files in which a run keeps the objects of hpcfl.run: whose they are, and what they hold."""
+
+import fcntl
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import hpcfl
+from hpcfl.errors import JobError
+from hpcfl.runner.pickle_module import names_in, pickled
+from tests.runner.test_objects import JOB, data
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.scale = nn.Linear(5, 4), scale
+
+    def forward(self, x):
+        return self.layer(x) * self.scale
+
+
+def double(module, inputs, output):
+    return output * 2
+
+
+def with_hook(scale):
+    net = Scaled(scale)
+    net.layer.register_forward_hook(double)
+    return net
+
+
+def with_buffer(value):
+    net = Scaled(1.0)
+    net.register_buffer("factor", torch.tensor(value), persistent=False)
+    return net
+
+
+@pytest.fixture(autouse=True)
+def quiet(own_process):
+    torch.set_num_threads(1)
+
+
+def kept(run):
+    return {path.name for path in (run / "kept").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(Scaled(1.0), Scaled(5.0)), (Scaled(1.0), with_hook(1.0)), (with_buffer(1.0), with_buffer(2))],
+)
+def test_all_of_a_module_counts(tmp_path, first, second):
+    """Attributes, hooks and buffers that are not persistent are in neither repr nor state_dict."""
+    expected = hpcfl.run(JOB, model=second, data=data(), out=tmp_path / "expected")
+    run = tmp_path / "run"
+    with pytest.raises(JobError, match="cohort"):
+        hpcfl.run(JOB, {"cohort.size": 60}, model=first, data=data(), out=run)
+    assert kept(run) != kept(tmp_path / "expected")
+    (run / "kept" / "mine.txt").write_text("not hpcfl's to delete")
+    assert torch.equal(hpcfl.run(JOB, model=second, data=data(), out=run).x, expected.x)
+    assert kept(run) == kept(tmp_path / "expected") | {"mine.txt"}
+    with pytest.raises(JobError, match="run of another job: it keeps no model-"):
+        hpcfl.run(JOB, model=first, data=data(), out=run, continued=True)
+    # An equal object is of this job.
+    hpcfl.run(JOB, {"rounds": 3}, model=second, data=data(), out=run, continued=True)
+
+
+def test_the_files_of_a_start_that_is_alive_are_left(tmp_path):
+    """One that has no checkpoint yet has locked the directory."""
+    run = tmp_path / "run"
+    with pytest.raises(JobError, match="cohort"):
+        hpcfl.run(JOB, {"cohort.size": 60}, model=Scaled(1.0), data=data(), out=run)
+    before = kept(run)
+    with (run / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(JobError, match="a run is alive in this directory"):
+            hpcfl.run(JOB, model=Scaled(2.0), data=data(), out=run)
+    assert kept(run) == before
+
+
+PICKLED = """
+import sys
+from hashlib import sha256
+import torch
+from torch import nn
+from hpcfl.runner.pickle_module import pickled
+
+torch.manual_seed(0)
+net = nn.Linear(2, 3)
+for name in sys.argv[1:]:
+    net.register_buffer("".join(name), torch.zeros(1), persistent=False)
+net.pair = (sys.argv[1], sys.argv[1], "".join(sys.argv[1]))
+print(sha256(pickled(net)).hexdigest())
+"""
+
+
+def test_equal_modules_have_equal_bytes_in_every_process(tmp_path):
+    """Sets of texts have another order in each process, unless PYTHONHASHSEED says it."""
+    script = tmp_path / "pickled.py"
+    script.write_text(PICKLED)
+    names = [f"buffer_{number}" for number in range(9)]
+    first, second = (
+        subprocess.run(
+            [sys.executable, script, *names],
+            env={**os.environ, "PYTHONHASHSEED": f"{seed}"},
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+        for seed in (1, 2)
+    )
+    assert first == second
+
+
+def test_a_pickled_module_is_one_of_torch(tmp_path):
+    net = with_hook(3.0)
+    content = pickled(net)
+    (tmp_path / "net.pt").write_bytes(content)
+    found = torch.load(tmp_path / "net.pt", weights_only=False)
+    x = torch.randn(2, 5)
+    assert torch.equal(found(x), net(x))
+    assert (__name__, "double") in names_in(content)
+
+
+def test_a_module_of_kept_code_or_without_shapes_is_refused(tmp_path):
+    with pytest.raises(JobError, match=r"weight has no shape yet, as the module is lazy; pass a b"):
+        hpcfl.check(JOB, model=nn.LazyLinear(4), data=data())
