@@ -210,8 +210,10 @@ class _Objects:
         Raises:
             JobError, DataError: it cannot be used, or not be kept.
         """
-        old = self._file.tree.get("data", {})
-        division = {key: old[key] for key in _DIVISION if key in old}
+        old = self._file.tree.get("data")
+        division = (
+            {key: old[key] for key in _DIVISION if key in old} if isinstance(old, dict) else {}
+        )
         if isinstance(data, tuple) and len(data) in (2, 3):
             data = Data(*data)
         if isinstance(data, Data):
@@ -219,7 +221,8 @@ class _Objects:
             name = f"data-{digest(arrays)}.npz"
             path = self.kept.add_written(name, partial(write_arrays, arrays))
             if data.owners is not None:  # the owners divide it
-                division = {key: division[key] for key in ("holdout",) if key in division}
+                for key in ("partition", "clients"):
+                    division.pop(key, None)
             kind = f"{KeptArrays.__module__}.{KeptArrays.__qualname__}"
             own = {"path": path} | ({} if data.classes is None else {"classes": data.classes})
             section = {"kind": kind, **division, **own}

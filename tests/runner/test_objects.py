@@ -89,6 +89,23 @@ def test_the_job_divides_data_without_owners(tmp_path):
     assert "4 clients" in str(checked)
 
 
+def test_owners_divide_the_data_and_the_job_says_the_rest(tmp_path):
+    """Only data.partition and data.clients are left out: the owners take their place."""
+    kept = {"validation": {"share": 0.25}, "holdout": 0.25}
+    job = {**JOB, "data": {**JOB["data"], **kept}}
+    result = hpcfl.run(job, {"evaluate.best": True}, model=Net, data=data(), out=tmp_path / "run")
+    assert "validation_accuracy" in result.log[-1]
+    found = hpcfl.check(tmp_path / "run" / "job.yaml").job["data"]
+    assert (found["validation"]["share"], found["holdout"]) == (0.25, 0.25)
+    assert (found["partition"], found["clients"]) == (None, None)
+    drawn = hpcfl.check(
+        {**job, "data": {"natural_clients": 3}}, model=Net, data=data(test=None), load=True
+    )
+    assert drawn.clients == 3
+    with pytest.raises(JobError, match="natural_clients is 9, but the data set has 6 clients"):
+        hpcfl.check({**job, "data": {"natural_clients": 9}}, model=Net, data=data(), load=True)
+
+
 def test_a_module_starts_from_its_present_weights(tmp_path, capsys):
     torch.manual_seed(5)
     net = nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.Dropout(0.5))
