@@ -143,10 +143,11 @@ def _run(options: argparse.Namespace) -> None:
 
         where = options.out or Path("runs") / run_name(options.job, options.overrides)
         signals.set_resumable(where)
-    from hpcfl.job.schema import load
+    from hpcfl.runner.objects import load_job
     from hpcfl.runner.start import start
 
-    start(load(options.job, options.overrides), options.out, continued=options.continued)
+    loaded, kept = load_job(options.job, options.overrides, out=options.out)
+    start(loaded, options.out, continued=options.continued, kept=kept)
 
 
 def _resume(options: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcfl.errors import StoreError, file_error
 
@@ -24,6 +24,15 @@ DIGITS = 16
 _NAME = re.compile(rf"(data|model|code)-[0-9a-f]{{{DIGITS}}}\.(npz|pt|safetensors|py)")
 
 
+class KeptName(NamedTuple):
+    """What a job names of a kept file."""
+
+    path: Path
+    """The file."""
+    attribute: str
+    """Of ``FILE.py:NAME``, ":NAME"; else empty."""
+
+
 def digest_of(content: bytes) -> str:
     """The digest of a content, as the names of kept files have it."""
     return sha256(content).hexdigest()[:DIGITS]
@@ -32,6 +41,13 @@ def digest_of(content: bytes) -> str:
 def is_kept_name(name: str) -> bool:
     """Whether a file has a name as a run gives it to a file that it keeps."""
     return _NAME.fullmatch(name) is not None
+
+
+def kept_name(name: str) -> KeptName | None:
+    """The kept file of a path, or of ``FILE.py:NAME``; None if no run gave it such a name."""
+    file, colon, attribute = name.rpartition(":") if is_in_file(name) else (name, "", "")
+    path = Path(file)
+    return KeptName(path, colon + attribute) if _is_kept(path) else None
 
 
 def require_kept(name: str) -> None:
@@ -43,12 +59,15 @@ def require_kept(name: str) -> None:
     Raises:
         ValueError: its folder is not ``kept``, or its name has no digest.
     """
-    path = Path(name.rpartition(":")[0] if is_in_file(name) else name)
-    if path.parent.name != KEPT or not is_kept_name(path.name):
+    if kept_name(name) is None:
         raise ValueError(
             f"found {name!r:.200}, a file that would be executed; expected the dotted path of a "
             f"class in a module, or a file that a run keeps in its folder {KEPT}"
         )
+
+
+def _is_kept(path: Path) -> bool:
+    return path.parent.name == KEPT and is_kept_name(path.name)
 
 
 def read_kept(path: Path) -> bytes:

@@ -4,7 +4,7 @@ Common mistakes that PyYAML accepts are errors here: a duplicate key, a key that
 (``on``), a missing space (``{lr:0.1}``), ``1e-3`` (text in YAML) where a number is expected.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -14,7 +14,7 @@ from zlib import crc32
 import yaml
 
 from hpcfl.errors import JobError, StoreError, file_error
-from hpcfl.io.code_file import KEPT
+from hpcfl.io.code_file import KEPT, KeptName, kept_name
 
 Key = tuple[str | int, ...]
 Tree = dict[str, Any]
@@ -180,6 +180,26 @@ def relative_to_run(tree: Mapping[str, Any], root: Path) -> Tree:
     """The tree with ``$RUN/`` for the folder ``root``, in front of the files that it keeps."""
     made: Tree = with_prefix(tree, f"{root.absolute()}/{KEPT}/", f"{RUN}{KEPT}/")
     return made
+
+
+def replace_kept(value: Any, replace: Callable[[KeptName], str]) -> Any:
+    """The tree with other texts for the files that runs keep.
+
+    Args:
+        value: the tree.
+        replace: the text for such a file.
+    """
+    if isinstance(value, Mapping):
+        return {key: replace_kept(below, replace) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(replace_kept(below, replace) for below in value)
+    named = kept_name(value) if isinstance(value, str) else None
+    return value if named is None else replace(named)
+
+
+def in_own_run(named: KeptName) -> str:
+    """The path of a kept file in a job, whichever run's folder it is in."""
+    return f"{RUN}{KEPT}/{named.path.name}{named.attribute}"
 
 
 def with_prefix(value: Any, prefix: str, other: str) -> Any:

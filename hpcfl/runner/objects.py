@@ -6,6 +6,7 @@ directory has moved.  The run itself uses the file, not the object.  A job that 
 another run keeps, as its job.yaml does, gets copies of them.
 """
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,18 +25,20 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.data.base import DataConfig
 from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
-from hpcfl.errors import JobError, described, file_error
+from hpcfl.errors import JobError, StoreError, described, file_error
 from hpcfl.io.atomic import PART, write_by
-from hpcfl.io.code_file import KEPT, digest_of, execute, is_kept_name
+from hpcfl.io.code_file import KEPT, KeptName, digest_of, execute, is_kept_name, load_code
 from hpcfl.job.registry import REGISTRIES
 from hpcfl.job.schema import JobSource, Loaded, add_task_defaults, check, open_job
 from hpcfl.job.yaml_file import (
     RUN,
     JobFile,
     Overrides,
+    in_own_run,
     override,
     override_texts,
     plain,
+    replace_kept,
     run_name,
     tuples,
     with_prefix,
@@ -102,6 +105,8 @@ class KeptFiles:
             DiskError: the disk is full or fails.
             StoreError: a file of another run, which the job names, cannot be read.
         """
+        if not self.contents and not folder.kept.exists():
+            return
         if folder.has_checkpoint:
             absent = [name for name in self.contents if not (folder.kept / name).exists()]
             if absent:
@@ -109,8 +114,6 @@ class KeptFiles:
                     f"{folder.root}: holds a run of another job: it keeps no {absent[0]}, which "
                     "was made of the objects that were passed; choose another directory with out="
                 )
-            return
-        if not self.contents and not folder.kept.exists():
             return
         try:
             folder.kept.mkdir(parents=True, exist_ok=True)
@@ -137,6 +140,7 @@ def load_job(
     out: Path | None = None,
     model: Any = None,
     data: Any = None,
+    copies: bool = True,
 ) -> tuple[Loaded, KeptFiles]:
     """Read and check a job whose model, data and classes may be objects.
 
@@ -146,6 +150,7 @@ def load_job(
         out: the run directory; runs/NAME when absent.
         model: see ``hpcfl.run``.
         data: see ``hpcfl.run``.
+        copies: whether the run gets copies of the files of another run that the job names.
 
     Returns:
         The job, and the files that it names in the run directory, which are not written yet.
@@ -169,6 +174,8 @@ def load_job(
     override(file, texts_left)
     objects.keep_classes()
     name = run_name(file.name, [*texts, *objects.kept.contents])
+    if copies:
+        objects.keep_named()
     root = (out or Path("runs") / name).absolute()
     file.tree = with_prefix(file.tree, RUN, f"{root}/")
     for file_name, text in objects.code.items():
@@ -188,7 +195,7 @@ def loaded_for_trial(
     """
     with TemporaryDirectory(prefix="hpcfl-") as root:
         out = Path(root) / "run"
-        loaded, kept = load_job(job, overrides, out=out, model=model, data=data)
+        loaded, kept = load_job(job, overrides, out=out, model=model, data=data, copies=False)
         with RunDir(out) as folder:
             kept.write(folder)
             yield loaded
@@ -274,6 +281,22 @@ class _Objects:
                     what = f"{self._file.where((section, kind.key))}: {section}.{kind.key}"
                     keys[kind.key] = self._name(found, what)
 
+    def keep_named(self) -> None:
+        """Keep copies of the files of other runs that the job names.
+
+        Raises:
+            StoreError: a file of code is missing, or was changed.
+        """
+
+        def keep(named: KeptName) -> str:
+            if named.path.name not in self.kept.contents:
+                if named.path.suffix == ".py":
+                    load_code(named.path)  # now, as the copy is written later
+                self.kept.add_written(named.path.name, partial(_copy, named.path))
+            return in_own_run(named)
+
+        self._file.tree = replace_kept(self._file.tree, keep)
+
     def _section(self, section: str, found: Any, base: type[Any]) -> dict[str, Any] | None:
         """The section that names a class of our interface, or an object of one; else None."""
         cls = found if isinstance(found, type) else type(found)
@@ -331,3 +354,18 @@ class _Objects:
         self.notes.append(f"model: starts from the module's present weights ({count} parameters)")
         code = {"code": self._code([*dict.fromkeys(of_main)], _MODEL)} if of_main else {}
         return {"name": "module", "of": of, **code, "init": init}
+
+
+def _copy(path: Path, file: BinaryIO) -> None:
+    """Copy a file of another run into an open file.
+
+    Raises:
+        StoreError: it is missing.
+    """
+    try:
+        source = path.open("rb")
+    except OSError as e:
+        message = f"{path}: cannot be read: {e.strerror or e}; put it back, the job names it"
+        raise file_error(e, message, StoreError) from e
+    with source:
+        shutil.copyfileobj(source, file)

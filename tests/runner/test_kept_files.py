@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import hpcfl
+import hpcfl as api
 from hpcfl.errors import JobError
 from hpcfl.runner.pickle_module import names_in, pickled
 from tests.runner.test_objects import JOB, data
@@ -56,30 +57,30 @@ def kept(run):
 )
 def test_all_of_a_module_counts(tmp_path, first, second):
     """Attributes, hooks and buffers that are not persistent are in neither repr nor state_dict."""
-    expected = hpcfl.run(JOB, model=second, data=data(), out=tmp_path / "expected")
+    expected = api.run(JOB, model=second, data=data(), out=tmp_path / "expected")
     run = tmp_path / "run"
     with pytest.raises(JobError, match="cohort"):
-        hpcfl.run(JOB, {"cohort.size": 60}, model=first, data=data(), out=run)
+        api.run(JOB, {"cohort.size": 60}, model=first, data=data(), out=run)
     assert kept(run) != kept(tmp_path / "expected")
     (run / "kept" / "mine.txt").write_text("not hpcfl's to delete")
-    assert torch.equal(hpcfl.run(JOB, model=second, data=data(), out=run).x, expected.x)
+    assert torch.equal(api.run(JOB, model=second, data=data(), out=run).x, expected.x)
     assert kept(run) == kept(tmp_path / "expected") | {"mine.txt"}
     with pytest.raises(JobError, match="run of another job: it keeps no model-"):
-        hpcfl.run(JOB, model=first, data=data(), out=run, continued=True)
+        api.run(JOB, model=first, data=data(), out=run, continued=True)
     # An equal object is of this job.
-    hpcfl.run(JOB, {"rounds": 3}, model=second, data=data(), out=run, continued=True)
+    api.run(JOB, {"rounds": 3}, model=second, data=data(), out=run, continued=True)
 
 
 def test_the_files_of_a_start_that_is_alive_are_left(tmp_path):
     """One that has no checkpoint yet has locked the directory."""
     run = tmp_path / "run"
     with pytest.raises(JobError, match="cohort"):
-        hpcfl.run(JOB, {"cohort.size": 60}, model=Scaled(1.0), data=data(), out=run)
+        api.run(JOB, {"cohort.size": 60}, model=Scaled(1.0), data=data(), out=run)
     before = kept(run)
     with (run / "lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(JobError, match="a run is alive in this directory"):
-            hpcfl.run(JOB, model=Scaled(2.0), data=data(), out=run)
+            api.run(JOB, model=Scaled(2.0), data=data(), out=run)
     assert kept(run) == before
 
 
@@ -128,4 +129,36 @@ def test_a_pickled_module_is_one_of_torch(tmp_path):
 
 def test_a_module_of_kept_code_or_without_shapes_is_refused(tmp_path):
     with pytest.raises(JobError, match=r"weight has no shape yet, as the module is lazy; pass a b"):
-        hpcfl.check(JOB, model=nn.LazyLinear(4), data=data())
+        api.check(JOB, model=nn.LazyLinear(4), data=data())
+
+
+def test_a_branch_needs_its_parent_no_more(tmp_path, hpcfl):
+    run, branch = tmp_path / "run", tmp_path / "branch"
+    job = {**JOB, "checkpoint": {"every": 1, "keep": 3}}
+    api.run(job, model=with_hook(1.0), data=data(), out=run)
+    api.resume(run, {"local.lr": 0.01}, out=branch, round=1)
+    assert str(run) not in (branch / "job.yaml").read_text()
+    shutil.move(run, tmp_path / "moved")
+    assert api.resume(branch, {"rounds": 3}).rounds == 3
+    assert hpcfl("export", branch, "-o", tmp_path / "x.npz").code == 0
+
+
+def test_a_new_run_of_the_job_of_another_gets_copies(tmp_path, hpcfl, monkeypatch):
+    run, new = tmp_path / "run", tmp_path / "new"
+    expected = api.run(JOB, {"local.lr": 0.01}, model=with_hook(1.0), data=data(), out=run)
+    assert hpcfl("run", run / "job.yaml", "rounds=1", "--out", new).code == 0
+    assert kept(new) == kept(run)
+    shutil.rmtree(run)
+    assert str(run) not in (new / "job.yaml").read_text()
+    again = hpcfl("run", new / "job.yaml", "rounds=2", "--out", new, "--continue")
+    assert (again.code, api.resume(new).x.tolist()) == (0, expected.x.tolist())
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the runs of a sweep
+    (tmp_path / "sweep.yaml").write_text(f"job: {new}/job.yaml\ngrid: {{local.lr: [0.1, 0.2]}}\n")
+    for _ in range(2):
+        assert hpcfl("sweep", tmp_path / "sweep.yaml", "--out", tmp_path / "all").code == 0
+    for folder in (tmp_path / "all").glob("*/"):
+        assert kept(folder) == kept(new)
+    next((new / "kept").glob("data-*")).unlink()
+    absent = hpcfl("run", new / "job.yaml", "--out", tmp_path / "absent")
+    assert (absent.code, len(absent.err)) == (2, 1)
+    assert "cannot be read: No such file or directory; put it back" in absent.err[0]
