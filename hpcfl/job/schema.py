@@ -22,7 +22,7 @@ from hpcfl.job.messages import validation_message
 from hpcfl.job.packaged import find_job
 from hpcfl.job.registry import REGISTRIES, SECTION, shown, suggestion
 from hpcfl.job.tasks import TASKS
-from hpcfl.job.user_code import CallbackEntry, check_metrics, make_callbacks
+from hpcfl.job.user_code import CallbackEntry, check_callbacks, check_metrics
 from hpcfl.job.yaml_file import (
     JobFile,
     Key,
@@ -381,13 +381,13 @@ def require_coherent(job: Job, file: JobFile) -> None:
 
 
 def require_user_code(job: Job, file: JobFile) -> None:
-    """Import the metrics and make the callbacks that a job names.
+    """Import the metrics and the callbacks that a job names.
 
     Raises:
         JobError: one cannot be imported, or is something else.
     """
     check_metrics(f"{file.where(('evaluate', 'metrics'))}: evaluate.metrics", job.evaluate.metrics)
-    make_callbacks(
+    check_callbacks(
         job.callbacks, lambda index: f"{file.where(('callbacks', index))}: callbacks.{index}"
     )
 

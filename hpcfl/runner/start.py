@@ -182,7 +182,7 @@ def _run(
         with raise_collectively(comm):
             if comm.rank == 0:
                 loaded.job.log.check()
-                named = make_callbacks(loaded.job.callbacks, "callbacks.{}".format) + named
+                named = make_callbacks(loaded.job.callbacks, loaded.job.seed) + named
                 if kept is not None:
                     kept.write(folder)
                 fetch_data(loaded)
@@ -293,6 +293,7 @@ def _play(session: RankSession, ranks: Ranks, point: StartPoint, signals: Signal
         if comm.rank == 0:
             with write_errors(folder.history):
                 record_start(session, ranks, done, progress)
+            session.start_callbacks(done)
         run = build_run(components, comm, session.owner, session.store, gradient, session, signals)
         run.observer.restore(point.kept)
         if not finished:  # a signal came during the start-up: a checkpoint is there already
