@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hpcfl as api
-from hpcfl.errors import JobError
+from hpcfl.errors import JobError, StoreError
 from hpcfl.runner.pickle_module import names_in, pickled
 from tests.runner.test_objects import JOB, data
 
@@ -162,3 +162,48 @@ def test_a_new_run_of_the_job_of_another_gets_copies(tmp_path, hpcfl, monkeypatc
     absent = hpcfl("run", new / "job.yaml", "--out", tmp_path / "absent")
     assert (absent.code, len(absent.err)) == (2, 1)
     assert "cannot be read: No such file or directory; put it back" in absent.err[0]
+
+
+class Executed:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        (["model={name: module, of: weights.pt}"], "model: of: found 'weights.pt', a file that"),
+        (["model={name: module, of: mine.py:Net}"], "model: of: found 'mine.py:Net', a file that"),
+        (
+            ["model={name: module, of: torch.nn.Identity, code: mine.py}"],
+            "model: code: found",
+        ),
+        (["algorithm.name=mine.py:Foo"], "algorithm.name: found 'mine.py:Foo', a file that"),
+        (["data.kind=kept/mine.py:Foo"], "data.kind: found 'kept/mine.py:Foo', a file that"),
+    ],
+)
+def test_a_job_names_no_file_that_would_be_executed(
+    job, refused, tmp_path, monkeypatch, settings, where
+):
+    monkeypatch.chdir(tmp_path)
+    torch.save(Executed(), tmp_path / "weights.pt")
+    (tmp_path / "mine.py").write_text("import os\nos.mkdir('executed')\n")
+    line = refused("check", job, *settings)
+    assert where in line
+    assert "expected the dotted path of a class in a module, or a file that a run keeps" in line
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_kept_file_that_was_changed_is_not_executed(tmp_path, hpcfl, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    api.run(JOB, model=Scaled(1.0), data=data(), out=run)
+    (file,) = (run / "kept").glob("*.pt")
+    torch.save(Executed(), file)
+    for command in (["resume", run, "rounds=3"], ["run", run / "job.yaml", "--out", "new"]):
+        refused = hpcfl(*command)
+        assert (refused.code, len(refused.err)) == (2, 1)
+        assert f"{file.name}: was changed: its digest is not that in its name" in refused.err[0]
+    with pytest.raises(StoreError, match="was changed"):
+        api.load_model(run)
+    assert not (tmp_path / "executed").exists()
