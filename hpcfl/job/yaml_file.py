@@ -6,8 +6,10 @@ Common mistakes that PyYAML accepts are errors here: a duplicate key, a key that
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, datetime
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import Path, PurePath
+from types import FunctionType
 from typing import Any
 from zlib import crc32
 
@@ -18,8 +20,9 @@ from hpcfl.io.code_file import KEPT, KeptName, kept_name
 
 Key = tuple[str | int, ...]
 Tree = dict[str, Any]
-Overrides = Sequence[str] | Mapping[str, Any]
+Overrides = Sequence[str] | Mapping[str, Any] | None
 
+_PLAIN = (bool, int, float, str, date, datetime, type(None))  # what YAML reads as single values
 RUN = "$RUN/"
 """Begins a path of job.yaml that is in the folder of this file, which may be moved."""
 COMMAND_LINE = "command line"  # where its values are from, as error messages name it
@@ -217,16 +220,18 @@ def override_texts(overrides: Overrides) -> tuple[str, ...]:
     """Overrides as ``key.path=value`` texts.
 
     Args:
-        overrides: such texts, or a mapping of dotted keys, or of sections in each other, to values.
-            A mapping changes the keys that it has, but one that names a class (``name``, ``kind``)
-            is a whole section: the others' keys would not fit it.
+        overrides: such texts, or a mapping of dotted keys, or of sections in each other, to values;
+            None stands for none.  A mapping changes the keys that it has, but one that names a
+            class (``name``, ``kind``) is a whole section: the others' keys would not fit it.
 
     Raises:
         JobError: it is neither, or a value cannot be written.
     """
+    if overrides is None:
+        return ()
     if isinstance(overrides, Mapping):
         return tuple(_texts(overrides, ""))
-    if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
+    if not isinstance(overrides, list | tuple) or not all(isinstance(t, str) for t in overrides):
         raise JobError(
             f"overrides: found {overrides!r:.60}, expected a list of 'key.path=value' or a mapping"
         )
@@ -238,27 +243,37 @@ def _texts(section: Mapping[str, Any], above: str) -> Iterator[str]:
         if isinstance(value, Mapping) and not {"name", "kind"} & value.keys():
             yield from _texts(value, f"{above}{key}.")
             continue
-        try:
-            written = yaml.safe_dump(_builtin(value), default_flow_style=True, width=1 << 30)
-        except yaml.YAMLError as e:
-            raise JobError(
-                f"overrides: {above}{key}: found a {type(value).__name__}, expected a number, a "
-                "text, a list or a mapping"
-            ) from e
+        plain_value = from_python(value, f"overrides: {above}{key}")
+        written = yaml.safe_dump(plain_value, default_flow_style=True, width=1 << 30)
         yield f"{above}{key}={written.removesuffix('...' + chr(10)).strip()}"
 
 
-def _builtin(value: Any) -> Any:
-    """The value in types of YAML: numbers of numpy, paths, and classes by their dotted path."""
+def from_python(value: Any, where: str) -> Any:
+    """The value in types of YAML.
+
+    Args:
+        value: of a caller from Python; may hold numbers and arrays of numpy and torch, paths, and
+            classes and functions, which become their dotted paths.
+        where: begins the message.
+
+    Raises:
+        JobError: it holds something else.
+    """
     if isinstance(value, Mapping):
-        return {key: _builtin(below) for key, below in value.items()}
+        return {key: from_python(below, f"{where}.{key}") for key, below in value.items()}
     if isinstance(value, list | tuple):
-        return [_builtin(below) for below in value]
-    if isinstance(value, type):
+        return [from_python(below, f"{where}.{k}") for k, below in enumerate(value)]
+    if isinstance(value, type | FunctionType):
         return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, Path):
+    if isinstance(value, PurePath):
         return str(value)
-    return value.item() if hasattr(value, "item") else value
+    if type(value) in _PLAIN:
+        return value
+    if callable(to_list := getattr(value, "tolist", None)):
+        return from_python(to_list(), where)
+    raise JobError(
+        f"{where}: found a {type(value).__name__}, expected a number, a text, a list or a mapping"
+    )
 
 
 def override(file: JobFile, overrides: Sequence[str]) -> None:
