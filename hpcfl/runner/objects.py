@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from inspect import isfunction
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FunctionType
 from typing import Any, BinaryIO
 
 from safetensors.torch import save as save_tensors
@@ -51,6 +51,7 @@ from hpcfl.runner.main_source import (
     is_of_main,
     refuse_kept,
     require_importable,
+    require_same,
     source_of,
 )
 from hpcfl.runner.pickle_module import names_in, pickled
@@ -178,8 +179,8 @@ def load_job(
         objects.keep_named()
     root = (out or Path("runs") / name).absolute()
     file.tree = with_prefix(file.tree, RUN, f"{root}/")
-    for file_name, text in objects.code.items():
-        execute(root / KEPT / file_name, text)
+    for file_name, (text, what) in objects.code.items():
+        require_same(execute(root / KEPT / file_name, text), what)
     loaded = check(file, name)
     return replace(loaded, notes=(*loaded.notes, *objects.notes)), objects.kept
 
@@ -207,8 +208,8 @@ class _Objects:
     def __init__(self, file: JobFile) -> None:
         self.kept = KeptFiles()
         self.notes: list[str] = []
-        self.code: dict[str, str] = {}
-        """The texts of the files of code, by name."""
+        self.code: dict[str, tuple[str, str]] = {}
+        """The text of each file of code, and what needs it for messages; by the file's name."""
         self._file = file
 
     def put_data(self, data: Any) -> None:
@@ -252,7 +253,7 @@ class _Objects:
         section = self._section("model", model, ModelConfig)
         if section is None and isinstance(model, nn.Module):
             section = self._module(model)
-        elif section is None and (isinstance(model, type) or isfunction(model)):
+        elif section is None and isinstance(model, type | FunctionType):
             taken(model, model.__qualname__)
             section = {"name": "module", "of": self._name(model, _MODEL)}
         if section is None:
@@ -263,23 +264,23 @@ class _Objects:
         self._file.put(("model",), section, _MODEL)
 
     def keep_classes(self) -> None:
-        """Keep the code of the classes of ``__main__`` that the job names.
+        """Keep the code of the classes and functions of ``__main__`` that the job names.
 
         Raises:
-            JobError: a class cannot be kept.
+            JobError: one cannot be kept.
         """
         tree = self._file.tree
-        main = sys.modules[MAIN]
-        for section, kind in REGISTRIES.items():
+        named = [(section, kind.key) for section, kind in REGISTRIES.items()]
+        for section, key in (*named, ("model", "of")):
             keys = tree.get(section)
             if not isinstance(keys, dict):
                 continue
-            name = keys.get(kind.key)
+            name = keys.get(key)
             if isinstance(name, str) and name.startswith(f"{MAIN}."):
-                found = getattr(main, name.removeprefix(f"{MAIN}."), None)
-                if isinstance(found, type):
-                    what = f"{self._file.where((section, kind.key))}: {section}.{kind.key}"
-                    keys[kind.key] = self._name(found, what)
+                found = getattr(sys.modules[MAIN], name.removeprefix(f"{MAIN}."), None)
+                if isinstance(found, type | FunctionType):
+                    what = f"{self._file.where((section, key))}: {section}.{key}"
+                    keys[key] = self._name(found, what)
 
     def keep_named(self) -> None:
         """Keep copies of the files of other runs that the job names.
@@ -319,7 +320,7 @@ class _Objects:
         """The path, in a job, of a file with classes of ``__main__`` and what they use."""
         text = source_of(classes, what)
         path = self.kept.add("code", text.encode(), ".py")
-        self.code[Path(path).name] = text
+        self.code[Path(path).name] = text, what
         return path
 
     def _module(self, model: nn.Module) -> dict[str, Any]:
