@@ -25,7 +25,8 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.data.base import DataConfig
 from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
-from hpcfl.errors import JobError, StoreError, described, file_error
+from hpcfl.engine.global_generators import generators
+from hpcfl.errors import DataError, JobError, StoreError, described, file_error
 from hpcfl.io.atomic import PART, write_by
 from hpcfl.io.code_file import KEPT, KeptName, digest_of, execute, is_kept_name, load_code
 from hpcfl.job.registry import REGISTRIES
@@ -225,7 +226,14 @@ class _Objects:
         if isinstance(data, tuple) and len(data) in (2, 3):
             data = Data(*data)
         if isinstance(data, Data):
+            before = generators()
             arrays = data.arrays()
+            if drew := generators().changed(before):
+                raise DataError(
+                    f"data: its items draw from {' and '.join(drew)} as they are read; hpcfl.run "
+                    "keeps examples as they are: pass a data set that draws nothing at random (no "
+                    "augmentation)"
+                )
             name = f"data-{digest(arrays)}.npz"
             path = self.kept.add_written(name, partial(write_arrays, arrays))
             if data.owners is not None:  # the owners divide it

@@ -154,6 +154,20 @@ class Noisy(Dataset):
         return torch.randn(5), index % 4
 
 
+class Drawing(Dataset):
+    """Adds noise to some items."""
+
+    def __init__(self, noisy, generator=None):
+        self.noisy, self.generator = noisy, generator
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        noise = torch.rand(5, generator=self.generator) if index in self.noisy else 0
+        return torch.full((5,), float(index)) + noise, index % 4
+
+
 class Local:
     class Inner(nn.Module):
         pass
@@ -168,6 +182,11 @@ class Local:
         ({"model": 3}, "found a int, expected a torch.nn.Module"),
         ({"data": 3}, "expected hpcfl.Data"),
         ({"data": hpcfl.Data(Noisy())}, "item 0 is another one each time"),
+        ({"data": hpcfl.Data(Drawing([7]))}, "its items draw from torch's generator as they are"),
+        (
+            {"data": hpcfl.Data(Drawing(range(50, 400), torch.Generator()))},
+            "train: item 50 is another one each time",
+        ),
         ({"data": hpcfl.Data((np.ones((3, 2)), [0, 1, 2]), owners=[0, 1])}, "owners is int64"),
         ({"data": hpcfl.Data((np.ones((3, 2)), [0, 1]))}, "x has 3 rows but y has shape"),
         ({"data": (np.ones((3, 2)), np.ones(3))}, "train is a ndarray, expected"),
