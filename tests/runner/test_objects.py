@@ -1,10 +1,12 @@
 """hpcfl.run with Python objects: a model, data, classes of a script."""
 
+import gc
 import linecache
 import shutil
 import subprocess
 import sys
 import textwrap
+import weakref
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import hpcfl
 from hpcfl.errors import DataError, JobError, StoreError
+from hpcfl.runner import objects
 from hpcfl.runner.main_source import source_of
 from tests.forked import python
 
@@ -213,6 +216,70 @@ def test_overrides_are_a_mapping(tmp_path):
         hpcfl.check(JOB, {"local.lr": object()})
     with pytest.raises(JobError, match=r"expected a list of 'key\.path=value'"):
         hpcfl.check(JOB, "rounds=3")
+
+
+def own_metric(outputs, labels):
+    return outputs[:, 0]
+
+
+def test_values_of_numpy_functions_and_no_overrides():
+    model, job = nn.Linear(5, 4), {**JOB, "rounds": np.int64(7), "block_size": None}
+    overrides = {
+        "cohort": {"kind": "replay", "rounds": np.array([[0, 1], [1, 2]])},
+        "evaluate.metrics": [own_metric],
+        "rounds": torch.tensor(2),
+    }
+    found = hpcfl.check(job, overrides, model=model, data=data()).job
+    assert found["rounds"] == 2
+    assert found["evaluate"]["metrics"] == [f"{__name__}.own_metric"]
+    assert found["cohort"]["rounds"] == [[0, 1], [1, 2]]
+    job = {**JOB, "rounds": np.int64(7), "data": None, "model": {"name": "module", "of": Net}}
+    assert hpcfl.check(job, None, data=data()).job["rounds"] == 7
+
+
+@pytest.mark.parametrize(
+    ("job", "overrides", "error"),
+    [
+        (None, (), "job: found None, expected a job file, the name of a packaged job, or a mapp"),
+        ({**JOB, "rounds": object()}, (), r"job\.rounds: found a object, expected a number, a te"),
+        (JOB, {"evaluate": {"metrics": [len]}}, r"evaluate\.metrics\.0: found a builtin_function"),
+        ({**JOB, "algorithm": None}, (), "algorithm: found None, expected a section"),
+        (JOB, {"algorithm.name": "mine.py:Foo"}, "algorithm.name: found 'mine.py:Foo', a file"),
+        (JOB, 3, "overrides: found 3, expected a list"),
+    ],
+)
+def test_another_value_is_refused_in_one_line(job, overrides, error):
+    with pytest.raises(JobError, match=error) as found:
+        hpcfl.check(job, overrides, data=data())
+    assert "\n" not in str(found.value)
+
+
+def test_sizes_that_no_data_has_are_refused():
+    with pytest.raises(JobError, match="clients is 20, but there are 10 training examples"):
+        hpcfl.plan_job("quickstart", sizes={"clients": 20, "train": 10})
+
+
+def test_nothing_of_the_data_is_held_but_what_the_run_loads(tmp_path):
+    """What was passed is written into the file, and then left to the caller."""
+
+    class Watch(hpcfl.Callback):
+        def start(self, run):
+            gc.collect()
+            self.alive = [part() is not None for part in parts]
+
+    x, y, owners = examples()
+    train, parts = TensorDataset(torch.tensor(x), torch.tensor(y)), []
+    made, watch = objects.write_arrays, Watch()
+
+    def write(arrays, file):
+        parts.extend(map(weakref.ref, arrays.values()))
+        made(arrays, file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "write_arrays", write)
+        own = hpcfl.Data(train, owners=owners)
+        hpcfl.run(JOB, model=Net, data=own, out=tmp_path / "run", callbacks=[watch])
+    assert watch.alive == [False] * 3
 
 
 def test_export_log_and_report(tmp_path, monkeypatch):
