@@ -202,7 +202,7 @@ class RankSession:
         job, first = self.components.job, self.comm.rank == 0
         log = RunLog(self.folder.log if first else None)
         with_events = first and done < job.rounds and job.log.events
-        events = Events(self.folder.events, done) if with_events else None
+        events = Events(self.folder.events.absolute(), done) if with_events else None
         tracking = self._tracking(progress)
         self._outputs = _Outputs(log, events, tracking, self._callbacks, progress, evaluation)
         try:
@@ -320,9 +320,9 @@ class RankSession:
             run_files=self.run_files,
             best=self.best.content,
         )
-        self._pending = begin(
-            self.folder.checkpoints, contents, self.store, self.comm, self._background, sync
-        )
+        # Absolute: a thread writes the files, perhaps while a callback is in another folder.
+        root = self.folder.checkpoints.absolute()
+        self._pending = begin(root, contents, self.store, self.comm, self._background, sync)
 
     @property
     def checkpoint_pending(self) -> tuple[bool, bool]:

@@ -17,6 +17,7 @@ from hpcfl.engine.callbacks import Callbacks, RoundModel
 from hpcfl.engine.global_generators import generators
 from hpcfl.errors import HookError, JobError
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.runner import session
 from tests.forked import finish
 
 CALLBACKS = '''\
@@ -198,6 +199,17 @@ def test_when_they_are_called_and_that_nothing_depends_on_them(job, hpcfl, tmp_p
     x = api.load_model(tmp_path / "with")
     total = torch.cat([p.detach().flatten() for p in x.parameters()]).sum()
     assert float(found[-3][3]) == pytest.approx(float(total))
+
+
+def test_threads_write_to_absolute_paths(job, tmp_path, monkeypatch):
+    """Else a checkpoint that is written while a callback is in another folder would fail."""
+    roots, begin = [], session.begin
+    monkeypatch.setattr(
+        session, "begin", lambda root, *rest: roots.append(root) or begin(root, *rest)
+    )
+    monkeypatch.chdir(tmp_path)
+    assert api.run(job, out="run").directory == Path("run")
+    assert {*roots} == {tmp_path / "run" / "checkpoints"}
 
 
 def test_the_process_is_left_as_it_was(module, determinism):
