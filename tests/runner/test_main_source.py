@@ -235,7 +235,9 @@ def test_classes_of_cells_without_methods(cell, tmp_path, own_process):
 def test_a_model_of_another_run_is_refused(tmp_path, cell):
     cell(HEAD.replace("import hpcfl", ""))
     hpcfl.run(JOB, model=sys.modules["__main__"].Net, data=data(), out=tmp_path / "run")
-    with pytest.raises(JobError, match=r"Net is of the code that another run keeps, which no ot"):
+    with pytest.raises(
+        JobError, match=r"Net is of the code that another run keeps, which no other"
+    ):
         hpcfl.check(JOB, model=hpcfl.load_model(tmp_path / "run"), data=data())
     net = nn.Linear(5, 4)
     net.register_forward_hook(lambda *_: None)

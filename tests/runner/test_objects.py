@@ -240,8 +240,16 @@ def test_values_of_numpy_functions_and_no_overrides():
 @pytest.mark.parametrize(
     ("job", "overrides", "error"),
     [
-        (None, (), "job: found None, expected a job file, the name of a packaged job, or a mapp"),
-        ({**JOB, "rounds": object()}, (), r"job\.rounds: found a object, expected a number, a te"),
+        (
+            None,
+            (),
+            "job: found None, expected a job file, the name of a packaged job, or a mapping",
+        ),
+        (
+            {**JOB, "rounds": object()},
+            (),
+            r"job\.rounds: found a object, expected a number, a text",
+        ),
         (JOB, {"evaluate": {"metrics": [len]}}, r"evaluate\.metrics\.0: found a builtin_function"),
         ({**JOB, "algorithm": None}, (), "algorithm: found None, expected a section"),
         (JOB, {"algorithm.name": "mine.py:Foo"}, "algorithm.name: found 'mine.py:Foo', a file"),
