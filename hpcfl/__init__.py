@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
 
 def run(
     job: str | Path | Mapping[str, Any],
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: Sequence[str] | Mapping[str, Any] | None = (),
     *,
     model: Any = None,
     data: Any = None,
@@ -75,7 +75,7 @@ def run(
     Args:
         job: a job file, the name of a packaged job ("quickstart"), or a mapping as in a file.
         overrides: settings over the job's: a mapping of keys, dotted or in each other, or a list of
-            "key.path=value".  A class stands for its dotted path.
+            "key.path=value"; None: none.  A class or a function stands for its dotted path.
         model: takes the place of the job's ``model``: a ``torch.nn.Module``, whose present weights
             are the initial ones; or a class or function that makes one, which draws its weights
             from the job's seed, and may have arguments ``input_shape`` and ``outputs``; or a
@@ -108,7 +108,7 @@ def run(
 
 def resume(
     directory: str | Path,
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: Sequence[str] | Mapping[str, Any] | None = (),
     *,
     out: str | Path | None = None,
     round: int | None = None,
@@ -143,7 +143,7 @@ def resume(
 
 def check(
     job: str | Path | Mapping[str, Any],
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: Sequence[str] | Mapping[str, Any] | None = (),
     *,
     model: Any = None,
     data: Any = None,
@@ -173,7 +173,7 @@ def check(
 
 def plan_job(
     job: str | Path | Mapping[str, Any],
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: Sequence[str] | Mapping[str, Any] | None = (),
     *,
     model: Any = None,
     data: Any = None,

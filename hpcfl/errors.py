@@ -129,11 +129,12 @@ class BrokenRuleError(TypeError):
     Args:
         message: which rule, and what to do.
         place: of the hook, in the form of the function ``place``.
+        collective: whether every rank raises it at this point.
     """
 
-    def __init__(self, message: str, place: str = "") -> None:
+    def __init__(self, message: str, place: str = "", *, collective: bool = False) -> None:
         super().__init__(message)
-        self.place = place
+        self.place, self.collective = place, collective
 
 
 class HpcflError(Exception):

@@ -144,10 +144,11 @@ def _run(options: argparse.Namespace) -> None:
     out = options.out or run_directory(options.job, options.overrides)
     if options.continued:
         signals.set_resumable(out)
-    from hpcfl.job.schema import load
+    from hpcfl.runner.objects import load_job
     from hpcfl.runner.start import start
 
-    start(load(options.job, options.overrides), out, continued=options.continued)
+    loaded, kept = load_job(options.job, options.overrides, out=out)
+    start(loaded, out, continued=options.continued, kept=kept)
 
 
 def _resume(options: argparse.Namespace) -> None:

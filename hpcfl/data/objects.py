@@ -1,11 +1,10 @@
 """Examples that a caller of ``hpcfl.run`` has in memory, and the file in which a run keeps them."""
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from hpcfl.data.sources.arrays import Arrays
 from hpcfl.errors import DataError
 from hpcfl.io.code_file import DIGITS
 
-_TRIED = 4  # items that are read twice
+_TRIED = 64  # items that are read twice, spread over the data set
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +24,9 @@ class Data:
     A part is ``(x, y)``, two arrays, tensors or sequences of as many rows, or a map-style data set
     of torch whose items are such pairs.  Inputs x [n, ...] are numbers, images as [n, C, H, W];
     integers in y [n] are classes from 0 (cross-entropy), floats are targets (mean of r^2 / 2).  The
-    run keeps the examples as they are now: what a data set draws at random, such as augmentation,
-    is refused.
+    run keeps the examples as they are now.  A data set that draws from Python's, numpy's or torch's
+    global generator as it is read, such as for augmentation, is refused, and so is one of which 64
+    items, spread over it, are not the same when they are read again.
     """
 
     train: Any
@@ -78,11 +78,9 @@ def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     return found.hexdigest()[:DIGITS]
 
 
-def packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """The content of the .npz."""
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
+def write_arrays(arrays: Mapping[str, NDArray[Any]], file: BinaryIO) -> None:
+    """Write the .npz into an open file."""
+    np.savez(file, allow_pickle=False, **arrays)
 
 
 def _pair(part: Any, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -97,8 +95,8 @@ def _pair(part: Any, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
     items = [_item(part, index, name) for index in range(len(part))]
     if not items:
         raise DataError(f"data: {name} has no example")
-    for index, item in enumerate(items[:_TRIED]):
-        if any(map(_differ, item, _item(part, index, name))):
+    for index in np.linspace(0, len(items) - 1, min(_TRIED, len(items))).astype(int).tolist():
+        if any(map(_differ, items[index], _item(part, index, name))):
             raise DataError(
                 f"data: {name}: item {index} is another one each time; hpcfl.run keeps examples as "
                 "they are: pass a data set that draws nothing at random (no augmentation)"

@@ -26,6 +26,13 @@ class PublishedSizes(Section):
     """Standard deviation of the logarithm of a natural client's examples: sizes are drawn from a
     lognormal distribution."""
 
+    def __post_init__(self) -> None:
+        if self.clients is not None and self.clients > self.train:
+            raise ValueError(
+                f"clients is {self.clients}, but there are {self.train} training examples; "
+                "expected one at least for each client"
+            )
+
     def __str__(self) -> str:
         clients = "" if self.clients is None else f"{self.clients} clients, "
         classes = "" if self.classes is None else f", {self.classes} classes"

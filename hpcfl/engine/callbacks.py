@@ -2,6 +2,7 @@
 
 import copy
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -59,7 +60,8 @@ class Callback:
     """Base of the classes that ``callbacks`` of a job names, and of objects for ``hpcfl.run``.
 
     All methods are called on rank 0 alone, while the other ranks wait.  What they return is not
-    used, and nothing that they do to their arguments changes the run.  An exception ends the run.
+    used, and nothing that they do to their arguments changes the run.  An exception ends the run,
+    and so does ``sys.exit``.
     """
 
     def start(self, run: RunStart) -> None:
@@ -151,12 +153,32 @@ class Callbacks:
         """Call a method; its draws follow from the job's seed, the round and the callback."""
         name, seed = self._named[index][0], seeds.key(self._seed, f"callback {index}", round)
         try:
-            with seeded(seed), _settings_restored():
+            with undisturbed(seed):
                 method(*args)
-        except Exception as e:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # also of sys.exit, which would end this rank alone
             if disk := as_disk_error(e):
                 raise disk from e
-            raise HookError(f"callbacks: {name}: {when}{described(e)}{hint()}") from e
+            raise HookError(f"callbacks: {name}: {when}{described(e)}{advice(e)}") from e
+
+
+@contextmanager
+def undisturbed(seed: int) -> Iterator[None]:
+    """Leave what rounds depend on as it was before the block, which calls code of a callback.
+
+    Args:
+        seed: draws of the block from the process' generators follow from it.
+    """
+    with seeded(seed), _settings_restored():
+        yield
+
+
+def advice(error: BaseException) -> str:
+    """What to do about an error of a callback, for the end of its line."""
+    if isinstance(error, Exception):
+        return hint()
+    return "; to stop the run with a checkpoint, call signal.raise_signal(signal.SIGTERM)"
 
 
 def _folder() -> str | None:
@@ -186,6 +208,11 @@ def _set_gpu(index: int | None) -> None:
         torch.cuda.set_device(index)
 
 
+def _flushes_denormals() -> bool:
+    return sys.float_info.min / _TWO == 0
+
+
+_TWO = 2.0  # a variable, as Python divides constants once and for all
 _SETTINGS: Sequence[tuple[Callable[[], Any], Callable[[Any], Any]]] = (
     (_folder, _set_folder),
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -194,6 +221,7 @@ _SETTINGS: Sequence[tuple[Callable[[], Any], Callable[[Any], Any]]] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (_flushes_denormals, torch.set_flush_denormal),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     *(
         (partial(getattr, torch.backends.cudnn, name), partial(setattr, torch.backends.cudnn, name))

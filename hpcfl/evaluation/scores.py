@@ -77,11 +77,18 @@ class Evaluation:
         """Collective: the names of all sums of the user's metrics.
 
         A rank without a batch learns from the others how many there are.
+
+        Raises:
+            BrokenRuleError: on all ranks: the batches of two ranks have different numbers of sums.
         """
         metrics = self._meter.metrics
         if not metrics:
             return []
-        counts = np.array([metric.count for metric in metrics], dtype=np.float64)
-        for metric, count in zip(metrics, self._comm.allreduce_max(counts), strict=True):
-            metric.count = int(count)
+        counts = [metric.count for metric in metrics]
+        negated = [-count if count else -np.inf for count in counts]  # for the smallest
+        found = self._comm.allreduce_max(np.array([*counts, *negated], dtype=np.float64))
+        for metric, most, least in zip(metrics, found, -found[len(metrics) :], strict=False):
+            if least < most:
+                raise metric.differing(int(least), int(most), collective=True)
+            metric.count = int(most)
         return [key for metric in metrics for key in sum_names(metric, metric.count)]

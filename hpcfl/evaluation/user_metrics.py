@@ -93,7 +93,7 @@ class UserMetric:
             self.count = 2
             return [float(made.sum(dtype=torch.float64)), float(examples)]
         if self.count not in (0, len(made)):
-            raise self._broken(f"returns {len(made)} sums of a batch, and {self.count} of another")
+            raise self.differing(len(made), self.count)
         self.count = len(made)
         sums: Sums = made.to("cpu", torch.float64).tolist()
         return sums
@@ -118,8 +118,19 @@ class UserMetric:
             )
         return float(found)
 
-    def _broken(self, rule: str) -> BrokenRuleError:
-        return BrokenRuleError(f"{self.name} {rule}", defined(self.function))
+    def differing(self, count: int, other: int, *, collective: bool = False) -> BrokenRuleError:
+        """The error of two batches that have different numbers of sums.
+
+        Args:
+            count: of one batch.
+            other: of the other.
+            collective: whether every rank raises it.
+        """
+        rule = f"returns {count} sums of a batch, and {other} of another"
+        return self._broken(rule, collective=collective)
+
+    def _broken(self, rule: str, *, collective: bool = False) -> BrokenRuleError:
+        return BrokenRuleError(f"{self.name} {rule}", defined(self.function), collective=collective)
 
 
 def load_metrics(paths: Sequence[str]) -> list[UserMetric]:

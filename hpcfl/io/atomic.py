@@ -2,9 +2,10 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from hpcfl.errors import JobError, StoreError, file_error
 
@@ -48,13 +49,38 @@ def write_file(
         DiskError: the disk is full or fails; nothing is left behind.
         StoreError: the file may not be written there; nothing is left behind.
     """
+    size = f" {len(content)} bytes"
+    write_by(path, lambda file: file.write(content), size=size, advice=advice, mode=mode)
+
+
+def write_by(
+    path: Path,
+    write: Callable[[BinaryIO], object],
+    *,
+    size: str = "",
+    advice: str = "make room or repair the disk",
+    mode: int | None = None,
+) -> None:
+    """Like ``write_file``, by a function that writes the content into the open file.
+
+    Args:
+        path: its final name.
+        write: writes the content.
+        size: of the content, for the error's message.
+        advice: see ``write_file``.
+        mode: see ``write_file``.
+
+    Raises:
+        DiskError, StoreError: see ``write_file``.
+        Exception: whatever ``write`` raises; nothing is left behind.
+    """
     part = path.with_name(path.name + PART)
     try:
         with part.open("wb") as file:
             if mode is not None and mode != stat.S_IMODE(os.fstat(file.fileno()).st_mode):
                 # Before the content, which others may not be allowed to read.
                 os.fchmod(file.fileno(), mode)
-            file.write(content)
+            write(file)
             file.flush()
             # Before the rename: some file systems write the rename to the disk before the content.
             os.fsync(file.fileno())
@@ -62,7 +88,7 @@ def write_file(
         sync_folder(path.parent)
     except OSError as error:
         remove_part(part)
-        message = f"{path}: cannot write {len(content)} bytes: {error.strerror}; {advice}"
+        message = f"{path}: cannot write{size}: {error.strerror}; {advice}"
         raise file_error(error, message, StoreError) from error
     except BaseException:  # Ctrl-C
         remove_part(part)

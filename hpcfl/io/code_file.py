@@ -1,25 +1,93 @@
 """Import a class or a function by its name: ``module.NAME``, or ``FILE.py:NAME``.
 
-Files are those that a run keeps of a script or a notebook (``hpcfl.runner.main_source``).
+A file is executed only if it is one that a run keeps: in a folder ``kept``, under a name that has
+the digest of its content.  So a job file alone cannot make hpcfl execute another file.
 """
 
+import re
 import sys
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcfl.errors import StoreError, file_error
 
+KEPT = "kept"
+"""The folder of a run directory with what no job file can hold: hpcfl.runner.objects."""
+KEPT_MODULE = "hpcfl_kept_"
+"""Begins the name of the module of a kept file of code."""
 _MARK = ".py:"
 DIGITS = 16
 """Of a digest, in the names of kept files."""
+_NAME = re.compile(rf"(data|model|code)-[0-9a-f]{{{DIGITS}}}\.(npz|pt|safetensors|py)")
+
+
+class KeptName(NamedTuple):
+    """What a job names of a kept file."""
+
+    path: Path
+    """The file."""
+    attribute: str
+    """Of ``FILE.py:NAME``, ":NAME"; else empty."""
 
 
 def digest_of(content: bytes) -> str:
     """The digest of a content, as the names of kept files have it."""
     return sha256(content).hexdigest()[:DIGITS]
+
+
+def is_kept_name(name: str) -> bool:
+    """Whether a file has a name as a run gives it to a file that it keeps."""
+    return _NAME.fullmatch(name) is not None
+
+
+def kept_name(name: str) -> KeptName | None:
+    """The kept file of a path, or of ``FILE.py:NAME``; None if no run gave it such a name."""
+    file, colon, attribute = name.rpartition(":") if is_in_file(name) else (name, "", "")
+    path = Path(file)
+    return KeptName(path, colon + attribute) if _is_kept(path) else None
+
+
+def require_kept(name: str) -> None:
+    """Refuse to execute a file that no run keeps.
+
+    Args:
+        name: the path of the file, or ``FILE.py:NAME``.
+
+    Raises:
+        ValueError: its folder is not ``kept``, or its name has no digest.
+    """
+    if kept_name(name) is None:
+        raise ValueError(
+            f"found {name!r:.200}, a file that would be executed; expected the dotted path of a "
+            f"class in a module, or a file that a run keeps in its folder {KEPT}"
+        )
+
+
+def _is_kept(path: Path) -> bool:
+    return path.parent.name == KEPT and is_kept_name(path.name)
+
+
+def read_kept(path: Path) -> bytes:
+    """The content of a kept file that will be executed, ``NAME-DIGEST.py`` or ``.pt``.
+
+    Raises:
+        StoreError: it is missing, was changed, or is no file that a run keeps.
+    """
+    try:
+        require_kept(str(path))
+    except ValueError as e:
+        raise StoreError(f"{path}: {e}") from e
+    try:
+        content = path.read_bytes()
+    except OSError as e:
+        message = f"{path}: cannot be read: {e.strerror or e}; put it back, the run needs it"
+        raise file_error(e, message, StoreError) from e
+    if digest_of(content) != path.stem.rpartition("-")[2]:
+        raise StoreError(f"{path}: was changed: its digest is not that in its name; put it back")
+    return content
 
 
 def is_in_file(name: str) -> bool:
@@ -36,7 +104,7 @@ def find_object(name: str) -> Any:
     """Import what a name says.
 
     Raises:
-        StoreError: the file is missing, or its content is not that of the digest in its name.
+        StoreError: see ``read_kept``.
         Exception: whatever the import raises.
     """
     if is_in_file(name):
@@ -50,19 +118,12 @@ def load_code(path: Path) -> ModuleType:
     """The module of a kept file, ``NAME-DIGEST.py``; each content is executed once a process.
 
     Raises:
-        StoreError: the file is missing, or was changed.
+        StoreError: see ``read_kept``.
     """
     module = sys.modules.get(_module_name(path))
     if module is not None:
         return module
-    try:
-        content = path.read_bytes()
-    except OSError as e:
-        message = f"{path}: cannot be read: {e.strerror or e}; put it back, the run needs its code"
-        raise file_error(e, message, StoreError) from e
-    if digest_of(content) != path.stem.rpartition("-")[2]:
-        raise StoreError(f"{path}: was changed: its digest is not that in its name; put it back")
-    return execute(path, content.decode())
+    return execute(path, read_kept(path).decode())
 
 
 def execute(path: Path, text: str) -> ModuleType:
@@ -86,4 +147,4 @@ def execute(path: Path, text: str) -> ModuleType:
 
 
 def _module_name(path: Path) -> str:
-    return f"hpcfl_{path.stem.replace('-', '_')}"
+    return f"{KEPT_MODULE}{path.stem.replace('-', '_')}"

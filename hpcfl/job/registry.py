@@ -15,7 +15,7 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import HpcflError, JobError, described, hint, place
-from hpcfl.io.code_file import find_object, is_in_file
+from hpcfl.io.code_file import find_object, is_in_file, require_kept
 from hpcfl.job.yaml_file import JobFile, plain
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
@@ -69,6 +69,10 @@ class Registry:
         if name in self.known:
             return self._checked(at, name, self.known[name])
         if is_in_file(name):
+            try:
+                require_kept(name)
+            except ValueError as e:
+                raise JobError(f"{at}: {e}") from e
             return self._checked(at, name, _imported(at, name, lambda: find_object(name)))
         plugins = entry_points(group=f"hpcfl.{self.section}")
         if name in plugins.names:

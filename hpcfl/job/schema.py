@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from json import dumps
-from pathlib import Path
+from pathlib import Path, PurePath
 from sys import maxsize
 from typing import Any, Literal
 
@@ -23,11 +23,12 @@ from hpcfl.job.packaged import find_job
 from hpcfl.job.registry import REGISTRIES, SECTION, shown, suggestion
 from hpcfl.job.run_name import run_name
 from hpcfl.job.tasks import TASKS
-from hpcfl.job.user_code import CallbackEntry, check_metrics, make_callbacks
+from hpcfl.job.user_code import CallbackEntry, check_callbacks, check_metrics
 from hpcfl.job.yaml_file import (
     JobFile,
     Key,
     Tree,
+    from_python,
     override,
     plain,
     read,
@@ -261,9 +262,16 @@ def open_job(job: JobSource) -> JobFile:
     """Read a job; nothing is checked but that it is one.
 
     Raises:
-        JobError: the file cannot be read, or is no YAML mapping.
+        JobError: the file cannot be read, or is no YAML mapping, or a mapping holds other objects.
     """
-    return JobFile("job", tuples(job)) if isinstance(job, Mapping) else read(find_job(job))
+    if isinstance(job, Mapping):
+        return JobFile("job", tuples(from_python(job, "job")))
+    if not isinstance(job, str | PurePath):
+        raise JobError(
+            f"job: found {shown(job)}, expected a job file, the name of a packaged job, or a "
+            "mapping as in a file"
+        )
+    return read(find_job(job))
 
 
 def check(file: JobFile, name: str, *, user_code: bool = True) -> Loaded:
@@ -381,13 +389,13 @@ def require_coherent(job: Job, file: JobFile) -> None:
 
 
 def require_user_code(job: Job, file: JobFile) -> None:
-    """Import the metrics and make the callbacks that a job names.
+    """Import the metrics and the callbacks that a job names.
 
     Raises:
         JobError: one cannot be imported, or is something else.
     """
     check_metrics(f"{file.where(('evaluate', 'metrics'))}: evaluate.metrics", job.evaluate.metrics)
-    make_callbacks(
+    check_callbacks(
         job.callbacks, lambda index: f"{file.where(('callbacks', index))}: callbacks.{index}"
     )
 

@@ -1,14 +1,16 @@
-"""Import the metrics and make the callbacks that a job names by dotted paths."""
+"""Import the metrics and callbacks that a job names by dotted paths, and make the callbacks."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hpcfl.engine.callbacks import HOOKS, Callback
-from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined
+from hpcfl.engine.callbacks import HOOKS, Callback, advice, undisturbed
+from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined, described
 from hpcfl.evaluation.user_metrics import UserMetric
 from hpcfl.job.registry import check_method_names, import_dotted, shown, suggestion
+from hpcfl.seeds import key
 
+_UNMADE = "cannot be made"
 CallbackEntry = str | dict[str, Any]
 """A dotted path, or a section of one as ``name`` and the arguments of the constructor."""
 
@@ -32,22 +34,48 @@ def check_metrics(at: str, paths: Sequence[str]) -> None:
                 raise JobError(f"{at}: {path} {e}") from e
 
 
-def make_callbacks(
-    entries: Sequence[CallbackEntry], where: Callable[[int], str]
-) -> list[tuple[str, Callback]]:
-    """Make the callbacks of a job, each with its name.
+def check_callbacks(entries: Sequence[CallbackEntry], where: Callable[[int], str]) -> None:
+    """Import the callbacks of a job; none is made.
 
     Args:
         entries: of the key ``callbacks``.
         where: gives an entry's place, for messages.
 
     Raises:
+        JobError: a class cannot be imported, or an argument is unknown or missing.
+    """
+    for index, entry in enumerate(entries):
+        _found(entry, where(index))
+
+
+def make_callbacks(entries: Sequence[CallbackEntry], seed: int) -> list[tuple[str, Callback]]:
+    """Make the callbacks of a job, each with its name; on rank 0 alone.
+
+    Args:
+        entries: of the key ``callbacks``.
+        seed: of the job.
+
+    Raises:
         JobError: a class cannot be imported or made, or an argument is unknown or missing.
     """
-    return [_make(entry, where(index)) for index, entry in enumerate(entries)]
+    return [_make(entry, index, seed) for index, entry in enumerate(entries)]
 
 
-def _make(entry: CallbackEntry, at: str) -> tuple[str, Callback]:
+def _make(entry: CallbackEntry, index: int, seed: int) -> tuple[str, Callback]:
+    at = f"callbacks.{index}"
+    name, cls, arguments = _found(entry, at)
+    with as_job_error(f"{at}: {name}", _UNMADE, cls.__init__):
+        try:
+            with undisturbed(key(seed, f"callback {index} made")):
+                return name, cls(**arguments)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as e:  # of sys.exit
+            raise JobError(f"{at}: {name}: {_UNMADE}{described(e)}{advice(e)}") from e
+
+
+def _found(entry: CallbackEntry, at: str) -> tuple[str, type[Callback], dict[str, Any]]:
+    """The name of an entry, its class and the arguments of its constructor."""
     section: Mapping[str, Any] = {"name": entry} if isinstance(entry, str) else entry
     name = section.get("name")
     if not isinstance(name, str):
@@ -58,9 +86,9 @@ def _make(entry: CallbackEntry, at: str) -> tuple[str, Callback]:
         raise JobError(f"{at}: {name} is {cls!r:.80}, expected a class derived from hpcfl.Callback")
     check_callback(at, name, cls)
     arguments = {key: value for key, value in section.items() if key != "name"}
-    with as_job_error(f"{at}: {name}", "cannot be made", cls.__init__):
+    with as_job_error(f"{at}: {name}", _UNMADE, cls.__init__):
         _check_arguments(at, name, cls, arguments)
-        return name, cls(**arguments)
+    return name, cls, arguments
 
 
 def require_callbacks(at: str, found: Sequence[Any]) -> None:

@@ -4,22 +4,24 @@ Common mistakes that PyYAML accepts are errors here: a duplicate key, a key that
 (``on``), a missing space (``{lr:0.1}``), ``1e-3`` (text in YAML) where a number is expected.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from datetime import date, datetime
+from pathlib import Path, PurePath
+from types import FunctionType
 from typing import Any
 from zlib import crc32
 
 import yaml
 
 from hpcfl.errors import JobError, StoreError, file_error
+from hpcfl.io.code_file import KEPT, KeptName, kept_name
 
-KEPT = "kept"
-"""The folder of a run directory with what no job file can name: hpcfl.runner.objects."""
 Key = tuple[str | int, ...]
 Tree = dict[str, Any]
-Overrides = Sequence[str] | Mapping[str, Any]
+Overrides = Sequence[str] | Mapping[str, Any] | None
 
+_PLAIN = (bool, int, float, str, date, datetime, type(None))  # what YAML reads as single values
 RUN = "$RUN/"
 """Begins a path of job.yaml that is in the folder of this file, which may be moved."""
 COMMAND_LINE = "command line"  # where its values are from, as error messages name it
@@ -182,6 +184,26 @@ def relative_to_run(tree: Mapping[str, Any], root: Path) -> Tree:
     return made
 
 
+def replace_kept(value: Any, replace: Callable[[KeptName], str]) -> Any:
+    """The tree with other texts for the files that runs keep.
+
+    Args:
+        value: the tree.
+        replace: the text for such a file.
+    """
+    if isinstance(value, Mapping):
+        return {key: replace_kept(below, replace) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(replace_kept(below, replace) for below in value)
+    named = kept_name(value) if isinstance(value, str) else None
+    return value if named is None else replace(named)
+
+
+def in_own_run(named: KeptName) -> str:
+    """The path of a kept file in a job, whichever run's folder it is in."""
+    return f"{RUN}{KEPT}/{named.path.name}{named.attribute}"
+
+
 def with_prefix(value: Any, prefix: str, other: str) -> Any:
     """The tree with another prefix in the texts that begin with one."""
     if isinstance(value, Mapping):
@@ -197,16 +219,18 @@ def override_texts(overrides: Overrides) -> tuple[str, ...]:
     """Overrides as ``key.path=value`` texts.
 
     Args:
-        overrides: such texts, or a mapping of dotted keys, or of sections in each other, to values.
-            A mapping changes the keys that it has, but one that names a class (``name``, ``kind``)
-            is a whole section: the others' keys would not fit it.
+        overrides: such texts, or a mapping of dotted keys, or of sections in each other, to values;
+            None stands for none.  A mapping changes the keys that it has, but one that names a
+            class (``name``, ``kind``) is a whole section: the others' keys would not fit it.
 
     Raises:
         JobError: it is neither, or a value cannot be written.
     """
+    if overrides is None:
+        return ()
     if isinstance(overrides, Mapping):
         return tuple(_texts(overrides, ""))
-    if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
+    if not isinstance(overrides, list | tuple) or not all(isinstance(t, str) for t in overrides):
         raise JobError(
             f"overrides: found {overrides!r:.60}, expected a list of 'key.path=value' or a mapping"
         )
@@ -218,27 +242,37 @@ def _texts(section: Mapping[str, Any], above: str) -> Iterator[str]:
         if isinstance(value, Mapping) and not {"name", "kind"} & value.keys():
             yield from _texts(value, f"{above}{key}.")
             continue
-        try:
-            written = yaml.safe_dump(_builtin(value), default_flow_style=True, width=1 << 30)
-        except yaml.YAMLError as e:
-            raise JobError(
-                f"overrides: {above}{key}: found a {type(value).__name__}, expected a number, a "
-                "text, a list or a mapping"
-            ) from e
+        plain_value = from_python(value, f"overrides: {above}{key}")
+        written = yaml.safe_dump(plain_value, default_flow_style=True, width=1 << 30)
         yield f"{above}{key}={written.removesuffix('...' + chr(10)).strip()}"
 
 
-def _builtin(value: Any) -> Any:
-    """The value in types of YAML: numbers of numpy, paths, and classes by their dotted path."""
+def from_python(value: Any, where: str) -> Any:
+    """The value in types of YAML.
+
+    Args:
+        value: of a caller from Python; may hold numbers and arrays of numpy and torch, paths, and
+            classes and functions, which become their dotted paths.
+        where: begins the message.
+
+    Raises:
+        JobError: it holds something else.
+    """
     if isinstance(value, Mapping):
-        return {key: _builtin(below) for key, below in value.items()}
+        return {key: from_python(below, f"{where}.{key}") for key, below in value.items()}
     if isinstance(value, list | tuple):
-        return [_builtin(below) for below in value]
-    if isinstance(value, type):
+        return [from_python(below, f"{where}.{k}") for k, below in enumerate(value)]
+    if isinstance(value, type | FunctionType):
         return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, Path):
+    if isinstance(value, PurePath):
         return str(value)
-    return value.item() if hasattr(value, "item") else value
+    if type(value) in _PLAIN:
+        return value
+    if callable(to_list := getattr(value, "tolist", None)):
+        return from_python(to_list(), where)
+    raise JobError(
+        f"{where}: found a {type(value).__name__}, expected a number, a text, a list or a mapping"
+    )
 
 
 def override(file: JobFile, overrides: Sequence[str]) -> None:

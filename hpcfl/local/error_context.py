@@ -53,7 +53,8 @@ def round_errors(round: int) -> Iterator[None]:
     def convert(e: Exception) -> HookError | None:
         # An error in hpcfl itself is a bug: it keeps its traceback.
         if place(e) or isinstance(e, BrokenRuleError):
-            return HookError(f"round {round}{described(e)}{hint()}")
+            collective = isinstance(e, BrokenRuleError) and e.collective
+            return HookError(f"round {round}{described(e)}{hint()}", collective=collective)
         return None
 
     with convert_errors(convert):

@@ -1,6 +1,7 @@
 """Module: a torch module of the user's own, by the name of what makes it."""
 
 import inspect
+import io
 import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpcfl.errors import JobError, StoreError, described, file_error
-from hpcfl.io.code_file import find_object, is_in_file, load_code
+from hpcfl.errors import JobError, StoreError, described
+from hpcfl.io.code_file import find_object, is_in_file, load_code, read_kept, require_kept
 from hpcfl.models.base import ModelConfig
 from hpcfl.types import PathText
 
@@ -32,6 +33,15 @@ class Module(ModelConfig):
     """Further arguments of the class or function, by name."""
     code: PathText | None = None
     """Where ``of`` is a module that ``hpcfl.run`` kept: the file with its classes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key, name in (("of", self.of), ("code", self.code)):
+            if name is not None and (key == "code" or name.endswith(OBJECT) or is_in_file(name)):
+                try:
+                    require_kept(name)
+                except ValueError as e:
+                    raise ValueError(f"{key}: {e}") from e
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Make the module; of a kept one the layers draw new weights, and ``init`` has the kept.
@@ -146,8 +156,9 @@ def read_module(path: Path, code: Path | None) -> nn.Module:
         code: the file that defines the classes that were in ``__main__``; None if there are none.
 
     Raises:
-        StoreError: it is missing or damaged, or a class of it cannot be imported.
+        StoreError: it is missing or was changed, or a class of it cannot be imported.
     """
+    content = read_kept(path)
     main = load_code(code) if code else None
 
     class Unpickler(pickle.Unpickler):
@@ -160,14 +171,11 @@ def read_module(path: Path, code: Path | None) -> nn.Module:
     reader = ModuleType("reader")
     reader.__dict__.update(Unpickler=Unpickler, load=lambda file: Unpickler(file).load())
     try:
-        found = torch.load(path, "cpu", pickle_module=reader, weights_only=False)
-    except OSError as e:
-        message = f"{path}: cannot be read: {e.strerror or e}; put it back, it is the run's model"
-        raise file_error(e, message, StoreError) from e
+        found = torch.load(io.BytesIO(content), "cpu", pickle_module=reader, weights_only=False)
     except Exception as e:
         raise StoreError(
             f"{path}: cannot be read: {type(e).__name__}: {e}; the module's classes must be "
-            "importable (PYTHONPATH), and the file as the run wrote it"
+            "importable (PYTHONPATH), and its packages of the versions that the run had"
         ) from e
     if not isinstance(found, nn.Module):
         raise StoreError(f"{path}: holds a {type(found).__name__}, expected a torch.nn.Module")

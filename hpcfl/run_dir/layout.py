@@ -39,12 +39,12 @@ import torch
 from hpcfl.errors import DataError, JobError, StoreError, file_error
 from hpcfl.io import checksum
 from hpcfl.io.atomic import write_file
+from hpcfl.io.code_file import KEPT
 from hpcfl.io.files import parse_json, present, read_array, read_bytes
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.job.resume_rules import job_fingerprint
 from hpcfl.job.settings import flatten
 from hpcfl.job.yaml_file import (
-    KEPT,
     LARGEST_FILE,
     RENAMED_SETTINGS,
     JobFile,
@@ -158,7 +158,7 @@ class RunDir:
             )
 
     def lock(self, holder: str = "a run", *, shared: bool = False) -> None:
-        """Lock the directory until the context or this process ends.
+        """Lock the directory until the context or this process ends; once is enough.
 
         Args:
             holder: names the process that may have locked it, in the message of the error.
@@ -167,6 +167,8 @@ class RunDir:
         Raises:
             JobError: it is not writable, or another process has locked it.
         """
+        if self._lock is not None:
+            return
         try:
             fd = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as e:

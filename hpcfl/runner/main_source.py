@@ -7,18 +7,20 @@ uses: imports, other classes and functions of ``__main__``, and constants.
 import __future__
 
 import ast
+import dis
 import inspect
 import linecache
 import symtable
 import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from types import FunctionType, ModuleType
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from hpcfl.errors import JobError
+from hpcfl.io.code_file import KEPT_MODULE
 
 MAIN = "__main__"
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
@@ -37,9 +39,11 @@ def require_importable(found: Any, what: str) -> None:
         what: begins the message.
 
     Raises:
-        JobError: it is a lambda, defined within a function, or not what its module has.
+        JobError: it is a lambda, defined within a function, of the code that another run keeps, or
+            not what its module has.
     """
     name = found.__qualname__
+    refuse_kept(found.__module__, name, what)
     if "<lambda>" in name:
         raise JobError(
             f"{what}: found a lambda, whose source cannot be kept; expected a function or a class: "
@@ -54,6 +58,19 @@ def require_importable(found: Any, what: str) -> None:
         raise JobError(
             f"{what}: {found.__module__}.{name} is not what its module has under this name now; "
             "pass the class or function of the module itself"
+        )
+
+
+def refuse_kept(module: str, name: str, what: str) -> None:
+    """Refuse a class or function of the code that a run keeps: no other process imports it.
+
+    Raises:
+        JobError: the module is such code.
+    """
+    if module.startswith(KEPT_MODULE):
+        raise JobError(
+            f"{what}: {name} is of the code that another run keeps, which no other process "
+            "imports; define it in a module, the script or the notebook, and load the state_dict"
         )
 
 
@@ -99,6 +116,8 @@ class _Source:
         for used in _globals_of(text):
             if used != name and used in self._main:
                 self._add(used, self._main[used], name)
+        for module in _submodules(text, self._main):
+            self._imports[module] = f"import {module} as _submodule\n"
         self._texts[name] = text
 
     def _add(self, name: str, value: Any, user: str) -> None:
@@ -132,7 +151,9 @@ class _Source:
                 f"{self._what}: the source of {found.__qualname__} is not found, so the run cannot "
                 "keep it; put it into a module"
             )
-        return textwrap.dedent(text).rstrip()
+        # Of a definition within an `if`; another indentation would change texts of several lines.
+        indented = text[0].isspace()
+        return (f"if True:\n{text}" if indented else text).rstrip()
 
     @staticmethod
     def _futures(wanted: Iterable[Any]) -> Iterator[str]:
@@ -148,25 +169,128 @@ def _codes(found: Any) -> Iterator[Any]:
     else:
         for value in vars(found).values():
             if isinstance(value, FunctionType) and value.__module__ == found.__module__:
-                yield value.__code__
+                yield inspect.unwrap(value).__code__  # not that of a decorator
 
 
 def _class_text(cls: type[Any]) -> str:
     """The text of a class; of a notebook's too, whose ``__main__`` has no file.
 
-    A cell is known to ``linecache`` by the file name that the code of the methods has.
+    A cell is known to ``linecache`` by the file name that the code of the methods has.  Of several
+    classes of the name it is the one with these methods, else the last of the newest cell.
 
     Raises:
         OSError, TypeError, SyntaxError: it is not found.
     """
-    files = {code.co_filename for code in _codes(cls) if not code.co_filename.startswith("<string")}
-    for file in sorted(files):
+    places = [
+        (code.co_filename, code.co_firstlineno)
+        for code in _codes(cls)
+        if not code.co_filename.startswith("<string")  # of a dataclass or a named tuple
+    ]
+    for file in sorted({file for file, _ in places}) or _cells():
         text = "".join(linecache.getlines(file))
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
-                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                return "".join(text.splitlines(keepends=True)[first - 1 : node.end_lineno])
+        with suppress(SyntaxError):
+            body = ast.parse(text).body
+            named = [n for n in body if isinstance(n, ast.ClassDef) and n.name == cls.__name__]
+            lines = [line for own, line in places if own == file]
+            holding = [n for n in named if any(line in _lines_of(n) for line in lines)]
+            for node in reversed(holding or named):
+                own = _lines_of(node)
+                return "".join(text.splitlines(keepends=True)[own.start - 1 : own.stop - 1])
     return inspect.getsource(cls)
+
+
+def _lines_of(node: ast.ClassDef) -> range:
+    """The numbers of the lines of a class, with its decorators."""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return range(first, (node.end_lineno or node.lineno) + 1)
+
+
+def _cells() -> list[str]:
+    """The script, or what ``linecache`` knows and no module has been imported from: the cells."""
+    script = getattr(sys.modules[MAIN], "__file__", None)
+    if script:
+        return [script]
+    imported = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
+    return [file for file in reversed([*linecache.cache]) if file not in imported]
+
+
+def require_same(module: ModuleType, what: str) -> None:
+    """Refuse kept code whose classes and functions are not those of ``__main__`` now.
+
+    They differ where a method was replaced or added after the class, a name was defined again, or
+    the file was edited meanwhile.
+
+    Args:
+        module: made of the kept code.
+        what: begins the message.
+
+    Raises:
+        JobError: one differs.
+    """
+    main = sys.modules[MAIN]
+    for name, kept in vars(module).items():
+        own = isinstance(kept, type | FunctionType) and kept.__module__ == module.__name__
+        if own and (part := _differing(getattr(main, name), kept)):
+            raise JobError(
+                f"{what}: {part} is not as the source of {name} says: it was changed after its "
+                "definition, or the file was edited; write the change into the definition, and "
+                "execute it again"
+            )
+
+
+def _differing(found: Any, kept: Any) -> str | None:
+    """The name of the first part of a class or function that differs; None if none does."""
+    if isinstance(found, type) != isinstance(kept, type):
+        return str(found.__qualname__)
+    if not isinstance(found, type):
+        return None if _content(found) == _content(kept) else str(found.__qualname__)
+    first, second = (
+        {
+            key: _content(value)
+            for key, value in vars(cls).items()
+            if not _made_by_python(key, value)
+        }
+        for cls in (found, kept)
+    )
+    for key in {**first, **second}:
+        if first.get(key) != second.get(key):
+            return f"{found.__qualname__}.{key}"
+    return None
+
+
+def _made_by_python(key: str, value: Any) -> bool:
+    """Whether an attribute of a class describes it, such as ``__module__`` and ``__doc__``."""
+    return key.startswith("__") and not isinstance(value, FunctionType)
+
+
+def _content(value: Any) -> object:
+    """What is compared of a function, or of an attribute of a class; "" for other values."""
+    if isinstance(value, property):
+        return [_content(part) for part in (value.fget, value.fset, value.fdel)]
+    value = getattr(value, "__func__", value)  # of a static method or a class method
+    if isinstance(value, FunctionType):
+        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        return [_instructions(value.__code__), *map(_content, defaults)]
+    return repr(value) if _is_constant(value) else ""
+
+
+# What a call of a module's function is compiled to depends on whether the file imports the module.
+_OF_CALLS = ("PUSH_NULL", "PRECALL", "CACHE", "EXTENDED_ARG")
+
+
+def _instructions(code: CodeType) -> list[object]:
+    """The instructions of a function, without the lines that they are from."""
+    found: list[object] = []
+    for instruction in dis.get_instructions(code):
+        name, value = instruction.opname, instruction.argval
+        if name in _OF_CALLS:
+            continue
+        if isinstance(value, CodeType):
+            value = _instructions(value)
+        elif instruction.opcode in (*dis.hasjrel, *dis.hasjabs):
+            value = None  # the distance of a jump, which calls make longer
+        found.append((name.replace("METHOD", "ATTR"), repr(value)))
+    return found
 
 
 def _globals_of(text: str) -> list[str]:
@@ -183,6 +307,24 @@ def _globals_of(text: str) -> list[str]:
 
     visit(symtable.symtable(text, "<kept>", "exec"), top=True)
     return sorted(found)
+
+
+def _submodules(text: str, names: Mapping[str, Any]) -> Iterator[str]:
+    """The modules that a source names within modules, such as ``xml.dom`` by ``xml``.
+
+    They are imported, too: another process may not have imported them.
+    """
+    for node in ast.walk(ast.parse(text)):
+        parts: list[str] = []
+        inner: ast.expr | ast.AST = node
+        while isinstance(inner, ast.Attribute):
+            parts.insert(0, inner.attr)
+            inner = inner.value
+        module = names.get(inner.id) if isinstance(inner, ast.Name) else None
+        if isinstance(module, ModuleType) and parts:
+            name = ".".join([module.__name__, *parts])
+            if isinstance(sys.modules.get(name), ModuleType):
+                yield name
 
 
 def _is_constant(value: Any) -> bool:

@@ -2,50 +2,60 @@
 
 A job file cannot name an object.  The run directory keeps it in a file that is named by its content
 (kept/data-DIGEST.npz), and the job names this file: so every later command finds it, also after the
-directory has moved.  The run itself uses the file, not the object.
+directory has moved.  The run itself uses the file, not the object.  A job that names files which
+another run keeps, as its job.yaml does, gets copies of them.
 """
 
-import io
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from hashlib import sha256
-from inspect import isfunction
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import FunctionType
+from typing import Any, BinaryIO
 
-import torch
 from safetensors.torch import save as save_tensors
 from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.data.base import DataConfig
-from hpcfl.data.objects import Data, KeptArrays, digest, packed
-from hpcfl.errors import JobError, described, file_error
-from hpcfl.io.atomic import write_file
-from hpcfl.io.code_file import DIGITS, digest_of, execute
+from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
+from hpcfl.engine.global_generators import generators
+from hpcfl.errors import DataError, JobError, StoreError, described, file_error
+from hpcfl.io.atomic import PART, write_by
+from hpcfl.io.code_file import KEPT, KeptName, digest_of, execute, is_kept_name, load_code
 from hpcfl.job.registry import REGISTRIES
 from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import JobSource, Loaded, add_task_defaults, check, open_job
 from hpcfl.job.yaml_file import (
-    KEPT,
     RUN,
     JobFile,
     Overrides,
+    in_own_run,
     override,
     override_texts,
     plain,
+    replace_kept,
     tuples,
     with_prefix,
 )
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import OBJECT, taken
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.runner.main_source import MAIN, is_of_main, require_importable, source_of
+from hpcfl.runner.main_source import (
+    MAIN,
+    is_of_main,
+    refuse_kept,
+    require_importable,
+    require_same,
+    source_of,
+)
+from hpcfl.runner.pickle_module import names_in, pickled
 
 _MODEL = "hpcfl.run(model=...)"
 _DATA = "hpcfl.run(data=...)"
@@ -57,12 +67,17 @@ _DIVISION = tuple(field.name for field in fields(DataConfig))
 class KeptFiles:
     """The files of a run directory that keep objects, before they are written."""
 
-    contents: dict[str, Callable[[], bytes]] = field(default_factory=dict)
-    """By name; called on rank 0 alone."""
+    contents: dict[str, Callable[[BinaryIO], object]] = field(default_factory=dict)
+    """By name, a function that writes the content; it is called on rank 0 alone."""
 
-    def add(self, name: str, content: Callable[[], bytes]) -> str:
-        """Add a file; its path in a job."""
-        self.contents[name] = content
+    def add(self, kind: str, content: bytes, ending: str) -> str:
+        """Add a file, which is named by the digest of its content; its path in a job."""
+        name = f"{kind}-{digest_of(content)}{ending}"
+        return self.add_written(name, lambda file: file.write(content))
+
+    def add_written(self, name: str, write: Callable[[BinaryIO], object]) -> str:
+        """Add a file that ``write`` writes; its path in a job."""
+        self.contents[name] = write
         return f"{RUN}{KEPT}/{name}"
 
     def require_alike(self, comm: Comm) -> None:
@@ -82,27 +97,42 @@ class KeptFiles:
                 )
 
     def write(self, folder: RunDir) -> None:
-        """Write the files that are not there yet; on rank 0 alone.
+        """Write the files, and delete those that a refused start left; on rank 0 alone.
+
+        A run that has a checkpoint has its files already: nothing is written.
 
         Raises:
-            JobError: the folder cannot be written, or holds a run that keeps other objects.
+            JobError: the folder cannot be written, is in use, or holds a run that keeps other
+                objects.
             DiskError: the disk is full or fails.
+            StoreError: a file of another run, which the job names, cannot be read.
         """
-        missing = [name for name in self.contents if not (folder.kept / name).exists()]
-        if not missing:
+        if not self.contents and not folder.kept.exists():
             return
         if folder.has_checkpoint:
-            raise JobError(
-                f"{folder.root}: holds a run of another job: it keeps no {missing[0]}, which was "
-                "made of the objects that were passed; choose another directory with out="
-            )
+            absent = [name for name in self.contents if not (folder.kept / name).exists()]
+            if absent:
+                raise JobError(
+                    f"{folder.root}: holds a run of another job: it keeps no {absent[0]}, which "
+                    "was made of the objects that were passed; choose another directory with out="
+                )
+            return
         try:
             folder.kept.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             message = f"{folder.kept}: cannot be made: {e.strerror}; choose another with out="
             raise file_error(e, message, JobError) from e
-        for name in missing:
-            write_file(folder.kept / name, self.contents[name]())
+        folder.lock()
+        for path in folder.kept.iterdir():
+            name = path.name.removesuffix(PART)
+            if is_kept_name(name) and (name != path.name or name not in self.contents):
+                path.unlink()
+        for name, write in self.contents.items():
+            write_by(folder.kept / name, write)
+
+    def release(self) -> None:
+        """Let go of the objects, once they are written."""
+        self.contents.clear()
 
 
 def load_job(
@@ -112,6 +142,7 @@ def load_job(
     out: Path | None = None,
     model: Any = None,
     data: Any = None,
+    copies: bool = True,
 ) -> tuple[Loaded, KeptFiles]:
     """Read and check a job whose model, data and classes may be objects.
 
@@ -121,6 +152,7 @@ def load_job(
         out: the run directory; runs/NAME when absent.
         model: see ``hpcfl.run``.
         data: see ``hpcfl.run``.
+        copies: whether the run gets copies of the files of another run that the job names.
 
     Returns:
         The job, and the files that it names in the run directory, which are not written yet.
@@ -142,14 +174,16 @@ def load_job(
     if model is not None:
         objects.put_model(model)
     override(file, texts_left)
-    if isinstance(model, type) or isfunction(model):
+    if isinstance(model, type | FunctionType):
         objects.check_arguments(model)
     objects.keep_classes()
     name = run_name(file.name, texts, [*objects.kept.contents])
+    if copies:
+        objects.keep_named()
     root = (out or Path("runs") / name).absolute()
     file.tree = with_prefix(file.tree, RUN, f"{root}/")
-    for file_name, text in objects.code.items():
-        execute(root / KEPT / file_name, text)
+    for file_name, (text, what) in objects.code.items():
+        require_same(execute(root / KEPT / file_name, text), what)
     loaded = check(file, name)
     return replace(loaded, notes=(*loaded.notes, *objects.notes)), objects.kept
 
@@ -165,9 +199,10 @@ def loaded_for_trial(
     """
     with TemporaryDirectory(prefix="hpcfl-") as root:
         out = Path(root) / "run"
-        loaded, kept = load_job(job, overrides, out=out, model=model, data=data)
-        kept.write(RunDir(out))
-        yield loaded
+        loaded, kept = load_job(job, overrides, out=out, model=model, data=data, copies=False)
+        with RunDir(out) as folder:
+            kept.write(folder)
+            yield loaded
 
 
 class _Objects:
@@ -176,8 +211,8 @@ class _Objects:
     def __init__(self, file: JobFile) -> None:
         self.kept = KeptFiles()
         self.notes: list[str] = []
-        self.code: dict[str, str] = {}
-        """The texts of the files of code, by name."""
+        self.code: dict[str, tuple[str, str]] = {}
+        """The text of each file of code, and what needs it for messages; by the file's name."""
         self._file = file
 
     def put_data(self, data: Any) -> None:
@@ -186,16 +221,26 @@ class _Objects:
         Raises:
             JobError, DataError: it cannot be used, or not be kept.
         """
-        old = self._file.tree.get("data", {})
-        division = {key: old[key] for key in _DIVISION if key in old}
+        old = self._file.tree.get("data")
+        division = (
+            {key: old[key] for key in _DIVISION if key in old} if isinstance(old, dict) else {}
+        )
         if isinstance(data, tuple) and len(data) in (2, 3):
             data = Data(*data)
         if isinstance(data, Data):
+            before = generators()
             arrays = data.arrays()
+            if drew := generators().changed(before):
+                raise DataError(
+                    f"data: its items draw from {' and '.join(drew)} as they are read; hpcfl.run "
+                    "keeps examples as they are: pass a data set that draws nothing at random (no "
+                    "augmentation)"
+                )
             name = f"data-{digest(arrays)}.npz"
-            path = self.kept.add(name, partial(packed, arrays))
+            path = self.kept.add_written(name, partial(write_arrays, arrays))
             if data.owners is not None:  # the owners divide it
-                division = {key: division[key] for key in ("holdout",) if key in division}
+                for key in ("partition", "clients"):
+                    division.pop(key, None)
             kind = f"{KeptArrays.__module__}.{KeptArrays.__qualname__}"
             own = {"path": path} | ({} if data.classes is None else {"classes": data.classes})
             section = {"kind": kind, **division, **own}
@@ -218,7 +263,7 @@ class _Objects:
         section = self._section("model", model, ModelConfig)
         if section is None and isinstance(model, nn.Module):
             section = self._module(model)
-        elif section is None and (isinstance(model, type) or isfunction(model)):
+        elif section is None and isinstance(model, type | FunctionType):
             section = {"name": "module", "of": self._name(model, _MODEL)}
         if section is None:
             raise JobError(
@@ -239,23 +284,39 @@ class _Objects:
             taken(make, make.__qualname__, arguments if isinstance(arguments, dict) else {})
 
     def keep_classes(self) -> None:
-        """Keep the code of the classes of ``__main__`` that the job names.
+        """Keep the code of the classes and functions of ``__main__`` that the job names.
 
         Raises:
-            JobError: a class cannot be kept.
+            JobError: one cannot be kept.
         """
         tree = self._file.tree
-        main = sys.modules[MAIN]
-        for section, kind in REGISTRIES.items():
+        named = [(section, kind.key) for section, kind in REGISTRIES.items()]
+        for section, key in (*named, ("model", "of")):
             keys = tree.get(section)
             if not isinstance(keys, dict):
                 continue
-            name = keys.get(kind.key)
+            name = keys.get(key)
             if isinstance(name, str) and name.startswith(f"{MAIN}."):
-                found = getattr(main, name.removeprefix(f"{MAIN}."), None)
-                if isinstance(found, type):
-                    what = f"{self._file.where((section, kind.key))}: {section}.{kind.key}"
-                    keys[kind.key] = self._name(found, what)
+                found = getattr(sys.modules[MAIN], name.removeprefix(f"{MAIN}."), None)
+                if isinstance(found, type | FunctionType):
+                    what = f"{self._file.where((section, key))}: {section}.{key}"
+                    keys[key] = self._name(found, what)
+
+    def keep_named(self) -> None:
+        """Keep copies of the files of other runs that the job names.
+
+        Raises:
+            StoreError: a file of code is missing, or was changed.
+        """
+
+        def keep(named: KeptName) -> str:
+            if named.path.name not in self.kept.contents:
+                if named.path.suffix == ".py":
+                    load_code(named.path)  # now, as the copy is written later
+                self.kept.add_written(named.path.name, partial(_copy, named.path))
+            return in_own_run(named)
+
+        self._file.tree = replace_kept(self._file.tree, keep)
 
     def _section(self, section: str, found: Any, base: type[Any]) -> dict[str, Any] | None:
         """The section that names a class of our interface, or an object of one; else None."""
@@ -278,41 +339,54 @@ class _Objects:
     def _code(self, classes: Sequence[Any], what: str) -> str:
         """The path, in a job, of a file with classes of ``__main__`` and what they use."""
         text = source_of(classes, what)
-        name = f"code-{digest_of(text.encode())}.py"
-        self.code[name] = text
-        return self.kept.add(name, text.encode)
+        path = self.kept.add("code", text.encode(), ".py")
+        self.code[Path(path).name] = text, what
+        return path
 
     def _module(self, model: nn.Module) -> dict[str, Any]:
         """The section of a module, whose present weights are the initial ones."""
-        classes = dict.fromkeys(map(type, model.modules()))
-        for cls in classes:
+        for cls in dict.fromkeys(map(type, model.modules())):
             require_importable(cls, _MODEL)
-        of_main = [cls for cls in classes if is_of_main(cls)]
+        for name, tensor in model.state_dict().items():
+            if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+                raise JobError(
+                    f"{_MODEL}: {name} has no shape yet, as the module is lazy; pass a batch "
+                    "through it first"
+                )
         weights = {
             name: tensor.detach().cpu().contiguous().clone()
             for name, tensor in model.state_dict().items()
         }
-        buffer = io.BytesIO()
         try:
-            torch.save(model, buffer)
+            content = pickled(model)
         except Exception as e:  # whatever the user's module holds
             raise JobError(
                 f"{_MODEL}: the module cannot be pickled{described(e)}; pass a class or function "
                 "that makes it, and its weights as model.init"
             ) from e
-        named = f"model-{_digest(model, weights)}"
-        of = self.kept.add(f"{named}{OBJECT}", buffer.getvalue)
-        init = self.kept.add(f"{named}.safetensors", partial(save_tensors, weights))
+        of_main = []
+        for module_name, name in names_in(content):
+            refuse_kept(module_name, name, _MODEL)
+            if module_name == MAIN:
+                of_main.append(getattr(sys.modules[MAIN], name.partition(".")[0]))
+        of = self.kept.add("model", content, OBJECT)
+        init = self.kept.add("model", save_tensors(weights), ".safetensors")
         count = sum(parameter.numel() for parameter in model.parameters())
         self.notes.append(f"model: starts from the module's present weights ({count} parameters)")
-        code = {"code": self._code(of_main, _MODEL)} if of_main else {}
+        code = {"code": self._code([*dict.fromkeys(of_main)], _MODEL)} if of_main else {}
         return {"name": "module", "of": of, **code, "init": init}
 
 
-def _digest(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> str:
-    """A digest of a module: its layers and its weights."""
-    found = sha256(repr(model).encode())
-    for name, tensor in weights.items():
-        found.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()[:DIGITS]
+def _copy(path: Path, file: BinaryIO) -> None:
+    """Copy a file of another run into an open file.
+
+    Raises:
+        StoreError: it is missing.
+    """
+    try:
+        source = path.open("rb")
+    except OSError as e:
+        message = f"{path}: cannot be read: {e.strerror or e}; put it back, the job names it"
+        raise file_error(e, message, StoreError) from e
+    with source:
+        shutil.copyfileobj(source, file)

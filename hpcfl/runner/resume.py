@@ -17,7 +17,6 @@ from hpcfl.io.atomic import STANDS, write_file
 from hpcfl.io.files import READABLE, read_bytes
 from hpcfl.job.schema import Job
 from hpcfl.job.settings import flatten, written
-from hpcfl.job.yaml_file import write_resolved
 from hpcfl.run_dir.branches import Branch
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import require_log_prefix, truncate_log
@@ -143,7 +142,7 @@ def _copy(session: RankSession, request: ResumeRequest) -> ResumeRequest:
                     f"rounds: a branch at round {at.round} of {source.root} has no round left; "
                     "begin at an older checkpoint with --round, or set rounds to more"
                 )
-        request = replace(request, job_after=write_resolved(tree))
+        request = replace(request, job_after=source.job_text(tree))
     with raise_collectively(comm):
         _with_initial_model(
             session.components, source, at

@@ -197,24 +197,15 @@ class RankSession:
 
         Raises:
             DiskError, StoreError: a file cannot be closed; not raised if the rounds failed before.
-            HookError: a callback failed at the start or the end; likewise.
+            HookError: a callback failed at the end; likewise.
         """
         job, first = self.components.job, self.comm.rank == 0
         log = RunLog(self.folder.log if first else None)
         with_events = first and done < job.rounds and job.log.events
-        events = Events(self.folder.events, done) if with_events else None
+        events = Events(self.folder.events.absolute(), done) if with_events else None
         tracking = self._tracking(progress)
         self._outputs = _Outputs(log, events, tracking, self._callbacks, progress, evaluation)
         try:
-            self._callbacks.start(
-                RunStart(
-                    self.folder.root.absolute(),
-                    self.components.loaded.tree,
-                    done,
-                    job.rounds,
-                    self.comm.size,
-                )
-            )
             yield
         except BaseException as e:
             # The error that ended the rounds is raised, not one of closing.
@@ -225,6 +216,19 @@ class RankSession:
         failures = self._outputs.close("finished")
         if failures:
             raise failures[0]
+
+    def start_callbacks(self, done: int) -> None:
+        """Tell the callbacks that the run starts, once its start is in the history.
+
+        Args:
+            done: rounds completed.
+
+        Raises:
+            HookError, DiskError: one of them fails.
+        """
+        components = self.components
+        root, rounds = self.folder.root.absolute(), components.job.rounds
+        self._callbacks.start(RunStart(root, components.loaded.tree, done, rounds, self.comm.size))
 
     def _tracking(self, progress: Progress) -> Tracking | None:
         """Start the tracker that the job names; on rank 0 alone."""
@@ -316,9 +320,9 @@ class RankSession:
             run_files=self.run_files,
             best=self.best.content,
         )
-        self._pending = begin(
-            self.folder.checkpoints, contents, self.store, self.comm, self._background, sync
-        )
+        # Absolute: a thread writes the files, perhaps while a callback is in another folder.
+        root = self.folder.checkpoints.absolute()
+        self._pending = begin(root, contents, self.store, self.comm, self._background, sync)
 
     @property
     def checkpoint_pending(self) -> tuple[bool, bool]:

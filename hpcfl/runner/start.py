@@ -187,12 +187,14 @@ def _run(
         with raise_collectively(comm):
             if comm.rank == 0:
                 loaded.job.log.check()
-                named = make_callbacks(loaded.job.callbacks, "callbacks.{}".format) + named
+                named = make_callbacks(loaded.job.callbacks, loaded.job.seed) + named
                 if kept is not None:
                     kept.write(folder)
                 fetch_data(loaded)
                 if not resumed:
                     fetch_model(loaded)
+        if kept is not None:
+            kept.release()
         with raise_collectively(comm):
             fingerprints = Fingerprints(loaded.job.data, loaded.job.cohort)
         with fingerprints:
@@ -304,6 +306,7 @@ def _play(session: RankSession, ranks: Ranks, point: StartPoint, signals: Signal
                 record_start(session, ranks, done, progress)
                 if done and not finished:
                     list_kept_rounds(session, progress)
+            session.start_callbacks(done)
         run = build_run(components, comm, session.owner, session.store, gradient, session, signals)
         run.observer.restore(point.kept)
         if not finished:  # a signal came during the start-up: a checkpoint is there already

@@ -13,6 +13,7 @@ from hpcfl.io.atomic import write_file
 from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
 from hpcfl.job.settings import changed, flatten
+from hpcfl.job.yaml_file import in_own_run, replace_kept
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
@@ -83,7 +84,11 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
     if not present(folder.job):
         return PendingRun(point, folder, "start", 0)
     read_job(folder.root)  # for its error message, if the file is damaged
-    before, now = flatten(load_run(folder).tree), flatten(point.loaded.tree)
+    # The run has copies of the files of another run that the job names.
+    before, now = (
+        flatten(replace_kept(loaded.tree, in_own_run))
+        for loaded in (load_run(folder), point.loaded)
+    )
     if point.loaded.job.data.population is None:
         # Defaults that were resolved from the data are unknown before it is loaded.
         unresolved = [key for key in now if key.startswith("algorithm.") and now[key] is None]

@@ -89,6 +89,14 @@ class Text(Metric):
         return "good"
 
 
+class PerBatch(Metric):
+    def sums(self, outputs, labels):
+        return torch.ones(len(labels))
+
+    def score(self, sums):
+        return float(sums.sum())
+
+
 class Plain:
     pass
 
@@ -201,6 +209,19 @@ def test_two_ranks_and_a_resume_give_the_same_bits(job, hpcfl, tmp_path, module)
         scores = {key for key in log(one)[-1] if "margin" in key or "f1" in key}
         assert len(scores) == 2 * (2 + 3 + 3)
         assert [log(one)[-1][key] for key in scores] == [log(two)[-1][key] for key in scores]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_batches_with_different_numbers_of_sums(job, tmp_path, module, ranks):
+    """Of two ranks each has one batch, so that neither sees both numbers alone."""
+    settings = ("evaluate.metrics=[scores.PerBatch]", "evaluate.batch_size=7", "data.holdout=null")
+    env = {"PYTHONPATH": str(module.parent)}
+    run = tmp_path / "run"
+    done = finish(ranks, "run", job, *settings, "--out", run, env=env)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if "Error" in line]
+    assert re.search(r"HookError: round \d in sums \(.*: PerBatch returns \d sums of a b", line)
+    assert "Traceback" not in done.stderr
 
 
 def test_the_training_is_the_same_with_and_without(job, hpcfl, tmp_path):

@@ -15,7 +15,9 @@ import torch
 import hpcfl as api
 from hpcfl.engine.callbacks import Callbacks, RoundModel
 from hpcfl.engine.global_generators import generators
-from hpcfl.errors import JobError
+from hpcfl.errors import HookError, JobError
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.runner import session
 from tests.forked import finish
 
 CALLBACKS = '''\
@@ -77,6 +79,7 @@ class Meddles(hpcfl.Callback):
         torch.set_grad_enabled(False)
         torch.set_deterministic_debug_mode("default")
         torch.set_float32_matmul_precision("medium")
+        torch.set_flush_denormal(True)
         torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
 
 
@@ -118,6 +121,32 @@ class Needs(hpcfl.Callback):
 
     def end(self, status):
         pass
+
+
+class Exits(hpcfl.Callback):
+    def round(self, record, model):
+        if record["round"] == 2:
+            raise SystemExit(0)
+
+
+class ExitsWhenMade(hpcfl.Callback):
+    def __init__(self):
+        raise SystemExit(0)
+
+    def end(self, status):
+        pass
+
+
+class Made(Notes):
+    """Changes the process and draws as soon as it is made."""
+
+    def __init__(self, path):
+        with open(path, "a") as file:
+            print(os.getpid(), random.random() + float(torch.rand(())), file=file)
+        torch.manual_seed(1)
+        torch.set_default_dtype(torch.float64)
+        torch.set_flush_denormal(True)
+        super().__init__()
 
 
 class Plain:
@@ -172,6 +201,17 @@ def test_when_they_are_called_and_that_nothing_depends_on_them(job, hpcfl, tmp_p
     assert float(found[-3][3]) == pytest.approx(float(total))
 
 
+def test_threads_write_to_absolute_paths(job, tmp_path, monkeypatch):
+    """Else a checkpoint that is written while a callback is in another folder would fail."""
+    roots, begin = [], session.begin
+    monkeypatch.setattr(
+        session, "begin", lambda root, *rest: roots.append(root) or begin(root, *rest)
+    )
+    monkeypatch.chdir(tmp_path)
+    assert api.run(job, out="run").directory == Path("run")
+    assert {*roots} == {tmp_path / "run" / "checkpoints"}
+
+
 def test_the_process_is_left_as_it_was(module, determinism):
     torch.set_deterministic_debug_mode("error")
     settings = (
@@ -183,6 +223,7 @@ def test_the_process_is_left_as_it_was(module, determinism):
         torch.get_deterministic_debug_mode,
         torch.get_float32_matmul_precision,
         lambda: torch.backends.cudnn.benchmark,
+        lambda: sys.float_info.min / len("ab") == 0,
     )
     x, net, record = torch.ones(3), torch.nn.Linear(2, 1), {"round": 1}
     meddles = import_module("mine").Meddles()
@@ -200,6 +241,7 @@ def test_the_process_is_left_as_it_was(module, determinism):
         lambda: torch.set_grad_enabled(before[4]),
         lambda: torch.set_float32_matmul_precision(before[6]),
         lambda: setattr(torch.backends.cudnn, "benchmark", before[7]),
+        lambda: torch.set_flush_denormal(False),
         lambda: os.chdir(before[0]),
     ):
         restore()
@@ -252,6 +294,62 @@ def test_an_error_ends_the_run_in_one_line(job, hpcfl, tmp_path):
     assert rounds(run)[-1] == 4
 
 
+def test_it_is_made_once_on_rank_0_and_changes_nothing(job, hpcfl, tmp_path, module):
+    plain, run, made = tmp_path / "plain", tmp_path / "run", tmp_path / "made.txt"
+    assert hpcfl("run", job, "--out", plain).code == 0
+    setting = f"callbacks=[{{name: mine.Made, path: {made}}}]"
+    assert hpcfl("check", job, setting, "--data").code == 0
+    assert not made.exists()
+    env = {"PYTHONPATH": str(module.parent)}
+    done = finish(2, "run", job, "rounds=3", setting, "--out", run, env=env)
+    assert done.returncode == 0, done.stderr
+    assert hpcfl("resume", run, "rounds=4").code == 0
+    assert results(run)[0] == results(plain)[0]
+    (first, draw), (second, again) = (line.split() for line in made.read_text().splitlines())
+    assert first != second
+    assert draw == again  # follows from the seed
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sys_exit_ends_no_run_as_if_it_were_finished(job, tmp_path, module, ranks):
+    run, env = tmp_path / "run", {"PYTHONPATH": str(module.parent)}
+    done = finish(ranks, "run", job, "callbacks=[mine.Exits]", "--out", run, env=env)
+    assert done.returncode == 1
+    assert "HookError: callbacks: mine.Exits: after round 2 in round (" in done.stderr
+    cure = "SystemExit: 0; to stop the run with a checkpoint, call signal.raise_signal(signal.SIG"
+    assert cure in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{name: mine.Needs, path: a.txt}", "mine.Needs: cannot be made in __init__ ("),
+        ("mine.ExitsWhenMade", "mine.ExitsWhenMade: cannot be made in __init__ ("),
+    ],
+)
+def test_one_that_cannot_be_made(job, refused, tmp_path, entry, said):
+    line = refused("run", job, f"callbacks=[{entry}]", "--out", tmp_path / "run")
+    assert line.startswith("JobError: callbacks.0: ")
+    assert said in line
+    assert not (tmp_path / "run").exists()
+
+
+class FailsAtStart(api.Callback):
+    def start(self, run):
+        raise ValueError("boom")
+
+
+def test_an_error_at_the_start_is_in_the_history(job, tmp_path):
+    run = tmp_path / "run"
+    api.run(job, out=run)
+    with pytest.raises(HookError, match="FailsAtStart: at the start in start"):
+        api.resume(run, {"rounds": 6}, callbacks=[FailsAtStart()])
+    starts = RunDir(run).history_entries()
+    assert [entry["round"] for entry in starts] == [0, 4]
+    assert "boom" in json.dumps(starts[-1])
+
+
 def test_an_error_at_the_end(job, hpcfl, tmp_path):
     """It fails the start, but hides no earlier error, and the others are told of the end."""
     run = tmp_path / "run"
@@ -274,7 +372,6 @@ def test_an_error_at_the_end(job, hpcfl, tmp_path):
         ("mine.Old", "takes (self, record), expected (self, record, model)"),
         ("mine.Plain", "0: mine.Plain is <class 'mine.Plain'>, expected a class derived from"),
         ("mine.Needs", "0.path: missing; mine.Needs needs it"),
-        ("{name: mine.Needs, path: a.txt}", "mine.Needs: cannot be made in __init__ ("),
         ("{name: mine.Notes, evry: 2}", 'has no "evry" (it has every); did you mean every?'),
         ("{name: mine.Near, x: 1}", "which nothing calls"),
         ("{every: 2}", "0.name: missing; expected a dotted path to a class"),

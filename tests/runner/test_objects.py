@@ -1,10 +1,12 @@
 """hpcfl.run with Python objects: a model, data, classes of a script."""
 
+import gc
 import linecache
 import shutil
 import subprocess
 import sys
 import textwrap
+import weakref
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import hpcfl
 from hpcfl.errors import DataError, JobError, StoreError
+from hpcfl.runner import objects
 from hpcfl.runner.main_source import source_of
 from tests.forked import python
 
@@ -89,6 +92,23 @@ def test_the_job_divides_data_without_owners(tmp_path):
     assert "4 clients" in str(checked)
 
 
+def test_owners_divide_the_data_and_the_job_says_the_rest(tmp_path):
+    """Only data.partition and data.clients are left out: the owners take their place."""
+    kept = {"validation": {"share": 0.25}, "holdout": 0.25}
+    job = {**JOB, "data": {**JOB["data"], **kept}}
+    result = hpcfl.run(job, {"evaluate.best": True}, model=Net, data=data(), out=tmp_path / "run")
+    assert "validation_accuracy" in result.log[-1]
+    found = hpcfl.check(tmp_path / "run" / "job.yaml").job["data"]
+    assert (found["validation"]["share"], found["holdout"]) == (0.25, 0.25)
+    assert (found["partition"], found["clients"]) == (None, None)
+    drawn = hpcfl.check(
+        {**job, "data": {"natural_clients": 3}}, model=Net, data=data(test=None), load=True
+    )
+    assert drawn.clients == 3
+    with pytest.raises(JobError, match="natural_clients is 9, but the data set has 6 clients"):
+        hpcfl.check({**job, "data": {"natural_clients": 9}}, model=Net, data=data(), load=True)
+
+
 def test_a_module_starts_from_its_present_weights(tmp_path, capsys):
     torch.manual_seed(5)
     net = nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.Dropout(0.5))
@@ -137,6 +157,20 @@ class Noisy(Dataset):
         return torch.randn(5), index % 4
 
 
+class Drawing(Dataset):
+    """Adds noise to some items."""
+
+    def __init__(self, noisy, generator=None):
+        self.noisy, self.generator = noisy, generator
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        noise = torch.rand(5, generator=self.generator) if index in self.noisy else 0
+        return torch.full((5,), float(index)) + noise, index % 4
+
+
 class Local:
     class Inner(nn.Module):
         pass
@@ -151,6 +185,11 @@ class Local:
         ({"model": 3}, "found a int, expected a torch.nn.Module"),
         ({"data": 3}, "expected hpcfl.Data"),
         ({"data": hpcfl.Data(Noisy())}, "item 0 is another one each time"),
+        ({"data": hpcfl.Data(Drawing([7]))}, "its items draw from torch's generator as they are"),
+        (
+            {"data": hpcfl.Data(Drawing(range(50, 400), torch.Generator()))},
+            "train: item 50 is another one each time",
+        ),
         ({"data": hpcfl.Data((np.ones((3, 2)), [0, 1, 2]), owners=[0, 1])}, "owners is int64"),
         ({"data": hpcfl.Data((np.ones((3, 2)), [0, 1]))}, "x has 3 rows but y has shape"),
         ({"data": (np.ones((3, 2)), np.ones(3))}, "train is a ndarray, expected"),
@@ -177,6 +216,78 @@ def test_overrides_are_a_mapping(tmp_path):
         hpcfl.check(JOB, {"local.lr": object()})
     with pytest.raises(JobError, match=r"expected a list of 'key\.path=value'"):
         hpcfl.check(JOB, "rounds=3")
+
+
+def own_metric(outputs, labels):
+    return outputs[:, 0]
+
+
+def test_values_of_numpy_functions_and_no_overrides():
+    model, job = nn.Linear(5, 4), {**JOB, "rounds": np.int64(7), "block_size": None}
+    overrides = {
+        "cohort": {"kind": "replay", "rounds": np.array([[0, 1], [1, 2]])},
+        "evaluate.metrics": [own_metric],
+        "rounds": torch.tensor(2),
+    }
+    found = hpcfl.check(job, overrides, model=model, data=data()).job
+    assert found["rounds"] == 2
+    assert found["evaluate"]["metrics"] == [f"{__name__}.own_metric"]
+    assert found["cohort"]["rounds"] == [[0, 1], [1, 2]]
+    job = {**JOB, "rounds": np.int64(7), "data": None, "model": {"name": "module", "of": Net}}
+    assert hpcfl.check(job, None, data=data()).job["rounds"] == 7
+
+
+@pytest.mark.parametrize(
+    ("job", "overrides", "error"),
+    [
+        (
+            None,
+            (),
+            "job: found None, expected a job file, the name of a packaged job, or a mapping",
+        ),
+        (
+            {**JOB, "rounds": object()},
+            (),
+            r"job\.rounds: found a object, expected a number, a text",
+        ),
+        (JOB, {"evaluate": {"metrics": [len]}}, r"evaluate\.metrics\.0: found a builtin_function"),
+        ({**JOB, "algorithm": None}, (), "algorithm: found None, expected a section"),
+        (JOB, {"algorithm.name": "mine.py:Foo"}, "algorithm.name: found 'mine.py:Foo', a file"),
+        (JOB, 3, "overrides: found 3, expected a list"),
+    ],
+)
+def test_another_value_is_refused_in_one_line(job, overrides, error):
+    with pytest.raises(JobError, match=error) as found:
+        hpcfl.check(job, overrides, data=data())
+    assert "\n" not in str(found.value)
+
+
+def test_sizes_that_no_data_has_are_refused():
+    with pytest.raises(JobError, match="clients is 20, but there are 10 training examples"):
+        hpcfl.plan_job("quickstart", sizes={"clients": 20, "train": 10})
+
+
+def test_nothing_of_the_data_is_held_but_what_the_run_loads(tmp_path):
+    """What was passed is written into the file, and then left to the caller."""
+
+    class Watch(hpcfl.Callback):
+        def start(self, run):
+            gc.collect()
+            self.alive = [part() is not None for part in parts]
+
+    x, y, owners = examples()
+    train, parts = TensorDataset(torch.tensor(x), torch.tensor(y)), []
+    made, watch = objects.write_arrays, Watch()
+
+    def write(arrays, file):
+        parts.extend(map(weakref.ref, arrays.values()))
+        made(arrays, file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "write_arrays", write)
+        own = hpcfl.Data(train, owners=owners)
+        hpcfl.run(JOB, model=Net, data=own, out=tmp_path / "run", callbacks=[watch])
+    assert watch.alive == [False] * 3
 
 
 def test_export_log_and_report(tmp_path, monkeypatch):
@@ -325,7 +436,7 @@ def test_a_damaged_module_is_named(tmp_path):
     result = hpcfl.run(JOB, model=nn.Linear(5, 4), data=data(), out=tmp_path / "run")
     (file,) = (tmp_path / "run/kept").glob("*.pt")
     file.write_bytes(b"nothing")
-    with pytest.raises(StoreError, match=r"model-\w+\.pt: cannot be read"):
+    with pytest.raises(StoreError, match=r"model-\w+\.pt: was changed: its digest is not"):
         result.model()
 
 

@@ -1,0 +1,245 @@
+"""The source of classes and functions of a script or of the cells of a notebook."""
+
+import linecache
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import hpcfl
+from hpcfl.errors import JobError
+from tests.forked import python
+from tests.runner.test_objects import JOB, data
+
+HEAD = """
+import sys
+import torch
+import hpcfl
+from torch import nn
+from tests.runner.test_objects import JOB, data
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+FUNCTIONS = """
+FACTOR = 2.0
+
+def act(z):
+    return torch.tanh(z) * FACTOR
+
+def hook(module, inputs, output):
+    return act(output)
+
+class Sized:
+    def __init__(self, size):
+        self.size = size
+
+net = nn.Sequential(
+    nn.Unflatten(1, (1, 5)),
+    nn.TransformerEncoderLayer(5, 5, 8, dropout=0.0, activation=act, batch_first=True),
+    nn.Flatten(),
+    nn.Linear(5, 4),
+)
+net[-1].register_forward_hook(hook)
+net.sized = Sized(3)
+hpcfl.run(JOB, model=net, data=data(), out=sys.argv[1])
+"""
+REDEFINED = """
+class Net(Net):
+    pass
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.last = nn.Linear(5, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.layer(x)))
+
+hpcfl.run(JOB, model=Net, data=data(), out=sys.argv[1])
+
+class Net(nn.Module):
+    def forward(self, x):
+        raise ValueError("of later")
+"""
+IN_OVERRIDES = """
+def make(outputs):
+    return Net()
+
+for of, out in ((Net, sys.argv[1]), (make, sys.argv[1] + "-made")):
+    hpcfl.run(JOB, {"model": {"name": "module", "of": of}}, data=data(), out=out)
+"""
+IMPORTS = """
+import xml.dom.minidom
+import xml as markup
+import torch.utils.benchmark
+
+class Parsing(Net):
+    def forward(self, x):
+        markup.dom.minidom.parseString("<a/>")
+        return super().forward(x)
+
+hpcfl.run(JOB, model=Parsing, data=data(), out=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("text", [FUNCTIONS, REDEFINED, IN_OVERRIDES, IMPORTS])
+def test_what_a_script_defines_is_found_by_another_process(tmp_path, text):
+    (tmp_path / "script.py").write_text(HEAD + text)
+    run = tmp_path / "run"
+    ended = python(1, tmp_path / "script.py", run)
+    assert ended.returncode == 0, ended.stderr
+    # Not this process: it may have imported what the code needs.
+    ended = python(1, "-m", "hpcfl", "resume", run, "rounds=3", env={"PYTHONPATH": str(Path.cwd())})
+    assert ended.returncode == 0, ended.stderr
+    if text is REDEFINED:
+        assert hpcfl.load_model(run).last.in_features == 8
+    if text is IMPORTS:  # the processes of tests may have imported it already
+        (code,) = (run / "kept").glob("code-*")
+        assert "\nimport xml.dom.minidom as _" in code.read_text()
+
+
+CHANGED = {
+    "replaced": """
+Net.forward = lambda self, x: self.layer(x) * 0
+""",
+    "added": """
+def extra_repr(self):
+    return "mine"
+Net.extra_repr = extra_repr
+""",
+    "of a module": """
+Net.forward = nn.Identity.forward
+""",
+    "a value": """
+class Net(nn.Module):
+    factor = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.layer(x) * self.factor
+Net.factor = 2.0
+""",
+    "the file": """
+from pathlib import Path
+script = Path(__file__)
+script.write_text(script.read_text().replace("return self.layer(x)", "return self.layer(x) * 3"))
+""",
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_class_that_is_not_as_its_source_says_is_refused(tmp_path, name):
+    run = tmp_path / "run"
+    end = "\nhpcfl.run(JOB, model=Net, data=data(), out=sys.argv[1])\n"
+    (tmp_path / "script.py").write_text(HEAD + CHANGED[name] + end)
+    ended = python(1, tmp_path / "script.py", run)
+    assert ended.returncode != 0
+    assert "is not as the source of Net says: it was changed after its definition" in ended.stderr
+    assert not run.exists()
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """Executes a cell of a notebook, which linecache knows under a name of its own."""
+    main = sys.modules["__main__"]
+    monkeypatch.delattr(main, "__file__", raising=False)
+    before = dict(vars(main))
+    count = 0
+
+    def execute(text):
+        nonlocal count
+        count += 1
+        text, name = textwrap.dedent(text), f"ipykernel_1/{count}.py"
+        lines = text.splitlines(keepends=True)
+        monkeypatch.setitem(linecache.cache, name, (len(text), None, lines, name))
+        exec(compile(text, name, "exec"), vars(main))  # noqa: S102
+
+    yield execute
+    for name in [*vars(main)]:
+        if name not in before:
+            delattr(main, name)
+
+
+def test_classes_of_cells_without_methods(cell, tmp_path, own_process):
+    """Python knows no file of a named tuple or a dataclass that has no method of its own."""
+    torch.set_num_threads(1)
+    cell(
+        """
+        from dataclasses import dataclass
+        from typing import NamedTuple
+        import torch
+        from torch import nn, zeros_like
+        from hpcfl.algorithms.base import Algorithm
+
+        @dataclass
+        class Config:
+            width: int = 99
+        """
+    )
+    cell(
+        """
+        class Server(NamedTuple):
+            x: torch.Tensor
+            h: torch.Tensor
+
+        @dataclass
+        class Config:
+            width: int = 8
+
+        @dataclass(frozen=True, kw_only=True)
+        class Mine(Algorithm):
+            def init_server(self, x0):
+                return Server(x0, zeros_like(x0))
+
+            def update(self, server, mean, cohort):
+                return Server(server.x - self.server_lr * mean.delta, server.h)
+        """
+    )
+    cell(
+        """
+        class Net(nn.Module):
+            def __init__(self, config=None):
+                super().__init__()
+                width = (config or Config()).width
+                self.first, self.last = nn.Linear(5, width), nn.Linear(width, 4)
+
+            def forward(self, x):
+                return self.last(self.first(x))
+        """
+    )
+    main = sys.modules["__main__"]
+    own = {"algorithm.name": main.Mine}
+    result = hpcfl.run(JOB, own, model=main.Net, data=data(), out=tmp_path / "run")
+    assert result.model().first.out_features == 8
+    hpcfl.run(JOB, own, model=main.Net(main.Config(3)), data=data(), out=tmp_path / "module")
+    (code,) = (
+        f for f in (tmp_path / "run" / "kept").glob("code-*") if "class Net" in f.read_text()
+    )
+    assert "width: int = 8" in code.read_text()
+
+
+def test_a_model_of_another_run_is_refused(tmp_path, cell):
+    cell(HEAD.replace("import hpcfl", ""))
+    hpcfl.run(JOB, model=sys.modules["__main__"].Net, data=data(), out=tmp_path / "run")
+    with pytest.raises(
+        JobError, match=r"Net is of the code that another run keeps, which no other"
+    ):
+        hpcfl.check(JOB, model=hpcfl.load_model(tmp_path / "run"), data=data())
+    net = nn.Linear(5, 4)
+    net.register_forward_hook(lambda *_: None)
+    with pytest.raises(JobError, match=r"the module cannot be pickled.*lambda"):
+        hpcfl.check(JOB, model=net, data=data())
