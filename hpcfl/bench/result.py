@@ -102,7 +102,7 @@ class Result:
         m = self.machine()
         gpu = f", {m['gpu']}" if "gpu" in m else ""
         where = (
-            f"{m['processor']}, {m['cores']} cores{gpu}; {m['threads']} thread(s); "
+            f"{m['processor']} ({m['simd']}), {m['cores']} cores{gpu}; {m['threads']} thread(s); "
             f"Python {m['python']}, torch {m['torch']}, numpy {m['numpy']}, "
             f"hpcfl {m['hpcfl']} {(m['git'] or '')[:12]}; {m['date'][:10]}"
         )

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+import torch
 
 from hpcfl.bench import reduce, round
 from hpcfl.bench.costs import report as told_costs
@@ -21,7 +22,7 @@ from tests.parallel.harness import find_mpirun
 
 pytestmark = pytest.mark.slow
 
-KEYS = ("processor", "gpu", "python", "torch", "numpy", "hpcfl", "git")
+KEYS = ("processor", "simd", "gpu", "python", "torch", "numpy", "hpcfl", "git")
 A = Measurement("4 rows", "a", "s", [1.0, 2.0, 3.0, 4.0, 5.0])
 B = Measurement("4 rows", "b", "s", [2.0, 2.0, 2.0, 16.0, 10.0])
 
@@ -47,6 +48,7 @@ def test_everything_is_in_the_file(tmp_path):
     assert tree["figures"][0]["quartiles"] == [2, 4]
     assert "a table" in str(result)
     assert "torch" in str(result)
+    assert f"({torch.backends.cpu.get_cpu_capability()}), " in str(result)
 
 
 def test_no_line_is_wider_than_a_terminal(monkeypatch):
