@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfl.io import checksum
-from hpcfl.io.memory import allocated_memory, resident_memory
+from hpcfl.io.memory import resident_memory
 from hpcfl.types import Record
 
 PHASES = ("sample", "read", "compute", "reduce", "wait", "update", "write", "evaluate")
@@ -77,7 +77,7 @@ class RoundTimer:
         Bytes in memory and on the device, then one entry a rank: this rank's work in ns since the
         ranks last synchronised, and 0 for the others, so that the maximum holds the work of all.
         """
-        own = [float(resident_memory()), float(allocated_memory(self._device))]
+        own = [float(resident_memory()), float(_allocated_memory(self._device))]
         own += [0.0] * self._ranks
         own[len(_MEMORY) + self._rank] = float(self._now() - self._synchronised)
         return own
@@ -129,3 +129,8 @@ class RoundTimer:
         self._phases = dict.fromkeys(PHASES, 0)
         self._busy = [0.0] * self._ranks
         self._memory = {}
+
+
+def _allocated_memory(device: torch.device) -> int:
+    """The most bytes that tensors have occupied on a GPU so far; 0 on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

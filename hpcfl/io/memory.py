@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from rich.filesize import decimal
 
 from hpcfl.errors import JobError
@@ -73,11 +72,6 @@ def resident_memory() -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
-
-
-def allocated_memory(device: torch.device) -> int:
-    """The most bytes that tensors have occupied on a GPU so far; 0 on a CPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 def number(path: Path, name: str) -> int:
