@@ -85,13 +85,18 @@ def find_runs(root: Path) -> Found:
 def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
     """Read run directories, sweeps, and folders of them.
 
+    The files that a sweep has beside a run, which a pattern of a shell also matches, are left out.
+
     Raises:
         JobError: there is no run in one of them.
         StoreError: a file of a run is damaged.
     """
     runs: list[RunRecord] = []
     notes: list[str] = []
+    beside = {path.with_name(path.name + end) for path in paths for end in (".log", ".yaml")}
     for path in paths:
+        if path in beside:
+            continue
         found = find_runs(path)
         notes += found.unreadable
         started = {folder: failed for folder, failed in found.runs.items() if has(folder, JOB)}

@@ -81,6 +81,13 @@ def test_folders_of_sweeps_stand_for_their_runs(sweep):
     assert [run.name for run in collect_runs([sweep / "b", sweep / "a"]).runs] == ["b", "a"]
 
 
+def test_a_pattern_also_matches_the_files_beside_a_run(sweep):
+    paths = [sweep / name for name in ("a", "a.log", "a.yaml", "b")]
+    assert [run.name for run in collect_runs(paths).runs] == ["a", "b"]
+    with pytest.raises(JobError, match=r"c\.log: "):
+        collect_runs([sweep / "a", sweep / "c.log"])
+
+
 def test_a_folder_without_runs(tmp_path):
     with pytest.raises(JobError, match=r"no job\.yaml here"):
         collect_runs([tmp_path])

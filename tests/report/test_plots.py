@@ -9,8 +9,8 @@ from matplotlib.image import imread
 from hpcfl.errors import JobError
 from hpcfl.report.names import DisplayNames
 from hpcfl.report.plots import Plot, PlotStyle, curves, plot_partition
-from hpcfl.report.plots.drawing import choose_looks
-from hpcfl.report.plots.figure import FigureSize
+from hpcfl.report.plots.drawing import Curve, choose_looks
+from hpcfl.report.plots.figure import COLOURS, FigureSize
 from hpcfl.run_dir.record import RunRecord
 
 
@@ -303,6 +303,20 @@ def test_the_legend_of_many_curves_leaves_room_in_a_small_picture(tmp_path, draw
     assert small.width > 3.3 / 2 * drawn[1].dpi
 
 
+def test_a_size_without_room_for_a_label(tmp_path):
+    style = PlotStyle(ylabel="a label of a whole sentence that is too long", size=FigureSize(3, 2))
+    made = Plot([seeded("a", 0, 0.1, 1.0)], [tmp_path / "x.png"], "drift", style=style)
+    with pytest.raises(JobError, match="--size: 3x2 inches leave no room beside the labels"):
+        made.draw()
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_ticks_of_few_rounds_are_whole(tmp_path, drawn):
+    log = tuple({"round": t, "drift": 1.0 + t} for t in range(1, 4))
+    plot([RunRecord(Path("a"), "fedavg", 3, 1, log)], tmp_path / "x.png", "drift")
+    assert all(float(tick).is_integer() for tick in drawn[0].axes[0].get_xticks())
+
+
 def test_a_size_without_room_for_curves(tmp_path):
     runs = [seeded(f"r{k}", 0, k / 10, k) for k in range(1, 9)]
     made = Plot(runs, [tmp_path / "x.png"], "drift", style=PlotStyle(size=FigureSize(2, 1)))
@@ -435,3 +449,10 @@ def test_of_many_curves_the_best_eight_are_drawn(tmp_path):
         assert len({look[0] for (algorithm, _), look in looks.items() if algorithm == name}) == 1
     for k in range(1, 5):
         assert len({looks[n, f"{n}, local.lr {k}"][1] for n in ("fedavg", "scaffold")}) == 1
+
+
+def test_fedavg_keeps_its_colour_beside_a_method_of_the_user():
+    curves = [Curve(name, name, "", [0, 1], [0, 1], [], []) for name in ("clip.Clipped", "fedavg")]
+    looks = choose_looks(curves)
+    assert looks["fedavg", "fedavg"][0] == COLOURS[0]
+    assert looks["clip.Clipped", "clip.Clipped"][0] != COLOURS[0]

@@ -184,6 +184,8 @@ class Plot:
         self, axes: Axes, curves: Sequence[Curve], looks: Mapping[tuple[str, str], tuple[str, str]]
     ) -> None:
         """Fill a panel."""
+        from matplotlib.ticker import MaxNLocator
+
         key, percent, few = self._key, "accuracy" in self._key, has_room(curves)
         size, along = self._unit(curves)
         for curve in curves:
@@ -197,6 +199,8 @@ class Plot:
         axes.set_xlabel(along if style.xlabel is None else style.xlabel)
         axes.set_ylabel(f"{key.replace('_', ' ')}{unit}" if style.ylabel is None else style.ylabel)
         axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
+        if self._x == "rounds":
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.set_xlim(0, max(max(curve.x) for curve in curves) / size or 1)
         add_legend(axes, curves, few=few)
 

@@ -24,6 +24,7 @@ MOST = 8  # curves of a panel whose lines and bands can be told apart
 FEW = 6  # curves, and lines of their labels, for which there is room inside of the axes
 MOST_BESIDE = 0.5  # of the width, for a legend beside the axes
 GAP = 0.06  # inches, between the label of an axis and a legend below it
+COLUMN = 4.5  # inches; a narrower picture is for a column of a paper, and has smaller legends
 
 
 class Curve(NamedTuple):
@@ -59,10 +60,10 @@ def choose_looks(curves: Sequence[Curve]) -> dict[tuple[str, str], tuple[str, st
     An algorithm has a colour, and the settings of a curve have a dash, the same for every
     algorithm; variants that would look alike, and those of a single algorithm, have colours of
     their own.  An algorithm has its own colour where no other of the plot has claimed it, whatever
-    the order; FedAvg's is the first.
+    the order; FedAvg's is the first.  A user's own algorithm takes what the others leave.
     """
     known, count = list(ALGORITHMS), len(COLOURS)
-    names = sorted({curve[:2] for curve in curves})
+    names = sorted({curve[:2] for curve in curves}, key=lambda name: (name[0] not in known, name))
     single = len({algorithm for algorithm, _ in names}) == 1
     settings = sorted({_settings(name) for _, name in names})
     taken: Counter[int] = Counter()  # algorithms, or variants, by colour
@@ -194,6 +195,7 @@ def _legend_below(figure: Figure, axes: Axes, lines: Sequence[Line2D]) -> None:
     panel = axes.get_window_extent()
     label = axes.xaxis.get_tightbbox()
     gap = (panel.y0 - label.y0 if label else 0) / figure.dpi + GAP
+    small = figure.get_figwidth() < COLUMN
     place = axes.transAxes + ScaledTranslation(0, -gap, figure.dpi_scale_trans)
     for columns in range(len(lines), 0, -1):
         legend = axes.legend(
@@ -202,7 +204,8 @@ def _legend_below(figure: Figure, axes: Axes, lines: Sequence[Line2D]) -> None:
             loc="upper center",
             bbox_to_anchor=(0.5, 0.0),
             bbox_transform=place,
-            fontsize="small",
+            fontsize="x-small" if small else "small",
+            labelspacing=0.2 if small else None,
             ncols=columns,
         )
         if legend.get_window_extent().width <= panel.width:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish; without yellow, on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's colours, which colour-blind readers can distinguish; without yellow, on white.  By
+# their order (choose_looks) neither SCAFFOLD nor FedHBM has a blue, as FedAvg has.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#56B4E9")
 FORMATS = (".png", ".pdf", ".svg")
 LEAST, LARGEST = 1.0, 40.0  # inches, of a side of a picture
 
@@ -91,12 +92,21 @@ def lay_out(figure: Figure) -> None:
         warnings.filterwarnings("error", "constrained_layout not applied")
         try:
             figure.draw_without_rendering()
+            roomy = all(_has_its_label(axes, figure) for axes in figure.axes)
         except UserWarning:
-            width, height = figure.get_size_inches()
-            raise JobError(
-                f"--size: {width:g}x{height:g} inches leave no room beside the labels and legend; "
-                "take a larger size"
-            ) from None
+            roomy = False
+    if not roomy:
+        width, height = figure.get_size_inches()
+        raise JobError(
+            f"--size: {width:g}x{height:g} inches leave no room beside the labels and legend; take "
+            "a larger size, or draw fewer runs"
+        )
+
+
+def _has_its_label(axes: Axes, figure: Figure) -> bool:
+    """Whether the label of the vertical axis is whole within the picture."""
+    label, picture = axes.yaxis.label.get_window_extent(), figure.bbox
+    return bool(label.y0 >= picture.y0 and label.y1 <= picture.y1)
 
 
 def file_format(path: Path) -> str:
