@@ -93,7 +93,7 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
     """
     runs: list[RunRecord] = []
     notes: list[str] = []
-    beside = {path.with_name(path.name + end) for path in paths for end in (".log", ".yaml")}
+    beside = {Path(f"{path}{end}") for path in paths for end in (".log", ".yaml")}
     for path in paths:
         if path in beside:
             continue
