@@ -300,16 +300,26 @@ def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from hpcfl.runner.export import export
+    if options.record:
+        from hpcfl.run_dir.export_record import export_record
 
-    for path in export(
-        options.dir,
-        round=options.round,
-        npz=options.output,
-        state_dict=options.state_dict,
-        clients=options.clients,
-        best=options.best,
-    ):
+        if options.output or options.state_dict or options.clients or options.best:
+            raise JobError("export: --record writes no model; export that by another command")
+        if options.round is not None:
+            raise JobError("export: --record copies the whole log; leave out --round")
+        paths = export_record(options.dir, options.record)
+    else:
+        from hpcfl.runner.export import export
+
+        paths = export(
+            options.dir,
+            round=options.round,
+            npz=options.output,
+            state_dict=options.state_dict,
+            clients=options.clients,
+            best=options.best,
+        )
+    for path in paths:
         print(path)
 
 

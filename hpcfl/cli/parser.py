@@ -57,13 +57,21 @@ def parser() -> argparse.ArgumentParser:
 
     _add_sweep(commands)
 
-    export = commands.add_parser("export", help="write a checkpoint's model to a file")
+    export = commands.add_parser(
+        "export", help="write a checkpoint's model to a file, or a run's job and log to a folder"
+    )
     export.add_argument("dir", type=Path, help="run directory")
     export.add_argument("--round", type=int, help="round (default: the newest checkpoint's)")
     export.add_argument("--best", action="store_true", help="the best evaluated round's model")
     export.add_argument("-o", "--output", type=Path, help="F.npz with the flat model as x")
     export.add_argument("--state-dict", type=Path, help="F.safetensors with named parameters")
     export.add_argument("--clients", action="store_true", help="add the client states to F.npz")
+    export.add_argument(
+        "--record",
+        type=Path,
+        metavar="FOLDER",
+        help="copy job, history and log for `hpcfl report`, without names of hosts and folders",
+    )
     export.set_defaults(command="export")
 
     _add_report(commands)

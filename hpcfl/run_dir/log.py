@@ -56,7 +56,7 @@ class RunLog:
             DiskError: the disk is full or fails.
         """
         if self._file:
-            line = _line(record)
+            line = log_line(record)
             with write_errors(Path(self._file.name)):
                 left = memoryview(line)
                 while left:
@@ -93,7 +93,8 @@ class RunLog:
                 self._file.close()
 
 
-def _line(record: Line) -> bytes:
+def log_line(record: Line) -> bytes:
+    """The line of a round, with its checksum and line break."""
     known = {
         key: value if isinstance(value, Sequence) or math.isfinite(value) else None
         for key, value in record.items()
