@@ -43,7 +43,7 @@ from hpcfl.io.code_file import KEPT
 from hpcfl.io.files import parse_json, present, read_array, read_bytes
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.job.resume_rules import job_fingerprint
-from hpcfl.job.settings import flatten
+from hpcfl.job.settings import changed, flatten
 from hpcfl.job.yaml_file import (
     LARGEST_FILE,
     RENAMED_SETTINGS,
@@ -119,9 +119,11 @@ class RunDir:
             raise file_error(e, message, JobError) from e
         self.lock()
         if present(self.job):
-            if not self._holds(tree, content):
+            difference = self._difference(tree, content)
+            if difference is not None:
                 raise JobError(
-                    f"{self.root}: holds a run of another job; choose another directory with --out"
+                    f"{self.root}: holds a run of another job{difference}; choose another "
+                    "directory with --out"
                 )
             if self.has_checkpoint:
                 raise JobError(
@@ -130,15 +132,23 @@ class RunDir:
                 )
         write_file(self.job, content)
 
-    def _holds(self, tree: dict[str, Any], content: bytes) -> bool:
-        """Whether job.yaml is this job: its bytes, or its values under keys of earlier versions."""
+    def _difference(self, tree: dict[str, Any], content: bytes) -> str | None:
+        """What makes job.yaml another job than ``tree``, for a message; None if it is the same.
+
+        It is the same by its bytes, or by its values under keys of earlier versions.
+        """
         if read_bytes(self.job, "remove it, or choose another with --out") == content:
-            return True
+            return None
         try:
             found: dict[str, Any] = plain(self.read_job().tree)
         except (JobError, StoreError):  # edited, or no job.yaml of hpcfl: not to be overwritten
-            return False
-        return found == tree
+            return ""
+        if found == tree:
+            return None
+        differing = changed(flatten(found), flatten(tree))
+        return next(
+            (f": {key} is {there} there, {here} here" for key, there, here in differing), ""
+        )
 
     @property
     def has_checkpoint(self) -> bool:

@@ -217,7 +217,7 @@ def test_same_job_again(job, finished, refused):
 
 def test_directory_of_another_job(job, finished, refused):
     line = refused("run", job, "seed=1", "--out", finished)
-    contains(line, "holds a run of another job; choose another directory with --out")
+    contains(line, "another job: seed is 0 there, 1 here; choose another directory with --out")
     assert yaml.safe_load((finished / "job.yaml").read_text())["seed"] == 0
 
 

@@ -86,6 +86,7 @@ def test_two_jobs_of_one_name_do_not_share_a_directory(job, tmp_path, monkeypatc
     assert hpcfl("run", job, "rounds=2", "seed=1").code == 0
     job.write_text(job.read_text().replace("lr: 0.1", "lr: 0.2"))
     assert run_directory(job, ["seed=1", "rounds=2"]).name == "job-rounds2-seed1"
-    assert "runs/job-rounds2-seed1: holds a run of another job" in refused(
-        "run", job, "rounds=2", "seed=1"
+    assert refused("run", job, "rounds=2", "seed=1") == (
+        "JobError: runs/job-rounds2-seed1: holds a run of another job: local.lr is 0.1 there, "
+        "0.2 here; choose another directory with --out"
     )
