@@ -1,6 +1,7 @@
 """Find the runs below directories, their state, and the sweeps that they belong to."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -77,9 +78,16 @@ def find_runs(root: Path) -> Found:
         names = {job.stem for job in folder.glob("*.yaml")} if events else set()
         inside, others = _split_folders(below, names, seen, unreadable)
         names |= inside
-        runs |= {folder / name: name in failed for name in sorted(names)}
-        waiting += sorted(others, reverse=True)
+        runs |= {folder / name: name in failed for name in sorted(names, key=_with_numbers)}
+        waiting += sorted(others, key=lambda path: _with_numbers(path.name), reverse=True)
     return Found(runs, unreadable)
+
+
+def _with_numbers(name: str) -> tuple[list[str | float], str]:
+    """A key that sorts names by the numbers in them: size5 before size20."""
+    parts: list[str | float] = [*re.split(r"(\d+(?:\.\d+)?)", name)]
+    parts[1::2] = map(float, parts[1::2])
+    return parts, name
 
 
 def collect_runs(paths: Sequence[Path]) -> CollectedRuns:

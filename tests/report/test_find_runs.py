@@ -41,6 +41,14 @@ def test_runs_at_any_depth(folder):
     assert names(folder / "x" / "y") == ["z/c"]
 
 
+def test_numbers_in_names_count_as_numbers(tmp_path):
+    ordered = ["lr0.03", "lr0.1", "size5-seed9", "size5-seed10", "size20-seed0", "x2/a", "x10/a"]
+    for name in reversed(ordered):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "job.yaml").write_bytes(resolved(JOB))
+    assert names(tmp_path) == ordered
+
+
 def test_a_run_directory_is_its_own(folder):
     assert list(find_runs(folder / "b").runs) == [folder / "b"]
 
