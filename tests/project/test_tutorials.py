@@ -1,4 +1,4 @@
-"""README.md and docs/tutorials: their commands print what stands there.
+"""README.md, docs/tutorials and an experiment: their commands print what stands there.
 
 On one rank, also where a page says mpirun: tests/parallel compares numbers of ranks.
 """
@@ -27,12 +27,13 @@ QUADRATICS = (ROOT / "docs/tutorials/quadratics.md").read_text()
 NOTEBOOK = (ROOT / "docs/tutorials/own_model_and_data.md").read_text()
 PAPER = (ROOT / "docs/tutorials/sweep_to_paper.md").read_text()
 CLUSTER = (ROOT / "docs/tutorials/cluster_run.md").read_text()
+FACTOR = (ROOT / "docs/explanation/scaffold_factor.md").read_text()
 SWEEPS = (ROOT / "docs/howto/sweeps.md").read_text()
 INLINE = re.compile(r"`(hpcfl (?:run|status) [^`]+)`")
 INDENTED = re.compile(r"^    (\S.*)$", re.MULTILINE)
 CAPTION = re.compile(r"(\+-|best): ")
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
-LAUNCHER = re.compile(r"^mpirun -n \d+ ")
+LAUNCHER = re.compile(r"^(?:PYTHONPATH=\. )?(?:mpirun -n \d+ )?")
 PACE = re.compile(r"\S+ rounds/s +eta \S+")  # another one each time
 
 
@@ -207,6 +208,19 @@ def test_from_a_sweep_to_the_paper(shell):
     assert "{karimireddy2020," in Path("references.bib").read_text()
     assert Path("figure.pdf").read_bytes().startswith(b"%PDF")
     assert Path("figure.png").stat().st_size
+
+
+@pytest.mark.slow
+def test_a_factor_in_scaffolds_server_step(shell, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for language, block in blocks(FACTOR):
+        if language:
+            Path(block.partition("\n")[0].removeprefix("# ")).write_text(block)
+    (sweep, _), (report, table) = commands(FACTOR)
+    play_points(shell, f"{sweep} --out runs/factor")
+    shell(sweep)
+    assert len(table) == 13
+    assert not absent(table, shell(report))
 
 
 def compare_sweep_sample(lines):
