@@ -11,8 +11,8 @@ C is the configured participation, K the local steps of the round.  At its first
 client has no z_i: with ``first: shared`` it uses the constant (beta C / K) (x_t - x_0), with
 ``first: random`` the same with a random initialisation of its own for x_0.
 
-Generalized Heavy-ball Momentum for federated learning (FedHBM), algorithm 1 and equation 5;
-first participation: section 4.3, figure 4.
+Communication-efficient Heterogeneous Federated Learning with Generalized Heavy-Ball Momentum,
+algorithm 1 and equation 5; first participation: section 4.3, figure 4.  arXiv:2311.18578
 
 Departures: ``nesterov`` (displace first, gradient and weight decay at the displaced point) is in
 the authors' configuration, not in the algorithm's listing.

@@ -14,8 +14,9 @@
 Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh. Breaking the Centralized Barrier for
 Cross-Device Federated Learning. NeurIPS 2021, algorithm 1. arXiv:2008.03606
 
-Departures: the paper's momentum is the form ema; heavy is the FedHBM paper's.  c is over each
-client's whole data.  The server's learning rate eta_g is ours (1 there).
+Departures: the paper's momentum is the form ema; heavy is printed in its authors' slides and in
+the FedHBM paper.  ema at a rate of eta is heavy at (1 - beta) eta.  c is over each client's whole
+data.  The server's learning rate eta_g is ours (1 there).
 """
 
 from abc import abstractmethod

@@ -16,7 +16,9 @@ Cross-Device Federated Learning. NeurIPS 2021, algorithm 1. arXiv:2008.03606
 
 Departures: the form ``optimizer``, one whole step of Adam whose new moments are discarded,
 follows the public implementations in FedJAX and TFF.  The server's learning rate eta_g is ours (1
-there).  With v0 = 0 the first round of the form ``fixed`` divides by eps alone.
+there).  With v0 = 0 the first round of the form ``fixed`` divides by eps alone.  Unsure: that
+this form divides by the v of before the step is our reading of the paper's table of U and V, and
+the defaults of b2 and eps are from others who quote it.
 """
 
 from dataclasses import dataclass

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from hpcfl.job.settings import distinguishing_settings, labels
 from hpcfl.report.columns import RUN_VALUES, duration, rounds_text, run_captions
 from hpcfl.report.grid import SetUp
+from hpcfl.report.local_steps import local_steps
 from hpcfl.report.published import Published, find, set_up
 from hpcfl.report.table import Caption, Report, Table, Value, with_settings, without_blanks
 from hpcfl.run_dir.record import RunRecord
@@ -16,17 +17,21 @@ _OURS = (
     "the ranks and devices of `ran on`; without the start of the program and the loading of data"
 )
 _EXAMPLES = "examples: in the batches of all local steps, repeats counted"
+_STEPS = (
+    "local steps: of all clients, from the job and the examples in the log; - where clients differ "
+    "in size, so that neither tells"
+)
 
 
 def by_hours(runs: Sequence[RunRecord]) -> Report:
-    """A row a run: rounds, examples, wall time, time a round, and the machine; published hours.
+    """A row a run: rounds, examples, local steps, wall time, machine; and published hours.
 
     A round is what runs of different lengths have in common, so the published hours are also
     divided by the rounds that they are of.
     """
     found = [_published(run) for run in runs]
     titles = [
-        *("run", "algorithm", "rounds", "examples", "wall\ntime", "s a\nround"),
+        *("run", "algorithm", "rounds", "examples", "local\nsteps", "wall\ntime", "s a\nround"),
         *_PUBLISHED,
         "ran on",
     ]
@@ -36,6 +41,7 @@ def by_hours(runs: Sequence[RunRecord]) -> Report:
             run.algorithm,
             rounds_text(run),
             _count(run.total("examples")),
+            _count(local_steps(run)),
             duration(run.total("wall_s")),
             _seconds(_per_round(run)),
             "-" if row is None else duration(3600 * (row.value or 0)),
@@ -48,6 +54,8 @@ def by_hours(runs: Sequence[RunRecord]) -> Report:
     captions: list[str] = [Caption(_OURS, "wall\ntime", "s a\nround")]
     if any(run.total("examples") for run in runs):
         captions.append(Caption(_EXAMPLES, "examples"))
+    if any(local_steps(run) for run in runs):
+        captions.append(Caption(_STEPS, "local\nsteps"))
     notes = dict.fromkeys(
         f"published: {row.paper}, {row.table}, {run.algorithm}: {row.note}"
         for run, row in zip(runs, found, strict=True)
@@ -97,6 +105,7 @@ def _values(run: RunRecord, row: Published | None, settings: str) -> dict[str, V
         **{key: value(run) for key, value in RUN_VALUES},
         **{name: own[name] for name in SetUp._fields},
         "examples": int(run.total("examples")) or None,
+        "local_steps": local_steps(run),
         "wall_s": run.total("wall_s"),
         "wall_s_per_round": _per_round(run),
         "ran_on": ", then ".join(run.machines) or None,

@@ -211,6 +211,8 @@ EQUAL = [
         )
         for name in ("mime", "mimelite")
     ),
+    # Where all take part, beta 1 makes the momentum the gradient at this round's model.
+    equal(a("mimemvr", beta=1.0), a("mime"), cohort="full"),
     # 3
     equal(a("ghb", tau=1, beta=B), a("fedmim", alpha=[B], beta=[0.0], lr=LR / (1 - B))),
     equal(

@@ -238,11 +238,22 @@ def rest(folder, method: Method, weights, *, start=(3.0, -1.0, 2.0), steps=3, ro
 @pytest.mark.parametrize("weights", ["examples", "uniform"])
 @pytest.mark.parametrize(
     "method",
-    [a("scaffold", option=1), a("scaffold", option=2), a("feddyn", alpha=1.0)],
+    [
+        a("scaffold", option=1),
+        a("scaffold", option=2),
+        a("feddyn", alpha=1.0),
+        a("mimemvr", beta=1.0),
+    ],
     ids=str,
 )
-def test_scaffold_and_feddyn_rest_at_the_optimum_of_the_plain_mean(tmp_path, method, weights):
+def test_corrected_clients_rest_at_the_optimum_of_the_plain_mean(tmp_path, method, weights):
     np.testing.assert_allclose(rest(tmp_path, method, weights), PLAIN, rtol=0, atol=1e-12)
+
+
+def test_mimemvr_leaves_the_optimum_with_a_smaller_beta(tmp_path):
+    """Its clients then follow a part of their own gradient that nothing corrects."""
+    end = rest(tmp_path, a("mimemvr", beta=0.6), "uniform", start=PLAIN, rounds=20)
+    assert np.linalg.norm(end - PLAIN) > 1e-2
 
 
 @pytest.mark.parametrize(("weights", "optimum"), [("uniform", PLAIN), ("examples", WEIGHTED)])

@@ -1,11 +1,16 @@
-"""Every command of hpcfl that a document shows is one: its options, its job, the keys it sets."""
+"""Every command of hpcfl that a document shows is one: its options, its job, the keys it sets.
+
+Those that the header of a paper's sweep shows also name runs that pass the check.
+"""
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hpcfl.cli.main import main
 from hpcfl.cli.parser import parser
 from hpcfl.job.json_schema import job_schema
 from hpcfl.job.packaged import find_job
@@ -14,6 +19,7 @@ from tests.project.pages import blocks
 ROOT = Path(__file__).parents[2]
 OWN = ROOT / "docs/extending.md"  # it sets keys of its own classes, and test_extending.py runs it
 DOCUMENTS = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {OWN})]
+HEADERS = sorted(path for name in ("papers", "sweeps") for path in ROOT.glob(f"jobs/{name}/*.yaml"))
 # Variables or a launcher may stand before hpcfl.
 COMMAND = re.compile(
     r"^ *(?:\$ )?(?:\w+=\S+ +)*(?:(?:mpirun|srun|nice)(?: +-?[\w=-]+)* +)?hpcfl +([a-z]+ .*)$",
@@ -28,10 +34,21 @@ MISTAKES = {"algorithm.bet=1"}
 
 
 def commands(path):
-    """The arguments of each command in a document, up to what else the shell does."""
+    """The arguments of each command in a document."""
     text = re.sub(r"\\\n\s*", " ", path.read_text())
     code = [*(block for _, block in blocks(text)), *INDENTED.findall(text)]
-    for line in COMMAND.findall("\n".join(code)):
+    return arguments("\n".join(code))
+
+
+def commands_of_header(path):
+    """The arguments of each command in the comments at the top of a job or sweep."""
+    comments = re.match(r"(?:#.*\n)*", path.read_text())[0]
+    return arguments(re.sub(r"\\\n\s*", " ", re.sub(r"^# ?", "", comments, flags=re.MULTILINE)))
+
+
+def arguments(code: str) -> Iterator[list[str]]:
+    """The arguments of each command in lines of the shell, up to what else the shell does."""
+    for line in COMMAND.findall(code):
         words = []
         for word in shlex.split(line, comments=True):
             if word in ENDS:
@@ -74,3 +91,21 @@ def test_the_commands_of_a_document(path, known):
 
 def test_commands_are_found():
     assert sum(1 for path in DOCUMENTS for _ in commands(path)) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", HEADERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_commands_of_a_header(path, monkeypatch, capsys):
+    """Sweeps are read with the overrides and labels of the command, and no data."""
+    monkeypatch.chdir(ROOT)
+    for words in commands_of_header(path):
+        if words[0] == "sweep":
+            assert main([*words, "--dry-run"]) == 0, (words, capsys.readouterr().err)
+        elif words[0] == "run":
+            assert main(["check", *words[1:]]) == 0, (words, capsys.readouterr().err)
+
+
+def test_every_header_of_a_paper_shows_its_sweep():
+    for path in HEADERS:
+        shown = [words[1] for words in commands_of_header(path) if words[0] == "sweep"]
+        assert str(path.relative_to(ROOT)) in shown
