@@ -178,19 +178,26 @@ class ClientPool:
         )
 
     @cached_property
+    def steps_per_round(self) -> NDArray[np.int64]:
+        """[N], the local steps of a round of every client."""
+        return self._by_size(self._steps)
+
+    @cached_property
     def examples_per_round(self) -> NDArray[np.int64]:
         """[N], the examples in all batches of a round of every client, repeats counted."""
-        sizes, which = np.unique(self.examples, return_inverse=True)
-        each = [
-            taken(
+        return self._by_size(
+            lambda count: taken(
                 count,
                 batch_size=self._batch_size,
                 steps=self._steps(count),
                 drop_last=self._local.drop_last,
             )
-            for count in sizes.tolist()
-        ]
-        return np.array(each, dtype=np.int64)[which]
+        )
+
+    def _by_size(self, number: Callable[[int], int]) -> NDArray[np.int64]:
+        """[N], for every client the number that follows from how many examples it has."""
+        sizes, which = np.unique(self.examples, return_inverse=True)
+        return np.array([number(count) for count in sizes.tolist()], dtype=np.int64)[which]
 
     @property
     def _shared(self) -> InMemory | None:

@@ -121,13 +121,12 @@ class Prediction(NamedTuple):
 def work(components: Components) -> Work:
     """The work of the job of ``components``."""
     job, population = components.job, components.clients
-    steps = np.array([int(population.task(i, 0).client.steps) for i in range(len(population))])
     whole = job.evaluate.batch_size  # a full gradient is taken in batches of so many
     examples = np.array(population.examples)
     share = full_gradients(components) * full_gradient_rounds(components) / job.rounds
     means = full_gradient_means(components)
     found = Work(
-        steps=steps * components.schema.gradients
+        steps=population.steps_per_round * components.schema.gradients
         + np.ceil(share * -(-examples // whole)).astype(int),
         draw=lambda t: job.cohort.draw(t, len(population), job.seed),
         examples=examples,

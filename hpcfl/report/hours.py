@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from hpcfl.job.settings import distinguishing_settings, labels
 from hpcfl.report.columns import RUN_VALUES, duration, rounds_text, run_captions
 from hpcfl.report.grid import SetUp
-from hpcfl.report.local_steps import local_steps
 from hpcfl.report.published import Published, find, set_up
 from hpcfl.report.table import Caption, Report, Table, Value, with_settings, without_blanks
 from hpcfl.run_dir.record import RunRecord
@@ -17,10 +16,7 @@ _OURS = (
     "the ranks and devices of `ran on`; without the start of the program and the loading of data"
 )
 _EXAMPLES = "examples: in the batches of all local steps, repeats counted"
-_STEPS = (
-    "local steps: of all clients, from the job and the examples in the log; - where clients differ "
-    "in size, so that neither tells"
-)
+_STEPS = "local steps: of all clients"
 
 
 def by_hours(runs: Sequence[RunRecord]) -> Report:
@@ -41,7 +37,7 @@ def by_hours(runs: Sequence[RunRecord]) -> Report:
             run.algorithm,
             rounds_text(run),
             _count(run.total("examples")),
-            _count(local_steps(run)),
+            _count(_steps(run) or 0),
             duration(run.total("wall_s")),
             _seconds(_per_round(run)),
             "-" if row is None else duration(3600 * (row.value or 0)),
@@ -54,7 +50,7 @@ def by_hours(runs: Sequence[RunRecord]) -> Report:
     captions: list[str] = [Caption(_OURS, "wall\ntime", "s a\nround")]
     if any(run.total("examples") for run in runs):
         captions.append(Caption(_EXAMPLES, "examples"))
-    if any(local_steps(run) for run in runs):
+    if any(_steps(run) for run in runs):
         captions.append(Caption(_STEPS, "local\nsteps"))
     notes = dict.fromkeys(
         f"published: {row.paper}, {row.table}, {run.algorithm}: {row.note}"
@@ -99,13 +95,21 @@ def _count(number: float | None) -> str:
     return f"{int(number)}" if number else "-"
 
 
+def _steps(run: RunRecord) -> int | None:
+    """The local steps of all rounds; None where rounds of an earlier version did not log them."""
+    trained = [entry for entry in run.log if "examples" in entry]
+    if not trained or any("steps" not in entry for entry in trained):
+        return None
+    return int(run.total("steps"))
+
+
 def _values(run: RunRecord, row: Published | None, settings: str) -> dict[str, Value]:
     own = set_up(run.settings)
     return {
         **{key: value(run) for key, value in RUN_VALUES},
         **{name: own[name] for name in SetUp._fields},
         "examples": int(run.total("examples")) or None,
-        "local_steps": local_steps(run),
+        "local_steps": _steps(run),
         "wall_s": run.total("wall_s"),
         "wall_s_per_round": _per_round(run),
         "ran_on": ", then ".join(run.machines) or None,

@@ -60,6 +60,7 @@ def test_examples_are_those_that_the_local_steps_took(tmp_path, monkeypatch):
     cohort = {"kind": "replay", "rounds": [[0, 1], [], [2, 3, 4]]}
     log = play(tmp_path, job(tmp_path, cohort=cohort, rounds=3, local=local)).log
     assert sum(record["examples"] for record in log) == counted[0] > 0
+    assert [record["steps"] for record in log] == [14, 0, 21]
     for record in log:
         assert ("examples_per_s" in record) == (record["clients"] > 0)
         for key in ("clients", "examples"):

@@ -3,18 +3,14 @@
 import csv
 import io
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from hpcfl.data.sizes import even_sizes
 from hpcfl.job.schema import load
-from hpcfl.job.settings import BRANCH, flatten
+from hpcfl.job.settings import flatten
 from hpcfl.report import by_hours, to_csv, to_markdown
 from hpcfl.report.choose_columns import ChosenColumn, choose_columns
-from hpcfl.report.local_steps import local_steps
 from hpcfl.report.published import find
 from hpcfl.run_dir.history import recorded_machines
 from hpcfl.run_dir.record import RunRecord, with_history
@@ -24,14 +20,11 @@ GPU = {"session": "a", "ranks": 2, "device": "cuda", "gpu": "NVIDIA H100", "proc
 CPU = {"session": "b", "ranks": 1, "device": "cpu", "processor": "EPYC"}
 
 
-def record(
-    *overrides, job="cifar10/fedavg_noniid", history=(GPU,), wall=(1.5, 2.0, 2.5), clients=10
-):
+def record(*overrides, job="cifar10/fedavg_noniid", history=(GPU,), wall=(1.5, 2.0, 2.5)):
     """A run with a line of round 0, and rounds of 5000 examples."""
     settings = flatten(load(ROOT / f"jobs/{job}.yaml", overrides).tree)
     rounds = [
-        {"round": t, "wall_s": s, "clients": clients, "examples": 5000}
-        for t, s in enumerate(wall, 1)
+        {"round": t, "wall_s": s, "examples": 5000, "steps": 80} for t, s in enumerate(wall, 1)
     ]
     log = ({"round": 0, "wall_s": 3.0}, *rounds)
     name = settings["algorithm.name"]
@@ -44,10 +37,7 @@ def values(*runs):
 
 
 def test_wall_time_and_examples_by_hand():
-    """3 + 1.5 + 2 + 2.5 = 9 s over 3 rounds; 6 h over 10 000 rounds are 2.16 s a round.
-
-    10 clients of 500 examples take 8 steps of at most 64 each, as table 8 of the paper says.
-    """
+    """3 + 1.5 + 2 + 2.5 = 9 s over 3 rounds; 6 h over 10 000 rounds are 2.16 s a round."""
     (table,) = by_hours([record()]).tables
     assert dict(zip(table.titles, *table.rows, strict=True)) == {
         "run": "fedavg",
@@ -68,65 +58,21 @@ def test_wall_time_and_examples_by_hand():
     )
     (row,) = values(record())
     assert (row["examples"], row["wall_s"], row["wall_s_per_round"]) == ("15000", "9.0", "3.0")
-    assert (row["published_hours"], row["published_rounds"]) == ("6.0", "10000")
     assert row["local_steps"] == "240"
+    assert (row["published_hours"], row["published_rounds"]) == ("6.0", "10000")
     assert row["published_s_per_round"] == "2.16"
     assert row["published_in"] == "FedHBM, appendix B.2"
     assert row["ran_on"] == "2 ranks on cuda (NVIDIA H100)"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "steps"),
-    [
-        (["local.epochs=2"], 3 * 10 * 2 * 4),  # of 250 examples
-        (["local={steps: 7, lr: 0.1}"], 3 * 10 * 7),
-        (["local={epochs: 2, batch_size: full, lr: 0.1}"], 3 * 10 * 2),
-        (["data.partition={kind: iid}"], 240),
-        (["data.partition={kind: similarity, percent: 10}"], 240),
-        (["data.partition={kind: dirichlet_per_class, alpha: 0.5}"], None),
-        (["data.partition={kind: quantity, alpha: 0.5}"], None),
-        (["data.holdout=0.1"], None),
-        (["data.validation.share=0.1"], None),
-        (["local.drop_last=true"], None),
-    ],
-)
-def test_local_steps(overrides, steps):
-    assert local_steps(record(*overrides)) == steps
-
-
-def test_local_steps_of_natural_clients():
-    """Known where every client has as many as it may, or where there is one a round."""
-    shakespeare = partial(record, job="shakespeare/fedavg_noniid")  # batches of 100
-    assert local_steps(shakespeare("data.max_examples=500")) == 3 * 10 * 5
-    assert local_steps(shakespeare()) is None
-    assert local_steps(shakespeare(clients=1)) == 3 * 50
-
-
-def test_local_steps_of_clients_that_differ_by_one_example():
-    draw, sizes = np.random.default_rng(0), even_sizes(328, 10)  # 32 or 33, batches of 32
-    settings = record("local.batch_size=32", "local.epochs=3").settings
-    rounds, expected = [], 0
-    for t in range(50):
-        cohort = draw.choice(sizes, size=int(draw.integers(0, 11)), replace=False)
-        examples = 3 * int(cohort.sum())
-        rounds.append({"round": t + 1, "clients": len(cohort), "examples": examples})
-        expected += sum(3 if n == 32 else 6 for n in cohort)
-    run = RunRecord(Path("run"), "fedavg", 50, 0, tuple(rounds), settings)
-    assert local_steps(run) == expected
-
-
-def test_local_steps_that_neither_job_nor_log_tells():
+def test_steps_are_unknown_where_an_earlier_version_did_not_log_them():
     run = record()
-    assert local_steps(replace(run, settings={**run.settings, BRANCH: "a course"})) is None
-    assert local_steps(replace(run, settings={})) is None
-    assert local_steps(replace(run, log=({"round": 1, "examples": 5000},))) is None
-    assert local_steps(replace(run, log=())) is None
-    runs = [run, record("data.partition={kind: quantity, alpha: 0.5}")]
-    (table,) = by_hours(runs).tables
+    log = ({"round": 0}, {"round": 1, "examples": 5000}, *run.log[2:])
+    (row,) = values(replace(run, log=log))
+    assert row["local_steps"] == ""
+    (table,) = by_hours([replace(run, log=log), run]).tables
     column = table.titles.index("local\nsteps")
-    assert [row[column] for row in table.rows] == ["240", "-"]
-    assert any(str(caption).startswith("local steps: ") for caption in table.captions)
-    assert [row["local_steps"] for row in values(*runs)] == ["240", ""]
+    assert [cells[column] for cells in table.rows] == ["-", "240"]
 
 
 @pytest.mark.parametrize(
