@@ -28,6 +28,8 @@ KEEPS_NOTHING = (
 )
 """Likewise, where a hook sets an attribute of the algorithm."""
 
+_PAIR = ("the upload", "the client's next state")
+
 
 class Played(NamedTuple):
     """The results of one client's round."""
@@ -163,7 +165,11 @@ def play_client(algorithm: Algorithm, message: Any, member: Member) -> Played:
     after = call(algorithm, "update_local", local, d, client)
     require_form(algorithm, "update_local", "local quantities", after, "begin", local)
     y = start - algorithm.step_scale * client.lr * d
-    upload, kept = call(algorithm, "finish", y, after, message, state, client)
+    returned = call(algorithm, "finish", y, after, message, state, client)
+    if type(returned) is not tuple or len(returned) != len(_PAIR):
+        found = f"returns {type(returned).__name__}"
+        raise broken(algorithm, "finish", f"{found}; expected a pair, {' and '.join(_PAIR)}")
+    upload, kept = returned
     require_form(algorithm, "finish", "a state", kept, "init_client", state)
     return Played(upload, kept, y)
 

@@ -219,6 +219,20 @@ def test_a_state_that_changes_its_shape_is_refused(cls):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Alone(FedAvg):
+    """Returns the upload without a state."""
+
+    def finish(self, y, local, message, state, client):
+        return Upload(message.x - y)
+
+
+def test_an_upload_without_a_state_is_refused():
+    line = "Alone.finish returns Upload; expected a pair, the upload and the client's next state"
+    with pytest.raises(TypeError, match=line):
+        dry_round(Alone(), P, torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Branches(FedAvg):
     """Looks at a tensor's value, against the law."""
 
