@@ -176,6 +176,7 @@ class _Trial:
     def _try_model(self, batch: Batch) -> None:
         """Run a forward and backward pass twice, and a forward pass as in an evaluation."""
         x0, seed = self._components.x0, 0
+        self._require_outputs(batch)
         grads = [self._gradient_at(x0, batch, seed) for _ in range(2)]
         if not torch.equal(grads[0], grads[1]) and bool(grads[0].isfinite().all()):
             raise JobError(
@@ -188,6 +189,20 @@ class _Trial:
             self._gradient.predict(x0, batch.inputs)
             said = "its forward pass in an evaluation"
             self._require_undrawn(before, "model.name", "model", said, "drop while training alone")
+
+    def _require_outputs(self, batch: Batch) -> None:
+        """Refuse a model with fewer outputs than there are classes."""
+        dataset = self._components.dataset
+        if dataset.classes is None or dataset.loss != "cross_entropy":
+            return
+        with self._model(batch), restored():
+            outputs = self._gradient.predict(self._components.x0, batch.inputs)
+        if outputs.dim() == 2 and outputs.shape[1] < dataset.classes:
+            raise JobError(
+                f"{self._name('model', 'name')}: has {outputs.shape[1]} outputs{self._forward}: "
+                f"too few for the {dataset.classes} classes of data.kind {self._kind}; give its "
+                "last layer an output for each class"
+            )
 
     def _full_gradients(self, client: int, points: tuple[Vector, ...]) -> tuple[Vector, ...]:
         """The client's full gradients at these points; of one batch, to be quick."""

@@ -241,13 +241,19 @@ class TooLate(nn.Linear):
 
     def forward(self, inputs):
         self.evaluated += not self.training
-        if self.evaluated > 3:  # two in the trial, one after round 0
+        if self.evaluated > 4:  # three in the trial, one after round 0
             raise ValueError("too late")  # here: Evaluating
         return super().forward(inputs)
 
 
 Raising, Drawing, Buffering, Counting = map(model, (Raises, Draws, CountsCalls, KeepsCount))
 Evaluating = model(TooLate)
+
+
+@own
+class Narrow(ModelConfig):
+    def build(self, input_shape, outputs):  # here: Narrow
+        return nn.Linear(input_shape[0], outputs - 1)
 
 
 @own
@@ -462,6 +468,7 @@ BEFORE = [
     ("model", "Fails", "cannot be built for inputs (3,) in build ("),
     ("model", "NoModule", "returns NoneType, expected a torch.nn.Module"),
     ("model", "Init", "job.yaml:2: model: cannot be read in __post_init__ ("),
+    ("model", "Narrow", ": too few for the 4 classes of data.kind arrays; give its last layer"),
     ("data", "Raw", "cannot be trained on a batch of data.kind mine.Raw (inputs float64[4, 3]"),
     ("data", "Noisy", "draws from torch's generator"),
     ("data", "Unread", "cannot load the data in load ("),
