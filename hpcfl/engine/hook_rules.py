@@ -28,7 +28,7 @@ KEEPS_NOTHING = (
 )
 """Likewise, where a hook sets an attribute of the algorithm."""
 
-_PAIR = ("the upload", "the client's next state")
+_RETURNED = ("the upload", "the client's next state")  # by finish
 
 
 class Played(NamedTuple):
@@ -166,9 +166,14 @@ def play_client(algorithm: Algorithm, message: Any, member: Member) -> Played:
     require_form(algorithm, "update_local", "local quantities", after, "begin", local)
     y = start - algorithm.step_scale * client.lr * d
     returned = call(algorithm, "finish", y, after, message, state, client)
-    if type(returned) is not tuple or len(returned) != len(_PAIR):
-        found = f"returns {type(returned).__name__}"
-        raise broken(algorithm, "finish", f"{found}; expected a pair, {' and '.join(_PAIR)}")
+    if type(returned) is not tuple or len(returned) != len(_RETURNED):
+        kind = type(returned).__name__
+        found = f"a tuple of {len(returned)}" if kind == "tuple" else f"{kind}"
+        raise broken(
+            algorithm,
+            "finish",
+            f"returns {found}; expected a plain tuple of {' and '.join(_RETURNED)}",
+        )
     upload, kept = returned
     require_form(algorithm, "finish", "a state", kept, "init_client", state)
     return Played(upload, kept, y)

@@ -133,13 +133,19 @@ def group_by_seed(jobs: Sequence[Settings]) -> list[list[int]]:
 
 
 def changed(before: Settings, now: Settings) -> Iterator[tuple[str, str, str]]:
-    """The keys whose values differ, with both values."""
+    """The keys whose values differ, with both values: shortened where that tells them apart."""
     for key in dict.fromkeys((*now, *before)):
-        found, wanted = (_short(job[key]) if key in job else "absent" for job in (before, now))
-        if (key in before) != (key in now) or before[key] != now[key]:
-            yield key, found, wanted
+        if (key in before) == (key in now) and before[key] == now[key]:
+            continue
+        found, wanted = (written(job[key]) if key in job else "absent" for job in (before, now))
+        if _shortened(found) != _shortened(wanted):
+            found, wanted = _shortened(found), _shortened(wanted)
+        yield key, found, wanted
 
 
 def _short(value: Any) -> str:
-    text = written(value)
+    return _shortened(written(value))
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= _LONG else text[: _LONG - 3] + "..."

@@ -1,26 +1,22 @@
 """Copy what a run records about itself, to be kept or published without its checkpoints.
 
 The copy has the job, the history and the log, and ``hpcfl report`` reads it like the run itself.
-It is some hundred bytes a round, whatever the model's size, and cannot be resumed.  Names of
-machines and folders are left out: hosts are called host0, host1, ..., and an absolute path is cut
-to its last part.
+It is some hundred bytes a round, whatever the model's size, and cannot be resumed.  It names no
+host and no folder: hosts are called host0, host1, ..., an absolute path is cut to its last part,
+and messages and notes are left out of the history.
 """
 
-import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 from hpcfl.errors import JobError, file_error
 from hpcfl.io.atomic import write_file
-from hpcfl.io.files import present, readable
+from hpcfl.io.files import readable
 from hpcfl.job.yaml_file import plain, relative_to_run, write_resolved
 from hpcfl.run_dir.branches import Branch, read_branches, write_branches
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.layout import RunDir, history_text
 from hpcfl.run_dir.log import LogReader, log_line
-
-# The folders of an absolute path in a text; a slash between words ("rounds/s") begins none.
-_FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/:;,'\"]+/)*(?=[^\s/])")
 
 
 def export_record(root: Path, target: Path) -> list[Path]:
@@ -47,15 +43,18 @@ def export_record(root: Path, target: Path) -> list[Path]:
         history = source.history_entries()
         log = LogReader(source.log).read()
         branches = read_branches(source.branches)
-    _make_folder(target)
-    names = _aliases(history)
-    write_file(copy.job, write_resolved(_without_names(job, names)))
-    copy.write_history(_without_names(history, names))
-    write_file(copy.log, b"".join(map(log_line, log)))
+    files = {
+        copy.job: write_resolved(_without_folders(job)),
+        copy.history: history_text(_without_names(history)),
+        copy.log: b"".join(map(log_line, log)),
+    }
     if branches:
-        own = [Branch.parse(_without_names(branch.entry, names)) for branch in branches]
-        write_file(copy.branches, write_branches(own))
-    return [path for path in (copy.job, copy.history, copy.log, copy.branches) if present(path)]
+        own = [Branch.parse(_without_folders(branch.entry)) for branch in branches]
+        files[copy.branches] = write_branches(own)
+    _make_folder(target)
+    for path, content in files.items():
+        write_file(path, content)
+    return list(files)
 
 
 def _make_folder(target: Path) -> None:
@@ -69,21 +68,26 @@ def _make_folder(target: Path) -> None:
         raise JobError(f"--record: {target} holds {found.name} already; name an empty folder")
 
 
-def _aliases(history: list[dict[str, Any]]) -> dict[str, str]:
-    """Other names for the hosts of a history, in order of appearance."""
-    ranks = (rank for entry in history for rank in entry.get("map") or ())
-    hosts = (rank["host"] for rank in ranks if isinstance(rank, Mapping) and "host" in rank)
-    return {host: f"host{index}" for index, host in enumerate(dict.fromkeys(map(str, hosts)))}
+def _without_names(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The history without texts that may name a host or a folder."""
+    hosts: dict[str, str] = {}
+    entries = []
+    for entry in history:
+        kept = _without_folders({key: v for key, v in entry.items() if key != "notes"})
+        for rank in kept.get("map") or ():
+            rank["host"] = hosts.setdefault(str(rank.get("host")), f"host{len(hosts)}")
+        if isinstance(kept.get("outcome"), dict):
+            kept["outcome"]["message"] = ""
+        entries.append(kept)
+    return entries
 
 
-def _without_names(value: Any, names: Mapping[str, str]) -> Any:
-    """A value with other names for hosts, and without the folders of absolute paths in texts."""
+def _without_folders(value: Any) -> Any:
+    """A value in which every text that is an absolute path is its last part."""
     if isinstance(value, Mapping):
-        return {key: _without_names(item, names) for key, item in value.items()}
+        return {key: _without_folders(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_names(item, names) for item in value]
-    if not isinstance(value, str):
-        return value
-    for host, name in names.items():
-        value = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w.-])", name, value)
-    return _FOLDERS.sub("", value)
+        return [_without_folders(item) for item in value]
+    if isinstance(value, str) and PurePath(value.removeprefix("file://")).is_absolute():
+        return PurePath(value).name
+    return value

@@ -125,6 +125,7 @@ class RunDir:
                     f"{self.root}: holds a run of another job{difference}; choose another "
                     "directory with --out"
                 )
+            self.refuse_record()
             if self.has_checkpoint:
                 raise JobError(
                     f"{self.root}: holds a run of this job already; use "
@@ -154,6 +155,19 @@ class RunDir:
     def has_checkpoint(self) -> bool:
         """Whether a checkpoint is committed; that of round 0 is written before the first round."""
         return bool(committed_folders(self.checkpoints))
+
+    def refuse_record(self) -> None:
+        """Refuse what ``hpcfl export --record`` wrote: the log of rounds without their models.
+
+        Raises:
+            JobError: it is that.
+        """
+        rounds = present(self.log) and self.log.stat().st_size > 0  # a run writes these later
+        if rounds and not present(self.initial) and not self.has_checkpoint:
+            raise JobError(
+                f"{self.root}: holds the record of a run, without its models, which cannot be "
+                "resumed; name the run, or choose another directory with --out"
+            )
 
     def require(self) -> None:
         """Refuse a directory that holds no run.
@@ -298,8 +312,7 @@ class RunDir:
 
     def write_history(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Replace the history."""
-        lines = [checksum.add_to_json(json.dumps(entry)) + b"\n" for entry in entries]
-        write_file(self.history, b"".join(lines))
+        write_file(self.history, history_text(entries))
 
     def history_entries(self) -> list[dict[str, Any]]:
         """Read the history: the starts of the run, and where it was copied; oldest first.
@@ -335,6 +348,11 @@ class RunDir:
     def job_fingerprint(self) -> str:
         """A digest of the settings that a resume must not change."""
         return job_fingerprint(flatten(relative_to_run(self.read_job().tree, self.root)))
+
+
+def history_text(entries: Iterable[Mapping[str, Any]]) -> bytes:
+    """The content of a history.jsonl."""
+    return b"".join(checksum.add_to_json(json.dumps(entry)) + b"\n" for entry in entries)
 
 
 def _entry(line: bytes) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class LogPosition(NamedTuple):
 
 
 NOTHING = LogPosition(0, 0)
-Line = Mapping[str, float | int | Sequence[float]]
+Line = Mapping[str, float | int | Sequence[float] | None]
 OF_RANKS = "busy_s"  # the only key whose value is a list: a number for each rank
 
 
@@ -96,7 +96,7 @@ class RunLog:
 def log_line(record: Line) -> bytes:
     """The line of a round, with its checksum and line break."""
     known = {
-        key: value if isinstance(value, Sequence) or math.isfinite(value) else None
+        key: value if not isinstance(value, int | float) or math.isfinite(value) else None
         for key, value in record.items()
     }
     return checksum.add_to_json(json.dumps(known, allow_nan=False)) + b"\n"

@@ -196,12 +196,15 @@ class _Trial:
         if dataset.classes is None or dataset.loss != "cross_entropy":
             return
         with self._model(batch), restored():
-            outputs = self._gradient.predict(self._components.x0, batch.inputs)
-        if outputs.dim() == 2 and outputs.shape[1] < dataset.classes:
+            outputs: object = self._gradient.predict(self._components.x0, batch.inputs)
+        if not isinstance(outputs, Tensor) or outputs.dim() != 2:  # the loss says what is wrong
+            return
+        count = outputs.shape[1]
+        if count < dataset.classes:
             raise JobError(
-                f"{self._name('model', 'name')}: has {outputs.shape[1]} outputs{self._forward}: "
-                f"too few for the {dataset.classes} classes of data.kind {self._kind}; give its "
-                "last layer an output for each class"
+                f"{self._name('model', 'name')}: has {count} output{'s' * (count != 1)}"
+                f"{self._forward}: too few for the {dataset.classes} classes of data.kind "
+                f"{self._kind}; give its last layer an output for each class"
             )
 
     def _full_gradients(self, client: int, points: tuple[Vector, ...]) -> tuple[Vector, ...]:

@@ -60,6 +60,7 @@ class ResumeRequest:
                 begin a branch.
         """
         source.require()
+        source.refuse_record()
         parent = load_run(source)
         before = flatten(parent.tree)
         file = source.read_job()

@@ -218,17 +218,30 @@ def test_a_state_that_changes_its_shape_is_refused(cls):
         dry_round(cls(), P, torch.float32)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Alone(FedAvg):
-    """Returns the upload without a state."""
+class Pair(NamedTuple):
+    """An upload that could be taken for an upload and a state."""
 
-    def finish(self, y, local, message, state, client):
-        return Upload(message.x - y)
+    delta: torch.Tensor
+    other: torch.Tensor
 
 
-def test_an_upload_without_a_state_is_refused():
-    line = "Alone.finish returns Upload; expected a pair, the upload and the client's next state"
-    with pytest.raises(TypeError, match=line):
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (lambda x, state: Pair(x, x), "returns Pair"),
+        (lambda x, state: [Upload(x), state], "returns list"),
+        (lambda x, state: (Upload(x), state, x), "returns a tuple of 3"),
+        (lambda x, state: None, "returns NoneType"),
+    ],
+)
+def test_finish_must_return_an_upload_and_a_state(returned, found):
+    @dataclass(frozen=True, kw_only=True)
+    class Alone(FedAvg):
+        def finish(self, y, local, message, state, client):
+            return returned(message.x - y, state)
+
+    rule = "expected a plain tuple of the upload and the client's next state"
+    with pytest.raises(TypeError, match=f"Alone.finish {found}; {rule}"):
         dry_round(Alone(), P, torch.float32)
 
 

@@ -90,3 +90,13 @@ def test_two_jobs_of_one_name_do_not_share_a_directory(job, tmp_path, monkeypatc
         "JobError: runs/job-rounds2-seed1: holds a run of another job: local.lr is 0.1 there, "
         "0.2 here; choose another directory with --out"
     )
+
+
+def test_values_that_begin_alike_are_told_whole(job, tmp_path, monkeypatch, refused, hpcfl):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.npz").rename(tmp_path / "data0.npz")
+    (tmp_path / "data1.npz").symlink_to("data0.npz")
+    first, second = (f"data.path={tmp_path}/data{number}.npz" for number in (0, 1))
+    assert hpcfl("run", job, first, "--out", "run").code == 0
+    line = refused("run", job, second, "--out", "run")
+    assert f"data.path is {tmp_path}/data0.npz there, {tmp_path}/data1.npz here" in line

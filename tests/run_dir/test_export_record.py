@@ -5,8 +5,7 @@ import socket
 
 import pytest
 
-from hpcfl.run_dir.export_record import _FOLDERS, _without_names
-from tests.rundirs import starts, text
+from tests.rundirs import log_of, starts, text
 
 pytestmark = pytest.mark.usefixtures("own_process")
 
@@ -31,16 +30,59 @@ def test_a_report_reads_it_like_the_run(run, tmp_path, hpcfl):
     assert hpcfl("report", copy, "--plot", tmp_path / "plot.png").code == 0
 
 
-def test_it_names_no_host_and_no_folder(run, tmp_path, hpcfl):
+def test_it_names_no_host_and_no_folder(job, arrays, tmp_path, hpcfl):
+    folder = tmp_path / "O'Brien, A/my data"
+    folder.mkdir(parents=True)
+    before = arrays()
+    job.write_text(job.read_text().replace(str(before), f'"{before.rename(folder / "d.npz")}"'))
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    assert hpcfl("run", job, "--out", run).code == 0
+    assert hpcfl("export", run, "--record", copy).code == 0
+    assert "Brien" in (run / "job.yaml").read_text()
+    assert f'"{socket.gethostname()}"' in (run / "history.jsonl").read_text()
+    content = b"".join(text(copy).values()).decode()
+    private = (tmp_path.name, "Brien", "my data", f'"{socket.gethostname()}"')
+    assert not [name for name in private if name in content]
+    assert "path: d.npz" in content
+    assert [rank["host"] for rank in starts(copy)[0]["map"]] == ["host0"]
+
+
+def test_hosts_are_told_apart(run, tmp_path, hpcfl):
+    (start,) = starts(run)
+    del start["crc32"]
+    start["map"] = [{**start["map"][0], "host": host} for host in ("host1", "cpu", "host0", "cpu")]
+    start["notes"] = ["cpu: /home/me"]
+    start["outcome"] = {"ending": "failed", "round": 4, "message": "on host1: /home/me/x"}
+    (run / "history.jsonl").write_bytes(log_of([start]))
+    assert hpcfl("export", run, "--record", tmp_path / "copy").code == 0
+    (copied,) = starts(tmp_path / "copy")
+    assert [rank["host"] for rank in copied["map"]] == ["host0", "host1", "host2", "host1"]
+    assert (copied["device"], copied["map"][0]["device"]) == ("cpu", "cpu")
+    assert "notes" not in copied
+    assert copied["outcome"] == {"ending": "failed", "round": 4, "message": ""}
+
+
+def test_a_log_with_numbers_that_are_not_finite(job, tmp_path, hpcfl):
+    run, copy = tmp_path / "a" / "run", tmp_path / "b" / "run"
+    job.write_text(job.read_text().replace("fedhbm", "fedavg, server_lr: 1.0e+13"))
+    assert hpcfl("run", job, "local.lr=1.0e+25", "evaluate.every=1", "--out", run).code == 3
+    assert b"null" in (run / "log.jsonl").read_bytes()
+    assert hpcfl("export", run, "--record", copy).code == 0
+    assert (copy / "log.jsonl").read_bytes() == (run / "log.jsonl").read_bytes()
+    of_run, of_copy = (hpcfl("report", at, "--format", "csv").out for at in (run, copy))
+    assert of_run == of_copy != []
+
+
+def test_a_record_is_not_written_over(run, job, tmp_path, hpcfl, refused):
     copy = tmp_path / "copy"
     assert hpcfl("export", run, "--record", copy).code == 0
-    private = (str(tmp_path), tmp_path.name, f'"{socket.gethostname()}"')
-    assert all(name in (run / "job.yaml").read_text() for name in private[:2])
-    assert private[2] in (run / "history.jsonl").read_text()
-    content = b"".join(text(copy).values()).decode()
-    assert not [name for name in private if name in content]
-    assert "path: data.npz" in content
-    assert [rank["host"] for rank in starts(copy)[0]["map"]] == ["host0"]
+    (copy / "job.yaml").write_bytes((run / "job.yaml").read_bytes())  # as if it had no path
+    before = text(copy)
+    said = "holds the record of a run, without its models, which cannot be resumed"
+    for command in (["resume", copy], ["run", job, "--out", copy]):
+        assert said in refused(*command)
+    assert said in refused("run", job, "--out", copy, "--continue")
+    assert {path: content for path, content in text(copy).items() if path in before} == before
 
 
 def test_a_branch_stays_one(run, tmp_path, hpcfl):
@@ -48,11 +90,10 @@ def test_a_branch_stays_one(run, tmp_path, hpcfl):
     done = hpcfl("resume", run, "--round", 2, "--out", branch, "local.lr=0.01")
     assert done.code == 0, done.err
     assert "branches.json" in hpcfl("export", branch, "--record", copy).out[-1]
-    ours, theirs = (
-        hpcfl("report", copy, "--format", "csv"),
-        hpcfl("report", branch, "--format", "csv"),
-    )
-    assert ours.out[0] == theirs.out[0]
+    (tmp_path / "a").mkdir()
+    named = branch.rename(tmp_path / "a" / copy.name)
+    ours, theirs = (hpcfl("report", at, "--format", "csv") for at in (copy, named))
+    assert ours.out == theirs.out != []
     assert "at round 2: local.lr 0.1 -> 0.01" in (ours.text + hpcfl("status", copy).text)
     assert str(tmp_path) not in b"".join(text(copy).values()).decode()
 
@@ -85,19 +126,3 @@ def test_what_it_refuses(options, expected, run, tmp_path, refused):
 def test_a_folder_without_a_run(tmp_path, refused):
     assert "holds no run" in refused("export", tmp_path, "--record", tmp_path / "copy")
     assert not os.path.lexists(tmp_path / "copy")
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("/scratch/me/data", "data"),
-        ("/data", "data"),
-        ("into /home/me/runs/x; 3 rounds/s", "into x; 3 rounds/s"),
-        ("a/b, 1 / 2, https://example.org/page", "a/b, 1 / 2, https://example.org/page"),
-        ("rank 1 on gpu07: no such file: '/a/b c'", "rank 1 on host0: no such file: 'b c'"),
-        ("gpu071 and gpu07.site", "gpu071 and gpu07.site"),
-    ],
-)
-def test_a_text(before, after):
-    assert _without_names({"x": [before]}, {"gpu07": "host0"}) == {"x": [after]}
-    assert _FOLDERS.sub("", after) == after

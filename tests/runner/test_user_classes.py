@@ -256,6 +256,14 @@ class Narrow(ModelConfig):
         return nn.Linear(input_shape[0], outputs - 1)
 
 
+class Pairs(Net):
+    def forward(self, x):
+        return self.layer(x), x
+
+
+Pairing = model(Pairs)
+
+
 @own
 class Fails(ModelConfig):
     def build(self, input_shape, outputs):
@@ -469,6 +477,7 @@ BEFORE = [
     ("model", "NoModule", "returns NoneType, expected a torch.nn.Module"),
     ("model", "Init", "job.yaml:2: model: cannot be read in __post_init__ ("),
     ("model", "Narrow", ": too few for the 4 classes of data.kind arrays; give its last layer"),
+    ("model", "Pairing", "cannot be trained on a batch of data.kind arrays (inputs"),
     ("data", "Raw", "cannot be trained on a batch of data.kind mine.Raw (inputs float64[4, 3]"),
     ("data", "Noisy", "draws from torch's generator"),
     ("data", "Unread", "cannot load the data in load ("),
