@@ -217,9 +217,9 @@ def test_a_factor_in_scaffolds_server_step(shell, tmp_path, monkeypatch):
         if language:
             Path(block.partition("\n")[0].removeprefix("# ")).write_text(block)
     (sweep, _), (report, table) = commands(FACTOR)
-    play_points(shell, f"{sweep} --out runs/factor")
+    play_points(shell, sweep)
     shell(sweep)
-    assert len(table) == 13
+    assert len(table) == 15
     assert not absent(table, shell(report))
 
 
