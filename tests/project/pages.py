@@ -15,3 +15,9 @@ def commands(page: str) -> Iterator[tuple[str, list[str]]]:
     for part in re.split(r"^\$ ", sessions, flags=re.MULTILINE)[1:]:
         command, *printed = part.splitlines()
         yield command, printed
+
+
+def section(page: str, heading: str) -> str:
+    """The text of the section whose heading begins so."""
+    (found,) = (part for part in page.split("\n## ") if part.startswith(heading))
+    return found

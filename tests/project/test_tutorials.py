@@ -78,7 +78,8 @@ def test_another_number_or_word_is_not_what_the_page_says(other):
 @pytest.fixture
 def shell(tmp_path, monkeypatch, own_process, hpcfl):
     """Run one of a page's commands of hpcfl: what it prints."""
-    (tmp_path / "jobs").symlink_to(ROOT / "jobs")
+    for name in ("jobs", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
 
     def run(command, code=0):
@@ -216,11 +217,12 @@ def test_a_factor_in_scaffolds_server_step(shell, tmp_path, monkeypatch):
     for language, block in blocks(FACTOR):
         if language:
             Path(block.partition("\n")[0].removeprefix("# ")).write_text(block)
-    (sweep, _), (report, table) = commands(FACTOR)
+    (sweep, _), *reports = commands(FACTOR)
     play_points(shell, sweep)
     shell(sweep)
-    assert len(table) == 15
-    assert not absent(table, shell(report))
+    assert [len(table) for _, table in reports] == [15, 9]
+    for report, table in reports:
+        assert not absent(table, shell(report))
 
 
 def compare_sweep_sample(lines):

@@ -1,0 +1,47 @@
+"""docs/results.md: its numbers are those of the records in docs/runs."""
+
+import re
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.record import read_run
+from tests.project.pages import section
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "docs/runs"
+
+
+def cells(row):
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_fedhbm_killed_and_moved():
+    text = section((ROOT / "docs/results.md").read_text(), "CIFAR-10, non-iid: FedHBM, killed")
+    rows = {key: values for key, *values in map(cells, re.findall(r"^\|.*\|$", text, re.M))}
+    curve = dict(read_run(RUNS / "cifar10-fedhbm").curve("test_accuracy"))
+    rounds = rows["ten evaluations up to round"]
+    assert len(rounds) > 9
+    for column, last in enumerate(map(int, rounds)):
+        tens = [100 * curve[t] for t in range(last - 90, last + 1, 10)]
+        for key, value in (
+            ("mean, %", mean(tens)),
+            ("standard deviation between them", stdev(tens)),
+            ("best", max(tens)),
+        ):
+            assert float(rows[key][column]) == pytest.approx(value, abs=0.051), (key, last)
+    for value, at in re.findall(r"([0-9.]+) % at round (\d+)", text):
+        assert float(value) == pytest.approx(100 * curve[int(at)], abs=0.051)
+    starts = RunDir(RUNS / "cifar10-fedhbm").history_entries()
+    numbers = [int(number) for number in re.search(r"(\d+) starts, (\d+) of them", text).groups()]
+    assert numbers == [len(starts), sum(start["ranks"] == 2 for start in starts)]
+
+
+def test_records_name_no_host():
+    found = sorted(RUNS.rglob("history.jsonl"))
+    assert len(found) > 4
+    for path in found:
+        for start in RunDir(path.parent).history_entries():
+            assert {rank["host"] for rank in start["map"]} == {"host0"}
