@@ -75,8 +75,7 @@ def play_round(
     members = schedule.draw(t)
     size = len(members)
     record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
-    record["examples"] = int(training.clients.examples_per_round[members].sum())
-    record["steps"] = int(training.clients.steps_per_round[members].sum())
+    record |= training.clients.work_of(members)
     if not size:
         timer.mark("sample")
         maxima = run.comm.allreduce_max(requests())

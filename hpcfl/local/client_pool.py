@@ -194,6 +194,13 @@ class ClientPool:
             )
         )
 
+    def work_of(self, clients: NDArray[np.int64]) -> dict[str, int]:
+        """The examples and the steps of a round of all of these clients, as the log has them."""
+        return {
+            "examples": int(self.examples_per_round[clients].sum()),
+            "steps": int(self.steps_per_round[clients].sum()),
+        }
+
     def _by_size(self, number: Callable[[int], int]) -> NDArray[np.int64]:
         """[N], for every client the number that follows from how many examples it has."""
         sizes, which = np.unique(self.examples, return_inverse=True)

@@ -1,4 +1,4 @@
-"""docs/results.md: its numbers are those of the records in docs/runs."""
+"""docs/results.md: its numbers are those of the records in docs/records."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from hpcfl.run_dir.record import read_run
 from tests.project.pages import section
 
 ROOT = Path(__file__).parents[2]
-RUNS = ROOT / "docs/runs"
+RUNS = ROOT / "docs/records"
 
 
 def cells(row):
