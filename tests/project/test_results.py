@@ -1,4 +1,4 @@
-"""docs/results.md: its numbers are those of the records in docs/records."""
+"""Numbers of runs in the documents are those of the records in docs/records."""
 
 import re
 from pathlib import Path
@@ -37,6 +37,23 @@ def test_fedhbm_killed_and_moved():
     starts = RunDir(RUNS / "cifar10-fedhbm").history_entries()
     numbers = [int(number) for number in re.search(r"(\d+) starts, (\d+) of them", text).groups()]
     assert numbers == [len(starts), sum(start["ranks"] == 2 for start in starts)]
+
+
+def test_scaffold_with_a_factor():
+    page = (ROOT / "docs/explanation/scaffold_factor.md").read_text()
+    rows = list(map(cells, re.findall(r"^\|.*\|$", section(page, "Shakespeare"), re.M)))
+    head, _, *runs = rows[:6]
+    rounds = [int(number) for number in " ".join(head).split() if number.isdigit()][:5]
+    assert rounds == [20, 40, 60, 80, 100]
+    for (name, *values), record in zip(
+        runs, ("fedavg", "scaffold", "scale-2", "scale-10"), strict=True
+    ):
+        curve = dict(read_run(RUNS / "shakespeare" / record).curve("test_accuracy"))
+        expected = [100 * curve[t] for t in rounds]
+        assert [float(value) for value in values[:5]] == pytest.approx(expected, abs=0.051), name
+        if record == "scale-2":
+            last = [100 * curve[250], 100 * mean(curve[t] for t in range(160, 251, 10))]
+            assert [float(value) for value in values[5:]] == pytest.approx(last, abs=0.051)
 
 
 def test_records_name_no_host():
