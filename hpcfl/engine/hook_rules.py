@@ -168,7 +168,7 @@ def play_client(algorithm: Algorithm, message: Any, member: Member) -> Played:
     returned = call(algorithm, "finish", y, after, message, state, client)
     if type(returned) is not tuple or len(returned) != len(_RETURNED):
         kind = type(returned).__name__
-        found = f"a tuple of {len(returned)}" if kind == "tuple" else f"{kind}"
+        found = f"a tuple of {len(returned)}" if kind == "tuple" else kind
         raise broken(
             algorithm,
             "finish",
