@@ -22,8 +22,9 @@ from hpcfl.engine.schema import traffic
 from hpcfl.errors import JobError
 from hpcfl.io.code_file import short_name
 from hpcfl.io.table import render_tables
+from hpcfl.job.resume_rules import input_places
 from hpcfl.job.schema import Job, Loaded, resolve_for_population
-from hpcfl.job.settings import written
+from hpcfl.job.settings import flatten, written
 from hpcfl.models.base import TORCHVISION
 from hpcfl.report.plots import plot_partition
 from hpcfl.report.plots.figure import FigureSize, check_plot
@@ -102,7 +103,8 @@ def check_job(loaded: Loaded, *, data: bool) -> CheckedJob:
 
 def _assembled(loaded: Loaded) -> tuple[Components, Digests]:
     """The loaded job, and the fingerprints of its inputs."""
-    with Fingerprints(loaded.job.data, loaded.job.cohort) as fingerprints:
+    places = input_places(flatten(loaded.tree))
+    with Fingerprints(loaded.job.data, loaded.job.cohort, places) as fingerprints:
         components = build_components(loaded, torch.device("cpu"))
         return components, fingerprints.of(components.dataset)
 

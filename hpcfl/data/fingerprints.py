@@ -1,6 +1,7 @@
 """Fingerprints of all inputs of a job, recorded by checkpoints and compared at every resume.
 
-A fingerprint is a digest under the input's name: {"/data/own.npz": "sha256:1a2b..."}.
+A fingerprint is a digest under the input's name: {"data.root/cifar10.npz": "sha256:1a2b..."}.
+The name begins with the key of the job that says where the file is, so that data may move.
 """
 
 import hashlib
@@ -34,15 +35,54 @@ _ROWS = 1 << 12  # examples of a file that are read at a time
 _NEITHER = "or run the job again into another directory"
 
 
+class InputNames:
+    """The names of a job's input files.
+
+    Args:
+        places: the keys of the job that say where its inputs are, with these paths; the first that
+            contains a file names it.
+    """
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = {key: Path(place) for key, place in places.items()}
+
+    def of(self, file: InputFile) -> str:
+        """The file's label; else its name by a key, as "data.root/cifar10.npz"; else its path."""
+        return file.label or self._name(file.path)
+
+    def _name(self, path: Path) -> str:
+        for key, place in self._places.items():
+            if path.is_relative_to(place):
+                return str(Path(key) / path.relative_to(place))
+        return str(path)
+
+    def path(self, name: str) -> str:
+        """The path of the file with this name; other names are returned as they are."""
+        key, _, rest = name.partition("/")
+        return str(self._places[key] / rest) if key in self._places else name
+
+    def with_names(self, inputs: Digests) -> Digests:
+        """Digests of a checkpoint under names; earlier versions recorded them under paths."""
+        named = {}
+        for name, digest in inputs.items():
+            path = Path(name)
+            named[self._name(path) if path.is_absolute() else name] = digest
+        return named
+
+
 class Fingerprints:
     """Reads a job's input files by threads of its own while the job is loaded; a context manager.
 
     Args:
         data: the job's data section, its files fetched.
         cohort: the job's cohort section.
+        places: the keys of the job that say where its inputs are, with these paths.
+
+    Attributes:
+        names: of the files.
     """
 
-    def __init__(self, data: DataConfig, cohort: CohortConfig) -> None:
+    def __init__(self, data: DataConfig, cohort: CohortConfig, places: Mapping[str, str]) -> None:
         own = data.input_files()
         self._loaded = type(data).__name__ if own is None else None
         self._files = [*(own or ())]
@@ -50,6 +90,7 @@ class Fingerprints:
             self._files.append(InputFile(Path(data.partition.path)))
         if isinstance(cohort, Replay) and cohort.path is not None:
             self._files.append(InputFile(Path(cohort.path)))
+        self.names = InputNames(places)
         self._stamps = {file: stamp(file.path) for file in self._files}
         self._stopped = Event()
         self._threads = ThreadPoolExecutor(
@@ -77,7 +118,7 @@ class Fingerprints:
         Raises:
             DataError: a file cannot be read, or changed while it was loaded.
         """
-        found = {file.name: digest.result() for file, digest in self._digests.items()}
+        found = {self.names.of(file): digest.result() for file, digest in self._digests.items()}
         for file, before in self._stamps.items():
             if stamp(file.path) != before:
                 raise DataError(f"{file.path}: changed while it was read; start again")
@@ -86,8 +127,13 @@ class Fingerprints:
         return dict(sorted(found.items()))
 
 
-def require_alike(inputs: Digests, comm: Comm) -> None:
+def require_alike(inputs: Digests, names: InputNames, comm: Comm) -> None:
     """Collective: refuse ranks that read other inputs than rank 0, such as other copies on a host.
+
+    Args:
+        inputs: of this rank.
+        names: for messages.
+        comm: of all ranks.
 
     Raises:
         DataError: an input is another one on this rank.
@@ -96,38 +142,42 @@ def require_alike(inputs: Digests, comm: Comm) -> None:
     with raise_collectively(comm):
         name = _differing(first, inputs)
         if name is not None:
+            path = names.path(name)
             raise DataError(
-                f"{name}: rank {comm.rank} on host {socket.gethostname()} reads another content "
+                f"{path}: rank {comm.rank} on host {socket.gethostname()} reads another content "
                 f"({_told(inputs, name)}) than rank 0 ({_told(first, name)}); copy the same file "
                 "to every host"
             )
 
 
-def require_same(before: Digests, now: Digests, run: Path) -> None:
+def require_same(before: Digests, now: Digests, names: InputNames, run: Path) -> None:
     """Refuse inputs that changed since a run began, as its rounds so far depend on them.
 
     Args:
         before: of the run's checkpoint.
         now: as they are.
+        names: of the job as it is now.
         run: its directory.
 
     Raises:
         DataError: one is another, is missing, or came on top.
     """
+    before = names.with_names(before)
     name = _differing(before, now)
     if name is None:
         return
+    path = names.path(name)
     if name not in now:
         raise DataError(
-            f"{name}: was read when {run} began ({_told(before, name)}), but is not any more; put "
+            f"{path}: was read when {run} began ({_told(before, name)}), but is not any more; put "
             f"the file back, {_NEITHER}"
         )
     if name not in before:
         raise DataError(
-            f"{name}: is read now, but was not when {run} began; move the file away, {_NEITHER}"
+            f"{path}: is read now, but was not when {run} began; move the file away, {_NEITHER}"
         )
     raise DataError(
-        f"{name}: its content changed since {run} began ({_told(now, name)} now, "
+        f"{path}: its content changed since {run} began ({_told(now, name)} now, "
         f"{_told(before, name)} then); put the file back, {_NEITHER}"
     )
 

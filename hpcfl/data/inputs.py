@@ -21,7 +21,7 @@ class InputFile:
 
     path: Path
     label: str | None = None
-    """Its name in records and messages, where its path differs between machines; else its path."""
+    """Its name in records and messages, where neither its path nor a key of the job is one."""
     bulk: tuple[str, ...] = ()
     """Of an HDF5 file that ``hpcfl data prepare`` made: the datasets that hold the examples.
 
@@ -31,11 +31,6 @@ class InputFile:
     these datasets, escape; a file that was prepared again from sources with other times is another
     one, though its examples be the same.
     """
-
-    @property
-    def name(self) -> str:
-        """Its name in records and messages."""
-        return self.label or str(self.path)
 
     def digest(self, stopped: Event) -> str:
         """The sha256 of its content, as ``sha256sum`` prints it, behind its kind.

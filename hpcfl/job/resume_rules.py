@@ -16,8 +16,11 @@ from typing import Any
 from hpcfl.errors import JobError
 from hpcfl.job.settings import WITHOUT_EFFECT, Settings, changed
 
+# Keys that say where a job's inputs are.  A run may find them elsewhere, since every checkpoint
+# records a digest of each, and no start goes on with another content (`hpcfl.data.fingerprints`).
+PLACES = ("cohort.path", "data.partition.path", "data.path", "data.root")
 # Keys, and sections with all of their keys.
-MUTABLE = ("rounds", *WITHOUT_EFFECT, "store.cache_gib", "store.dir", "store.kind")
+MUTABLE = ("rounds", *WITHOUT_EFFECT, *PLACES, "store.cache_gib", "store.dir", "store.kind")
 # Keys of mutable sections that must not change all the same, and why.
 IMMUTABLE = {"evaluate.batch_size": "full-batch gradients are summed in batches of this size"}
 # Keys and sections that may change in a branch besides; see also ``_why_not_in_branch``.
@@ -49,9 +52,18 @@ KEPT_IN_BRANCH = {
 
 def job_fingerprint(job: Settings) -> str:
     """A hash of all settings that must not change while a run lasts."""
-    bound = {key: value for key, value in job.items() if not is_mutable(key, job)}
-    content = json.dumps(bound, sort_keys=True, default=str)
-    return blake2b(content.encode(), digest_size=8).hexdigest()
+    return _fingerprint({key: value for key, value in job.items() if not is_mutable(key, job)})
+
+
+def input_places(job: Settings) -> dict[str, str]:
+    """The keys that say where the job's inputs are, and the paths."""
+    return {key: job[key] for key in PLACES if job.get(key) is not None}
+
+
+def earlier_job_fingerprint(job: Settings) -> str:
+    """The fingerprint in checkpoints of versions in which ``PLACES`` must not change."""
+    bound = (key for key in job if key in PLACES or not is_mutable(key, job))
+    return _fingerprint({key: job[key] for key in bound})
 
 
 def is_mutable(key: str, job: Settings) -> bool:
@@ -118,11 +130,18 @@ def _is_branchable(key: str, before: Settings, after: Settings) -> bool:
 
 def _why_not_in_branch(key: str, before: Settings, after: Settings) -> str | None:
     """Why a branch keeps a key; None if it may change."""
+    if key in PLACES and before.get(key) and after.get(key):
+        return None  # as at a resume
     if key == "precision":
         double = "float64" in (before.get(key), after.get(key))
         return "the model and the states have another dtype in float64" if double else None
     kept = (why for name, why in KEPT_IN_BRANCH.items() if f"{key}.".startswith(f"{name}."))
     return next(kept, None)
+
+
+def _fingerprint(settings: Settings) -> str:
+    content = json.dumps(settings, sort_keys=True, default=str)
+    return blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 def _why(key: str, job: Mapping[str, Any]) -> str | None:

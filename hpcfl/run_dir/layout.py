@@ -42,7 +42,7 @@ from hpcfl.io.atomic import write_file
 from hpcfl.io.code_file import KEPT
 from hpcfl.io.files import parse_json, present, read_array, read_bytes
 from hpcfl.io.live_files import HeldPath, check_in_place
-from hpcfl.job.resume_rules import job_fingerprint
+from hpcfl.job.resume_rules import earlier_job_fingerprint, job_fingerprint
 from hpcfl.job.settings import changed, flatten
 from hpcfl.job.yaml_file import (
     LARGEST_FILE,
@@ -347,7 +347,16 @@ class RunDir:
     @cached_property
     def job_fingerprint(self) -> str:
         """A digest of the settings that a resume must not change."""
-        return job_fingerprint(flatten(relative_to_run(self.read_job().tree, self.root)))
+        return job_fingerprint(self._settings)
+
+    @property
+    def earlier_job_fingerprint(self) -> str:
+        """The same as earlier versions wrote it, with the paths of the inputs."""
+        return earlier_job_fingerprint(self._settings)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return flatten(relative_to_run(self.read_job().tree, self.root))
 
 
 def history_text(entries: Iterable[Mapping[str, Any]]) -> bytes:

@@ -7,8 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from rich.filesize import decimal
 
+from hpcfl.data.fingerprints import InputNames
 from hpcfl.engine.schema import nbytes
 from hpcfl.errors import JobError
+from hpcfl.job.resume_rules import input_places
+from hpcfl.job.settings import flatten
 from hpcfl.runner.components import Components
 from hpcfl.runner.schedule_usage import ScheduleUsage
 from hpcfl.store.disk_usage import TABLE_ENTRY, TABLE_HEADER
@@ -83,7 +86,8 @@ def _checkpoint_bytes(components: Components, best: int, tables: int) -> int:
         files.append(best)
     # None: the files are unknown; the one digest of the examples is not counted.
     input_files = components.job.data.input_files() or ()
-    inputs = MANIFEST_INPUTS + sum(MANIFEST_INPUT + len(file.name) for file in input_files)
+    names = InputNames(input_places(flatten(components.loaded.tree)))
+    inputs = MANIFEST_INPUTS + sum(MANIFEST_INPUT + len(names.of(file)) for file in input_files)
     return sum(files) + MANIFEST + inputs + (len(files) - 1 + tables) * MANIFEST_FILE
 
 

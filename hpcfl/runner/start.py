@@ -32,7 +32,9 @@ from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.progress import open_progress
+from hpcfl.job.resume_rules import input_places
 from hpcfl.job.schema import Loaded
+from hpcfl.job.settings import flatten
 from hpcfl.job.user_code import make_callbacks
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import NOTHING, LogReader, truncate_log
@@ -196,7 +198,9 @@ def _run(
         if kept is not None:
             kept.release()
         with raise_collectively(comm):
-            fingerprints = Fingerprints(loaded.job.data, loaded.job.cohort)
+            fingerprints = Fingerprints(
+                loaded.job.data, loaded.job.cohort, input_places(flatten(loaded.tree))
+            )
         with fingerprints:
             data = load_data_on_hosts(loaded, ranks.device, comm)
             ranks = ranks.with_notes(*data.notes)
@@ -207,7 +211,7 @@ def _run(
                 inputs = fingerprints.of(components.dataset)
                 try_classes(components)
                 check_block_executor(components)
-        require_alike(inputs, comm)
+        require_alike(inputs, fingerprints.names, comm)
         if components.job.executor == "auto":
             branch = request is not None and request.parent is not None
             earlier = folder if resumed and not branch else None

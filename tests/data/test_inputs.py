@@ -16,7 +16,7 @@ from hpcfl.cohort.sampling import Cyclic, Replay
 from hpcfl.data import SOURCES, inputs
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import quiet
-from hpcfl.data.fingerprints import Fingerprints
+from hpcfl.data.fingerprints import Fingerprints, InputNames
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.partition import File
 from hpcfl.data.sources.arrays import Arrays, cast
@@ -187,7 +187,7 @@ def digest(file):
 
 
 def fingerprints(config, cohort=ALWAYS):
-    with Fingerprints(config, cohort) as found:
+    with Fingerprints(config, cohort, {}) as found:
         return found.of(config.load(0))
 
 
@@ -233,7 +233,7 @@ def test_all_data_sets_tell_theirs():
     assert Quadratics().input_files() == ()
     (file,) = Digits().input_files()
     assert file.path.name == "digits.csv.gz"
-    assert file.name == "scikit-learn: digits.csv.gz"  # wherever the environment is
+    assert file.label == "scikit-learn: digits.csv.gz"  # wherever the environment is
 
 
 def flip(path, at):
@@ -318,9 +318,25 @@ def test_the_split_and_the_cohorts_have_files_too(tmp_path):
     assert list(fingerprints(config, Replay(rounds=((0,),)))) == [config.path]
 
 
+def test_names_of_files():
+    places = {"data.path": "/a/own.npz", "data.root": "/a"}
+    names = InputNames(places)
+    for path, name in (
+        ("/a/own.npz", "data.path"),
+        ("/a/train/0.json", "data.root/train/0.json"),
+        ("/b/own.npz", "/b/own.npz"),
+        ("/ab", "/ab"),
+    ):
+        assert names.of(InputFile(Path(path))) == name
+        assert names.path(name) == path
+        assert names.with_names({path: "sha256:1", name: "sha256:1"}) == {name: "sha256:1"}
+    assert names.of(InputFile(Path("/a/x"), label="digits")) == "digits"
+    assert names.path("digits") == "digits"
+
+
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
     config = arrays(tmp_path)
-    with Fingerprints(config, ALWAYS) as found:
+    with Fingerprints(config, ALWAYS, {}) as found:
         dataset = config.load(0)
         Path(config.path).write_bytes(b"another")
         with pytest.raises(DataError, match=r"own\.npz: changed while it was read; start again"):

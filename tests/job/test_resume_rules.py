@@ -9,7 +9,9 @@ from hpcfl.job.resume_rules import (
     IMMUTABLE,
     KEPT_IN_BRANCH,
     MUTABLE,
+    PLACES,
     differences,
+    input_places,
     is_mutable,
     job_fingerprint,
     mutable_settings,
@@ -66,13 +68,20 @@ def test_every_key_is_free_or_bound_as_written_here():
 
 def test_what_is_free_keeps_no_two_seeds_apart():
     jobs = [{**settings(), "seed": seed} for seed in (0, 1)]
-    for key in mutable_settings(settings()).keys() - {"rounds"}:
+    for key in mutable_settings(settings()).keys() - {"rounds", *PLACES}:
         assert group_by_seed([jobs[0], {**jobs[1], key: "another"}]) == [[0, 1]], key
 
 
 def test_what_is_named_exists():
     job = settings()
-    assert all(any(f"{key}.".startswith(f"{name}.") for key in job) for name in MUTABLE)
+    own = set(MUTABLE) - set(PLACES)
+    assert all(any(f"{key}.".startswith(f"{name}.") for key in job) for name in own)
+    data = {"kind": "arrays", "path": "own.npz", "partition": {"kind": "file", "path": "split.npz"}}
+    cohort = {"kind": "replay", "path": "cohorts.json"}
+    other = flatten(load({**JOB, "data": data, "cohort": cohort}, ()).tree)
+    images = flatten(load({**JOB, "data": {"kind": "cifar10", "clients": 4}}, ()).tree)
+    assert input_places(other).keys() | input_places(images).keys() == set(PLACES)
+    assert all(is_mutable(key, other) for key in PLACES)
     assert set(IMMUTABLE) <= set(job)
 
 

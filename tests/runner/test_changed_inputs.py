@@ -9,7 +9,9 @@ import pytest
 
 import hpcfl as package
 from hpcfl.errors import DataError
-from hpcfl.run_dir.manifest import committed
+from hpcfl.run_dir.branches import read_branches
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.manifest import committed, write_manifest
 from tests.parallel.outcome import outcome
 from tests.rundirs import text
 
@@ -123,7 +125,8 @@ def test_every_checkpoint_records_the_inputs(job, files, tmp_path, hpcfl):
     )
     run, copy = tmp_path / "run", tmp_path / "copy"
     assert hpcfl("run", job, *words, "--out", run).code == 0
-    expected = {str(f): f"sha256:{sha256(f.read_bytes()).hexdigest()}" for f in sorted(files)}
+    keys = {"cohort.path": cohorts, "data.partition.path": split, "data.path": data}
+    expected = {k: f"sha256:{sha256(f.read_bytes()).hexdigest()}" for k, f in keys.items()}
     assert [found.inputs for found in committed(run / "checkpoints")] == [expected, expected]
     assert hpcfl("resume", run, "--round", "2", "--out", copy).code == 0
     assert [found.inputs for found in committed(copy / "checkpoints")] == [expected, expected]
@@ -132,6 +135,89 @@ def test_every_checkpoint_records_the_inputs(job, files, tmp_path, hpcfl):
         f"{title:<11} {name}: sha256 {digest[7:19]}..."
         for title, (name, digest) in zip(("inputs", "", ""), expected.items(), strict=True)
     ]
+
+
+@pytest.fixture
+def moved(job, files, tmp_path, hpcfl):
+    """A run that reads three files, as a kill after round 2 leaves it; their new places."""
+    data, split, cohorts = files
+    run, there = tmp_path / "run", tmp_path / "there"
+    words = (
+        f"data.path={data}",
+        "data.clients=null",
+        f"data.partition={{kind: file, path: {split}}}",
+        f"cohort={{kind: replay, path: {cohorts}}}",
+    )
+    assert hpcfl("run", job, *words, "--out", run).code == 0
+    whole = outcome(run)
+    shutil.rmtree(run / "checkpoints/00000004")
+    there.mkdir()
+    for file in files:
+        shutil.copyfile(file, there / file.name)
+    places = [f"data.path={there}/own.npz", f"data.partition.path={there}/split.npz"]
+    return run, whole, [*places, f"cohort.path={there}/cohorts.json"]
+
+
+def test_inputs_may_move(moved, files, tmp_path, hpcfl, refused):
+    run, whole, places = moved
+    for file in files:
+        file.unlink()
+    assert "own.npz" in refused("resume", run)
+    rewrite(tmp_path / "there/own.npz", y=lambda y: y[::-1])
+    line = refused("resume", run, *places)
+    assert line.startswith(f"DataError: {tmp_path}/there/own.npz: its content changed since {run} ")
+    rewrite(tmp_path / "there/own.npz", y=lambda y: y[::-1])
+    copy = tmp_path / "copy"
+    said = hpcfl("resume", run, *places, "--out", copy)
+    assert said.code == 0
+    assert not (copy / "branches.json").exists()
+    assert outcome(copy) == whole
+    assert hpcfl("resume", run, *places).code == 0
+    assert outcome(run) == whole
+    last = RunDir(run).last_start
+    assert {change["key"] for change in last["changes"]} == {word.split("=")[0] for word in places}
+    assert hpcfl("resume", run, "rounds=5").code == 0  # the places are the run's now
+
+
+def test_inputs_may_move_in_a_branch(moved, files, tmp_path, hpcfl):
+    run, _, places = moved
+    for file in files:
+        file.unlink()
+    branch = tmp_path / "branch"
+    assert hpcfl("resume", run, *places, "local.lr=0.5", "--out", branch).code == 0
+    (entry,) = read_branches(branch / "branches.json")
+    assert [change["key"] for change in entry.changes] == ["local.lr"]
+
+
+def test_another_file_is_no_moved_one(moved, files, refused):
+    """The data for the split, and the split for the data."""
+    run, _, _ = moved
+    data, split, _ = files
+    assert str(data) in refused("resume", run, f"data.partition.path={data}")
+    assert str(split) in refused("resume", run, f"data.path={split}")
+
+
+def test_at_a_checkpoint_of_an_earlier_version_they_stay(moved, files, hpcfl, refused):
+    """It records the inputs under their paths, and these are part of its job's fingerprint."""
+    run, whole, places = moved
+    (at,) = (found for found in committed(run / "checkpoints") if found.round == 2)
+    names = dict(zip(("data.path", "data.partition.path", "cohort.path"), files, strict=True))
+    earlier = at._replace(
+        job=RunDir(run).earlier_job_fingerprint,
+        inputs={str(names[key]): digest for key, digest in at.inputs.items()},
+    )
+    assert earlier.job != at.job
+    (at.folder / "manifest.json").write_bytes(write_manifest(earlier))
+    before = text(run)
+    line = refused("resume", run, *places)
+    assert line.startswith(f"JobError: command line: cohort.path: is {files[2]} in {run}, asked ")
+    assert "the checkpoint of round 2 is of an earlier version" in line
+    assert text(run) == before
+    assert hpcfl("resume", run).code == 0
+    assert outcome(run) == whole
+    for file in files:
+        file.unlink()
+    assert hpcfl("resume", run, *places, "rounds=5").code == 0
 
 
 def test_the_same_content_is_the_same_file(job, tmp_path, hpcfl):
