@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator
 from torch import Tensor
 
+from hpcfl.io.paths import require_plain
+
 
 def absolute(path: str) -> str:
     """The absolute path.
 
     Raises:
-        ValueError: it has a zero byte.
+        ValueError: see ``require_plain``.
     """
-    if "\0" in path:
-        raise ValueError(f"found {path!r}, which has a zero byte, as no path does")
-    return str(Path(path).absolute())
+    return str(Path(require_plain(path)).absolute())
 
 
 Vector = Annotated[Tensor, "P"]  # all parameters of a model, flat

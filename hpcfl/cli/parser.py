@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcfl import __version__
 from hpcfl.cli.completion import SHELLS, PrintCompletion
+from hpcfl.io.paths import require_plain
 from hpcfl.job.resume_rules import MUTABLE
 
 
@@ -28,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="start a run of a job")
     _add_job(run)
-    run.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
+    run.add_argument("--out", type=_path, help="run directory (default runs/JOBNAME)")
     run.add_argument(
         "--continue",
         dest="continued",
@@ -60,15 +61,15 @@ def parser() -> argparse.ArgumentParser:
     export = commands.add_parser(
         "export", help="write a checkpoint's model to a file, or a run's job and log to a folder"
     )
-    export.add_argument("dir", type=Path, help="run directory")
+    export.add_argument("dir", type=_path, help="run directory")
     export.add_argument("--round", type=int, help="round (default: the newest checkpoint's)")
     export.add_argument("--best", action="store_true", help="the best evaluated round's model")
-    export.add_argument("-o", "--output", type=Path, help="F.npz with the flat model as x")
-    export.add_argument("--state-dict", type=Path, help="F.safetensors with named parameters")
+    export.add_argument("-o", "--output", type=_path, help="F.npz with the flat model as x")
+    export.add_argument("--state-dict", type=_path, help="F.safetensors with named parameters")
     export.add_argument("--clients", action="store_true", help="add the client states to F.npz")
     export.add_argument(
         "--record",
-        type=Path,
+        type=_path,
         metavar="FOLDER",
         help="copy job, history and log for `hpcfl report`, without names of hosts and folders",
     )
@@ -79,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     cite = commands.add_parser(
         "cite", help="the BibTeX of the methods, models and data sets that a job uses"
     )
-    cite.add_argument("source", type=Path, help="JOB.yaml, SWEEP.yaml or the directory of runs")
+    cite.add_argument("source", type=_path, help="JOB.yaml, SWEEP.yaml or the directory of runs")
     cite.set_defaults(command="cite")
 
     drift = commands.add_parser(
@@ -89,13 +90,13 @@ def parser() -> argparse.ArgumentParser:
         "dimensions (data.dim=2), and draw every client's local models and the server's.  No run "
         "directory is made.",
     )
-    drift.add_argument("job", type=Path, help="JOB.yaml or SWEEP.yaml")
+    drift.add_argument("job", type=_path, help="JOB.yaml or SWEEP.yaml")
     _add_overrides(drift, "settings of every run")
     drift.add_argument(
         "--only", type=_labels, metavar="LABEL,...", help="the runs of a sweep with these labels"
     )
     drift.add_argument(
-        "--plot", type=Path, default=Path("drift.png"), help=".png, .pdf or .svg (drift.png)"
+        "--plot", type=_path, default=Path("drift.png"), help=".png, .pdf or .svg (drift.png)"
     )
     _add_size(drift)
     drift.set_defaults(command="drift")
@@ -113,7 +114,7 @@ def _add_bench(commands: Any) -> None:
         required=True, metavar="COMMAND"
     )
     rounds = bench.add_parser("round", help="a round against a bare loop of the same SGD steps")
-    rounds.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
+    rounds.add_argument("job", type=_path, nargs="?", help="job (default: two built-in ones)")
     _add_overrides(rounds)
     rounds.set_defaults(command="bench round")
     sums = bench.add_parser(
@@ -130,7 +131,7 @@ def _add_bench(commands: Any) -> None:
     )
     sums.set_defaults(command="bench reduce")
     executors = bench.add_parser("executor", help="a local step alone and in blocks of clients")
-    executors.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
+    executors.add_argument("job", type=_path, nargs="?", help="job (default: two built-in ones)")
     _add_overrides(executors)
     executors.add_argument("--sizes", type=_count, nargs="+", help="of blocks (default 10 32)")
     executors.set_defaults(command="bench executor")
@@ -145,7 +146,7 @@ def _add_bench(commands: Any) -> None:
         "--model", choices=("cnn", "lenet", "resnet20"), default="cnn", help="(default: pfl's cnn)"
     )
     peers.add_argument(
-        "--python", type=Path, help="that of an environment with pfl (default: ours)"
+        "--python", type=_path, help="that of an environment with pfl (default: ours)"
     )
     peers.add_argument("--precision", choices=("float32", "bf16"), help="one alone (default: both)")
     peers.add_argument(
@@ -172,11 +173,11 @@ def _add_bench(commands: Any) -> None:
         help="end after about so many (default 8); with --json F, the next call continues",
     )
     gpu.add_argument("--rehearse", action="store_true", help="tiny works on the CPU")
-    gpu.add_argument("--python", type=Path, help="that of an environment with pfl (default: ours)")
+    gpu.add_argument("--python", type=_path, help="that of an environment with pfl (default: ours)")
     gpu.set_defaults(command="bench gpu")
     for command in (rounds, sums, executors, states, peers, costs, old_costs, scaling, gpu):
-        command.add_argument("--json", type=Path, metavar="F", help="write every turn's figures")
-        command.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg to draw")
+        command.add_argument("--json", type=_path, metavar="F", help="write every turn's figures")
+        command.add_argument("--plot", type=_path, metavar="F", help=".png, .pdf or .svg to draw")
     chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")
     chaos.add_argument("--kills", type=_count, default=100, metavar="N", help="(default 100)")
     chaos.add_argument(
@@ -190,7 +191,7 @@ def _add_bench(commands: Any) -> None:
         "--ranks", type=_count, nargs="+", help="of attempts in turn (default 1 2 3)"
     )
     chaos.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
-    chaos.add_argument("--dir", type=Path, default=Path("runs/chaos"), help="(default runs/chaos)")
+    chaos.add_argument("--dir", type=_path, default=Path("runs/chaos"), help="(default runs/chaos)")
     chaos.set_defaults(command="bench chaos")
 
 
@@ -203,13 +204,13 @@ def _add_resume(commands: Any) -> None:
         f"job that no past round depended on may be changed: {', '.join(MUTABLE)}.  With --out "
         "other keys may change too, such as rates and cohorts: the copy is then a branch.",
     )
-    resume.add_argument("dir", type=Path, help="run directory")
+    resume.add_argument("dir", type=_path, help="run directory")
     _add_overrides(resume)
     resume.add_argument(
         "--round", type=int, metavar="T", help="from this kept checkpoint; later ones are deleted"
     )
     resume.add_argument(
-        "--out", type=Path, metavar="COPY", help="resume in a copy; the run in DIR stays as it is"
+        "--out", type=_path, metavar="COPY", help="resume in a copy; the run in DIR stays as it is"
     )
     resume.add_argument(
         "--no-verify",
@@ -222,7 +223,7 @@ def _add_resume(commands: Any) -> None:
 def _add_monitors(commands: Any) -> None:
     """The commands that show a run without disturbing it."""
     status = commands.add_parser("status", help="how far a run or a sweep is, alive or not")
-    status.add_argument("dir", type=Path, help="of a run or a sweep")
+    status.add_argument("dir", type=_path, help="of a run or a sweep")
     status.set_defaults(command="status")
 
     watch = commands.add_parser(
@@ -232,16 +233,16 @@ def _add_monitors(commands: Any) -> None:
         "leaves.  Only files are read; the run is not disturbed.  Where standard output is no "
         "terminal, one page is printed.",
     )
-    watch.add_argument("dir", type=Path, help="of a run or a sweep")
+    watch.add_argument("dir", type=_path, help="of a run or a sweep")
     watch.set_defaults(command="watch")
 
 
 def _add_sweep(commands: Any) -> None:
     """The command that runs a sweep."""
     sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
-    sweep.add_argument("sweep", type=Path, help="SWEEP.yaml, or a name of hpcfl list jobs")
+    sweep.add_argument("sweep", type=_path, help="SWEEP.yaml, or a name of hpcfl list jobs")
     _add_overrides(sweep, "settings of every run")
-    sweep.add_argument("--out", type=Path, help="directory of the runs (default runs/SWEEPNAME)")
+    sweep.add_argument("--out", type=_path, help="directory of the runs (default runs/SWEEPNAME)")
     sweep.add_argument(
         "--parallel", type=_count, metavar="N", help="runs at once (default: as many as fit)"
     )
@@ -290,7 +291,7 @@ def _add_data(commands: Any) -> None:
     _add_job(show)
     show.add_argument(
         "--plot",
-        type=Path,
+        type=_path,
         default=Path("partition.png"),
         help=".png, .pdf or .svg (partition.png)",
     )
@@ -299,7 +300,7 @@ def _add_data(commands: Any) -> None:
 
     split = data.add_parser("export-split", help="the client of each training example, as a file")
     _add_job(split)
-    split.add_argument("-o", "--output", type=Path, required=True, help="F.npz, gets client [n]")
+    split.add_argument("-o", "--output", type=_path, required=True, help="F.npz, gets client [n]")
     split.set_defaults(command="data export-split")
 
 
@@ -308,9 +309,9 @@ def _add_plan_and_list(commands: Any) -> None:
     plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic, hours")
     _add_job(plan)
     plan.add_argument("--ranks", type=_count, help="how many (default 1; at most, with --scale)")
-    plan.add_argument("--out", type=Path, help="run directory (default runs/JOBNAME)")
+    plan.add_argument("--out", type=_path, help="run directory (default runs/JOBNAME)")
     plan.add_argument(
-        "--costs", type=Path, metavar="F.json", help="measured costs, instead of stated speeds"
+        "--costs", type=_path, metavar="F.json", help="measured costs, instead of stated speeds"
     )
     plan.add_argument(
         "--sizes",
@@ -320,11 +321,11 @@ def _add_plan_and_list(commands: Any) -> None:
     plan.add_argument(
         "--ranks-per-node", type=_count, metavar="N", help="at most, in the command for Slurm"
     )
-    plan.add_argument("--pieces", type=Path, help=argparse.SUPPRESS)  # --costs in version 0.1
+    plan.add_argument("--pieces", type=_path, help=argparse.SUPPRESS)  # --costs in version 0.1
     plan.add_argument(
         "--scale", action="store_true", help="JOB is a file as docs/scale.yaml: rounds on paper"
     )
-    plan.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg, with --scale")
+    plan.add_argument("--plot", type=_path, metavar="F", help=".png, .pdf or .svg, with --scale")
     plan.set_defaults(command="plan")
 
     listing = commands.add_parser(
@@ -347,14 +348,14 @@ def _add_plan_and_list(commands: Any) -> None:
         description="Make a folder with a job, a sweep of it, an example of an algorithm of one's "
         "own, the scripts for Slurm and a page of commands.",
     )
-    init.add_argument("dir", type=Path, help="a new or empty folder")
+    init.add_argument("dir", type=_path, help="a new or empty folder")
     init.set_defaults(command="init")
 
 
 def _add_report(commands: Any) -> None:
     """The command that compares runs."""
     report = commands.add_parser("report", help="a table of runs, and a plot")
-    report.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="of a run or a sweep")
+    report.add_argument("dirs", type=_path, nargs="+", metavar="dir", help="of a run or a sweep")
     report.add_argument(
         "--format",
         choices=["table", "csv", "markdown", "latex"],
@@ -385,7 +386,7 @@ def _add_report(commands: Any) -> None:
     )
     report.add_argument(
         "--plot",
-        type=Path,
+        type=_path,
         action="append",
         nargs="?",
         default=[],
@@ -464,6 +465,13 @@ def _size(text: str) -> float:
     return size
 
 
+def _path(text: str) -> Path:
+    try:
+        return Path(require_plain(text))
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+
+
 def _folder(text: str) -> Path:
     path = Path(text)
     if not path.is_dir():
@@ -488,5 +496,5 @@ def _add_size(command: argparse.ArgumentParser) -> None:
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", type=Path, help="JOB.yaml, or a name of hpcfl list jobs")
+    parser.add_argument("job", type=_path, help="JOB.yaml, or a name of hpcfl list jobs")
     _add_overrides(parser)

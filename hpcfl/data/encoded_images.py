@@ -55,7 +55,7 @@ def pixels(content: bytes, side: int | None = None) -> NDArray[np.uint8]:
         DAMAGED: it cannot be decoded.
     """
     with _opened(content) as image:
-        return np.asarray(_in_colour(image) if side is None else _square(image, side))
+        return np.asarray(in_colour(image) if side is None else _square(image, side))
 
 
 def reason(error: Exception) -> str:
@@ -72,7 +72,7 @@ def _opened(content: bytes) -> Image.Image:
     return image
 
 
-def _in_colour(image: Image.Image) -> Image.Image:
+def in_colour(image: Image.Image) -> Image.Image:
     """Red, green and blue."""
     if not image.has_transparency_data:
         return image.convert("RGB")
@@ -85,8 +85,8 @@ def _square(image: Image.Image, side: int) -> Image.Image:
     """In colour; the shorter side scaled to ``side``, the middle cut out."""
     width, height = image.size
     if width == height == side:
-        return _in_colour(image)
+        return in_colour(image)
     short = min(width, height)
     left, top = (width - short) // 2, (height - short) // 2
     middle = (left, top, left + short, top + short)
-    return _in_colour(image).resize((side, side), Image.Resampling.BICUBIC, middle)
+    return in_colour(image).resize((side, side), Image.Resampling.BICUBIC, middle)

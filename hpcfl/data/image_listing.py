@@ -96,7 +96,8 @@ def report_faults(
     listed = path.with_suffix(".missing.txt")
     listed.unlink(missing_ok=True)
     if faults:
-        listed.write_text("".join(f"{fault}\n" for fault in faults), "utf-8")
+        lines = "".join(f"{fault}\n" for fault in faults)
+        listed.write_text(lines, "utf-8", "surrogateescape")  # names of files as they are
     if len(faults) > (allowed or 0):
         way_out = "" if allowed is None else f", or leave them out: allow_missing={len(faults)}"
         raise DataError(

@@ -120,6 +120,13 @@ def _item(part: Any, index: int, name: str) -> tuple[NDArray[Any], Any]:
     return _array(x, f"{name}, x"), np.asarray(y).item() if np.size(y) == 1 else y
 
 
+def _native(array: NDArray[Any]) -> NDArray[Any]:
+    """An array that torch takes: in this machine's byte order, without gaps, writable."""
+    if array.dtype.kind not in "biuf":
+        return array
+    return np.require(array.astype(array.dtype.newbyteorder("="), copy=False), None, ["C", "W"])
+
+
 def _differ(first: Any, second: Any) -> bool:
     return not np.array_equal(first, second)
 
@@ -129,7 +136,7 @@ def _array(values: Any, name: str) -> NDArray[Any]:
     try:
         if hasattr(values, "detach"):  # a tensor, perhaps on a GPU
             values = values.detach().cpu()
-        return np.asarray(values)
+        return _native(np.asarray(values))
     except (TypeError, ValueError, RuntimeError) as e:
         raise DataError(
             f"data: {name}: a {type(values).__name__} is no array of numbers: {e}"

@@ -4,6 +4,7 @@ Common mistakes that PyYAML accepts are errors here: a duplicate key, a key that
 (``on``), a missing space (``{lr:0.1}``), ``1e-3`` (text in YAML) where a number is expected.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -158,6 +159,8 @@ def add_checksum(content: bytes) -> bytes:
 _CHECKSUM = (
     b"# Change a setting by `hpcfl resume DIR key=value`, not here. crc32 of the lines above: "
 )
+# Numbers that YAML 1.1 reads to the base 8 or 60, as nobody expects: 010, 1:30.
+_OTHER_BASE = re.compile(r"[-+]?(0[0-9_]|[0-9][0-9_]*:)")
 _PUT_BACK = (
     "it was edited or damaged: put it back; a setting is changed by `hpcfl resume DIR key=value`"
 )
@@ -365,6 +368,11 @@ class _NodeReader:
             value = self._scalars.construct_object(node)
         except (LookupError, AttributeError) as e:  # an explicit tag such as !!int on text
             raise JobError(f"{line}: is not valid YAML: no {node.tag}: {node.value!r:.60}") from e
+        if type(value) in (int, float) and _OTHER_BASE.match(node.value):
+            raise JobError(
+                f"{line}: YAML reads the number {node.value[:20]} as {value}; write it "
+                "without leading zeros and colons"
+            )
         if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
             raise JobError(f"{line}: the number {node.value[:20]}... is beyond 2**64")
         if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):

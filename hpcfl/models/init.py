@@ -92,6 +92,11 @@ def _fitting(
             )
         if not torch.isfinite(entry).all():
             raise JobError(f"model.init: {path}: {name} is not finite")
+        if not torch.isfinite(entry.to(tensor.dtype)).all():
+            raise JobError(
+                f"model.init: {path}: {name} has numbers up to {entry.abs().max():.3g}, beyond the "
+                f"model's {str(tensor.dtype).removeprefix('torch.')}"
+            )
         yield name
 
 

@@ -3,9 +3,11 @@
 import inspect
 import io
 import pickle
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +21,10 @@ from hpcfl.models.base import ModelConfig
 from hpcfl.types import PathText
 
 OBJECT = ".pt"  # the ending of a kept module
+# Packages of whose functions none makes a model, while some execute what they are given.
+_NO_MODELS = frozenset(
+    (*sys.stdlib_module_names, "datasets", "h5py", "joblib", "matplotlib", "mpi4py", "numpy")
+) | {"pandas", "PIL", "pydantic", "pytest", "scipy", "sklearn", "torch", "yaml"}
 GIVEN = ("input_shape", "outputs")  # the arguments that follow from the data
 
 
@@ -71,12 +77,33 @@ class Module(ModelConfig):
                 f"model.of: found {self.of!r}, expected package.module.NAME of a class or function"
             )
         try:
-            return find_object(self.of)
+            found = find_object(self.of)
         except (ImportError, AttributeError) as e:
             advice = "set PYTHONPATH=. if it is in the current directory"
             raise JobError(
                 f"model.of: {self.of!r} cannot be imported{described(e)}; {advice}"
             ) from e
+        if not is_in_file(self.of):
+            _require_maker(found, self.of)
+        return found
+
+
+def _require_maker(found: Any, name: str) -> None:
+    """Refuse what makes no model, before it is called with arguments of the job.
+
+    Raises:
+        JobError: it is no class of torch modules, and its package is one of ``_NO_MODELS``.
+    """
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        return
+    while isinstance(found, partial):
+        found = found.func
+    module = getattr(found, "__module__", None) or "builtins"
+    if module.partition(".")[0] in _NO_MODELS:
+        raise JobError(
+            f"model.of: {name} is of {module}, where no function makes a model; expected a class "
+            "of torch modules, or a function of your own that makes one"
+        )
 
 
 def _copied(value: Any) -> Any:

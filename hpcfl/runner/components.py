@@ -285,6 +285,7 @@ def build_components(
     validated = split.validation is not None
     name, models = loaded.tree["algorithm"]["name"], schema.local_model_field
     job.evaluate.check(name, dataset, models, validated=validated)
+    _require_range(dataset, x0.dtype)
     model, x0 = model.to(device), x0.to(device)
     return Components(loaded, dataset, split, model, x0, skipped, schema, device)
 
@@ -301,6 +302,24 @@ def _dry_round(loaded: Loaded, x0: Vector) -> Schema:
         cure = KEEPS_NOTHING if isinstance(e, FrozenInstanceError) else rule
         name = loaded.tree["algorithm"]["name"]
         raise JobError(f"algorithm.name: {name}: its dry round failed{described(e)}{cure}") from e
+
+
+def _require_range(dataset: Dataset, dtype: torch.dtype) -> None:
+    """Refuse examples that are not finite any more in the model's dtype.
+
+    Raises:
+        JobError: a number in the data is too large.
+    """
+    for examples in filter(None, (dataset.train, dataset.test)):
+        for tensor in filter(torch.is_tensor, examples):
+            if tensor.dtype != torch.float64 or not tensor.numel() or dtype == torch.float64:
+                continue
+            largest = max(abs(end.item()) for end in torch.aminmax(tensor))
+            if largest > torch.finfo(dtype).max:
+                raise JobError(
+                    f"data: holds numbers up to {largest:.3g}, which are infinite in "
+                    f"{str(dtype).removeprefix('torch.')}; scale them, or set precision: float64"
+                )
 
 
 def _require_memory_for_server(loaded: Loaded, schema: Schema, device: torch.device) -> None:

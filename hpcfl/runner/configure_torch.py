@@ -13,7 +13,8 @@ from hpcfl.job.schema import Job
 def configure_torch(job: Job, device: torch.device) -> None:
     """Set torch's global state: threads, precision, deterministic kernels."""
     keep_freed_memory()
-    torch.set_num_threads(job.threads)
+    # Fewer only where a job for another machine is checked: a run with too few cores is refused.
+    torch.set_num_threads(min(job.threads, len(os.sched_getaffinity(0))))
     # use_deterministic_algorithms(True) would import the compiler too: a second and 70 MB.
     torch.set_deterministic_debug_mode("error")
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, hides nothing here

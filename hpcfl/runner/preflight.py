@@ -166,7 +166,13 @@ class _Trial:
     def _repeat_batch(self, client: int) -> None:
         """Refuse a transform that gives other inputs when a batch is made again."""
         pairs = zip(self._batches[client], self._batch(client), strict=True)
-        if not all(torch.equal(old, new) for old, new in pairs):
+        found = [(old, new) for old, new in pairs if not torch.equal(old, new)]
+        if found and all(torch.equal(old.nan_to_num(), new.nan_to_num()) for old, new in found):
+            raise JobError(
+                f"{self._name('data', 'kind')}: client {client} has examples that are not finite "
+                "(nan), expected finite numbers"
+            )
+        if found:
             raise JobError(
                 f"{self._name('data', 'kind')}: its transform{self._transform} gave other inputs "
                 "when a batch was made again; expected what follows from the stored rows and the "
@@ -191,20 +197,29 @@ class _Trial:
             self._require_undrawn(before, "model.name", "model", said, "drop while training alone")
 
     def _require_outputs(self, batch: Batch) -> None:
-        """Refuse a model with fewer outputs than there are classes."""
+        """Refuse a model with fewer outputs than classes, or one that gives no quadratics' values.
+
+        The loss says what else is wrong with the outputs.
+        """
         dataset = self._components.dataset
-        if dataset.classes is None or dataset.loss != "cross_entropy":
+        if dataset.loss not in ("cross_entropy", "quadratic"):
             return
         with self._model(batch), restored():
             outputs: object = self._gradient.predict(self._components.x0, batch.inputs)
-        if not isinstance(outputs, Tensor) or outputs.dim() != 2:  # the loss says what is wrong
+        if not isinstance(outputs, Tensor):
             return
-        count = outputs.shape[1]
-        if count < dataset.classes:
+        name, shape = self._name("model", "name"), tuple(outputs.shape)
+        if dataset.loss == "quadratic" and len(shape) != 1:
             raise JobError(
-                f"{self._name('model', 'name')}: has {count} output{'s' * (count != 1)}"
-                f"{self._forward}: too few for the {dataset.classes} classes of data.kind "
-                f"{self._kind}; give its last layer an output for each class"
+                f"{name}: its outputs{self._forward} have the shape {shape}, expected a value of "
+                f"each quadratic of data.kind {self._kind}, ({len(batch.inputs)},): take point"
+            )
+        if dataset.classes is not None and len(shape) == 2 and shape[1] < dataset.classes:
+            count = shape[1]
+            raise JobError(
+                f"{name}: has {count} output{'s' * (count != 1)}{self._forward}: too few for the "
+                f"{dataset.classes} classes of data.kind {self._kind}; give its last layer an "
+                "output for each class"
             )
 
     def _full_gradients(self, client: int, points: tuple[Vector, ...]) -> tuple[Vector, ...]:

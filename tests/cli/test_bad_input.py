@@ -97,6 +97,35 @@ def test_wrong_type(job, run):
     contains(run(), f"{job}:6: rounds: found [4], expected a whole number")
 
 
+@pytest.mark.parametrize(
+    ("word", "value"), [("seed=010", "8"), ("rounds=1:30", "90"), ("local.lr=00:00.5", "0.5")]
+)
+def test_numbers_to_another_base(run, word, value):
+    """YAML 1.1 reads 010 as octal, and 1:30 to the base 60."""
+    found = word.partition("=")[2]
+    line = f"command line: YAML reads the number {found} as {value}; write it without leading zeros"
+    contains(run(word), line)
+
+
+@pytest.mark.parametrize("path", ["~/scratch", "$TMPDIR/states", "a/${USER}/b", ""])
+def test_paths_that_only_a_shell_completes(job, tmp_path, hpcfl, run, monkeypatch, capsys, path):
+    monkeypatch.chdir(tmp_path)
+    said = f"found {path!r}, but only a shell replaces ~ and $" if path else "found an empty path"
+    contains(run(f"store.dir={path or repr('')}"), f"command line: store.dir: {said}")
+    with pytest.raises(SystemExit) as exit:
+        hpcfl("run", job, f"--out={path}")
+    assert exit.value.code == 2
+    assert f"--out: {said}" in capsys.readouterr().err
+    assert {entry.name for entry in tmp_path.iterdir()} == {job.name, "data.npz"}
+
+
+def test_quadratics_with_a_model_that_gives_no_values(run):
+    line = run("data={kind: quadratics, clients: 2, dim: 3}", "model={name: linear}", "task=null")
+    contains(
+        line, "model.name: linear: its outputs have the shape (1, 1), expected a value of each"
+    )
+
+
 def test_out_of_range(run):
     contains(run("locale.lr=0.5"), 'command line: locale: a job has no "locale"')
     contains(run("local.lr=-1.0"), "command line: local.lr: found -1.0, expected a number greater")

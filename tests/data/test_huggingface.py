@@ -81,6 +81,32 @@ def test_one_split_of_grey_images(tmp_path, parquet):
     assert inputs.shape == (6, 1, 5, 4)
 
 
+def test_images_with_a_palette_are_in_colour(tmp_path):
+    """As image_folder reads them: not the numbers of the colours."""
+    colours = (COLOUR // 86) * 85
+    palette = [PIL.fromarray(image).convert("P") for image in colours]
+    whole = made(colours)
+    made(image=(palette, datasets.Image())).save_to_disk(tmp_path / "palette")
+    whole.save_to_disk(tmp_path / "colour")
+    found = load(tmp_path / "palette").train.inputs
+    assert found.shape == (6, 5, 4, 3)
+    expected = np.stack([np.asarray(image.convert("RGB")) for image in palette])
+    assert np.array_equal(found, expected)
+
+
+def test_files_of_a_split_have_its_name(tmp_path):
+    """The hub keeps several data sets in one folder, and splits whose names begin alike."""
+    for name in ("train", "train-noisy-00000-of-00001", "training", "train-00001-of-00002"):
+        made().to_parquet(tmp_path / f"{name}.parquet")
+    assert len(load(tmp_path).train.labels) == 12
+    (tmp_path / "fine").mkdir()
+    made().to_parquet(tmp_path / "fine/train.parquet")
+    for read in (load, lambda path: Huggingface(path=str(path)).input_files()):
+        with pytest.raises(DataError, match=r": \. and fine both hold train, as two data sets do"):
+            read(tmp_path)
+    assert len(load(tmp_path / "fine").train.labels) == 6
+
+
 @pytest.mark.parametrize(
     ("values", "kind", "dtype"),
     [

@@ -225,6 +225,16 @@ def test_missing_and_damaged_images_are_listed(spoilt):
     assert not (spoilt / "landmarks-36.h5").exists()
 
 
+def test_a_damaged_image_whose_name_is_not_utf_8(tmp_path):
+    image_layouts.image_folder(tmp_path)
+    folder = next(path for path in tmp_path.glob("train/*/*") if path.is_dir())
+    pathlib.Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.jpg")).write_text("no image")
+    with pytest.raises(DataError, match=r"1 of \d+ images are missing or damaged"):
+        source("image_folder", tmp_path).prepare(quiet)
+    (listed,) = tmp_path.glob("*.missing.txt")
+    assert b"caf\xe9.jpg: " in listed.read_bytes()
+
+
 def test_goes_on_without_as_many_as_are_allowed(spoilt):
     with pytest.raises(DataError, match="3 of 11"):
         source("landmarks", spoilt, allow_missing=2).prepare(quiet)

@@ -60,6 +60,10 @@ def test_a_partial_state_dict_names_what_it_lacks(tmp_path):
         ({"conv1.bias": torch.ones(3)}, r"conv1\.bias has shape \(3,\), the model's has \(64,\)"),
         ({"conv1.bias": torch.full((64,), torch.nan)}, r"conv1\.bias is not finite"),
         (
+            {"conv1.bias": torch.full((64,), 1e39, dtype=torch.float64)},
+            r"conv1\.bias has numbers up to 1e\+39, beyond the model's float32",
+        ),
+        (
             {"other": torch.ones(3)},
             r"nothing fits the model; it holds other \(3,\); the model has conv1\.w",
         ),

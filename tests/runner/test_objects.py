@@ -84,6 +84,27 @@ def test_the_bits_are_those_of_a_dotted_path_and_an_npz(tmp_path):
     assert torch.equal(hpcfl.run(JOB, model=Net, data=other, out=tmp_path / "b").x, expected.x)
 
 
+def test_arrays_in_any_layout(tmp_path):
+    """Turned, of the other byte order, with gaps, not writable: the same examples."""
+    x, y, _ = examples()
+    still = x.copy()
+    still.flags.writeable = False
+    turned = np.ascontiguousarray(x[:, ::-1])[:, ::-1]
+    found = [
+        hpcfl.run(JOB, model=Net, data=hpcfl.Data((given, y)), out=tmp_path / str(n)).x
+        for n, given in enumerate((x, turned, x.astype(">f4"), np.repeat(x, 2, 1)[:, ::2], still))
+    ]
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_numbers_beyond_the_precision_are_refused(tmp_path):
+    x, y, _ = examples()
+    large = hpcfl.Data((x.astype(np.float64) * 1e300, y))
+    with pytest.raises(JobError, match=r"data: holds numbers up to .*e\+300, .* in float32; scale"):
+        hpcfl.check(JOB, model=Net, data=large, load=True)
+    hpcfl.check(JOB, {"precision": "float64"}, model=Net, data=large, load=True)
+
+
 def test_the_job_divides_data_without_owners(tmp_path):
     result = hpcfl.run(JOB, model=Net, data=data(owners=None), out=tmp_path / "run")
     checked = hpcfl.check(result.directory / "job.yaml", load=True)

@@ -1,5 +1,6 @@
 """Hugging Face data sets on disk: a folder of ``save_to_disk``, or parquet files."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.encoded_images import in_colour
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import count_of, missing_classes
 from hpcfl.data.partition import Rows
@@ -35,7 +37,7 @@ class Huggingface(DataConfig):
     """
 
     path: PathText
-    """A folder of save_to_disk, a folder of SPLIT.parquet or SPLIT-*.parquet, or one .parquet."""
+    """A folder of save_to_disk, one of SPLIT.parquet or SPLIT-NUMBER*.parquet, or a .parquet."""
     inputs: str = "image"
     """The column of inputs: images of one size, or numbers, as many in each row."""
     labels: str = "label"
@@ -105,6 +107,8 @@ class Split(NamedTuple):
     def column(self, name: str) -> NDArray[Any]:
         """A column as an array, decoded some rows at a time.
 
+        An image whose pixels are numbers of colours in a palette becomes red, green and blue.
+
         Raises:
             DataError: there is none, or it cannot be decoded, or its rows differ in shape.
             DiskError: the disk fails.
@@ -113,12 +117,26 @@ class Split(NamedTuple):
             found = ", ".join(self.table.column_names)
             raise DataError(f"{self.where}: no column {name!r}; found {found}")
         with _package_errors(f"{self.where}: column {name!r}"):
-            batches = self.table.select_columns(name).with_format("numpy").iter(_ROWS)
-            return np.concatenate([np.asarray(batch[name]) for batch in batches])
+            table = self.table.select_columns(name)
+            if self.is_image(name):
+                table = table.with_transform(_without_palette)
+            else:
+                table = table.with_format("numpy")
+            return np.concatenate([np.asarray(batch[name]) for batch in table.iter(_ROWS)])
 
     def is_image(self, name: str) -> bool:
         """Whether the column holds encoded images."""
         return type(self.table.features.get(name)).__name__ == "Image"
+
+
+def _without_palette(batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """The arrays of the images in a batch of one column."""
+    return {
+        name: [
+            np.asarray(in_colour(one) if getattr(one, "mode", "") == "P" else one) for one in column
+        ]
+        for name, column in batch.items()
+    }
 
 
 def _splits(path: Path, wanted: set[str]) -> Mapping[str, Split]:
@@ -141,8 +159,23 @@ def _splits(path: Path, wanted: set[str]) -> Mapping[str, Split]:
 
 
 def _tables(folder: Path, wanted: set[str]) -> dict[str, list[Path]]:
-    """The parquet files of each of these splits."""
-    return {name: sorted(folder.glob(f"**/{name}[-.]*parquet")) for name in wanted}
+    """The parquet files of each of these splits: SPLIT.parquet, or SPLIT-NUMBER*.parquet.
+
+    Raises:
+        DataError: those of a split lie in several folders, as of several data sets.
+    """
+    found = {}
+    for name in wanted:
+        fitting = re.compile(rf"{re.escape(name)}(-[0-9].*)?\.parquet").fullmatch
+        files = sorted(path for path in folder.rglob("*.parquet") if fitting(path.name))
+        first, *more = sorted({path.parent for path in files} or {folder})
+        if more:
+            raise DataError(
+                f"{folder}: {first.relative_to(folder)} and {more[0].relative_to(folder)} both "
+                f"hold {name}, as two data sets do; name one of the folders in data.path"
+            )
+        found[name] = files
+    return found
 
 
 def _saved(folder: Path) -> list[Path]:
