@@ -58,6 +58,11 @@ def resolved(text):
     return add_checksum(text.encode())
 
 
+def planned(text):
+    """A job file as a sweep writes it, with every section."""
+    return f"{text}diagnostics: {{}}\ncheckpoint: {{}}\nstore: {{}}\nthreads: 1\n"
+
+
 def events_of(text):
     """The content of a sweep.log with these lines."""
     return b"".join(log_line(line) for line in text.splitlines())

@@ -119,16 +119,23 @@ def _label(parts: tuple[str, ...], whole: Sequence[tuple[str, ...]]) -> str:
     return "/".join(parts[-depth:])
 
 
-def group_by_seed(jobs: Sequence[Settings]) -> list[list[int]]:
+def group_by_seed(jobs: Sequence[Settings], done: Sequence[int] = ()) -> list[list[int]]:
     """The jobs (by index) in groups that differ in the seed alone, in order of appearance.
 
-    Of jobs with the same seed, too, only the first is in the group.
+    Of jobs with the same seed, too, the one with the most rounds done is in the group, the first of
+    equals.
+
+    Args:
+        jobs: the settings of each.
+        done: the rounds of each that are done; absent where none has begun.
     """
     groups: dict[str, dict[Any, int]] = {}
     for index, job in enumerate(jobs):
         counted = [key for key in job if affects_results(key) and key != SEED]
         rest = repr(sorted((key, repr(job[key])) for key in counted))
-        groups.setdefault(rest, {}).setdefault(job.get(SEED), index)
+        group, seed = groups.setdefault(rest, {}), job.get(SEED)
+        if seed not in group or (done and done[index] > done[group[seed]]):
+            group[seed] = index
     return [list(group.values()) for group in groups.values()]
 
 

@@ -74,6 +74,8 @@ def make_plan(
     Raises:
         JobError, DataError: something in the job does not fit.
     """
+    if ranks < 1:
+        raise JobError(f"ranks: found {ranks}, expected 1 at least")
     data = planned_data(loaded, sizes)
     parts = build_components(data.loaded, torch.device("cpu"), resumed=True, dataset=data.dataset)
     activations = probe(parts)

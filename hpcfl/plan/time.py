@@ -137,7 +137,7 @@ def work(components: Components) -> Work:
         means=1 + means,
         state=components.stored_state.own.bytes,
         sent=components.stored_state.bytes,
-        tests=len(components.tests()) + len(components.validation()),
+        tests=_evaluated(components),
         rounds=job.rounds,
         evaluations=sum(job.evaluate.due(t, job.rounds) for t in range(1, job.rounds + 1)),
     )
@@ -155,6 +155,19 @@ def work(components: Components) -> Work:
         evaluations=0,
     )
     return replace(found, warm_start=once)
+
+
+def _evaluated(components: Components) -> int:
+    """Examples of an evaluation, as `hpcfl.evaluation` has them; every client has a local model."""
+    evaluate, held = components.job.evaluate, components.split.held_out
+    training = sum(map(len, components.rows))
+    own = training if held is None else sum(map(len, held))
+    count = len(components.tests()) + len(components.validation())
+    if evaluate.train or (evaluate.clients and held is None):
+        count += training
+    if evaluate.clients and held is not None:
+        count += own
+    return count + (own if evaluate.local_models else 0)
 
 
 def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:

@@ -17,6 +17,7 @@ from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import diverged_note, run_captions
 from hpcfl.report.comparison import mean_and_std, spread
 from hpcfl.report.grid import Row, SetUp, read_grid
+from hpcfl.report.seed_groups import seed_captions
 from hpcfl.report.table import Caption, Report, Table, Value, without_blanks
 from hpcfl.run_dir.record import RunRecord
 
@@ -104,6 +105,7 @@ def by_choice(runs: Sequence[RunRecord]) -> Report:
         ),
         *([Caption(_LEFT_OUT, "jobs\ncompared", *chosen_columns)] if left_out else []),
         *on.caption("settings", *chosen_columns),
+        *seed_captions(runs, list(grid.cells.values())),
         *run_captions(runs),
     ]
     table = Table(headings, rows, captions, settings=settings)

@@ -17,6 +17,7 @@ from hpcfl.run_dir.record import RunRecord, read_run, with_history
 from hpcfl.run_dir.sweep_log import SweepEvents, read_sweep_log
 
 JOB = "job.yaml"
+_SECTIONS = (b"algorithm:", b"diagnostics:", b"checkpoint:", b"store:", b"threads:")  # some of all
 
 
 class CollectedRuns(NamedTuple):
@@ -75,7 +76,7 @@ def find_runs(root: Path) -> Found:
         events = read_sweep_log(folder)
         failed = events.failed if events else {}
         # A sweep writes the job files of its runs before it starts them.
-        names = {job.stem for job in folder.glob("*.yaml")} if events else set()
+        names = _planned(folder) if events else set()
         inside, others = _split_folders(below, names, seen, unreadable)
         names |= inside
         runs |= {folder / name: name in failed for name in sorted(names, key=_with_numbers)}
@@ -206,12 +207,26 @@ def _read(folder: Path, notes: list[str], *, failed: bool) -> RunRecord:
     return replace(run, fate=state(run, alive=alive, failed=failed))
 
 
+def _planned(root: Path) -> set[str]:
+    """The names of a sweep's runs by their job files, which have every section of a job.
+
+    The sweep's own file, or a job that it is about, may lie beside them.
+    """
+    return {job.stem for job in root.glob("*.yaml") if has(root / job.stem, JOB) or _is_whole(job)}
+
+
+def _is_whole(job: Path) -> bool:
+    with readable(job):
+        lines = job.read_bytes().split(b"\n")
+    return all(any(line.startswith(name) for line in lines) for name in _SECTIONS)
+
+
 def _sweep_notes(root: Path, runs: Sequence[RunRecord], events: SweepEvents) -> list[str]:
     states = Counter(run.state for run in runs)
     started = {run.name for run in runs}
     early = events.failed.keys() - started  # they have no run directory yet
     states["failed"] += len(early)
-    jobs = {job.stem for job in root.glob("*.yaml")}  # a sweep may write them before the runs
+    jobs = _planned(root)  # a sweep may write them before the runs
     points = max(events.points, len(started | early | jobs))
     states["not started"] = points - len(started | early)
     counts = ", ".join(f"{count} {word}" for word, count in states.items() if count)

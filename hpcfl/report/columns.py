@@ -77,6 +77,9 @@ def duration(seconds: float) -> str:
 BEST = ("best\n% @round", "best\n%")
 """The titles of the columns of the best round, of a run and over seeds."""
 
+MEAN_OF_LAST = "mean of\nlast %"
+"""The title of the column of the means over the rounds of ``evaluate.last``."""
+
 # A title, and a run's cell.
 TextColumn = tuple[str, Callable[[RunRecord], str]]
 SCORE_COLUMNS: tuple[TextColumn, ...] = (
@@ -85,7 +88,7 @@ SCORE_COLUMNS: tuple[TextColumn, ...] = (
     ("rounds", rounds_text),
     ("accuracy\n%", lambda run: _percent(run.last("test_accuracy"))),
     (BEST[0], _best),
-    ("mean of\nlast %", lambda run: _percent(_mean_of_last(run))),
+    (MEAN_OF_LAST, lambda run: _percent(_mean_of_last(run))),
     ("last\n100 %", lambda run: _percent(run.accuracy_last100)),
     ("test\nloss", lambda run: _loss(run.last("test_loss"))),
 )
@@ -102,7 +105,7 @@ NumberColumn = tuple[str, Callable[[RunRecord], float | None], str]
 SEED_COLUMNS: tuple[NumberColumn, ...] = (
     ("accuracy\n%", lambda run: percent(run.last("test_accuracy")), "{:.2f}"),
     (BEST[1], lambda run: percent(run.best[1] if run.best else None), "{:.2f}"),
-    ("mean of\nlast %", lambda run: percent(_mean_of_last(run)), "{:.2f}"),
+    (MEAN_OF_LAST, lambda run: percent(_mean_of_last(run)), "{:.2f}"),
     ("last\n100 %", lambda run: percent(run.accuracy_last100), "{:.2f}"),
     ("test\nloss", lambda run: run.last("test_loss"), "{:.4g}"),
 )

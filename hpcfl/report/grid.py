@@ -9,9 +9,9 @@ from hpcfl.job.settings import (
     Settings,
     common_settings,
     distinguishing_settings,
-    group_by_seed,
 )
 from hpcfl.report.published import set_up
+from hpcfl.report.seed_groups import seed_groups
 from hpcfl.report.table import Value
 from hpcfl.run_dir.record import RunRecord
 
@@ -100,7 +100,7 @@ def read_grid(runs: Sequence[RunRecord]) -> Grid:
     """Arrange runs; several jobs of one algorithm and set-up get a row each."""
     jobs = [run.settings for run in runs]
     sharing: dict[tuple[str, SetUp], list[list[int]]] = {}
-    for group in group_by_seed(jobs):
+    for group in seed_groups(runs):
         own = set_up(jobs[group[0]])
         column = SetUp(*(own[name] for name in SetUp._fields))
         sharing.setdefault((own["algorithm"], column), []).append(group)

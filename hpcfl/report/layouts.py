@@ -78,6 +78,8 @@ def report_runs(
         JobError: there is no run in one of the directories, or nothing to draw.
         StoreError: a file of a run is damaged.
     """
+    if not paths:
+        raise JobError("directories: found none, expected those of a run or a sweep at least")
     collected = collect_runs(paths)
     runs = collected.runs
     table = arranged(runs, layout, Target.from_options([], target_accuracies))

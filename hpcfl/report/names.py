@@ -67,9 +67,9 @@ class DisplayNames:
 
     def rename(self, report: Report) -> Report:
         """The report with these names in its columns of methods and of runs."""
-        return Report(
-            [self.rename_table(table) for table in report.tables],
-            [
+        return report._replace(
+            tables=[self.rename_table(table) for table in report.tables],
+            values=[
                 {
                     key: self._renamed(key, value) if key in _COLUMNS else value
                     for key, value in row.items()

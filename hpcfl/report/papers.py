@@ -24,6 +24,7 @@ from hpcfl.report.comparison import (
 from hpcfl.report.grid import Grid, Row, SetUp, read_grid
 from hpcfl.report.published import Published, find
 from hpcfl.report.rounds_to_target import BASELINE, Arrivals, Target, arrivals, with_target
+from hpcfl.report.seed_groups import seed_captions
 from hpcfl.report.table import Report, Table, Value, with_settings
 from hpcfl.run_dir.record import RunRecord
 
@@ -105,21 +106,26 @@ def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Repo
 
 
 def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> _Part:
+    groups = [[runs[index] for index in members] for members in grid.cells.values()]
+    meanings = {final.metric: final.meaning for group in groups for final in _finals(group)}
+    # Cells of other metrics than the first have a mark, as they cannot be compared with it.
+    marks = {metric: "*" * number for number, metric in enumerate(meanings)}
     pairs: _Pairs = {}
     for row in grid.rows:
         for column in grid.columns:
             members = [runs[index] for index in grid.cells.get((row, column), ())]
             rows = find(grid.job(row, column), *ACCURACIES)
             ours = _accuracy(members)
-            ours = ours._replace(text=ours.text + diverged_note(members))
-            pairs[row, column] = _Pair(ours, _printed(rows), places(rows))
-    groups = [[runs[index] for index in members] for members in grid.cells.values()]
-    meanings = dict.fromkeys(final.meaning for group in groups for final in _finals(group))
-    captions = [f"ours: {', or '.join(meanings)}"] if meanings else []
+            mark = marks.get(ours.metric, "") + diverged_note(members)
+            pairs[row, column] = _Pair(
+                ours._replace(text=ours.text + mark), _printed(rows), places(rows)
+            )
+    meant = [f"with {mark}, {meanings[metric]}" for metric, mark in marks.items() if mark]
+    captions = [f"ours: {'; '.join([meanings[next(iter(marks))], *meant])}"] if marks else []
     captions += [*_signs(pairs), *with_published(runs).captions]
     if len({row.algorithm for row in grid.rows}) < len(grid.rows):
         captions.append(_SEVERAL_SETTINGS)
-    captions += run_captions(runs)
+    captions += [*seed_captions(runs, list(grid.cells.values())), *run_captions(runs)]
     return _lay_out(grid, pairs, "%", captions, higher_is_better=True)
 
 
@@ -157,9 +163,12 @@ def _final_accuracies(run: RunRecord) -> dict[str, _Final]:
     if not run.finished or last is None:
         return {}
     finals = {}
-    for window, mean in {100: run.accuracy_last100, run.window: run.mean_accuracy}.items():
+    for window, mean in (
+        (100, run.accuracy_last100),
+        (min(run.window, run.rounds), run.mean_accuracy),
+    ):
         if mean is not None:
-            meaning = f"mean test accuracy of the last {min(window, run.rounds)} rounds"
+            meaning = f"mean test accuracy of the last {window} rounds"
             metric = f"accuracy_last{window}"
             finals[metric] = _Final(mean, metric, meaning)
     finals["accuracy_last"] = _Final(last, "accuracy_last", ACCURACIES["accuracy_last"])
@@ -321,9 +330,10 @@ def _lay_out(
 
 
 def _best(column: Sequence[_Cell], *, higher_is_better: bool) -> list[int]:
-    """The rows of the best number and of its equals, if two or more compete."""
-    means = [cell.mean for cell in column if cell.competes and cell.mean is not None]
-    if len(means) < 2:
+    """The rows of the best number and of its equals, if two or more of one metric compete."""
+    competing = [cell for cell in column if cell.competes and cell.mean is not None]
+    means = [cell.mean for cell in competing if cell.mean is not None]
+    if len(means) < 2 or len({cell.metric for cell in competing}) > 1:
         return []
     top = max(means) if higher_is_better else min(means)
     return [r for r, cell in enumerate(column) if cell.competes and cell.mean == top]

@@ -8,12 +8,12 @@ from hpcfl.job.settings import (
     Settings,
     common_settings,
     distinguishing_settings,
-    group_by_seed,
 )
 from hpcfl.report.best import with_best
 from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import (
     BEST,
+    MEAN_OF_LAST,
     SEED_COLUMNS,
     NumberValue,
     diverged_note,
@@ -22,6 +22,7 @@ from hpcfl.report.columns import (
     run_captions,
 )
 from hpcfl.report.comparison import Column, ComparisonColumns, mean_and_std, spread
+from hpcfl.report.seed_groups import seed_captions, seed_groups
 from hpcfl.report.table import Report, Table, Value, with_settings, without_blanks
 from hpcfl.run_dir.record import RunRecord
 
@@ -47,14 +48,14 @@ def by_seed(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = No
     runs = compared.runs
     table = seed_table(runs, comparison).table
     captions = [*table.captions, *compared.caption("best", *BEST), *comparison.captions]
-    captions += run_captions(runs)
+    captions += [*seed_captions(runs, seed_groups(runs)), *run_captions(runs)]
     table = table._replace(captions=captions)
     return Report([table], _values(runs, comparison), table.settings)
 
 
 def seed_table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> SeedTable:
     """The table, whose only caption explains the standard deviations; the caller adds others."""
-    groups = group_by_seed([run.settings for run in runs])
+    groups = seed_groups(runs)
     scores = [*SEED_COLUMNS, *optional_scores(runs)]
     added = [column.title for column in comparison.columns]
     rows = []
@@ -62,8 +63,12 @@ def seed_table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Seed
         members = _finished(runs, group)
         count = f"{len(members)}" + ("" if len(members) == len(group) else f" of {len(group)}")
         count += diverged_note([runs[index] for index in group])
+        alike = _alike(runs, members)
         cells = [
-            spread([value(runs[index]) for index in members], show) for _, value, show in scores
+            spread([value(runs[index]) for index in members], show)
+            if alike or title != MEAN_OF_LAST
+            else "-"
+            for title, value, show in scores
         ]
         cells += [column.over_seeds(group) for column in comparison.columns]
         rows.append([runs[group[0]].algorithm, count, *cells])
@@ -74,6 +79,11 @@ def seed_table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Seed
     table = table._replace(settings=_common(runs, groups))
     competes = [all(runs[i].finished and not runs[i].diverged for i in group) for group in groups]
     return SeedTable(with_best(without_blanks(table, kept=added), runs, competes), several)
+
+
+def _alike(runs: Sequence[RunRecord], members: Sequence[int]) -> bool:
+    """Whether the runs evaluate as many last rounds."""
+    return len({runs[index].window for index in members}) < 2
 
 
 def _finished(runs: Sequence[RunRecord], group: Sequence[int]) -> list[int]:
@@ -91,7 +101,7 @@ def _settings(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) -> lis
 
 
 def _values(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> list[dict[str, Value]]:
-    groups, numbers = group_by_seed([run.settings for run in runs]), number_values(runs)
+    groups, numbers = seed_groups(runs), number_values(runs)
     return [
         {
             "algorithm": runs[group[0]].algorithm,
@@ -117,12 +127,14 @@ def _means(
 ) -> dict[str, Value]:
     """Mean and standard deviation of each number over finished runs, by KEY and KEY_std.
 
-    None where a run lacks the number: a mean over fewer runs would compare different seeds.
+    None where a run lacks the number: a mean over fewer runs would compare different seeds; and
+    where it is a mean over the last rounds, but not over as many in each run.
     """
     means: dict[str, Value] = {}
+    alike = _alike(runs, members)
     for key, value in numbers:
         known = [number for index in members if (number := value(runs[index])) is not None]
-        complete = len(known) == len(members) > 0
+        complete = len(known) == len(members) > 0 and (alike or key != "mean_accuracy")
         means[key], means[f"{key}_std"] = mean_and_std(known) if complete else (None, None)
     return means
 

@@ -173,22 +173,21 @@ class RunRecord:
 
     @property
     def mean_accuracy(self) -> float | None:
-        """Mean test accuracy of the last ``window`` rounds, once the run is finished."""
-        return self._mean_accuracy(self.window)
+        """Mean test accuracy of the last ``window`` rounds, if all of them were evaluated."""
+        return self._mean_accuracy(min(self.window, self.rounds))
 
     @property
     def accuracy_last100(self) -> float | None:
         """Mean test accuracy of the last 100 rounds, if all of them were evaluated."""
-        return self._mean_accuracy(100, whole=True)
+        return self._mean_accuracy(100)
 
-    def _mean_accuracy(self, window: int, *, whole: bool = False) -> float | None:
-        """Mean over the evaluated of the last ``window`` rounds; ``whole``: None unless all are."""
-        if not self.finished:
+    def _mean_accuracy(self, window: int) -> float | None:
+        """Mean over the last ``window`` rounds; None unless all are done and were evaluated."""
+        if not (self.finished and window):
             return None
-        first = max(self.rounds - window, 0)
+        first = self.rounds - window
         tail = [v for t, v in self.scores["test_accuracy"] if t > first]
-        enough = len(tail) == window if whole else tail
-        return math.fsum(tail) / len(tail) if enough else None
+        return math.fsum(tail) / window if len(tail) == window else None
 
     def spent(self, *keys: str) -> dict[int, float]:
         """For each round, the sum of the keys' values up to it; empty if all are zero."""

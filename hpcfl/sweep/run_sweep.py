@@ -18,6 +18,7 @@ from pathlib import Path
 from hpcfl.comm.launcher import detect
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import DiskError, JobError, Stopped, SweepError, file_error
+from hpcfl.io.files import present
 from hpcfl.io.memory import free_memory
 from hpcfl.job.schema import Loaded
 from hpcfl.models.base import ModelConfig
@@ -139,7 +140,14 @@ def write_job_files(sweep: Sweep, root: Path) -> list[Path]:
 
 
 def _make_root(root: Path) -> None:
-    """Make the directory of the runs."""
+    """Make the directory of the runs, which is not one of a run: nobody would find them there.
+
+    Raises:
+        JobError: it is, or cannot be made.
+        DiskError: the disk is full or fails.
+    """
+    if present(RunDir(root).job):
+        raise JobError(f"{root}: holds a run, expected a directory of runs; choose one with --out")
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as e:

@@ -39,6 +39,33 @@ def test_one_rank_by_hand():
     assert found.hours == pytest.approx((4 * found.round + 2 * 0.7) / 3600)
 
 
+@pytest.mark.parametrize(
+    ("holdout", "overrides", "passes"),
+    [
+        (None, ("evaluate.train=true",), (1, 0)),
+        (None, ("evaluate.train=true", "evaluate.clients=true"), (1, 0)),
+        (0.5, ("evaluate.clients=true",), (0, 1)),
+        (
+            0.5,
+            ("evaluate.train=true", "evaluate.clients=true", "evaluate.local_models=true"),
+            (1, 2),
+        ),
+    ],
+)
+def test_examples_of_an_evaluation(holdout, overrides, passes):
+    """Passes over the clients' training examples, and over those that they hold out."""
+    words = ("algorithm={name: fedhbm}", f"data.holdout={holdout or 'null'}")
+    parts = [
+        build_components(load(ROOT / "jobs/quickstart.yaml", (*words, *more)), torch.device("cpu"))
+        for more in ((), overrides)
+    ]
+    training, held = (
+        sum(map(len, rows or ())) for rows in (parts[0].rows, parts[0].split.held_out)
+    )
+    assert work(parts[0]).tests == len(parts[0].tests())
+    assert work(parts[1]).tests - work(parts[0]).tests == passes[0] * training + passes[1] * held
+
+
 def test_two_ranks_by_hand():
     """Even rounds: 4 steps and a visit, or 5 and two visits; odd ones: 5 and two, or nothing."""
     found = predict(WORK, 2, COSTS)

@@ -149,3 +149,16 @@ def test_the_best_competes_where_it_is_finished():
     assert r"\textbf{0.4}" in to_latex(kept)
     assert "\x1b[1m" in plain(kept, styled=True)
     assert "\x1b" not in plain(kept)
+
+
+@pytest.mark.parametrize("layout", ["runs", "seeds"])
+def test_a_key_of_the_jobs_in_csv(job, tmp_path, hpcfl, layout):
+    """From the command line, where the methods' names are applied first."""
+    for rate in (0.1, 0.2):
+        words = (f"local.lr={rate}", "rounds=1", "--out", tmp_path / str(rate))
+        assert hpcfl("run", job, *words).code == 0
+    runs = (tmp_path / "0.1", tmp_path / "0.2")
+    columns = ("--columns", "algorithm,local.lr=Rate", "--names", "fedhbm=FedHBM")
+    done = hpcfl("report", *runs, "--layout", layout, "--format", "csv", *columns)
+    assert done.code == 0, done.err
+    assert done.out == ["algorithm,Rate", "FedHBM,0.1", "FedHBM,0.2"]

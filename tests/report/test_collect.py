@@ -7,7 +7,7 @@ import pytest
 
 from hpcfl.errors import JobError
 from hpcfl.report.collect import collect_runs, find_runs
-from tests.rundirs import events_of, log_of, resolved
+from tests.rundirs import events_of, log_of, planned, resolved
 
 JOB = "rounds: 2\nalgorithm: {name: fedavg}\nevaluate: {last: 0}\n"
 PLAN = "2026-11-21 12:45:24 plan     sweep: 5 runs to do, 1 finished before, 1 at once: as asked\n"
@@ -55,7 +55,9 @@ def test_jobs_written_ahead_are_points_too(sweep):
     """As where each part of a sweep plans its own points."""
     (sweep / "sweep.log").write_bytes(events_of(PLAN.replace("5 runs", "1 runs")))
     for name in "abcdefgh":
-        (sweep / f"{name}.yaml").write_text(JOB)
+        (sweep / f"{name}.yaml").write_text(planned(JOB))
+    (sweep / "sweep.yaml").write_text("job: ../a.yaml\ngrid: {seed: [0, 1]}\n")  # of the user
+    (sweep / "base.yaml").write_text(JOB)
     (note,) = collect_runs([sweep]).notes
     assert note == f"{sweep}: 8 runs: 1 finished, 3 not running, 4 not started"
 
@@ -137,7 +139,7 @@ def test_a_private_folder_is_no_run(sweep, private, hpcfl, command):
 def test_a_run_of_a_sweep_that_cannot_be_searched_stays_a_run(sweep, private, hpcfl):
     private.mkdir()
     (sweep / "sweep.log").write_bytes(events_of(PLAN))
-    (sweep / "private.yaml").write_text(JOB)
+    (sweep / "private.yaml").write_text(planned(JOB))
     found = find_runs(sweep)
     assert private in found.runs
     assert not found.unreadable

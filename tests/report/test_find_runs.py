@@ -4,7 +4,7 @@ import pytest
 
 from hpcfl.io.files import READABLE
 from hpcfl.report.collect import collect_runs, find_runs
-from tests.rundirs import events_of, log_of, resolved
+from tests.rundirs import events_of, log_of, planned, resolved
 
 JOB = "rounds: 2\nalgorithm: {name: fedavg}\nevaluate: {last: 0}\n"
 PLAN = "2026-11-21 12:45:24 plan     sweep: 3 runs to do, 0 finished before, 1 at once: as asked\n"
@@ -20,7 +20,7 @@ def folder(tmp_path):
         (path / "job.yaml").write_bytes(resolved(JOB))
         (path / "log.jsonl").write_bytes(log_of([{"round": 2}]))
     (root / "x" / "sweep" / "sweep.log").write_bytes(events_of(PLAN))
-    (root / "x" / "sweep" / "s1.yaml").write_text(JOB)
+    (root / "x" / "sweep" / "s1.yaml").write_text(planned(JOB))
     for name in ("b/checkpoints/00000002", "b/branch", "x/y/empty"):
         (root / name).mkdir(parents=True)
         if name != "x/y/empty":

@@ -190,7 +190,12 @@ def test_a_seed_that_lags_behind_shortens_no_mean(tmp_path, drawn):
     assert mean.get_xydata().tolist() == [[0, 1], [1, 2.5], [2, 4]]
     assert behind.get_linewidth() < mean.get_linewidth()
     assert behind.get_color() == mean.get_color()
-    assert legend(axes) == ["fedavg (3 seeds)"]
+    assert legend(axes) == ["fedavg (2 of 3 seeds)"]
+
+
+def test_an_axis_that_nothing_is_drawn_against(tmp_path):
+    with pytest.raises(JobError, match="x: found 'epochs', expected rounds, bytes or time"):
+        curves.Plot([seeded("a", 0, 0.1, 1.0)], [tmp_path / "x.png"], "drift", "epochs")
 
 
 def test_how_far_an_unfinished_run_is(tmp_path, drawn):

@@ -256,6 +256,34 @@ def test_means_over_seeds(run_dir):
     assert "objective" not in titles
 
 
+def test_of_two_runs_of_a_seed_the_longer_counts(run_dir):
+    """A try that was killed, and another one after it."""
+    job = SEEDED.format(name="fedavg", seed=0, lr=0.1)
+    killed, whole = read_run(run_dir(LOG[:2], job, "a")), read_run(run_dir(LOG, job, "b"))
+    for runs in ([killed, whole], [whole, killed]):
+        _, row = seed_rows(runs)
+        assert row[:3] == ["fedavg", "1", "62.50"]
+        (table,) = by_seed(runs).tables
+        assert any(str(line).startswith("left out: a: of each another") for line in table.captions)
+    assert not any("left out" in str(line) for line in by_seed([whole]).tables[0].captions)
+
+
+def test_no_mean_of_means_over_different_rounds(run_dir):
+    """Of the last two rounds in one run, of the last in the other."""
+    runs = []
+    for seed, last in enumerate((2, 1)):
+        job = SEEDED.format(name="fedavg", seed=seed, lr=0.1)
+        job = job.replace("last: 2", f"last: {last}")
+        assert f"last: {last}" in job
+        runs.append(read_run(run_dir(job=job, name=f"s{seed}")))
+    titles, row = seed_rows(runs)
+    assert row[:3] == ["fedavg", "2", "62.50 +- 0.00"]
+    assert "mean of\nlast %" not in titles  # blank
+    report = by_seed(runs)
+    assert report.values[0]["mean_accuracy"] is None
+    assert any("evaluated in unlike rounds: s0 and s1" in str(c) for c in report.tables[0].captions)
+
+
 def test_means_over_seeds_of_what_was_asked_for(run_dir):
     runs = [
         read_run(run_dir([*LOG[:4], {**LOG[4], "train_objective": value}],

@@ -109,8 +109,34 @@ def test_what_finished_runs_are_judged_by(runs):
     )
     other = record([0.5], IID, last=0)
     assert as_papers([runs[0], other]).tables[0].captions[0] == (
-        "ours: mean test accuracy of the last 2 rounds, or test accuracy after the last round"
+        "ours: mean test accuracy of the last 2 rounds; with *, test accuracy after the last round"
     )
+
+
+def test_numbers_of_different_metrics_do_not_compete(runs):
+    """40 and 60 in the mean of the last two; 90 after the last round alone."""
+    report = as_papers([runs[0], record([0.1, 0.2, 0.9], HBM, last=0)])
+    assert [row[1] for row in report.tables[0].rows] == ["50.00", "90.00*"]
+    assert not {cell for cell in report.tables[0].best if cell[1] == 1}
+    assert [value["metric"] for value in report.values][:2] == ["accuracy_last2", "accuracy_last"]
+
+
+def test_a_mean_of_the_last_rounds_is_of_all_of_them():
+    """As where a resume asked for more of them than the rounds that were still to come."""
+    few = record([0.1, 0.2, 0.9], last=3)
+    few = replace(few, log=({"round": 1}, *few.log[1:]))
+    assert few.mean_accuracy is None
+    report = as_papers([few])
+    assert report.values[0]["metric"] == "accuracy_last"
+    assert report.tables[0].rows[0][1] == "90.00"
+
+
+def test_of_two_runs_of_a_seed_the_longer_counts(runs):
+    first = replace(runs[0], path=Path("first"), log=runs[0].log[:1])
+    for given in ([first, runs[0], runs[3]], [runs[0], first, runs[3]]):
+        (table,) = as_papers(given).tables
+        assert table.rows[0][1] == "50.00"
+        assert sum("left out: first: " in caption for caption in table.captions) == 1
 
 
 def test_seeds_are_judged_by_one_metric():

@@ -286,6 +286,8 @@ def test_another_value_is_refused_in_one_line(job, overrides, error):
 def test_sizes_that_no_data_has_are_refused():
     with pytest.raises(JobError, match="clients is 20, but there are 10 training examples"):
         hpcfl.plan_job("quickstart", sizes={"clients": 20, "train": 10})
+    with pytest.raises(JobError, match="ranks: found 0, expected 1 at least"):
+        hpcfl.plan_job(JOB, ranks=0)
 
 
 def test_nothing_of_the_data_is_held_but_what_the_run_loads(tmp_path):
@@ -323,6 +325,8 @@ def test_export_log_and_report(tmp_path, monkeypatch):
     assert (tmp_path / "p.png").stat().st_size
     with pytest.raises(JobError, match="expected one of runs, seeds"):
         hpcfl.report_runs([tmp_path / "a"], layout="rows")
+    with pytest.raises(JobError, match="directories: found none, expected those of a run"):
+        hpcfl.report_runs([])
     log = hpcfl.read_log(tmp_path / "a")
     assert list(log["round"]) == [1, 2]
     assert log["test_accuracy"].notna().tolist() == [False, True]

@@ -49,6 +49,18 @@ def events(root):
     return [(line.split()[2], line.split()[3].rstrip(":")) for line in lines]
 
 
+def test_the_directory_of_a_run_is_none_of_runs(file, tmp_path, refused):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "job.yaml").write_bytes(resolved("rounds: 1\n"))
+    for more in ((), ("--write-jobs",)):
+        line = refused("sweep", file, "--out", run, *more)
+        assert line == (
+            f"JobError: {run}: holds a run, expected a directory of runs; choose one with --out"
+        )
+    assert [path.name for path in run.iterdir()] == ["job.yaml"]
+
+
 @pytest.mark.slow
 def test_all_runs_are_made_reported_and_skipped_the_next_time(file, tmp_path, hpcfl):
     root = tmp_path / "out"

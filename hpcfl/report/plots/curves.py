@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcfl.errors import JobError
 from hpcfl.job.registry import suggestion
-from hpcfl.job.settings import SEED, Settings, distinguishing_settings, group_by_seed, labels
+from hpcfl.job.settings import SEED, distinguishing_settings, labels
 from hpcfl.report.comparison import mean_and_std
 from hpcfl.report.names import DisplayNames
 from hpcfl.report.plots.drawing import (
@@ -33,6 +33,7 @@ from hpcfl.report.plots.figure import (
     save,
 )
 from hpcfl.report.published import set_up
+from hpcfl.report.seed_groups import seed_groups
 from hpcfl.run_dir.record import RunRecord
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class Plot:
         x: str = "rounds",
         style: PlotStyle | None = None,
     ) -> None:
+        if x != "rounds" and x not in SPENT:
+            raise JobError(f"x: found {x!r}, expected rounds, {' or '.join(SPENT)}")
         self._paths, self._style = paths, style or PlotStyle()
         self._style.check()
         for path in paths:
@@ -214,7 +217,7 @@ class Plot:
         return size, f"{label}, {name}"
 
     def _curves(self, runs: Sequence[RunRecord]) -> list[Curve]:
-        groups = [[runs[index] for index in group] for group in _seeds([r.settings for r in runs])]
+        groups = [[runs[index] for index in group] for group in _seeds(runs)]
         return [
             self._curve(name, group) for name, group in zip(_names(groups), groups, strict=True)
         ]
@@ -228,7 +231,7 @@ class Plot:
         return Curve(
             runs[0].algorithm,
             name,
-            _standing(runs),
+            _standing(runs, len(leading)),
             [fmean(x[t] for _, x in leading) for t in common],
             [mean for mean, _ in means],
             [std for _, std in means if std is not None],
@@ -249,7 +252,7 @@ def _thinned(rounds: Sequence[int]) -> list[int]:
 
 def _panels(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     """Runs by titles, in order of appearance."""
-    curves = len(_seeds([run.settings for run in runs]))
+    curves = len(_seeds(runs))
     panels = _parted(runs, ("data", "model", "split", "clients", "cohort"))
     if curves > FEW and 2 * len(panels) <= curves:
         return panels
@@ -289,9 +292,10 @@ def _repeated(names: Sequence[str]) -> set[str]:
     return {name for name, count in Counter(names).items() if count > 1}
 
 
-def _standing(runs: Sequence[RunRecord]) -> str:
-    """How many seeds, and how far they are if none is finished."""
-    parts = [f"{len(runs)} seeds"] if runs[1:] else []
+def _standing(runs: Sequence[RunRecord], leading: int) -> str:
+    """How many seeds are in the mean, and how far they are if none is finished."""
+    some = f"{leading} of " if leading < len(runs) else ""
+    parts = [f"{some}{len(runs)} seeds"] if runs[1:] else []
     if not any(run.finished for run in runs):
         parts.append(f"{max(run.done for run in runs)} of {runs[0].rounds} rounds")
     return f" ({', '.join(parts)})" if parts else ""
@@ -312,11 +316,11 @@ def _along(run: RunRecord, x: str) -> Mapping[int, float]:
     return {entry["round"]: entry["round"] for entry in run.log}
 
 
-def _seeds(jobs: Sequence[Settings]) -> list[list[int]]:
+def _seeds(runs: Sequence[RunRecord]) -> list[list[int]]:
     """Groups that differ in the seed alone; a job that is there twice has a group of its own."""
-    groups = group_by_seed(jobs)
+    groups = seed_groups(runs)
     placed = {index for group in groups for index in group}
-    return sorted([*groups, *([index] for index in range(len(jobs)) if index not in placed)])
+    return sorted([*groups, *([index] for index in range(len(runs)) if index not in placed)])
 
 
 def _score(runs: Sequence[RunRecord]) -> str:
