@@ -4,7 +4,8 @@ Reads, writes and snapshots have a thread each, so that a flush, which may take 
 read.  Checksums have threads of their own, so that the disk is busy while they are computed.
 
 Nothing here orders a read of a row after a write of it: the caller must take a state that is still
-being written from memory.
+being written from memory.  Nor are ``write`` and ``write_for_snapshot`` ordered: a row that waits
+for a ``write`` must not get a ``write_for_snapshot``.
 """
 
 from collections.abc import Callable, Iterable, Sequence

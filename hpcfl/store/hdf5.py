@@ -22,7 +22,7 @@ from torch import Tensor
 from hpcfl.errors import StoreError
 from hpcfl.store import row_table
 from hpcfl.store.arena import StateArena
-from hpcfl.store.background_io import BackgroundIO, SegmentRow
+from hpcfl.store.background_io import BackgroundIO
 from hpcfl.store.base import ClientStore
 from hpcfl.store.disk_usage import ROUNDS_BEFORE_COMMIT
 from hpcfl.store.footprint import footprint
@@ -38,7 +38,6 @@ NO_ROW = -1  # the address of a client that has no state yet
 EVICTED_COHORTS = 2
 
 Fetch = Callable[[], Iterable[Tensor] | None]
-Write = Callable[[SegmentRow, Iterable[Tensor]], "Future[None]"]
 
 
 class Hdf5Store(ClientStore):
@@ -128,7 +127,7 @@ class Hdf5Store(ClientStore):
             self._prefetched[client] = self._fetch(address, client)
 
     def snapshot(self, folder: Path) -> list["Future[None]"]:
-        dirty = [self._begin_write(at, self._io.write_for_snapshot) for at in sorted(self._dirty)]
+        dirty = [self._begin_write(at, for_snapshot=True) for at in sorted(self._dirty)]
         written = [writing.future for writing in (*self._evicted, *dirty)]
         known = np.flatnonzero(self._address != NO_ROW)
         addresses = self._address[known]
@@ -261,7 +260,7 @@ class Hdf5Store(ClientStore):
         while len(self._cache) > self._capacity:
             oldest = next(iter(self._cache))
             if oldest in self._dirty:
-                self._begin_write(oldest, self._io.write)
+                self._begin_write(oldest)
             self._evict(oldest)
         self._collect_writes()
 
@@ -274,8 +273,16 @@ class Hdf5Store(ClientStore):
         if self._cache.pop(address, None) is not None and address in self._writing:
             self._evicted.append(self._writing[address])
 
-    def _begin_write(self, address: int, write: Write) -> "_Writing":
-        """Begin to write a dirty state from the cache to its row."""
+    def _begin_write(self, address: int, *, for_snapshot: bool = False) -> "_Writing":
+        """Begin to write a dirty state from the cache to its row.
+
+        The row may still wait for the write of an older state, of this client or of the row's last
+        one.  Then this write has to come behind it, in the same thread: on another thread it might
+        be done first, and the older state would stay.
+        """
+        older = self._writing.get(address)
+        waits = older is not None and not older.future.done()
+        write = self._io.write_for_snapshot if for_snapshot and not waits else self._io.write
         at, tensors = self._rows.locate(address), self._cache[address]
         self._writing[address] = _Writing(address, tensors, write(at, tensors))
         self._unflushed.add(at.segment)

@@ -1,13 +1,13 @@
 """What the store on disk promises beyond the others: its cache, its rows, its owners."""
 
 import errno
-from threading import Event, Timer
+from threading import Event, Timer, current_thread
 
 import pytest
 import torch
 
 from hpcfl.errors import DiskError, StoreError
-from hpcfl.store import row_allocator
+from hpcfl.store import background_io, row_allocator
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.reader import Reader
@@ -354,6 +354,54 @@ def test_reading_waits_for_no_write(root, schema, make, bits, monkeypatch, tmp_p
     assert not written.done()
     held.set()
     written.result()
+    store.close()
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_snapshot_is_not_overwritten_by_an_older_write(
+    root, schema, make, bits, monkeypatch, tmp_path, taken_over
+):
+    """The cache evicts a state, and its row gets a newer one before the disk has written it.
+
+    Evicted states are written only once the snapshot has come to its flush, by when it has written
+    what it may write without them.  The row's newer state is of the same client, or of another one.
+    """
+    flushing, flush, write = Event(), background_io._flush, Segment.write
+
+    def slow(self, row, tensors):
+        if current_thread().name.startswith("store-write"):
+            assert flushing.wait(60)
+        write(self, row, tensors)
+
+    def told(*arguments):
+        flushing.set()
+        flush(*arguments)
+
+    monkeypatch.setattr(Segment, "write", slow)
+    monkeypatch.setattr(background_io, "_flush", told)
+    store = build(root, schema, 1)
+    store.prefetch(range(5))  # a cohort, of which two may wait for the disk
+    expected = {client: make(client, 0) for client in (0, 1)}
+    for client, state in expected.items():
+        store.save(client, state)  # the second evicts the first
+    if taken_over:  # client 0 shares the row of client 1 now, and client 2 gets its old one
+        same = expected[0] = expected[1] = make(1, 1)
+        store.save(1, same)
+        store.save(0, same)
+        free = store._rows.free
+        expected[2] = make(2, 1)
+        store.save(2, expected[2])
+        assert store._rows.free == free - 1
+    else:
+        expected[0] = make(0, 1)
+        store.save(0, expected[0])
+    folder = tmp_path / "at"
+    folder.mkdir()
+    for future in store.snapshot(folder):
+        future.result()
+    with Reader(Table.load(folder, root), schema) as reader:
+        for client, state in expected.items():
+            assert bits(reader.read(client)) == bits(state), client
     store.close()
 
 
