@@ -12,12 +12,13 @@ command can clean up.  A second Ctrl-C ends the process at once.
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from hpcfl.errors import INTERRUPTED, Stopped
+from hpcfl.errors import INTERRUPTED, JobError, Stopped
 
 STOP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SAVE = signal.SIGUSR2
@@ -69,7 +70,11 @@ class Signals:
     The first signal to stop counts.  Later ones (Slurm sends more than one) are ignored, except
     SIGINT (Ctrl-C) after another signal, which raises KeyboardInterrupt: the user does not want to
     wait.  If the context ends by Stopped, signals are still latched: the process is ending, and
-    later signals must not change its exit code.  Only a process's main thread can open it.
+    later signals must not change its exit code.
+
+    Raises:
+        JobError: at the beginning of the context: this is not the process's main thread, which
+            alone can receive signals.
     """
 
     def __init__(self, *, latch_interrupt: bool = True) -> None:
@@ -83,6 +88,11 @@ class Signals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            raise JobError(
+                f"found the thread {threading.current_thread().name}, expected the main thread, "
+                "which alone gets the signals that stop a run; start it there, or in a process"
+            )
         for number in STOP:
             self._before[number] = signal.signal(number, self._latch_stop)
         self._before[SAVE] = signal.signal(SAVE, self._latch_save)

@@ -146,7 +146,8 @@ class _ProcessGroup:
             cause = str(error).split("\n")[0]
             message = f"rank {self.rank} of {self.size}: {self.backend}: {cause}"
             raise RankError(
-                f"{message}; another rank has ended or hangs (comm.timeout_s)"
+                f"{message}; another rank has ended, hangs, or reads its data or states for longer "
+                "than comm.timeout_s: raise that"
             ) from error
 
 

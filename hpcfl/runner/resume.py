@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from hpcfl.checkpoint import buffers
@@ -83,7 +84,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             prune(folder.checkpoints)
             _require_older_whole(folder.checkpoints, kept)
             names = " ".join(map(str, kept))
-    comm.start_heartbeats(folder.ranks, session.name)
+    comm.start_heartbeats(folder.ranks.absolute(), session.name)
     kept = [int(name) for name in comm.bcast(names).split()]
     with raise_collectively(comm), request.suggest_older(kept):
         newest = find(folder.checkpoints, kept[-1])
@@ -163,7 +164,8 @@ def _require_same_form(components: Components, parent: Job) -> None:
     """Refuse a branch whose server or client states have another form than its parent's.
 
     Raises:
-        JobError: they have, or only one of the two has a warm start, which precedes round 1.
+        JobError: they have, or what precedes round 1 would have been another: the first server, or
+            a warm start, which only one of the two has.
     """
     algorithm, name = components.algorithm, components.loaded.tree["algorithm"]["name"]
     before = dry_round(parent.algorithm, components.x0.numel(), components.x0.dtype)
@@ -176,11 +178,22 @@ def _require_same_form(components: Components, parent: Job) -> None:
         why = "the states of the server or of the clients would have another form"
     elif parent.algorithm.warm_start != algorithm.warm_start:
         why = "the states before round 1 would have been others"
+    elif not _same(*(one.init_server(components.x0) for one in (parent.algorithm, algorithm))):
+        why = "it begins with the parent's server, which had the other value"
     else:
         return
     raise JobError(
         f"algorithm: {name} cannot branch with {changes}: {why}; start a new run with them"
     )
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two servers have the same tensors."""
+    if isinstance(first, Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, tuple):
+        return all(map(_same, first, second))
+    return bool(first == second)
 
 
 def _with_initial_model(components: Components, folder: RunDir, at: Checkpoint) -> Components:

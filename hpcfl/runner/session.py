@@ -122,10 +122,10 @@ class RankSession:
 
     def open_store(self) -> None:
         """Collective: open the store of this rank's client states."""
+        # Absolute, as all paths that threads use: a callback may be in another folder meanwhile.
+        stores = self.folder.stores.absolute()
         with raise_collectively(self.comm):
-            self._store = self.components.store(
-                self.folder.stores, self.comm.rank, self.name, self.my_clients
-            )
+            self._store = self.components.store(stores, self.comm.rank, self.name, self.my_clients)
 
     def ensure_rows(self) -> None:
         """Allocate the rows of all clients that will ever have a state on this rank.
@@ -237,7 +237,10 @@ class RankSession:
         if config is None or self.comm.rank != 0:
             return None
         tracking = Tracking(
-            make_tracker(config, folder.root), config, folder.tracker, progress.note
+            make_tracker(config, folder.root.absolute()),
+            config,
+            folder.tracker.absolute(),
+            progress.note,
         )
         settings = {
             **flatten(components.loaded.tree),
@@ -320,7 +323,7 @@ class RankSession:
             run_files=self.run_files,
             best=self.best.content,
         )
-        # Absolute: a thread writes the files, perhaps while a callback is in another folder.
+        # Absolute, for the thread that writes the files.
         root = self.folder.checkpoints.absolute()
         self._pending = begin(root, contents, self.store, self.comm, self._background, sync)
 

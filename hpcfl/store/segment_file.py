@@ -58,12 +58,18 @@ def create(path: Path, schema: StateSchema, rows: int) -> None:
     except OSError as error:
         remove_part(part)
         reason = error.strerror or " ".join(str(error).split())
-        free = decimal(shutil.disk_usage(path.parent).free)
         message = (
             f"{path}: cannot allocate client states ({reason}): needs {decimal(need)}, "
-            f"{free} free; make room, then resume"
+            f"{_free(path.parent)} free; make room, then resume"
         )
         raise file_error(error, message, StoreError) from error
+
+
+def _free(folder: Path) -> str:
+    try:
+        return decimal(shutil.disk_usage(folder).free)
+    except OSError:  # such as a folder that is gone, which is then the reason
+        return "unknown how much"
 
 
 def inspect(path: Path, schema: StateSchema) -> Layout:

@@ -214,3 +214,16 @@ def test_a_sweep_takes_no_branch_for_its_run(job, branch, tmp_path, refused):
     sweep.write_text(f"job: {job}\nset: {settings}\ngrid: {{local.lr: [0.03]}}\n")
     line = refused("sweep", sweep, "--out", tmp_path / "sweep", "--dry-run")
     assert f"{tmp_path / 'sweep' / 'lr0.03'}: holds no run of the sweep, but a branch of " in line
+
+
+def test_what_precedes_round_1_stays(job, tmp_path, hpcfl, refused):
+    """A first server of another value: it is the parent's that the branch begins with."""
+    run, adam = tmp_path / "adam", "algorithm={name: fedadam}"
+    assert hpcfl("run", job, adam, "rounds=2", "--out", run).code == 0
+    line = refused("resume", run, "algorithm.v0=0.5", "--round", "0", "--out", tmp_path / "copy")
+    assert line == (
+        "JobError: algorithm: fedadam cannot branch with v0 0.0 -> 0.5: it begins with the "
+        "parent's server, which had the other value; start a new run with them"
+    )
+    changes = ("algorithm.b1=0.5", "--round", "0", "--out", tmp_path / "copy")
+    assert hpcfl("resume", run, *changes).code == 0

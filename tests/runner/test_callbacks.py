@@ -7,17 +7,20 @@ import signal
 import sys
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 import torch
 
 import hpcfl as api
+from hpcfl.comm.watched import Watched
 from hpcfl.engine.callbacks import Callbacks, RoundModel
 from hpcfl.engine.global_generators import generators
 from hpcfl.errors import HookError, JobError
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner import session
+from hpcfl.runner.components import Components
 from tests.forked import finish
 
 CALLBACKS = '''\
@@ -202,14 +205,41 @@ def test_when_they_are_called_and_that_nothing_depends_on_them(job, hpcfl, tmp_p
 
 
 def test_threads_write_to_absolute_paths(job, tmp_path, monkeypatch):
-    """Else a checkpoint that is written while a callback is in another folder would fail."""
-    roots, begin = [], session.begin
-    monkeypatch.setattr(
-        session, "begin", lambda root, *rest: roots.append(root) or begin(root, *rest)
-    )
+    """Else what they write while a callback is in another folder would be lost, or fail."""
+    paths = set()
+
+    def noted(owner, name, place):
+        call = getattr(owner, name)
+
+        def noting(*arguments):
+            paths.add(arguments[place])
+            return call(*arguments)
+
+        monkeypatch.setattr(owner, name, noting)
+
+    noted(session, "begin", 0)
+    noted(Components, "store", 1)
+    noted(Watched, "start_heartbeats", 1)
     monkeypatch.chdir(tmp_path)
     assert api.run(job, out="run").directory == Path("run")
-    assert {*roots} == {tmp_path / "run" / "checkpoints"}
+    assert api.resume("run", ["rounds=5"]).directory == Path("run")
+    run = tmp_path / "run"
+    assert paths == {run / name for name in ("checkpoints", "stores", "ranks")}
+
+
+def test_a_run_in_another_thread_is_refused(job, tmp_path):
+    found = []
+
+    def play():
+        with pytest.raises(JobError, match="found the thread mine, expected the main thread"):
+            api.run(job, out=tmp_path / "run")
+        found.append("refused")
+
+    thread = Thread(target=play, name="mine")
+    thread.start()
+    thread.join()
+    assert found == ["refused"]
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_process_is_left_as_it_was(module, determinism):
