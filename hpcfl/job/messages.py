@@ -1,5 +1,6 @@
 """Turn pydantic's validation errors into one line for the user."""
 
+import math
 from dataclasses import fields, is_dataclass
 from functools import reduce
 from typing import Any, get_args, get_type_hints
@@ -129,6 +130,8 @@ def _yaml_hint(found: Any) -> str:
     try:
         number = float(found)
     except ValueError:
+        return ""
+    if not math.isfinite(number):
         return ""
     whole = number.is_integer() and abs(number) < _LARGE
     written = repr(int(number)) if whole else _yaml_float(number)

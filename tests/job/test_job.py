@@ -155,6 +155,7 @@ def test_a_module_of_ones_own_that_does_not_import(job, tmp_path, monkeypatch, t
         ("rounds=1.5", "rounds: found 1.5, expected a whole number"),
         ("local.lr=.nan", "local.lr: found nan, expected a finite number"),
         ("local.lr=1e3", "YAML reads it as text: write 1000"),
+        ("local.lr=1e400", "local.lr: found '1e400', expected a number"),
         ("local.lr=5e-7", "YAML reads it as text: write 5.0e-07"),
         ("store.kind=disk", "store.kind: found 'disk', expected 'hdf5' or 'memory'"),
         ("evaluate.last=-1", "evaluate.last: found -1, expected a number greater than or equal"),
