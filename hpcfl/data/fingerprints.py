@@ -63,11 +63,10 @@ class InputNames:
 
     def with_names(self, inputs: Digests) -> Digests:
         """Digests of a checkpoint under names; earlier versions recorded them under paths."""
-        named = {}
-        for name, digest in inputs.items():
-            path = Path(name)
-            named[self._name(path) if path.is_absolute() else name] = digest
-        return named
+        return {
+            name if name.partition("/")[0] in self._places else self._name(Path(name)): digest
+            for name, digest in inputs.items()
+        }
 
 
 class Fingerprints:
@@ -150,13 +149,16 @@ def require_alike(inputs: Digests, names: InputNames, comm: Comm) -> None:
             )
 
 
-def require_same(before: Digests, now: Digests, names: InputNames, run: Path) -> None:
+def require_same(
+    before: Digests, now: Digests, names: InputNames, earlier: InputNames, run: Path
+) -> None:
     """Refuse inputs that changed since a run began, as its rounds so far depend on them.
 
     Args:
         before: of the run's checkpoint.
         now: as they are.
         names: of the job as it is now.
+        earlier: of the run's job, where the paths may be others.
         run: its directory.
 
     Raises:
@@ -175,6 +177,12 @@ def require_same(before: Digests, now: Digests, names: InputNames, run: Path) ->
     if name not in before:
         raise DataError(
             f"{path}: is read now, but was not when {run} began; move the file away, {_NEITHER}"
+        )
+    old = earlier.path(name)
+    if old != path:
+        raise DataError(
+            f"{path}: has another content ({_told(now, name)}) than {old} had when {run} began "
+            f"({_told(before, name)}); name the same file at its new place, {_NEITHER}"
         )
     raise DataError(
         f"{path}: its content changed since {run} began ({_told(now, name)} now, "

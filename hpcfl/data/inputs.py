@@ -21,7 +21,7 @@ class InputFile:
 
     path: Path
     label: str | None = None
-    """Its name in records and messages, where neither its path nor a key of the job is one."""
+    """Its name in records and messages; None: the name follows from its path."""
     bulk: tuple[str, ...] = ()
     """Of an HDF5 file that ``hpcfl data prepare`` made: the datasets that hold the examples.
 

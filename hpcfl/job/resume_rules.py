@@ -57,7 +57,7 @@ def job_fingerprint(job: Settings) -> str:
 
 def input_places(job: Settings) -> dict[str, str]:
     """The keys that say where the job's inputs are, and the paths."""
-    return {key: job[key] for key in PLACES if job.get(key) is not None}
+    return {key: job[key] for key in PLACES if isinstance(job.get(key), str)}
 
 
 def earlier_job_fingerprint(job: Settings) -> str:

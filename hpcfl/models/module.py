@@ -21,10 +21,23 @@ from hpcfl.models.base import ModelConfig
 from hpcfl.types import PathText
 
 OBJECT = ".pt"  # the ending of a kept module
-# Packages of whose functions none makes a model, while some execute what they are given.
-_NO_MODELS = frozenset(
-    (*sys.stdlib_module_names, "datasets", "h5py", "joblib", "matplotlib", "mpi4py", "numpy")
-) | {"pandas", "PIL", "pydantic", "pytest", "scipy", "sklearn", "torch", "yaml"}
+# Packages that come with hpcfl or Python, of whose functions none makes a model, while some execute
+# what they are given.
+_NO_MODELS = frozenset(sys.stdlib_module_names) | {
+    *(
+        "_pytest",
+        "annotated_types",
+        "cloudpickle",
+        "contourpy",
+        "datasets",
+        "dill",
+        "fsspec",
+        "h5py",
+    ),
+    *("hpcfl", "jinja2", "joblib", "matplotlib", "mpi4py", "mpmath", "networkx", "numpy", "pandas"),
+    *("pip", "pkg_resources", "PIL", "pyarrow", "pydantic", "pytest", "rich", "safetensors"),
+    *("scipy", "setuptools", "shtab", "sklearn", "sympy", "torch", "yaml"),
+}
 GIVEN = ("input_shape", "outputs")  # the arguments that follow from the data
 
 

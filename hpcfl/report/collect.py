@@ -216,8 +216,10 @@ def _planned(root: Path) -> set[str]:
 
 
 def _is_whole(job: Path) -> bool:
-    with readable(job):
+    try:
         lines = job.read_bytes().split(b"\n")
+    except OSError:  # a folder of this name, a link to nothing, or removed meanwhile
+        return False
     return all(any(line.startswith(name) for line in lines) for name in _SECTIONS)
 
 

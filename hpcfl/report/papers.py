@@ -4,6 +4,7 @@ A row is an algorithm, and a column a set-up: data, model, split, clients and co
 differ in the seed alone share a cell.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from math import isnan
 from typing import NamedTuple
@@ -330,13 +331,21 @@ def _lay_out(
 
 
 def _best(column: Sequence[_Cell], *, higher_is_better: bool) -> list[int]:
-    """The rows of the best number and of its equals, if two or more of one metric compete."""
-    competing = [cell for cell in column if cell.competes and cell.mean is not None]
-    means = [cell.mean for cell in competing if cell.mean is not None]
-    if len(means) < 2 or len({cell.metric for cell in competing}) > 1:
+    """The rows of the best number and of its equals, if two or more compete.
+
+    Those of the metric that most of the column's numbers have.
+    """
+    metrics = Counter(cell.metric for cell in column if cell.competes and cell.mean is not None)
+    metric = next(iter(metrics.most_common(1)), ("", 0))[0]
+    means = {
+        r: cell.mean
+        for r, cell in enumerate(column)
+        if cell.competes and cell.mean is not None and cell.metric == metric
+    }
+    if len(means) < 2:
         return []
-    top = max(means) if higher_is_better else min(means)
-    return [r for r, cell in enumerate(column) if cell.competes and cell.mean == top]
+    top = max(means.values()) if higher_is_better else min(means.values())
+    return [r for r, mean in means.items() if mean == top]
 
 
 def _value(grid: Grid, row: Row, column: SetUp, pair: _Pair) -> dict[str, Value]:

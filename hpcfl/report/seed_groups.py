@@ -5,7 +5,11 @@ from collections.abc import Sequence
 from hpcfl.job.settings import group_by_seed, labels
 from hpcfl.run_dir.record import RunRecord
 
-_COUNTED = ("evaluate.every", "evaluate.last")  # decide which rounds have a score
+# What it means for a mean over seeds that they differ in a key.
+_CONSEQUENCES = {
+    "evaluate.every": "each best round was chosen among another number of rounds",
+    "evaluate.last": "there is no common mean of the last rounds",
+}
 
 
 def seed_groups(runs: Sequence[RunRecord]) -> list[list[int]]:
@@ -25,21 +29,20 @@ def seed_captions(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) ->
     captions = []
     if spare:
         captions.append(
-            f"left out: {', '.join(spare)}: of each another run of the same job and seed counts, "
-            "the one with the most rounds"
+            f"left out: {', '.join(spare)}: another run of the same job and seed has done as many "
+            "rounds or more, and counts"
         )
-    unlike = [
-        f"{names[group[0]]} and {names[index]}"
-        for group in groups
-        if (index := next((i for i in group if _unlike(runs[i], runs[group[0]])), None)) is not None
-    ]
-    if unlike:
-        captions.append(
-            f"evaluated in unlike rounds: {', '.join(unlike)}: of different evaluate.last the mean "
-            "of the last rounds is no number, and the best round is one of more rounds or fewer"
-        )
+    for key, consequence in _CONSEQUENCES.items():
+        unlike = [
+            f"{names[group[0]]} and {names[index]}"
+            for group in groups
+            if (index := _first_unlike(runs, group, key)) is not None
+        ]
+        if unlike:
+            captions.append(f"{', '.join(unlike)} have different {key}: {consequence}")
     return captions
 
 
-def _unlike(run: RunRecord, other: RunRecord) -> bool:
-    return any(run.settings.get(key) != other.settings.get(key) for key in _COUNTED)
+def _first_unlike(runs: Sequence[RunRecord], group: Sequence[int], key: str) -> int | None:
+    first = runs[group[0]].settings.get(key)
+    return next((index for index in group if runs[index].settings.get(key) != first), None)

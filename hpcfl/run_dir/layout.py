@@ -349,10 +349,13 @@ class RunDir:
         """A digest of the settings that a resume must not change."""
         return job_fingerprint(self._settings)
 
-    @property
-    def earlier_job_fingerprint(self) -> str:
-        """The same as earlier versions wrote it, with the paths of the inputs."""
-        return earlier_job_fingerprint(self._settings)
+    def earlier_job_fingerprint(self, places: Mapping[str, str]) -> str:
+        """The same as earlier versions wrote it, with the paths of the inputs.
+
+        Args:
+            places: these paths by their keys; those that are absent are the job's.
+        """
+        return earlier_job_fingerprint({**self._settings, **places})
 
     @property
     def _settings(self) -> dict[str, Any]:

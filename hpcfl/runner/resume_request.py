@@ -18,7 +18,7 @@ from hpcfl.job.resume_rules import (
 )
 from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import Loaded, require_coherent, require_user_code, typed
-from hpcfl.job.settings import Settings, changed, flatten
+from hpcfl.job.settings import changed, flatten
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
 from hpcfl.run_dir.manifest import find, rounds
@@ -125,14 +125,22 @@ class ResumeRequest:
         with self.suggest_older(kept):
             newest = find(folder.checkpoints, kept[-1])
         places = input_places(flatten(self.loaded.tree))
-        if newest.job == folder.earlier_job_fingerprint != folder.job_fingerprint:
-            self._require_same_places(folder, newest.round, places)
-        elif newest.job != folder.job_fingerprint:
+        before = input_places(flatten(load_run(folder).tree))
+        if newest.job not in (folder.job_fingerprint, folder.earlier_job_fingerprint(places)):
+            if newest.job == folder.earlier_job_fingerprint({}):
+                key, found, asked = next(changed(before, places))
+                raise JobError(
+                    f"command line: {key}: is {found} in {folder.root}, asked for is {asked}, but "
+                    f"the checkpoint of round {newest.round} is of an earlier version of hpcfl and "
+                    f"needs the old path; make a link there, and change {key} after the next "
+                    "checkpoint"
+                )
             raise JobError(
                 f"{folder.job}: was changed after the checkpoint of round {newest.round}; put it "
                 "back, or run the changed job into another directory"
             )
-        require_same(newest.inputs, inputs, InputNames(places), folder.root)
+        names, earlier = InputNames(places), InputNames(before)
+        require_same(newest.inputs, inputs, names, earlier, folder.root)
         if self.loaded.job.rounds < newest.round:
             raise JobError(
                 f"rounds: {self.loaded.job.rounds} are asked for, but {newest.round} are done; ask "
@@ -140,18 +148,6 @@ class ResumeRequest:
                 + ", ".join(map(str, kept))
             )
         return kept
-
-    def _require_same_places(self, folder: RunDir, round: int, places: Settings) -> None:
-        """Refuse to move the inputs at a checkpoint of an earlier version, which has their paths.
-
-        Once job.yaml had the new paths, the next start could not tell which file is which.
-        """
-        for key, found, asked in changed(input_places(flatten(load_run(folder).tree)), places):
-            raise JobError(
-                f"command line: {key}: is {found} in {folder.root}, asked for is {asked}, but the "
-                f"checkpoint of round {round} is of an earlier version of hpcfl and needs the old "
-                "path; make a link there, and change it after the next checkpoint"
-            )
 
     @contextmanager
     def suggest_older(self, kept: Sequence[int]) -> Iterator[None]:

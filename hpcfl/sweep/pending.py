@@ -1,5 +1,6 @@
 """Find which runs of a sweep are to be started, resumed or skipped, from their directories."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -12,6 +13,7 @@ from hpcfl.errors import JobError
 from hpcfl.io.atomic import write_file
 from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
+from hpcfl.job.resume_rules import PLACES
 from hpcfl.job.settings import changed, flatten
 from hpcfl.job.yaml_file import in_own_run, replace_kept
 from hpcfl.run_dir.branches import read_branches
@@ -32,6 +34,8 @@ class PendingRun(NamedTuple):
     action: Action
     done: int
     """Rounds in its newest checkpoint."""
+    moved: tuple[str, ...] = ()
+    """Of one that is resumed, the settings that say where its inputs are now."""
 
 
 def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
@@ -69,7 +73,7 @@ def job_of(folder: RunDir) -> Path:
 def runs_table(runs: Sequence[PendingRun]) -> str:
     """A table of the runs, with the action and the overrides of each."""
     made = Table("run", "to do", "overrides", box=ASCII2)
-    for point, _, action, done in runs:
+    for point, _, action, done, _ in runs:
         action_text = {
             "start": "start",
             "resume": f"resume from {done}",
@@ -101,9 +105,18 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
             f"{folder.root}: holds no run of the sweep, but a {branches[-1]}; move that directory "
             "away, or choose another root with --out"
         )
-    differing = list(changed(before, now))
+    kept = committed(folder.checkpoints)
+    finished = bool(kept) and kept[-1].round == point.loaded.job.rounds
+    # Where the inputs of a run that goes on are, may change: it compares their digests.
+    differing = [one for one in changed(before, now) if finished or one[0] not in PLACES]
     if differing:
         key, found, wanted = differing[0]
+        if key in PLACES:
+            raise JobError(
+                f"{point.file.where(tuple(key.split('.')))}: {key} is {found} in {folder.root}, "
+                f"{wanted} here; if the data moved, say so to that run: `hpcfl resume "
+                f"{folder.root} {key}={now[key]}`"
+            )
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         raise JobError(
             f"{point.file.where(tuple(key.split('.')))}: {folder.root} holds a run of another job: "
@@ -112,10 +125,10 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
         )
     if folder.is_locked():
         raise JobError(f"{folder.root}: a run is alive in this directory; wait for it or stop it")
-    kept = committed(folder.checkpoints)
     if not kept:
         return PendingRun(point, folder, "start", 0)
-    action: Literal["skip", "resume"] = (
-        "skip" if kept[-1].round == point.loaded.job.rounds else "resume"
+    action: Literal["skip", "resume"] = "skip" if finished else "resume"
+    moved = tuple(
+        f"{key}={json.dumps(now[key])}" for key, _, _ in changed(before, now) if key in PLACES
     )
-    return PendingRun(point, folder, action, kept[-1].round)
+    return PendingRun(point, folder, action, kept[-1].round, moved)

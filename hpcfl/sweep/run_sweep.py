@@ -120,7 +120,7 @@ def prepare(
     folder.lock("a sweep", shared=partly)
     runs = pending_runs(sweep, folder.root)
     _fetch([run.point.loaded for run in runs if run.action != "skip"], signals)
-    write_jobs([run for run in runs if run.action == "start"])
+    write_jobs([run for run in runs if run.action == "start" or run.moved])
     return runs
 
 
@@ -147,7 +147,9 @@ def _make_root(root: Path) -> None:
         DiskError: the disk is full or fails.
     """
     if present(RunDir(root).job):
-        raise JobError(f"{root}: holds a run, expected a directory of runs; choose one with --out")
+        raise JobError(
+            f"{root}: has a job.yaml, as the directory of a run; choose one for runs by --out"
+        )
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -253,7 +255,7 @@ class _Scheduler:
     def _start(self, entry: PendingRun) -> None:
         slot = next(slot for slot in range(self._slots) if slot not in self._active)
         point, folder = entry.point, entry.folder
-        command = ["resume", str(folder.root)]
+        command = ["resume", str(folder.root), *entry.moved]
         if entry.action == "start":
             command = ["run", str(job_of(folder)), "--out", str(folder.root)]
         run = RunProcess(

@@ -119,6 +119,15 @@ def test_paths_that_only_a_shell_completes(job, tmp_path, hpcfl, run, monkeypatc
     assert {entry.name for entry in tmp_path.iterdir()} == {job.name, "data.npz"}
 
 
+def test_a_folder_with_a_dollar_in_its_name(job, tmp_path, hpcfl):
+    out = tmp_path / "a$b"
+    out.mkdir()
+    data = (tmp_path / "data.npz").rename(out / "data.npz")
+    words = (f"data.path={data}", f"store.dir={out}/states", "--out", out / "run")
+    assert hpcfl("run", job, *words).code == 0
+    assert hpcfl("resume", out / "run", "rounds=5").code == 0
+
+
 def test_quadratics_with_a_model_that_gives_no_values(run):
     line = run("data={kind: quadratics, clients: 2, dim: 3}", "model={name: linear}", "task=null")
     contains(

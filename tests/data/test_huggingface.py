@@ -83,11 +83,8 @@ def test_one_split_of_grey_images(tmp_path, parquet):
 
 def test_images_with_a_palette_are_in_colour(tmp_path):
     """As image_folder reads them: not the numbers of the colours."""
-    colours = (COLOUR // 86) * 85
-    palette = [PIL.fromarray(image).convert("P") for image in colours]
-    whole = made(colours)
+    palette = [PIL.fromarray(image).convert("P") for image in COLOUR]
     made(image=(palette, datasets.Image())).save_to_disk(tmp_path / "palette")
-    whole.save_to_disk(tmp_path / "colour")
     found = load(tmp_path / "palette").train.inputs
     assert found.shape == (6, 5, 4, 3)
     expected = np.stack([np.asarray(image.convert("RGB")) for image in palette])
@@ -96,15 +93,33 @@ def test_images_with_a_palette_are_in_colour(tmp_path):
 
 def test_files_of_a_split_have_its_name(tmp_path):
     """The hub keeps several data sets in one folder, and splits whose names begin alike."""
-    for name in ("train", "train-noisy-00000-of-00001", "training", "train-00001-of-00002"):
+    for name in ("train-00000-of-00002", "train-noisy-00000-of-00001", "training", "trains-0"):
         made().to_parquet(tmp_path / f"{name}.parquet")
-    assert len(load(tmp_path).train.labels) == 12
-    (tmp_path / "fine").mkdir()
-    made().to_parquet(tmp_path / "fine/train.parquet")
-    for read in (load, lambda path: Huggingface(path=str(path)).input_files()):
-        with pytest.raises(DataError, match=r": \. and fine both hold train, as two data sets do"):
-            read(tmp_path)
-    assert len(load(tmp_path / "fine").train.labels) == 6
+    assert len(load(tmp_path).train.labels) == 6
+    (tmp_path / "b").mkdir()
+    made().to_parquet(tmp_path / "b/train-00001-of-00002.parquet")
+    assert len(load(tmp_path).train.labels) == 12  # the parts of one may be in two folders
+    for name in ("train-00000-of-00002", "train-00000-of-00001", "train"):
+        other = tmp_path / "c" / f"{name}.parquet"
+        other.parent.mkdir(exist_ok=True)
+        made().to_parquet(other)
+        for read in (load, lambda path: Huggingface(path=str(path)).input_files()):
+            with pytest.raises(
+                DataError, match=r"of train are of several data sets, in \. and b and c"
+            ):
+                read(tmp_path)
+        assert len(load(tmp_path / "c").train.labels) == 6
+        other.unlink()
+
+
+@pytest.mark.parametrize("name", ["train", "train.snappy", "train.00000", "train-part-0"])
+def test_other_names_of_parquet_files(tmp_path, name):
+    made().to_parquet(tmp_path / f"{name}.parquet")
+    assert len(load(tmp_path).train.labels) == 6
+    with pytest.raises(
+        DataError, match=r"has no split 'val'; found none, expected such as val\.par"
+    ):
+        load(tmp_path, train="val")
 
 
 @pytest.mark.parametrize(
@@ -194,8 +209,12 @@ def test_wrong_columns(tmp_path, columns, keys, message):
 
 def test_images_of_several_sizes(tmp_path):
     made([COLOUR[0], COLOUR[1, :3]]).save_to_disk(tmp_path / "set")
-    with pytest.raises(DataError, match=r"column 'image'(: not readable| holds object)"):
+    with pytest.raises(DataError, match=r"images of shape \(5, 4, 3\) and \(3, 4, 3\); expected "):
         load(tmp_path / "set")
+    grey = [PIL.fromarray(COLOUR[0]).convert("P"), PIL.fromarray(COLOUR[1]).convert("L")]
+    made(COLOUR[:2], image=(grey, datasets.Image())).save_to_disk(tmp_path / "mixed")
+    with pytest.raises(DataError, match="of one size, all in colour or all grey"):
+        load(tmp_path / "mixed")
     splits = {"train": made(COLOUR), "test": made(COLOUR[:, :3])}
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "two")
     with pytest.raises(DataError, match=r"shape \(5, 4, 3\) for training, of \(3, 4, 3\) for test"):

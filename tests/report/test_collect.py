@@ -58,6 +58,8 @@ def test_jobs_written_ahead_are_points_too(sweep):
         (sweep / f"{name}.yaml").write_text(planned(JOB))
     (sweep / "sweep.yaml").write_text("job: ../a.yaml\ngrid: {seed: [0, 1]}\n")  # of the user
     (sweep / "base.yaml").write_text(JOB)
+    (sweep / "folder.yaml").mkdir()
+    (sweep / "link.yaml").symlink_to("nothing")
     (note,) = collect_runs([sweep]).notes
     assert note == f"{sweep}: 8 runs: 1 finished, 3 not running, 4 not started"
 

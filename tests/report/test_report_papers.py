@@ -118,6 +118,10 @@ def test_numbers_of_different_metrics_do_not_compete(runs):
     report = as_papers([runs[0], record([0.1, 0.2, 0.9], HBM, last=0)])
     assert [row[1] for row in report.tables[0].rows] == ["50.00", "90.00*"]
     assert not {cell for cell in report.tables[0].best if cell[1] == 1}
+    more = [*runs[:1], runs[3], record([0.1, 0.2, 0.9], "algorithm={name: scaffold}", last=0)]
+    (table,) = as_papers(more).tables
+    assert [row[1] for row in table.rows] == ["50.00", "75.00", "90.00*"]
+    assert {cell for cell in table.best if cell[1] == 1} == {(1, 1)}  # of the two alike
     assert [value["metric"] for value in report.values][:2] == ["accuracy_last2", "accuracy_last"]
 
 

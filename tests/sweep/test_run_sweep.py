@@ -1,6 +1,7 @@
 """Sweeps: what is run, resumed, skipped or refused, and what comes of it."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -39,8 +40,9 @@ def file(job, tmp_path):
     return path
 
 
-def actions(path, root):
-    return [(run.point.name, run.action, run.done) for run in pending_runs(read_sweep(path), root)]
+def actions(path, root, *overrides):
+    sweep = read_sweep(path, overrides)
+    return [(run.point.name, run.action, run.done) for run in pending_runs(sweep, root)]
 
 
 def events(root):
@@ -56,9 +58,31 @@ def test_the_directory_of_a_run_is_none_of_runs(file, tmp_path, refused):
     for more in ((), ("--write-jobs",)):
         line = refused("sweep", file, "--out", run, *more)
         assert line == (
-            f"JobError: {run}: holds a run, expected a directory of runs; choose one with --out"
+            f"JobError: {run}: has a job.yaml, as the directory of a run; choose one for runs by "
+            "--out"
         )
     assert [path.name for path in run.iterdir()] == ["job.yaml"]
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_data_moved(file, job, tmp_path, hpcfl, refused):
+    """Runs that go on take the new path; finished ones are told it by a resume."""
+    root, there = tmp_path / "out", tmp_path / "there"
+    assert hpcfl("sweep", file, "--out", root).code == 0
+    there.mkdir()
+    moved = (tmp_path / "data.npz").rename(there / "data.npz")
+    shutil.rmtree(root / "avg-seed1/checkpoints/00000004")
+    again = ("sweep", file, f"data.path={moved}", "--out", root)
+    line = refused(*again)
+    assert line == (
+        f"JobError: command line: data.path is {tmp_path}/data.npz in {root}/avg-seed0, {moved} "
+        f"here; if the data moved, say so to that run: `hpcfl resume {root}/avg-seed0 "
+        f"data.path={moved}`"
+    )
+    for name in ("avg-seed0", "hbm-seed0", "hbm-seed1"):
+        assert hpcfl("resume", root / name, f"data.path={moved}").code == 0
+    assert hpcfl(*again).code == 0
+    assert [action for _, action, _ in actions(file, root, f"data.path={moved}")] == ["skip"] * 4
 
 
 @pytest.mark.slow

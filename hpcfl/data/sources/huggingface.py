@@ -1,7 +1,7 @@
 """Hugging Face data sets on disk: a folder of ``save_to_disk``, or parquet files."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -37,7 +37,7 @@ class Huggingface(DataConfig):
     """
 
     path: PathText
-    """A folder of save_to_disk, one of SPLIT.parquet or SPLIT-NUMBER*.parquet, or a .parquet."""
+    """A folder of save_to_disk, a folder of SPLIT.parquet or SPLIT-*.parquet, or one .parquet."""
     inputs: str = "image"
     """The column of inputs: images of one size, or numbers, as many in each row."""
     labels: str = "label"
@@ -74,7 +74,7 @@ class Huggingface(DataConfig):
         splits = _splits(Path(self.path), {self.train, self.test or "test"})
         for name in (self.train, self.test):
             if name is not None and name not in splits:
-                found = ", ".join(splits) or "none"
+                found = ", ".join(splits) or f"none, expected such as {name}.parquet"
                 raise DataError(f"{self.path}: has no split {name!r}; found {found}")
         train, test = splits[self.train], splits.get(self.test or "test")
         classes = self.classes or _classes(train, test, self.labels)
@@ -118,25 +118,26 @@ class Split(NamedTuple):
             raise DataError(f"{self.where}: no column {name!r}; found {found}")
         with _package_errors(f"{self.where}: column {name!r}"):
             table = self.table.select_columns(name)
-            if self.is_image(name):
-                table = table.with_transform(_without_palette)
-            else:
-                table = table.with_format("numpy")
-            return np.concatenate([np.asarray(batch[name]) for batch in table.iter(_ROWS)])
+            if not self.is_image(name):
+                batches = table.with_format("numpy").iter(_ROWS)
+                return np.concatenate([np.asarray(batch[name]) for batch in batches])
+            images = [_pixels(image) for batch in table.iter(_ROWS) for image in batch[name]]
+        shapes = [str(shape) for shape in dict.fromkeys(image.shape for image in images)]
+        if len(shapes) > 1:
+            raise DataError(
+                f"{self.where}: column {name!r} holds images of shape {' and '.join(shapes[:2])}; "
+                "expected images of one size, all in colour or all grey"
+            )
+        return np.stack(images)
 
     def is_image(self, name: str) -> bool:
         """Whether the column holds encoded images."""
         return type(self.table.features.get(name)).__name__ == "Image"
 
 
-def _without_palette(batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """The arrays of the images in a batch of one column."""
-    return {
-        name: [
-            np.asarray(in_colour(one) if getattr(one, "mode", "") == "P" else one) for one in column
-        ]
-        for name, column in batch.items()
-    }
+def _pixels(image: Any) -> NDArray[Any]:
+    """The pixels of an image; of one with a palette the colours, not their numbers."""
+    return np.asarray(in_colour(image) if getattr(image, "mode", "") == "P" else image)
 
 
 def _splits(path: Path, wanted: set[str]) -> Mapping[str, Split]:
@@ -159,23 +160,31 @@ def _splits(path: Path, wanted: set[str]) -> Mapping[str, Split]:
 
 
 def _tables(folder: Path, wanted: set[str]) -> dict[str, list[Path]]:
-    """The parquet files of each of these splits: SPLIT.parquet, or SPLIT-NUMBER*.parquet.
+    """The parquet files of each of these splits, SPLIT.parquet or SPLIT-*.parquet, at any depth.
 
     Raises:
-        DataError: those of a split lie in several folders, as of several data sets.
+        DataError: those of a split are of several data sets.
     """
-    found = {}
+    every, found = sorted(folder.rglob("*.parquet")), {}
     for name in wanted:
-        fitting = re.compile(rf"{re.escape(name)}(-[0-9].*)?\.parquet").fullmatch
-        files = sorted(path for path in folder.rglob("*.parquet") if fitting(path.name))
-        first, *more = sorted({path.parent for path in files} or {folder})
-        if more:
-            raise DataError(
-                f"{folder}: {first.relative_to(folder)} and {more[0].relative_to(folder)} both "
-                f"hold {name}, as two data sets do; name one of the folders in data.path"
-            )
-        found[name] = files
+        fitting = re.compile(rf"{re.escape(name)}(?P<rest>[-.].*)?\.parquet").fullmatch
+        rests = {path: match["rest"] or "" for path in every if (match := fitting(path.name))}
+        # Another split's name may begin alike: train-noisy-00000 beside train-00000.
+        own = [path for path, rest in rests.items() if not re.match(r"-[^\W\d]", rest)]
+        found[name] = own or list(rests)
+        _require_one_set(folder, name, found[name])
     return found
+
+
+def _require_one_set(folder: Path, split: str, files: Sequence[Path]) -> None:
+    """Refuse files of several data sets: of one name in two folders, or 1 and 2 of other counts."""
+    counts = {count[1] if (count := re.search(r"-of-(\d+)", path.name)) else "" for path in files}
+    if len({path.name for path in files}) < len(files) or len(counts) > 1:
+        places = sorted({str(path.parent.relative_to(folder)) for path in files})
+        raise DataError(
+            f"{folder}: the files of {split} are of several data sets, in {' and '.join(places)}; "
+            "name the folder of one in data.path"
+        )
 
 
 def _saved(folder: Path) -> list[Path]:
