@@ -51,9 +51,23 @@ def test_scaffold_with_a_factor():
         curve = dict(read_run(RUNS / "shakespeare" / record).curve("test_accuracy"))
         expected = [100 * curve[t] for t in rounds]
         assert [float(value) for value in values[:5]] == pytest.approx(expected, abs=0.051), name
-        if record == "scale-2":
+        if record != "scale-10":
             last = [100 * curve[250], 100 * mean(curve[t] for t in range(160, 251, 10))]
             assert [float(value) for value in values[5:]] == pytest.approx(last, abs=0.051)
+
+
+def test_shakespeare():
+    text = section((ROOT / "docs/results.md").read_text(), "Shakespeare, non-iid: 250 rounds")
+    head, _, *runs = map(cells, re.findall(r"^\|.*\|$", text, re.M))
+    rounds = [int(number) for title in head[:7] for number in re.findall(r"\d+", title)]
+    assert rounds == [20, 60, 100, 150, 200, 250]
+    assert [run[0] for run in runs] == ["fedavg", "scaffold", "fedhbm"]
+    for name, *values, first in runs:
+        curve = dict(read_run(RUNS / "shakespeare" / name).curve("test_accuracy"))
+        tens = [curve[t] for t in range(160, 251, 10)]
+        expected = [100 * value for value in (*(curve[t] for t in rounds), mean(tens))]
+        assert [float(value) for value in values[:7]] == pytest.approx(expected, abs=0.051), name
+        assert first == f"round {next(t for t in sorted(curve) if curve[t] >= 0.4731)}"
 
 
 def test_records_name_no_host():
