@@ -39,6 +39,28 @@ def test_fedhbm_killed_and_moved():
     assert numbers == [len(starts), sum(start["ranks"] == 2 for start in starts)]
 
 
+def test_a_thousand_rounds():
+    text = section((ROOT / "docs/results.md").read_text(), "CIFAR-10, non-iid: 1000 rounds")
+    rows = {key: values for key, *values in map(cells, re.findall(r"^\|.*\|$", text, re.M))}
+    rounds = [*map(int, rows.pop("mean of the ten evaluations up to round, %"))]
+    rows.pop("---")
+    assert list(rows) == ["fedhbm", "feddyn", "fedavg"]
+    assert rounds[-1] == 1000
+    curves = {
+        name: dict(read_run(RUNS / f"cifar10-{name}").curve("test_accuracy")) for name in rows
+    }
+    for name, values in rows.items():
+        means = [mean(curves[name][t] for t in range(last - 90, last + 1, 10)) for last in rounds]
+        assert [*map(float, values)] == pytest.approx([100 * m for m in means], abs=0.051), name
+    for name, level, at in (("fedhbm", 61.6, 1030), ("fedhbm", 60.4, 930), ("feddyn", 59.8, 910)):
+        assert f"{level}" in text
+        assert f"{at}" in text
+        assert 100 * curves[name][at] == pytest.approx(level, abs=0.051)
+    tens = [curves["fedhbm"][t] for t in range(0, 1050, 10)]
+    assert next(10 * k for k, value in enumerate(tens) if value >= 0.605) == 1030
+    assert max(curves["feddyn"][t] for t in range(0, 1001, 10)) < 0.605 <= curves["feddyn"][911]
+
+
 def test_scaffold_with_a_factor():
     page = (ROOT / "docs/explanation/scaffold_factor.md").read_text()
     rows = list(map(cells, re.findall(r"^\|.*\|$", section(page, "Shakespeare"), re.M)))
