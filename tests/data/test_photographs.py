@@ -228,11 +228,11 @@ def test_missing_and_damaged_images_are_listed(spoilt):
 def test_a_damaged_image_whose_name_is_not_utf_8(tmp_path):
     image_layouts.image_folder(tmp_path)
     folder = next(path for path in tmp_path.glob("train/*/*") if path.is_dir())
-    pathlib.Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.jpg")).write_text("no image")
+    pathlib.Path(os.fsdecode(os.fsencode(folder) + b"/na\xefve.jpg")).write_text("no image")
     with pytest.raises(DataError, match=r"1 of \d+ images are missing or damaged"):
         source("image_folder", tmp_path).prepare(quiet)
     (listed,) = tmp_path.glob("*.missing.txt")
-    assert b"caf\xe9.jpg: " in listed.read_bytes()
+    assert b"na\xefve.jpg: " in listed.read_bytes()
 
 
 def test_goes_on_without_as_many_as_are_allowed(spoilt):
