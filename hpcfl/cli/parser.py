@@ -7,8 +7,8 @@ from typing import Any
 
 from hpcfl import __version__
 from hpcfl.cli.completion import SHELLS, PrintCompletion
-from hpcfl.io.paths import require_plain
 from hpcfl.job.resume_rules import MUTABLE
+from hpcfl.paths import require_plain
 
 
 def parser() -> argparse.ArgumentParser:
