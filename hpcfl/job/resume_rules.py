@@ -16,8 +16,8 @@ from typing import Any
 from hpcfl.errors import JobError
 from hpcfl.job.settings import WITHOUT_EFFECT, Settings, changed
 
-# Keys that say where a job's inputs are.  A run may find them elsewhere, since every checkpoint
-# records a digest of each, and no start goes on with another content (`hpcfl.data.fingerprints`).
+# Keys that say where a job's inputs are.  A resume may change them: every checkpoint records a
+# digest of each input, and a resume with other content is refused (`hpcfl.data.fingerprints`).
 PLACES = ("cohort.path", "data.partition.path", "data.path", "data.root")
 # Keys, and sections with all of their keys.
 MUTABLE = ("rounds", *WITHOUT_EFFECT, *PLACES, "store.cache_gib", "store.dir", "store.kind")

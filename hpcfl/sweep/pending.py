@@ -107,8 +107,9 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
         )
     kept = committed(folder.checkpoints)
     finished = bool(kept) and kept[-1].round == point.loaded.job.rounds
-    # Where the inputs of a run that goes on are, may change: it compares their digests.
-    differing = [one for one in changed(before, now) if finished or one[0] not in PLACES]
+    # An unfinished run may find its inputs at other paths: its resume compares their digests.
+    changes = list(changed(before, now))
+    differing = [change for change in changes if finished or change[0] not in PLACES]
     if differing:
         key, found, wanted = differing[0]
         if key in PLACES:
@@ -128,7 +129,5 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
     if not kept:
         return PendingRun(point, folder, "start", 0)
     action: Literal["skip", "resume"] = "skip" if finished else "resume"
-    moved = tuple(
-        f"{key}={json.dumps(now[key])}" for key, _, _ in changed(before, now) if key in PLACES
-    )
+    moved = tuple(f"{key}={json.dumps(now[key])}" for key, _, _ in changes if key in PLACES)
     return PendingRun(point, folder, action, kept[-1].round, moved)

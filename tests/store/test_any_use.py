@@ -34,13 +34,8 @@ class Checkpoints:
     """Those of one store, of which two are kept; each is written while rounds go on."""
 
     def __init__(self, store, folder, root, schema, bits):
-        self.store, self.folder, self.root, self.schema, self.bits = (
-            store,
-            folder,
-            root,
-            schema,
-            bits,
-        )
+        self.store, self.folder = store, folder
+        self.root, self.schema, self.bits = root, schema, bits
         self.pending, self.kept = None, []
 
     def begin(self, states):
