@@ -106,10 +106,13 @@ def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Seque
         seed: the job's; ``partition.seed`` overrides it.
 
     Raises:
-        JobError: the data set has no such partition, or not for so many clients.
+        JobError: the data set has no such partition, or not for so many clients; or natural clients
+            have rows that it does not have.
         DataError: the file of a partition is missing or wrong.
     """
     natural, partition = dataset.natural, effective_partition(config, dataset)
+    _require_rows("natural", natural, "training", dataset.train)
+    _require_rows("natural_tests", dataset.natural_tests, "test", dataset.test)
     clients: Sequence[Rows]
     generator = stream(seed if partition.seed is None else partition.seed, "partition")
     if isinstance(partition, Natural):
@@ -256,6 +259,23 @@ def _labels(dataset: Dataset, partition: Partition) -> NDArray[Any]:
             "this data set has none; use iid"
         )
     return labels.reshape(-1)
+
+
+def _require_rows(
+    name: str, clients: Sequence[Rows] | None, part: str, examples: Examples | None
+) -> None:
+    """Refuse rows that are not among the examples; ``Spans`` are made by hpcfl alone."""
+    if not clients or isinstance(clients, Spans):
+        return
+    count = 0 if examples is None else len(examples.labels)
+    rows = np.concatenate(clients)
+    outside = np.flatnonzero((rows < 0) | (rows >= count))
+    if len(outside):
+        client = np.searchsorted(np.cumsum(sizes_of(clients)), outside[0], side="right")
+        raise JobError(
+            f"data: client {client} of {name} has row {rows[outside[0]]}, expected rows of the "
+            f"{count} {part} examples, counted from 0"
+        )
 
 
 def _natural(

@@ -197,6 +197,32 @@ def test_an_empty_natural_client_is_named():
         split(Natural(), None, np.zeros(9, int), natural=[np.array([0]), np.array([], int)])
 
 
+@pytest.mark.parametrize(("client", "row"), [(0, -1), (2, 9)])
+@pytest.mark.parametrize("partition", [None, Iid()])
+def test_natural_rows_outside_of_the_examples_are_named(partition, client, row):
+    natural = [np.arange(3), np.arange(0), np.array([4])]
+    natural[client] = np.append(natural[client], row)
+    message = f"client {client} of natural has row {row}, expected rows of the 9 training examples"
+    with pytest.raises(JobError, match=message):
+        split(partition, 3, np.zeros(9, int), natural=natural)
+
+
+def test_natural_tests_outside_of_the_examples_are_named():
+    labels = torch.zeros(9)
+    data = Dataset(
+        train=Examples(labels, labels),
+        test=Examples(labels[:2], labels[:2]),
+        natural=[np.arange(4), np.arange(4, 9)],
+        natural_tests=[np.array([0]), np.array([1, 2])],
+        classes=None,
+        loss="cross_entropy",
+        transform=cast,
+    )
+    message = "client 1 of natural_tests has row 2, expected rows of the 2 test examples"
+    with pytest.raises(JobError, match=message):
+        partition_examples(Given(), data, 0)
+
+
 def test_a_file_names_the_client_of_each_row(tmp_path):
     path = tmp_path / "split.npy"
     np.save(path, np.array([1, 0, 255, 1], np.uint8))
