@@ -67,18 +67,22 @@ def distinguishing_settings(jobs: Sequence[Settings], but: Sequence[str] = ()) -
         jobs: the settings of each.
         but: keys that are not compared, as the algorithm's name is not.
     """
-    values: dict[str, set[str]] = {}
+    values: dict[str, dict[str, str]] = {}
     for job in jobs:
         for key, value in job.items():
-            values.setdefault(_scope(job, key), set()).add(repr(value))
+            values.setdefault(_scope(job, key), {})[repr(value)] = written(value)
     known = dict.fromkeys(key for job in jobs for key in job)
     counted = [key for key in known if affects_results(key) and key not in ("algorithm.name", *but)]
     leading = next((key for key in _LEADING if len(values.get(key, ())) > 1), None)
     if leading is not None:
         counted = [k for k in counted if k in (leading, SEED) or not _follows(jobs, leading, k)]
+    shown = {
+        scope: dict(zip(found, _distinct(list(found.values())), strict=True))
+        for scope, found in values.items()
+    }
     return [
         ", ".join(
-            f"{key} {job[key] if key == BRANCH else _short(job[key])}"
+            f"{key} {job[key] if key == BRANCH else shown[_scope(job, key)][repr(job[key])]}"
             for key in counted
             if key in job and (len(values[_scope(job, key)]) > 1 or key == BRANCH)
         )
@@ -145,14 +149,22 @@ def changed(before: Settings, now: Settings) -> Iterator[tuple[str, str, str]]:
         if (key in before) == (key in now) and before[key] == now[key]:
             continue
         found, wanted = (written(job[key]) if key in job else "absent" for job in (before, now))
-        if _shortened(found) != _shortened(wanted):
-            found, wanted = _shortened(found), _shortened(wanted)
+        if _beginning(found) != _beginning(wanted):
+            found, wanted = _beginning(found), _beginning(wanted)
         yield key, found, wanted
 
 
-def _short(value: Any) -> str:
-    return _shortened(written(value))
+def _distinct(texts: Sequence[str]) -> list[str]:
+    """The beginnings of long texts; their ends, or else the whole texts, if these are alike."""
+    for shown in ([*map(_beginning, texts)], [*map(_end, texts)]):
+        if len(set(shown)) == len(set(texts)):
+            return shown
+    return list(texts)
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONG else text[: _LONG - 3] + "..."
+def _beginning(text: str) -> str:
+    return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
+
+
+def _end(text: str) -> str:
+    return text if len(text) <= _LONG else f"...{text[3 - _LONG :]}"

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from hpcfl.errors import DiskError, StoreError, file_error
 from hpcfl.io.atomic import PART
 from hpcfl.io.files import READABLE, has, present, readable
+from hpcfl.report.same_inputs import with_common_paths
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.run_dir.record import RunRecord, read_run, with_history
 from hpcfl.run_dir.sweep_log import SweepEvents, read_sweep_log
@@ -95,6 +96,7 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
     """Read run directories, sweeps, and folders of them.
 
     The files that a sweep has beside a run, which a pattern of a shell also matches, are left out.
+    Inputs with the same content have one path in the settings of all runs.
 
     Raises:
         JobError: there is no run in one of them.
@@ -117,7 +119,7 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
             events = read_sweep_log(root) if root != path.parent else None
             if events:
                 notes += _sweep_notes(root, read, events)
-    return CollectedRuns(runs, notes)
+    return CollectedRuns(with_common_paths(runs), notes)
 
 
 def state(run: RunRecord, *, alive: bool, failed: bool = False) -> str:

@@ -19,7 +19,7 @@ from hpcfl.run_dir.branches import Branch, read_branches
 from hpcfl.run_dir.history import Outcome, last_outcome, recorded_guess, recorded_machines
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader, require_log_prefix
-from hpcfl.run_dir.manifest import BRANCHES, MANIFEST, newest, read_file
+from hpcfl.run_dir.manifest import BRANCHES, MANIFEST, Checkpoint, newest, read_file
 
 SCORES = (
     "test_loss",
@@ -84,6 +84,9 @@ class RunRecord:
     ``chosen_on``."""
     branches: tuple[Branch, ...] = ()
     """Where it was branched from other runs, the oldest first."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """The digest of every input by name (``hpcfl.data.fingerprints``), of its newest checkpoint;
+    none without a checkpoint."""
 
     @property
     def name(self) -> str:
@@ -219,12 +222,12 @@ def read_run(path: Path) -> RunRecord:
     """
     folder = RunDir(path)
     job, log = read_job(path), LogReader(folder.log).read()
-    require_log(folder)
-    return replace(job, log=log)
+    checkpoint = require_log(folder)
+    return replace(job, log=log, inputs=checkpoint.inputs if checkpoint else {})
 
 
-def require_log(folder: RunDir) -> None:
-    """Refuse a log that lacks rounds of the newest checkpoint.
+def require_log(folder: RunDir) -> Checkpoint | None:
+    """Refuse a log that lacks rounds of the newest checkpoint, which is returned.
 
     Raises:
         StoreError: it lacks some, or the checkpoint's manifest is damaged.
@@ -232,7 +235,7 @@ def require_log(folder: RunDir) -> None:
     while True:
         found = newest(folder.checkpoints)
         if found is None:
-            return
+            return None
         if BRANCHES in found.run_files:  # without this file, it would be reported as no branch
             read_file(folder.branches, "put it back")
         try:
@@ -242,7 +245,7 @@ def require_log(folder: RunDir) -> None:
             if present(found.folder / MANIFEST) and newest(folder.checkpoints) == found:
                 raise
         else:
-            return
+            return found
 
 
 def read_job(path: Path) -> RunRecord:

@@ -1,0 +1,82 @@
+"""Reports compare inputs by content: a run may find its data at another place than its like."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hpcfl
+from hpcfl.report.same_inputs import with_common_paths
+from hpcfl.run_dir.record import RunRecord
+
+
+@pytest.fixture
+def run_on(tmp_path):
+    """Run a small job on the arrays of ``values``, in a folder of this name."""
+
+    def run(place, values, seed):
+        data, out = tmp_path / place / "own.npz", tmp_path / f"{place}-{seed}"
+        data.parent.mkdir(exist_ok=True)
+        x = np.asarray(values, dtype=np.float32)[:, None]
+        y = np.arange(len(x)) % 2
+        np.savez(data, x=x, y=y, x_test=x, y_test=y, client=y)
+        hpcfl.run(
+            {
+                "rounds": 1,
+                "seed": seed,
+                "algorithm": {"name": "fedavg"},
+                "data": {"kind": "arrays", "path": str(data)},
+                "model": {"name": "logistic"},
+                "cohort": {"kind": "uniform", "size": 2},
+                "local": {"steps": 1, "batch_size": 2, "lr": 0.1},
+            },
+            out=out,
+        )
+        return out
+
+    return run
+
+
+def test_seeds_with_copies_of_the_data_have_a_mean(run_on):
+    runs = [run_on("a", range(8), 0), run_on("b", range(8), 1)]
+    report = hpcfl.report_runs(runs, layout="seeds")
+    (row,) = report.values
+    assert row["seeds"] == 2
+
+
+def test_seeds_with_other_data_are_told_apart(run_on):
+    """Also where the path is the same, because the file was replaced between the runs."""
+    first = run_on("a", range(8), 0)
+    elsewhere = run_on("b", range(1, 9), 1)
+    replaced = run_on("a", range(2, 10), 2)
+    report = hpcfl.report_runs([first, elsewhere, replaced], layout="seeds")
+    assert [row["seeds"] for row in report.values] == [1, 1, 1]
+    settings = [row["settings"] for row in report.values]
+    assert settings[0].endswith("/a/own.npz")
+    assert settings[1].endswith("/b/own.npz")
+    assert re.search(r"own\.npz \([0-9a-f]{8}\)$", settings[2])
+
+
+def record(path, digest):
+    inputs = {} if digest is None else {"data.root/train.npz": digest}
+    return RunRecord(
+        Path("runs"), "fedavg", 1, 0, (), {"data.root": path, "seed": 0}, inputs=inputs
+    )
+
+
+def test_paths_follow_the_content():
+    runs = [
+        record("/one", "sha256:1"),
+        record("/two", "sha256:1"),
+        record("/one", "sha256:2"),
+        record("/three", "sha256:2"),
+        record("/two", None),
+    ]
+    first, copy, replaced, copy_of_replaced, unknown = (
+        run.settings["data.root"] for run in with_common_paths(runs)
+    )
+    assert first == copy == "/one"
+    assert replaced == copy_of_replaced != "/one"
+    assert replaced.startswith("/one (")
+    assert unknown == "/two"
