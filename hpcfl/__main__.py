@@ -9,7 +9,7 @@ import signal  # noqa: E402
 import sys  # noqa: E402
 
 LONG = ("run", "resume", "sweep")
-"""The commands that a batch system's signal stops with a checkpoint."""
+"""The commands that a signal of ``STOP`` stops with a checkpoint."""
 
 
 def main() -> int:

@@ -20,10 +20,10 @@ from typing import Any, Self
 
 from hpcfl.errors import INTERRUPTED, JobError, Stopped
 
-STOP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+EARLY = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Sent by a batch system, or when a terminal closes, maybe while the program still starts."""
+STOP = (*EARLY, signal.SIGINT)
 SAVE = signal.SIGUSR2
-BATCH = (signal.SIGTERM, signal.SIGUSR1)
-"""Sent by a batch system to request a stop, maybe while the program still starts."""
 _IMPORT = "<frozen importlib._bootstrap>"
 
 
@@ -35,15 +35,23 @@ class _Latched:
 
 
 def latch_early() -> None:
-    """Latch a batch system's signals from now on, for the next ``Signals`` that is opened.
+    """Latch the signals of ``EARLY`` from now on, for the next ``Signals`` that is opened.
 
     Call it before the slow imports and the set-up.  Without it such a signal would kill the process
     there, and a requested stop could not be distinguished from a crash.  Only a process's main
     thread can call it.
     """
-    for number in BATCH:
-        signal.signal(number, _latch_stop_early)
+    for number in EARLY:
+        _handle(number, _latch_stop_early)
     signal.signal(SAVE, _latch_save_early)
+
+
+def _handle(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> Any:
+    """Handle a signal, but for a SIGHUP that ``nohup`` ignores; the handler before."""
+    before = signal.getsignal(number)
+    if number != signal.SIGHUP or before != signal.SIG_IGN:
+        signal.signal(number, handler)
+    return before
 
 
 def _latch_stop_early(number: int, frame: FrameType | None) -> None:
@@ -94,7 +102,7 @@ class Signals:
                 "which alone gets the signals that stop a run; start it there, or in a process"
             )
         for number in STOP:
-            self._before[number] = signal.signal(number, self._latch_stop)
+            self._before[number] = _handle(number, self._latch_stop)
         self._before[SAVE] = signal.signal(SAVE, self._latch_save)
         self.stop, self.save = self.stop or _Latched.stop, self.save or _Latched.save
         _Latched.stop, _Latched.save = 0, False
