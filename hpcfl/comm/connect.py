@@ -40,7 +40,7 @@ def connect(backend: Backend, device_type: str, timeout_s: float) -> Comm:
         if device_type != "cpu":
             message = f"comm.backend: mpi sums CPU tensors, the device is {device_type}"
             raise JobError(f"{message}; use nccl (or gloo)")
-        group: Comm = load_mpi("comm.backend: mpi").Mpi(launch, timeout_s)
+        group: Comm = load_mpi("comm.backend: mpi", "use gloo").Mpi(launch, timeout_s)
         return group
     from hpcfl.comm.torch_distributed import Gloo, Nccl
 

@@ -7,18 +7,22 @@ from types import ModuleType
 from hpcfl.errors import JobError
 
 
-def load_mpi(where: str) -> ModuleType:
-    """Import ``hpcfl.comm.mpi``; ``where``, what needs it, begins the message of an error.
+def load_mpi(where: str, otherwise: str) -> ModuleType:
+    """Import ``hpcfl.comm.mpi``.
+
+    Args:
+        where: what needs it; begins the message of an error.
+        otherwise: what to do without MPI; ends the message.
 
     Raises:
         JobError: mpi4py is not installed, or finds no MPI.
     """
     if find_spec("mpi4py") is None:
-        raise JobError(f"{where}: mpi4py is not installed; pip install mpi4py, or use gloo")
+        raise JobError(f"{where}: mpi4py is not installed; pip install mpi4py, or {otherwise}")
     try:
         return import_module("hpcfl.comm.mpi")
     except (ImportError, RuntimeError) as error:
         raise JobError(
             f"{where}: mpi4py finds no MPI ({error}); load the site's MPI module, pip install "
-            "mpich, or use gloo"
+            f"mpich, or {otherwise}"
         ) from error

@@ -125,7 +125,10 @@ def _slurm_port(environ: Mapping[str, str]) -> int:
 
 
 def _connect_by_mpi(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
-    mpi = load_mpi(f"{launch.launcher} without MPI")
+    mpi = load_mpi(
+        f"comm.backend: {backend}: under mpirun of {launch.launcher} ranks find each other by MPI",
+        "start the ranks by torchrun or srun",
+    )
     world = mpi.start(launch, backend)
     local_rank, one_host = mpi.local_rank(launch, world)
     host = mpi.bcast_text(world, os.environ.get("MASTER_ADDR") or socket.gethostname())

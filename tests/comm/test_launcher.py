@@ -104,12 +104,15 @@ def test_a_slurm_step_without_nodes_is_an_error():
         address(detect(nowhere), nowhere)
 
 
+OTHERWISE = {"mpi": "use gloo", "gloo": "start the ranks by torchrun or srun"}
+
+
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_a_named_backend_without_its_library_is_an_error(backend, monkeypatch):
     for module in (connecting, load_mpi):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     monkeypatch.setattr("os.environ", MPICH)
-    with pytest.raises(JobError, match="mpi4py is not installed"):
+    with pytest.raises(JobError, match=f"mpi4py is not installed; .*, or {OTHERWISE[backend]}"):
         connect(backend, "cpu", 1.0)
 
 
@@ -127,7 +130,9 @@ def test_an_mpi_that_cannot_be_loaded_is_an_error(backend):
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     (line,) = done.stdout.splitlines()
     assert "mpi4py finds no MPI (" in line
-    assert line.endswith("; load the site's MPI module, pip install mpich, or use gloo")
+    assert line.endswith(
+        f"; load the site's MPI module, pip install mpich, or {OTHERWISE[backend]}"
+    )
 
 
 def test_nccl_is_refused_on_a_cpu_and_mpi_on_a_gpu():
