@@ -216,8 +216,9 @@ def load_model(
     """The global model of a run, as a torch module on the CPU in evaluation mode.
 
     Its inputs are what the data set's transform makes of stored examples; those of ``hpcfl.Data``
-    are only cast to floats.  The source of classes that the run keeps is executed: load only runs
-    whose origin you trust.
+    are only cast to floats.  The run's data are read, for the shape of the inputs, so they must be
+    where the job says.  The source of classes that the run keeps is executed: load only runs whose
+    origin you trust.
 
     Args:
         directory: the run directory; the run may be alive.
