@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hpcfl.comm.launcher import detect
 from hpcfl.data.base import DataConfig
-from hpcfl.errors import DiskError, JobError, Stopped, SweepError, file_error
+from hpcfl.errors import DiskError, HpcflError, JobError, Stopped, SweepError, file_error
 from hpcfl.io.files import present
 from hpcfl.io.memory import free_memory
 from hpcfl.job.schema import Loaded
@@ -37,7 +37,8 @@ POLL_S = 0.2  # between two polls of the runs
 # Exit codes of a run that a signal ended before it had installed its handlers, as Popen, a shell
 # and MPICH's mpirun report them.
 _BEFORE_SIGNALS = {code for number in STOP for code in (-number, 128 + number, number)}
-_BEFORE_SIGNALS -= {JobError.exit_code}  # which is SIGINT's number, too
+# Failures, which are the numbers of SIGHUP and SIGINT, too.
+_BEFORE_SIGNALS -= {HpcflError.exit_code, JobError.exit_code}
 
 
 @dataclass(frozen=True)
