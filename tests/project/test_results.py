@@ -61,6 +61,28 @@ def test_a_thousand_rounds():
     assert max(curves["feddyn"][t] for t in range(0, 1001, 10)) < 0.605 <= curves["feddyn"][911]
 
 
+def test_a_second_seed():
+    text = section((ROOT / "docs/results.md").read_text(), "CIFAR-10, non-iid: 1000 rounds")
+    for name, level in (("fedhbm", 57.7), ("fedavg", 30.0)):
+        curve = dict(read_run(RUNS / f"cifar10-{name}-1").curve("test_accuracy"))
+        assert f"{level} %" in text
+        assert 100 * mean(curve[t] for t in range(910, 1001, 10)) == pytest.approx(level, abs=0.051)
+        if name == "fedhbm":
+            assert next(t for t, value in curve.items() if value >= 0.605) == 903
+            assert "903" in text
+
+
+def test_scaffold_on_cifar10():
+    page = (ROOT / "docs/explanation/scaffold_factor.md").read_text()
+    rows = map(cells, re.findall(r"^\|.*\|$", section(page, "CIFAR-10"), re.M))
+    found = {name: [*map(float, values)] for name, *values in rows if values[0].isdigit()}
+    assert len(found) == 5
+    for name, values in found.items():
+        curve = read_run(RUNS / "cifar10-scaffold" / name).curve("test_accuracy")
+        (last, accuracy), best = curve[-1], max(value for t, value in curve if t)
+        assert values == pytest.approx([last, 100 * accuracy, 100 * best], abs=0.051), name
+
+
 def test_scaffold_with_a_factor():
     page = (ROOT / "docs/explanation/scaffold_factor.md").read_text()
     rows = list(map(cells, re.findall(r"^\|.*\|$", section(page, "Shakespeare"), re.M)))
