@@ -45,7 +45,6 @@ class Scaled(NamedTuple):
 class FedCM(Algorithm):
     """FedCM (Xu et al., 2021)."""
 
-    not_transmitted: ClassVar[frozenset[str]] = frozenset({"gradient"})
     refuses_momentum: ClassVar[str] = (
         "its Delta divides x - y by eta K, as K plain steps are long, and is a momentum already"
     )
@@ -54,6 +53,10 @@ class FedCM(Algorithm):
     """Weight of the client's own gradient."""
     norm: Literal["server", "client"] = "server"
     """The division by eta K: at the server, by the last round's; or at each client, by its own."""
+
+    @property
+    def not_transmitted(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({"gradient"} if self.norm == "server" else ())
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, momentum=zeros_like(x0))

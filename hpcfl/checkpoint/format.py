@@ -68,8 +68,8 @@ def flatten_server(server: Any) -> dict[str, Tensor]:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """Copy a tensor to the CPU, in memory of its own: safetensors refuses shared memory."""
-    return tensor.detach().cpu().clone()
+    """Copy a tensor to the CPU, in memory of its own and in order, as safetensors needs it."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _nested(tensors: dict[str, Tensor], template: Any, path: Path) -> Any:

@@ -45,9 +45,13 @@ class Layout(NamedTuple):
         """Elements of the whole buffer."""
         return self.bounds[-1][1]
 
-    def columns(self, uploads: Sequence[Any]) -> list[Column]:
-        """For each field, the values of all clients."""
-        return [_column([u[i] for u in uploads]) for i in range(len(self.names))]
+    def columns(self, uploads: Sequence[Any], device: torch.device) -> list[Column]:
+        """For each field, the values of all clients on the device.
+
+        Only a field that is one of a client's numbers, such as its steps, comes from the CPU.
+        """
+        fields = range(len(self.names))
+        return [_column([upload[i].to(device) for upload in uploads]) for i in fields]
 
     def factors(self, weights: Sequence[float]) -> list[Sequence[float]]:
         """For each field, the clients' weights."""
@@ -71,13 +75,15 @@ class FieldBuffer(NamedTuple):
 def _column(tensors: list[Tensor]) -> Column:
     if tensors and tensors[0].numel() <= _SMALL:
         stacked = torch.stack(tensors)
-        return stacked if stacked.dim() == 2 else stacked.view(len(tensors), -1)
+        return stacked.view(len(tensors), tensors[0].numel())
     return [tensor.reshape(-1) for tensor in tensors]
 
 
 def _magnitudes(column: Column) -> list[float]:
     """Each client's largest absolute value; NaN if it sent one."""
     if isinstance(column, Tensor):
+        if not column.numel():
+            return [0.0] * len(column)
         tops: list[float] = column.abs().amax(1).tolist()
         return tops
     if not column:
@@ -194,7 +200,8 @@ class Reduction(ABC):
             DivergedError: on every rank, before anything is summed, if an upload is not finite.
         """
         layout = self._layout
-        columns, factors = layout.columns(uploads), layout.factors(weights)
+        columns = layout.columns(uploads, self._buffer.device)
+        factors = layout.factors(weights)
         # Every upload has one shape.  A rank without a client learns its size by the maximum.
         size = max((self._bytes(upload) for upload in uploads), default=0)
         values = np.append(local_values, size)

@@ -83,9 +83,11 @@ class Dataset:
     """Lines for the user, printed when a run starts, and by ``hpcfl check --data``."""
 
     def sample(self, count: int) -> Tensor:
-        """The first so many training inputs [count, ...], as stored."""
+        """A copy of the first so many training inputs [count, ...], as stored."""
         inputs = self.train.inputs
-        return inputs[:count] if isinstance(inputs, Tensor) else inputs.read(np.arange(count))
+        if isinstance(inputs, Tensor):
+            return inputs[:count].clone()
+        return inputs.read(np.arange(count))
 
 
 def counted(data: Dataset) -> str:

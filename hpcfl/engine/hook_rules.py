@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
 from hpcfl.engine.global_generators import generators
 from hpcfl.errors import BrokenRuleError, defined
+from hpcfl.store.schema import STORED
 from hpcfl.types import Vector
 
 SMALL = 1000  # parameters of the model that stands in where there is no data
@@ -154,8 +155,12 @@ def play_client(algorithm: Algorithm, message: Any, member: Member) -> Played:
         BrokenRuleError: a hook breaks a rule.
         Exception: whatever else a faulty hook raises.
     """
+    if "x" not in getattr(message, "_fields", ()):
+        kind = type(message).__name__
+        raise broken(algorithm, "broadcast", f"returns a {kind}; expected a NamedTuple with x")
     x, (state, client, grad, _) = message.x, with_first_state(algorithm, member)
     local = call(algorithm, "begin", message, state, client)
+    _form(algorithm, "begin", local)
     start = call(algorithm, "start_point", x, local, client)
     _require_like(algorithm, "start_point", start, x)
     point = call(algorithm, "gradient_point", x, start, local, client)
@@ -175,6 +180,23 @@ def play_client(algorithm: Algorithm, message: Any, member: Member) -> Played:
             f"returns {found}; expected a plain tuple of {' and '.join(_RETURNED)}",
         )
     upload, kept = returned
+    _require_tensors(algorithm, "finish", "an upload", upload)
+    for name, leaf in zip(upload._fields, upload, strict=True):
+        if leaf.dtype == torch.bool or leaf.is_complex():
+            raise broken(
+                algorithm,
+                "finish",
+                f"returns an upload whose {name} is {leaf.dtype}, which has no mean; cast it",
+            )
+    _require_tensors(algorithm, "init_client", "a state", state)
+    for name, leaf in zip(state._fields, state, strict=True):
+        if leaf.dtype not in STORED:
+            known = ", ".join(map(str, STORED))
+            raise broken(
+                algorithm,
+                "init_client",
+                f"returns a state whose {name} is {leaf.dtype}; expected {known}",
+            )
     require_form(algorithm, "finish", "a state", kept, "init_client", state)
     return Played(upload, kept, y)
 
@@ -299,6 +321,20 @@ def _form(algorithm: Algorithm, hook: str, tree: Any) -> str:
         hook,
         f"returns or receives {type(tree).__name__}; expected a NamedTuple of tensors",
     )
+
+
+def _require_tensors(algorithm: Algorithm, hook: str, what: str, found: Any) -> None:
+    """Check that a hook returned a NamedTuple of tensors."""
+    fields = getattr(found, "_fields", None)
+    if not isinstance(found, tuple) or fields is None:
+        kind = type(found).__name__
+        raise broken(algorithm, hook, f"returns a {kind} as {what}; expected a NamedTuple")
+    for name, leaf in zip(fields, found, strict=True):
+        if not isinstance(leaf, Tensor):
+            kind = type(leaf).__name__
+            raise broken(
+                algorithm, hook, f"returns {what} whose {name} is a {kind}; expected a tensor"
+            )
 
 
 def _require_like(algorithm: Algorithm, hook: str, found: Any, x: Vector) -> None:

@@ -1,6 +1,7 @@
 """Find the shapes of messages, uploads and states by a dry round without data."""
 
 from collections import namedtuple
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from hpcfl.algorithms.base import Algorithm, Client, Cohort
 from hpcfl.engine.hook_rules import (
     KNOWN_TO_SERVER,
     Member,
+    broken,
     call,
     first_server,
     full_gradient_points,
@@ -22,6 +24,7 @@ from hpcfl.engine.hook_rules import (
     play_update,
     require_form,
 )
+from hpcfl.errors import BrokenRuleError
 from hpcfl.local.error_context import client_errors
 from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.store.schema import Field, StateSchema
@@ -196,8 +199,33 @@ def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str)
 
     upload, after, y = play_client(algorithm, message, Member(state, client, grad, full))
     play_update(algorithm, server, [upload], cohort)
+    _require_names(algorithm, upload._fields)
     local_model = next((name for name in after._fields if getattr(after, name) is y), None)
     return Schema(server, message, after, upload, local_model, len(points), len(full_points))
+
+
+def _require_names(algorithm: Algorithm, fields: Sequence[str]) -> None:
+    """Check the names of an upload's fields, and those that the algorithm says something about.
+
+    Raises:
+        BrokenRuleError: a field has hpcfl's own name, or a name is that of no field.
+    """
+    if LOSS in fields:
+        raise broken(
+            algorithm, "finish", f"returns an upload with {LOSS}, which hpcfl adds; rename it"
+        )
+    for attribute in ("unweighted", "not_transmitted"):
+        names, own = getattr(algorithm, attribute), type(algorithm).__name__
+        if not isinstance(names, frozenset | set):
+            raise BrokenRuleError(
+                f"{own}.{attribute} is {names!r:.60}, expected a frozenset of names of fields"
+            )
+        unknown = sorted(set(names) - set(fields), key=str)
+        if unknown:
+            raise BrokenRuleError(
+                f"{own}.{attribute} names {unknown[0]!r}, expected fields of the upload: "
+                f"{', '.join(fields)}"
+            )
 
 
 def traffic(algorithm: Algorithm, schema: Schema) -> Traffic:

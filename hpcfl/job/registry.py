@@ -112,7 +112,7 @@ class Registry:
 
 
 def check_method_names(at: str, name: str, found: type[Any], base: type[Any]) -> None:
-    """Refuse methods of a user's class that nothing would call.
+    """Refuse methods and attributes of a user's class that nothing would use.
 
     Args:
         at: where the class is named, for messages.
@@ -121,10 +121,10 @@ def check_method_names(at: str, name: str, found: type[Any], base: type[Any]) ->
         base: of hpcfl, whose methods are called.
 
     Raises:
-        JobError: a method has a former name, or nearly the name of a method of the base class.
+        JobError: one has a former name, or nearly the name of one of the base class.
     """
     settings = {field.name for field in fields(found)} if is_dataclass(found) else set()
-    hooks = [key for key, hook in vars(base).items() if callable(hook) and key[0] != "_"]
+    known = [key for key in vars(base) if key[0] != "_" and key not in settings]
     for cls in found.__mro__:
         if cls.__module__.partition(".")[0] in ("hpcfl", "builtins", "abc"):
             continue
@@ -133,11 +133,12 @@ def check_method_names(at: str, name: str, found: type[Any], base: type[Any]) ->
                 raise JobError(
                     f"{at}: {name!r} defines {key}, which is called {new} now; rename it"
                 )
-            meant = get_close_matches(key, hooks, 1, cutoff=0.85)
-            if key[0] != "_" and callable(vars(cls)[key]) and meant and key not in hooks:
+            meant = get_close_matches(key, known, 1, cutoff=0.85)
+            if key[0] != "_" and meant and key not in known:
+                use, what = ("calls", "method") if callable(vars(cls)[key]) else ("reads", "name")
                 raise JobError(
-                    f"{at}: {name!r} defines {key}, which nothing calls; did you mean "
-                    f"{meant[0]}? (a method of your own begins with an underscore)"
+                    f"{at}: {name!r} defines {key}, which nothing {use}; did you mean "
+                    f"{meant[0]}? (a {what} of your own begins with an underscore)"
                 )
 
 

@@ -332,6 +332,7 @@ LARGEST: Mapping[Key, float] = {
     ("algorithm", "tau"): 100_000,
     ("checkpoint", "keep"): 1_000_000,
     ("comm", "timeout_s"): 10_000_000.0,
+    ("store", "cache_gib"): 1_000_000_000.0,
     ("data", "classes"): 1 << 24,
     ("data", "partition", "alpha"): 1e30,
     ("data", "partition", "exponent"): 1e6,

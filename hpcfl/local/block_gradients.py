@@ -15,6 +15,8 @@ from hpcfl.models.dropout import dropouts
 from hpcfl.models.flat_vector import Layout
 from hpcfl.types import Batch, Loss
 
+_ROUNDING = 0.05  # of a gradient's norm: more than the rounding of bfloat16
+
 
 class Batches(NamedTuple):
     """One batch of each of K clients, all padded to B examples."""
@@ -66,24 +68,39 @@ class BlockGradients:
             whole = whole * (self._clip / whole.norm(dim=1, keepdim=True)).clamp(max=1.0)
         return losses.detach(), whole
 
-    def probe(self, x: Tensor, example: Batch) -> None:
+    def probe(self, x: Tensor, pair: Batch) -> None:
         """Try the model on batches of one and of two examples, of two clients.
 
         Args:
             x: [P], any point.
-            example: a batch of one.
+            pair: a batch of two examples.
 
         Raises:
-            NotImplementedError: the model drops out along another dimension than that of examples.
+            NotImplementedError: the model drops out along another dimension than that of examples,
+                or padding a batch changes its gradient.
             Exception: whatever else the model raises under vmap.
         """
         layers = VmapLayers(self._convolutions, pad=self._pad)
         seeds = torch.zeros(2, dtype=torch.int64, device=x.device)
+        points = x.expand(2, -1)
         for width in (1, 2):
-            inputs, labels = (leaf.expand(2, width, *leaf.shape[1:]) for leaf in example)
+            inputs, labels = (leaf[:1].expand(2, width, *leaf.shape[1:]) for leaf in pair)
             batches = Batches(inputs, labels, torch.ones(2, width, device=x.device), seeds)
             with torch.no_grad():
-                self._losses(layers, self._views(x.expand(2, -1)), batches)
+                self._losses(layers, self._views(points), batches)
+        grads = []
+        for padding in (0, 1):
+            inputs, labels = (
+                torch.cat([leaf, leaf[:padding]]).expand(2, -1, *leaf.shape[1:]) for leaf in pair
+            )
+            counts = torch.tensor([1.0, 1.0, 0.0][: 2 + padding], device=x.device).expand(2, -1)
+            grads.append(self(points, Batches(inputs, labels, counts, seeds))[1])
+        alone, padded = grads
+        if (padded - alone).norm() > _ROUNDING * alone.norm():
+            raise NotImplementedError(
+                "an example's gradient depends on the other examples of its batch, as with batch "
+                "normalization, and blocks pad batches by copies of an example"
+            )
 
     def _views(self, points: Tensor) -> list[Tensor]:
         """Every parameter of every client, [K, ...] each."""

@@ -150,9 +150,10 @@ class ClientPool:
             batch_indices=self._batch_indices(client, round, count, work),
         )
 
-    def example(self) -> Batch:
-        """One example, without augmentation."""
-        (stored,) = self._source.stream([self._rows[0][:1]])
+    def examples_to_try(self) -> Batch:
+        """Two examples, of the first and the last client, without augmentation."""
+        rows = np.concatenate([self._rows[0][:1], self._rows[len(self._rows) - 1][-1:]])
+        (stored,) = self._source.stream([rows])
         return self._transformed(stored, self._transform_of(0))
 
     @cached_property

@@ -64,7 +64,7 @@ def block_executor(
         bf16=gradient.bf16,
         clip=gradient.clip,
     )
-    gradients.probe(x, clients.example())
+    gradients.probe(x, clients.examples_to_try())
     width = padded_width(clients.width, x.device, bf16=gradient.bf16)
     batches = PaddedBatches(size, width, clients.block_batches())
     return Block(sequential, gradients, batches, shared, CudaGraphStep if cuda else _unchanged)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Client
 from hpcfl.data.partition import Rows
+from hpcfl.errors import BrokenRuleError
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.sgd import Sgd
 from hpcfl.models.dropout import dropouts
@@ -120,7 +121,7 @@ class Gradient:
         )
         self._viewed: Vector | None = None  # the vector of which the parameters are views
         self._dropouts = dropouts(model)
-        self._generator = _default_generator(self._parameters[0].device)
+        self._generators = _default_generators(self._parameters[0].device)
 
     def stochastic(self, point: Vector, batch: Batch, seed: int) -> tuple[Tensor, Vector]:
         """Mean loss and gradient on a batch, clipped; dropout masks follow from ``seed``."""
@@ -176,8 +177,14 @@ class Gradient:
             for parameter, view in zip(self._parameters, self._layout.views(x), strict=True):
                 parameter.data = view
             self._viewed = x
+        before = [parameter._version for parameter in self._parameters]
         with self._precision():
             outputs: Tensor = self.model(inputs)
+        if before != [parameter._version for parameter in self._parameters]:
+            raise BrokenRuleError(
+                "its forward pass changes its parameters in place, as an embedding with max_norm "
+                "does; let the local steps alone change them"
+            )
         return outputs
 
     def _value_and_grad(self, point: Vector, batch: Batch) -> tuple[Tensor, Vector]:
@@ -190,22 +197,23 @@ class Gradient:
 
     def _begin(self, seed: int) -> None:
         """Seed the layers: hpcfl's ``Dropout``, and those that draw from torch's generator."""
-        self._generator.manual_seed(seed)
+        for generator in self._generators:
+            generator.manual_seed(seed)
         if self._dropouts:
             common = torch.tensor(seed)
             for dropout in self._dropouts:
                 dropout.begin(common)
 
 
-def _default_generator(device: torch.device) -> torch.Generator:
-    """The generator from which layers on ``device`` draw.
+def _default_generators(device: torch.device) -> list[torch.Generator]:
+    """The generators from which layers on ``device`` draw; on a GPU perhaps the CPU's, too.
 
-    It is seeded alone, as ``torch.manual_seed`` seeds every device, which takes as long as a small
-    step.
+    They are seeded alone, as ``torch.manual_seed`` seeds every device, which takes as long as a
+    small step.
     """
     if device.type == "cuda":
-        return torch.cuda.default_generators[device.index]
-    return torch.default_generator
+        return [torch.default_generator, torch.cuda.default_generators[device.index]]
+    return [torch.default_generator]
 
 
 class BatchGradient:

@@ -25,7 +25,7 @@ from hpcfl.engine.hook_rules import KEEPS_NOTHING, TAKES_AND_RETURNS
 from hpcfl.engine.run import Groups, Run, RunHooks, Schedule, Training
 from hpcfl.engine.schema import LOSS, FullGradient, Schema, dry_round, nbytes
 from hpcfl.engine.timing import RoundTimer
-from hpcfl.errors import JobError, as_job_error, described, is_own_fault, one_line
+from hpcfl.errors import HpcflError, JobError, as_job_error, described, is_own_fault, one_line
 from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import Job, Loaded, require_full_blocks, resolve_for_population
 from hpcfl.local.client_pool import ClientData, ClientPool
@@ -182,7 +182,9 @@ class Components:
                 shared=[field.shared for field in self.schema.client_state.fields],
                 size=self.concurrent_clients,
             )
-        except (RuntimeError, NotImplementedError, ValueError, IndexError, TypeError) as e:
+        except HpcflError:
+            raise
+        except Exception as e:
             raise self.block_error(e) from e
 
     def block_error(self, error: Exception) -> JobError:

@@ -12,7 +12,7 @@ from torch import nn
 
 from hpcfl.checkpoint.best import BestModel
 from hpcfl.checkpoint.buffers import read as read_buffers
-from hpcfl.checkpoint.format import read_server
+from hpcfl.checkpoint.format import copied, read_server
 from hpcfl.engine.schema import dry_round
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import check_output, write_output
@@ -25,6 +25,7 @@ from hpcfl.run_dir.load_job import load_run
 from hpcfl.run_dir.manifest import Checkpoint, check_run_files, committed_folders, find, rounds
 from hpcfl.runner.components import stored
 from hpcfl.runner.initial import build_model, load_data
+from hpcfl.seeds import key
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema
@@ -84,7 +85,8 @@ def export(
         write_output(npz, buffer.getvalue())
     if state_dict is not None:
         model = _model(folder, loaded, torch.from_numpy(arrays["x"]))
-        write_output(state_dict, save_tensors(model.state_dict()))
+        tensors = {name: copied(tensor) for name, tensor in model.state_dict().items()}
+        write_output(state_dict, save_tensors(tensors))
     return files
 
 
@@ -187,7 +189,8 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 def _model(folder: RunDir, loaded: Loaded, x: Vector) -> nn.Module:
     """The run's model with the parameters ``x``; the data are loaded for the inputs' shape."""
-    model = build_model(loaded, load_data(loaded), seed=0)
+    # The run's seed: a model may draw what is neither a parameter nor a buffer.
+    model = build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))
     size = Layout.of(model).total
     if size != x.numel():
         raise StoreError(

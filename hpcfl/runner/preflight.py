@@ -367,7 +367,8 @@ def _as_one_line(
     """
 
     def convert(e: Exception) -> JobError | None:
-        if is_own_fault(e, *called) and not (runs_model and _refused_by_torch(e)):
+        broken = isinstance(e, BrokenRuleError) or (runs_model and _refused_by_torch(e))
+        if is_own_fault(e, *called) and not broken:
             return None
         more = "" if isinstance(e, BrokenRuleError) else hint()
         said = described(e, otherwise=otherwise)

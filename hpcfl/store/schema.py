@@ -3,8 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+# The dtypes of states, and of their files: numpy has no bfloat16, whose bits are stored as uint16,
+# with "bfloat16" as an attribute.
+STORED = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.int64: np.dtype(np.int64),
+    torch.bfloat16: np.dtype(np.uint16),
+}
 
 
 class Field(NamedTuple):

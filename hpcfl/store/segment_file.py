@@ -18,18 +18,11 @@ from hpcfl.errors import StoreError, file_error
 from hpcfl.io.atomic import PART, remove_part, sync_folder
 from hpcfl.io.files import read_error
 from hpcfl.io.new_hdf5 import new_hdf5
-from hpcfl.store.schema import Field, StateSchema
+from hpcfl.store.schema import STORED, Field, StateSchema
 
 # A text attribute of fixed length is part of the checksummed header.  HDF5 stores texts of variable
 # length in a heap without a checksum, where one flipped byte makes it loop for ever.
 FORMAT = np.bytes_(b"hpcfl client states 1")
-
-STORED = {  # numpy has no bfloat16: its bits are stored as uint16, with "bfloat16" as an attribute
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-    torch.int64: np.dtype(np.int64),
-    torch.bfloat16: np.dtype(np.uint16),
-}
 
 
 class Layout(NamedTuple):

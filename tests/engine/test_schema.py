@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -316,3 +316,63 @@ class Drifts(FedAvg):
 def test_a_change_in_place_is_found():
     with pytest.raises(TypeError, match=r"Drifts\.direction changes one of its arguments in place"):
         dry_round(Drifts(), P, torch.float32)
+
+
+class Named(NamedTuple):
+    delta: Tensor
+    train_loss: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sends(FedAvg):
+    """Sends what ``made`` makes of a vector."""
+
+    made: Any
+
+    def finish(self, y, local, message, state, client):
+        return self.made(message.x - y), state
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda d: Named(d, d.norm()), "an upload with train_loss, which hpcfl adds; rename it"),
+        (lambda d: Twice(d, d > 0), "an upload whose again is torch.bool, which has no mean"),
+        (lambda d: Twice(d, torch.complex(d, d)), "again is torch.complex64, which has no mean"),
+        (lambda d: Twice(d, (d, d)), "an upload whose again is a tuple; expected a tensor"),
+        (lambda d: Twice(d, 3.0), "an upload whose again is a float; expected a tensor"),
+        (lambda d: {"delta": d}, "returns a dict as an upload; expected a NamedTuple"),
+    ],
+)
+def test_uploads_that_have_no_mean_are_refused(made, message):
+    with pytest.raises(BrokenRuleError, match=message):
+        dry_round(Sends(made=made), P, torch.float32)
+
+
+@pytest.mark.parametrize("attribute", ["unweighted", "not_transmitted"])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (frozenset({"detla"}), "names 'detla', expected fields of the upload: delta"),
+        ("delta", "is 'delta', expected a frozenset of names of fields"),
+    ],
+)
+def test_names_of_no_field_are_refused(attribute, names, message):
+    wrong = dataclass(frozen=True, kw_only=True)(type("Wrong", (FedAvg,), {attribute: names}))
+    with pytest.raises(BrokenRuleError, match=message):
+        dry_round(wrong(), P, torch.float32)
+
+
+class Whole(NamedTuple):
+    count: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeps(FedAvg):
+    def init_client(self, x0, random_init):
+        return Whole(x0.new_zeros((), dtype=torch.int32))
+
+
+def test_states_that_no_store_holds_are_refused():
+    with pytest.raises(BrokenRuleError, match=r"a state whose count is torch\.int32; expected"):
+        dry_round(Keeps(), P, torch.float32)

@@ -605,9 +605,9 @@ def test_a_fault_of_hpcfl_in_a_dry_round_keeps_its_traceback(job, monkeypatch, o
 
 
 def test_a_class_of_the_users_is_told_of_where_hpcfl_stumbles(module, job, refused):
-    """Its hook has returned already, and no line of its own is in the traceback."""
     line = refused("check", job, override(module, "algorithm", "Empty"))
-    assert line.startswith("JobError: algorithm.name: mine.Empty: its dry round failed: ")
+    assert line.startswith("JobError: algorithm.name: mine.Empty: its dry round failed in broadc")
+    assert "Empty.broadcast returns a NoneType; expected a NamedTuple with x" in line
 
 
 def test_memory_that_cannot_be_had_is_of_the_job():
