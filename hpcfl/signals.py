@@ -47,7 +47,7 @@ def latch_early() -> None:
 
 
 def _handle(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> Any:
-    """Handle a signal, but for a SIGHUP that ``nohup`` ignores; the handler before."""
+    """Install a handler, unless it is of a SIGHUP that ``nohup`` ignores; return the one before."""
     before = signal.getsignal(number)
     if number != signal.SIGHUP or before != signal.SIG_IGN:
         signal.signal(number, handler)

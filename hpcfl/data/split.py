@@ -265,7 +265,7 @@ def _require_rows(
     name: str, clients: Sequence[Rows] | None, part: str, examples: Examples | None
 ) -> None:
     """Refuse rows that are not among the examples; ``Spans`` are made by hpcfl alone."""
-    if not clients or isinstance(clients, Spans):
+    if clients is None or isinstance(clients, Spans) or not len(clients):
         return
     count = 0 if examples is None else len(examples.labels)
     rows = np.concatenate(clients)

@@ -94,7 +94,7 @@ class Registry:
         if isabstract(found):
             lacks = ", ".join(sorted(found.__abstractmethods__))  # type: ignore[attr-defined]
             raise JobError(f"{at}: {name!r} cannot be used, it does not define {lacks}")
-        check_method_names(at, name, found, self.base)
+        check_names(at, name, found, self.base)
         # Annotations without a field: the class is not a dataclass, so a job could not set them.
         own = {key for key, hint in get_annotations(found).items() if "ClassVar" not in str(hint)}
         if unknown := own - {field.name for field in fields(found)}:
@@ -111,7 +111,7 @@ class Registry:
         return ""
 
 
-def check_method_names(at: str, name: str, found: type[Any], base: type[Any]) -> None:
+def check_names(at: str, name: str, found: type[Any], base: type[Any]) -> None:
     """Refuse methods and attributes of a user's class that nothing would use.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 from hpcfl.engine.callbacks import HOOKS, Callback, advice, undisturbed
 from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined, described
 from hpcfl.evaluation.user_metrics import UserMetric
-from hpcfl.job.registry import check_method_names, import_dotted, shown, suggestion
+from hpcfl.job.registry import check_names, import_dotted, shown, suggestion
 from hpcfl.seeds import key
 
 _UNMADE = "cannot be made"
@@ -120,7 +120,7 @@ def check_callback(at: str, name: str, cls: type[Callback]) -> None:
     Raises:
         JobError: it defines none of them, or one by nearly its name, or with other arguments.
     """
-    check_method_names(at, name, cls, Callback)
+    check_names(at, name, cls, Callback)
     if all(getattr(cls, hook) is getattr(Callback, hook) for hook in HOOKS):
         raise JobError(f"{at}: {name} defines none of {', '.join(HOOKS)}, so nothing would call it")
     for hook in HOOKS:

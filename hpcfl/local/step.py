@@ -206,7 +206,7 @@ class Gradient:
 
 
 def _default_generators(device: torch.device) -> list[torch.Generator]:
-    """The generators from which layers on ``device`` draw; on a GPU perhaps the CPU's, too.
+    """The generators from which layers on ``device`` draw; beside a GPU's that of the CPU, too.
 
     They are seeded alone, as ``torch.manual_seed`` seeds every device, which takes as long as a
     small step.

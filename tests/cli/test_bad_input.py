@@ -97,6 +97,11 @@ def test_wrong_type(job, run):
     contains(run(), f"{job}:6: rounds: found [4], expected a whole number")
 
 
+def test_a_cache_larger_than_any_memory(run):
+    line = "command line: store.cache_gib: found 1e+300, expected a number of at most 1000000000.0"
+    contains(run("store.cache_gib=1.0e+300"), line)
+
+
 @pytest.mark.parametrize(
     ("word", "value"), [("seed=010", "8"), ("rounds=1:30", "90"), ("local.lr=00:00.5", "0.5")]
 )

@@ -7,6 +7,7 @@ functions of ``torch.cuda``.  Nothing of hpcfl is replaced.
 import json
 import warnings
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import hpcfl
 from hpcfl.algorithms import ALGORITHMS
+from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.bench.timed_rounds import build_bench_run
 from hpcfl.comm.base import P2PMessage
 from hpcfl.comm.staging import StagedExchange
@@ -133,6 +135,43 @@ def test_algorithms(tmp_path, problem, method, executor):
     _, calls = require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
     # A block of two and one of one client, each of as many steps as its longest client.
     assert ("replay" in calls) == (executor == "block")
+
+
+class RandomDepth(nn.Module):
+    """Skips a layer by a draw of torch's CPU generator, as many published models do."""
+
+    def __init__(self, input_shape, outputs):
+        super().__init__()
+        self.skipped, self.out = nn.Linear(5, 5), nn.Linear(5, outputs)
+
+    def forward(self, x):
+        if self.training and torch.rand(1).item() < 0.5:
+            return self.out(x + 0 * self.skipped(x))
+        return self.out(x + self.skipped(x))
+
+
+def test_a_draw_of_the_cpus_generator_is_seeded(tmp_path, problem):
+    model = {"name": "module", "of": f"{__name__}.RandomDepth"}
+    require_cpus_numbers(tmp_path, small_job(problem, {"name": "fedavg"}, model=model), 0.0)
+
+
+class Numbered(NamedTuple):
+    delta: Tensor
+    steps: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendsSteps(FedAvg):
+    """Sends one of the client's numbers, which are on the CPU."""
+
+    def finish(self, y, local, message, state, client):
+        return Numbered(message.x - y, client.steps), state
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_number_of_the_client_is_an_upload(tmp_path, problem, executor):
+    job = small_job(problem, {"name": f"{__name__}.SendsSteps"}, executor=executor)
+    require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
 
 
 @pytest.mark.parametrize(

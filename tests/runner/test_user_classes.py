@@ -175,6 +175,10 @@ class Misspelt(FedAvg):
         return local
 
 
+class MisspeltName(FedAvg):
+    unweigthed = frozenset({"delta"})
+
+
 COUNT = 0
 
 
@@ -428,6 +432,11 @@ def test_a_misspelt_hook_is_refused(module, job, refused):
         "'mine.Misspelt' defines updat_local, which nothing calls; did you mean update_local?"
         in line
     )
+
+
+def test_a_misspelt_attribute_is_refused(module, job, refused):
+    line = refused("check", job, override(module, "algorithm", "MisspeltName"))
+    assert "defines unweigthed, which nothing reads; did you mean unweighted?" in line
 
 
 def test_a_hook_that_was_renamed_is_refused(module, job, refused):
