@@ -109,6 +109,11 @@ def print_traceback(error: BaseException) -> None:
         traceback.print_exception(error.__cause__ or error)
 
 
+def is_of_user(file: Path) -> bool:
+    """Whether a file is neither Python's nor hpcfl's nor that of an installed package."""
+    return not (_is_ours(file) or _package(file))
+
+
 def _is_ours(file: Path) -> bool:
     """Whether a file is hpcfl's or Python's own."""
     if str(file).startswith("<frozen ") or file.is_relative_to(_HPCFL):

@@ -89,6 +89,12 @@ def recorded_guess(history: Sequence[Mapping[str, Any]]) -> float | None:
     return float(found) if isinstance(found, int | float) else None
 
 
+def recorded_code(history: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, str], ...]:
+    """The digests of the user's modules (``hpcfl.runner.own_code``), of each start that has any."""
+    found = (entry.get("code") for entry in history if "session" in entry)
+    return tuple(code for code in found if code and isinstance(code, Mapping))
+
+
 def _outcome(found: object) -> Outcome | None:
     """Parse an outcome; None if there is none, as in the history of earlier versions."""
     if not isinstance(found, Mapping):

@@ -16,7 +16,13 @@ from hpcfl.io.files import present
 from hpcfl.job.settings import BRANCH, Settings, flatten
 from hpcfl.job.yaml_file import plain, relative_to_run
 from hpcfl.run_dir.branches import Branch, read_branches
-from hpcfl.run_dir.history import Outcome, last_outcome, recorded_guess, recorded_machines
+from hpcfl.run_dir.history import (
+    Outcome,
+    last_outcome,
+    recorded_code,
+    recorded_guess,
+    recorded_machines,
+)
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader, require_log_prefix
 from hpcfl.run_dir.manifest import BRANCHES, MANIFEST, Checkpoint, newest, read_file
@@ -79,6 +85,8 @@ class RunRecord:
     """How its newest start ended, from the history."""
     machines: tuple[str, ...] = ()
     """The ranks and devices of its starts, from the history; several if they changed."""
+    code: tuple[Mapping[str, str], ...] = ()
+    """The digests of the user's modules at its starts, from the history."""
     compared_on: ChosenOn | None = None
     """The examples on which all runs that it is compared with choose; None: its own, see
     ``chosen_on``."""
@@ -210,6 +218,7 @@ def with_history(run: RunRecord, history: Sequence[Mapping[str, Any]]) -> RunRec
         guess_loss=recorded_guess(history),
         outcome=last_outcome(history),
         machines=recorded_machines(history),
+        code=recorded_code(history),
     )
 
 

@@ -20,6 +20,7 @@ from hpcfl.errors import JobError
 from hpcfl.job.schema import Job, Loaded
 from hpcfl.runner.device import device_of
 from hpcfl.runner.environment import processor
+from hpcfl.runner.own_code import code_digests
 from hpcfl.version import __version__
 
 _NUMA = Path("/sys/devices/system/node")
@@ -47,6 +48,8 @@ class RankInfo(BaseModel):
     processor: str
     versions: dict[str, str]
     """Of the packages that must be the same on all ranks."""
+    code: dict[str, str]
+    """The digests of the files of the user's classes (``own_code``)."""
     job: str
     """A hash of the job and the run directory that it was given."""
     fault: str = ""
@@ -151,6 +154,7 @@ def _own_info(loaded: Loaded, out: Path, comm: Watched) -> str:
         numa=_numa(cores),
         processor=processor(),
         versions={"hpcfl": __version__, "torch": torch.__version__},
+        code=code_digests(loaded.job),
         job=blake2b(tree.encode(), digest_size=8).hexdigest(),
         fault=fault,
     )
@@ -183,6 +187,12 @@ def _differences(infos: Sequence[RankInfo]) -> Iterator[str]:
                 yield (
                     f"{info} has {name} {info.versions[name]}, {first} has {version}; "
                     "activate the same environment on all hosts"
+                )
+        for name, digest in first.code.items():
+            if info.code.get(name, digest) != digest:
+                yield (
+                    f"{info} has another content of module {name} than {first}; bring the same "
+                    "file to all hosts"
                 )
 
 

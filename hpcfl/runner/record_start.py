@@ -1,7 +1,7 @@
 """Record each start of a run in its history: ranks, versions, changed settings, and the outcome."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
@@ -15,6 +15,7 @@ from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
 from hpcfl.run_dir.log import LogReader
 from hpcfl.runner.environment import KEYS_OF_BITS, KEYS_OF_FAST_BITS, change_warnings, versions
+from hpcfl.runner.own_code import code_digests
 from hpcfl.runner.rank_layout import Ranks
 from hpcfl.runner.session import RankSession
 
@@ -36,12 +37,15 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
     settings = mutable_settings(flatten(job.tree))
     facts = {"ranks": session.comm.size, "summed_by": session.comm.library}
     facts |= versions(ranks.device)
+    code = code_digests(job.job, session.components.model)
     fast = job.job.reduction == "fast"
     keys = (*KEYS_OF_BITS, *KEYS_OF_FAST_BITS) if fast else KEYS_OF_BITS
     for line in _branch_notes(session):
         progress.note(line)
     for warning in change_warnings(before, facts, keys):
         progress.note(warning)
+    for line in _edited(before.get("code", {}), code, done):
+        progress.note(line)
     known = before.get("settings", {})
     changes = [
         {"key": key, "before": known[key], "after": value}
@@ -55,6 +59,7 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
             "session": session.name,
             "round": done,
             **facts,
+            "code": code,
             "map": [info.record for info in ranks.infos],
             "notes": list(ranks.notes),
             "guess_loss": guess_loss(session.components.dataset),
@@ -62,6 +67,14 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
             "changes": changes,
         }
     )
+
+
+def _edited(before: Mapping[str, str], now: Mapping[str, str], done: int) -> Iterator[str]:
+    """A line for each module of the user's that is another one than at the last start."""
+    for module, digest in now.items():
+        if before.get(module, digest) != digest:
+            file = sys.modules[module].__file__
+            yield f"module {module} ({file}) was changed after round {done}; new rounds follow it"
 
 
 def _branch_notes(session: RankSession) -> Iterator[str]:

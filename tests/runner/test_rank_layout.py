@@ -13,11 +13,13 @@ from hpcfl.runner.rank_layout import RankInfo, check, describe, discover_ranks
 
 JOB = Path(__file__).parents[2] / "jobs/quickstart.yaml"
 VERSIONS = {"hpcfl": "1", "torch": "2"}
+CODE = {"mine": "0123", "helpers": "4567"}
 
 
 def seat(rank, host="a", **changes):
     facts = {"local_rank": rank, "device": "cpu", "threads": 1, "cores": [0, 1, 2, 3]}
-    facts |= {"numa": [0], "processor": "X", "versions": VERSIONS, "job": "j", **changes}
+    facts |= {"numa": [0], "processor": "X", "versions": VERSIONS, "code": CODE, "job": "j"}
+    facts |= changes
     return RankInfo(rank=rank, host=host, **facts)
 
 
@@ -89,6 +91,10 @@ def test_two_ranks_on_one_gpu_are_refused_with_nccl_alone():
             r"rank 2 \(host b\) was given another job or .* than rank 0 \(host a\)",
         ),
         ({"versions": {**VERSIONS, "torch": "3"}}, r"rank 2 \(host b\) has torch 3, rank 0 .* 2;"),
+        (
+            {"code": {**CODE, "helpers": "89ab"}},
+            r"rank 2 \(host b\) has another content of module helpers than rank 0 \(host a\);",
+        ),
         ({"fault": "device: found no GPU"}, r"rank 2 \(host b\): device: found no GPU"),
     ],
 )

@@ -1,0 +1,70 @@
+"""Digests of the files that define the user's classes, to notice that one was edited.
+
+Files of installed packages are not among them.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from importlib.util import resolve_name
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from hpcfl.errors import is_of_user
+from hpcfl.io.code_file import digest_of, find_object
+from hpcfl.job.schema import Job
+from hpcfl.models.module import OBJECT, Module
+
+
+def code_digests(job: Job, model: nn.Module | None = None) -> dict[str, str]:
+    """The digest of each file that defines a class or function that the job uses, by module.
+
+    The modules that such a file imports are among them, and those that these import.
+
+    Args:
+        job: names the classes.
+        model: of the job, once it is built.
+    """
+    found: dict[str, str] = {}
+    waiting = [getattr(made, "__module__", "") for made in _named(job)]
+    waiting += [type(layer).__module__ for layer in model.modules()] if model else []
+    while waiting:
+        name = waiting.pop()
+        module = sys.modules.get(name)
+        file = Path(getattr(module, "__file__", None) or "")
+        if module is None or name in found or not (is_of_user(file) and file.is_file()):
+            continue
+        content = file.read_bytes()
+        found[name] = digest_of(content)
+        waiting += _imports(content, module)
+    return dict(sorted(found.items()))
+
+
+def _named(job: Job) -> Iterator[Any]:
+    """The classes and functions that the job names."""
+    yield from (type(job.algorithm), type(job.model), type(job.data))
+    if isinstance(job.model, Module) and not job.model.of.endswith(OBJECT):
+        yield find_object(job.model.of)
+    paths = [*job.evaluate.metrics]
+    paths += [entry if isinstance(entry, str) else entry["name"] for entry in job.callbacks]
+    yield from (find_object(path) for path in paths)
+
+
+def _imports(content: bytes, module: ModuleType) -> Iterator[str]:
+    """The names that a source imports; of ``from a import b`` both a and a.b."""
+    try:
+        tree = ast.parse(content)
+    except SyntaxError:  # it was edited since it was imported
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            name = "." * node.level + (node.module or "")
+            if node.level:
+                name = resolve_name(name, module.__package__ or "")
+            yield name
+            yield from (f"{name}.{alias.name}" for alias in node.names)

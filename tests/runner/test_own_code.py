@@ -1,0 +1,73 @@
+"""The code of the user's classes: what was edited between the starts of a run is told."""
+
+import sys
+
+import pytest
+
+from tests.rundirs import starts
+
+MINE = """\
+from helpers import scaled
+
+from hpcfl.algorithms.fedavg import FedAvg
+
+
+class Mine(FedAvg):
+    def direction(self, point, local, grad, client):
+        return scaled(grad(point))
+"""
+HELPERS = "def scaled(vector):\n    return vector * 2\n"
+
+
+@pytest.fixture
+def run(tmp_path, job, hpcfl, monkeypatch):
+    """Play up to a round in this process, with the modules as they are then."""
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "helpers.py").write_text(HELPERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def played(*arguments):
+        for name in ("mine", "helpers"):
+            sys.modules.pop(name, None)
+        return hpcfl(*arguments)
+
+    yield played
+    for name in ("mine", "helpers"):
+        sys.modules.pop(name, None)
+
+
+def test_a_module_that_was_edited_is_told(run, job, tmp_path):
+    out = tmp_path / "run"
+    assert run("run", job, "algorithm={name: mine.Mine}", "--out", out).code == 0
+    (start,) = starts(out)
+    assert sorted(start["code"]) == ["helpers", "mine"]
+    assert run("resume", out, "rounds=6").code == 0
+    assert not any("was changed after" in line for line in run("resume", out, "rounds=8").err)
+    (tmp_path / "helpers.py").write_text(HELPERS.replace("2", "3"))
+    done = run("resume", out, "rounds=10")
+    assert done.code == 0
+    (line,) = [line for line in done.err if "was changed" in line]
+    assert line == (
+        f"module helpers ({tmp_path}/helpers.py) was changed after round 8; new rounds follow it"
+    )
+    before, now = (entry["code"] for entry in starts(out)[-2:])
+    assert before["mine"] == now["mine"]
+    assert before["helpers"] != now["helpers"]
+
+
+def test_a_job_of_hpcfls_classes_has_no_code(run, job, tmp_path):
+    assert run("run", job, "--out", tmp_path / "run").code == 0
+    (start,) = starts(tmp_path / "run")
+    assert start["code"] == {}
+
+
+def test_seeds_of_other_code_are_told(run, job, tmp_path):
+    runs = [tmp_path / f"seed{seed}" for seed in range(2)]
+    mine = "algorithm={name: mine.Mine}"
+    assert run("run", job, mine, "seed=0", "--out", runs[0]).code == 0
+    (tmp_path / "mine.py").write_text(f"{MINE}\nEDITED = True\n")
+    assert run("run", job, mine, "seed=1", "--out", runs[1]).code == 0
+    told = "seed0, seed1: edited between these runs, or within one: mine"
+    assert told in run("report", *runs, "--layout", "seeds").text
+    assert told not in run("report", runs[0], "--layout", "seeds").text
