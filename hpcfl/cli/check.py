@@ -109,25 +109,27 @@ def _assembled(loaded: Loaded) -> tuple[Components, Digests]:
         return components, fingerprints.of(components.dataset)
 
 
-def show_partition(loaded: Loaded, plot: Path, size: FigureSize | None = None) -> str:
-    """Show the examples of each client, as tables and as a plot.
+def show_partition(loaded: Loaded, plot: Path | None, size: FigureSize | None = None) -> str:
+    """Show the examples of each client, as tables and perhaps as a plot.
 
     Args:
         loaded: the job.
-        plot: the file to draw.
+        plot: the file to draw, if one is wanted.
         size: of the plot; None: as large as its classes need.
 
     Raises:
         JobError, DataError: the data cannot be loaded or partitioned, or the plot not be written.
     """
-    check_plot(plot)
+    if plot:
+        check_plot(plot)
     job = loaded.job
     fetch_data(loaded)
     dataset = load_data(loaded)
     split = split_examples(job.data, dataset, job.seed)
     rows = split.rows
     counts = count_classes(dataset, rows)
-    plot_partition(counts, plot, size)
+    if plot:
+        plot_partition(counts, plot, size)
     partition = effective_partition(job.data, dataset)
     heading = f"partition: {_setting(partition)}{_other_form(partition, dataset.classes)}\n"
     heading += "".join(f"note: {note}\n" for note in dataset.notes)

@@ -425,8 +425,11 @@ def _data_show(options: argparse.Namespace) -> None:
     from hpcfl.report.plots.figure import FigureSize
 
     size = FigureSize.parse(options.size)
+    if size and not options.plot:
+        raise JobError("data show: --size is of a plot; add --plot F.png, or leave it out")
     print(show_partition(load(options.job, options.overrides), options.plot, size))
-    print(f"plot: {options.plot}")
+    if options.plot:
+        print(f"plot: {options.plot}")
 
 
 def _data_export_split(options: argparse.Namespace) -> None:

@@ -292,8 +292,9 @@ def _add_data(commands: Any) -> None:
     show.add_argument(
         "--plot",
         type=_path,
-        default=Path("partition.png"),
-        help=".png, .pdf or .svg (partition.png)",
+        nargs="?",
+        const=Path("partition.png"),
+        help="draw them, into a .png, .pdf or .svg (partition.png)",
     )
     _add_size(show)
     show.set_defaults(command="data show")

@@ -7,6 +7,7 @@ array of zeros is as small a file, and may be what the user wants.
 
 import json
 import os
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -48,7 +49,8 @@ def read_arrays(
     """Read arrays of an .npz by name, in the machine's byte order; nothing is unpickled.
 
     Raises:
-        DataError: the file is missing or damaged, lacks a required array, or is too large.
+        DataError: the file is missing or damaged, lacks a required array, has nearly the name of an
+            optional one, or is too large.
     """
     with _open(path) as archive:
         if not isinstance(archive, NpzFile) or archive.zip is None:
@@ -60,11 +62,29 @@ def read_arrays(
                 f"{absent[0]!r}; add it to the file"
             )
         present = [*required, *(name for name in optional if name in archive.files)]
+        for name in optional:
+            if name not in present:
+                _refuse_misnamed(path, name, [n for n in archive.files if n not in present])
         sizes = {
             info.filename.removesuffix(".npy"): info.file_size for info in archive.zip.infolist()
         }
         refuse_large_file(path, sum(sizes[name] for name in present))
         return {name: _native(archive[name]) for name in present}
+
+
+def _refuse_misnamed(path: Path, name: str, others: Iterable[str]) -> None:
+    """Refuse an array that is nearly called ``name``, such as "test_x" for "x_test"."""
+
+    def spellings(name: str) -> set[str]:
+        words = [word.removesuffix("s") for word in re.split("[_-]", name.lower())]
+        return {"".join(words), "".join(sorted(words))}
+
+    for other in others:
+        if spellings(other) & spellings(name):
+            raise DataError(
+                f"{path}: holds an array {other!r}, which nothing reads; expected {name!r}: rename "
+                "it, or leave it out"
+            )
 
 
 def read_array(path: Path, key: str | None = None) -> NDArray[Any]:

@@ -338,6 +338,8 @@ LARGEST: Mapping[Key, float] = {
     ("data", "partition", "exponent"): 1e6,
     ("data", "partition", "sigma"): 1e6,
 }
+# Smaller rates lose digits, and become zero.
+SMALLEST_RATE = {"float32": 2.0**-126, "float64": 2.0**-1022}
 SMALLEST: Mapping[Key, float] = {("comm", "timeout_s"): 0.001}
 _LARGEST_WHOLE = 2**63 - 1
 
@@ -381,11 +383,28 @@ def require_coherent(job: Job, file: JobFile) -> None:
             f"{file.where(('block_size',))}: block_size: found with executor sequential ({said}), "
             "which takes one client at a time; say executor: block, or block_size: null"
         )
+    _require_rates(job, file)
     if job.local.momentum and job.algorithm.refuses_momentum:
         name, key = file.tree["algorithm"]["name"], ("local", "momentum")
         raise JobError(
             f"{file.where(key)}: local.momentum: found {job.local.momentum:g}, but {name} takes "
             f"none ({job.algorithm.refuses_momentum}); set local.momentum=0, or another algorithm"
+        )
+
+
+def _require_rates(job: Job, file: JobFile) -> None:
+    """Refuse a decay by which the learning rate is zero before the last round.
+
+    Raises:
+        JobError: it is.
+    """
+    local, least = job.local, SMALLEST_RATE["float64" if job.precision == "float64" else "float32"]
+    last = local.lr_of_round(job.rounds - 1, job.rounds)
+    if local.lr_decay < 1 and last < least:
+        raise JobError(
+            f"{file.where(('local', 'lr_decay'))}: local.lr_decay: found {local.lr_decay:g}, which "
+            f"leaves a rate of {last:.1e} in round {job.rounds}, no number of the job's precision; "
+            "raise it, or lower rounds"
         )
 
 

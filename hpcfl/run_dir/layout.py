@@ -40,7 +40,7 @@ from hpcfl.errors import DataError, JobError, StoreError, file_error
 from hpcfl.io import checksum
 from hpcfl.io.atomic import write_file
 from hpcfl.io.code_file import KEPT
-from hpcfl.io.files import parse_json, present, read_array, read_bytes
+from hpcfl.io.files import parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.job.resume_rules import earlier_job_fingerprint, job_fingerprint
 from hpcfl.job.settings import changed, flatten
@@ -100,7 +100,8 @@ class RunDir:
         """Make and lock the directory for a new run of the job ``tree``; on rank 0 alone.
 
         Raises:
-            JobError: it cannot be written, holds a run or a sweep already, or is locked.
+            JobError: it cannot be written, holds a run or a sweep already, lies in a run, or is
+                locked.
         """
         content = self.job_text(tree)
         if len(content) > LARGEST_FILE:  # a resume refuses to read so large a file
@@ -110,6 +111,7 @@ class RunDir:
             )
         if present(self.root / SWEEP_LOG):
             raise JobError(f"{self.root}: holds a sweep's runs; choose another with --out")
+        self._refuse_nesting()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
@@ -132,6 +134,29 @@ class RunDir:
                     f"`hpcfl resume {self.root}`, or remove the directory to start again"
                 )
         write_file(self.job, content)
+
+    def _refuse_nesting(self) -> None:
+        """Refuse a directory in a run or around runs: a report takes all below a run for its own.
+
+        Raises:
+            JobError: it is one.
+        """
+        for folder in self.root.absolute().parents:
+            if _holds_run(folder):
+                raise JobError(
+                    f"{self.root}: lies in the directory of a run, {folder}; choose another with "
+                    "--out"
+                )
+        if present(self.root) and not present(self.job):
+            with readable(self.root):
+                below = (
+                    sorted(filter(_holds_run, self.root.iterdir())) if self.root.is_dir() else []
+                )
+            if below:
+                raise JobError(
+                    f"{self.root}: holds other runs, such as {below[0].name}; choose one for this "
+                    f"run alone, --out {self.root / 'NAME'}"
+                )
 
     def _difference(self, tree: dict[str, Any], content: bytes) -> str | None:
         """What makes job.yaml another job than ``tree``, for a message; None if it is the same.
@@ -388,3 +413,8 @@ def _entry(line: bytes) -> dict[str, Any]:
         if old in entry.get("settings", {}):
             entry["settings"][new] = entry["settings"].pop(old)
     return entry
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a folder is a run directory; one with a user's own job.yaml has no checkpoints."""
+    return all(os.path.lexists(folder / name) for name in ("job.yaml", "checkpoints"))

@@ -31,6 +31,9 @@ from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema
 from hpcfl.types import Vector
 
+# The endings of files of weights; hpcfl writes two of these formats.
+_FORMATS = frozenset({".npz", ".safetensors", ".npy", ".pt", ".pth", ".bin", ".h5"})
+
 
 def export(
     root: Path,
@@ -65,6 +68,11 @@ def export(
     files = [path for path in (npz, state_dict) if path is not None]
     if not files:
         raise JobError("export: nothing to write; give -o F.npz or --state-dict F.safetensors")
+    for option, path, ending in (("-o", npz, ".npz"), ("--state-dict", state_dict, ".safetensors")):
+        if path is not None and path.suffix in _FORMATS - {ending}:
+            raise JobError(
+                f"export: {option} {path}: writes {ending} alone; expected a name that ends in it"
+            )
     if clients and npz is None:
         raise JobError("export: --clients adds to an .npz; give -o F.npz")
     if best and (round is not None or clients):

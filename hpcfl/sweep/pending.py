@@ -13,7 +13,7 @@ from hpcfl.errors import JobError
 from hpcfl.io.atomic import write_file
 from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
-from hpcfl.job.resume_rules import PLACES
+from hpcfl.job.resume_rules import PLACES, is_mutable
 from hpcfl.job.settings import changed, flatten
 from hpcfl.job.yaml_file import in_own_run, replace_kept
 from hpcfl.run_dir.branches import read_branches
@@ -34,8 +34,8 @@ class PendingRun(NamedTuple):
     action: Action
     done: int
     """Rounds in its newest checkpoint."""
-    moved: tuple[str, ...] = ()
-    """Of one that is resumed, the settings that say where its inputs are now."""
+    changes: tuple[str, ...] = ()
+    """Of one that is resumed, the settings that it goes on with: more rounds, moved inputs."""
 
 
 def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
@@ -106,10 +106,18 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
             "away, or choose another root with --out"
         )
     kept = committed(folder.checkpoints)
-    finished = bool(kept) and kept[-1].round == point.loaded.job.rounds
-    # An unfinished run may find its inputs at other paths: its resume compares their digests.
+    rounds = point.loaded.job.rounds
+    finished = bool(kept) and kept[-1].round == rounds
+    # A run that goes on may find its inputs at other paths, as its resume compares their digests,
+    # and take settings on which no round depends that is done.
+    goes_on = bool(kept) and kept[-1].round < rounds
     changes = list(changed(before, now))
-    differing = [change for change in changes if finished or change[0] not in PLACES]
+    differing = [
+        change
+        for change in changes
+        if not (change[0] in PLACES and not finished)
+        and not (goes_on and all(is_mutable(change[0], job) for job in (before, now)))
+    ]
     if differing:
         key, found, wanted = differing[0]
         if key in PLACES:
@@ -122,12 +130,12 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
         raise JobError(
             f"{point.file.where(tuple(key.split('.')))}: {folder.root} holds a run of another job: "
             f"{key} is {found} there, "
-            f"{wanted} here{more}; remove that directory, or choose another root with --out"
+            f"{wanted} here{more}; choose another root with --out"
         )
     if folder.is_locked():
         raise JobError(f"{folder.root}: a run is alive in this directory; wait for it or stop it")
     if not kept:
         return PendingRun(point, folder, "start", 0)
     action: Literal["skip", "resume"] = "skip" if finished else "resume"
-    moved = tuple(f"{key}={json.dumps(now[key])}" for key, _, _ in changes if key in PLACES)
-    return PendingRun(point, folder, action, kept[-1].round, moved)
+    asked = tuple(f"{key}={json.dumps(now[key])}" for key, _, _ in changes)
+    return PendingRun(point, folder, action, kept[-1].round, asked)

@@ -121,7 +121,7 @@ def prepare(
     folder.lock("a sweep", shared=partly)
     runs = pending_runs(sweep, folder.root)
     _fetch([run.point.loaded for run in runs if run.action != "skip"], signals)
-    write_jobs([run for run in runs if run.action == "start" or run.moved])
+    write_jobs([run for run in runs if run.action == "start" or run.changes])
     return runs
 
 
@@ -256,7 +256,7 @@ class _Scheduler:
     def _start(self, entry: PendingRun) -> None:
         slot = next(slot for slot in range(self._slots) if slot not in self._active)
         point, folder = entry.point, entry.folder
-        command = ["resume", str(folder.root), *entry.moved]
+        command = ["resume", str(folder.root), *entry.changes]
         if entry.action == "start":
             command = ["run", str(job_of(folder)), "--out", str(folder.root)]
         run = RunProcess(

@@ -70,6 +70,9 @@ def test_clients_own_their_rows(tmp_path):
         ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "y_test runs from 1 to 3 .* 0 to 2, as y"),
         ({"x": X, "y": Y, "x_test": X, "y_test": Y / 2}, "y_test runs .* expected integers"),
         ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, r"x_test holds examples of shape \(1"),
+        ({"x": X, "y": Y, "clients": Y}, "holds an array 'clients', .* expected 'client'"),
+        ({"x": X, "y": Y, "X_test": X}, "holds an array 'X_test', .* expected 'x_test'"),
+        ({"x": X, "y": Y, "test_x": X}, "holds an array 'test_x', .* expected 'x_test'"),
         ({"x": X, "y": Y, "client": Y[:3]}, "client is int64 of shape"),
         ({"x": X, "y": Y, "client": Y / 2}, "client is float64"),
         ({"x": X, "y": Y, "client": Y - 1}, "client holds -1"),
@@ -82,6 +85,11 @@ def test_wrong_arrays(tmp_path, arrays, message):
         load(tmp_path, **arrays)
     assert "data.npz" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_other_arrays_are_left_alone(tmp_path):
+    found = load(tmp_path, x=X, y=Y, client=Y, clients=Y, names=Y, x_train=X)
+    assert len(found.train.labels) == len(Y)
 
 
 ONE = "so no example is of class 0, the first one; let classes count from 0"

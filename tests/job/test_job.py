@@ -146,6 +146,10 @@ def test_a_module_of_ones_own_that_does_not_import(job, tmp_path, monkeypatch, t
             "local={lr: 0.1, schedule: cosine, lr_decay: 0.9}",
             "local: schedule cosine has no lr_decay, found 0.9; remove lr_decay, or set ",
         ),
+        (
+            "local={lr: 0.1, lr_decay: 1.0e-13}",  # of 4 rounds
+            "local.lr_decay: found 1e-13, which leaves a rate of 1.0e-40 in round 4, no number of",
+        ),
         ("local.schedule=linear", "local.schedule: found 'linear', expected 'exponential' or 'cos"),
         ("evaluate.evry=3", 'evaluate has no "evry" (it has batch_size, best, clients, every,'),
         ("local.drop_last=1", "local.drop_last: found 1, expected true or false"),

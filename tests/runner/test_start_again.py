@@ -132,3 +132,22 @@ def test_where_a_run_goes_is_told_without_a_look_at_the_job(hpcfl, job, tmp_path
     assert hpcfl("check", job, "seed=3", "rounds=2", "--where").out == [there]
     assert hpcfl("run", job, "rounds=2", "seed=3").code == 0
     assert (tmp_path / there / "job.yaml").is_file()
+
+
+def test_a_directory_in_a_run_or_around_runs_is_refused(job, tmp_path, hpcfl, refused):
+    """A report would take the one run for a part of the other."""
+    runs = tmp_path / "runs"
+    assert hpcfl("run", job, "--out", runs / "one").code == 0
+    before = text(runs)
+    for name in ("one/two", "one/a/b"):
+        line = refused("run", job, "--out", runs / name)
+        assert line == (
+            f"JobError: {runs / name}: lies in the directory of a run, {runs / 'one'}; choose "
+            "another with --out"
+        )
+    assert refused("run", job, "--out", runs) == (
+        f"JobError: {runs}: holds other runs, such as one; choose one for this run alone, --out "
+        f"{runs}/NAME"
+    )
+    assert text(runs) == before
+    assert hpcfl("run", job, "--out", runs / "two").code == 0

@@ -215,6 +215,21 @@ def test_a_run_of_another_job_is_told_with_the_key(file, job, tmp_path, hpcfl, r
     assert not (root / "sweep.log").exists()
 
 
+def test_more_rounds_continue_finished_runs(file, job, tmp_path, hpcfl, refused):
+    root = tmp_path / "out"
+    sweep = ("sweep", file, "--out", root, "--only", "avg,seed0")
+    assert hpcfl(*sweep).code == 0
+    more = ("rounds=6", "evaluate.every=1")
+    done = hpcfl(*sweep, *more)
+    assert done.code == 0, done.err
+    said = (root / "avg-seed0.log").read_text()
+    assert "rounds was 4, is 6 after round 4" in said
+    assert "evaluate.every was 2, is 1 after round 4" in said
+    line = refused(*sweep, "rounds=5")
+    assert "holds a run of another job: rounds is 6 there, 5 here" in line
+    assert "choose another root with --out" in line
+
+
 def test_a_run_that_chose_its_executor_is_the_sweeps(file, job, tmp_path, hpcfl):
     root = tmp_path / "out"
     job.write_text(job.read_text() + "executor: auto\n")
