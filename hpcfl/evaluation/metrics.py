@@ -47,7 +47,7 @@ def totals(loss: LossName, outputs: Tensor, labels: Tensor) -> dict[str, float]:
     elif loss == "cross_entropy":
         correct = _correct(outputs, labels, torch.ones_like(labels, dtype=torch.bool))
     if loss == "squared":
-        losses = 0.5 * residuals(outputs, labels).square().flatten(1).sum(1)
+        losses = 0.5 * residuals(outputs, labels).square().sum(1)
     elif loss == "quadratic":
         losses = widen(outputs)
     else:

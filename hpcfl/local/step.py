@@ -172,6 +172,14 @@ class Gradient:
         self.model.train()
         return outputs
 
+    def unused(self, x: Vector, batch: Batch) -> list[int]:
+        """The numbers of the parameters that a batch's loss does not depend on."""
+        value = self.loss(self._outputs(x, batch.inputs), batch.labels)
+        grads: Sequence[Tensor | None] = torch.autograd.grad(
+            value, self._parameters, allow_unused=True
+        )
+        return [number for number, grad in enumerate(grads) if grad is None]
+
     def _outputs(self, x: Vector, inputs: Tensor) -> Tensor:
         if x is not self._viewed:
             for parameter, view in zip(self._parameters, self._layout.views(x), strict=True):

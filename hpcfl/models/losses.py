@@ -42,9 +42,9 @@ def tokens(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Sca
 
 
 def squared(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
-    """Mean of sum(r^2) / 2, r = outputs - labels, both [B, targets]."""
+    """Mean of sum(r^2) / 2, r = outputs - labels, both [B, targets]; outputs [B] for one target."""
     if counts is not None:
-        return 0.5 * _mean(residuals(outputs, labels).square().flatten(1).sum(1), counts)
+        return 0.5 * _mean(residuals(outputs, labels).square().sum(1), counts)
     return 0.5 * residuals(outputs, labels).square().sum() / len(outputs)
 
 
@@ -74,8 +74,8 @@ def terms(loss: LossName, labels: Tensor) -> int:
 
 
 def residuals(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Outputs - labels, in float32 at least."""
-    wide = widen(outputs)
+    """Outputs - labels [B, targets], in float32 at least; outputs [B] are of one target."""
+    wide = widen(outputs).flatten(1) if outputs.dim() > 1 else widen(outputs).unsqueeze(1)
     return wide - labels.to(wide.dtype).view_as(wide)
 
 

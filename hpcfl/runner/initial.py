@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hpcfl.comm.base import Comm
 from hpcfl.data.base import Dataset
@@ -14,6 +15,7 @@ from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.job.schema import Loaded
 from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import parameters
+from hpcfl.models.frozen import freeze
 from hpcfl.models.init import load_initial
 from hpcfl.models.losses import LOSSES
 from hpcfl.models.normalization import UNFIT
@@ -122,6 +124,8 @@ def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Mod
 def build_model(loaded: Loaded, dataset: Dataset, seed: int) -> nn.Module:
     """The job's model as its class builds it, in the job's precision.
 
+    Lazy layers have the shapes that one example gives them, and frozen parameters are buffers.
+
     Raises:
         JobError: it cannot be built for the data, or is not what a model is.
     """
@@ -138,14 +142,19 @@ def build_model(loaded: Loaded, dataset: Dataset, seed: int) -> nn.Module:
     build = type(job.model).build
     with as_job_error(name, f"cannot be built for inputs {shape}", build), seeded(seed):
         model: Any = job.model.build(shape, outputs)
+        if isinstance(model, nn.Module) and any(map(is_lazy, model.parameters())):
+            with torch.no_grad():
+                model.eval()(sample)
+            model.train()
     if not isinstance(model, nn.Module):
         raise JobError(
             f"{name}: build{defined(build)} returns {type(model).__name__}, expected a "
             "torch.nn.Module"
         )
+    freeze(model)
     if not any(parameter.numel() for parameter in model.parameters()):
         raise JobError(f"{name}: has no parameter to train, expected one at least")
-    return model.double() if job.precision == "float64" else model
+    return model.to(torch.float64 if job.precision == "float64" else torch.float32)
 
 
 def initial_model(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hpcfl import models
 from hpcfl.algorithms.base import Cohort
+from hpcfl.data.base import DRAWS, augments
 from hpcfl.engine.global_generators import Generators, generators, restored
 from hpcfl.engine.hook_rules import (
     KEEPS_NOTHING,
@@ -43,11 +44,15 @@ from hpcfl.errors import (
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
 from hpcfl.job.schema import Loaded
 from hpcfl.models.losses import LOSSES
+from hpcfl.models.module import Module
 from hpcfl.runner.components import Components
+from hpcfl.seeds import stream
 from hpcfl.types import Batch, Vector
 
 CLIENTS = 2  # that are tried
 TESTED = 8  # test examples
+ROWS = 8  # that a transform makes inputs of, together and one by one
+_ROUNDING = 1e-4  # of the largest input
 # Folders of the code in which torch raises, if data and model do not fit together.
 _FORWARD = tuple(Path(module.__path__[0]) for module in (torch, models))
 _UNFIT = (RuntimeError, ValueError, IndexError)  # which torch raises there
@@ -110,7 +115,8 @@ class _Trial:
         for client in clients:
             self._batches[client] = self._batch(client)
             self._repeat_batch(client)
-        self._try_model(self._batches[0])
+        self._try_rows()
+        grad, outputs = self._try_model(self._batches[0])
         algorithm, none = components.algorithm, x0[:0]
         start = (x0,) if algorithm.warm_start else ()
         initial = [(*self._full_gradients(client, start), none)[0] for client in clients]
@@ -131,6 +137,7 @@ class _Trial:
         with self._algorithm():
             require_repeatable(algorithm, x0, members, cohort)
         self._try_tests()
+        self._repeat_model(grad, outputs)
 
     def _member(self, client: int, full: Vector, common: Vector, initial: Vector) -> Member:
         """The client with its first state and the gradient of its batch."""
@@ -163,6 +170,37 @@ class _Trial:
             self._require_undrawn(before, "data.kind", "data", "its transform", "use the draws")
         return batch
 
+    def _try_rows(self) -> None:
+        """Refuse a user's transform that makes other inputs of a row alone than among others.
+
+        Differences as by rounding pass: a sum over rows may be taken in another order.
+        """
+        if not self._transform:
+            return
+        dataset, dtype = self._components.dataset, self._components.x0.dtype
+        make = dataset.transform
+        with self._data():
+            count = min(ROWS, len(dataset.train.labels))
+            rows = dataset.sample(count).to(self._components.device)
+            drawn = stream(0, "transform").integers(DRAWS, size=count)
+            draws = torch.from_numpy(drawn).to(rows.device) if augments(make) else None
+            together = make(rows.clone(), dtype, draws)
+            alone = [
+                make(rows[k : k + 1].clone(), dtype, None if draws is None else draws[k : k + 1])
+                for k in range(count)
+            ]
+            one, other = together.double(), torch.cat(alone).double()
+        largest = float(one.nan_to_num().abs().max())
+        if one.shape != other.shape or not torch.allclose(
+            one, other, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True
+        ):
+            raise JobError(
+                f"{self._name('data', 'kind')}: its transform{self._transform} makes other inputs "
+                "of a row alone than of the same row among others, so that a client's result "
+                "depends on who is trained beside it; let it make each input of that row, its "
+                "draw and constants"
+            )
+
     def _repeat_batch(self, client: int) -> None:
         """Refuse a transform that gives other inputs when a batch is made again."""
         pairs = zip(self._batches[client], self._batch(client), strict=True)
@@ -179,10 +217,15 @@ class _Trial:
                 "draws alone"
             )
 
-    def _try_model(self, batch: Batch) -> None:
-        """Run a forward and backward pass twice, and a forward pass as in an evaluation."""
+    def _try_model(self, batch: Batch) -> tuple[Vector, Tensor]:
+        """Run a forward and backward pass twice, and a forward pass as in an evaluation.
+
+        Returns:
+            The gradient of the batch, and the model's outputs in the evaluation.
+        """
         x0, seed = self._components.x0, 0
         self._require_outputs(batch)
+        self._require_used(batch)
         grads = [self._gradient_at(x0, batch, seed) for _ in range(2)]
         if not torch.equal(grads[0], grads[1]) and bool(grads[0].isfinite().all()):
             raise JobError(
@@ -192,23 +235,47 @@ class _Trial:
             )
         with self._model(batch):
             before = generators()
-            self._gradient.predict(x0, batch.inputs)
+            outputs = self._gradient.predict(x0, batch.inputs)
             said = "its forward pass in an evaluation"
             self._require_undrawn(before, "model.name", "model", said, "drop while training alone")
+        return grads[0], outputs
+
+    def _repeat_model(self, grad: Vector, outputs: Tensor) -> None:
+        """Refuse a model that gives another gradient or other outputs after other batches."""
+        batch, x0 = self._batches[0], self._components.x0
+        self._gradient_at(x0, self._batches[max(self._batches)], seed=0)
+        with self._model(batch):
+            new_outputs = self._gradient.predict(x0, batch.inputs)
+        new_grad = self._gradient_at(x0, batch, seed=0)
+        pairs = (("gradient", grad, new_grad), ("evaluation", outputs, new_outputs))
+        for what, first, again in pairs:
+            if not torch.equal(first.nan_to_num(), again.nan_to_num()):
+                raise JobError(
+                    f"{self._name('model', 'name')}: its {what}{self._forward} of a batch differs "
+                    "after other batches were played; the model keeps something between calls: "
+                    "make it a local variable"
+                )
 
     def _require_outputs(self, batch: Batch) -> None:
-        """Refuse a model with fewer outputs than classes, or one that gives no quadratics' values.
+        """Refuse a model whose outputs are no tensor with a row an example, or too few.
 
         The loss says what else is wrong with the outputs.
         """
         dataset = self._components.dataset
-        if dataset.loss not in ("cross_entropy", "quadratic"):
-            return
         with self._model(batch), restored():
             outputs: object = self._gradient.predict(self._components.x0, batch.inputs)
+        name, count = self._name("model", "name"), len(batch.inputs)
         if not isinstance(outputs, Tensor):
-            return
-        name, shape = self._name("model", "name"), tuple(outputs.shape)
+            raise JobError(
+                f"{name}: its forward pass{self._forward} returns a {type(outputs).__name__}, "
+                "expected a tensor; return the outputs alone"
+            )
+        shape = tuple(outputs.shape)
+        if shape[:1] != (count,):
+            raise JobError(
+                f"{name}: its outputs{self._forward} have the shape {shape} for {count} examples, "
+                f"expected ({count}, ...)"
+            )
         if dataset.loss == "quadratic" and len(shape) != 1:
             raise JobError(
                 f"{name}: its outputs{self._forward} have the shape {shape}, expected a value of "
@@ -220,6 +287,17 @@ class _Trial:
                 f"{name}: has {count} output{'s' * (count != 1)}{self._forward}: too few for the "
                 f"{dataset.classes} classes of data.kind {self._kind}; give its last layer an "
                 "output for each class"
+            )
+
+    def _require_used(self, batch: Batch) -> None:
+        """Refuse parameters that the loss does not depend on."""
+        with self._model(batch), restored():
+            unused = self._gradient.unused(self._components.x0, batch)
+        if unused:
+            names = [name for name, _ in self._components.model.named_parameters()]
+            raise JobError(
+                f"{self._name('model', 'name')}: its forward pass{self._forward} does not use the "
+                f"parameter {names[unused[0]]}; remove it, or freeze it by requires_grad_(False)"
             )
 
     def _full_gradients(self, client: int, points: tuple[Vector, ...]) -> tuple[Vector, ...]:
@@ -262,8 +340,9 @@ class _Trial:
             does = f"its trial on a batch ({given}) failed"
             with _as_one_line(name, does, (metric.function,), where):
                 before = generators()
+                (other,) = load_metrics([metric.path])  # one that has seen no batch
                 first, again = (metric.sums(outputs, batch.labels) for _ in range(2))
-                scores = [metric.score(sums) for sums in (first, again)]
+                scores = [metric.score(first), other.score(again)]
                 drew = generators().changed(before)
             if drew:
                 raise JobError(
@@ -308,10 +387,10 @@ class _Trial:
     def _model(self, batch: Batch) -> Iterator[None]:
         given = f"inputs {_shape_text(batch.inputs)}, labels {_shape_text(batch.labels)}"
         does = f"cannot be trained on a batch of data.kind {self._kind} ({given})"
-        name, called = (
-            self._name("model", "name"),
-            (self._components.job.model, self._components.job.data),
-        )
+        job, name = self._components.job, self._name("model", "name")
+        # A module of the user's is called by hpcfl's own class of models.
+        own = (self._components.model,) if isinstance(job.model, Module) else ()
+        called = (job.model, job.data, *own)
         with _as_one_line(name, does, called, self._forward, runs_model=True):
             yield
 

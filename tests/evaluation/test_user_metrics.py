@@ -81,6 +81,21 @@ class Abstract(Metric):
         return outputs.sum(0)
 
 
+class Collects(Metric):
+    """Scores what it has seen, on one rank, and not the sums of all."""
+
+    def __init__(self):
+        self.right, self.seen = 0, 0
+
+    def sums(self, outputs, labels):
+        self.right += int((outputs.argmax(1) == labels).sum())
+        self.seen += len(labels)
+        return torch.zeros(1)
+
+    def score(self, sums):
+        return self.right / max(self.seen, 1) + self.seen
+
+
 class Text(Metric):
     def sums(self, outputs, labels):
         return outputs.sum(0)
@@ -256,6 +271,7 @@ def test_they_are_shown(job, hpcfl, tmp_path):
         ("in_place", "in_place changes its outputs or labels in place; make a new tensor"),
         ("draws", "draws in draws (...) from Python's random; let it draw nothing"),
         ("keeps", "gives other numbers in keeps (...) when the same batch is played"),
+        ("Collects", "gives other numbers in sums (...)"),
         ("raises", "in raises (...): IndexError: index 1000 is out of bounds"),
         ("Text", "Text.score returns 'good'; expected a number"),
     ],

@@ -74,11 +74,92 @@ class NeedsTwo(nn.Module):
         return self.out(x)
 
 
+class FrozenHidden(nn.Module):
+    """The two hidden layers share a weight; neither is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.b.weight = self.a.weight
+        self.a.requires_grad_(False)
+        self.b.requires_grad_(False)
+
+    def forward(self, x):
+        return self.out(self.b(self.a(x).relu()).relu())
+
+
+class FrozenLstm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 3)
+        self.lstm.requires_grad_(False)
+
+    def forward(self, x):
+        return self.out(self.lstm(x.unsqueeze(-1))[0][:, -1])
+
+
+class AllFrozen(FrozenHidden):
+    def __init__(self):
+        super().__init__()
+        self.requires_grad_(False)
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.LazyLinear(5), nn.LazyLinear(3)
+
+    def forward(self, x):
+        return self.out(self.hidden(x).relu())
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.unused, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(x)
+
+
+class TakesLabels(Unused):
+    def forward(self, x, y):
+        return self.out(x)
+
+
+class InADict(Unused):
+    def forward(self, x):
+        return {"logits": self.out(x)}
+
+
+class OneRow(Unused):
+    def forward(self, x):
+        return self.out(x).reshape(1, -1)
+
+
+class OneTarget(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.out(x)
+
+
+class Squeezed(OneTarget):
+    def forward(self, x):
+        return self.out(x).squeeze(1)
+
+
+def in_half_precision():
+    return nn.Linear(6, 3).half()
+
+
 @pytest.fixture
 def run(tmp_path):
-    def played(model, **changes):
-        data = hpcfl.Data((X, Y), (X, Y), np.arange(60) // 10)
-        return hpcfl.run({**JOB, **changes}, model=model, data=data, out=tmp_path / "run")
+    def played(model, labels=Y, name="run", **changes):
+        data = hpcfl.Data((X, labels), (X, labels), np.arange(60) // 10)
+        return hpcfl.run({**JOB, **changes}, model=model, data=data, out=tmp_path / name)
 
     return played
 
@@ -116,3 +197,75 @@ def test_batch_statistics_train_one_client_at_a_time(run):
 def test_whatever_a_model_raises_in_blocks_is_one_line(run):
     with pytest.raises(JobError, match=r"executor: block cannot play .* \(a batch of one"):
         run(NeedsTwo, executor="block")
+
+
+def weights(result):
+    return {
+        name: value.clone()
+        for name, value in hpcfl.load_model(result.directory).state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("executor", ["sequential", "block"])
+@pytest.mark.parametrize(("model", "kept"), [(FrozenHidden, ("a", "b")), (FrozenLstm, ("lstm",))])
+def test_frozen_parameters_stay_as_they_are(model, kept, executor, run, tmp_path):
+    """They are in the model and its exports, and in no upload."""
+    first = run(model, rounds=1, name="one", executor=executor)
+    result = run(model, executor=executor)
+    before, after = weights(first), weights(result)
+    for name, value in after.items():
+        assert torch.equal(before[name], value) == name.startswith(kept), name
+    layer = hpcfl.load_model(result.directory).out
+    trained = 4 * sum(parameter.numel() for parameter in layer.parameters())
+    assert result.log[-1]["up_bytes"] == 3 * trained
+    (file,) = hpcfl.export(result.directory, state_dict=tmp_path / "all.safetensors")
+    assert load_file(file).keys() == after.keys()
+    outputs = hpcfl.load_model(result.directory)(torch.from_numpy(X))
+    assert (outputs.argmax(1).numpy() == Y).mean() == pytest.approx(result.accuracy, abs=1e-6)
+
+
+def test_a_model_that_is_all_frozen_is_refused(run):
+    with pytest.raises(JobError, match="has no parameter to train"):
+        run(AllFrozen)
+
+
+def test_lazy_layers_have_the_shapes_of_the_data(run):
+    result = run(Lazy)
+    shapes = {name: tuple(value.shape) for name, value in weights(result).items()}
+    assert shapes["hidden.weight"] == (5, 6)
+    assert shapes["out.weight"] == (3, 5)
+    outputs = hpcfl.load_model(result.directory)(torch.from_numpy(X))
+    assert (outputs.argmax(1).numpy() == Y).mean() == pytest.approx(result.accuracy, abs=1e-6)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("float32", "float32"), ("float64", "float64")])
+def test_a_model_has_the_precision_of_the_job(precision, dtype, run):
+    found = weights(run(in_half_precision, precision=precision))
+    assert {value.dtype for value in found.values()} == {getattr(torch, dtype)}
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Unused, "does not use the parameter unused.weight; remove it, or freeze it"),
+        (TakesLabels, "missing 1 required positional argument: 'y'"),
+        (InADict, "returns a dict, expected a tensor; return the outputs alone"),
+        (OneRow, r"have the shape \(1, 12\) for 4 examples, expected \(4, ...\)"),
+    ],
+)
+def test_a_model_with_other_outputs_is_refused(model, said, run):
+    with pytest.raises(JobError, match=said):
+        run(model)
+
+
+@pytest.mark.parametrize("executor", ["sequential", "block"])
+def test_outputs_of_one_target_may_have_one_dimension(executor, run):
+    targets = X @ np.arange(6, dtype=np.float32)
+    flat = run(Squeezed, targets, "flat", executor=executor, evaluate={"every": 1})
+    column = run(OneTarget, targets, "column", executor=executor, evaluate={"every": 1})
+    losses = [
+        [line["test_loss"] for line in result.log if "test_loss" in line]
+        for result in (flat, column)
+    ]
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]

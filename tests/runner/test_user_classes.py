@@ -225,6 +225,20 @@ class CountsCalls(Net):
         return self.layer(x)
 
 
+class Remembers(Net):
+    """Its evaluations depend on the last batch that was trained, by a buffer that is not saved."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.register_buffer("last", torch.zeros(inputs), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.last.copy_(x.detach().mean(0))
+            return self.layer(x)
+        return self.layer(x - self.last)
+
+
 class KeepsCount(Net):
     def forward(self, x):
         self.count += 1
@@ -245,13 +259,13 @@ class TooLate(nn.Linear):
 
     def forward(self, inputs):
         self.evaluated += not self.training
-        if self.evaluated > 4:  # three in the trial, one after round 0
+        if self.evaluated > 5:  # four in the trial, one after round 0
             raise ValueError("too late")  # here: Evaluating
         return super().forward(inputs)
 
 
 Raising, Drawing, Buffering, Counting = map(model, (Raises, Draws, CountsCalls, KeepsCount))
-Evaluating = model(TooLate)
+Evaluating, Remembering = map(model, (TooLate, Remembers))
 
 
 @own
@@ -305,7 +319,33 @@ def data(transform):
     return Data
 
 
-Raw, Noisy = map(data, (raw, noisy))
+def centred(inputs, dtype, draws):
+    return inputs.to(dtype) - inputs.to(dtype).mean(0)
+
+
+def centred_rows(inputs, dtype, draws):
+    return inputs.to(dtype) - inputs.to(dtype).mean(1, keepdim=True)
+
+
+class Flips:
+    """Takes a draw for each row, as it should."""
+
+    augment = True
+
+    def __call__(self, inputs, dtype, draws):
+        inputs = inputs.to(dtype)
+        return inputs if draws is None else torch.where(draws[:, None] % 2 == 1, -inputs, inputs)
+
+
+class FlipsTogether(Flips):
+    """Takes the first draw for all rows."""
+
+    def __call__(self, inputs, dtype, draws):
+        return super().__call__(inputs, dtype, None if draws is None else draws[:1])
+
+
+Raw, Noisy, Centred = map(data, (raw, noisy, centred))
+CentredRows, Flipped, FlippedTogether = map(data, (centred_rows, Flips(), FlipsTogether()))
 
 
 @own
@@ -482,13 +522,16 @@ BEFORE = [
     ("model", "Drawing", "its forward pass in forward ("),
     ("model", "Buffering", "its forward pass changes the buffer 'calls'"),
     ("model", "Counting", "its gradient in forward ("),
+    ("model", "Remembering", "its evaluation in forward ("),
     ("model", "Fails", "cannot be built for inputs (3,) in build ("),
     ("model", "NoModule", "returns NoneType, expected a torch.nn.Module"),
     ("model", "Init", "job.yaml:2: model: cannot be read in __post_init__ ("),
     ("model", "Narrow", ": too few for the 4 classes of data.kind arrays; give its last layer"),
-    ("model", "Pairing", "cannot be trained on a batch of data.kind arrays (inputs"),
+    ("model", "Pairing", ") returns a tuple, expected a tensor; return the outputs alone"),
     ("data", "Raw", "cannot be trained on a batch of data.kind mine.Raw (inputs float64[4, 3]"),
     ("data", "Noisy", "draws from torch's generator"),
+    ("data", "Centred", "makes other inputs of a row alone than of the same row among others"),
+    ("data", "FlippedTogether", "makes other inputs of a row alone than"),
     ("data", "Unread", "cannot load the data in load ("),
     ("data", "NoClasses", "its classes are 0, expected 1 at least, or None for targets"),
     ("data", "NoData", "returns int, expected a hpcfl.data.base.Dataset"),
@@ -502,6 +545,11 @@ def test_a_class_that_would_fail_in_round_1(section, name, said, command, module
     assert said.replace("job.yaml:2", "command line") in line
     if f"# here: {name}" in CLASSES:
         assert line_of(module, name) in line
+
+
+@pytest.mark.parametrize("name", ["CentredRows", "Flipped"])
+def test_a_transform_that_takes_each_row_alone(name, module, job, hpcfl):
+    assert hpcfl("check", "--data", job, override(module, "data", name)).code == 0
 
 
 @pytest.mark.parametrize(
