@@ -100,6 +100,12 @@ def make_plan(
         other = replace(asked, balance="owner" if asked.balance == "steal" else "steal")
         otherwise = predict(other, ranks, costs).round
         lines.append(f"with balance={other.balance}: {otherwise:.4g} s a round")
+    mean = found.visits / found.rounds
+    if mean < ranks:
+        lines.append(
+            f"a round has {mean:.4g} client{'s' * (mean != 1)} on average: at least "
+            f"{ranks - mean:.4g} of {ranks} ranks train none"
+        )
     lines.append(fill(f"costs: {costs.origin}", WIDTH))
     gpus = (costs.device or stated.device) == "cuda"
     if costs.device is None:

@@ -402,3 +402,10 @@ def test_an_old_file_of_scale_says_so_once(hpcfl, tmp_path):
     assert old.out == new.out
     told = [line for line in old.err if "called" in line]
     assert told == [f"{tmp_path}/pieces.yaml: pieces is called costs now"]
+
+
+def test_ranks_that_train_no_client_are_told(job, hpcfl):
+    """Cohorts of 2 clients."""
+    said = "a round has 2 clients on average: at least 1 of 3 ranks train none"
+    assert said in hpcfl("plan", job, "--ranks", 3).out
+    assert "on average" not in hpcfl("plan", job, "--ranks", 2).text
