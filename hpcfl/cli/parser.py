@@ -290,11 +290,7 @@ def _add_data(commands: Any) -> None:
     show = data.add_parser("show", help="the examples of each client: classes, sizes")
     _add_job(show)
     show.add_argument(
-        "--plot",
-        type=_path,
-        nargs="?",
-        const=Path("partition.png"),
-        help="draw them, into a .png, .pdf or .svg (partition.png)",
+        "--plot", type=_path, metavar="FILE", help="draw the table into a .png, .pdf or .svg"
     )
     _add_size(show)
     show.set_defaults(command="data show")

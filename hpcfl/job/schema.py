@@ -280,7 +280,8 @@ def check(file: JobFile, name: str, *, user_code: bool = True) -> Loaded:
     Args:
         file: the job.
         name: of the run.
-        user_code: whether its metrics and callbacks are imported, too: only rounds need them.
+        user_code: whether its metrics and callbacks are imported, too: only rounds need them.  The
+            rates of all rounds are checked then as well; a finished run may have any.
 
     Raises:
         JobError: where, what was found, what was expected.
@@ -290,6 +291,7 @@ def check(file: JobFile, name: str, *, user_code: bool = True) -> Loaded:
     require_coherent(loaded.job, file)
     if user_code:
         require_user_code(loaded.job, file)
+        _require_rates(loaded.job, file)
     return loaded
 
 
@@ -383,7 +385,6 @@ def require_coherent(job: Job, file: JobFile) -> None:
             f"{file.where(('block_size',))}: block_size: found with executor sequential ({said}), "
             "which takes one client at a time; say executor: block, or block_size: null"
         )
-    _require_rates(job, file)
     if job.local.momentum and job.algorithm.refuses_momentum:
         name, key = file.tree["algorithm"]["name"], ("local", "momentum")
         raise JobError(

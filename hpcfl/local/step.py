@@ -21,7 +21,7 @@ from hpcfl.errors import BrokenRuleError
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.sgd import Sgd
 from hpcfl.models.dropout import dropouts
-from hpcfl.models.flat_vector import Layout
+from hpcfl.models.flat_vector import Layout, trained
 from hpcfl.types import Batch, Count, Decay, Fraction, Loss, NonNegative, Positive, Section, Vector
 
 
@@ -115,7 +115,7 @@ class Gradient:
     ) -> None:
         self.model, self.loss, self.bf16, self.clip = model, loss, bf16, clip
         self._layout = Layout.of(model)
-        self._parameters: list[Tensor] = list(model.parameters())
+        self._parameters: list[Tensor] = list(trained(model).values())
         self._precision = (
             partial(autocast_bfloat16, self._parameters[0].device.type) if bf16 else nullcontext
         )

@@ -1,4 +1,8 @@
-"""A model's parameters as one flat vector [P], and back."""
+"""A model's trained parameters as one flat vector [P], and back.
+
+Parameters that do not require a gradient are frozen: they are no part of the vector, and are kept
+and moved as buffers are.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +14,7 @@ from hpcfl.types import Vector
 
 
 class Layout(NamedTuple):
-    """The parameters in a flat vector: in ``named_parameters()`` order, each row-major."""
+    """The trained parameters in a flat vector: in ``named_parameters()`` order, each row-major."""
 
     names: tuple[str, ...]
     shapes: tuple[Size, ...]
@@ -18,8 +22,8 @@ class Layout(NamedTuple):
 
     @staticmethod
     def of(model: nn.Module) -> "Layout":
-        """The layout of ``model``'s parameters."""
-        named = dict(model.named_parameters())
+        """The layout of ``model``'s trained parameters."""
+        named = trained(model)
         return Layout(
             tuple(named),
             tuple(p.shape for p in named.values()),
@@ -42,19 +46,26 @@ def flatten(tensors: Sequence[Tensor]) -> Vector:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The model's trained parameters by name, in order."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
 def parameters(model: nn.Module) -> Vector:
-    """A copy of the model's parameters, flat."""
-    return flatten(list(model.parameters()))
+    """A copy of the model's trained parameters, flat."""
+    return flatten(list(trained(model).values()))
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The model's persistent buffers by name: the tensors of its state dict but parameters."""
+    """What no round changes: persistent buffers and frozen parameters, by name."""
     kept = model.state_dict()
-    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    frozen = {name: p.data for name, p in model.named_parameters() if not p.requires_grad}
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept} | frozen
 
 
 def load(model: nn.Module, x: Vector) -> None:
-    """Copy ``x`` into the model's own parameters."""
+    """Copy ``x`` into the model's trained parameters."""
     with torch.no_grad():
-        for parameter, view in zip(model.parameters(), Layout.of(model).views(x), strict=True):
+        views = Layout.of(model).views(x)
+        for parameter, view in zip(trained(model).values(), views, strict=True):
             parameter.copy_(view)

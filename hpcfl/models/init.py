@@ -20,7 +20,8 @@ def load_initial(
 ) -> tuple[str, ...]:
     """Overwrite the model's weights by those of a file; return the names that were skipped.
 
-    A .npy is one flat vector of all parameters in ``named_parameters()`` order, each row-major.
+    A .npy is one flat vector of all trained parameters in ``named_parameters()`` order, each
+    row-major.
     Any other file holds tensors by name and may be partial: parameters that it lacks, entries that
     the model lacks, and a last layer of another shape (a head for other classes) are skipped, and
     so is the last layer for ``layers="backbone"``.  Frozen statistics are never skipped.
@@ -31,7 +32,8 @@ def load_initial(
     found = read_weights(path)
     entries = _cut(found, model, path) if isinstance(found, Tensor) else found
     own: dict[str, Tensor] = {**dict(model.named_parameters()), **buffers(model)}
-    head = [name for name in own if _layer(name) == _layer(Layout.of(model).names[-1])]
+    *_, last = dict(model.named_parameters())
+    head = [name for name in own if _layer(name) == _layer(last)]
     fitting = list(_fitting(own, entries, head, layers, path))
     if not fitting:
         alone = layers == "backbone" and len(head) == len(own)
@@ -43,7 +45,14 @@ def load_initial(
     with torch.no_grad():
         for name in fitting:
             own[name].copy_(entries[name])
-    return _skipped((*own, *entries), fitting)
+    return _skipped((*own, *entries), [*fitting, *_other_names(model, fitting)])
+
+
+def _other_names(model: nn.Module, names: Collection[str]) -> list[str]:
+    """Further names of the parameters with these names: of weights that layers share."""
+    every = dict(model.named_parameters(remove_duplicate=False))
+    known = {id(every[name]) for name in names if name in every}
+    return [name for name, parameter in every.items() if id(parameter) in known]
 
 
 def _cut(vector: Tensor, model: nn.Module, path: Path) -> dict[str, Tensor]:

@@ -44,7 +44,10 @@ def seed_captions(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) ->
         if edited := _edited_modules([runs[index] for index in group]):
             these = ", ".join(names[index] for index in group)
             modules = ", ".join(edited)
-            captions.append(f"{these}: edited between these runs, or within one: {modules}")
+            captions.append(
+                f"{these} were computed with different code: module {modules} was edited between "
+                "them, or between starts of one"
+            )
     return captions
 
 

@@ -141,12 +141,7 @@ class RunDir:
         Raises:
             JobError: it is one.
         """
-        for folder in self.root.absolute().parents:
-            if _holds_run(folder):
-                raise JobError(
-                    f"{self.root}: lies in the directory of a run, {folder}; choose another with "
-                    "--out"
-                )
+        self.refuse_inside_run()
         if present(self.root) and not present(self.job):
             with readable(self.root):
                 below = (
@@ -154,8 +149,21 @@ class RunDir:
                 )
             if below:
                 raise JobError(
-                    f"{self.root}: holds other runs, such as {below[0].name}; choose one for this "
-                    f"run alone, --out {self.root / 'NAME'}"
+                    f"{self.root}: holds other runs, such as {below[0].name}; choose a directory "
+                    f"for this run alone, --out {self.root / 'NAME'}"
+                )
+
+    def refuse_inside_run(self) -> None:
+        """Refuse a directory below that of a run.
+
+        Raises:
+            JobError: it is.
+        """
+        for folder in self.root.resolve().parents:
+            if _holds_run(folder):
+                raise JobError(
+                    f"{self.root}: lies in the directory of a run, {folder}; choose another with "
+                    "--out"
                 )
 
     def _difference(self, tree: dict[str, Any], content: bytes) -> str | None:
@@ -416,5 +424,7 @@ def _entry(line: bytes) -> dict[str, Any]:
 
 
 def _holds_run(folder: Path) -> bool:
-    """Whether a folder is a run directory; one with a user's own job.yaml has no checkpoints."""
-    return all(os.path.lexists(folder / name) for name in ("job.yaml", "checkpoints"))
+    """Whether a folder has the files that every run directory has from its start."""
+    return all(
+        os.path.lexists(folder / name) for name in ("job.yaml", "lock", "checkpoints", "stores")
+    )

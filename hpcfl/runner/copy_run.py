@@ -66,6 +66,7 @@ def copy_run(
     with part:
         with raise_collectively(comm), _while_kept(source, at):
             if comm.rank == 0:
+                RunDir(copy).refuse_inside_run()
                 _clear(part)
         try:
             with raise_collectively(comm), _while_kept(source, at):

@@ -32,7 +32,9 @@ from hpcfl.store.schema import StateSchema
 from hpcfl.types import Vector
 
 # The endings of files of weights; hpcfl writes two of these formats.
-_FORMATS = frozenset({".npz", ".safetensors", ".npy", ".pt", ".pth", ".bin", ".h5"})
+_FORMATS = frozenset(
+    {".npz", ".safetensors", ".npy", ".pt", ".pth", ".ckpt", ".bin", ".onnx", ".h5"}
+)
 
 
 def export(
@@ -69,7 +71,7 @@ def export(
     if not files:
         raise JobError("export: nothing to write; give -o F.npz or --state-dict F.safetensors")
     for option, path, ending in (("-o", npz, ".npz"), ("--state-dict", state_dict, ".safetensors")):
-        if path is not None and path.suffix in _FORMATS - {ending}:
+        if path is not None and path.suffix.lower() in _FORMATS - {ending}:
             raise JobError(
                 f"export: {option} {path}: writes {ending} alone; expected a name that ends in it"
             )

@@ -14,8 +14,7 @@ from hpcfl.engine.global_generators import seeded
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.job.schema import Loaded
 from hpcfl.models.dropout import replace_dropout
-from hpcfl.models.flat_vector import parameters
-from hpcfl.models.frozen import freeze
+from hpcfl.models.flat_vector import parameters, trained
 from hpcfl.models.init import load_initial
 from hpcfl.models.losses import LOSSES
 from hpcfl.models.normalization import UNFIT
@@ -124,7 +123,7 @@ def initial(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Mod
 def build_model(loaded: Loaded, dataset: Dataset, seed: int) -> nn.Module:
     """The job's model as its class builds it, in the job's precision.
 
-    Lazy layers have the shapes that one example gives them, and frozen parameters are buffers.
+    Lazy layers have the shapes that an example gives them.
 
     Raises:
         JobError: it cannot be built for the data, or is not what a model is.
@@ -144,17 +143,25 @@ def build_model(loaded: Loaded, dataset: Dataset, seed: int) -> nn.Module:
         model: Any = job.model.build(shape, outputs)
         if isinstance(model, nn.Module) and any(map(is_lazy, model.parameters())):
             with torch.no_grad():
-                model.eval()(sample)
+                model.eval()(torch.cat([sample, sample]))  # some layers need two examples
             model.train()
     if not isinstance(model, nn.Module):
         raise JobError(
             f"{name}: build{defined(build)} returns {type(model).__name__}, expected a "
             "torch.nn.Module"
         )
-    freeze(model)
-    if not any(parameter.numel() for parameter in model.parameters()):
+    dtype = torch.float64 if job.precision == "float64" else torch.float32
+    for own, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise JobError(
+                f"{name}: its parameter {own} has no shape after a forward pass, which does not "
+                "use it in an evaluation; remove it, or give its layer its sizes"
+            )
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    if not any(parameter.numel() for parameter in trained(model).values()):
         raise JobError(f"{name}: has no parameter to train, expected one at least")
-    return model.to(torch.float64 if job.precision == "float64" else torch.float32)
+    return model.double() if dtype == torch.float64 else model
 
 
 def initial_model(

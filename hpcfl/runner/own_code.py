@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from torch import nn
 
@@ -29,7 +28,7 @@ def code_digests(job: Job, model: nn.Module | None = None) -> dict[str, str]:
         model: of the job, once it is built.
     """
     found: dict[str, str] = {}
-    waiting = [getattr(made, "__module__", "") for made in _named(job)]
+    waiting = [*_named(job)]
     waiting += [type(layer).__module__ for layer in model.modules()] if model else []
     while waiting:
         name = waiting.pop()
@@ -43,14 +42,19 @@ def code_digests(job: Job, model: nn.Module | None = None) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _named(job: Job) -> Iterator[Any]:
-    """The classes and functions that the job names."""
-    yield from (type(job.algorithm), type(job.model), type(job.data))
-    if isinstance(job.model, Module) and not job.model.of.endswith(OBJECT):
-        yield find_object(job.model.of)
+def _named(job: Job) -> Iterator[str]:
+    """The modules of the classes and functions that the job names."""
+    for made in (job.algorithm, job.model, job.data):
+        yield type(made).__module__
     paths = [*job.evaluate.metrics]
     paths += [entry if isinstance(entry, str) else entry["name"] for entry in job.callbacks]
-    yield from (find_object(path) for path in paths)
+    if isinstance(job.model, Module) and not job.model.of.endswith(OBJECT):
+        paths.append(job.model.of)
+    for path in paths:
+        try:
+            yield getattr(find_object(path), "__module__", "")
+        except Exception:  # noqa: BLE001, S112  raised again, with a message, where it is made
+            continue
 
 
 def _imports(content: bytes, module: ModuleType) -> Iterator[str]:
@@ -65,6 +69,9 @@ def _imports(content: bytes, module: ModuleType) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             name = "." * node.level + (node.module or "")
             if node.level:
-                name = resolve_name(name, module.__package__ or "")
+                try:
+                    name = resolve_name(name, module.__package__ or "")
+                except ImportError:  # of an import that failed, or was never executed
+                    continue
             yield name
             yield from (f"{name}.{alias.name}" for alias in node.names)

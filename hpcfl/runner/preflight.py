@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import FrozenInstanceError
+from functools import partial
 from inspect import isfunction
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from hpcfl import models
 from hpcfl.algorithms.base import Cohort
-from hpcfl.data.base import DRAWS, augments
+from hpcfl.data.base import DRAWS, Transform, augments
 from hpcfl.engine.global_generators import Generators, generators, restored
 from hpcfl.engine.hook_rules import (
     KEEPS_NOTHING,
@@ -43,6 +44,7 @@ from hpcfl.errors import (
 )
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
 from hpcfl.job.schema import Loaded
+from hpcfl.models.flat_vector import trained
 from hpcfl.models.losses import LOSSES
 from hpcfl.models.module import Module
 from hpcfl.runner.components import Components
@@ -53,6 +55,7 @@ CLIENTS = 2  # that are tried
 TESTED = 8  # test examples
 ROWS = 8  # that a transform makes inputs of, together and one by one
 _ROUNDING = 1e-4  # of the largest input
+_HPCFL = __name__.partition(".")[0]
 # Folders of the code in which torch raises, if data and model do not fit together.
 _FORWARD = tuple(Path(module.__path__[0]) for module in (torch, models))
 _UNFIT = (RuntimeError, ValueError, IndexError)  # which torch raises there
@@ -175,10 +178,20 @@ class _Trial:
 
         Differences as by rounding pass: a sum over rows may be taken in another order.
         """
-        if not self._transform:
-            return
+        dataset = self._components.dataset
+        transforms = [dataset.transform, *([dataset.personal(0)] if dataset.personal else [])]
+        for transform in transforms:
+            if _module_of(transform).partition(".")[0] != _HPCFL and not self._by_row(transform):
+                raise JobError(
+                    f"{self._name('data', 'kind')}: its transform{_defined(transform)} makes other "
+                    "inputs of a row alone than of the same row among others, so that a client's "
+                    "result depends on who is trained beside it; let it make each input of that "
+                    "row, its draw and constants"
+                )
+
+    def _by_row(self, make: Transform) -> bool:
+        """Whether a transform makes the same inputs of a few rows together and one by one."""
         dataset, dtype = self._components.dataset, self._components.x0.dtype
-        make = dataset.transform
         with self._data():
             count = min(ROWS, len(dataset.train.labels))
             rows = dataset.sample(count).to(self._components.device)
@@ -189,17 +202,13 @@ class _Trial:
                 make(rows[k : k + 1].clone(), dtype, None if draws is None else draws[k : k + 1])
                 for k in range(count)
             ]
-            one, other = together.double(), torch.cat(alone).double()
-        largest = float(one.nan_to_num().abs().max())
-        if one.shape != other.shape or not torch.allclose(
-            one, other, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True
-        ):
-            raise JobError(
-                f"{self._name('data', 'kind')}: its transform{self._transform} makes other inputs "
-                "of a row alone than of the same row among others, so that a client's result "
-                "depends on who is trained beside it; let it make each input of that row, its "
-                "draw and constants"
-            )
+        if any(one.shape[1:] != together.shape[1:] for one in alone):
+            return False
+        made, other = together.double(), torch.cat(alone).double()
+        largest = float(made.nan_to_num().abs().max())
+        return made.shape == other.shape and torch.allclose(
+            made, other, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True
+        )
 
     def _repeat_batch(self, client: int) -> None:
         """Refuse a transform that gives other inputs when a batch is made again."""
@@ -281,11 +290,12 @@ class _Trial:
                 f"{name}: its outputs{self._forward} have the shape {shape}, expected a value of "
                 f"each quadratic of data.kind {self._kind}, ({len(batch.inputs)},): take point"
             )
-        if dataset.classes is not None and len(shape) == 2 and shape[1] < dataset.classes:
+        classes = dataset.classes if dataset.loss == "cross_entropy" else None
+        if classes is not None and len(shape) == 2 and shape[1] < classes:
             count = shape[1]
             raise JobError(
                 f"{name}: has {count} output{'s' * (count != 1)}{self._forward}: too few for the "
-                f"{dataset.classes} classes of data.kind {self._kind}; give its last layer an "
+                f"{classes} classes of data.kind {self._kind}; give its last layer an "
                 "output for each class"
             )
 
@@ -294,10 +304,12 @@ class _Trial:
         with self._model(batch), restored():
             unused = self._gradient.unused(self._components.x0, batch)
         if unused:
-            names = [name for name, _ in self._components.model.named_parameters()]
+            names = list(trained(self._components.model))
             raise JobError(
-                f"{self._name('model', 'name')}: its forward pass{self._forward} does not use the "
-                f"parameter {names[unused[0]]}; remove it, or freeze it by requires_grad_(False)"
+                f"{self._name('model', 'name')}: the loss of a batch does not depend on the "
+                f"parameter {names[unused[0]]} in its forward pass{self._forward}, expected one "
+                "that depends on every parameter in every batch; remove it, freeze it by "
+                "requires_grad_(False), or add its sum times zero to the outputs"
             )
 
     def _full_gradients(self, client: int, points: tuple[Vector, ...]) -> tuple[Vector, ...]:
@@ -360,8 +372,7 @@ class _Trial:
     @property
     def _transform(self) -> str:
         """Where the user's transform is, if it is the user's."""
-        transform: Any = self._components.dataset.transform
-        return defined(transform if isfunction(transform) else type(transform).__call__)
+        return _defined(self._components.dataset.transform)
 
     @property
     def _forward(self) -> str:
@@ -416,6 +427,21 @@ class _Trial:
                 f"{key}: {self._components.loaded.tree[section][key.split('.')[1]]}: {what}{where} "
                 f"draws from {' and '.join(drew)}{_KEYED}{advice}"
             )
+
+
+def _module_of(transform: Any) -> str:
+    """The module of a transform: a function, a ``partial`` of one, or an object."""
+    while isinstance(transform, partial):
+        transform = transform.func
+    module: str = (transform if isfunction(transform) else type(transform)).__module__
+    return module
+
+
+def _defined(transform: Any) -> str:
+    """Where a transform of the user's is defined, for a message; else empty."""
+    while isinstance(transform, partial):
+        transform = transform.func
+    return defined(transform if isfunction(transform) else type(transform).__call__)
 
 
 @contextmanager

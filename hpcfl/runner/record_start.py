@@ -74,7 +74,10 @@ def _edited(before: Mapping[str, str], now: Mapping[str, str], done: int) -> Ite
     for module, digest in now.items():
         if before.get(module, digest) != digest:
             file = sys.modules[module].__file__
-            yield f"module {module} ({file}) was changed after round {done}; new rounds follow it"
+            yield (
+                f"module {module} ({file}) was edited since the last start; rounds after {done} "
+                "follow the new code"
+            )
 
 
 def _branch_notes(session: RankSession) -> Iterator[str]:

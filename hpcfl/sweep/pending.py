@@ -120,7 +120,7 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
     ]
     if differing:
         key, found, wanted = differing[0]
-        if key in PLACES:
+        if key in PLACES and key in now:
             raise JobError(
                 f"{point.file.where(tuple(key.split('.')))}: {key} is {found} in {folder.root}, "
                 f"{wanted} here; if the data moved, say so to that run: `hpcfl resume "
@@ -137,5 +137,5 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
     if not kept:
         return PendingRun(point, folder, "start", 0)
     action: Literal["skip", "resume"] = "skip" if finished else "resume"
-    asked = tuple(f"{key}={json.dumps(now[key])}" for key, _, _ in changes)
+    asked = tuple(f"{key}={json.dumps(now[key])}" for key, _, _ in changes if key in now)
     return PendingRun(point, folder, action, kept[-1].round, asked)

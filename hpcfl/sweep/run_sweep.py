@@ -141,7 +141,7 @@ def write_job_files(sweep: Sweep, root: Path) -> list[Path]:
 
 
 def _make_root(root: Path) -> None:
-    """Make the directory of the runs, which is not one of a run: nobody would find them there.
+    """Make the directory of the runs, not in that of a run: nobody would find them there.
 
     Raises:
         JobError: it is, or cannot be made.
@@ -151,6 +151,7 @@ def _make_root(root: Path) -> None:
         raise JobError(
             f"{root}: has a job.yaml, as the directory of a run; choose one for runs by --out"
         )
+    RunDir(root).refuse_inside_run()
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as e:

@@ -43,17 +43,35 @@ def test_a_module_that_was_edited_is_told(run, job, tmp_path):
     (start,) = starts(out)
     assert sorted(start["code"]) == ["helpers", "mine"]
     assert run("resume", out, "rounds=6").code == 0
-    assert not any("was changed after" in line for line in run("resume", out, "rounds=8").err)
+    assert not any("was edited since" in line for line in run("resume", out, "rounds=8").err)
     (tmp_path / "helpers.py").write_text(HELPERS.replace("2", "3"))
     done = run("resume", out, "rounds=10")
     assert done.code == 0
-    (line,) = [line for line in done.err if "was changed" in line]
+    (line,) = [line for line in done.err if "was edited" in line]
     assert line == (
-        f"module helpers ({tmp_path}/helpers.py) was changed after round 8; new rounds follow it"
+        f"module helpers ({tmp_path}/helpers.py) was edited since the last start; rounds after 8 "
+        "follow the new code"
     )
     before, now = (entry["code"] for entry in starts(out)[-2:])
     assert before["mine"] == now["mine"]
     assert before["helpers"] != now["helpers"]
+
+
+def test_an_import_that_cannot_be_resolved_is_left_out(run, job, tmp_path):
+    """As in modules that work in a package and beside their helpers."""
+    either = "try:\n    from .helpers import scaled\nexcept ImportError:\n    "
+    (tmp_path / "mine.py").write_text(either + MINE)
+    assert run("run", job, "algorithm={name: mine.Mine}", "--out", tmp_path / "run").code == 0
+    (start,) = starts(tmp_path / "run")
+    assert sorted(start["code"]) == ["helpers", "mine"]
+
+
+@pytest.mark.parametrize("name", ["mine.Nope", "absent.Net"])
+def test_a_model_that_cannot_be_imported_is_one_line(name, run, job, tmp_path):
+    done = run("run", job, f"model={{name: module, of: {name}}}", "--out", tmp_path / "run")
+    assert done.code == 2
+    (line,) = done.err
+    assert f"model.of: '{name}' cannot be imported" in line
 
 
 def test_a_job_of_hpcfls_classes_has_no_code(run, job, tmp_path):
@@ -68,6 +86,6 @@ def test_seeds_of_other_code_are_told(run, job, tmp_path):
     assert run("run", job, mine, "seed=0", "--out", runs[0]).code == 0
     (tmp_path / "mine.py").write_text(f"{MINE}\nEDITED = True\n")
     assert run("run", job, mine, "seed=1", "--out", runs[1]).code == 0
-    told = "seed0, seed1: edited between these runs, or within one: mine"
+    told = "seed0, seed1 were computed with different code: module mine was edited between them, or"
     assert told in run("report", *runs, "--layout", "seeds").text
     assert told not in run("report", runs[0], "--layout", "seeds").text

@@ -98,6 +98,40 @@ class FrozenLstm(nn.Module):
         return self.out(self.lstm(x.unsqueeze(-1))[0][:, -1])
 
 
+class FrozenLast(nn.Module):
+    """A backbone that is trained under a fixed classifier."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.head.requires_grad_(False)
+
+    def forward(self, x):
+        dtype = next(self.head.parameters()).dtype
+        return self.head(self.a(x.to(dtype)))
+
+
+class ComplexBuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+        self.register_buffer("turn", torch.polar(torch.ones(3), torch.arange(3.0)))
+        self.register_buffer("wide", torch.full((3,), 1 + 1e-12, dtype=torch.float64))
+
+    def forward(self, x):
+        pairs = torch.view_as_complex(x.reshape(len(x), 3, 2)) * self.turn.to(torch.complex64)
+        return self.out(torch.view_as_real(pairs).flatten(1))
+
+
+class LazyUnused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out, self.extra = nn.Linear(6, 3), nn.LazyLinear(2)
+
+    def forward(self, x):
+        return self.out(x)
+
+
 class AllFrozen(FrozenHidden):
     def __init__(self):
         super().__init__()
@@ -157,9 +191,9 @@ def in_half_precision():
 
 @pytest.fixture
 def run(tmp_path):
-    def played(model, labels=Y, name="run", **changes):
+    def played(model, labels=Y, name="run", overrides=None, **changes):
         data = hpcfl.Data((X, labels), (X, labels), np.arange(60) // 10)
-        return hpcfl.run({**JOB, **changes}, model=model, data=data, out=tmp_path / name)
+        return hpcfl.run({**JOB, **changes}, overrides, model=model, data=data, out=tmp_path / name)
 
     return played
 
@@ -229,6 +263,38 @@ def test_a_model_that_is_all_frozen_is_refused(run):
         run(AllFrozen)
 
 
+@pytest.mark.parametrize("layers", ["all", "backbone"])
+def test_a_file_provides_frozen_parameters(layers, run, tmp_path):
+    """Also where the last layer, which "backbone" leaves out, is the frozen one."""
+    first = run(FrozenLast, name="one")
+    file = tmp_path / "one.safetensors"
+    hpcfl.export(first.directory, state_dict=file)
+    again = run(
+        FrozenLast, name="two", seed=6, rounds=1, local={"steps": 1, "batch_size": 4, "lr": 1e-9},
+        overrides={"model.init": str(file), "model.init_layers": layers},
+    )  # fmt: skip
+    saved, found = load_file(file), weights(again)
+    assert torch.allclose(found["a.weight"], saved["a.weight"], atol=1e-6)
+    assert torch.equal(found["head.weight"], saved["head.weight"]) == (layers == "all")
+
+
+def test_shared_frozen_weights_are_no_skipped_ones(run, tmp_path, capsys):
+    first = run(FrozenHidden, name="one")
+    file = tmp_path / "one.safetensors"
+    hpcfl.export(first.directory, state_dict=file)
+    run(FrozenHidden, name="two", overrides={"model.init": str(file)})
+    assert "left out" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_complex_and_wide_buffers_are_left_alone(precision, run):
+    found = dict(
+        hpcfl.load_model(run(ComplexBuffer, precision=precision).directory).named_buffers()
+    )
+    assert found["turn"].dtype == torch.complex64
+    assert found["wide"].dtype == torch.float64
+
+
 def test_lazy_layers_have_the_shapes_of_the_data(run):
     result = run(Lazy)
     shapes = {name: tuple(value.shape) for name, value in weights(result).items()}
@@ -247,7 +313,11 @@ def test_a_model_has_the_precision_of_the_job(precision, dtype, run):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Unused, "does not use the parameter unused.weight; remove it, or freeze it"),
+        (Unused, r"does not depend on the parameter unused.weight .*; remove it, freeze it by"),
+        (
+            LazyUnused,
+            "its parameter extra.weight has no shape after a forward pass, which does not",
+        ),
         (TakesLabels, "missing 1 required positional argument: 'y'"),
         (InADict, "returns a dict, expected a tensor; return the outputs alone"),
         (OneRow, r"have the shape \(1, 12\) for 4 examples, expected \(4, ...\)"),

@@ -140,14 +140,25 @@ def test_a_directory_in_a_run_or_around_runs_is_refused(job, tmp_path, hpcfl, re
     assert hpcfl("run", job, "--out", runs / "one").code == 0
     before = text(runs)
     for name in ("one/two", "one/a/b"):
+        copy = ("resume", runs / "one", "rounds=6", "--out", runs / name)
         line = refused("run", job, "--out", runs / name)
+        assert refused(*copy) == line
         assert line == (
             f"JobError: {runs / name}: lies in the directory of a run, {runs / 'one'}; choose "
             "another with --out"
         )
     assert refused("run", job, "--out", runs) == (
-        f"JobError: {runs}: holds other runs, such as one; choose one for this run alone, --out "
-        f"{runs}/NAME"
+        f"JobError: {runs}: holds other runs, such as one; choose a directory for this run alone, "
+        f"--out {runs}/NAME"
     )
     assert text(runs) == before
     assert hpcfl("run", job, "--out", runs / "two").code == 0
+
+
+def test_a_folder_with_a_job_and_checkpoints_of_ones_own_is_no_run(
+    job, tmp_path, hpcfl, monkeypatch
+):
+    (tmp_path / "checkpoints").mkdir()  # beside job.yaml
+    assert hpcfl("run", job, "--out", tmp_path / "runs/one").code == 0
+    monkeypatch.chdir(tmp_path / "runs/one")
+    assert hpcfl("run", job, "--out", "../two").code == 0

@@ -344,7 +344,25 @@ class FlipsTogether(Flips):
         return super().__call__(inputs, dtype, None if draws is None else draws[:1])
 
 
-Raw, Noisy, Centred = map(data, (raw, noisy, centred))
+class CentringLayer(nn.Module):
+    augment = False
+
+    def forward(self, inputs, dtype, draws):
+        return centred(inputs, dtype, draws)
+
+
+def padded(inputs, dtype, draws):
+    """As wide as the largest number of the batch says."""
+    return inputs.to(dtype).repeat(1, 1 + int(inputs.abs().max()))
+
+
+@own
+class CentredPersonally(Arrays):
+    def load(self, seed):
+        return replace(super().load(seed), personal=lambda client: centred)
+
+
+Raw, Noisy, Centred, Layered, Padded = map(data, (raw, noisy, centred, CentringLayer(), padded))
 CentredRows, Flipped, FlippedTogether = map(data, (centred_rows, Flips(), FlipsTogether()))
 
 
@@ -531,6 +549,9 @@ BEFORE = [
     ("data", "Raw", "cannot be trained on a batch of data.kind mine.Raw (inputs float64[4, 3]"),
     ("data", "Noisy", "draws from torch's generator"),
     ("data", "Centred", "makes other inputs of a row alone than of the same row among others"),
+    ("data", "Layered", "makes other inputs of a row alone than"),
+    ("data", "CentredPersonally", "makes other inputs of a row alone than"),
+    ("data", "Padded", "makes other inputs of a row alone than"),
     ("data", "FlippedTogether", "makes other inputs of a row alone than"),
     ("data", "Unread", "cannot load the data in load ("),
     ("data", "NoClasses", "its classes are 0, expected 1 at least, or None for targets"),

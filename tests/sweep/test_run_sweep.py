@@ -14,6 +14,7 @@ from hpcfl.job.schema import load
 from hpcfl.job.yaml_file import add_checksum
 from hpcfl.models.base import ModelConfig
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.signals import latch_early
 from hpcfl.sweep import run_sweep
 from hpcfl.sweep.grid import read_sweep
@@ -228,6 +229,22 @@ def test_more_rounds_continue_finished_runs(file, job, tmp_path, hpcfl, refused)
     line = refused(*sweep, "rounds=5")
     assert "holds a run of another job: rounds is 6 there, 5 here" in line
     assert "choose another root with --out" in line
+
+
+def test_more_rounds_with_a_section_that_comes_or_goes(file, tmp_path, hpcfl):
+    """A tracker is a section of keys; without one, the key is null."""
+    root = tmp_path / "out"
+    tracked = "log.tracker={name: trackio, project: p}"
+    sweep = ("sweep", file, "--out", root, "--only", "avg,seed0")
+    assert hpcfl(*sweep).code == 0
+    runs = pending_runs(read_sweep(file, ["rounds=6", tracked]), root)
+    (changes,) = [run.changes for run in runs if run.action == "resume"]
+    assert {"rounds=6", 'log.tracker.name="trackio"', 'log.tracker.project="p"'} <= {*changes}
+    run = RunDir(root / "avg-seed0")
+    request = ResumeRequest.of(run, changes, round=None, verify_states=True, copied=False)
+    assert (
+        request.loaded.tree["log"]["tracker"].items() >= {"name": "trackio", "project": "p"}.items()
+    )
 
 
 def test_a_run_that_chose_its_executor_is_the_sweeps(file, job, tmp_path, hpcfl):
