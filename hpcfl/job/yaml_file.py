@@ -49,12 +49,16 @@ class JobFile:
         return self.name
 
     def put(self, key: Key, value: Any, where: str) -> None:
-        """Set a value, and make the sections above it; ``where`` is its place in error messages."""
+        """Set a value, and make the sections above it that are absent or null.
+
+        ``where`` is its place in error messages.
+        """
         tree = self.tree
         for depth, part in enumerate(key[:-1], 1):
-            if part not in tree:
+            below = tree.get(str(part))
+            if below is None:  # absent, or null
                 self.lines[key[:depth]] = where
-            below = tree.setdefault(part, {})  # type: ignore[arg-type]
+                below = tree[str(part)] = {}
             if not isinstance(below, dict):
                 dotted = ".".join(map(str, key[:depth]))
                 raise JobError(f"{where}: {dotted} is a single value ({below!r}), not a section")
