@@ -26,6 +26,7 @@ from hpcfl.job.resume_rules import input_places
 from hpcfl.job.schema import Job, Loaded, resolve_for_population
 from hpcfl.job.settings import flatten, written
 from hpcfl.models.base import TORCHVISION
+from hpcfl.models.flat_vector import frozen_note
 from hpcfl.report.plots import plot_partition
 from hpcfl.report.plots.figure import FigureSize, check_plot
 from hpcfl.runner.choose_executor import check_block_executor
@@ -236,7 +237,7 @@ def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
     population = components.clients
     steps = [int(population.task(client, 0).client.steps) for client in range(len(population))]
     yield "steps", f"K = {_between(min(steps), max(steps))}"
-    yield "parameters", f"{components.x0.numel()}"
+    yield "parameters", f"{components.x0.numel()}{frozen_note(components.model)}"
     bytes_ = traffic(components.algorithm, components.schema)
     yield "traffic", f"{decimal(bytes_.down)} down, {decimal(bytes_.up)} up per client and round"
     kept = components.stored_state

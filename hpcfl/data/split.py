@@ -264,9 +264,19 @@ def _labels(dataset: Dataset, partition: Partition) -> NDArray[Any]:
 def _require_rows(
     name: str, clients: Sequence[Rows] | None, part: str, examples: Examples | None
 ) -> None:
-    """Refuse rows that are not among the examples; ``Spans`` are made by hpcfl alone."""
+    """Refuse rows that are not among the examples, or that two clients have.
+
+    ``Spans`` are made by hpcfl alone.
+    """
     if clients is None or isinstance(clients, Spans) or not len(clients):
         return
+    for client, own in enumerate(clients):
+        rows = np.asarray(own)
+        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and rows.size):
+            raise JobError(
+                f"data: client {client} of {name} is {own!s:.40}, expected a list of its rows: "
+                f"integers [n] for each client, such as [np.flatnonzero(owner == k) for k in ...]"
+            )
     count = 0 if examples is None else len(examples.labels)
     rows = np.concatenate(clients)
     outside = np.flatnonzero((rows < 0) | (rows >= count))
@@ -275,6 +285,13 @@ def _require_rows(
         raise JobError(
             f"data: client {client} of {name} has row {rows[outside[0]]}, expected rows of the "
             f"{count} {part} examples, counted from 0"
+        )
+    times = np.bincount(rows, minlength=1)
+    if times.max() > 1:
+        twice = int(times.argmax())
+        raise JobError(
+            f"data: {name} has row {twice} {times[twice]} times, expected each {part} example of "
+            "one client at most"
         )
 
 

@@ -102,6 +102,9 @@ def _unknown(name: str, cls: type[Any], path: Key, raw: Any, file: JobFile, at: 
         hint = f"; {len(others)} others have it, such as {', '.join(others[:_MANY])}: hpcfl list"
     else:
         hint = f"; did you mean {' or '.join(others)}?" if others else suggestion(name, known)
+    own = section.__module__.partition(".")[0] != __name__.partition(".")[0]
+    if own and hasattr(section, name):
+        hint = f"; write {name} with a type in the class, {name}: float = ..., to make it a key"
     return f'{owner} has no "{name}" (it has {", ".join(known)}){hint}'
 
 

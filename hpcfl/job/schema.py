@@ -291,6 +291,7 @@ def check(file: JobFile, name: str, *, user_code: bool = True) -> Loaded:
     require_coherent(loaded.job, file)
     if user_code:
         require_user_code(loaded.job, file)
+        loaded.job.model.require_code()
         _require_rates(loaded.job, file)
     return loaded
 

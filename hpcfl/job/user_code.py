@@ -27,7 +27,8 @@ def check_metrics(at: str, paths: Sequence[str]) -> None:
     """
     for path in paths:
         found = import_dotted(at, path)
-        with as_job_error(f"{at}: {path}", "cannot be made", found):
+        make = vars(found).get("__init__", found) if isinstance(found, type) else found
+        with as_job_error(f"{at}: {path}", "cannot be made without arguments", make):
             try:
                 UserMetric(path, found)
             except BrokenRuleError as e:

@@ -6,7 +6,7 @@ Common mistakes that PyYAML accepts are errors here: a duplicate key, a key that
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from datetime import date, datetime
 from pathlib import Path, PurePath
 from types import FunctionType
@@ -277,9 +277,9 @@ def from_python(value: Any, where: str) -> Any:
         return value
     if callable(to_list := getattr(value, "tolist", None)):
         return from_python(to_list(), where)
-    raise JobError(
-        f"{where}: found a {type(value).__name__}, expected a number, a text, a list or a mapping"
-    )
+    like = type(value).__name__
+    cure = f'; give its class with its keys: {{"name": {like}, ...}}' if is_dataclass(value) else ""
+    raise JobError(f"{where}: found a {like}, expected a number, a text, a list or a mapping{cure}")
 
 
 def override(file: JobFile, overrides: Sequence[str]) -> None:

@@ -68,6 +68,13 @@ class ModelConfig(Section):
             ValueError: it cannot; the text begins with the key at fault.
         """
 
+    def require_code(self) -> None:
+        """Import what the keys name, if they name code; called before data are loaded.
+
+        Raises:
+            JobError: it cannot be imported, or called with the section's arguments.
+        """
+
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """The model, randomly initialised from torch's global generator.

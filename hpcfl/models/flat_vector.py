@@ -63,6 +63,12 @@ def buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in kept} | frozen
 
 
+def frozen_note(model: nn.Module) -> str:
+    """The number of frozen parameters, to stand behind that of the others; empty if it is 0."""
+    count = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    return f" and {count} frozen ones" if count else ""
+
+
 def load(model: nn.Module, x: Vector) -> None:
     """Copy ``x`` into the model's trained parameters."""
     with torch.no_grad():

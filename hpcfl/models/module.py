@@ -84,6 +84,11 @@ class Module(ModelConfig):
         model: nn.Module = make(**known, **_copied(self.arguments))
         return model
 
+    def require_code(self) -> None:
+        """Import ``of``, and compare ``arguments`` with its signature."""
+        if not self.of.endswith(OBJECT):
+            taken(self._make(), self.of, self.arguments)
+
     def _make(self) -> Any:
         if not is_in_file(self.of) and not self.of.rpartition(".")[0]:
             raise JobError(

@@ -231,11 +231,17 @@ def _sweep_notes(root: Path, runs: Sequence[RunRecord], events: SweepEvents) -> 
     early = events.failed.keys() - started  # they have no run directory yet
     states["failed"] += len(early)
     jobs = _planned(root)  # a sweep may write them before the runs
+    others = [run.name for run in runs if run.name not in jobs]
     points = max(events.points, len(started | early | jobs))
     states["not started"] = points - len(started | early)
     counts = ", ".join(f"{count} {word}" for word, count in states.items() if count)
     shown = early | {run.name for run in runs if run.state in ("failed", "diverged")}
     return [
         f"{root}: {points} runs: {counts}",
+        *(
+            [f"{root}: has more runs than the sweep, which wrote no job for {', '.join(others)}"]
+            if others and points > events.points > 0
+            else []
+        ),
         *(f"{root / name}: failed: {why}" for name, why in events.failed.items() if name in shown),
     ]

@@ -54,7 +54,13 @@ class Grid:
                 shown.append(name)
         unit = {"clients": " clients"}
         return [
-            "\n".join(getattr(column, name) + unit.get(name, "") for name in shown)
+            "\n".join(
+                "default split"
+                if (name, getattr(column, name)) == ("split", "None")
+                else getattr(column, name) + unit.get(name, "")
+                for name in shown
+                if (name, getattr(column, name)) != ("clients", "None")
+            )
             for column in self.columns
         ]
 

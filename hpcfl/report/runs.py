@@ -15,6 +15,7 @@ from hpcfl.report.columns import (
     run_captions,
 )
 from hpcfl.report.comparison import ComparisonColumns, spread
+from hpcfl.report.seed_groups import seed_captions, seed_groups
 from hpcfl.report.seeds import seed_table
 from hpcfl.report.table import Report, Table, Value, with_settings, without_blanks
 from hpcfl.run_dir.record import RunRecord
@@ -32,6 +33,8 @@ def by_run(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = Non
     if means.several:
         tables.append(means.table)
     captions = [*tables[-1].captions, *compared.caption("best", *BEST), *comparison.captions]
+    if means.several:
+        captions += seed_captions(runs, seed_groups(runs))
     captions += run_captions(runs)
     tables[-1] = tables[-1]._replace(captions=captions)
     return Report(tables, _values(runs, comparison), tables[0].settings)

@@ -23,7 +23,10 @@ def with_common_paths(runs: Sequence[RunRecord]) -> list[RunRecord]:
 def _paths(run: RunRecord, paths: dict[tuple[str, str], str]) -> Mapping[str, str]:
     """The run's paths as they are to be compared; ``paths`` has those of the runs before it."""
     changed = {}
-    for key, path in input_places(run.settings).items():
+    places = input_places(run.settings)
+    if isinstance(init := run.settings.get("model.init"), str):
+        places["model.init"] = init
+    for key, path in places.items():
         digest = _digest(run, key)
         if digest is None:
             continue

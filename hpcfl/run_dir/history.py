@@ -89,6 +89,13 @@ def recorded_guess(history: Sequence[Mapping[str, Any]]) -> float | None:
     return float(found) if isinstance(found, int | float) else None
 
 
+def recorded_init(history: Sequence[Mapping[str, Any]]) -> str | None:
+    """The digest of the file of ``model.init`` at the first start, if there was one."""
+    first = next((entry for entry in history if "session" in entry), {})
+    found = first.get("init")
+    return found if isinstance(found, str) else None
+
+
 def recorded_code(history: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, str], ...]:
     """The digests of the user's modules (``hpcfl.runner.own_code``), of each start that has any."""
     found = (entry.get("code") for entry in history if "session" in entry)

@@ -208,6 +208,8 @@ class RunDir:
         Raises:
             JobError: it does not.
         """
+        if not present(self.job) and present(self.root / SWEEP_LOG):
+            raise JobError(f"{self.root}: holds the runs of a sweep; name one of them")
         if not present(self.job):
             raise JobError(
                 f"{self.root}: holds no run (no job.yaml); name the --out directory of a run, "

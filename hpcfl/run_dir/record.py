@@ -21,6 +21,7 @@ from hpcfl.run_dir.history import (
     last_outcome,
     recorded_code,
     recorded_guess,
+    recorded_init,
     recorded_machines,
 )
 from hpcfl.run_dir.layout import RunDir
@@ -94,7 +95,7 @@ class RunRecord:
     """Where it was branched from other runs, the oldest first."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """The digest of every input by name (``hpcfl.data.fingerprints``), of its newest checkpoint;
-    none without a checkpoint."""
+    none without a checkpoint. Of the file of ``model.init`` that of its first start."""
 
     @property
     def name(self) -> str:
@@ -213,12 +214,14 @@ class RunRecord:
 
 def with_history(run: RunRecord, history: Sequence[Mapping[str, Any]]) -> RunRecord:
     """Add to a run the values that its history holds; ``history`` is oldest first."""
+    init = recorded_init(history)
     return replace(
         run,
         guess_loss=recorded_guess(history),
         outcome=last_outcome(history),
         machines=recorded_machines(history),
         code=recorded_code(history),
+        inputs={**run.inputs, **({"model.init": init} if init else {})},
     )
 
 

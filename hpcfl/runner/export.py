@@ -73,7 +73,8 @@ def export(
     for option, path, ending in (("-o", npz, ".npz"), ("--state-dict", state_dict, ".safetensors")):
         if path is not None and path.suffix.lower() in _FORMATS - {ending}:
             raise JobError(
-                f"export: {option} {path}: writes {ending} alone; expected a name that ends in it"
+                f"export: {option} {path}: writes {ending} alone; expected a name that ends in it "
+                "(in Python hpcfl.load_model gives the module, to save in another format)"
             )
     if clients and npz is None:
         raise JobError("export: --clients adds to an .npz; give -o F.npz")

@@ -20,7 +20,7 @@ from hpcfl.models.losses import LOSSES
 from hpcfl.models.normalization import UNFIT
 from hpcfl.runner.configure_torch import configure_torch
 from hpcfl.seeds import key
-from hpcfl.types import Vector
+from hpcfl.types import Examples, Vector
 
 
 def fetch_data(loaded: Loaded) -> None:
@@ -88,21 +88,10 @@ def load_data_on_hosts(loaded: Loaded, device: torch.device, comm: Comm) -> Host
 def _require_sound(dataset: Dataset, own: str) -> None:
     """Refuse data that no model can be trained on."""
     for part, examples in (("train", dataset.train), ("test", dataset.test)):
-        if examples is None:
-            continue
-        shape, labels = tuple(examples.inputs.shape), len(examples.labels)
-        if shape[:1] != (labels,):
-            raise JobError(
-                f"{own}: {part} has inputs of shape {shape} and {labels} labels; expected as many "
-                "of the one as of the other"
-            )
-        if part == "train" and not labels:
-            raise JobError(f"{own}: found no training example, expected one at least")
-        if 0 in shape[1:]:
-            raise JobError(
-                f"{own}: an example of {part} has the shape {shape[1:]}, which holds no number; "
-                "expected one feature at least"
-            )
+        if part == "train" or examples is not None:
+            _require_examples(examples, part, own)
+    if not len(dataset.train.labels):
+        raise JobError(f"{own}: found no training example, expected one at least")
     if dataset.classes is not None and dataset.classes < 1:
         raise JobError(
             f"{own}: its classes are {dataset.classes}, expected 1 at least, or None for targets"
@@ -110,6 +99,52 @@ def _require_sound(dataset: Dataset, own: str) -> None:
     if dataset.loss not in LOSSES:
         raise JobError(
             f"{own}: its loss is {dataset.loss!r}, expected one of {', '.join(sorted(LOSSES))}"
+        )
+    if dataset.loss == "cross_entropy" and dataset.classes is not None:
+        for part, examples in (("train", dataset.train), ("test", dataset.test)):
+            if examples is not None and len(examples.labels):
+                _require_classes(examples.labels, part, dataset.classes, own)
+
+
+def _require_examples(examples: Any, part: str, own: str) -> None:
+    """Refuse what is no ``Examples`` of tensors; inputs may be in a file (``Stored``)."""
+    if not isinstance(examples, Examples):
+        raise JobError(
+            f"{own}: {part} is a {type(examples).__name__}, expected "
+            "hpcfl.types.Examples(inputs, labels)"
+        )
+    for name, found in zip(examples._fields, examples, strict=True):
+        stored = name == "inputs" and hasattr(found, "read")
+        if not isinstance(found, torch.Tensor) and not stored:
+            raise JobError(
+                f"{own}: the {name} of {part} are a {type(found).__name__}, expected a tensor; "
+                "torch.from_numpy makes one of an array"
+            )
+    shape, labels = tuple(examples.inputs.shape), len(examples.labels)
+    if shape[:1] != (labels,):
+        raise JobError(
+            f"{own}: {part} has inputs of shape {shape} and {labels} labels; expected as many "
+            "of the one as of the other"
+        )
+    if 0 in shape[1:]:
+        raise JobError(
+            f"{own}: an example of {part} has the shape {shape[1:]}, which holds no number; "
+            "expected one feature at least"
+        )
+
+
+def _require_classes(labels: torch.Tensor, part: str, classes: int, own: str) -> None:
+    """Refuse labels that are no classes from 0 to ``classes`` - 1."""
+    if labels.is_floating_point() or labels.is_complex():
+        raise JobError(
+            f"{own}: the labels of {part} are {labels.dtype}, expected integers, as its classes "
+            f"are {classes}; for targets classes is None"
+        )
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest < 0 or highest >= classes:
+        raise JobError(
+            f"{own}: the labels of {part} run from {lowest} to {highest}, expected 0 to "
+            f"{classes - 1}, as its classes are {classes}"
         )
 
 
@@ -130,7 +165,8 @@ def build_model(loaded: Loaded, dataset: Dataset, seed: int) -> nn.Module:
     """
     job = loaded.job
     kind, name = (f"{s}.{k}: {loaded.tree[s][k]}" for s, k in (("data", "kind"), ("model", "name")))
-    with as_job_error(kind, "its transform failed on one example", type(job.data).load):
+    says = "; a transform is called with stored rows, a dtype, and draws or None"
+    with as_job_error(kind, "its transform failed on one example", type(job.data).load, says):
         sample = dataset.transform(dataset.sample(1), torch.float32, None)
         shape = tuple(sample.shape[1:])
     labels = dataset.train.labels
@@ -170,11 +206,14 @@ def initial_model(
     """The initial model, its parameters, and the names of those that its file did not provide."""
     job = loaded.job
     x0, model = initial(loaded, dataset, key(job.seed, "model"))
+    model.train()
     for layer, module in model.named_modules():
-        if getattr(module, "track_running_stats", False):
+        # A layer that a module's own ``train`` keeps in evaluation mode changes no statistics.
+        if getattr(module, "track_running_stats", False) and module.training:
             raise JobError(
                 f"model.name: {loaded.tree['model']['name']}: its layer {layer!r} {UNFIT}; use "
-                "torch.nn.GroupNorm there"
+                "torch.nn.GroupNorm there, or keep it in evaluation mode by a method train of the "
+                "model, if its statistics are to stay as they are"
             )
     file = job.model.init_file
     if file is None or resumed:

@@ -371,8 +371,7 @@ class _Objects:
                 of_main.append(getattr(sys.modules[MAIN], name.partition(".")[0]))
         of = self.kept.add("model", content, OBJECT)
         init = self.kept.add("model", save_tensors(weights), ".safetensors")
-        count = sum(parameter.numel() for parameter in model.parameters())
-        self.notes.append(f"model: starts from the module's present weights ({count} parameters)")
+        self.notes.append("model: starts from the module's present weights")
         code = {"code": self._code([*dict.fromkeys(of_main)], _MODEL)} if of_main else {}
         return {"name": "module", "of": of, **code, "init": init}
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
+from hpcfl.io.code_file import digest_of
 from hpcfl.io.progress import Progress
 from hpcfl.job.resume_rules import differences, mutable_settings
+from hpcfl.job.schema import Job
 from hpcfl.job.settings import flatten, written
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
@@ -60,6 +62,7 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
             "round": done,
             **facts,
             "code": code,
+            "init": _digest_of_init(job.job),
             "map": [info.record for info in ranks.infos],
             "notes": list(ranks.notes),
             "guess_loss": guess_loss(session.components.dataset),
@@ -67,6 +70,12 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
             "changes": changes,
         }
     )
+
+
+def _digest_of_init(job: Job) -> str | None:
+    """The digest of the file of ``model.init``; None without one, or where it is gone by now."""
+    path = job.model.init_file
+    return digest_of(path.read_bytes()) if path is not None and path.is_file() else None
 
 
 def _edited(before: Mapping[str, str], now: Mapping[str, str], done: int) -> Iterator[str]:

@@ -30,6 +30,7 @@ from hpcfl.evaluation import Evaluation
 from hpcfl.io.code_file import short_name
 from hpcfl.io.progress import Progress
 from hpcfl.job.settings import flatten
+from hpcfl.models.flat_vector import frozen_note
 from hpcfl.run_dir.history import outcome_of
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import NOTHING, OF_RANKS, LogPosition, LogReader, RunLog
@@ -377,9 +378,9 @@ class RankSession:
         )
         parts = [
             f"{name} ({settings}): {len(components.rows)} clients, "
-            f"{components.x0.numel()} parameters, {self.comm.size} rank(s) by "
-            f"{self.comm.backend} on {components.device.type}, {job.precision}, "
-            f"into {self.folder.root}"
+            f"{components.x0.numel()} parameters{frozen_note(components.model)}, "
+            f"{self.comm.size} rank(s) by {self.comm.backend} on {components.device.type}, "
+            f"{job.precision}, into {self.folder.root}"
         ]
         if done:
             parts[0] += f", from round {done}"

@@ -14,7 +14,7 @@ same on every rank, in this order:
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -68,7 +68,7 @@ class Result:
     """The run directory."""
     rounds: int
     """Rounds completed."""
-    x: Vector
+    x: Vector = field(repr=False)
     """The final model, flat, on the CPU."""
 
     @property

@@ -120,6 +120,11 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
     ]
     if differing:
         key, found, wanted = differing[0]
+        if key == "rounds" and kept and kept[-1].round > rounds:
+            raise JobError(
+                f"{point.file.where(('rounds',))}: rounds: found {rounds}, but {kept[-1].round} "
+                f"are done in {folder.root}; give rounds={kept[-1].round} or more"
+            )
         if key in PLACES and key in now:
             raise JobError(
                 f"{point.file.where(tuple(key.split('.')))}: {key} is {found} in {folder.root}, "

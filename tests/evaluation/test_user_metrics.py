@@ -81,6 +81,17 @@ class Abstract(Metric):
         return outputs.sum(0)
 
 
+class Asks(Metric):
+    def __init__(self, threshold):
+        self.threshold = threshold
+
+    def sums(self, outputs, labels):
+        return outputs.sum(0)
+
+    def score(self, sums):
+        return self.threshold
+
+
 class Collects(Metric):
     """Scores what it has seen, on one rank, and not the sums of all."""
 
@@ -287,6 +298,7 @@ def test_a_trial_before_round_1(job, refused, tmp_path, name, said):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("scores.Asks", "cannot be made without arguments in __init__ ("),
         ("scores.Abstract", "scores.Abstract cannot be used, it does not define score"),
         ("scores.Plain", "expected a function of outputs and labels, or a class derived from"),
         ("scores.CALLS", "scores.CALLS is [], expected a function"),

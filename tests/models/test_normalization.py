@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
+import hpcfl
 from hpcfl.errors import JobError
 from hpcfl.models import MODELS
 from hpcfl.models.flat_vector import buffers
@@ -169,7 +171,35 @@ def test_a_model_of_ones_own_with_batch_normalisation(job, refused, tmp_path, mo
     monkeypatch.syspath_prepend(tmp_path)
     line = refused("run", job, "model={name: own_norm.Own}", "--out", tmp_path / "run")
     found = f"JobError: model.name: own_norm.Own: its layer '0' {REASON}"
-    assert line == f"{found}; use torch.nn.GroupNorm there"
+    assert line.startswith(f"{found}; use torch.nn.GroupNorm there, or keep it in evaluation mode")
+
+
+class Pretrained(nn.Module):
+    """Its normalisation keeps the statistics that it was made with."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = nn.BatchNorm1d(3), nn.Linear(3, 4)
+        self.norm.running_mean.copy_(torch.tensor([0.5, 1.0, 1.5]))
+        self.norm.requires_grad_(False)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return self.out(self.norm(x))
+
+
+@pytest.mark.parametrize("executor", ["sequential", "block"])
+def test_statistics_that_a_model_keeps_are_frozen(executor, job, tmp_path):
+    result = hpcfl.run(
+        job, {"executor": executor, "rounds": 2}, model=Pretrained, out=tmp_path / "run"
+    )
+    norm = result.model().norm
+    assert norm.running_mean.tolist() == [0.5, 1.0, 1.5]
+    assert int(norm.num_batches_tracked) == 0
 
 
 def test_logistic_refuses_targets(job, arrays, refused, tmp_path):

@@ -15,7 +15,7 @@ from hpcfl.run_dir.record import RunRecord
 def run_on(tmp_path):
     """Run a small job on the arrays of ``values``, in a folder of this name."""
 
-    def run(place, values, seed):
+    def run(place, values, seed, **changes):
         data, out = tmp_path / place / "own.npz", tmp_path / f"{place}-{seed}"
         data.parent.mkdir(exist_ok=True)
         x = np.asarray(values, dtype=np.float32)[:, None]
@@ -30,6 +30,7 @@ def run_on(tmp_path):
                 "model": {"name": "logistic"},
                 "cohort": {"kind": "uniform", "size": 2},
                 "local": {"steps": 1, "batch_size": 2, "lr": 0.1},
+                **changes,
             },
             out=out,
         )
@@ -80,3 +81,15 @@ def test_paths_follow_the_content():
     assert replaced == copy_of_replaced != "/one"
     assert replaced.startswith("/one (")
     assert unknown == "/two"
+
+
+def test_seeds_from_other_initial_weights_are_told_apart(run_on, tmp_path):
+    """Also where the file was replaced between the runs; copies of one file are the same."""
+    runs = []
+    for seed, (place, value) in enumerate([("a", 0.5), ("b", 0.5), ("a", 0.25)]):
+        init = tmp_path / place / "init.npy"
+        init.parent.mkdir(exist_ok=True)
+        np.save(init, np.full(4, value))
+        runs.append(run_on("data", range(8), seed, model={"name": "logistic", "init": str(init)}))
+    report = hpcfl.report_runs(runs, layout="seeds")
+    assert sorted(row["seeds"] for row in report.values) == [1, 2]

@@ -135,7 +135,7 @@ def test_a_module_starts_from_its_present_weights(tmp_path, capsys):
     net = nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.Dropout(0.5))
     before = [p.detach().clone() for p in net.parameters()]
     result = hpcfl.run(JOB, model=net, data=data(), out=tmp_path / "run")
-    assert "starts from the module's present weights (24 parameters)" in capsys.readouterr().err
+    assert "starts from the module's present weights" in capsys.readouterr().err
     assert all(map(torch.equal, net.parameters(), before))  # the object itself is not trained
     first = hpcfl.load_model(tmp_path / "run", round=0)
     assert all(map(torch.equal, first.parameters(), before))

@@ -68,10 +68,12 @@ def test_an_import_that_cannot_be_resolved_is_left_out(run, job, tmp_path):
 
 @pytest.mark.parametrize("name", ["mine.Nope", "absent.Net"])
 def test_a_model_that_cannot_be_imported_is_one_line(name, run, job, tmp_path):
-    done = run("run", job, f"model={{name: module, of: {name}}}", "--out", tmp_path / "run")
-    assert done.code == 2
-    (line,) = done.err
-    assert f"model.of: '{name}' cannot be imported" in line
+    model = f"model={{name: module, of: {name}}}"
+    for command in (("run", job, model, "--out", tmp_path / "run"), ("check", job, model)):
+        done = run(*command)
+        assert done.code == 2
+        (line,) = done.err
+        assert f"model.of: '{name}' cannot be imported" in line
 
 
 def test_a_job_of_hpcfls_classes_has_no_code(run, job, tmp_path):
@@ -87,5 +89,6 @@ def test_seeds_of_other_code_are_told(run, job, tmp_path):
     (tmp_path / "mine.py").write_text(f"{MINE}\nEDITED = True\n")
     assert run("run", job, mine, "seed=1", "--out", runs[1]).code == 0
     told = "seed0, seed1 were computed with different code: module mine was edited between them, or"
-    assert told in run("report", *runs, "--layout", "seeds").text
+    for layout in ("runs", "seeds", "paper"):
+        assert told in run("report", *runs, "--layout", layout).text
     assert told not in run("report", runs[0], "--layout", "seeds").text

@@ -384,6 +384,32 @@ class NoData(Arrays):
         return 1
 
 
+def changed(**new):
+    """A data set with other fields, which are functions of the right one."""
+
+    @own
+    class Data(Arrays):
+        def load(self, seed):
+            found = super().load(seed)
+            return replace(found, **{key: make(found) for key, make in new.items()})
+
+    return Data
+
+
+Pair = changed(train=lambda d: tuple(d.train))
+Numpy1 = changed(train=lambda d: d.train._replace(inputs=d.train.inputs.numpy()))
+FewClasses = changed(classes=lambda d: 3)
+FloatLabels = changed(train=lambda d: d.train._replace(labels=d.train.labels.float()))
+OwnerIds = changed(natural=lambda d: np.arange(40) % 4)
+Shared = changed(natural=lambda d: [np.arange(20), np.arange(10, 30)])
+TwoArguments = data(lambda inputs, dtype: inputs)
+
+
+@own
+class NoType(FedAvg):
+    beta = 0.1
+
+
 @own
 class Shuffled(Arrays):
     """Draws from all the global generators, which hpcfl seeds for it."""
@@ -497,6 +523,12 @@ def test_a_misspelt_attribute_is_refused(module, job, refused):
     assert "defines unweigthed, which nothing reads; did you mean unweighted?" in line
 
 
+def test_a_field_without_a_type_is_no_key(module, job, refused):
+    line = refused("check", job, "algorithm={name: mine.NoType, beta: 0.3}")
+    assert 'has no "beta"' in line
+    assert "; write beta with a type in the class, beta: float = ..., to make it a key" in line
+
+
 def test_a_hook_that_was_renamed_is_refused(module, job, refused):
     """Under its old name it would be left out in silence."""
     line = refused("check", job, override(module, "algorithm", "OfVersion1"))
@@ -555,6 +587,17 @@ BEFORE = [
     ("data", "FlippedTogether", "makes other inputs of a row alone than"),
     ("data", "Unread", "cannot load the data in load ("),
     ("data", "NoClasses", "its classes are 0, expected 1 at least, or None for targets"),
+    ("data", "Pair", "train is a tuple, expected hpcfl.types.Examples(inputs, labels)"),
+    ("data", "Numpy1", "the inputs of train are a ndarray, expected a tensor; torch.from_numpy"),
+    ("data", "FewClasses", "the labels of train run from 0 to 3, expected 0 to 2, as its classes"),
+    ("data", "FloatLabels", "the labels of train are torch.float32, expected integers, as its"),
+    ("data", "OwnerIds", "client 0 of natural is 0, expected a list of its rows: integers [n]"),
+    ("data", "Shared", "natural has row 10 2 times, expected each training example of one client"),
+    (
+        "data",
+        "TwoArguments",
+        "; a transform is called with stored rows, a dtype, and draws or None",
+    ),
     ("data", "NoData", "returns int, expected a hpcfl.data.base.Dataset"),
 ]
 

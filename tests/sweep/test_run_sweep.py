@@ -227,8 +227,7 @@ def test_more_rounds_continue_finished_runs(file, job, tmp_path, hpcfl, refused)
     assert "rounds was 4, is 6 after round 4" in said
     assert "evaluate.every was 2, is 1 after round 4" in said
     line = refused(*sweep, "rounds=5")
-    assert "holds a run of another job: rounds is 6 there, 5 here" in line
-    assert "choose another root with --out" in line
+    assert f"rounds: found 5, but 6 are done in {root}/avg-seed0; give rounds=6 or more" in line
 
 
 def test_more_rounds_with_a_section_that_comes_or_goes(file, tmp_path, hpcfl):
