@@ -25,7 +25,15 @@ from hpcfl.engine.hook_rules import KEEPS_NOTHING, TAKES_AND_RETURNS
 from hpcfl.engine.run import Groups, Run, RunHooks, Schedule, Training
 from hpcfl.engine.schema import LOSS, FullGradient, Schema, dry_round, nbytes
 from hpcfl.engine.timing import RoundTimer
-from hpcfl.errors import HpcflError, JobError, as_job_error, described, is_own_fault, one_line
+from hpcfl.errors import (
+    BrokenRuleError,
+    HpcflError,
+    JobError,
+    as_job_error,
+    described,
+    is_own_fault,
+    one_line,
+)
 from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import Job, Loaded, require_full_blocks, resolve_for_population
 from hpcfl.local.client_pool import ClientData, ClientPool
@@ -300,8 +308,14 @@ def _dry_round(loaded: Loaded, x0: Vector) -> Schema:
     except Exception as e:
         if is_own_fault(e, algorithm):
             raise
-        rule = f"{TAKES_AND_RETURNS}, and branch on no tensor's value, such as client.round's"
-        cure = KEEPS_NOTHING if isinstance(e, FrozenInstanceError) else rule
+        cure = "" if isinstance(e, BrokenRuleError) else TAKES_AND_RETURNS
+        if isinstance(e, FrozenInstanceError):
+            cure = KEEPS_NOTHING
+        elif "meta tensor" in str(e):
+            cure = (
+                "; the dry round has tensors without values: take no number and no if of one, such "
+                "as client.round, but torch.where or clamp"
+            )
         name = loaded.tree["algorithm"]["name"]
         raise JobError(f"algorithm.name: {name}: its dry round failed{described(e)}{cure}") from e
 
