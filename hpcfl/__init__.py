@@ -97,12 +97,13 @@ def run(
         Stopped: a signal asked for a stop; a checkpoint was written.
     """
     from hpcfl.job.user_code import require_callbacks
+    from hpcfl.job.yaml_file import OVERRIDES
     from hpcfl.runner.objects import load_job
     from hpcfl.runner.start import start
 
     require_callbacks("hpcfl.run(callbacks=...)", callbacks)
     out = Path(out) if out else None
-    loaded, kept = load_job(job, overrides, out=out, model=model, data=data)
+    loaded, kept = load_job(job, overrides, out=out, model=model, data=data, origin=OVERRIDES)
     return start(loaded, out, continued=continued, kept=kept, callbacks=callbacks)
 
 
@@ -133,12 +134,20 @@ def resume(
         DivergedError, Stopped: as for ``run``.
     """
     from hpcfl.job.user_code import require_callbacks
-    from hpcfl.job.yaml_file import override_texts
+    from hpcfl.job.yaml_file import OVERRIDES, override_texts
     from hpcfl.runner.start import resume
 
     require_callbacks("hpcfl.resume(callbacks=...)", callbacks)
     copy, texts = Path(out) if out else None, override_texts(overrides)
-    return resume(Path(directory), texts, out=copy, round=round, verify=verify, callbacks=callbacks)
+    return resume(
+        Path(directory),
+        texts,
+        out=copy,
+        round=round,
+        verify=verify,
+        callbacks=callbacks,
+        origin=OVERRIDES,
+    )
 
 
 def check(

@@ -15,6 +15,7 @@ from typing import Any
 
 from hpcfl.errors import JobError
 from hpcfl.job.settings import WITHOUT_EFFECT, Settings, changed
+from hpcfl.job.yaml_file import COMMAND_LINE
 
 # Keys that say where a job's inputs are.  A resume may change them: every checkpoint records a
 # digest of each input, and a resume with other content is refused (`hpcfl.data.fingerprints`).
@@ -81,8 +82,12 @@ def differences(before: Settings, after: Settings) -> dict[str, Any]:
     return {key: value for key, value in after.items() if key in before and before[key] != value}
 
 
-def require_branchable(before: Settings, after: Settings, run: Path) -> None:
+def require_branchable(
+    before: Settings, after: Settings, run: Path, origin: str = COMMAND_LINE
+) -> None:
     """Refuse changes of a job that a branch of its run cannot begin with.
+
+    ``origin`` says where they are from, as error messages name it.
 
     Raises:
         JobError: the first such key.
@@ -90,13 +95,17 @@ def require_branchable(before: Settings, after: Settings, run: Path) -> None:
     for key, found, asked in changed(before, after):
         if not _is_branchable(key, before, after):
             raise JobError(
-                f"command line: {key}: is {found} in {run}, asked for is {asked}, but a branch "
+                f"{origin}: {key}: is {found} in {run}, asked for is {asked}, but a branch "
                 f"keeps it: {_why_not_in_branch(key, before, after)}; {_new_run(run, key, asked)}"
             )
 
 
-def require_mutable(before: Settings, after: Settings, run: Path) -> None:
+def require_mutable(
+    before: Settings, after: Settings, run: Path, origin: str = COMMAND_LINE
+) -> None:
     """Refuse changes of a job that would make the past rounds of its run others.
+
+    ``origin`` says where they are from, as error messages name it.
 
     Raises:
         JobError: the first such key.
@@ -109,7 +118,7 @@ def require_mutable(before: Settings, after: Settings, run: Path) -> None:
             to_branch = f"`hpcfl resume {run} {key}={change} --round T --out NEW` branches it at "
             cure = f"{to_branch}a kept round T; or " if _is_branchable(key, before, after) else ""
             raise JobError(
-                f"command line: {key}: is {found} in {run}, asked for is {asked}, which would "
+                f"{origin}: {key}: is {found} in {run}, asked for is {asked}, which would "
                 f"change past rounds{f' ({why})' if why else ''}; {cure}"
                 f"{_new_run(run, key, change)}"
             )

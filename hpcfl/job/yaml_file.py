@@ -25,7 +25,8 @@ Overrides = Sequence[str] | Mapping[str, Any] | None
 _PLAIN = (bool, int, float, str, date, datetime, type(None))  # what YAML reads as single values
 RUN = "$RUN/"
 """Begins a path of job.yaml that is in the folder of this file, which may be moved."""
-COMMAND_LINE = "command line"  # where its values are from, as error messages name it
+# Where overrides are from, as error messages name it: of a command, or of a call from Python.
+COMMAND_LINE, OVERRIDES = "command line", "overrides"
 LARGEST_FILE = 1 << 20  # bytes; large lists, such as cohorts to replay, go into other files
 LARGEST_TREE = 200_000  # values; nested aliases could otherwise expand to billions
 DEEPEST = 50  # sections or lists in each other
@@ -122,8 +123,8 @@ RENAMED_SETTINGS = {"evaluate.own": "evaluate.local_models"}
 def rename_old_keys(file: JobFile) -> tuple[str, ...]:
     """Give keys of earlier versions their present names; one line about each that is switched on.
 
-    A value of the command line takes precedence over one of the file, whichever name each has; in
-    one place the present name does.
+    An override takes precedence over a value of the file, whichever name each has; in one place the
+    present name does.
     """
     notes = []
     for old, new in RENAMED_SETTINGS.items():
@@ -132,8 +133,8 @@ def rename_old_keys(file: JobFile) -> tuple[str, ...]:
         if not isinstance(keys, dict) or old_key not in keys:
             continue
         where, value = file.where((section, old_key)), keys.pop(old_key)
-        overrides = where == COMMAND_LINE != file.where((section, new_key))
-        if new_key not in keys or overrides:
+        overrides = where in (COMMAND_LINE, OVERRIDES)
+        if new_key not in keys or (overrides and where != file.where((section, new_key))):
             file.put((section, new_key), value, where)
         if value:
             notes.append(f"{where}: {old} is now called {new}")
@@ -282,8 +283,13 @@ def from_python(value: Any, where: str) -> Any:
     raise JobError(f"{where}: found a {like}, expected a number, a text, a list or a mapping{cure}")
 
 
-def override(file: JobFile, overrides: Sequence[str]) -> None:
+def override(file: JobFile, overrides: Sequence[str], origin: str = COMMAND_LINE) -> None:
     """Put ``key.path=value`` settings over a job, each value read as YAML.
+
+    Args:
+        file: the job.
+        overrides: the settings.
+        origin: of the settings, as error messages name it.
 
     Raises:
         JobError: one is malformed, or goes below a single value.
@@ -291,10 +297,10 @@ def override(file: JobFile, overrides: Sequence[str]) -> None:
     for setting in overrides:
         dotted, equals, text = setting.partition("=")
         if not equals or not all(dotted.split(".")):
-            raise JobError(f"command line: {setting!r}: expected key.path=value")
+            raise JobError(f"{origin}: {setting!r}: expected key.path=value")
         key: Key = tuple(dotted.split("."))
-        value = _NodeReader(JobFile(COMMAND_LINE, {}), numbered=False).value(text)
-        file.put(key, value, COMMAND_LINE)
+        value = _NodeReader(JobFile(origin, {}), numbered=False).value(text)
+        file.put(key, value, origin)
 
 
 def plain(value: Any) -> Any:

@@ -33,6 +33,8 @@ from hpcfl.job.registry import REGISTRIES
 from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import JobSource, Loaded, add_task_defaults, check, open_job
 from hpcfl.job.yaml_file import (
+    COMMAND_LINE,
+    OVERRIDES,
     RUN,
     JobFile,
     Overrides,
@@ -143,6 +145,7 @@ def load_job(
     model: Any = None,
     data: Any = None,
     copies: bool = True,
+    origin: str = COMMAND_LINE,
 ) -> tuple[Loaded, KeptFiles]:
     """Read and check a job whose model, data and classes may be objects.
 
@@ -153,6 +156,7 @@ def load_job(
         model: see ``hpcfl.run``.
         data: see ``hpcfl.run``.
         copies: whether the run gets copies of the files of another run that the job names.
+        origin: of the overrides, as error messages name it.
 
     Returns:
         The job, and the files that it names in the run directory, which are not written yet.
@@ -163,7 +167,7 @@ def load_job(
     texts, file = override_texts(overrides), open_job(job)
     objects = _Objects(file)
     if model is not None or data is not None:
-        override(file, [text for text in texts if text.startswith("task=")])
+        override(file, [text for text in texts if text.startswith("task=")], origin)
         texts_left = [text for text in texts if not text.startswith("task=")]
         add_task_defaults(file)  # for the part of the task that is no object
         file.tree.pop("task", None)
@@ -173,7 +177,7 @@ def load_job(
         objects.put_data(data)
     if model is not None:
         objects.put_model(model)
-    override(file, texts_left)
+    override(file, texts_left, origin)
     if isinstance(model, type | FunctionType):
         objects.check_arguments(model)
     objects.keep_classes()
@@ -199,7 +203,9 @@ def loaded_for_trial(
     """
     with TemporaryDirectory(prefix="hpcfl-") as root:
         out = Path(root) / "run"
-        loaded, kept = load_job(job, overrides, out=out, model=model, data=data, copies=False)
+        loaded, kept = load_job(
+            job, overrides, out=out, model=model, data=data, copies=False, origin=OVERRIDES
+        )
         with RunDir(out) as folder:
             kept.write(folder)
             yield loaded

@@ -51,6 +51,7 @@ class ResumeRequest:
         round: int | None,
         verify_states: bool,
         copied: bool,
+        origin: str = yaml_file.COMMAND_LINE,
     ) -> Self:
         """Read the job with the overrides, and check that the run, or a branch, may have them.
 
@@ -60,6 +61,7 @@ class ResumeRequest:
             round: the checkpoint to resume from; None is the newest.
             verify_states: whether all client states are checked before the first round.
             copied: whether a copy is resumed, which may be a branch.
+            origin: of the overrides, as error messages name it.
 
         Raises:
             JobError: it is no run, or the overrides are wrong, would change past rounds, or cannot
@@ -70,11 +72,11 @@ class ResumeRequest:
         parent = load_run(source)
         before = flatten(parent.tree)
         file = source.read_job()
-        yaml_file.override(file, overrides)
+        yaml_file.override(file, overrides, origin)
         loaded = typed(file, run_name(file.name, overrides))
         after = flatten(loaded.tree)
         # First: an immutable key is a better reason than a combination it is part of.
-        (require_branchable if copied else require_mutable)(before, after, source.root)
+        (require_branchable if copied else require_mutable)(before, after, source.root, origin)
         require_coherent(loaded.job, file)
         require_user_code(loaded.job, file)
         branch = any(
@@ -130,7 +132,7 @@ class ResumeRequest:
             if newest.job == folder.earlier_job_fingerprint({}):
                 key, found, asked = next(changed(before, places))
                 raise JobError(
-                    f"command line: {key}: is {found} in {folder.root}, asked for is {asked}, but "
+                    f"{key}: is {found} in {folder.root}, asked for is {asked}, but "
                     f"the checkpoint of round {newest.round} is of an earlier version of hpcfl and "
                     f"needs the old path; make a link there, and change {key} after the next "
                     "checkpoint"
@@ -167,5 +169,5 @@ def _texts(source: RunDir, changes: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """job.yaml as it is found, and with ``changes``."""
     found, file = read_bytes(source.job, READABLE), source.read_job()
     for key, value in changes.items():
-        file.put(tuple(key.split(".")), value, "command line")
+        file.put(tuple(key.split(".")), value, yaml_file.COMMAND_LINE)
     return found, source.job_text(yaml_file.plain(file.tree)) if changes else found

@@ -36,6 +36,7 @@ from hpcfl.job.resume_rules import input_places
 from hpcfl.job.schema import Loaded
 from hpcfl.job.settings import flatten
 from hpcfl.job.user_code import make_callbacks
+from hpcfl.job.yaml_file import COMMAND_LINE
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import NOTHING, LogReader, truncate_log
 from hpcfl.runner.choose_executor import check_block_executor, choose_executor
@@ -126,6 +127,7 @@ def resume(
     round: int | None = None,
     verify: bool = True,
     callbacks: Sequence[Callback] = (),
+    origin: str = COMMAND_LINE,
 ) -> Result:
     """Resume a run from a checkpoint, on any number of ranks; collective.
 
@@ -137,6 +139,7 @@ def resume(
         round: which checkpoint; the newest when None.  Later ones are deleted.
         verify: read all client states first; else each one when it is first used.
         callbacks: objects beside those that the job names.
+        origin: of the overrides, as error messages name it.
 
     Raises:
         JobError: the directory holds no run, one that is alive, or not that round, or a setting
@@ -146,7 +149,12 @@ def resume(
     """
     set_resumable(out or root)
     request = ResumeRequest.of(
-        RunDir(root), overrides, round=round, verify_states=verify, copied=out is not None
+        RunDir(root),
+        overrides,
+        round=round,
+        verify_states=verify,
+        copied=out is not None,
+        origin=origin,
     )
     if out is not None:
         require_absent(out)

@@ -211,7 +211,7 @@ def test_at_a_checkpoint_of_an_earlier_version_they_stay(moved, files, hpcfl, re
     (at.folder / "manifest.json").write_bytes(write_manifest(earlier))
     before = text(run)
     line = refused("resume", run, *places)
-    assert line.startswith(f"JobError: command line: cohort.path: is {files[2]} in {run}, asked ")
+    assert line.startswith(f"JobError: cohort.path: is {files[2]} in {run}, asked ")
     assert "the checkpoint of round 2 is of an earlier version" in line
     assert text(run) == before
     assert hpcfl("resume", run, "checkpoint.keep=9").code == 0

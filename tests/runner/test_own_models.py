@@ -258,6 +258,14 @@ def test_frozen_parameters_stay_as_they_are(model, kept, executor, run, tmp_path
     assert (outputs.argmax(1).numpy() == Y).mean() == pytest.approx(result.accuracy, abs=1e-6)
 
 
+def test_a_wrong_override_of_a_call_is_of_no_command_line(run):
+    with pytest.raises(JobError, match=r'^overrides: local.lrr: local has no "lrr"'):
+        run(Tied, overrides={"local.lrr": 0.1})
+    result = run(Tied)
+    with pytest.raises(JobError, match=r"^overrides: local.lr: is 0.1 in .*, asked for is 0.2, wh"):
+        hpcfl.resume(result.directory, {"local.lr": 0.2})
+
+
 def test_a_model_that_is_all_frozen_is_refused(run):
     with pytest.raises(JobError, match="has no parameter to train"):
         run(AllFrozen)
