@@ -49,8 +49,8 @@ def read_arrays(
     """Read arrays of an .npz by name, in the machine's byte order; nothing is unpickled.
 
     Raises:
-        DataError: the file is missing or damaged, lacks a required array, has nearly the name of an
-            optional one, or is too large.
+        DataError: the file is missing or damaged, lacks a required array, holds one whose name is
+            nearly that of a missing optional one, or is too large.
     """
     with _open(path) as archive:
         if not isinstance(archive, NpzFile) or archive.zip is None:

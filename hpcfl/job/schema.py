@@ -280,8 +280,8 @@ def check(file: JobFile, name: str, *, user_code: bool = True) -> Loaded:
     Args:
         file: the job.
         name: of the run.
-        user_code: whether its metrics and callbacks are imported, too: only rounds need them.  The
-            rates of all rounds are checked then as well; a finished run may have any.
+        user_code: whether what only further rounds need is checked, too: metrics, callbacks and the
+            code of the model are imported, and the learning rate of the last round is no zero.
 
     Raises:
         JobError: where, what was found, what was expected.

@@ -35,7 +35,7 @@ class PendingRun(NamedTuple):
     done: int
     """Rounds in its newest checkpoint."""
     changes: tuple[str, ...] = ()
-    """Of one that is resumed, the settings that it goes on with: more rounds, moved inputs."""
+    """Of a run that is resumed, the settings that are new: more rounds, other paths of its data."""
 
 
 def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
@@ -108,15 +108,15 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
     kept = committed(folder.checkpoints)
     rounds = point.loaded.job.rounds
     finished = bool(kept) and kept[-1].round == rounds
-    # A run that goes on may find its inputs at other paths, as its resume compares their digests,
-    # and take settings on which no round depends that is done.
-    goes_on = bool(kept) and kept[-1].round < rounds
+    # A resume may be given other paths of the inputs, since it compares their digests, and other
+    # values of settings on which no finished round depended.
+    resumed = bool(kept) and kept[-1].round < rounds
     changes = list(changed(before, now))
     differing = [
         change
         for change in changes
         if not (change[0] in PLACES and not finished)
-        and not (goes_on and all(is_mutable(change[0], job) for job in (before, now)))
+        and not (resumed and all(is_mutable(change[0], job) for job in (before, now)))
     ]
     if differing:
         key, found, wanted = differing[0]
