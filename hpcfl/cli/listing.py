@@ -1,7 +1,7 @@
 """List the keys of a job, what it can name (algorithms, data, models, ...) and packaged jobs."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
@@ -18,12 +18,12 @@ from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
 from hpcfl.engine.schema import dry_round, nbytes, traffic
-from hpcfl.errors import JobError
+from hpcfl.errors import JobError, as_job_error
 from hpcfl.io.table import render_tables
 from hpcfl.job.description import REQUIRED, kinds, settings, summary
 from hpcfl.job.packaged import FOLDER, packaged_jobs
 from hpcfl.job.packaged import summary as summary_of_job
-from hpcfl.job.registry import suggestion
+from hpcfl.job.registry import find_own, suggestion
 from hpcfl.job.schema import SECTIONS, Job
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
@@ -31,6 +31,7 @@ from hpcfl.models.base import ModelConfig
 
 # Sections of a job whose keys follow from one choice: listed as the choices that there are.
 CHOICES = {"algorithm": "algorithms", "cohort": "cohorts", "model": "models", "task": "tasks"}
+_LISTED = {"algorithm": "algorithms", "data": "data", "model": "models"}  # by section
 NARROWEST, WIDEST = 80, 100  # columns of a table
 SIZE = 10_000  # parameters in the dry round: scalars that are sent along round to nothing
 
@@ -39,12 +40,13 @@ def listing(what: str | None = None) -> str:
     """The job's sections, all that they can name, with keys, and the packaged jobs.
 
     Args:
-        what: one of these alone: a kind of thing ("algorithms", ...), a section of a job ("local")
-            or a name ("fedmim").
+        what: one of these alone: a kind of thing ("algorithms", ...), a section of a job ("local"),
+            a name ("fedmim"), or the dotted path of a class of the user's ("mine.FedMine").
 
     Raises:
-        JobError: nothing is called so.
+        JobError: nothing is called so, or the class cannot be imported.
     """
+    given = what
     what = what.lower() if what else None
     what = CHOICES.get(str(what), what)
     tables_of: dict[str, tuple[Callable[[Mapping[str, Any]], Table], Mapping[str, Any]]] = {
@@ -62,11 +64,15 @@ def listing(what: str | None = None) -> str:
         chosen = known if what in (None, kind) else {n: c for n, c in known.items() if n == what}
         if chosen:
             tables.append(table(chosen))
+    if not tables and (own := find_own("list", str(given))):
+        section, cls = own
+        table, _ = tables_of[_LISTED[section]]
+        tables.append(table({str(given): cls}))
     if not tables:
         names = [*tables_of, *(name for _, known in tables_of.values() for name in known)]
         raise JobError(
-            f"list: found {what}, expected one of {', '.join(tables_of)}, schema, or a name listed "
-            "there"
+            f"list: found {given}, expected one of {', '.join(tables_of)}, schema, a name listed "
+            "there, or a dotted path to a class of your own"
             f"{suggestion(str(what), names)}"
         )
     return render_tables(*tables, width=min(max(get_terminal_size().columns, NARROWEST), WIDEST))
@@ -77,15 +83,24 @@ def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:
     table.add_row("(every one)", "", "", "", "", "\n".join(_settings(Algorithm)))
     for name, cls in known.items():
         counted = [f"(counted as {cls.traffic_note})"] if cls.traffic_note else []
-        refused = cls().refuses_momentum
-        without = [f"(no local.momentum: {refused})"] if refused else []
-        about = (_summary(cls), _reference(cls), *counted, *without, *_settings(cls, Algorithm))
-        table.add_row(name, *multiples(cls()), "\n".join(about))
+        sizes, more = _sizes(name, cls)
+        about = (_summary(cls), _reference(cls), *counted, *more, *_settings(cls, Algorithm))
+        table.add_row(name, *sizes, "\n".join(about))
     table.caption = (
         "in vectors of the model's size; down, up: what a client receives and sends in a round; "
         "kept: what it keeps between rounds; server: what every rank keeps"
     )
     return table
+
+
+def _sizes(name: str, cls: type[Algorithm]) -> tuple[Sequence[str], Sequence[str]]:
+    """The ``multiples`` of an algorithm with its default settings, and what it refuses."""
+    if any(key.default == REQUIRED for key in settings(cls)):
+        return ("",) * 4, ["(sizes: hpcfl check of a job that has its settings)"]
+    with as_job_error(f"list: {name}", "with its default settings its dry round failed", cls):
+        algorithm = cls()
+        refused = algorithm.refuses_momentum
+        return multiples(algorithm), [f"(no local.momentum: {refused})"] if refused else []
 
 
 def _tasks(known: Mapping[str, Any]) -> Table:

@@ -330,12 +330,14 @@ def _add_plan_and_list(commands: Any) -> None:
         help="keys of a job, algorithms, data, models, tasks, packaged jobs",
         description="List the keys of a job's sections (job), what they can name (algorithms, "
         "data, partitions, cohorts, models, tasks) and the jobs that are installed with hpcfl "
-        "(jobs); or print the JSON schema of a job for editors (schema).",
+        "(jobs); or print the JSON schema of a job for editors (schema); or the keys of a class of "
+        "one's own, by its dotted path.",
     )
     listing.add_argument(
         "what",
         nargs="?",
-        help="one of these, a section of a job, or a name listed there (default: all but schema)",
+        help="one of these, a section of a job, a name listed there, or the dotted path of a class "
+        "(default: all but schema)",
     )
     listing.set_defaults(command="list")
 

@@ -67,25 +67,30 @@ class Registry:
         if not isinstance(name, str):
             raise JobError(f"{at}: found {shown(name)}, expected a name")
         if name in self.known:
-            return self._checked(at, name, self.known[name])
+            return self.checked(at, name, self.known[name])
         if is_in_file(name):
             try:
                 require_kept(name)
             except ValueError as e:
                 raise JobError(f"{at}: {e}") from e
-            return self._checked(at, name, _imported(at, name, lambda: find_object(name)))
+            return self.checked(at, name, _imported(at, name, lambda: find_object(name)))
         plugins = entry_points(group=f"hpcfl.{self.section}")
         if name in plugins.names:
-            return self._checked(at, name, _imported(at, name, plugins[name].load))
+            return self.checked(at, name, _imported(at, name, plugins[name].load))
         if "." not in name or not all(part.isidentifier() for part in name.split(".")):
             raise JobError(
                 f"{at}: found {shown(name)}, expected one of {', '.join(sorted(self.known))}, "
                 f"or a dotted path to a class of your own{suggestion(name, self.known)}"
             )
         found = _imported(at, name, lambda: find_object(name))
-        return self._checked(at, name, found)
+        return self.checked(at, name, found)
 
-    def _checked(self, at: str, name: str, found: Any) -> type[Any]:
+    def checked(self, at: str, name: str, found: Any) -> type[Any]:
+        """The class ``found``, whose name is ``name``.
+
+        Raises:
+            JobError: it is none that a job may name here.
+        """
         if not (isinstance(found, type) and issubclass(found, self.base)):
             raise JobError(
                 f"{at}: {name!r} is {found!r}, not a subclass of {self.base.__name__}"
@@ -185,6 +190,32 @@ REGISTRIES = {
     "model": Registry("model", "name", ModelConfig, MODELS),
     "algorithm": Registry("algorithm", "name", Algorithm, ALGORITHMS),
 }
+
+
+def find_own(at: str, name: str) -> tuple[str, type[Any]] | None:
+    """Find a class of the user's: the section that may name it, and the class.
+
+    None where the name is neither a dotted path nor that of an entry point.
+
+    Args:
+        at: where it is named, for messages.
+        name: its dotted path, or the name of an entry point.
+
+    Raises:
+        JobError: it cannot be imported, or is no class that a section may name.
+    """
+    for section, registry in REGISTRIES.items():
+        plugins = entry_points(group=f"hpcfl.{section}")
+        if name in plugins.names:
+            return section, registry.checked(at, name, _imported(at, name, plugins[name].load))
+    if "." not in name:
+        return None
+    found = import_dotted(at, name)
+    for section, registry in REGISTRIES.items():
+        if isinstance(found, type) and issubclass(found, registry.base):
+            return section, registry.checked(at, name, found)
+    bases = ", ".join(registry.base.__name__ for registry in REGISTRIES.values())
+    raise JobError(f"{at}: {name!r} is {found!r}, expected a class derived from one of {bases}")
 
 
 def suggestion(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import fields
 
 import numpy as np
@@ -406,6 +407,87 @@ def test_catalogue_tells_defaults_ranges_and_papers(monkeypatch):
     ):
         assert part in said, part
     assert "Departures" not in said
+
+
+OWN = '''
+"""Mine: FedAvg with a factor.
+
+A paper that describes it.
+"""
+
+from dataclasses import dataclass
+
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.models.base import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(FedAvg):
+    """FedAvg and a factor."""
+
+    factor: float = 2.0
+    """A factor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Required(Mine):
+    """FedAvg and another factor."""
+
+    other: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing(FedAvg):
+    def update(self, server, mean, cohort):
+        raise ValueError("no step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Net(ModelConfig):
+    """A net."""
+
+    width: int = 3
+    """Its width."""
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / "listed.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("listed", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "key"),
+    [
+        ("Mine", r"\| listed.Mine +\| 1 +\| 1 +\| 0 +\| 1 +\| FedAvg and a factor", "factor = 2.0"),
+        ("Required", r"\| listed.Required +\| +\| +\| +\| +\| FedAvg and ano", "other, required"),
+        ("Net", r"\| listed.Net +\| A net", "width = 3"),
+    ],
+)
+def test_a_class_of_ones_own_is_listed(own, hpcfl, name, row, key):
+    done = hpcfl("list", f"listed.{name}")
+    assert (done.code, done.err) == (0, [])
+    assert re.search(row, done.text)
+    assert f"- {key} (" in done.text
+    assert "| fedavg " not in done.text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("listed.Failing", "with its default settings its dry round failed in update ("),
+        ("listed.Missing", "'listed.Missing' cannot be imported: AttributeError"),
+        ("unknown.Mine", "; set PYTHONPATH=. if it is in the current directory"),
+        ("math.pi", "is 3.14159"),
+        ("FedHMB", "found FedHMB, expected one of job, "),
+    ],
+)
+def test_a_class_that_cannot_be_listed(own, refused, name, said):
+    assert said in refused("list", name)
 
 
 @pytest.mark.parametrize("what", ["algorithms", "fedmim"])
