@@ -44,6 +44,16 @@ def test_floats_are_targets(tmp_path):
     assert dataset.train.labels.shape == (6, 1)
     assert dataset.train.labels.dtype == torch.float64
     assert len(dataset.test.labels) == 2
+    assert dataset.notes == ()
+
+
+def test_whole_floats_are_perhaps_classes(tmp_path):
+    dataset = load(tmp_path, x=X, y=Y.astype(np.float32))
+    assert dataset.loss == "squared"
+    assert dataset.notes == (
+        "data: y holds whole numbers as float32, so they are the targets of a regression; if they "
+        "are classes, store integers",
+    )
 
 
 def test_clients_own_their_rows(tmp_path):

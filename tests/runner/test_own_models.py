@@ -189,6 +189,10 @@ def in_half_precision():
     return nn.Linear(6, 3).half()
 
 
+def three_outputs():
+    return nn.Linear(6, 3)
+
+
 @pytest.fixture
 def run(tmp_path):
     def played(model, labels=Y, name="run", overrides=None, **changes):
@@ -231,6 +235,13 @@ def test_batch_statistics_train_one_client_at_a_time(run):
 def test_whatever_a_model_raises_in_blocks_is_one_line(run):
     with pytest.raises(JobError, match=r"executor: block cannot play .* \(a batch of one"):
         run(NeedsTwo, executor="block")
+
+
+def test_float_labels_and_outputs_of_classes(run):
+    with pytest.raises(
+        JobError, match=r"shape \(\d+, 3\), expected that of the labels, \(\d+, 1\)"
+    ):
+        run(three_outputs, labels=Y.astype(np.float32))
 
 
 def weights(result):

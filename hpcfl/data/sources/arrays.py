@@ -76,7 +76,7 @@ class Arrays(DataConfig):
             classes=classes,
             loss="squared" if classes is None else "cross_entropy",
             transform=cast,
-            notes=() if classes is None else missing_classes(arrays["y"], classes),
+            notes=_whole(arrays["y"]) if classes is None else missing_classes(arrays["y"], classes),
         )
 
     def _classes(self, path: Path, arrays: dict[str, NDArray[Any]]) -> int | None:
@@ -140,6 +140,16 @@ def cast(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
 def to_indices(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
     """The transform of inputs that are classes: integers, whatever the compute dtype is."""
     return inputs.to(torch.int64)
+
+
+def _whole(targets: NDArray[Any]) -> tuple[str, ...]:
+    """A line about targets that may be meant as classes; empty if they are no whole numbers."""
+    if np.any(targets != np.rint(targets)):
+        return ()
+    return (
+        f"data: y holds whole numbers as {targets.dtype}, so they are the targets of a regression; "
+        "if they are classes, store integers",
+    )
 
 
 def _check(path: Path, name: str, array: NDArray[Any]) -> None:
