@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hpcfl.data.base import Dataset
 from hpcfl.errors import JobError
+from hpcfl.io.code_file import short_name
 from hpcfl.types import Count, Natural, Section
 
 RESERVED = ("loss", "accuracy", "top5_accuracy")
@@ -12,7 +13,7 @@ RESERVED = ("loss", "accuracy", "top5_accuracy")
 
 def metric_name(path: str) -> str:
     """The name of a metric in the log: the last part of its dotted path."""
-    return path.rpartition(".")[2]
+    return short_name(path).rpartition(".")[2]
 
 
 @dataclass(frozen=True, kw_only=True)

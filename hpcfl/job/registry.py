@@ -69,11 +69,7 @@ class Registry:
         if name in self.known:
             return self.checked(at, name, self.known[name])
         if is_in_file(name):
-            try:
-                require_kept(name)
-            except ValueError as e:
-                raise JobError(f"{at}: {e}") from e
-            return self.checked(at, name, _imported(at, name, lambda: find_object(name)))
+            return self.checked(at, name, _in_kept_file(at, name))
         plugins = entry_points(group=f"hpcfl.{self.section}")
         if name in plugins.names:
             return self.checked(at, name, _imported(at, name, plugins[name].load))
@@ -152,11 +148,13 @@ def import_dotted(at: str, name: str) -> Any:
 
     Args:
         at: where it is named, for messages.
-        name: its dotted path.
+        name: its dotted path, or ``FILE.py:NAME`` of a file that a run keeps.
 
     Raises:
         JobError: it is no such path, or cannot be imported.
     """
+    if is_in_file(name):
+        return _in_kept_file(at, name)
     parts = name.split(".")
     if len(parts) == 1 or not all(part.isidentifier() for part in parts):
         raise JobError(f"{at}: found {shown(name)}, expected a dotted path, module.name")
@@ -165,6 +163,14 @@ def import_dotted(at: str, name: str) -> Any:
             f"{at}: found {shown(name)}, which a resume in another process would not find; put it "
             "into a module"
         )
+    return _imported(at, name, lambda: find_object(name))
+
+
+def _in_kept_file(at: str, name: str) -> Any:
+    try:
+        require_kept(name)
+    except ValueError as e:
+        raise JobError(f"{at}: {e}") from e
     return _imported(at, name, lambda: find_object(name))
 
 

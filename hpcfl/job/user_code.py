@@ -7,12 +7,16 @@ from typing import Any
 from hpcfl.engine.callbacks import HOOKS, Callback, advice, undisturbed
 from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined, described
 from hpcfl.evaluation.user_metrics import UserMetric
+from hpcfl.io.code_file import short_name
 from hpcfl.job.registry import check_names, import_dotted, shown, suggestion
 from hpcfl.seeds import key
 
 _UNMADE = "cannot be made"
 CallbackEntry = str | dict[str, Any]
-"""A dotted path, or a section of one as ``name`` and the arguments of the constructor."""
+"""A class: its dotted path, or ``FILE.py:NAME`` of a file that a run keeps.
+
+Or a section of it as ``name`` and the arguments of the constructor.
+"""
 
 
 def check_metrics(at: str, paths: Sequence[str]) -> None:
@@ -20,7 +24,7 @@ def check_metrics(at: str, paths: Sequence[str]) -> None:
 
     Args:
         at: where they are named, for messages.
-        paths: their dotted paths.
+        paths: their dotted paths, or ``FILE.py:NAME`` of files that a run keeps.
 
     Raises:
         JobError: one cannot be imported, or is something else.
@@ -28,11 +32,12 @@ def check_metrics(at: str, paths: Sequence[str]) -> None:
     for path in paths:
         found = import_dotted(at, path)
         make = vars(found).get("__init__", found) if isinstance(found, type) else found
-        with as_job_error(f"{at}: {path}", "cannot be made without arguments", make):
+        name = short_name(path)
+        with as_job_error(f"{at}: {name}", "cannot be made without arguments", make):
             try:
                 UserMetric(path, found)
             except BrokenRuleError as e:
-                raise JobError(f"{at}: {path} {e}") from e
+                raise JobError(f"{at}: {name} {e}") from e
 
 
 def check_callbacks(entries: Sequence[CallbackEntry], where: Callable[[int], str]) -> None:
@@ -82,7 +87,7 @@ def _found(entry: CallbackEntry, at: str) -> tuple[str, type[Callback], dict[str
     if not isinstance(name, str):
         state = "missing" if name is None else f"found {shown(name)}"
         raise JobError(f"{at}.name: {state}; expected a dotted path to a class, module.Class")
-    cls = import_dotted(at, name)
+    cls, name = import_dotted(at, name), short_name(name)
     if not (isinstance(cls, type) and issubclass(cls, Callback)):
         raise JobError(f"{at}: {name} is {cls!r:.80}, expected a class derived from hpcfl.Callback")
     check_callback(at, name, cls)

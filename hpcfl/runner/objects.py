@@ -37,6 +37,7 @@ from hpcfl.job.yaml_file import (
     OVERRIDES,
     RUN,
     JobFile,
+    Key,
     Overrides,
     in_own_run,
     override,
@@ -299,14 +300,36 @@ class _Objects:
         named = [(section, kind.key) for section, kind in REGISTRIES.items()]
         for section, key in (*named, ("model", "of")):
             keys = tree.get(section)
-            if not isinstance(keys, dict):
-                continue
-            name = keys.get(key)
-            if isinstance(name, str) and name.startswith(f"{MAIN}."):
-                found = getattr(sys.modules[MAIN], name.removeprefix(f"{MAIN}."), None)
-                if isinstance(found, type | FunctionType):
-                    what = f"{self._file.where((section, key))}: {section}.{key}"
-                    keys[key] = self._name(found, what)
+            if isinstance(keys, dict) and key in keys:
+                keys[key] = self._in_file(keys[key], (section, key))
+        scores = tree.get("evaluate")
+        if isinstance(scores, dict) and isinstance(scores.get("metrics"), tuple):
+            metrics = enumerate(scores["metrics"])
+            scores["metrics"] = tuple(
+                self._in_file(path, ("evaluate", "metrics", k)) for k, path in metrics
+            )
+        callbacks = tree.get("callbacks")
+        if isinstance(callbacks, tuple):
+            tree["callbacks"] = tuple(
+                {**entry, "name": self._in_file(entry["name"], ("callbacks", k, "name"))}
+                if isinstance(entry, dict) and "name" in entry
+                else self._in_file(entry, ("callbacks", k))
+                for k, entry in enumerate(callbacks)
+            )
+
+    def _in_file(self, name: Any, key: Key) -> Any:
+        """The name of a class or function, in a kept file if ``__main__`` defines it.
+
+        Args:
+            name: of the job; left as it is if it is that of no class or function of ``__main__``.
+            key: of the job that names it.
+        """
+        if not (isinstance(name, str) and name.startswith(f"{MAIN}.")):
+            return name
+        found = getattr(sys.modules[MAIN], name.removeprefix(f"{MAIN}."), None)
+        if not isinstance(found, type | FunctionType):
+            return name
+        return self._name(found, f"{self._file.where(key)}: {'.'.join(map(str, key))}")
 
     def keep_named(self) -> None:
         """Keep copies of the files of other runs that the job names.

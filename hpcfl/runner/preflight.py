@@ -43,6 +43,7 @@ from hpcfl.errors import (
     is_own_fault,
 )
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
+from hpcfl.io.code_file import short_name
 from hpcfl.job.schema import Loaded
 from hpcfl.models.flat_vector import trained
 from hpcfl.models.losses import LOSSES
@@ -354,7 +355,7 @@ class _Trial:
         """Play the user's metrics twice on a batch."""
         outputs = self._gradient.predict(self._components.x0, batch.inputs)
         for metric in metrics:
-            name, where = f"evaluate.metrics: {metric.path}", defined(metric.function)
+            name, where = f"evaluate.metrics: {short_name(metric.path)}", defined(metric.function)
             given = f"outputs {_shape_text(outputs)}, labels {_shape_text(batch.labels)}"
             does = f"its trial on a batch ({given}) failed"
             with _as_one_line(name, does, (metric.function,), where):

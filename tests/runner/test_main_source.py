@@ -91,9 +91,40 @@ class Parsing(Net):
 
 hpcfl.run(JOB, model=Parsing, data=data(), out=sys.argv[1])
 """
+SCORES = """
+from hpcfl.evaluation import Metric
+
+SHARE = 0.5
+
+def halves(outputs, labels):
+    return SHARE * (outputs.argmax(1) == labels).double()
+
+class Hits(Metric):
+    def sums(self, outputs, labels):
+        return torch.stack([halves(outputs, labels).sum()])
+
+    def score(self, sums):
+        return sums[0].item()
+
+class Notes(hpcfl.Callback):
+    def __init__(self, ending="txt"):
+        self.ending = ending
+
+    def start(self, run):
+        self.directory = run.directory
+
+    def round(self, record, model):
+        (self.directory / f"{record['round']}.{self.ending}").write_text("")
+
+settings = {
+    "evaluate": {"every": 1, "metrics": [halves, Hits]},
+    "callbacks": [Notes, {"name": Notes, "ending": "note"}],
+}
+hpcfl.run(JOB, settings, model=Net, data=data(), out=sys.argv[1])
+"""
 
 
-@pytest.mark.parametrize("text", [FUNCTIONS, REDEFINED, IN_OVERRIDES, IMPORTS])
+@pytest.mark.parametrize("text", [FUNCTIONS, REDEFINED, IN_OVERRIDES, IMPORTS, SCORES])
 def test_what_a_script_defines_is_found_by_another_process(tmp_path, text):
     (tmp_path / "script.py").write_text(HEAD + text)
     run = tmp_path / "run"
@@ -107,6 +138,13 @@ def test_what_a_script_defines_is_found_by_another_process(tmp_path, text):
     if text is IMPORTS:  # the processes of tests may have imported it already
         (code,) = (run / "kept").glob("code-*")
         assert "\nimport xml.dom.minidom as _" in code.read_text()
+    if text is SCORES:
+        log = hpcfl.read_log(run)
+        assert (log.test_halves * 2).tolist() == log.test_accuracy.tolist()
+        assert (log.test_Hits > 0).all()
+        notes = sorted(path.name for path in run.iterdir() if path.suffix in (".txt", ".note"))
+        assert notes == sorted(f"{t}.{ending}" for t in range(4) for ending in ("note", "txt"))
+        assert "calls Notes, Notes" in ended.stderr
 
 
 CHANGED = {
