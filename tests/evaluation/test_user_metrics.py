@@ -71,7 +71,7 @@ def unbounded(outputs, labels):
 
 def fails_late(outputs, labels):
     CALLS.append(1)
-    if len(CALLS) > 3:
+    if len(CALLS) > 4:
         raise ZeroDivisionError("late")
     return outputs[:, 0]
 
@@ -117,10 +117,15 @@ class Text(Metric):
 
 class PerBatch(Metric):
     def sums(self, outputs, labels):
-        return torch.ones(len(labels))
+        return torch.ones(3 if len(labels) == 7 else 2)
 
     def score(self, sums):
         return float(sums.sum())
+
+
+class Counts(PerBatch):
+    def sums(self, outputs, labels):
+        return torch.bincount(labels).double()
 
 
 class Plain:
@@ -285,6 +290,7 @@ def test_they_are_shown(job, hpcfl, tmp_path):
         ("Collects", "gives other numbers in sums (...)"),
         ("raises", "in raises (...): IndexError: index 1000 is out of bounds"),
         ("Text", "Text.score returns 'good'; expected a number"),
+        ("Counts", "on the first example of the batch alone failed in sums (...): Counts returns "),
     ],
 )
 def test_a_trial_before_round_1(job, refused, tmp_path, name, said):
