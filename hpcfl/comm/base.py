@@ -63,6 +63,13 @@ class Comm(Protocol):
         """Collective: wait for every rank."""
         ...
 
+    def meet(self) -> None:
+        """Collective: wait for every rank, however long it takes, if the others have a time-out.
+
+        MPI's have none, so there it does nothing.
+        """
+        ...
+
     def close(self) -> None:
         """Collective: leave the group, so that no rank waits for this one."""
         ...

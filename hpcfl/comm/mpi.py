@@ -104,6 +104,9 @@ class Mpi:
         """Collective: wait for every rank."""
         self._wait(self._world.Ibarrier())
 
+    def meet(self) -> None:
+        """Do nothing: MPI's collectives wait however long it takes."""
+
     def close(self) -> None:
         """Collective: leave the group; another one may be started afterwards."""
         finish(self._failures)

@@ -42,6 +42,9 @@ class Solo:
     def barrier(self) -> None:
         """Return at once."""
 
+    def meet(self) -> None:
+        """Return at once."""
+
     def close(self) -> None:
         """Do nothing."""
 

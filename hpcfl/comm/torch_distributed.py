@@ -3,8 +3,9 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
 from typing import ClassVar, NoReturn
@@ -18,11 +19,13 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from hpcfl.comm.base import P2PMessage
 from hpcfl.comm.launcher import Launch
-from hpcfl.comm.rendezvous import INTERFACE, meet
+from hpcfl.comm.rendezvous import INTERFACE, POLL_S, meet
 from hpcfl.comm.staging import StagedExchange
 from hpcfl.errors import JobError, RankError
 
 TIMEOUT_FACTOR = 1.25  # torch's time-out must come after the watchdog's, whose message says more
+ABORTED = "aborted"  # the key of the rank that has left by ``abort``
+FIRST_PAUSE_S = 1e-3  # before the second look for ranks that have not come
 
 _GROUPS = count()  # numbers those of this process, which are the same on every rank
 
@@ -41,7 +44,7 @@ class _ProcessGroup:
         self.rank, self.size = launch.rank, launch.size
         self.local_rank = self._rendezvous.local_rank
         self.library = self.backend
-        self._used, self._gathered = False, 0
+        self._used, self._gathered, self._met = False, 0, 0
         with _loopback(one_host=self._rendezvous.one_host):
             try:
                 dist.init_process_group(
@@ -52,11 +55,7 @@ class _ProcessGroup:
                     timeout=timedelta(seconds=TIMEOUT_FACTOR * timeout_s),
                 )
             except RuntimeError as error:  # DistError is a subclass of it
-                raise RankError(
-                    f"rank {self.rank} of {self.size}: {self.backend}: the ranks do not meet "
-                    f"({str(error).splitlines()[0]}); another rank has ended or hangs "
-                    "(comm.timeout_s)"
-                ) from error
+                raise self._apart(error) from error
 
     def _device(self) -> torch.device:
         return torch.device("cpu")
@@ -113,16 +112,39 @@ class _ProcessGroup:
             if self.rank == 0:  # whose process holds the store, and may end after this
                 store.wait([f"read/{rank}" for rank in ranks])
         except dist.DistError as error:
-            raise RankError(
-                f"rank {self.rank} of {self.size}: {self.backend}: the ranks do not meet "
-                f"({str(error).splitlines()[0]}); another rank has ended or hangs "
-                "(comm.timeout_s)"
-            ) from error
+            raise self._apart(error) from error
         return texts
 
     def barrier(self) -> None:
         """Collective: wait for every rank."""
         self.allreduce_max(np.zeros(1))
+
+    def meet(self) -> None:
+        """Collective: wait for every rank, however long it takes; a barrier has a time-out.
+
+        It asks the store again and again, less and less often.
+
+        Raises:
+            RankError: a rank has left by ``abort``, or rank 0, which holds the store, has ended.
+        """
+        self._used = True  # rank 0 must not leave before the others have looked
+        self._met += 1
+        store, pause = PrefixStore(f"met/{self._met}", self._store), FIRST_PAUSE_S
+        here, all_here = [f"{rank}" for rank in range(self.size)], ["all"]
+        try:
+            store.set(here[self.rank], "")
+            while not store.check(here if self.rank == 0 else all_here):
+                if self._store.check([ABORTED]):
+                    raise RankError(
+                        f"rank {self.rank} of {self.size}: {self.backend}: rank "
+                        f"{self._store.get(ABORTED).decode()} has ended; its own message is above"
+                    )
+                time.sleep(pause)
+                pause = min(2 * pause, POLL_S)
+            if self.rank == 0:
+                store.set(all_here[0], "")
+        except dist.DistError as error:
+            raise self._apart(error) from error
 
     def close(self) -> None:
         """Collective: leave the group; the barrier keeps rank 0's store open until then."""
@@ -134,9 +156,18 @@ class _ProcessGroup:
     def abort(self, code: int) -> NoReturn:
         """End this rank with exit code ``code``, and under MPI every rank.
 
-        Without MPI the launcher ends the others when it sees that this one failed.
+        Without MPI the launcher ends the others when it sees that this one failed, and those that
+        wait in ``meet`` end by themselves.
         """
+        with suppress(dist.DistError):  # of rank 0, which has ended
+            self._store.set(ABORTED, f"{self.rank}")
         self._rendezvous.abort(code)
+
+    def _apart(self, error: RuntimeError) -> RankError:
+        return RankError(
+            f"rank {self.rank} of {self.size}: {self.backend}: the ranks do not meet "
+            f"({str(error).splitlines()[0]}); another rank has ended or hangs (comm.timeout_s)"
+        )
 
     def _run(self, collective: Callable[[], object]) -> None:
         self._used = True
@@ -146,8 +177,8 @@ class _ProcessGroup:
             cause = str(error).split("\n")[0]
             message = f"rank {self.rank} of {self.size}: {self.backend}: {cause}"
             raise RankError(
-                f"{message}; another rank has ended, hangs, or reads its data or states for longer "
-                "than comm.timeout_s: raise that"
+                f"{message}; another rank has ended, hangs, or needs longer than comm.timeout_s: "
+                "raise that"
             ) from error
 
 

@@ -76,6 +76,10 @@ class Watched:
         """Collective: wait for every rank."""
         self._wait(self._comm.barrier)
 
+    def meet(self) -> None:
+        """Collective: wait for every rank, however long it takes."""
+        self._wait(self._comm.meet)
+
     def close(self) -> None:
         """Collective: leave the group in good order."""
         self.progress.phase = "ending"
@@ -89,10 +93,16 @@ class Watched:
         self._comm.abort(code)
 
     def _wait(self, collective: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Collective: call ``collective`` while the watchdog counts the time."""
+        """Collective: call ``collective`` while the watchdog counts the time.
+
+        Before the first round the ranks meet first: one may need longer than a time-out of Gloo or
+        NCCL to load data or to verify states.
+        """
         self.progress.calls += 1
         self.progress.waits = True
         try:
+            if self.progress.round == 0:
+                self._comm.meet()
             return collective(*args, **kwargs)
         except RankError as error:
             # Every rank sees that one was lost; only the first to claim the report prints it.
