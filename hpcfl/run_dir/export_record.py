@@ -32,7 +32,8 @@ def export_record(root: Path, target: Path) -> list[Path]:
         The files written.
 
     Raises:
-        JobError: the directory holds no run, or the folder is not empty or cannot be made.
+        JobError: the directory holds no run, or the folder is not empty, lies in a run or cannot be
+            made.
         StoreError: a file of the run is damaged.
         DiskError: a file cannot be written.
     """
@@ -51,6 +52,7 @@ def export_record(root: Path, target: Path) -> list[Path]:
     if branches:
         own = [Branch.parse(_without_folders(branch.entry)) for branch in branches]
         files[copy.branches] = write_branches(own)
+    copy.refuse_inside_run()  # a report takes all below a run for its own
     _make_folder(target)
     for path, content in files.items():
         write_file(path, content)

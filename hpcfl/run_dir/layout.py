@@ -162,8 +162,7 @@ class RunDir:
         for folder in self.root.resolve().parents:
             if _holds_run(folder):
                 raise JobError(
-                    f"{self.root}: lies in the directory of a run, {folder}; choose another with "
-                    "--out"
+                    f"{self.root}: lies in the directory of a run, {folder}; choose another place"
                 )
 
     def _difference(self, tree: dict[str, Any], content: bytes) -> str | None:

@@ -143,9 +143,10 @@ def test_a_directory_in_a_run_or_around_runs_is_refused(job, tmp_path, hpcfl, re
         copy = ("resume", runs / "one", "rounds=6", "--out", runs / name)
         line = refused("run", job, "--out", runs / name)
         assert refused(*copy) == line
+        assert refused("export", runs / "one", "--record", runs / name) == line
         assert line == (
             f"JobError: {runs / name}: lies in the directory of a run, {runs / 'one'}; choose "
-            "another with --out"
+            "another place"
         )
     assert refused("run", job, "--out", runs) == (
         f"JobError: {runs}: holds other runs, such as one; choose a directory for this run alone, "
