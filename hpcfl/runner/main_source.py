@@ -14,15 +14,17 @@ import symtable
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
-from hpcfl.errors import JobError
+from hpcfl.errors import JobError, is_of_user
 from hpcfl.io.code_file import KEPT_MODULE
 
 MAIN = "__main__"
+_NUMPY = "_numpy"  # as kept code imports it, where it has a number of numpy
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
 
 
@@ -113,6 +115,11 @@ class _Source:
             return
         self._begun.add(name)
         text = self._text(found)
+        if isinstance(found, type) and name in _bases_of(text):
+            raise JobError(
+                f"{self._what}: {name} is derived from an earlier class of the same name, which "
+                "the run cannot keep beside it; give one of them another name"
+            )
         for used in _globals_of(text):
             if used != name and used in self._main:
                 self._add(used, self._main[used], name)
@@ -131,8 +138,10 @@ class _Source:
                     "its own"
                 )
             self._define(value)
-        elif _is_constant(value):
-            self._constants[name] = f"{name} = {value!r}\n"
+        elif (written := _literal(value)) is not None:
+            self._constants[name] = f"{name} = {written}\n"
+            if isinstance(value, np.generic):
+                self._imports[_NUMPY] = f"import numpy as {_NUMPY}\n"
         elif origin := _importable(name, value):
             self._imports[name] = origin
         else:
@@ -271,7 +280,7 @@ def _content(value: Any) -> object:
     if isinstance(value, FunctionType):
         defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
         return [_instructions(value.__code__), *map(_content, defaults)]
-    return repr(value) if _is_constant(value) else ""
+    return _literal(value) or ""
 
 
 # What a call of a module's function is compiled to depends on whether the file imports the module.
@@ -309,6 +318,12 @@ def _globals_of(text: str) -> list[str]:
     return sorted(found)
 
 
+def _bases_of(text: str) -> set[str]:
+    """The names from which the class of a source is derived."""
+    found = next(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef))
+    return {base.id for base in found.bases if isinstance(base, ast.Name)}
+
+
 def _submodules(text: str, names: Mapping[str, Any]) -> Iterator[str]:
     """The modules that a source names within modules, such as ``xml.dom`` by ``xml``.
 
@@ -327,6 +342,18 @@ def _submodules(text: str, names: Mapping[str, Any]) -> Iterator[str]:
                 yield name
 
 
+def _literal(value: Any) -> str | None:
+    """The expression that makes a constant, or a number of numpy; None for other values."""
+    if _is_constant(value):
+        return repr(value)
+    # Not as a number of Python, which a tensor takes in another way.
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.itemsize <= 8:
+        item = value.item()
+        if np.isfinite(item):
+            return f"{_NUMPY}.dtype({value.dtype.str!r}).type({item!r})"
+    return None
+
+
 def _is_constant(value: Any) -> bool:
     """Whether ``repr`` writes the value."""
     if type(value) in (list, tuple, set, frozenset):
@@ -341,12 +368,28 @@ def _is_constant(value: Any) -> bool:
 def _importable(name: str, value: Any) -> str | None:
     """The line that imports a value of another module; None if there is none."""
     module, own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if isinstance(module, str) and isinstance(own, str) and _holds(module, own, value):
+    known = isinstance(module, str) and isinstance(own, str) and _holds(module, own, value)
+    if known and _is_importable(module):
         return f"from {module} import {own} as {name}\n"
     # Aliases of types, such as those of hpcfl.types, do not know their module.
-    homes = [home for home in [*sys.modules] if home != MAIN and _holds(home, name, value)]
-    home = min(homes, key=lambda home: ("._" in f".{home}", home.count("."), home), default=None)
+    homes = [home for home in [*sys.modules] if _is_importable(home) and _holds(home, name, value)]
+    home = min(homes, key=_preference, default=None)
     return f"from {home} import {name}\n" if home else None
+
+
+def _preference(module: str) -> tuple[bool, bool, int, str]:
+    """The order of modules that hold the same value: those that are installed and public first."""
+    file = getattr(sys.modules[module], "__file__", None)
+    own = file is not None and is_of_user(Path(file))
+    return own, "._" in f".{module}", module.count("."), module
+
+
+def _is_importable(module: str) -> bool:
+    """Whether another process finds the module: not ``__main__``, nor the code that a run keeps.
+
+    ``multiprocessing`` gives ``__main__`` a second name.
+    """
+    return sys.modules[module] is not sys.modules[MAIN] and not module.startswith(KEPT_MODULE)
 
 
 def _holds(module: str, name: str, value: Any) -> bool:

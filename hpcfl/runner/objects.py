@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, BinaryIO
 
 from safetensors.torch import save as save_tensors
@@ -188,7 +188,7 @@ def load_job(
     root = (out or Path("runs") / name).absolute()
     file.tree = with_prefix(file.tree, RUN, f"{root}/")
     for file_name, (text, what) in objects.code.items():
-        require_same(execute(root / KEPT / file_name, text), what)
+        require_same(_executed(root / KEPT / file_name, text, what), what)
     loaded = check(file, name)
     return replace(loaded, notes=(*loaded.notes, *objects.notes)), objects.kept
 
@@ -403,6 +403,21 @@ class _Objects:
         self.notes.append("model: starts from the module's present weights")
         code = {"code": self._code([*dict.fromkeys(of_main)], _MODEL)} if of_main else {}
         return {"name": "module", "of": of, **code, "init": init}
+
+
+def _executed(path: Path, text: str, what: str) -> ModuleType:
+    """The module of code that a run will keep in the file ``path``.
+
+    Raises:
+        JobError: it cannot be executed by itself.
+    """
+    try:
+        return execute(path, text)
+    except Exception as e:  # whatever the user's code raises
+        raise JobError(
+            f"{what}: the source that the run would keep cannot be executed by itself"
+            f"{described(e)}; put it into a module"
+        ) from e
 
 
 def _copy(path: Path, file: BinaryIO) -> None:

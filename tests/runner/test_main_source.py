@@ -1,6 +1,7 @@
 """The source of classes and functions of a script or of the cells of a notebook."""
 
 import linecache
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 import hpcfl
 from hpcfl.errors import JobError
 from tests.forked import python
+from tests.parallel.harness import environment
 from tests.runner.test_objects import JOB, data
 
 HEAD = """
@@ -147,6 +149,74 @@ def test_what_a_script_defines_is_found_by_another_process(tmp_path, text):
         assert "calls Notes, Notes" in ended.stderr
 
 
+AGAIN = """
+from dataclasses import dataclass
+import numpy as np
+from hpcfl.algorithms.fedavg import FedAvg
+from reexport import Positive, Vector
+
+SCALE = np.float64(0.5)
+COUNT = np.int64(4)
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled(FedAvg):
+    factor: Positive = 1.0
+
+    def finish(self, y: Vector, local, message, state, client):
+        upload, state = super().finish(y, local, message, state, client)
+        return upload._replace(delta=float(SCALE) * self.factor * upload.delta), state
+
+class Numbered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, COUNT)
+
+    def forward(self, x):
+        return self.layer(x)
+
+for seed in range(3):
+    settings = {"algorithm": {"name": Scaled, "factor": 0.5}, "seed": seed}
+    hpcfl.run(JOB, settings, model=Numbered, data=data(), out=f"{sys.argv[1]}/s{seed}")
+again = hpcfl.run(
+    JOB, settings, model=Numbered, data=data(), out=f"{sys.argv[1]}/s2", continued=True
+)
+assert again.rounds == 2
+"""
+
+
+def test_the_code_that_is_kept_is_the_same_in_later_runs_of_a_process(tmp_path, hpcfl):
+    """And names neither the code of an earlier run nor numbers of the script."""
+    (tmp_path / "reexport.py").write_text("from hpcfl.types import Positive, Vector\n")
+    (tmp_path / "script.py").write_text(HEAD + AGAIN)
+    # A process of its own: one that multiprocessing starts has another __mp_main__.
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "script.py", tmp_path / "runs"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    kept = [
+        {path.name: path.read_text() for path in (tmp_path / f"runs/s{seed}/kept").glob("*.py")}
+        for seed in range(3)
+    ]
+    assert len(kept[0]) == 2
+    assert kept[0] == kept[1] == kept[2]
+    text = "".join(kept[0].values())
+    assert "from hpcfl.types import Positive\n" in text
+    assert "SCALE = _numpy.dtype('<f8').type(0.5)" in text
+    assert "__mp_main__" not in text
+    table = hpcfl("report", tmp_path / "runs", "--layout", "seeds", "--format", "csv").out
+    assert len(table) == 2
+    assert table[1].startswith("Scaled,")
+    ended = python(
+        1, "-m", "hpcfl", "resume", tmp_path / "runs/s2", "rounds=3", env={"PYTHONPATH": "."}
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 CHANGED = {
     "replaced": """
 Net.forward = lambda self, x: self.layer(x) * 0
@@ -188,6 +258,40 @@ def test_a_class_that_is_not_as_its_source_says_is_refused(tmp_path, name):
     assert ended.returncode != 0
     assert "is not as the source of Net says: it was changed after its definition" in ended.stderr
     assert not run.exists()
+
+
+OWN_NAME = """
+class Net(nn.Module):
+    pass
+
+class Net(Net):
+    pass
+
+hpcfl.run(JOB, model=Net, data=data(), out=sys.argv[1])
+"""
+TENSOR = """
+TABLE = torch.ones(3)
+
+class Net(nn.Module):
+    def forward(self, x):
+        return x * TABLE
+
+hpcfl.run(JOB, model=Net, data=data(), out=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (OWN_NAME, "Net is derived from an earlier class of the same name"),
+        (TENSOR, "Net uses the Tensor TABLE of this script or notebook, which cannot be kept"),
+    ],
+)
+def test_a_class_that_cannot_be_kept_is_refused(tmp_path, text, said):
+    (tmp_path / "script.py").write_text(HEAD + text)
+    ended = python(1, tmp_path / "script.py", tmp_path / "run")
+    assert f"JobError: hpcfl.run(model=...): {said}" in ended.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture
