@@ -77,8 +77,8 @@ class Signals:
 
     The first signal to stop counts.  Later ones (Slurm sends more than one) are ignored, except
     SIGINT (Ctrl-C) after another signal, which raises KeyboardInterrupt: the user does not want to
-    wait.  If the context ends by Stopped, signals are still latched: the process is ending, and
-    later signals must not change its exit code.
+    wait.  If the context ends by Stopped in the ``hpcfl`` command, signals are still latched: the
+    process is ending, and later signals must not change its exit code.
 
     Raises:
         JobError: at the beginning of the context: this is not the process's main thread, which
@@ -109,7 +109,7 @@ class Signals:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if not isinstance(exception[1], Stopped):
+        if not (_Command.runs and isinstance(exception[1], Stopped)):
             for number, handler in self._before.items():
                 signal.signal(number, handler)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hpcfl
-from hpcfl.errors import JobError
+from hpcfl.errors import JobError, Stopped
 from hpcfl.signals import SAVE, STOP
 
 JOB = {
@@ -43,6 +43,19 @@ def test_run_and_resume_as_often_as_one_likes(tmp_path):
     assert not torch.equal(first.x, second.x)
     assert [record["round"] for record in third.log] == [1, 2]
     assert "test_accuracy" in third.log[-1]
+
+
+class Stops(hpcfl.Callback):
+    def round(self, record, model):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_stopped_run_leaves_no_handlers_behind(tmp_path):
+    """The process is the caller's, and may go on for long."""
+    with pytest.raises(Stopped, match="SIGTERM"):
+        hpcfl.run({**JOB, "rounds": 9}, out=tmp_path / "a", callbacks=[Stops()])
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert hpcfl.resume(tmp_path / "a").rounds == 9
 
 
 def test_the_job_is_not_changed(tmp_path):
