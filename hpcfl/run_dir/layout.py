@@ -189,17 +189,26 @@ class RunDir:
         return bool(committed_folders(self.checkpoints))
 
     def refuse_record(self) -> None:
-        """Refuse what ``hpcfl export --record`` wrote: the log of rounds without their models.
+        """Refuse the log of rounds without a checkpoint: a new start would delete it.
+
+        ``hpcfl export --record`` writes it, and it is left where checkpoints were deleted.
 
         Raises:
             JobError: it is that.
         """
-        rounds = present(self.log) and self.log.stat().st_size > 0  # a run writes these later
-        if rounds and not present(self.initial) and not self.has_checkpoint:
+        # A run writes its first checkpoint before its first line of the log.
+        rounds = present(self.log) and self.log.stat().st_size > 0
+        if not rounds or self.has_checkpoint:
+            return
+        if present(self.initial):
             raise JobError(
-                f"{self.root}: holds the record of a run, without its models, which cannot be "
-                "resumed; name the run, or choose another directory with --out"
+                f"{self.root}: holds the log of a run, but none of its checkpoints; put one back, "
+                "or remove the directory to start again"
             )
+        raise JobError(
+            f"{self.root}: holds the record of a run, without its models, which cannot be "
+            "resumed; name the run, or choose another directory with --out"
+        )
 
     def require(self) -> None:
         """Refuse a directory that holds no run.

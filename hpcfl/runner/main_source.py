@@ -368,8 +368,12 @@ def _is_constant(value: Any) -> bool:
 def _importable(name: str, value: Any) -> str | None:
     """The line that imports a value of another module; None if there is none."""
     module, own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    known = isinstance(module, str) and isinstance(own, str) and _holds(module, own, value)
-    if known and _is_importable(module):
+    if (
+        isinstance(module, str)
+        and isinstance(own, str)
+        and _holds(module, own, value)
+        and _is_importable(module)
+    ):
         return f"from {module} import {own} as {name}\n"
     # Aliases of types, such as those of hpcfl.types, do not know their module.
     homes = [home for home in [*sys.modules] if _is_importable(home) and _holds(home, name, value)]

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import yaml
 from rich.box import ASCII2
@@ -19,6 +19,7 @@ from hpcfl.job.yaml_file import in_own_run, replace_kept
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
+from hpcfl.run_dir.log import LogReader
 from hpcfl.run_dir.manifest import committed
 from hpcfl.run_dir.record import read_job
 from hpcfl.sweep.grid import Point, Sweep
@@ -33,7 +34,7 @@ class PendingRun(NamedTuple):
     folder: RunDir
     action: Action
     done: int
-    """Rounds in its newest checkpoint."""
+    """Rounds in its newest checkpoint, or of a finished run that has none any more."""
     changes: tuple[str, ...] = ()
     """Of a run that is resumed, the settings that are new: more rounds, other paths of its data."""
 
@@ -88,6 +89,35 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
     if not present(folder.job):
         return PendingRun(point, folder, "start", 0)
     read_job(folder.root)  # for its error message, if the file is damaged
+    before, now = _settings(point, folder)
+    branches = read_branches(folder.branches)
+    if branches:
+        raise JobError(
+            f"{folder.root}: holds no run of the sweep, but a {branches[-1]}; move that directory "
+            "away, or choose another root with --out"
+        )
+    kept = committed(folder.checkpoints)
+    rounds = point.loaded.job.rounds
+    if kept:
+        done = kept[-1].round
+    else:  # the checkpoints of a finished run may have been deleted to save space
+        log = LogReader(folder.log).read()
+        done = rounds if log and log[-1]["round"] == rounds else 0
+        if not done:
+            folder.refuse_record()
+    action: Action = "resume" if kept else "start"
+    if done == rounds:
+        action = "skip"
+    _require_same_job(PendingRun(point, folder, action, done), before, now)
+    if folder.is_locked():
+        raise JobError(f"{folder.root}: a run is alive in this directory; wait for it or stop it")
+    new = [key for key, _, _ in changed(before, now) if key in now] if kept else []
+    asked = tuple(f"{key}={json.dumps(now[key])}" for key in new)
+    return PendingRun(point, folder, action, done, asked)
+
+
+def _settings(point: Point, folder: RunDir) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The flat settings of the run in the directory, and those of the point, to be compared."""
     # The run has copies of the files of another run that the job names.
     before, now = (
         flatten(replace_kept(loaded.tree, in_own_run))
@@ -99,48 +129,47 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
         now |= {key: before[key] for key in unresolved if key in before}
     if point.loaded.job.executor == "auto":  # the run has chosen one before round 1
         now |= {key: before[key] for key in ("executor", "block_size")}
-    branches = read_branches(folder.branches)
-    if branches:
-        raise JobError(
-            f"{folder.root}: holds no run of the sweep, but a {branches[-1]}; move that directory "
-            "away, or choose another root with --out"
-        )
-    kept = committed(folder.checkpoints)
-    rounds = point.loaded.job.rounds
-    finished = bool(kept) and kept[-1].round == rounds
-    # A resume may be given other paths of the inputs, since it compares their digests, and other
-    # values of settings on which no finished round depended.
-    resumed = bool(kept) and kept[-1].round < rounds
-    changes = list(changed(before, now))
+    return before, now
+
+
+def _require_same_job(run: PendingRun, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse a directory whose run is not that of the point, and cannot become it by a resume.
+
+    A resume may be given other paths of the inputs, since it compares their digests, and other
+    values of settings on which no finished round depended.
+
+    Args:
+        run: what would be done with it.
+        before: the flat settings of the run in the directory.
+        now: those of the point.
+
+    Raises:
+        JobError: the directory holds a run of another job.
+    """
+    root, where, rounds = run.folder.root, run.point.file.where, run.point.loaded.job.rounds
+    resumed = run.action == "resume" and run.done < rounds
     differing = [
         change
-        for change in changes
-        if not (change[0] in PLACES and not finished)
+        for change in changed(before, now)
+        if not (change[0] in PLACES and run.action != "skip")
         and not (resumed and all(is_mutable(change[0], job) for job in (before, now)))
     ]
-    if differing:
-        key, found, wanted = differing[0]
-        if key == "rounds" and kept and kept[-1].round > rounds:
-            raise JobError(
-                f"{point.file.where(('rounds',))}: rounds: found {rounds}, but {kept[-1].round} "
-                f"are done in {folder.root}; give rounds={kept[-1].round} or more"
-            )
-        if key in PLACES and key in now:
-            raise JobError(
-                f"{point.file.where(tuple(key.split('.')))}: {key} is {found} in {folder.root}, "
-                f"{wanted} here; if the data moved, say so to that run: `hpcfl resume "
-                f"{folder.root} {key}={now[key]}`"
-            )
-        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+    if not differing:
+        return
+    key, found, wanted = differing[0]
+    if key == "rounds" and run.done > rounds:
         raise JobError(
-            f"{point.file.where(tuple(key.split('.')))}: {folder.root} holds a run of another job: "
-            f"{key} is {found} there, "
-            f"{wanted} here{more}; choose another root with --out"
+            f"{where(('rounds',))}: rounds: found {rounds}, but {run.done} are done in {root}; "
+            f"give rounds={run.done} or more"
         )
-    if folder.is_locked():
-        raise JobError(f"{folder.root}: a run is alive in this directory; wait for it or stop it")
-    if not kept:
-        return PendingRun(point, folder, "start", 0)
-    action: Literal["skip", "resume"] = "skip" if finished else "resume"
-    asked = tuple(f"{key}={json.dumps(now[key])}" for key, _, _ in changes if key in now)
-    return PendingRun(point, folder, action, kept[-1].round, asked)
+    at = where(tuple(key.split(".")))
+    if key in PLACES and key in now:
+        raise JobError(
+            f"{at}: {key} is {found} in {root}, {wanted} here; if the data moved, say so to that "
+            f"run: `hpcfl resume {root} {key}={now[key]}`"
+        )
+    more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+    raise JobError(
+        f"{at}: {root} holds a run of another job: {key} is {found} there, {wanted} here{more}; "
+        "choose another root with --out"
+    )

@@ -268,9 +268,23 @@ def test_resume_of_nothing(tmp_path, refused):
     contains(refused("resume", tmp_path), f"{tmp_path}: holds no run (no job.yaml)")
 
 
+def test_a_log_without_a_checkpoint(finished, job, refused):
+    """A new start would delete the log."""
+    for checkpoint in committed(finished / "checkpoints"):
+        (checkpoint.folder / "manifest.json").unlink()
+    before = (finished / "log.jsonl").read_bytes()
+    again = ("run", job, "--out", finished)
+    for command in (("resume", finished), again, (*again, "--continue")):
+        contains(
+            refused(*command), f"{finished}: holds the log of a run, but none of its checkpoints;"
+        )
+    assert (finished / "log.jsonl").read_bytes() == before
+
+
 def test_resume_without_a_checkpoint(finished, refused):
     for checkpoint in committed(finished / "checkpoints"):
         (checkpoint.folder / "manifest.json").unlink()
+    (finished / "log.jsonl").unlink()
     contains(refused("resume", finished), "checkpoints: holds no checkpoint;", "run the job again")
 
 

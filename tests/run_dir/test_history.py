@@ -146,6 +146,7 @@ def test_a_start_of_an_earlier_version_without_a_checkpoint_is_replaced(job, tmp
     run = tmp_path / "run"
     assert hpcfl("run", job, "--out", run).code == 0
     shutil.rmtree(run / "checkpoints")
+    (run / "log.jsonl").unlink()
     use_old_key(run / "job.yaml")
     assert hpcfl("run", job, "--out", run, "seed=1").code == 2
     assert hpcfl("run", job, "--out", run).code == 0

@@ -50,6 +50,7 @@ def test_a_start_that_died_before_its_first_checkpoint_is_begun_anew(go, whole, 
     run = tmp_path / "run"
     assert go().code == 0
     shutil.rmtree(run / "checkpoints")
+    (run / "log.jsonl").unlink()
     (run / "checkpoints/00000000").mkdir(parents=True)  # never committed
     assert go().code == 0
     assert outcome(run) == whole

@@ -204,6 +204,19 @@ def test_what_is_there_is_taken_into_account(file, job, tmp_path, hpcfl):
     ]  # fmt: skip
 
 
+def test_a_finished_run_without_checkpoints_is_finished(file, tmp_path, hpcfl, refused):
+    """They may have been deleted to save space; a report reads the log alone."""
+    root = tmp_path / "out"
+    sweep = ("sweep", file, "--out", root, "--only", "avg,seed0")
+    assert hpcfl(*sweep).code == 0
+    for path in root.glob("avg-seed0/checkpoints/*/manifest.json"):
+        path.unlink()
+    assert actions(file, root)[0] == ("avg-seed0", "skip", 4)
+    assert "| avg-seed0 | fedavg " in hpcfl(*sweep).text
+    line = refused(*sweep, "rounds=6")
+    assert f"{root}/avg-seed0: holds the log of a run, but none of its checkpoints" in line
+
+
 def test_a_run_of_another_job_is_told_with_the_key(file, job, tmp_path, hpcfl, refused):
     root = tmp_path / "out"
     run = ("run", job, "algorithm={name: fedavg}", "seed=0", "local.lr=0.2")
