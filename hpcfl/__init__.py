@@ -39,6 +39,11 @@ __all__ = [
 # torch is imported by the functions that need it: `import hpcfl` is instant.
 
 
+def __dir__() -> list[str]:
+    """The names of ``__all__`` too, whose classes are not imported yet."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import the classes of ``__all__`` when they are used."""
     if name == "Callback":

@@ -6,6 +6,7 @@ the digest of its content.  So a job file alone cannot make hpcfl execute anothe
 
 import re
 import sys
+from difflib import get_close_matches
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -112,6 +113,20 @@ def find_object(name: str) -> Any:
         return getattr(load_code(Path(file)), attribute)
     module, _, attribute = name.rpartition(".")
     return getattr(import_module(module), attribute)
+
+
+def import_advice(error: Exception, name: str) -> str:
+    """What to do where ``find_object(name)`` raised, for the end of a message; "" if unknown."""
+    if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
+        return "; set PYTHONPATH=. if it is in the current directory"
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+        known = [key for key in vars(error.obj) if not key.startswith("_")]
+        # Of another case, or nearly so.
+        asked = str(error.name)
+        alike = [key for key in known if key.lower() == asked.lower()]
+        alike += get_close_matches(asked, known, n=1)
+        return f"; did you mean {alike[0]}?" if alike else ""
+    return ""
 
 
 def load_code(path: Path) -> ModuleType:

@@ -73,10 +73,11 @@ def read_arrays(
 
 
 def _refuse_misnamed(path: Path, name: str, others: Iterable[str]) -> None:
-    """Refuse an array that is nearly called ``name``, such as "test_x" for "x_test"."""
+    """Refuse an array that is nearly called ``name``, such as "client_ids" for "client"."""
 
     def spellings(name: str) -> set[str]:
         words = [word.removesuffix("s") for word in re.split("[_-]", name.lower())]
+        words = [word for word in words if word != "id"]
         return {"".join(words), "".join(sorted(words))}
 
     for other in others:
@@ -240,7 +241,7 @@ def _open(path: Path) -> Iterator[Any]:
     except _DAMAGED as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         if "allow_pickle" in reason:  # numpy's text for every file that is not a numpy file
-            reason = "it is of another kind, or holds Python objects"
+            reason = "it is of another kind (numpy.savez writes an .npz), or holds Python objects"
         reason = reason or type(error).__name__
         message = f"{path}: not a readable file of numpy arrays: {reason}"
         raise read_error(error, message, DataError) from error

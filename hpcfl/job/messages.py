@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 from hpcfl.job.registry import REGISTRIES, SECTION, shown, suggestion
 from hpcfl.job.yaml_file import JobFile, Key, Tree
+from hpcfl.models.module import Module
 
 _MANY = 3  # names in a hint
 _LARGE = 1e15  # whole numbers beyond are written with an exponent
@@ -102,6 +103,9 @@ def _unknown(name: str, cls: type[Any], path: Key, raw: Any, file: JobFile, at: 
         hint = f"; {len(others)} others have it, such as {', '.join(others[:_MANY])}: hpcfl list"
     else:
         hint = f"; did you mean {' or '.join(others)}?" if others else suggestion(name, known)
+    if section is Module:
+        maker = below.get("of") or "its class"
+        hint = f"; arguments of {maker} go into model.arguments"
     own = section.__module__.partition(".")[0] != __name__.partition(".")[0]
     if own and hasattr(section, name):
         hint = f"; write {name} with a type in the class, {name}: float = ..., to make it a key"

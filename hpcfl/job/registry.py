@@ -15,7 +15,7 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import HpcflError, JobError, described, hint, place
-from hpcfl.io.code_file import find_object, is_in_file, require_kept
+from hpcfl.io.code_file import find_object, import_advice, is_in_file, require_kept
 from hpcfl.job.yaml_file import JobFile, plain
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
@@ -180,8 +180,7 @@ def _imported(at: str, name: str, load: Callable[[], Any]) -> Any:
     except HpcflError:
         raise
     except Exception as e:  # a user's module may raise anything
-        absent = isinstance(e, ModuleNotFoundError) and e.name == name.partition(".")[0]
-        advice = "; set PYTHONPATH=. if it is in the current directory" if absent else ""
+        advice = import_advice(e, name)
         if name.startswith(f"{_MAIN}."):
             advice = (
                 "; it is a class of a script or notebook: define it there, and call hpcfl.run, "

@@ -16,7 +16,14 @@ import torch
 from torch import nn
 
 from hpcfl.errors import JobError, StoreError, described
-from hpcfl.io.code_file import find_object, is_in_file, load_code, read_kept, require_kept
+from hpcfl.io.code_file import (
+    find_object,
+    import_advice,
+    is_in_file,
+    load_code,
+    read_kept,
+    require_kept,
+)
 from hpcfl.models.base import ModelConfig
 from hpcfl.types import PathText
 
@@ -97,9 +104,8 @@ class Module(ModelConfig):
         try:
             found = find_object(self.of)
         except (ImportError, AttributeError) as e:
-            advice = "set PYTHONPATH=. if it is in the current directory"
             raise JobError(
-                f"model.of: {self.of!r} cannot be imported{described(e)}; {advice}"
+                f"model.of: {self.of!r} cannot be imported{described(e)}{import_advice(e, self.of)}"
             ) from e
         if not is_in_file(self.of):
             _require_maker(found, self.of)

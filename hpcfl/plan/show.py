@@ -153,13 +153,18 @@ def _stated(parts: Components, asked: Work, ranks: int) -> CostModel:
     return costs[hours.index(min(hours))]
 
 
+def _duration(hours: float) -> str:
+    """Hours, or seconds if they are less than a minute."""
+    return f"{hours:.4g} hours" if hours * 60 >= 1 else f"{hours * 3600:.2g} s"
+
+
 def _hours(found: Prediction) -> str:
     """The time of a round and of all."""
     ship = (
         f",\n         {found.ship:.3g} s states on their way to other ranks" if found.ship else ""
     )
     return (
-        f"{found.hours:.4g} hours in all: {found.round:.4g} s a round, {found.evaluate:.3g} s an "
+        f"{_duration(found.hours)} in all: {found.round:.4g} s a round, {found.evaluate:.3g} s an "
         f"evaluation\na round: {found.train:.4g} s training on the busiest rank "
         f"({found.busiest:.3g}x the mean of all),\n         {found.convert:.3g} s the exact mean, "
         f"{found.exchange:.3g} s all-reduces, {found.rest:.3g} s else{ship}"

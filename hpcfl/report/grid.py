@@ -55,9 +55,7 @@ class Grid:
         unit = {"clients": " clients"}
         return [
             "\n".join(
-                "default split"
-                if (name, getattr(column, name)) == ("split", "None")
-                else getattr(column, name) + unit.get(name, "")
+                getattr(column, name) + unit.get(name, "")
                 for name in shown
                 if (name, getattr(column, name)) != ("clients", "None")
             )

@@ -46,7 +46,11 @@ class Target:
         most = 1 if self.absolute else 100
         if not 0 < self.number <= most:
             option = "--target-accuracy" if self.absolute else "--target"
-            raise JobError(f"{option}: found {self.number:g}, expected above 0, at most {most}")
+            percent = self.absolute and 1 < self.number <= 100
+            hint = f"; {self.number:g} % is {self.number / 100:g}" if percent else ""
+            raise JobError(
+                f"{option}: found {self.number:g}, expected above 0, at most {most}{hint}"
+            )
 
     @classmethod
     def from_options(cls, percents: Sequence[float], accuracies: Sequence[float]) -> list[Self]:

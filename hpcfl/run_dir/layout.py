@@ -42,7 +42,7 @@ from hpcfl.io.atomic import write_file
 from hpcfl.io.code_file import KEPT
 from hpcfl.io.files import parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
-from hpcfl.job.resume_rules import earlier_job_fingerprint, job_fingerprint
+from hpcfl.job.resume_rules import earlier_job_fingerprint, is_mutable, job_fingerprint
 from hpcfl.job.settings import changed, flatten
 from hpcfl.job.yaml_file import (
     LARGEST_FILE,
@@ -131,7 +131,8 @@ class RunDir:
             if self.has_checkpoint:
                 raise JobError(
                     f"{self.root}: holds a run of this job already; use "
-                    f"`hpcfl resume {self.root}`, or remove the directory to start again"
+                    f"`hpcfl resume {self.root}` (from Python: continued=True), or remove the "
+                    "directory to start again"
                 )
         write_file(self.job, content)
 
@@ -178,10 +179,14 @@ class RunDir:
             return ""
         if found == tree:
             return None
-        differing = changed(flatten(found), flatten(tree))
-        return next(
-            (f": {key} is {there} there, {here} here" for key, there, here in differing), ""
-        )
+        jobs = flatten(found), flatten(tree)
+        differing = [*changed(*jobs)]
+        if not differing:
+            return ""
+        key, there, here = differing[0]
+        free = all(is_mutable(name, job) for name, *_ in differing for job in jobs)
+        resume = f" (a resume may change it: `hpcfl resume {self.root} {key}=...`)" if free else ""
+        return f": {key} is {there} there, {here} here{resume}"
 
     @property
     def has_checkpoint(self) -> bool:

@@ -196,7 +196,10 @@ def build_model(loaded: Loaded, dataset: Dataset, seed: int) -> nn.Module:
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
     if not any(parameter.numel() for parameter in trained(model).values()):
-        raise JobError(f"{name}: has no parameter to train, expected one at least")
+        raise JobError(
+            f"{name}: has no parameter to train, expected one at least; layers in a list are not a "
+            "module's own: use torch.nn.ModuleList"
+        )
     return model.double() if dtype == torch.float64 else model
 
 

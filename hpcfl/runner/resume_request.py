@@ -73,10 +73,15 @@ class ResumeRequest:
         before = flatten(parent.tree)
         file = source.read_job()
         yaml_file.override(file, overrides, origin)
-        loaded = typed(file, run_name(file.name, overrides))
+        require = require_branchable if copied else require_mutable
+        try:
+            loaded = typed(file, run_name(file.name, overrides))
+        except JobError:  # such as of another algorithm with the settings of the run's
+            require(before, flatten(file.tree), source.root, origin)
+            raise
         after = flatten(loaded.tree)
         # First: an immutable key is a better reason than a combination it is part of.
-        (require_branchable if copied else require_mutable)(before, after, source.root, origin)
+        require(before, after, source.root, origin)
         require_coherent(loaded.job, file)
         require_user_code(loaded.job, file)
         branch = any(

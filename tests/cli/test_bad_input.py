@@ -77,6 +77,11 @@ def test_unknown_key_that_few_algorithms_have(run):
     contains(run("algorithm.norm=client"), 'no "norm"', "; did you mean fedcm or mofedsam?")
 
 
+def test_unknown_key_of_a_module(run):
+    line = run("model={name: module, of: torch.nn.Linear, in_features: 3}")
+    contains(line, "; arguments of torch.nn.Linear go into model.arguments")
+
+
 def test_unknown_key_of_a_partition(run):
     line = run("data.partition={kind: dirichlet, alph: 1.0}")
     contains(
@@ -210,7 +215,7 @@ def test_labels_out_of_range(run):
 def test_client_without_examples(arrays, job, run):
     write(job, ", clients: 4, partition: {kind: iid}", "")
     path = arrays("gap.npz", client=np.arange(40) % 4 * 2)
-    contains(run(f"data.path={path}"), "gap.npz: client 1 has no example", "0 to 6 without a gap")
+    contains(run(f"data.path={path}"), "gap.npz: no example is of client 1", "0 to 6; in numpy")
 
 
 @pytest.mark.parametrize(

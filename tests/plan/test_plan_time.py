@@ -175,7 +175,7 @@ def test_measured_costs_make_hours(job, hpcfl, refused, tmp_path):
     assert costs.device == json.loads(file.read_text())["machine"]["device"] == "cpu"
     assert "costs: ASSUMED" in hpcfl("plan", job).text
     planned = hpcfl("plan", job, "--costs", file)
-    assert "hours in all" in planned.text
+    assert " in all: " in planned.text
     assert costs.origin in " ".join(planned.text.split())
     assert "with balance" not in planned.text  # on one rank
     tree = json.loads(file.read_text())
@@ -183,7 +183,7 @@ def test_measured_costs_make_hours(job, hpcfl, refused, tmp_path):
     file.write_text(json.dumps(tree))
     owner = hpcfl("plan", job, "--costs", file, "--ranks", 2).out
     steal = hpcfl("plan", job, "--costs", file, "--ranks", 2, "balance=steal").out
-    rounds = [next(line for line in told if "hours in all" in line) for told in (owner, steal)]
+    rounds = [next(line for line in told if " in all: " in line) for told in (owner, steal)]
     others = [next(line for line in told if "with balance=" in line) for told in (owner, steal)]
     assert others[0].split("steal: ")[1] in rounds[1]
     assert others[1].split("owner: ")[1] in rounds[0]
@@ -382,8 +382,8 @@ def test_the_old_names_are_taken_and_told_once(job, hpcfl, tmp_path):
         "plan: --pieces is called --costs now",
         f"{file}: pieces is called costs now",
     ]
-    assert [line for line in old.out if "hours in all" in line] == [
-        line for line in new.out if "hours in all" in line
+    assert [line for line in old.out if " in all: " in line] == [
+        line for line in new.out if " in all: " in line
     ]
 
 

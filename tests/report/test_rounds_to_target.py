@@ -268,7 +268,7 @@ def test_means_over_seeds():
     [
         ((0,), "--target: found 0, expected above 0, at most 100"),
         ((101,), "at most 100"),
-        ((60, True), "--target-accuracy: found 60, expected above 0, at most 1"),
+        ((60, True), "--target-accuracy: found 60, expected above 0, at most 1; 60 % is 0.6"),
         ((float("nan"),), "found nan"),
     ],
 )

@@ -66,14 +66,22 @@ def test_an_import_that_cannot_be_resolved_is_left_out(run, job, tmp_path):
     assert sorted(start["code"]) == ["helpers", "mine"]
 
 
-@pytest.mark.parametrize("name", ["mine.Nope", "absent.Net"])
-def test_a_model_that_cannot_be_imported_is_one_line(name, run, job, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("mine.Nope", "has no attribute 'Nope'"),
+        ("mine.MINE", "did you mean Mine?"),
+        ("absent.Net", "set PYTHONPATH=. if it is in the current directory"),
+    ],
+)
+def test_a_model_that_cannot_be_imported_is_one_line(name, advice, run, job, tmp_path):
     model = f"model={{name: module, of: {name}}}"
     for command in (("run", job, model, "--out", tmp_path / "run"), ("check", job, model)):
         done = run(*command)
         assert done.code == 2
         (line,) = done.err
         assert f"model.of: '{name}' cannot be imported" in line
+        assert line.endswith(advice)
 
 
 def test_a_job_of_hpcfls_classes_has_no_code(run, job, tmp_path):

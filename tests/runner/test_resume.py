@@ -121,6 +121,7 @@ def test_the_same_value_is_no_change(run, hpcfl):
     [
         ("local.lr=0.2", "command line: local.lr: is 0.1 in {run}, asked for is 0.2, which would"),
         ("algorithm={name: fedavg}", "algorithm.name: is fedhbm in {run}, asked for is fedavg"),
+        ("algorithm.name=fedavg", "algorithm.name: is fedhbm in {run}, asked for is fedavg"),
         ("evaluate.batch_size=7", "(full-batch gradients are summed in batches of this size)"),
         ("seed=1", "`hpcfl run {run}/job.yaml seed=1 --out NEW`, with model.init=F.safetensors of"),
         ("rounds=1", "rounds: 1 are asked for, but 4 are done; ask for as many, or begin at an"),

@@ -66,6 +66,8 @@ def test_of_another_job_is_refused(go, job, tmp_path, refused):
         f"JobError: {run}: holds a run of another job: local.lr is 0.1 there, 0.2 here; "
         "choose another directory with --out"
     )
+    line = refused("run", job, "--out", run, "checkpoint.keep=7")
+    assert f"(a resume may change it: `hpcfl resume {run} checkpoint.keep=...`)" in line
     line = refused(*again, "algorithm={name: fedavg}")
     assert "algorithm.name is fedhbm there, fedavg here" in line
     assert "4 are done" in refused(*again, "rounds=3")

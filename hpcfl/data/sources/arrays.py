@@ -100,7 +100,8 @@ class Arrays(DataConfig):
             if labels is None or not labels.size:
                 continue
             if labels.dtype.kind == "f" or labels.min() < 0 or labels.max() >= classes:
-                more = "" if self.classes else ", as y has them; for more say data.classes"
+                enough = self.classes or labels.min() < 0
+                more = "" if enough else ", as y has them; for more say data.classes"
                 raise DataError(
                     f"{path}: {name} runs from {labels.min()} to {labels.max()} ({labels.dtype}), "
                     f"expected integers from 0 to {classes - 1}{more}"
@@ -109,7 +110,10 @@ class Arrays(DataConfig):
 
     def _natural(self, path: Path, client: NDArray[Any], examples: int) -> list[Rows]:
         if self.clients is not None:
-            raise JobError(f"data.clients: not allowed, {path} says who owns each example (client)")
+            raise JobError(
+                f"data.clients: not allowed, {path} says who owns each example (client); leave "
+                "those ids out to divide the examples otherwise"
+            )
         if client.shape != (examples,) or client.dtype.kind not in "iu":
             raise DataError(
                 f"{path}: client is {client.dtype} of shape {client.shape}, expected integers of "
@@ -125,8 +129,8 @@ class Arrays(DataConfig):
         counts = np.bincount(client.astype(np.int64))
         if not counts.all():
             raise DataError(
-                f"{path}: client {int(np.argmin(counts))} has no example; ids run from 0 to "
-                f"{len(counts) - 1} without a gap"
+                f"{path}: no example is of client {int(np.argmin(counts))}, expected every id from "
+                f"0 to {len(counts) - 1}; in numpy np.unique(client, return_inverse=True)[1]"
             )
         rows = np.argsort(client, kind="stable")
         return list(np.split(rows, np.cumsum(counts)[:-1]))

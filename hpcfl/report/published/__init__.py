@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+from hpcfl.io.code_file import short_name
 from hpcfl.job.settings import BRANCH, Settings
 
 PAPERS = ("fedhbm", "fedcm", "fedmim", "scaffold_slides")
@@ -98,13 +99,13 @@ def set_up(job: Settings) -> dict[str, str]:
         "split": _split(job),
         "clients": str(job.get("data.clients")),
         "cohort": f"{job.get('cohort.kind')} {job.get('cohort.size', job.get('cohort.p'))}",
-        "algorithm": str(job.get("algorithm.name")),
+        "algorithm": short_name(str(job.get("algorithm.name"))),
     }
 
 
 def _split(job: Settings) -> str:
     """Which examples a client holds: "dirichlet 0.3", "symmetric dirichlet 0.3", "iid, colour"."""
-    kind = str(job.get("data.partition.kind"))
+    kind = str(job.get("data.partition.kind") or "natural")  # the data's own clients
     count = job.get("data.partition.examples") or job.get("data.max_examples")
     words = [kind]
     if kind == "dirichlet":
