@@ -4,13 +4,17 @@ A file is executed only if it is one that a run keeps: in a folder ``kept``, und
 the digest of its content.  So a job file alone cannot make hpcfl execute another file.
 """
 
+import __future__
+
+import ast
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from hpcfl.errors import StoreError, file_error
@@ -32,6 +36,18 @@ class KeptName(NamedTuple):
     """The file."""
     attribute: str
     """Of ``FILE.py:NAME``, ":NAME"; else empty."""
+
+
+class Origin(NamedTuple):
+    """Where a part of kept code comes from, which error messages name in the same process."""
+
+    first: int
+    """Its first line in the kept code."""
+    last: int
+    file: str
+    """The script, or the cell of a notebook."""
+    line: int
+    """Of the file, where the part begins."""
 
 
 def digest_of(content: bytes) -> str:
@@ -141,8 +157,13 @@ def load_code(path: Path) -> ModuleType:
     return execute(path, read_kept(path).decode())
 
 
-def execute(path: Path, text: str) -> ModuleType:
+def execute(path: Path, text: str, origins: Sequence[Origin] = ()) -> ModuleType:
     """Make the module of the code ``text``, which is or will be in the file ``path``.
+
+    Args:
+        path: the file.
+        text: the code.
+        origins: where parts of it come from.
 
     Raises:
         Exception: whatever the code raises.
@@ -154,11 +175,27 @@ def execute(path: Path, text: str) -> ModuleType:
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look their module up
     try:
-        exec(compile(text, str(path), "exec"), module.__dict__)  # noqa: S102  the user's own code
+        for code in _compiled(path, text, origins):
+            exec(code, module.__dict__)  # noqa: S102  the user's own code
     except BaseException:
         del sys.modules[module.__name__]
         raise
     return module
+
+
+def _compiled(path: Path, text: str, origins: Sequence[Origin]) -> Iterator[CodeType]:
+    """The code of each statement, with the lines of the file that it comes from."""
+    tree = ast.parse(text, str(path))
+    futures = (n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__")
+    flags = 0
+    for name in (alias.name for node in futures for alias in node.names):
+        flags |= getattr(__future__, name).compiler_flag
+    for node in tree.body:
+        origin = next((o for o in origins if o.first <= node.lineno <= o.last), None)
+        if origin:
+            ast.increment_lineno(node, origin.line - origin.first)
+        file = origin.file if origin else str(path)
+        yield compile(ast.Module([node], []), file, "exec", flags, dont_inherit=True)
 
 
 def _module_name(path: Path) -> str:

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcfl.errors import JobError, is_of_user
-from hpcfl.io.code_file import KEPT_MODULE
+from hpcfl.io.code_file import KEPT_MODULE, Origin
 
 MAIN = "__main__"
 _NUMPY = "_numpy"  # as kept code imports it, where it has a number of numpy
@@ -76,7 +76,23 @@ def refuse_kept(module: str, name: str, what: str) -> None:
         )
 
 
-def source_of(wanted: Sequence[Any], what: str) -> str:
+class KeptSource(NamedTuple):
+    """Code that a run keeps."""
+
+    text: str
+    origins: tuple[Origin, ...]
+    """Where its classes and functions come from."""
+
+
+class _Definition(NamedTuple):
+    """The text of a class or a function, and where it begins."""
+
+    text: str
+    file: str
+    line: int
+
+
+def source_of(wanted: Sequence[Any], what: str) -> KeptSource:
     """The text of a file that defines classes and functions of ``__main__`` and all that they use.
 
     Args:
@@ -86,7 +102,7 @@ def source_of(wanted: Sequence[Any], what: str) -> str:
     Raises:
         JobError: a source is not found, or uses a value that cannot be written.
     """
-    return "".join(_Source(what).lines(wanted))
+    return _Source(what).whole(wanted)
 
 
 class _Source:
@@ -95,17 +111,22 @@ class _Source:
         self._main = sys.modules[MAIN].__dict__
         self._imports: dict[str, str] = {}
         self._constants: dict[str, str] = {}
-        self._texts: dict[str, str] = {}  # in an order in which they can be executed
+        # In an order in which they can be executed.
+        self._definitions: dict[str, _Definition] = {}
         self._begun: set[str] = set()
 
-    def lines(self, wanted: Sequence[Any]) -> Iterator[str]:
+    def whole(self, wanted: Sequence[Any]) -> KeptSource:
         for found in wanted:
             self._define(found)
-        for future in self._futures(wanted):
-            yield f"{future}\n"
-        yield from sorted(self._imports.values())
-        yield from self._constants.values()
-        yield from (f"\n\n{text}\n" for text in self._texts.values())
+        futures = [f"{future}\n" for future in self._futures(wanted)]
+        text = "".join([*futures, *sorted(self._imports.values()), *self._constants.values()])
+        origins = []
+        for own, file, line in self._definitions.values():
+            text += "\n\n"
+            first = 1 + text.count("\n")
+            origins.append(Origin(first, first + own.count("\n"), file, line))
+            text += f"{own}\n"
+        return KeptSource(text, tuple(origins))
 
     def _define(self, found: Any) -> None:
         """Add a class or function of ``__main__``, after those that it uses."""
@@ -114,7 +135,8 @@ class _Source:
         if name in self._begun:
             return
         self._begun.add(name)
-        text = self._text(found)
+        definition = self._definition(found)
+        text = definition.text
         if isinstance(found, type) and name in _bases_of(text):
             raise JobError(
                 f"{self._what}: {name} is derived from an earlier class of the same name, which "
@@ -125,7 +147,7 @@ class _Source:
                 self._add(used, self._main[used], name)
         for module in _submodules(text, self._main):
             self._imports[module] = f"import {module} as _submodule\n"
-        self._texts[name] = text
+        self._definitions[name] = definition
 
     def _add(self, name: str, value: Any, user: str) -> None:
         """Add what a source calls ``name``."""
@@ -150,9 +172,9 @@ class _Source:
                 "notebook, which cannot be kept; define it within, or put both into a module"
             )
 
-    def _text(self, found: Any) -> str:
+    def _definition(self, found: Any) -> _Definition:
         try:
-            text = _class_text(found) if isinstance(found, type) else inspect.getsource(found)
+            text, file, line = _of_class(found) if isinstance(found, type) else _of_function(found)
         except (OSError, TypeError, SyntaxError):
             text = ""
         if not text:
@@ -161,8 +183,9 @@ class _Source:
                 "keep it; put it into a module"
             )
         # Of a definition within an `if`; another indentation would change texts of several lines.
-        indented = text[0].isspace()
-        return (f"if True:\n{text}" if indented else text).rstrip()
+        if text[0].isspace():
+            text, line = f"if True:\n{text}", line - 1
+        return _Definition(text.rstrip(), file, line)
 
     @staticmethod
     def _futures(wanted: Iterable[Any]) -> Iterator[str]:
@@ -181,7 +204,17 @@ def _codes(found: Any) -> Iterator[Any]:
                 yield inspect.unwrap(value).__code__  # not that of a decorator
 
 
-def _class_text(cls: type[Any]) -> str:
+def _of_function(function: Any) -> _Definition:
+    """The text of a function.
+
+    Raises:
+        OSError, TypeError, SyntaxError: it is not found.
+    """
+    lines, first = inspect.getsourcelines(function)
+    return _Definition("".join(lines), inspect.unwrap(function).__code__.co_filename, first)
+
+
+def _of_class(cls: type[Any]) -> _Definition:
     """The text of a class; of a notebook's too, whose ``__main__`` has no file.
 
     A cell is known to ``linecache`` by the file name that the code of the methods has.  Of several
@@ -204,8 +237,10 @@ def _class_text(cls: type[Any]) -> str:
             holding = [n for n in named if any(line in _lines_of(n) for line in lines)]
             for node in reversed(holding or named):
                 own = _lines_of(node)
-                return "".join(text.splitlines(keepends=True)[own.start - 1 : own.stop - 1])
-    return inspect.getsource(cls)
+                found = text.splitlines(keepends=True)[own.start - 1 : own.stop - 1]
+                return _Definition("".join(found), file, own.start)
+    lines, first = inspect.getsourcelines(cls)
+    return _Definition("".join(lines), inspect.getfile(cls), first)
 
 
 def _lines_of(node: ast.ClassDef) -> range:

@@ -52,6 +52,7 @@ from hpcfl.models.module import OBJECT, taken
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner.main_source import (
     MAIN,
+    KeptSource,
     is_of_main,
     refuse_kept,
     require_importable,
@@ -187,8 +188,8 @@ def load_job(
         objects.keep_named()
     root = (out or Path("runs") / name).absolute()
     file.tree = with_prefix(file.tree, RUN, f"{root}/")
-    for file_name, (text, what) in objects.code.items():
-        require_same(_executed(root / KEPT / file_name, text, what), what)
+    for file_name, (source, what) in objects.code.items():
+        require_same(_executed(root / KEPT / file_name, source, what), what)
     loaded = check(file, name)
     return replace(loaded, notes=(*loaded.notes, *objects.notes)), objects.kept
 
@@ -218,8 +219,8 @@ class _Objects:
     def __init__(self, file: JobFile) -> None:
         self.kept = KeptFiles()
         self.notes: list[str] = []
-        self.code: dict[str, tuple[str, str]] = {}
-        """The text of each file of code, and what needs it for messages; by the file's name."""
+        self.code: dict[str, tuple[KeptSource, str]] = {}
+        """The source of each file of code, and what needs it for messages; by the file's name."""
         self._file = file
 
     def put_data(self, data: Any) -> None:
@@ -367,9 +368,9 @@ class _Objects:
 
     def _code(self, classes: Sequence[Any], what: str) -> str:
         """The path, in a job, of a file with classes of ``__main__`` and what they use."""
-        text = source_of(classes, what)
-        path = self.kept.add("code", text.encode(), ".py")
-        self.code[Path(path).name] = text, what
+        source = source_of(classes, what)
+        path = self.kept.add("code", source.text.encode(), ".py")
+        self.code[Path(path).name] = source, what
         return path
 
     def _module(self, model: nn.Module) -> dict[str, Any]:
@@ -405,14 +406,14 @@ class _Objects:
         return {"name": "module", "of": of, **code, "init": init}
 
 
-def _executed(path: Path, text: str, what: str) -> ModuleType:
+def _executed(path: Path, source: KeptSource, what: str) -> ModuleType:
     """The module of code that a run will keep in the file ``path``.
 
     Raises:
         JobError: it cannot be executed by itself.
     """
     try:
-        return execute(path, text)
+        return execute(path, *source)
     except Exception as e:  # whatever the user's code raises
         raise JobError(
             f"{what}: the source that the run would keep cannot be executed by itself"

@@ -294,6 +294,57 @@ def test_a_class_that_cannot_be_kept_is_refused(tmp_path, text, said):
     assert not (tmp_path / "run").exists()
 
 
+RAISES = """
+from __future__ import annotations
+import sys
+import torch
+import hpcfl
+from torch import nn
+from tests.runner.test_objects import JOB, data
+
+def doubled(x: Unknown):
+    if FAIL == "function":
+        raise ValueError("here")
+    return 2 * x
+
+FAIL = sys.argv[2]
+if True:
+    def within(x):
+        if FAIL == "within":
+            raise ValueError("here")
+        return x
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+
+    @torch.no_grad()
+    def shown(self, x):
+        if FAIL == "method":
+            raise ValueError("here")
+
+    def forward(self, x):
+        self.shown(x)
+        return within(doubled(self.layer(x)))
+
+hpcfl.run(JOB, model=Net, data=data(), out=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("where", ["function", "within", "method"])
+def test_an_error_names_the_line_of_the_script(tmp_path, where):
+    script, run = tmp_path / "script.py", tmp_path / "run"
+    script.write_text(RAISES)
+    ended = python(1, script, run, where)
+    lines = RAISES.splitlines()
+    line = next(k for k, text in enumerate(lines) if f'"{where}"' in text) + 2
+    assert f"({script}:{line}): ValueError: here" in ended.stderr
+    assert ended.returncode != 0
+    ended = python(1, script, run, "nowhere")
+    assert ended.returncode == 0, ended.stderr
+
+
 @pytest.fixture
 def cell(monkeypatch):
     """Executes a cell of a notebook, which linecache knows under a name of its own."""

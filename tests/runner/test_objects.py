@@ -453,7 +453,7 @@ def test_a_class_of_a_cell_is_found_though_main_has_no_file(monkeypatch):
     monkeypatch.setattr(main, "LIMIT", 7, raising=False)
     monkeypatch.setattr(main, "Cell", names["Cell"], raising=False)
     made = {}
-    exec(source_of([names["Cell"]], "here"), made)  # noqa: S102
+    exec(source_of([names["Cell"]], "here").text, made)  # noqa: S102
     assert made["Cell"]().double() == 14
 
 
