@@ -63,13 +63,6 @@ class Comm(Protocol):
         """Collective: wait for every rank."""
         ...
 
-    def meet(self) -> None:
-        """Collective: wait for every rank, however long it takes, if the others have a time-out.
-
-        MPI's have none, so there it does nothing.
-        """
-        ...
-
     def close(self) -> None:
         """Collective: leave the group, so that no rank waits for this one."""
         ...
@@ -78,5 +71,16 @@ class Comm(Protocol):
         """End every rank with exit code ``code``; does not return.
 
         Gloo and NCCL end this rank alone; the launcher, or a broken connection, ends the others.
+        """
+        ...
+
+
+class Group(Comm, Protocol):
+    """What a library offers, for ``Watched``."""
+
+    def wait_for_ranks(self) -> None:
+        """Collective: wait for every rank, however long it takes.
+
+        Nothing is done where the other collectives have no time-out.
         """
         ...

@@ -4,7 +4,7 @@ import os
 from importlib.util import find_spec
 from typing import Literal
 
-from hpcfl.comm.base import Comm
+from hpcfl.comm.base import Group
 from hpcfl.comm.launcher import Launch, detect
 from hpcfl.comm.load_mpi import load_mpi
 from hpcfl.comm.solo import Solo
@@ -13,7 +13,7 @@ from hpcfl.errors import JobError
 Backend = Literal["auto", "mpi", "gloo", "nccl"]
 
 
-def connect(backend: Backend, device_type: str, timeout_s: float) -> Comm:
+def connect(backend: Backend, device_type: str, timeout_s: float) -> Group:
     """Collective: the group of all launched ranks.
 
     "auto" uses nccl for ranks with GPUs; for ranks on CPUs mpi, if mpi4py is installed and the
@@ -40,7 +40,7 @@ def connect(backend: Backend, device_type: str, timeout_s: float) -> Comm:
         if device_type != "cpu":
             message = f"comm.backend: mpi sums CPU tensors, the device is {device_type}"
             raise JobError(f"{message}; use nccl (or gloo)")
-        group: Comm = load_mpi("comm.backend: mpi", "use gloo").Mpi(launch, timeout_s)
+        group: Group = load_mpi("comm.backend: mpi", "use gloo").Mpi(launch, timeout_s)
         return group
     from hpcfl.comm.torch_distributed import Gloo, Nccl
 

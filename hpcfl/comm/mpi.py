@@ -104,7 +104,7 @@ class Mpi:
         """Collective: wait for every rank."""
         self._wait(self._world.Ibarrier())
 
-    def meet(self) -> None:
+    def wait_for_ranks(self) -> None:
         """Do nothing: MPI's collectives wait however long it takes."""
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class Solo:
     def barrier(self) -> None:
         """Return at once."""
 
-    def meet(self) -> None:
+    def wait_for_ranks(self) -> None:
         """Return at once."""
 
     def close(self) -> None:

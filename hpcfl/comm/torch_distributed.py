@@ -44,7 +44,9 @@ class _ProcessGroup:
         self.rank, self.size = launch.rank, launch.size
         self.local_rank = self._rendezvous.local_rank
         self.library = self.backend
-        self._used, self._gathered, self._met = False, 0, 0
+        self._used, self._gathered, self._waits = False, 0, 0
+        self._lost = False
+        """Whether the store is gone."""
         with _loopback(one_host=self._rendezvous.one_host):
             try:
                 dist.init_process_group(
@@ -55,7 +57,7 @@ class _ProcessGroup:
                     timeout=timedelta(seconds=TIMEOUT_FACTOR * timeout_s),
                 )
             except RuntimeError as error:  # DistError is a subclass of it
-                raise self._apart(error) from error
+                raise self._not_met(error) from error
 
     def _device(self) -> torch.device:
         return torch.device("cpu")
@@ -112,14 +114,14 @@ class _ProcessGroup:
             if self.rank == 0:  # whose process holds the store, and may end after this
                 store.wait([f"read/{rank}" for rank in ranks])
         except dist.DistError as error:
-            raise self._apart(error) from error
+            raise self._not_met(error) from error
         return texts
 
     def barrier(self) -> None:
         """Collective: wait for every rank."""
         self.allreduce_max(np.zeros(1))
 
-    def meet(self) -> None:
+    def wait_for_ranks(self) -> None:
         """Collective: wait for every rank, however long it takes; a barrier has a time-out.
 
         It asks the store again and again, less and less often.
@@ -128,8 +130,8 @@ class _ProcessGroup:
             RankError: a rank has left by ``abort``, or rank 0, which holds the store, has ended.
         """
         self._used = True  # rank 0 must not leave before the others have looked
-        self._met += 1
-        store, pause = PrefixStore(f"met/{self._met}", self._store), FIRST_PAUSE_S
+        self._waits += 1
+        store, pause = PrefixStore(f"waits/{self._waits}", self._store), FIRST_PAUSE_S
         here, all_here = [f"{rank}" for rank in range(self.size)], ["all"]
         try:
             store.set(here[self.rank], "")
@@ -137,14 +139,19 @@ class _ProcessGroup:
                 if self._store.check([ABORTED]):
                     raise RankError(
                         f"rank {self.rank} of {self.size}: {self.backend}: rank "
-                        f"{self._store.get(ABORTED).decode()} has ended; its own message is above"
+                        f"{self._store.get(ABORTED).decode()} has ended; its own message, if it "
+                        "printed one, is above"
                     )
                 time.sleep(pause)
                 pause = min(2 * pause, POLL_S)
             if self.rank == 0:
                 store.set(all_here[0], "")
         except dist.DistError as error:
-            raise self._apart(error) from error
+            self._lost = True
+            raise RankError(
+                f"rank {self.rank} of {self.size}: {self.backend}: rank 0 has ended; its own "
+                "message, if it printed one, is above"
+            ) from error
 
     def close(self) -> None:
         """Collective: leave the group; the barrier keeps rank 0's store open until then."""
@@ -156,14 +163,16 @@ class _ProcessGroup:
     def abort(self, code: int) -> NoReturn:
         """End this rank with exit code ``code``, and under MPI every rank.
 
-        Without MPI the launcher ends the others when it sees that this one failed, and those that
-        wait in ``meet`` end by themselves.
+        Without MPI the launcher ends the others when it sees that this one failed, and those in
+        ``wait_for_ranks`` end by themselves.
         """
-        with suppress(dist.DistError):  # of rank 0, which has ended
-            self._store.set(ABORTED, f"{self.rank}")
+        if self.rank and not self._lost:  # with rank 0 the store ends, which the others notice
+            with suppress(dist.DistError):
+                if not self._store.check([ABORTED]):
+                    self._store.set(ABORTED, f"{self.rank}")
         self._rendezvous.abort(code)
 
-    def _apart(self, error: RuntimeError) -> RankError:
+    def _not_met(self, error: RuntimeError) -> RankError:
         return RankError(
             f"rank {self.rank} of {self.size}: {self.backend}: the ranks do not meet "
             f"({str(error).splitlines()[0]}); another rank has ended or hangs (comm.timeout_s)"

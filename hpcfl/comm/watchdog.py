@@ -9,9 +9,9 @@ the collective; it makes no MPI call, which only the main thread may.
 Before the first round the time is not limited while another rank is alive and not in a collective:
 ranks read and verify whole stores then, for as long as the disk needs.
 
-Not covered: the time before heartbeats are started, when the ranks load their data (a rank that is
-killed then ends the others by the launcher alone); and a file system that hangs, before the first
-round or for all ranks.
+Not covered: the time before heartbeats are started, when the ranks connect and load their data
+(MPI waits there until its launcher gives up; Gloo and NCCL have time-outs of their own); and a file
+system that hangs, before the first round or for all ranks.
 """
 
 import math

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.comm.base import Comm, P2PMessage
+from hpcfl.comm.base import Group, P2PMessage
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.comm.heartbeat import Heartbeats
 from hpcfl.comm.watchdog import Watchdog
@@ -21,13 +21,14 @@ T = TypeVar("T")
 class Watched:
     """Wraps a group and counts its collectives for the watchdog, at the cost of some attributes."""
 
-    def __init__(self, comm: Comm, timeout_s: float) -> None:
+    def __init__(self, comm: Group, timeout_s: float) -> None:
         self._comm = comm
         self.rank, self.size, self.local_rank = comm.rank, comm.size, comm.local_rank
         self.library = comm.library
         self._watchdog = Watchdog(comm.rank, comm.size, timeout_s)
         self.progress = self._watchdog.progress
         """Where this rank is; the session sets its round and phase."""
+        self._with_heartbeats = False
 
     @property
     def backend(self) -> str:
@@ -51,6 +52,7 @@ class Watched:
         # After the first: the folder must exist before any rank opens its file.
         with raise_collectively(self):
             self._watchdog.watch_files(files)
+        self._with_heartbeats = True  # on all ranks from the same collective on
 
     def allreduce_sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` by its sum."""
@@ -76,10 +78,6 @@ class Watched:
         """Collective: wait for every rank."""
         self._wait(self._comm.barrier)
 
-    def meet(self) -> None:
-        """Collective: wait for every rank, however long it takes."""
-        self._wait(self._comm.meet)
-
     def close(self) -> None:
         """Collective: leave the group in good order."""
         self.progress.phase = "ending"
@@ -95,14 +93,14 @@ class Watched:
     def _wait(self, collective: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Collective: call ``collective`` while the watchdog counts the time.
 
-        Before the first round the ranks meet first: one may need longer than a time-out of Gloo or
-        NCCL to load data or to verify states.
+        Before the first round it waits for all ranks first, as one may need longer than Gloo's or
+        NCCL's time-out to verify its states; heartbeats tell whether a rank is alive.
         """
         self.progress.calls += 1
         self.progress.waits = True
         try:
-            if self.progress.round == 0:
-                self._comm.meet()
+            if self._with_heartbeats and self.progress.round == 0:
+                self._comm.wait_for_ranks()
             return collective(*args, **kwargs)
         except RankError as error:
             # Every rank sees that one was lost; only the first to claim the report prints it.

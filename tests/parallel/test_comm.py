@@ -156,14 +156,23 @@ def test_a_rank_zero_that_never_comes_is_an_error_after_the_timeout():
     assert "RankError: rank 1 of 2 cannot reach, within 2 s, the store at" in done.stderr
 
 
+HANGS = "another rank has ended, hangs, or needs longer than comm.timeout_s: raise that"
 ROOM = "exchange([], [P2PMessage(0, torch.empty(3))])"
 
 
 @pytest.mark.parametrize(
-    "meeting",
-    ["barrier()", *(pytest.param(m, marks=long_form) for m in ("allgather('me')", ROOM))],
+    ("meeting", "says"),
+    [
+        ("barrier()", HANGS),
+        pytest.param(ROOM, HANGS, marks=long_form),
+        pytest.param(
+            "allgather('me')",
+            "another rank has ended or hangs (comm.timeout_s)",
+            marks=long_form,
+        ),
+    ],
 )
-def test_a_peer_that_hangs_is_an_error_after_the_timeout(meeting, tmp_path):
+def test_a_peer_that_hangs_is_an_error_after_the_timeout(meeting, says, tmp_path):
     program = tmp_path / "hang.py"
     program.write_text(
         "import time, torch\n"
@@ -183,22 +192,23 @@ def test_a_peer_that_hangs_is_an_error_after_the_timeout(meeting, tmp_path):
     assert done.returncode != 0
     said = (tmp_path / "said").read_text()
     assert said.startswith("RankError rank 1 of 2: gloo: ")
-    assert re.search("another rank has ended(, hangs, or needs longer than| or hangs )", said)
+    assert says in said
 
 
 WATCHED = """
-import time
+import sys, time
+from pathlib import Path
 from hpcfl.comm import torch_distributed
 from hpcfl.comm.connect import connect
 from hpcfl.comm.watched import Watched
 torch_distributed.TIMEOUT_FACTOR = 0.4
 comm = Watched(connect("gloo", "cpu", 15.0), 15.0)
+comm.start_heartbeats(Path(sys.argv[1]), "session")
 """
 SLOW = """
-for call in (lambda: comm.bcast("text"), lambda: comm.allgather("text"), comm.barrier):
-    if comm.rank == 0:
-        time.sleep(9.0)
-    call()
+if comm.rank == 0:
+    time.sleep(8.0)
+assert comm.bcast("text") == "text"
 comm.close()
 """
 ENDS = """
@@ -208,30 +218,32 @@ comm.barrier()
 """
 
 
-@long_form
 def test_before_the_first_round_a_slow_rank_is_waited_for(tmp_path):
-    """Each time longer than Gloo's own time-out, 6 s."""
+    """Longer than Gloo's own time-out, which is 6 s here."""
     program = tmp_path / "slow.py"
     program.write_text(WATCHED + SLOW)
-    done = mpirun(2, program)
+    done = mpirun(2, program, tmp_path / "ranks")
     assert done.returncode == 0, done.stderr
 
 
-def test_before_the_first_round_a_rank_that_ends_is_noticed():
-    """By the other rank itself: there is no launcher."""
-    port = str(free_ports(1))
+@pytest.mark.parametrize("ends", [0, 1])
+def test_before_the_first_round_a_rank_that_ends_is_noticed(ends, tmp_path):
+    """By the other ranks themselves: there is no launcher.  With rank 0 the store ends."""
+    port, program = str(free_ports(1)), WATCHED + ENDS.replace("== 1", f"== {ends}")
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", WATCHED + ENDS],
-            env=environment(**torchrun_style(rank, 2, port)),
+            [sys.executable, "-c", program, tmp_path / "ranks"],
+            env=environment(**torchrun_style(rank, 3, port)),
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(3)
     ]
     said = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 3]
-    assert "RankError: rank 0 of 2: gloo: rank 1 has ended; its own message is above" in said[0]
+    assert [rank.returncode for rank in ranks] == [3 if rank == ends else 1 for rank in range(3)]
+    report = (tmp_path / "ranks/session/report").read_text()
+    assert f"gloo: rank {ends} has ended; its own message, if it printed one, is above" in report
+    assert sum("RankError" in words for words in said) == 1
 
 
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
