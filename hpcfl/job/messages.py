@@ -7,6 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic_core import ErrorDetails
 
+from hpcfl.io.code_file import short_name
 from hpcfl.job.registry import REGISTRIES, SECTION, shown, suggestion
 from hpcfl.job.yaml_file import JobFile, Key, Tree
 from hpcfl.models.module import Module
@@ -104,8 +105,8 @@ def _unknown(name: str, cls: type[Any], path: Key, raw: Any, file: JobFile, at: 
     else:
         hint = f"; did you mean {' or '.join(others)}?" if others else suggestion(name, known)
     if section is Module:
-        maker = below.get("of") or "its class"
-        hint = f"; arguments of {maker} go into model.arguments"
+        maker = short_name(below.get("of") or "its class")
+        hint = suggestion(name, known) or f"; arguments of {maker} go into model.arguments"
     own = section.__module__.partition(".")[0] != __name__.partition(".")[0]
     if own and hasattr(section, name):
         hint = f"; write {name} with a type in the class, {name}: float = ..., to make it a key"

@@ -55,7 +55,9 @@ class Grid:
         unit = {"clients": " clients"}
         return [
             "\n".join(
-                getattr(column, name) + unit.get(name, "")
+                "default split"
+                if (name, getattr(column, name)) == ("split", "None")
+                else getattr(column, name) + unit.get(name, "")
                 for name in shown
                 if (name, getattr(column, name)) != ("clients", "None")
             )

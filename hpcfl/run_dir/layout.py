@@ -127,7 +127,7 @@ class RunDir:
                     f"{self.root}: holds a run of another job{difference}; choose another "
                     "directory with --out"
                 )
-            self.refuse_record()
+            self.refuse_log_without_checkpoint()
             if self.has_checkpoint:
                 raise JobError(
                     f"{self.root}: holds a run of this job already; use "
@@ -185,21 +185,22 @@ class RunDir:
             return ""
         key, there, here = differing[0]
         free = all(is_mutable(name, job) for name, *_ in differing for job in jobs)
-        resume = f" (a resume may change it: `hpcfl resume {self.root} {key}=...`)" if free else ""
-        return f": {key} is {there} there, {here} here{resume}"
+        resume = f" (a resume may change it: `hpcfl resume {self.root} {key}=...`)"
+        more = resume if free and self.has_checkpoint else ""
+        return f": {key} is {there} there, {here} here{more}"
 
     @property
     def has_checkpoint(self) -> bool:
         """Whether a checkpoint is committed; that of round 0 is written before the first round."""
         return bool(committed_folders(self.checkpoints))
 
-    def refuse_record(self) -> None:
+    def refuse_log_without_checkpoint(self) -> None:
         """Refuse the log of rounds without a checkpoint: a new start would delete it.
 
         ``hpcfl export --record`` writes it, and it is left where checkpoints were deleted.
 
         Raises:
-            JobError: it is that.
+            JobError: the directory holds one.
         """
         # A run writes its first checkpoint before its first line of the log.
         rounds = present(self.log) and self.log.stat().st_size > 0

@@ -121,6 +121,7 @@ class KeptFiles:
                     "was made of the objects that were passed; choose another directory with out="
                 )
             return
+        folder.refuse_log_without_checkpoint()  # before files that it needs are deleted
         try:
             folder.kept.mkdir(parents=True, exist_ok=True)
         except OSError as e:

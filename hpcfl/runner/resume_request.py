@@ -9,6 +9,7 @@ from hpcfl.data.fingerprints import Digests, InputNames, require_same
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.files import READABLE, read_bytes
 from hpcfl.job import yaml_file
+from hpcfl.job.registry import REGISTRIES
 from hpcfl.job.resume_rules import (
     differences,
     input_places,
@@ -18,7 +19,7 @@ from hpcfl.job.resume_rules import (
 )
 from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import Loaded, require_coherent, require_user_code, typed
-from hpcfl.job.settings import changed, flatten
+from hpcfl.job.settings import Settings, changed, flatten
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
 from hpcfl.run_dir.manifest import find, rounds
@@ -68,7 +69,7 @@ class ResumeRequest:
                 begin a branch.
         """
         source.require()
-        source.refuse_record()
+        source.refuse_log_without_checkpoint()
         parent = load_run(source)
         before = flatten(parent.tree)
         file = source.read_job()
@@ -76,8 +77,8 @@ class ResumeRequest:
         require = require_branchable if copied else require_mutable
         try:
             loaded = typed(file, run_name(file.name, overrides))
-        except JobError:  # such as of another algorithm with the settings of the run's
-            require(before, flatten(file.tree), source.root, origin)
+        except JobError:  # such as of another algorithm, which has not the settings of the run's
+            require(before, {**before, **_named(flatten(file.tree))}, source.root, origin)
             raise
         after = flatten(loaded.tree)
         # First: an immutable key is a better reason than a combination it is part of.
@@ -168,6 +169,12 @@ class ResumeRequest:
                 offer = "no older one is kept: run the job again into another directory"
             message = f"{e}; {offer}"
             raise type(e)(message, collective=e.collective, speaker=e.speaker) from e
+
+
+def _named(job: Settings) -> Settings:
+    """The settings that name a class of hpcfl's: of the algorithm, the model and the data."""
+    keys = {f"{section}.{registry.key}": registry.known for section, registry in REGISTRIES.items()}
+    return {key: job[key] for key, known in keys.items() if job.get(key) in known}
 
 
 def _texts(source: RunDir, changes: Mapping[str, Any]) -> tuple[bytes, bytes]:

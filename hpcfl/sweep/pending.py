@@ -104,7 +104,7 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
         log = LogReader(folder.log).read()
         done = rounds if log and log[-1]["round"] == rounds else 0
         if not done:
-            folder.refuse_record()
+            folder.refuse_log_without_checkpoint()
     action: Action = "resume" if kept else "start"
     if done == rounds:
         action = "skip"
@@ -148,10 +148,12 @@ def _require_same_job(run: PendingRun, before: dict[str, Any], now: dict[str, An
     """
     root, where, rounds = run.folder.root, run.point.file.where, run.point.loaded.job.rounds
     resumed = run.action == "resume" and run.done < rounds
+    # A finished run with checkpoints is told of the new place by a resume of its own.
+    settled = run.action == "skip" and run.folder.has_checkpoint
     differing = [
         change
         for change in changed(before, now)
-        if not (change[0] in PLACES and run.action != "skip")
+        if not (change[0] in PLACES and not settled)
         and not (resumed and all(is_mutable(change[0], job) for job in (before, now)))
     ]
     if not differing:

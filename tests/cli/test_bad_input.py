@@ -80,6 +80,7 @@ def test_unknown_key_that_few_algorithms_have(run):
 def test_unknown_key_of_a_module(run):
     line = run("model={name: module, of: torch.nn.Linear, in_features: 3}")
     contains(line, "; arguments of torch.nn.Linear go into model.arguments")
+    contains(run("model={name: module, of: torch.nn.Linear, inti: a.npy}"), "did you mean init?")
 
 
 def test_unknown_key_of_a_partition(run):

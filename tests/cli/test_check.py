@@ -476,6 +476,11 @@ def test_a_class_of_ones_own_is_listed(own, hpcfl, name, row, key):
     assert "| fedavg " not in done.text
 
 
+def test_a_key_lists_its_section(hpcfl):
+    assert hpcfl("list", "local.lr").out == hpcfl("list", "local").out
+    assert hpcfl("list", "fedhbm.beta").out == hpcfl("list", "fedhbm").out
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -125,7 +125,7 @@ class PerBatch(Metric):
 
 class Counts(PerBatch):
     def sums(self, outputs, labels):
-        return torch.bincount(labels).double()
+        return torch.ones(1 + len(labels) // 5)
 
 
 class Plain:
@@ -290,7 +290,7 @@ def test_they_are_shown(job, hpcfl, tmp_path):
         ("Collects", "gives other numbers in sums (...)"),
         ("raises", "in raises (...): IndexError: index 1000 is out of bounds"),
         ("Text", "Text.score returns 'good'; expected a number"),
-        ("Counts", "on the first example of the batch alone failed in sums (...): Counts returns "),
+        ("Counts", "on the first 4 examples of the batch failed in sums (...): Counts returns 1 sums of"),
     ],
 )
 def test_a_trial_before_round_1(job, refused, tmp_path, name, said):

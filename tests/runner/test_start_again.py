@@ -78,10 +78,13 @@ def test_of_another_job_is_refused(go, job, tmp_path, refused):
 
 
 def test_of_another_job_without_a_checkpoint_is_refused(go, job, tmp_path, refused):
+    run = tmp_path / "run"
     assert go().code == 0
-    shutil.rmtree(tmp_path / "run/checkpoints")
-    line = refused("run", job, "--out", tmp_path / "run", "--continue", "seed=1")
-    assert "holds a run of another job" in line
+    shutil.rmtree(run / "checkpoints")
+    for change in ("seed=1", "checkpoint.keep=7"):  # no resume can change anything there
+        line = refused("run", job, "--out", run, "--continue", change)
+        assert "holds a run of another job" in line
+        assert "hpcfl resume" not in line
 
 
 def test_free_keys_may_be_changed(go, job, tmp_path, hpcfl):

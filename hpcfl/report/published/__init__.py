@@ -105,7 +105,7 @@ def set_up(job: Settings) -> dict[str, str]:
 
 def _split(job: Settings) -> str:
     """Which examples a client holds: "dirichlet 0.3", "symmetric dirichlet 0.3", "iid, colour"."""
-    kind = str(job.get("data.partition.kind") or "natural")  # the data's own clients
+    kind = str(job.get("data.partition.kind"))
     count = job.get("data.partition.examples") or job.get("data.max_examples")
     words = [kind]
     if kind == "dirichlet":
