@@ -121,7 +121,12 @@ def require_log_prefix(path: Path, extent: LogPosition) -> bytes:
     """
     try:
         found = read_bytes(path, "put the log back")
-    except FileNotFoundError:  # it is written from the first round on
+    except FileNotFoundError as e:  # it is written from the first round on
+        if extent.length:
+            raise StoreError(
+                f"{path}: there is no such file, expected the log of the checkpoint, "
+                f"{extent.length} bytes; put the log back"
+            ) from e
         found = b""
     if len(found) < extent.length:
         raise StoreError(

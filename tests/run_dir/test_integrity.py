@@ -36,6 +36,12 @@ def test_the_round_of_a_manifest(run, tmp_path, refused):
     assert text(run) == before
 
 
+def test_a_log_that_is_gone(run, refused):
+    (run / "log.jsonl").unlink()
+    for words in (["resume", run], ["report", run]):
+        assert f"{run / 'log.jsonl'}: there is no such file, expected the log" in refused(*words)
+
+
 def test_a_checkpoint_under_the_name_of_another_round(run, refused):
     """Its own checksum is right."""
     (run / "checkpoints/00000004").rename(run / "checkpoints/00000003")
