@@ -118,18 +118,41 @@ def test_scaffold_with_a_factor():
             assert [float(value) for value in values[5:]] == pytest.approx(last, abs=0.051)
 
 
+def of_shakespeare(name):
+    """Round -> test accuracy in percent, of a record of Shakespeare."""
+    curve = read_run(RUNS / "shakespeare" / name).curve("test_accuracy")
+    return {round: 100 * value for round, value in curve}
+
+
+def mean_of_last_tens(curve):
+    return mean(curve[t] for t in range(160, 251, 10))
+
+
+def first_at_the_mark(curve):
+    return next((str(t) for t in sorted(curve) if curve[t] >= 47.31), "-")
+
+
 def test_shakespeare():
     text = section((ROOT / "docs/results.md").read_text(), "Shakespeare, non-iid: 250 rounds")
-    head, _, *runs = map(cells, re.findall(r"^\|.*\|$", text, re.M))
-    rounds = [int(number) for title in head[:7] for number in re.findall(r"\d+", title)]
+    table, seeds = re.findall(r"(?:^\|.*\|\n)+", text, re.M)
+    head, _, *runs = map(cells, table.splitlines())
+    rounds = [int(number) for title in head[1:7] for number in re.findall(r"\d+", title)]
     assert rounds == [20, 60, 100, 150, 200, 250]
-    assert [run[0] for run in runs] == ["fedavg", "scaffold", "fedhbm"]
+    names = {path.name.partition("-")[0] for path in (RUNS / "shakespeare").iterdir()}
+    assert {name for name, *_ in runs} == names - {"scale"}
     for name, *values, first in runs:
-        curve = dict(read_run(RUNS / "shakespeare" / name).curve("test_accuracy"))
-        tens = [curve[t] for t in range(160, 251, 10)]
-        expected = [100 * value for value in (*(curve[t] for t in rounds), mean(tens))]
+        curve = of_shakespeare(name)
+        expected = [*(curve[t] for t in rounds), mean_of_last_tens(curve)]
         assert [float(value) for value in values[:7]] == pytest.approx(expected, abs=0.051), name
-        assert first == f"round {next(t for t in sorted(curve) if curve[t] >= 0.4731)}"
+        assert first.removeprefix("round ") == first_at_the_mark(curve)
+    _, _, *rows = map(cells, seeds.splitlines())
+    assert [name for name, *_ in rows] == ["fedavg", "scaffold", "fedhbm"]
+    for name, *values, _, first in rows:
+        curves = [of_shakespeare(name), of_shakespeare(f"{name}-1")]
+        tens = [mean_of_last_tens(curve) for curve in curves]
+        expected = [*tens, mean(tens), stdev(tens)]
+        assert [float(value) for value in values] == pytest.approx(expected, abs=0.051), name
+        assert first.split(", ") == [first_at_the_mark(curve) for curve in curves]
 
 
 def test_records_name_no_host():
