@@ -123,6 +123,7 @@ def test_a_start_that_died_before_its_first_checkpoint_leaves_no_best(tmp_path, 
     whole = (run.path / BEST).read_bytes()
     for checkpoint in committed(run.path / "checkpoints"):
         (checkpoint.folder / "manifest.json").unlink()
+    (run.path / "log.jsonl").unlink()
     better = BestModel(torch.zeros(650, dtype=torch.float64), 7, "test_accuracy", 1.0)
     (run.path / BEST).write_bytes(better.pack())
 

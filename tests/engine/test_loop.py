@@ -235,6 +235,7 @@ def test_a_start_that_died_before_its_first_checkpoint_is_made_again(tmp_path):
     start(load(job(tmp_path)), died)
     for checkpoint in committed(died / "checkpoints"):
         (checkpoint.folder / "manifest.json").unlink()
+    (died / "log.jsonl").unlink()
     assert torch.equal(start(load(job(tmp_path)), died).x, whole.x)
     lines = (died / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
