@@ -299,12 +299,11 @@ class _Trial:
                 f"{classes} classes of data.kind {self._kind}; give its last layer an "
                 "output for each class"
             )
-        expected = tuple(batch.labels.shape)
         if dataset.loss == "squared" and outputs[0].numel() != batch.labels[0].numel():
             raise JobError(
                 f"{name}: its outputs{self._forward} have the shape {shape}, expected that of the "
-                f"labels, {expected}: labels of data.kind {self._kind} are floats, the targets of "
-                "a regression; to classify give integers"
+                f"labels, {tuple(batch.labels.shape)}: those of data.kind {self._kind} are floats, "
+                "the targets of a regression; to classify give integers"
             )
 
     def _require_used(self, batch: Batch) -> None:

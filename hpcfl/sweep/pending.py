@@ -148,7 +148,7 @@ def _require_same_job(run: PendingRun, before: dict[str, Any], now: dict[str, An
     """
     root, where, rounds = run.folder.root, run.point.file.where, run.point.loaded.job.rounds
     resumed = run.action == "resume" and run.done < rounds
-    # A finished run with checkpoints is told of the new place by a resume of its own.
+    # A finished run with checkpoints gets new paths of its data from the user, by `hpcfl resume`.
     settled = run.action == "skip" and run.folder.has_checkpoint
     differing = [
         change

@@ -39,9 +39,9 @@ def test_fedhbm_killed_and_moved():
     assert numbers == [len(starts), sum(start["ranks"] == 2 for start in starts)]
 
 
-def accuracies(name):
-    """Round -> test accuracy in percent, of a record of CIFAR-10."""
-    curve = read_run(RUNS / f"cifar10-{name}").curve("test_accuracy")
+def accuracies(record):
+    """Round -> test accuracy in percent."""
+    curve = read_run(RUNS / record).curve("test_accuracy")
     return {round: 100 * value for round, value in curve}
 
 
@@ -57,7 +57,7 @@ def test_a_thousand_rounds():
     assert rounds[-1] == 1000
     assert [name for name, *_ in rows] == ["fedhbm", "mimemom", "feddyn", "fedavg"]
     for name, *values in rows:
-        expected = [mean_of_tens(accuracies(name), last) for last in rounds]
+        expected = [mean_of_tens(accuracies(f"cifar10-{name}"), last) for last in rounds]
         assert [*map(float, values)] == pytest.approx(expected, abs=0.051), name
 
 
@@ -68,7 +68,7 @@ def test_three_seeds():
     assert len(rows) == 4
     for what, *found in rows:
         name, _, of = what.partition(", mean of the ")
-        curves = [accuracies(name), accuracies(f"{name}-1"), accuracies(f"{name}-2")]
+        curves = [accuracies(f"cifar10-{name}{seed}") for seed in ("", "-1", "-2")]
         if of.startswith("ten"):
             values = [mean_of_tens(curve, 1000) for curve in curves]
         else:  # seed 0 of fedhbm was evaluated in every tenth of the last 100 rounds
@@ -83,11 +83,13 @@ def test_three_seeds():
 
 def test_rounds_to_the_mark():
     text = section((ROOT / "docs/results.md").read_text(), "CIFAR-10, non-iid: 1000 rounds")
-    curves = [accuracies(name) for name in ("fedhbm", "fedhbm-1", "fedhbm-2", "feddyn")]
+    curves = [
+        accuracies(f"cifar10-{name}") for name in ("fedhbm", "fedhbm-1", "fedhbm-2", "feddyn")
+    ]
     first = [next(t for t in sorted(curve) if curve[t] >= 60.5) for curve in curves]
     assert "at rounds {}, {} and {}; FedDyn, on seed 0, at round {}".format(*first) in text
     for name in ("mimemom", "fedavg", "fedavg-1", "fedavg-2"):
-        assert max(accuracies(name).values()) < 60.5
+        assert max(accuracies(f"cifar10-{name}").values()) < 60.5
 
 
 def test_scaffold_on_cifar10():
@@ -118,16 +120,6 @@ def test_scaffold_with_a_factor():
             assert [float(value) for value in values[5:]] == pytest.approx(last, abs=0.051)
 
 
-def of_shakespeare(name):
-    """Round -> test accuracy in percent, of a record of Shakespeare."""
-    curve = read_run(RUNS / "shakespeare" / name).curve("test_accuracy")
-    return {round: 100 * value for round, value in curve}
-
-
-def mean_of_last_tens(curve):
-    return mean(curve[t] for t in range(160, 251, 10))
-
-
 def first_at_the_mark(curve):
     return next((str(t) for t in sorted(curve) if curve[t] >= 47.31), "-")
 
@@ -141,18 +133,26 @@ def test_shakespeare():
     names = {path.name.partition("-")[0] for path in (RUNS / "shakespeare").iterdir()}
     assert {name for name, *_ in runs} == names - {"scale"}
     for name, *values, first in runs:
-        curve = of_shakespeare(name)
-        expected = [*(curve[t] for t in rounds), mean_of_last_tens(curve)]
+        curve = accuracies(f"shakespeare/{name}")
+        expected = [*(curve[t] for t in rounds), mean_of_tens(curve, 250)]
         assert [float(value) for value in values[:7]] == pytest.approx(expected, abs=0.051), name
         assert first.removeprefix("round ") == first_at_the_mark(curve)
     _, _, *rows = map(cells, seeds.splitlines())
     assert [name for name, *_ in rows] == ["fedavg", "scaffold", "fedhbm"]
     for name, *values, _, first in rows:
-        curves = [of_shakespeare(name), of_shakespeare(f"{name}-1")]
-        tens = [mean_of_last_tens(curve) for curve in curves]
+        curves = [accuracies(f"shakespeare/{name}{seed}") for seed in ("", "-1")]
+        tens = [mean_of_tens(curve, 250) for curve in curves]
         expected = [*tens, mean(tens), stdev(tens)]
         assert [float(value) for value in values] == pytest.approx(expected, abs=0.051), name
         assert first.split(", ") == [first_at_the_mark(curve) for curve in curves]
+
+
+def test_fedavgm_comes_late():
+    text = section((ROOT / "docs/results.md").read_text(), "Shakespeare, non-iid: 250 rounds")
+    plain, late = (accuracies(f"shakespeare/{name}") for name in ("fedavg", "fedavgm"))
+    behind = [t - next(s for s in sorted(plain) if plain[s] >= late[t]) for t in late if t >= 100]
+    assert f"reaches an accuracy {min(behind)} to {max(behind)} rounds after FedAvg" in text
+    assert late[20] == pytest.approx(16.26, abs=0.01)
 
 
 def test_records_name_no_host():

@@ -465,6 +465,17 @@ def test_a_damaged_module_is_named(tmp_path):
         result.model()
 
 
+def test_a_refused_start_keeps_the_files_of_a_run_without_checkpoints(tmp_path):
+    run = tmp_path / "run"
+    hpcfl.run(JOB, model=nn.Linear(5, 4), data=data(), out=run)
+    for path in run.glob("checkpoints/*/manifest.json"):
+        path.unlink()
+    before = sorted((run / "kept").iterdir())
+    with pytest.raises(JobError, match="holds the log of a run, but none of its checkpoints"):
+        hpcfl.run(JOB, model=nn.Linear(5, 4, bias=False), data=data(), out=run)
+    assert sorted((run / "kept").iterdir()) == before
+
+
 def test_importing_hpcfl_does_not_import_torch():
     code = "import sys, hpcfl; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
