@@ -171,6 +171,11 @@ class DataConfig(Section):
         return self.natural_clients if self.clients is None else self.clients
 
     @property
+    def unpadded_text(self) -> bool:
+        """Whether its inputs are windows of text in which class 0 is a character, not padding."""
+        return False
+
+    @property
     def published(self) -> PublishedSizes | None:
         """The sizes of the data set of these keys, as its publisher states them; None: unknown."""
         return None

@@ -57,7 +57,7 @@ class IdxImages(DataConfig):
     flat: bool = False
     """Inputs are vectors [784]; otherwise images [1, 28, 28]."""
     download: bool = False
-    """Fetch the official files into root if they are missing, as `hpcfl data prepare` does."""
+    """Fetch the official files into root, unless they or the .npz are there."""
 
     @property
     @abstractmethod
@@ -77,8 +77,8 @@ class IdxImages(DataConfig):
         return Grey(self.flat)
 
     def fetch(self) -> None:
-        """Download the official files if the job says so and they are missing."""
-        if self.download and not self._files_exist():
+        """Download the official files if the job says so, unless they or the .npz are there."""
+        if self.download and not self._files_exist() and not self._npz.is_file():
             self.provide(quiet)
 
     def prepare(self, track: Track) -> Path:

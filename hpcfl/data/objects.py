@@ -128,7 +128,9 @@ def _native(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _differ(first: Any, second: Any) -> bool:
-    return not np.array_equal(first, second)
+    """Whether two readings of an input or of a label differ; a NaN is refused elsewhere."""
+    one, other = np.asarray(first), np.asarray(second)
+    return not np.array_equal(one, other, equal_nan=one.dtype.kind == other.dtype.kind == "f")
 
 
 def _array(values: Any, name: str) -> NDArray[Any]:

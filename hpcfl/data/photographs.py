@@ -1,6 +1,7 @@
 """The base of data sets of photographs: packed once, decoded ahead of training."""
 
 import re
+import shlex
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -112,8 +113,12 @@ class Photos(DataConfig):
     def read(self) -> Contents:
         """Memory-map the packed file."""
         if not self.packed.is_file():
-            changed = {"size": self.size, "margin": self.margin}
-            keys = [f"{k}={v}" for k, v in changed.items() if v != getattr(Photos, k)]
+            # Of the keys that preparing needs: the others say how training reads the file.
+            keys = [
+                shlex.quote(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
+                for key in ("size", "margin", "allow_missing", "subset", "images")
+                if (value := getattr(self, key, None)) != getattr(type(self), key, None)
+            ]
             command = " ".join(["hpcfl data prepare", self.kind, f"--root {self.root}", *keys])
             raise DataError(f"{self.packed}: not found; make it once by: {command}")
         return read_packed(self.packed, self.size + self.margin, self.workers)

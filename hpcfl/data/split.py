@@ -60,6 +60,61 @@ class Split(NamedTuple):
         return ", ".join(counts)
 
 
+def with_checked_clients(dataset: Dataset) -> Dataset:
+    """The data set with the rows of its natural clients, and of their tests, as arrays of int64.
+
+    Raises:
+        JobError: rows are not among the examples, or two clients have one of them; or there are not
+            as many natural tests as natural clients.
+    """
+    natural, tests = dataset.natural, dataset.natural_tests
+    if tests is not None and (natural is None or len(tests) != len(natural)):
+        wanted = "" if natural is None else f"{len(natural)}, the rows of each natural client, or "
+        raise JobError(f"data: natural_tests is of length {len(tests)}, expected {wanted}None")
+    return replace(
+        dataset,
+        natural=_checked("natural", natural, "training", dataset.train),
+        natural_tests=_checked("natural_tests", tests, "test", dataset.test),
+    )
+
+
+def _checked(
+    name: str, clients: Sequence[Rows] | None, part: str, examples: Examples | None
+) -> Sequence[Rows] | None:
+    """Refuse rows that are not among the examples, or that two clients have.
+
+    ``Spans`` are made by hpcfl alone.
+    """
+    if clients is None or isinstance(clients, Spans) or not len(clients):
+        return clients
+    checked = []
+    for client, own in enumerate(clients):
+        rows = np.asarray(own)
+        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and rows.size):
+            raise JobError(
+                f"data: client {client} of {name} is {own!s:.40}, expected a list of its rows: "
+                f"integers [n] for each client, such as [np.flatnonzero(owner == k) for k in ...]"
+            )
+        checked.append(rows.astype(np.int64, copy=False))
+    count = 0 if examples is None else len(examples.labels)
+    rows = np.concatenate(checked)
+    outside = np.flatnonzero((rows < 0) | (rows >= count))
+    if len(outside):
+        client = np.searchsorted(np.cumsum(sizes_of(checked)), outside[0], side="right")
+        raise JobError(
+            f"data: client {client} of {name} has row {rows[outside[0]]}, expected rows of the "
+            f"{count} {part} examples, counted from 0"
+        )
+    times = np.bincount(rows, minlength=1)
+    if times.max() > 1:
+        twice = int(times.argmax())
+        raise JobError(
+            f"data: {name} has row {twice} {times[twice]} times, expected each {part} example of "
+            "one client at most"
+        )
+    return checked
+
+
 def split_examples(config: DataConfig, dataset: Dataset, seed: int) -> Split:
     """Partition the examples, then take out those held out for tests, then those for validation.
 
@@ -106,13 +161,10 @@ def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Seque
         seed: the job's; ``partition.seed`` overrides it.
 
     Raises:
-        JobError: the data set has no such partition, or not for so many clients; or natural clients
-            have rows that it does not have.
+        JobError: the data set has no such partition, or not for so many clients.
         DataError: the file of a partition is missing or wrong.
     """
     natural, partition = dataset.natural, effective_partition(config, dataset)
-    _require_rows("natural", natural, "training", dataset.train)
-    _require_rows("natural_tests", dataset.natural_tests, "test", dataset.test)
     clients: Sequence[Rows]
     generator = stream(seed if partition.seed is None else partition.seed, "partition")
     if isinstance(partition, Natural):
@@ -259,40 +311,6 @@ def _labels(dataset: Dataset, partition: Partition) -> NDArray[Any]:
             "this data set has none; use iid"
         )
     return labels.reshape(-1)
-
-
-def _require_rows(
-    name: str, clients: Sequence[Rows] | None, part: str, examples: Examples | None
-) -> None:
-    """Refuse rows that are not among the examples, or that two clients have.
-
-    ``Spans`` are made by hpcfl alone.
-    """
-    if clients is None or isinstance(clients, Spans) or not len(clients):
-        return
-    for client, own in enumerate(clients):
-        rows = np.asarray(own)
-        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and rows.size):
-            raise JobError(
-                f"data: client {client} of {name} is {own!s:.40}, expected a list of its rows: "
-                f"integers [n] for each client, such as [np.flatnonzero(owner == k) for k in ...]"
-            )
-    count = 0 if examples is None else len(examples.labels)
-    rows = np.concatenate(clients)
-    outside = np.flatnonzero((rows < 0) | (rows >= count))
-    if len(outside):
-        client = np.searchsorted(np.cumsum(sizes_of(clients)), outside[0], side="right")
-        raise JobError(
-            f"data: client {client} of {name} has row {rows[outside[0]]}, expected rows of the "
-            f"{count} {part} examples, counted from 0"
-        )
-    times = np.bincount(rows, minlength=1)
-    if times.max() > 1:
-        twice = int(times.argmax())
-        raise JobError(
-            f"data: {name} has row {twice} {times[twice]} times, expected each {part} example of "
-            "one client at most"
-        )
 
 
 def _natural(

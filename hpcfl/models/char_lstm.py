@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from hpcfl.errors import JobError
 from hpcfl.models.base import ModelConfig
+from hpcfl.types import Section
 
 _EMBEDDED = 8
 _HIDDEN = 100
@@ -17,6 +18,18 @@ class CharLstm(ModelConfig):
 
     Characters in and characters out share one alphabet, so ``outputs`` is its size.
     """
+
+    def check(self, data: Section) -> None:
+        """Refuse sentences that are padded at their ends.
+
+        Raises:
+            ValueError: the data's sentences are.
+        """
+        if hasattr(data, "predict"):
+            raise ValueError(
+                "name: char_lstm answers after the last token of a text, which is padding in most "
+                "of these sentences; use word_lstm"
+            )
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Takes texts [T] of character classes."""

@@ -28,11 +28,17 @@ class WordLstm(ModelConfig):
     """Size of the layer between the LSTM and the outputs."""
 
     def check(self, data: Section) -> None:
-        """Refuse a model and data that predict different words.
+        """Refuse a model and data that predict different words, and texts without padding.
 
         Raises:
-            ValueError: ``predict`` differs.
+            ValueError: ``predict`` differs; or it is last, and class 0 of the data's texts is a
+                character, which would be taken for padding.
         """
+        if self.predict == "last" and getattr(data, "unpadded_text", False):
+            raise ValueError(
+                "predict: last reads the state before the padding, which is class 0; in these "
+                "texts class 0 is a character; use model.name: char_lstm"
+            )
         labelled = getattr(data, "predict", self.predict)
         if labelled != self.predict:
             raise ValueError(

@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 from hpcfl.comm.base import Comm
 from hpcfl.data.base import Dataset
 from hpcfl.data.host_copy import HostData, load_on_hosts
-from hpcfl.data.split import keep_natural_clients
+from hpcfl.data.split import keep_natural_clients, with_checked_clients
 from hpcfl.engine.global_generators import seeded
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.job.schema import Loaded
@@ -63,7 +63,7 @@ def load_data(loaded: Loaded) -> Dataset:
         )
     with as_job_error(own, "its load returns a data set that cannot be used", load):
         _require_sound(dataset, own)
-        return keep_natural_clients(job.data, dataset, job.seed)
+        return keep_natural_clients(job.data, with_checked_clients(dataset), job.seed)
 
 
 def load_data_on_hosts(loaded: Loaded, device: torch.device, comm: Comm) -> HostData:

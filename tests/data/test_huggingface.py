@@ -95,7 +95,6 @@ def test_files_of_a_split_have_its_name(tmp_path):
     """The hub keeps several data sets in one folder, and splits whose names begin alike."""
     for name in ("train-00000-of-00002", "train-noisy-00000-of-00001", "training", "trains-0"):
         made().to_parquet(tmp_path / f"{name}.parquet")
-    assert len(load(tmp_path).train.labels) == 6
     (tmp_path / "b").mkdir()
     made().to_parquet(tmp_path / "b/train-00001-of-00002.parquet")
     assert len(load(tmp_path).train.labels) == 12  # the parts of one may be in two folders
@@ -105,11 +104,34 @@ def test_files_of_a_split_have_its_name(tmp_path):
         made().to_parquet(other)
         for read in (load, lambda path: Huggingface(path=str(path)).input_files()):
             with pytest.raises(
-                DataError, match=r"of train are of several data sets, in \. and b and c"
+                DataError, match=r"of train are of several data sets or splits: train.*\.parquet "
             ):
                 read(tmp_path)
-        assert len(load(tmp_path / "c").train.labels) == 6
         other.unlink()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        # Parts of the hub's older names, whose ends differ.
+        (["train-00000-of-00002-0f2c", "train-00001-of-00002-9b1d"], None),
+        (["train-part-8", "train-part-11"], None),
+        (["train-00000-of-00001-0f2c", "train-00000-of-00001-9b1d"], "several data sets or spl"),
+        (["train.clean-00000-of-00001", "train.other-00000-of-00001"], "several data sets or spl"),
+        (["train-clean", "train-other"], "train-clean.parquet and train-other.parquet, in "),
+        (["train-00000-of-00003"], "train has 1 of its 3 parquet files, number 1 .* is missing"),
+        (["train-00001-of-00002"], "train has 1 of its 2 parquet files, number 0 .* is missing"),
+    ],
+)
+def test_the_parts_of_a_split_are_all_of_one(tmp_path, names, message):
+    for name in names:
+        made().to_parquet(tmp_path / f"{name}.parquet")
+    if message is None:
+        assert len(load(tmp_path).train.labels) == 12
+        return
+    for read in (load, lambda path: Huggingface(path=str(path)).input_files()):
+        with pytest.raises(DataError, match=message):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["train", "train.snappy", "train.00000", "train-part-0"])

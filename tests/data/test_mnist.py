@@ -9,6 +9,7 @@ import torch
 
 from hpcfl.data.download import quiet
 from hpcfl.data.partition import Classes
+from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.data.sources.fashion_mnist import FashionMnist
 from hpcfl.data.sources.mnist import Mnist
 from hpcfl.data.split import partition_examples
@@ -148,6 +149,19 @@ def test_a_job_does_not_download_unasked(tmp_path, monkeypatch):
         Mnist(root=str(tmp_path), download=True).fetch()
     write_raw(tmp_path, Mnist)
     Mnist(root=str(tmp_path), download=True).fetch()
+
+
+@pytest.mark.parametrize("source", [Mnist, FashionMnist, Cifar10])
+def test_nothing_is_downloaded_beside_an_npz(tmp_path, monkeypatch, source):
+    """The official files would then be read in its place, and a run could not be resumed."""
+    if source is Cifar10:
+        monkeypatch.setattr(source, "layout", source.layout._replace(url="http://127.0.0.1:9/a"))
+    else:
+        monkeypatch.setattr(source, "url", "http://127.0.0.1:9")
+    with pytest.raises(DataError, match="cannot be downloaded"):
+        source(root=str(tmp_path), download=True).fetch()
+    (tmp_path / f"{source.layout.name}.npz").touch()
+    source(root=str(tmp_path), download=True).fetch()
 
 
 @pytest.fixture(scope="module")

@@ -392,9 +392,13 @@ def test_a_class_that_nobody_trains_on(tmp_path):
 
 
 def test_a_job_without_the_packed_file_is_told_the_command(tmp_path):
+    keys = {"augment": False, "subset": True, "images": "the index", "allow_missing": 5}
     with pytest.raises(DataError) as caught:
-        source("landmarks", tmp_path, workers=4).load(0)
-    command = f"hpcfl data prepare landmarks --root {tmp_path} size=32 margin=4"
+        source("landmarks", tmp_path, **keys).load(0)
+    command = (
+        f"hpcfl data prepare landmarks --root {tmp_path} size=32 margin=4 allow_missing=5 "
+        "subset=true 'images=the index'"
+    )
     assert str(caught.value).endswith(f"landmarks-36.h5: not found; make it once by: {command}")
     with pytest.raises(DataError, match=r"image_folder --root \S+$"):
         ImageFolder(root=str(tmp_path)).load(0)

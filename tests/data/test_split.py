@@ -1,5 +1,5 @@
 import tracemalloc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -8,7 +8,11 @@ import torch
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.partition import Dirichlet, File, Iid, Natural, Pooled, Similarity, Spans, bytes_of
 from hpcfl.data.sources.arrays import cast
-from hpcfl.data.split import partition_examples
+from hpcfl.data.split import (
+    keep_natural_clients,
+    partition_examples,
+    with_checked_clients,
+)
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Examples
 from tests.real_data import real
@@ -198,29 +202,53 @@ def test_an_empty_natural_client_is_named():
 
 
 @pytest.mark.parametrize(("client", "row"), [(0, -1), (2, 9)])
-@pytest.mark.parametrize("partition", [None, Iid()])
-def test_natural_rows_outside_of_the_examples_are_named(partition, client, row):
+def test_natural_rows_outside_of_the_examples_are_named(client, row):
     natural = [np.arange(3), np.arange(0), np.array([4])]
     natural[client] = np.append(natural[client], row)
     message = f"client {client} of natural has row {row}, expected rows of the 9 training examples"
     with pytest.raises(JobError, match=message):
-        split(partition, 3, np.zeros(9, int), natural=natural)
+        with_checked_clients(dataset(np.zeros(9, int), natural=natural))
 
 
-def test_natural_tests_outside_of_the_examples_are_named():
-    labels = torch.zeros(9)
-    data = Dataset(
-        train=Examples(labels, labels),
-        test=Examples(labels[:2], labels[:2]),
-        natural=[np.arange(4), np.arange(4, 9)],
-        natural_tests=[np.array([0]), np.array([1, 2])],
-        classes=None,
-        loss="cross_entropy",
-        transform=cast,
+def with_tests(natural_tests, natural=((0, 1), (2,), (3,))):
+    """A data set of 4 training and 6 test examples."""
+    labels = torch.zeros(6)
+    return replace(
+        dataset(np.zeros(4, int), natural=natural),
+        test=Examples(labels, labels),
+        natural_tests=natural_tests,
     )
-    message = "client 1 of natural_tests has row 2, expected rows of the 2 test examples"
+
+
+@pytest.mark.parametrize(
+    ("natural_tests", "message"),
+    [
+        ([[0], [1, 6], []], "client 1 of natural_tests has row 6, expected rows of the 6 test ex"),
+        ([[0], [-1, -2], []], "client 1 of natural_tests has row -1, expected rows of the 6 test"),
+        ([[0, 1], [], [1]], "natural_tests has row 1 2 times, expected each test example of one"),
+        ([[0], [1]], "natural_tests is of length 2, expected 3, the rows of each"),
+        ([[0], [1], [2], [3]], "natural_tests is of length 4, expected 3, the rows of each"),
+        ([[0.5], [1], [2]], "client 0 of natural_tests is .0.5., expected a list of its rows"),
+    ],
+)
+def test_natural_tests_are_checked(natural_tests, message):
     with pytest.raises(JobError, match=message):
-        partition_examples(Given(), data, 0)
+        with_checked_clients(with_tests(natural_tests))
+
+
+def test_tests_without_natural_clients_are_refused():
+    with pytest.raises(JobError, match="natural_tests is of length 1, expected None"):
+        with_checked_clients(with_tests([[0]], natural=None))
+
+
+def test_the_rows_of_natural_clients_become_integers():
+    """An empty list alone would be an array of floats."""
+    checked = with_checked_clients(with_tests([[], torch.tensor([4, 5]), np.array([1], np.uint8)]))
+    for clients in (checked.natural, checked.natural_tests):
+        assert all(rows.dtype == np.int64 for rows in clients)
+    assert [rows.tolist() for rows in checked.natural] == [[0, 1], [2], [3]]
+    kept = keep_natural_clients(Given(natural_clients=3), checked, 0)
+    assert [rows.tolist() for rows in kept.natural_tests] == [[], [0, 1], [2]]
 
 
 def test_a_file_names_the_client_of_each_row(tmp_path):

@@ -226,3 +226,28 @@ def test_model_and_data_predict_the_same(refused, tmp_path):
     )
     said = refused("check", path)
     assert "job.yaml:2: model.predict: the model's is last, but data.predict is every" in said
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "expected"),
+    [
+        (
+            "task: shakespeare",
+            "word_lstm, predict: last",
+            "predict: last reads the state before the",
+        ),
+        ("data: {kind: leaf, examples: text}", "word_lstm, predict: last", "predict: last reads"),
+        (
+            "task: stackoverflow",
+            "char_lstm",
+            "name: char_lstm answers after the last token of a text",
+        ),
+    ],
+)
+def test_padding_is_what_the_model_takes_for_it(refused, tmp_path, task, model, expected):
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"{task}\nmodel: {{name: {model}}}\ncohort: {{kind: uniform, size: 1}}\n"
+        "algorithm: {name: fedavg}\nlocal: {lr: 0.1}\nrounds: 1\n"
+    )
+    assert f"job.yaml:2: model.{expected}" in refused("check", path)

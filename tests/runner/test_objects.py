@@ -178,6 +178,14 @@ class Noisy(Dataset):
         return torch.randn(5), index % 4
 
 
+class WithNan(Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return torch.tensor([1.0, float("nan") if index == 1 else 0.0]), index
+
+
 class Drawing(Dataset):
     """Adds noise to some items."""
 
@@ -206,6 +214,7 @@ class Local:
         ({"model": 3}, "found a int, expected a torch.nn.Module"),
         ({"data": 3}, "expected hpcfl.Data"),
         ({"data": hpcfl.Data(Noisy())}, "item 0 is another one each time"),
+        ({"data": hpcfl.Data(WithNan())}, "x is not finite in row 1"),
         ({"data": hpcfl.Data(Drawing([7]))}, "its items draw from torch's generator as they are"),
         (
             {"data": hpcfl.Data(Drawing(range(50, 400), torch.Generator()))},

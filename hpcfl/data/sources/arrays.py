@@ -111,8 +111,8 @@ class Arrays(DataConfig):
     def _natural(self, path: Path, client: NDArray[Any], examples: int) -> list[Rows]:
         if self.clients is not None:
             raise JobError(
-                f"data.clients: not allowed, {path} says who owns each example (client); leave "
-                "those ids out to divide the examples otherwise"
+                f"data.clients: not allowed, {path} says who owns each example (client), and there "
+                "are as many clients; remove data.clients, or leave those ids out of the file"
             )
         if client.shape != (examples,) or client.dtype.kind not in "iu":
             raise DataError(

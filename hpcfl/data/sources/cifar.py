@@ -70,20 +70,20 @@ class Cifar(Coloured):
     root: PathText = "data"
     """The folder that holds the official folder or an .npz: see docs/data/README.md."""
     download: bool = False
-    """Fetch the official files into root if they are missing, as `hpcfl data prepare` does."""
+    """Fetch the official files into root, unless they or the .npz are there."""
     augment: bool = True
     """Crop training images from a padding of 4 and flip them, per image."""
 
     def fetch(self) -> None:
-        """Download the official files if the job says so and they are missing."""
-        if self.download:
+        """Download the official files if the job says so, unless they or the .npz are there."""
+        if self.download and self._reads_official_files:
             provide_members(Path(self.root), self.layout.archive, quiet)
 
     def prepare(self, track: Track) -> Path:
         """Fetch and unpack the official files, unless they or the .npz are there; count all."""
         root, layout = Path(self.root), self.layout
         place = root / f"{layout.name}.npz"
-        if not place.is_file() or (root / layout.folder).exists():
+        if self._reads_official_files:
             provide_members(root, layout.archive, track)
             place = root / layout.folder
         for part, what, count in zip(
@@ -126,6 +126,12 @@ class Cifar(Coloured):
             transform=transform,
             personal=self.personal(transform, seed),
         )
+
+    @property
+    def _reads_official_files(self) -> bool:
+        """Whether the examples are those of the official files, there or not, not of the .npz."""
+        root, layout = Path(self.root), self.layout
+        return (root / layout.folder).exists() or not (root / f"{layout.name}.npz").is_file()
 
     def _transform(self) -> CropFlipNormalize:
         return CropFlipNormalize(mean=self.layout.mean, std=self.layout.std, augment=self.augment)

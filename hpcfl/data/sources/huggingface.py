@@ -27,6 +27,7 @@ from hpcfl.io.files import read_error
 from hpcfl.types import Count, Examples, PathText
 
 _ROWS = 1000  # decoded at a time
+_NUMBERED = re.compile(r"(?P<stem>.*?)(?P<index>\d+)-of-(?P<count>\d+)([-.].*)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +164,7 @@ def _tables(folder: Path, wanted: set[str]) -> dict[str, list[Path]]:
     """The parquet files of each of these splits, SPLIT.parquet or SPLIT-*.parquet, at any depth.
 
     Raises:
-        DataError: those of a split are of several data sets.
+        DataError: those of a split are of several data sets, or one is missing.
     """
     every, found = sorted(folder.rglob("*.parquet")), {}
     for name in wanted:
@@ -177,13 +178,31 @@ def _tables(folder: Path, wanted: set[str]) -> dict[str, list[Path]]:
 
 
 def _require_one_set(folder: Path, split: str, files: Sequence[Path]) -> None:
-    """Refuse files of several data sets: of one name in two folders, or 1 and 2 of other counts."""
-    counts = {count[1] if (count := re.search(r"-of-(\d+)", path.name)) else "" for path in files}
-    if len({path.name for path in files}) < len(files) or len(counts) > 1:
+    """Refuse files that are not the parts of one split, or not all of them.
+
+    The parts of one differ in a number alone, and in what follows it: train-00001-of-00002-0f2c.
+    """
+    numbered = [_NUMBERED.fullmatch(path.stem) for path in files]
+    sets = {
+        (part["stem"], int(part["count"])) if part else (re.sub(r"\d+", "0", path.stem), 0)
+        for path, part in zip(files, numbered, strict=True)
+    }
+    indices = sorted(int(part["index"]) for part in numbered if part)
+    twice = len({path.name for path in files}) < len(files) or len({*indices}) < len(indices)
+    if twice or len(sets) > 1:
         places = sorted({str(path.parent.relative_to(folder)) for path in files})
+        names = sorted({path.name for path in files})
         raise DataError(
-            f"{folder}: the files of {split} are of several data sets, in {' and '.join(places)}; "
-            "name the folder of one in data.path"
+            f"{folder}: the files of {split} are of several data sets or splits: "
+            f"{' and '.join(names[:3])}, in {' and '.join(places)}; name the folder of one in "
+            "data.path, or one in data.train and data.test"
+        )
+    count = next((count for _, count in sets), 0)
+    missing = [index for index in range(count) if index not in indices]
+    if missing:
+        raise DataError(
+            f"{folder}: {split} has {len(indices)} of its {count} parquet files, number "
+            f"{missing[0]} (from 0) is missing; copy all of them"
         )
 
 

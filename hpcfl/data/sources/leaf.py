@@ -56,6 +56,11 @@ class Leaf(DataConfig):
             raise ValueError(f"flat is for images, but examples is {self.examples}")
 
     @property
+    def unpadded_text(self) -> bool:
+        """Whether the examples are text, whose windows are filled with characters."""
+        return self.examples == "text"
+
+    @property
     def _packed(self) -> Path:
         """The file that ``prepare`` writes."""
         return Path(self.root) / f"leaf_{self.examples}.npz"

@@ -69,6 +69,11 @@ class Shakespeare(DataConfig):
     max_test_examples: Count | None = None
     """Keep the first so many test examples of each role."""
 
+    @property
+    def unpadded_text(self) -> bool:
+        """Yes: every window is filled with characters."""
+        return True
+
     def prepare(self, track: Track) -> Path:
         """Fetch and unpack TFF's two files; count their roles and snippets."""
         root = Path(self.root)
