@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.errors import JobError
-from hpcfl.job.settings import WITHOUT_EFFECT, Settings, changed
-from hpcfl.job.yaml_file import COMMAND_LINE
+from hpcfl.job.settings import WITHOUT_EFFECT, Settings, changed, section
+from hpcfl.job.yaml_file import COMMAND_LINE, as_shell_word
 
 # Keys that say where a job's inputs are.  A resume may change them: every checkpoint records a
 # digest of each input, and a resume with other content is refused (`hpcfl.data.fingerprints`).
@@ -96,7 +96,8 @@ def require_branchable(
         if not _is_branchable(key, before, after):
             raise JobError(
                 f"{origin}: {key}: is {found} in {run}, asked for is {asked}, but a branch "
-                f"keeps it: {_why_not_in_branch(key, before, after)}; {_new_run(run, key, asked)}"
+                f"keeps it: {_why_not_in_branch(key, before, after)}; "
+                f"{_new_run(run, _as_override(key, after))}"
             )
 
 
@@ -114,19 +115,31 @@ def require_mutable(
         if not (is_mutable(key, before) and is_mutable(key, after)):
             why = _why(key, before) or _why(key, after)
             alone = (key, asked) == ("executor", "sequential") and before["block_size"]
-            change = f"{asked}{' block_size=null' if alone else ''}"
-            to_branch = f"`hpcfl resume {run} {key}={change} --round T --out NEW` branches it at "
+            change = f"{_as_override(key, after)}{' block_size=null' if alone else ''}"
+            to_branch = f"`hpcfl resume {run} {change} --round T --out NEW` branches it at "
             cure = f"{to_branch}a kept round T; or " if _is_branchable(key, before, after) else ""
             raise JobError(
                 f"{origin}: {key}: is {found} in {run}, asked for is {asked}, which would "
                 f"change past rounds{f' ({why})' if why else ''}; {cure}"
-                f"{_new_run(run, key, change)}"
+                f"{_new_run(run, change)}"
             )
 
 
-def _new_run(run: Path, key: str, asked: str) -> str:
+def _as_override(key: str, job: Settings) -> str:
+    """The job's value of a key for a command line.
+
+    The whole section where other keys belong to the value, as those of an algorithm to its name,
+    or where the job does not have the key.
+    """
+    above, _, name = key.rpartition(".")
+    whole = above and (name in ("name", "kind") or key not in job)
+    key = above if whole else key
+    return as_shell_word(key, job[key] if key in job else section(job, key) or None)
+
+
+def _new_run(run: Path, change: str) -> str:
     return (
-        f"start a new run: `hpcfl run {run}/job.yaml {key}={asked} --out NEW`, with "
+        f"start a new run: `hpcfl run {run}/job.yaml {change} --out NEW`, with "
         f"model.init=F.safetensors of `hpcfl export {run} --state-dict F.safetensors` if it is to "
         "start from here"
     )

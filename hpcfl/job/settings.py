@@ -33,6 +33,17 @@ def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return settings
 
 
+def section(settings: Settings, name: str) -> dict[str, Any]:
+    """The tree of the settings of a section; empty where there are none."""
+    below = {
+        key.removeprefix(f"{name}."): value
+        for key, value in settings.items()
+        if key.startswith(f"{name}.")
+    }
+    heads = dict.fromkeys(key.partition(".")[0] for key in below)
+    return {head: below[head] if head in below else section(below, head) for head in heads}
+
+
 def written(value: Any) -> str:
     """A setting as a job writes it: true, null, [0.6, 0.3], {width: 32}."""
     if isinstance(value, Mapping):

@@ -5,6 +5,7 @@ Common mistakes that PyYAML accepts are errors here: a duplicate key, a key that
 """
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from datetime import date, datetime
@@ -250,9 +251,7 @@ def _texts(section: Mapping[str, Any], above: str) -> Iterator[str]:
         if isinstance(value, Mapping) and not {"name", "kind"} & value.keys():
             yield from _texts(value, f"{above}{key}.")
             continue
-        plain_value = from_python(value, f"overrides: {above}{key}")
-        written = yaml.safe_dump(plain_value, default_flow_style=True, width=1 << 30)
-        yield f"{above}{key}={written.removesuffix('...' + chr(10)).strip()}"
+        yield as_override(f"{above}{key}", from_python(value, f"overrides: {above}{key}"))
 
 
 def from_python(value: Any, where: str) -> Any:
@@ -286,21 +285,45 @@ def from_python(value: Any, where: str) -> Any:
 def override(file: JobFile, overrides: Sequence[str], origin: str = COMMAND_LINE) -> None:
     """Put ``key.path=value`` settings over a job, each value read as YAML.
 
+    Of a key that is set twice the last counts.
+
     Args:
         file: the job.
         overrides: the settings.
         origin: of the settings, as error messages name it.
 
     Raises:
-        JobError: one is malformed, or goes below a single value.
+        JobError: one is malformed, or goes below a single value, or would replace a section of
+            which an earlier one sets a key.
     """
+    done: list[str] = []
     for setting in overrides:
         dotted, equals, text = setting.partition("=")
         if not equals or not all(dotted.split(".")):
             raise JobError(f"{origin}: {setting!r}: expected key.path=value")
         key: Key = tuple(dotted.split("."))
         value = _NodeReader(JobFile(origin, {}), numbered=False).value(text)
+        undone = next((earlier for earlier in done if earlier.startswith(f"{dotted}.")), None)
+        if undone is not None:
+            raise JobError(
+                f"{origin}: {dotted} would undo {undone}, said before it; say whole sections "
+                "before their keys"
+            )
         file.put(key, value, origin)
+        done.append(dotted)
+
+
+def as_override(key: str, value: Any) -> str:
+    """``key.path=value`` as ``override`` reads it: 1.0e-05, [0.6, 0.3], {name: fedavg}."""
+    text = yaml.safe_dump(
+        plain(value), default_flow_style=True, sort_keys=False, width=float("inf")
+    )
+    return f"{key}={text.removesuffix('...' + chr(10)).strip()}"  # ... ends a single value
+
+
+def as_shell_word(key: str, value: Any) -> str:
+    """The same for a line of the shell: quoted where it must be."""
+    return shlex.quote(as_override(key, value))
 
 
 def plain(value: Any) -> Any:

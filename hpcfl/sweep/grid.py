@@ -23,15 +23,13 @@ from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from hpcfl.errors import JobError
 from hpcfl.io.files import has
 from hpcfl.job.packaged import find_job
 from hpcfl.job.registry import SECTION, shown, suggestion
 from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import Loaded, check, resolve_for_population
-from hpcfl.job.yaml_file import JobFile, Key, override, plain, read, tuples
+from hpcfl.job.yaml_file import JobFile, Key, as_override, override, read, tuples
 from hpcfl.run_dir.layout import SWEEP_LOG
 
 KEYS = ("job", "set", "grid", "only", "ranks")
@@ -340,22 +338,29 @@ def _point(
             for at, line in file.lines.items():
                 if at[: len(setting.at)] == setting.at:
                     job.lines[(*setting.key, *at[len(setting.at) :])] = line
-        made += choice.settings
+            made.append(setting)
     where = file.where(choices[0].at)
     loaded = check(job, name)
     try:
         loaded = resolve_for_population(loaded, loaded.job.data.population)
     except JobError as e:
         raise JobError(f"{where}: {name}: {e}") from e
-    return Point(labels, tuple(_override(setting) for setting in made), loaded, job, where)
+    overrides = tuple(as_override(".".join(map(str, one.key)), one.value) for one in made)
+    return Point(labels, overrides, loaded, job, where)
 
 
 def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> None:
-    """Refuse a setting that would silently replace another choice, an override or part of `set`."""
+    """Refuse a setting that would silently replace another choice, an override or part of `set`.
+
+    The command line may replace what `set` says, and of a key that it has twice the last counts.
+    """
     for earlier in made:
-        same = setting.key == earlier.key and earlier.at[0] != "set"
-        above = len(setting.key) < len(earlier.key)
-        if not same and not (above and earlier.key[: len(setting.key)] == setting.key):
+        in_set, again = earlier.at[0] == "set", earlier.at == setting.at == _COMMAND
+        same = setting.key == earlier.key
+        above = not same and earlier.key[: len(setting.key)] == setting.key
+        if not (same or above) or (same and (in_set or again)):
+            continue
+        if above and in_set and setting.at == _COMMAND:
             continue
         undone, key = (".".join(map(str, which.key)) for which in (earlier, setting))
         if earlier.at == _COMMAND and (part := setting.at[0]) in ("grid", "only"):
@@ -370,12 +375,3 @@ def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> 
             f"{file.where(setting.at)}: {key} would undo {undone} of {file.where(earlier.at)}; "
             "say it once, and whole sections before their keys"
         )
-
-
-def _override(setting: _Setting) -> str:
-    """The setting as the command line takes it."""
-    text = yaml.safe_dump(
-        plain(setting.value), default_flow_style=True, sort_keys=False, width=float("inf")
-    )
-    text = text.removesuffix("...\n").strip()  # which YAML puts after a single value
-    return f"{'.'.join(map(str, setting.key))}={text}"

@@ -1,6 +1,5 @@
 """Find which runs of a sweep are to be started, resumed or skipped, from their directories."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,7 +14,7 @@ from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
 from hpcfl.job.resume_rules import PLACES, is_mutable
 from hpcfl.job.settings import changed, flatten
-from hpcfl.job.yaml_file import in_own_run, replace_kept
+from hpcfl.job.yaml_file import as_override, in_own_run, replace_kept
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
@@ -112,7 +111,7 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
     if folder.is_locked():
         raise JobError(f"{folder.root}: a run is alive in this directory; wait for it or stop it")
     new = [key for key, _, _ in changed(before, now) if key in now] if kept else []
-    asked = tuple(f"{key}={json.dumps(now[key])}" for key in new)
+    asked = tuple(as_override(key, now[key]) for key in new)
     return PendingRun(point, folder, action, done, asked)
 
 

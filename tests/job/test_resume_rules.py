@@ -1,5 +1,7 @@
 """Which keys of a job are free, and the mark of the others."""
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,37 @@ def test_every_key_may_change_in_a_branch_or_not_as_written_here():
 
 def test_differences():
     assert differences({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 5, "d": 4}) == {"b": 5}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "local.lr=1.0e-05",
+        "algorithm={name: fedavg, server_lr: 0.5}",
+        "algorithm={name: fedmim, alpha: [0.6, 0.3], beta: [0.5, 0.25]}",
+        "data.partition={kind: dirichlet, alpha: 0.3}",
+        "data={kind: fashion_mnist, clients: 4, partition: {kind: dirichlet, alpha: 0.3}}",
+        "cohort={kind: bernoulli, p: 0.5}",
+        "local.clip=0.25",
+    ],
+)
+@pytest.mark.parametrize("check", [require_mutable, require_branchable])
+def test_the_command_that_an_error_tells_can_be_typed(check, change):
+    base = JOB | {"data": {**JOB["data"], "partition": {"kind": "iid"}}}
+    before, after = (flatten(load(base, words).tree) for words in ([], [change]))
+    try:
+        check(before, after, Path("runs/it"))
+    except JobError as error:
+        commands = re.findall(r"`(hpcfl (?:run|resume) runs/it\S* .*?)`", str(error))
+        assert commands
+    else:  # a branch may change it
+        assert check is require_branchable
+        return
+    for command in commands:
+        words = shlex.split(command.partition(" --")[0])[3:]
+        told = flatten(load(base, words).tree)
+        sections = {word.partition("=")[0] for word in words}
+        for key, value in after.items():
+            if key in sections or key.rpartition(".")[0] in sections:
+                assert told[key] == value
+        assert told != before

@@ -1,12 +1,14 @@
 """YAML as users write it: lines, traps, overrides."""
 
+import shlex
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.job.yaml_file import override, read
+from hpcfl.job.yaml_file import as_override, as_shell_word, override, plain, read
 
 KEYS = ("data", "kind", "cohort", "size", "algorithm", "name", "local", "lr", "rounds", "task")
 VALUES = ("uniform", "fedhbm", "digits", "1e-3", "on", "~", ".nan", "-1", "0.1", "2024-01-01", "'")
@@ -132,3 +134,21 @@ def test_malformed_override(tmp_path, setting):
 def test_override_below_a_value(tmp_path):
     with pytest.raises(JobError, match=r"command line: a.b is a single value \(1\), not a section"):
         reading(tmp_path, "a: {b: 1}", "a.b.c=3")
+
+
+def test_a_section_that_would_undo_an_override(tmp_path):
+    """The other order changes a key of the new section, and the last of equals counts."""
+    with pytest.raises(JobError, match=r"command line: a\.b would undo a\.b\.c, said before it"):
+        reading(tmp_path, "a: {b: {d: 1}}", "a.b.c=3", "a.b={d: 2}")
+    assert reading(
+        tmp_path, "a: {b: {d: 1}}", "a.b={d: 2}", "a.b.c=3", "a.bc=1", "a.b.c=4"
+    ).tree == {"a": {"b": {"d": 2, "c": 4}, "bc": 1}}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1e-5, 5e-324, True, None, [0.6, 1e-7], {"name": "fedavg", "of": {"a": [1]}}, "1e-3", ""],
+)
+def test_what_is_written_is_read_again(tmp_path, value):
+    for words in ([as_override("a.b", value)], shlex.split(as_shell_word("a.b", value))):
+        assert plain(reading(tmp_path, "a: {}", *words).tree) == {"a": {"b": value}}

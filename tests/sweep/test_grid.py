@@ -121,6 +121,9 @@ def test_keys_of_one_last_name_are_told_in_full(sweep):
          "s.yaml:5: avg-seed0: cohort.size: cohorts of 2 clients, but the population has 1"),
         ("seed: [0, 7]", "local.lr: [2.0]", "s.yaml:9: local.lr would undo local.lr of "),
         ("rounds: 3", "algorithm.server_lr: 2.0", "s.yaml:5: algorithm would undo algorithm.serve"),
+        ("rounds: 3", "local.lr: 0.1, local: {lr: 0.2}", "s.yaml:2: local would undo local.lr of "),
+        ("{algorithm: {name: fedavg}}", "{algorithm.server_lr: 0.1, algorithm: {name: fedavg}}",
+         "s.yaml:5: algorithm would undo algorithm.server_lr of s.yaml:5; say it once, and whole"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_line_before_anything_runs(refused, old, new, line):

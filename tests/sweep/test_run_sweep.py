@@ -217,6 +217,15 @@ def test_a_finished_run_without_checkpoints_is_finished(file, tmp_path, hpcfl, r
     assert f"{root}/avg-seed0: holds the log of a run, but none of its checkpoints" in line
 
 
+def test_a_changed_number_is_written_as_yaml_reads_it(file, tmp_path, hpcfl):
+    root = tmp_path / "out"
+    sweep = ("sweep", file, "--out", root, "--only", "avg,seed0")
+    assert hpcfl(*sweep).code == 0
+    done = hpcfl(*sweep, "rounds=6", "store.cache_gib=5.0e-05")
+    assert done.code == 0, done.err
+    assert "cache_gib: 5.0e-05" in (root / "avg-seed0/job.yaml").read_text()
+
+
 def test_a_run_of_another_job_is_told_with_the_key(file, job, tmp_path, hpcfl, refused):
     root = tmp_path / "out"
     run = ("run", job, "algorithm={name: fedavg}", "seed=0", "local.lr=0.2")
@@ -251,7 +260,7 @@ def test_more_rounds_with_a_section_that_comes_or_goes(file, tmp_path, hpcfl):
     assert hpcfl(*sweep).code == 0
     runs = pending_runs(read_sweep(file, ["rounds=6", tracked]), root)
     (changes,) = [run.changes for run in runs if run.action == "resume"]
-    assert {"rounds=6", 'log.tracker.name="trackio"', 'log.tracker.project="p"'} <= {*changes}
+    assert {"rounds=6", "log.tracker.name=trackio", "log.tracker.project=p"} <= {*changes}
     run = RunDir(root / "avg-seed0")
     request = ResumeRequest.of(run, changes, round=None, verify_states=True, copied=False)
     assert (
