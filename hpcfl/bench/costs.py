@@ -26,6 +26,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group
 from hpcfl.comm.solo import Solo
+from hpcfl.errors import JobError
 from hpcfl.evaluation.measure import Meter
 from hpcfl.io.progress import track
 from hpcfl.job.schema import load
@@ -95,6 +96,11 @@ def _rounds(side: BenchRun, folder: Path, *, show_progress: bool) -> list[Measur
         pass
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     records = [r for r in lines if r.get("clients")][1:]
+    if not records:
+        raise JobError(
+            f"rounds: found {run.schedule.rounds}, expected 2 at least that have a client: the "
+            f"first warms up; set rounds={ROUNDS + 1}, and larger cohorts where most are empty"
+        )
     done = [int(steps[run.schedule.draw(r["round"] - 1)].sum()) for r in records]
     beyond = ("sample_s", "read_s", "write_s")
     return [

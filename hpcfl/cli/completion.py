@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from hpcfl.job.packaged import packaged_jobs
 
@@ -40,11 +40,16 @@ def completion(parser: argparse.ArgumentParser, shell: str) -> str:
         for action in command._actions:
             if action.dest in ("job", "sweep"):
                 action.complete = _JOBS  # type: ignore[attr-defined]  # which shtab reads
-            elif action.type is Path:
+            elif _makes_path(action.type):
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     names = " ".join(packaged_jobs())
     script: str = shtab.complete(parser, shell, preamble=_PREAMBLE[shell].format(names=names))
     return script
+
+
+def _makes_path(convert: Any) -> bool:
+    """Whether the function that reads an argument returns a path."""
+    return callable(convert) and get_type_hints(convert).get("return") is Path
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -64,7 +64,8 @@ def listing(what: str | None = None) -> str:
         chosen = known if what in (None, kind) else {n: c for n, c in known.items() if n == what}
         if chosen:
             tables.append(table(chosen))
-    head, dot, _ = str(what).partition(".")
+    first, dot, _ = str(what).partition(".")
+    head = CHOICES.get(first, first)
     if not tables and dot and any(head in (kind, *known) for kind, (_, known) in tables_of.items()):
         return listing(head)  # of a key, "local.lr"
     if not tables and (own := find_own("list", str(given))):

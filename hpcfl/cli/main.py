@@ -236,7 +236,7 @@ def _sweep(options: argparse.Namespace) -> None:
         sweep = sweep.only(options.only)
     if options.write_jobs:
         _require_alone(options)
-    if options.where:  # slurm/run.sh calls this before every start, so torch is not imported
+    if options.where:  # slurm/run.sh calls this before every start
         for point in sweep.points:
             print(root / point.name)
         return

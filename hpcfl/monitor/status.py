@@ -114,8 +114,11 @@ def _run_line(root: Path, name: Path, *, failed: bool) -> tuple[str, str, bool]:
 def _state(facts: RunFacts) -> Iterator[tuple[str, str]]:
     """Its state, how it ended, and how to resume it."""
     run, state = facts.record, facts.state()
+    record = facts.folder.is_record
     yield "run", f"{run.path}: {run.algorithm}, {state}"
-    if state == "not running":
+    if record:
+        yield "record", "without its models: it can be shown, not resumed"
+    elif state == "not running":
         yield (
             "ended",
             one_line(read_report(facts.folder.ranks))
@@ -126,10 +129,16 @@ def _state(facts: RunFacts) -> Iterator[tuple[str, str]]:
         yield "ended", run.outcome.message
     if run.divergence:
         yield "diverged", str(run.divergence)
+    if record:
+        return
     kept = [int(found.name) for found in committed_folders(facts.folder.checkpoints)]
     if state in ("not running", "stopped", "failed"):
-        again = f"hpcfl resume {run.path}"
-        yield "resume", again if kept else f"no checkpoint: hpcfl run JOB --out {run.path}"
+        if kept:
+            yield "resume", f"hpcfl resume {run.path}"
+        elif run.log:
+            yield "resume", "no checkpoint: put one back, or remove the directory to start again"
+        else:
+            yield "resume", f"no checkpoint: hpcfl run JOB --out {run.path}"
     elif state == "finished" and kept[-1:] != [run.done]:
         yield (
             "warning",

@@ -118,7 +118,7 @@ def make_plan(
             )
         )
     request = submission(parts, found, hours=prediction.hours, gpus=gpus, most=ranks_per_node)
-    command = request.command(words or ["JOB.yaml"])
+    command = request.command(words or ["JOB.yaml"], out)
     lines.append(command)
     if request.starts > 1:
         lines.append(f"which is requeued: about {request.starts} starts of that length in all")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import ceil
+from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
@@ -30,12 +31,13 @@ class Submission(NamedTuple):
     starts: int
     """How many such limits the run takes."""
 
-    def command(self, words: Sequence[str]) -> str:
-        """The command line, with these words behind slurm/run.sh."""
+    def command(self, words: Sequence[str], out: Path | None = None) -> str:
+        """The command line: these words behind slurm/run.sh, and the run directory if given."""
         limit = f"{self.minutes // 60:02d}:{self.minutes % 60:02d}:00"
         gpus = f" --gpus-per-node={self.ranks_per_node}" if self.gpus else ""
+        named = "" if out is None else f"HPCFL_OUT={quote(str(out))} "
         return (
-            f"sbatch -N {self.nodes} --ntasks-per-node={self.ranks_per_node}{gpus} "
+            f"{named}sbatch -N {self.nodes} --ntasks-per-node={self.ranks_per_node}{gpus} "
             f"-c {self.cores} --mem={self.gigabytes}G -t {limit} slurm/run.sh "
             + " ".join(map(quote, words))
         )

@@ -194,27 +194,35 @@ class RunDir:
         """Whether a checkpoint is committed; that of round 0 is written before the first round."""
         return bool(committed_folders(self.checkpoints))
 
+    @property
+    def is_record(self) -> bool:
+        """Whether it is what ``hpcfl export --record`` writes: a log without models and states."""
+        return self._has_log_alone and not present(self.initial)
+
+    @property
+    def _has_log_alone(self) -> bool:
+        """Whether there are rounds in the log, but no checkpoint."""
+        # A run writes its first checkpoint before its first line of the log.
+        return present(self.log) and self.log.stat().st_size > 0 and not self.has_checkpoint
+
     def refuse_log_without_checkpoint(self) -> None:
         """Refuse the log of rounds without a checkpoint: a new start would delete it.
 
-        ``hpcfl export --record`` writes it, and it is left where checkpoints were deleted.
+        A record has one, and it is left where checkpoints were deleted.
 
         Raises:
             JobError: the directory holds one.
         """
-        # A run writes its first checkpoint before its first line of the log.
-        rounds = present(self.log) and self.log.stat().st_size > 0
-        if not rounds or self.has_checkpoint:
-            return
-        if present(self.initial):
+        if self.is_record:
+            raise JobError(
+                f"{self.root}: holds the record of a run, without its models, which cannot be "
+                "resumed; name the run, or choose another directory with --out"
+            )
+        if self._has_log_alone:
             raise JobError(
                 f"{self.root}: holds the log of a run, but none of its checkpoints; put one back, "
                 "or remove the directory to start again"
             )
-        raise JobError(
-            f"{self.root}: holds the record of a run, without its models, which cannot be "
-            "resumed; name the run, or choose another directory with --out"
-        )
 
     def require(self) -> None:
         """Refuse a directory that holds no run.

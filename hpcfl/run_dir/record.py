@@ -190,8 +190,8 @@ class RunRecord:
 
     @property
     def accuracy_last100(self) -> float | None:
-        """Mean test accuracy of the last 100 rounds, if all of them were evaluated."""
-        return self._mean_accuracy(100)
+        """Mean test accuracy of the last 100 rounds, if it has so many and all were evaluated."""
+        return self._mean_accuracy(100) if self.rounds >= 100 else None
 
     def _mean_accuracy(self, window: int) -> float | None:
         """Mean over the last ``window`` rounds; None unless all are done and were evaluated."""

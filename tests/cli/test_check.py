@@ -479,6 +479,8 @@ def test_a_class_of_ones_own_is_listed(own, hpcfl, name, row, key):
 def test_a_key_lists_its_section(hpcfl):
     assert hpcfl("list", "local.lr").out == hpcfl("list", "local").out
     assert hpcfl("list", "fedhbm.beta").out == hpcfl("list", "fedhbm").out
+    for section in ("algorithm", "data", "model", "cohort"):
+        assert hpcfl("list", f"{section}.x").out == hpcfl("list", section).out
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,12 @@ def test_options(press):
 def test_packaged_jobs_and_files(press):
     assert press("run", "quick") == ["quickstart"]
     assert press("sweep", "papers/slides_f") == ["papers/slides_figure1", "papers/slides_figure3"]
-    assert press("check", "hp") == ["hpcfl"]  # a file in the current directory
+    # A file in the current directory.
+    for words in (
+        ["check"], ["resume"], ["export"], ["report"], ["status"], ["cite"], ["drift"],
+        ["report", "runs", "--plot"], ["run", "quickstart", "--out"], ["plan", "x", "--costs"],
+    ):  # fmt: skip
+        assert press(*words, "hp") == ["hpcfl"], words
 
 
 def test_the_option_prints_the_script(capsys):

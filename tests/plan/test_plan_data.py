@@ -181,6 +181,8 @@ def test_a_plan_ends_with_the_command(hpcfl):
         r"local\.lr=0\.1",
         told.out[-1],
     )
+    named = hpcfl("plan", "quickstart", "--out", "large disk/run").out[-1]
+    assert named.startswith("HPCFL_OUT='large disk/run' sbatch -N 1 ")
     long = hpcfl("plan", "quickstart", "local.epochs=1000000")
     assert "which is requeued: about " in long.out[-1]
 

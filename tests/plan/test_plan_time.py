@@ -178,6 +178,7 @@ def test_measured_costs_make_hours(job, hpcfl, refused, tmp_path):
     assert " in all: " in planned.text
     assert costs.origin in " ".join(planned.text.split())
     assert "with balance" not in planned.text  # on one rank
+    assert "rounds: found 1, expected 2 at least" in refused("bench", "costs", job, "rounds=1")
     tree = json.loads(file.read_text())
     tree["about"]["costs"] |= {"latency_s": 1e-6, "bandwidth": 1e9}
     file.write_text(json.dumps(tree))

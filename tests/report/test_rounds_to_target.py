@@ -322,6 +322,8 @@ def test_the_last_hundred_rounds():
     whole = RunRecord(Path("w"), "fedavg", 250, 0, tuple(every))
     assert whole.accuracy_last100 == pytest.approx(0.2005)  # the mean of 151 to 250
     assert RunRecord(Path("s"), "fedavg", 50, 100, tuple(every[:51])).accuracy_last100 is None
+    # Its hundred evaluations are of the initial model and of 99 rounds.
+    assert RunRecord(Path("n"), "fedavg", 99, 99, tuple(every[:100])).accuracy_last100 is None
     assert RunRecord(Path("u"), "fedavg", 260, 0, tuple(every)).accuracy_last100 is None
     gap = [entry for entry in every if entry["round"] != 200]
     assert RunRecord(Path("g"), "fedavg", 250, 0, tuple(gap)).accuracy_last100 is None

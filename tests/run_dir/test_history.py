@@ -12,7 +12,7 @@ import hpcfl as program
 from hpcfl.run_dir.history import Outcome, last_outcome
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner.session import RankSession
-from tests.rundirs import resolved, starts
+from tests.rundirs import cut_log, resolved, starts
 
 pytestmark = pytest.mark.usefixtures("own_process")
 
@@ -175,6 +175,27 @@ def test_a_run_that_was_interrupted_before_its_first_checkpoint(job, tmp_path, h
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     said = lines(hpcfl("status", run))
     assert said["resume"] == f"no checkpoint: hpcfl run JOB --out {run}"
+
+
+def test_an_unfinished_run_whose_checkpoints_were_deleted(job, tmp_path, hpcfl):
+    """`hpcfl run` would refuse its log."""
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    shutil.rmtree(run / "checkpoints")
+    cut_log(run, 2)
+    said = lines(hpcfl("status", run))
+    assert said["resume"] == "no checkpoint: put one back, or remove the directory to start again"
+
+
+@pytest.mark.parametrize("rounds", [4, 2])
+def test_a_record_is_told_as_one(job, tmp_path, hpcfl, rounds):
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    assert hpcfl("run", job, "--out", run).code == 0
+    assert hpcfl("export", run, "--record", copy).code == 0
+    cut_log(copy, rounds)
+    said = lines(hpcfl("status", copy))
+    assert said["record"] == "without its models: it can be shown, not resumed"
+    assert not {"resume", "ended", "warning"} & said.keys()
 
 
 def test_a_start_that_is_refused_leaves_the_outcome_alone(job, tmp_path, hpcfl, refused):
