@@ -194,16 +194,24 @@ case $task in
   *) refuse 2 "HPCFL_TASK: found $task, expected job, sweep or run" ;;
 esac
 if [ "$task" = job ]; then
+  out=${HPCFL_OUT:-}
+  if [ -z "$out" ]; then
+    # By what the user said alone: neither a seed nor the disks of the nodes make another.
+    out=$("${hpcfl[@]}" check "$@" --where) || refuse $?
+    out=$out${HPCFL_SEED:+-seeds}
+  fi
   if [ -n "${HPCFL_SEED:-}" ]; then
-    out=${HPCFL_OUT:-$("${hpcfl[@]}" check "$@" --where)-seeds}/seed$HPCFL_SEED
+    out=$out/seed$HPCFL_SEED
     set -- "$@" "seed=$HPCFL_SEED"
-  else
-    # By what the user said alone: the disks of the nodes make no other run.
-    out=${HPCFL_OUT:-$("${hpcfl[@]}" check "$@" --where)}
   fi
   if [ -n "${HPCFL_STAGE:-}" ]; then
     # Data must stay where the run found them; states may move, to a folder that the site clears.
-    set -- "$1" "data.root=$HPCFL_SCRATCH" "store.dir=${SLURM_TMPDIR:-$HPCFL_SCRATCH}" "${@:2}"
+    # Behind the user's settings, as one of these may be the whole section.
+    case " $* " in
+      *" store.dir="*) ;;
+      *) set -- "$@" "store.dir=${SLURM_TMPDIR:-$HPCFL_SCRATCH}" ;;
+    esac
+    set -- "$@" "data.root=$HPCFL_SCRATCH"
   fi
   runs=("$out")
   command=("${hpcfl[@]}" run "$@" --out "$out" --continue)

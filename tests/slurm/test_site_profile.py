@@ -21,6 +21,7 @@ def play(tmp_path):
 
     def start(script, *words, **env):
         commands = {"srun": SRUN, "scontrol": "exit 1", "squeue": "echo RUNNING 0"}
+        commands["scancel"] = 'echo "$@" >cancelled'
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
         for name, text in commands.items():
@@ -110,7 +111,7 @@ def test_staged_data_do_not_change_the_name_of_the_run(play, tmp_path):
         SLURMD_NODENAME="node1",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    words = f"a.yaml data.root={scratch} store.dir={scratch} seed=3"
+    words = f"a.yaml seed=3 store.dir={scratch} data.root={scratch}"
     assert f"0/1 run {words} --out runs/quick --continue" in (tmp_path / "starts").read_text()
     assert (scratch / "x.h5").read_text() == "images"
 
@@ -123,3 +124,25 @@ def test_a_sweep_takes_no_staged_data(play, tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("run.sh: a.yaml is a sweep; HPCFL_STAGE and HPCFL_SEED are for ")
     assert not (tmp_path / "starts").exists()
+
+
+@pytest.mark.parametrize("env", [{}, {"HPCFL_SEED": "3"}])
+def test_a_chain_is_cancelled_where_an_argument_is_refused(play, tmp_path, env):
+    done = play("run.sh", "a.yaml", "rounds", HPCFL_CHAIN="links", **env)
+    assert done.returncode == 1  # as the command's
+    assert "expected key.path=value" in done.stderr
+    assert "--name=links" in (tmp_path / "cancelled").read_text()
+    assert not (tmp_path / "starts").exists()
+
+
+def test_the_users_settings_stand_before_those_of_staging(play, tmp_path):
+    """They may be whole sections; and a folder for the states that is named is kept."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x.h5").write_text("images")
+    done = play(
+        "staged.sh", "x.h5", "a.yaml", "data={kind: own}", "store.dir=/states",
+        HPCFL_SCRATCH=str(tmp_path / "scratch"), SLURM_NODEID="0", SLURMD_NODENAME="node1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = f"a.yaml data={{kind: own}} store.dir=/states data.root={tmp_path}/scratch"
+    assert f"0/1 run {words} --out runs/quick --continue" in (tmp_path / "starts").read_text()
