@@ -287,13 +287,22 @@ def check(file: JobFile, name: str, *, user_code: bool = True) -> Loaded:
         JobError: where, what was found, what was expected.
     """
     loaded = typed(file, name)
+    require_playable(loaded, file, user_code=user_code)
+    return loaded
+
+
+def require_playable(loaded: Loaded, file: JobFile, *, user_code: bool = True) -> None:
+    """Refuse what ``typed`` does not see; the arguments are those of ``check``.
+
+    Raises:
+        JobError: where, what was found, what was expected.
+    """
     _require_sizes(loaded.tree, file)
-    require_coherent(loaded.job, file)
+    _require_coherent(loaded.job, file)
     if user_code:
-        require_user_code(loaded.job, file)
+        _require_user_code(loaded.job, file)
         loaded.job.model.require_code()
         _require_rates(loaded.job, file)
-    return loaded
 
 
 def typed(file: JobFile, name: str) -> Loaded:
@@ -370,7 +379,7 @@ def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
             raise JobError(f"{where}: found {shown(value)}, expected a number of at least {least}")
 
 
-def require_coherent(job: Job, file: JobFile) -> None:
+def _require_coherent(job: Job, file: JobFile) -> None:
     """Refuse combinations of keys that exclude each other.
 
     Raises:
@@ -410,7 +419,7 @@ def _require_rates(job: Job, file: JobFile) -> None:
         )
 
 
-def require_user_code(job: Job, file: JobFile) -> None:
+def _require_user_code(job: Job, file: JobFile) -> None:
     """Import the metrics and the callbacks that a job names.
 
     Raises:

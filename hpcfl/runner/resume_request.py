@@ -18,7 +18,7 @@ from hpcfl.job.resume_rules import (
     require_mutable,
 )
 from hpcfl.job.run_name import run_name
-from hpcfl.job.schema import Loaded, require_coherent, require_user_code, typed
+from hpcfl.job.schema import Loaded, require_playable, typed
 from hpcfl.job.settings import Settings, changed, flatten
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
@@ -83,8 +83,7 @@ class ResumeRequest:
         after = flatten(loaded.tree)
         # First: an immutable key is a better reason than a combination it is part of.
         require(before, after, source.root, origin)
-        require_coherent(loaded.job, file)
-        require_user_code(loaded.job, file)
+        require_playable(loaded, file)
         branch = any(
             not (is_mutable(key, before) and is_mutable(key, after))
             for key, _, _ in changed(before, after)

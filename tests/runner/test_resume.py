@@ -373,3 +373,25 @@ def test_a_server_only_run_has_the_files_of_earlier_versions(job, tmp_path, hpcf
     assert hpcfl("run", job, algorithm, "--out", tmp_path / "run").code == 0
     (server,) = (tmp_path / "run/checkpoints/00000004").glob("server.safetensors")
     assert set(load_file(server)) == {"x", "m", "v"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        ("comm.timeout_s=100000000", "command line: comm.timeout_s: found 100000000.0, expected"),
+        ("store.cache_gib=1.0e+300", "command line: store.cache_gib: found 1e+300, expected a "),
+        ("checkpoint.keep=2000000", "command line: checkpoint.keep: found 2000000, expected a "),
+        ("rounds=100000", "local.lr_decay: found 0.9, which leaves a rate of 0.0e+00 in round 10"),
+    ],
+)
+@pytest.mark.parametrize("branch", [False, True])
+def test_a_resume_is_checked_like_a_start(job, tmp_path, hpcfl, refused, setting, error, branch):
+    """Else the run plays rounds with a rate of zero, or has a job that no command takes."""
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    assert hpcfl("run", job, "local.lr_decay=0.9", "--out", run).code == 0
+    before = text(run)
+    more = ("--out", copy, "local.clip=1.0", "--round", 2) if branch else ()
+    assert error in refused("resume", run, setting, *more)
+    assert text(run) == before
+    assert not copy.exists()
+    assert hpcfl("resume", run, "rounds=5").code == 0
