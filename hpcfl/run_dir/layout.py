@@ -121,8 +121,9 @@ class RunDir:
             raise file_error(e, message, JobError) from e
         self.lock()
         if present(self.job):
-            difference = self._difference(tree, content)
-            if difference is not None:
+            difference, free = self._difference(tree, content)
+            # Without rounds and checkpoints there is nothing that a free key would spoil.
+            if difference is not None and not (free and self._is_unbegun):
                 raise JobError(
                     f"{self.root}: holds a run of another job{difference}; choose another "
                     "directory with --out"
@@ -166,28 +167,29 @@ class RunDir:
                     f"{self.root}: lies in the directory of a run, {folder}; choose another place"
                 )
 
-    def _difference(self, tree: dict[str, Any], content: bytes) -> str | None:
+    def _difference(self, tree: dict[str, Any], content: bytes) -> tuple[str | None, bool]:
         """What makes job.yaml another job than ``tree``, for a message; None if it is the same.
 
-        It is the same by its bytes, or by its values under keys of earlier versions.
+        It is the same by its bytes, or by its values under keys of earlier versions.  And whether
+        the keys that differ are all such as a resume may change.
         """
         if read_bytes(self.job, "remove it, or choose another with --out") == content:
-            return None
+            return None, True
         try:
             found: dict[str, Any] = plain(self.read_job().tree)
         except (JobError, StoreError):  # edited, or no job.yaml of hpcfl: not to be overwritten
-            return ""
+            return "", False
         if found == tree:
-            return None
+            return None, True
         jobs = flatten(found), flatten(tree)
         differing = [*changed(*jobs)]
         if not differing:
-            return ""
+            return "", False
         key, there, here = differing[0]
         free = all(is_mutable(name, job) for name, *_ in differing for job in jobs)
         resume = f" (a resume may change it: `hpcfl resume {self.root} {key}=...`)"
         more = resume if free and self.has_checkpoint else ""
-        return f": {key} is {there} there, {here} here{more}"
+        return f": {key} is {there} there, {here} here{more}", free
 
     @property
     def has_checkpoint(self) -> bool:
@@ -200,10 +202,19 @@ class RunDir:
         return self._has_log_alone and not present(self.initial)
 
     @property
+    def _has_log(self) -> bool:
+        # A run writes its first checkpoint before its first line of the log.
+        return present(self.log) and self.log.stat().st_size > 0
+
+    @property
     def _has_log_alone(self) -> bool:
         """Whether there are rounds in the log, but no checkpoint."""
-        # A run writes its first checkpoint before its first line of the log.
-        return present(self.log) and self.log.stat().st_size > 0 and not self.has_checkpoint
+        return self._has_log and not self.has_checkpoint
+
+    @property
+    def _is_unbegun(self) -> bool:
+        """Whether there are neither rounds nor checkpoints, as a refused start leaves it."""
+        return not self._has_log and not self.has_checkpoint
 
     def refuse_log_without_checkpoint(self) -> None:
         """Refuse the log of rounds without a checkpoint: a new start would delete it.

@@ -53,7 +53,8 @@ def choose_executor(
     Args:
         components: of a job with ``executor: auto``.
         comm: the group of ranks; rank 0 measures.
-        resumed_run: the run that is resumed, whose executor is kept; None for a fresh run.
+        resumed_run: the run that is resumed, or whose first start ended before its first
+            checkpoint; its executor is kept.  None for a fresh run.
 
     Raises:
         JobError: ``resumed_run`` has no readable job.

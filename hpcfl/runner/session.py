@@ -25,7 +25,7 @@ from hpcfl.comm.failure import raise_collectively
 from hpcfl.comm.watched import Watched
 from hpcfl.data.fingerprints import Digests
 from hpcfl.engine.callbacks import Callbacks, RoundModel, RunStart
-from hpcfl.errors import DiskError, HookError, RankError, StoreError
+from hpcfl.errors import DiskError, HookError, JobError, RankError, StoreError
 from hpcfl.evaluation import Evaluation
 from hpcfl.io.code_file import short_name
 from hpcfl.io.progress import Progress
@@ -156,6 +156,19 @@ class RankSession:
             )
         self.store.restore(table, self.comm.size, self._rows_of_run)
         self.store.retain(kept)
+
+    def require_clients(self) -> None:
+        """Refuse cohorts that are all empty; called on rank 0.
+
+        Raises:
+            JobError: they are.
+        """
+        rounds = self.components.job.rounds
+        if rounds and not self._usage.visits:
+            raise JobError(
+                f"cohort: no client takes part in any of the {rounds} rounds; raise cohort.p or "
+                "rounds"
+            )
 
     def require_disk_space(self) -> None:
         """Refuse a disk that is too small for all that the run will keep; called on rank 0.

@@ -31,6 +31,7 @@ from hpcfl.engine.loop import play
 from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.io.atomic import write_errors
+from hpcfl.io.files import present
 from hpcfl.io.progress import open_progress
 from hpcfl.job.resume_rules import input_places
 from hpcfl.job.schema import Loaded
@@ -222,7 +223,8 @@ def _run(
         require_alike(inputs, fingerprints.names, comm)
         if components.job.executor == "auto":
             branch = request is not None and request.parent is not None
-            earlier = folder if resumed and not branch else None
+            # Also of a start that ended before its first checkpoint: its job is in the folder.
+            earlier = folder if not branch and _has_job(folder, comm) else None
             components, line = choose_executor(components, comm, earlier)
             ranks = ranks.with_notes(line)
         # Rank 0 alone writes to the terminal, so it alone measures.
@@ -259,6 +261,15 @@ def _has_checkpoint(folder: RunDir, comm: Watched) -> bool:
     return bool(comm.bcast(found))
 
 
+def _has_job(folder: RunDir, comm: Watched) -> bool:
+    """Collective: whether the folder holds the job of a run, as rank 0 sees it."""
+    found = ""
+    with raise_collectively(comm):
+        if comm.rank == 0 and present(folder.job):
+            found = "a job"
+    return bool(comm.bcast(found))
+
+
 def start_fresh(session: RankSession) -> StartPoint:
     """Collective: make the run directory, and commit the checkpoint of round 0.
 
@@ -269,6 +280,7 @@ def start_fresh(session: RankSession) -> StartPoint:
     components, folder = session.components, session.folder
     with raise_collectively(session.comm):
         if session.comm.rank == 0:
+            session.require_clients()
             folder.claim(components.loaded.tree)
             session.run_files = folder.write_initial(components.x0)
             buffers.write(folder.buffers, components.buffers)

@@ -8,6 +8,8 @@ import yaml
 
 import hpcfl
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.runner import choose_executor
+from hpcfl.runner.choose_executor import Choice
 from tests.parallel.outcome import outcome
 from tests.rundirs import starts, text
 
@@ -85,6 +87,37 @@ def test_of_another_job_without_a_checkpoint_is_refused(go, job, tmp_path, refus
         line = refused("run", job, "--out", run, "--continue", change)
         assert "holds a run of another job" in line
         assert "hpcfl resume" not in line
+
+
+def forget_rounds(run):
+    """As a start leaves it that ended before its first checkpoint."""
+    shutil.rmtree(run / "checkpoints")
+    (run / "log.jsonl").unlink()
+
+
+def test_free_keys_may_be_changed_before_the_first_checkpoint(go, whole, tmp_path, refused, job):
+    """After a start that was refused because the disk is too small, say."""
+    run = tmp_path / "run"
+    assert go("checkpoint.keep=3").code == 0
+    forget_rounds(run)
+    line = refused("run", job, "--out", run, "--continue", "local.lr=0.2", "checkpoint.keep=2")
+    assert "holds a run of another job: local.lr is 0.1 there, 0.2 here" in line
+    assert go().code == 0
+    assert outcome(run) == whole
+
+
+def test_the_executor_that_was_chosen_is_kept_before_the_first_checkpoint(
+    go, tmp_path, monkeypatch
+):
+    """The clock may choose another one, and another number of ranks another block size."""
+    run = tmp_path / "run"
+    for chosen in (Choice("block", 3, 1.0, 0.5), Choice("sequential", 2, 0.5, 1.0)):
+        monkeypatch.setattr(choose_executor, "_measure", lambda *_, chosen=chosen: chosen)
+        done = go("executor=auto", "cohort.size=3")
+        assert done.code == 0, done.err
+        found = yaml.safe_load((run / "job.yaml").read_text())
+        assert (found["executor"], found["block_size"]) == ("block", 3)
+        forget_rounds(run)
 
 
 def test_free_keys_may_be_changed(go, job, tmp_path, hpcfl):
@@ -169,3 +202,12 @@ def test_a_folder_with_a_job_and_checkpoints_of_ones_own_is_no_run(
     assert hpcfl("run", job, "--out", tmp_path / "runs/one").code == 0
     monkeypatch.chdir(tmp_path / "runs/one")
     assert hpcfl("run", job, "--out", "../two").code == 0
+
+
+def test_cohorts_that_are_all_empty_are_refused(job, tmp_path, refused):
+    run = tmp_path / "run"
+    line = refused("run", job, "cohort={kind: bernoulli, p: 1.0e-9}", "--out", run)
+    assert line.endswith(
+        "cohort: no client takes part in any of the 4 rounds; raise cohort.p or rounds"
+    )
+    assert not run.exists()
