@@ -121,13 +121,14 @@ class Prediction(NamedTuple):
 def work(components: Components) -> Work:
     """The work of the job of ``components``."""
     job, population = components.job, components.clients
-    whole = job.evaluate.batch_size  # a full gradient is taken in batches of so many
     examples = np.array(population.examples)
+    # A pass over all examples, in local steps: its batches are larger, and take so much longer.
+    passes = examples * population.steps_per_round / population.examples_per_round
     share = full_gradients(components) * full_gradient_rounds(components) / job.rounds
     means = full_gradient_means(components)
     found = Work(
         steps=population.steps_per_round * components.schema.gradients
-        + np.ceil(share * -(-examples // whole)).astype(int),
+        + np.ceil(share * passes).astype(int),
         draw=lambda t: job.cohort.draw(t, len(population), job.seed),
         examples=examples,
         taken=components.examples_per_round,
@@ -139,14 +140,14 @@ def work(components: Components) -> Work:
         sent=components.stored_state.bytes,
         tests=_evaluated(components),
         rounds=job.rounds,
-        evaluations=sum(job.evaluate.due(t, job.rounds) for t in range(1, job.rounds + 1)),
+        evaluations=sum(job.evaluate.due(t, job.rounds) for t in range(job.rounds + 1)),
     )
     groups = components.warm_start_groups
     if not groups:
         return found
     once = replace(
         found,
-        steps=-(-examples // whole),
+        steps=np.ceil(passes).astype(int),
         draw=groups.__getitem__,
         taken=examples,
         parameters=components.x0.numel(),
