@@ -14,7 +14,8 @@ Liu, Sun, Ding, Shen, Liu, Tao. Enhance Local Consistency in Federated Learning:
 Inertial Momentum Approach. 2023, algorithm 1. arXiv:2302.05726
 
 Departures: every difference is divided by the K of the client's current round, whatever the K of
-the round that made it.
+the round that made it.  A round without clients, in which the model stays, adds no difference of
+zero: t - 1 ... t - J are rounds with clients.
 """
 
 from collections.abc import Sequence

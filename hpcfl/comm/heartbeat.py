@@ -227,8 +227,10 @@ class Heartbeats:
         return True
 
     def has_report(self) -> bool:
-        """Whether a rank has reported why the run ends."""
-        return (self.folder / REPORT).exists()
+        """Whether a rank has reported why the run ends; no, where the folder cannot be read now."""
+        with suppress(OSError):
+            return (self.folder / REPORT).exists()
+        return False
 
     def close(self) -> None:
         """Remove this rank's file; the last rank to do so removes the folder, too."""

@@ -40,7 +40,7 @@ class Clients:
             training = {i: meter.whole(x, pool.training(i), metrics=accuracy) for i in self.owned}
         if objective:
             terms = [
-                float(self.weights[i]) * (sums["loss"] / sums["examples"])
+                float(self.weights[i]) * (sums["loss"] / max(sums["examples"], 1.0))
                 for i, sums in training.items()
             ]
             (total,) = exact_sums(comm, [terms], x.device)

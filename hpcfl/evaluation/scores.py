@@ -65,7 +65,8 @@ class Evaluation:
         keys = [*self._names, *self._sums_of_metrics()]
         columns = [[batch[key] for batch in batches] for key in keys]
         sums = dict(zip(keys, exact_sums(self._comm, columns, x.device), strict=True))
-        scores = {f"{name}_loss": sums["loss"] / sums["examples"]}
+        # Labels that are padding do not count; of a set of padding alone nothing is known.
+        scores = {f"{name}_loss": sums["loss"] / sums["examples"]} if sums["examples"] else {}
         for count, accuracy in ACCURACIES.items():
             if count in sums and sums["scored"]:
                 scores[f"{name}_{accuracy}"] = sums[count] / sums["scored"]

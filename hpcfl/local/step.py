@@ -151,6 +151,8 @@ class Gradient:
     ) -> tuple[Vector, ...]:
         """The gradients of the mean loss over all batches: no dropout, no clipping.
 
+        Zero where all labels are padding.
+
         Args:
             points: [P] each; one pass over the batches serves them all.
             batches: each with the number of terms of its mean loss, by which it is weighted.
@@ -162,7 +164,7 @@ class Gradient:
                 total.add_(self._value_and_grad(point, batch)[1], alpha=terms)
             count += terms
         self.model.train()
-        return tuple(total.div_(count) for total in totals)
+        return tuple(total.div_(max(count, 1)) for total in totals)
 
     def predict(self, x: Vector, inputs: Tensor) -> Tensor:
         """The model's outputs at ``x`` in the run's precision: no dropout, no gradient."""

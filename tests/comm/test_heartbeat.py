@@ -1,5 +1,6 @@
 """The file in which a rank says where it is, whole or damaged."""
 
+import errno
 import json
 import os
 
@@ -126,6 +127,19 @@ def test_one_rank_tells(files):
     assert not files.claim_report("rank 2 is gone, I say")
     assert files.has_report()
     assert (files.folder / "report").read_text() == "rank 2 is gone\n"
+
+
+def test_a_report_that_cannot_be_looked_for_is_none(files, monkeypatch):
+    """A network's file system fails for a moment, and the watchdog goes on."""
+
+    def stale(path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    assert files.claim_report("rank 2 is gone")
+    with monkeypatch.context() as failing:
+        failing.setattr(type(files.folder), "exists", stale)
+        assert not files.has_report()
+    assert files.has_report()
 
 
 def test_a_rank_that_cannot_leave_word_tells_all_the_same(tmp_path):

@@ -15,7 +15,7 @@ from hpcfl.local.step import Gradient, Local
 from hpcfl.models.flat_vector import flatten, parameters
 from hpcfl.models.losses import tokens
 from hpcfl.models.word_lstm import WordLstm
-from hpcfl.types import Examples
+from hpcfl.types import PAD, Examples
 
 torch.set_num_threads(1)
 
@@ -30,10 +30,10 @@ def model():
     return WordLstm(embedded=3, hidden=4, projected=3).build((4,), WORDS.classes).double()
 
 
-def population(batch):
+def population(batch, rows=ROWS):
     """The first client has the first four sentences, the second none with a word to score."""
     data = Dataset(
-        train=Examples(ROWS[:, :-1], ROWS[:, 1:]),
+        train=Examples(rows[:, :-1], rows[:, 1:]),
         test=None,
         natural=None,
         classes=WORDS.classes,
@@ -73,3 +73,19 @@ def test_a_client_without_a_word_to_score_has_no_accuracy(model):
         == found["client_accuracy_worst_decile"]
     )
     assert meter.whole(x, people.training(1))["scored"] == 0
+
+
+def test_a_client_whose_labels_are_all_padding(model):
+    """Its gradient is zero, and it adds nothing to the objective."""
+    rows = ROWS.clone()
+    rows[4:] = PAD
+    people, x = population(4, rows), parameters(model)
+    gradient = Gradient(model, tokens)
+    (full,) = gradient.full((x,), people.task(1, 0).full_batches)
+    assert torch.equal(full, torch.zeros_like(x))
+    meter = Meter(gradient, "tokens")
+    weights = torch.ones(2).double().numpy()
+    clients = Clients(people, [0, 1], weights, lambda _: None)
+    found = clients.global_scores(meter, x, Solo(), objective=True, accuracy=False)
+    sums = meter.whole(x, people.training(0))
+    assert found["train_objective"] == sums["loss"] / sums["examples"] / 2
