@@ -207,11 +207,15 @@ if [ "$task" = job ]; then
   if [ -n "${HPCFL_STAGE:-}" ]; then
     # Data must stay where the run found them; states may move, to a folder that the site clears.
     # Behind the user's settings, as one of these may be the whole section.
-    case " $* " in
-      *" store.dir="*) ;;
-      *) set -- "$@" "store.dir=${SLURM_TMPDIR:-$HPCFL_SCRATCH}" ;;
-    esac
-    set -- "$@" "data.root=$HPCFL_SCRATCH"
+    states=store.dir=${SLURM_TMPDIR:-$HPCFL_SCRATCH}
+    for word in "$@"; do
+      case $word in
+        store.dir=* | store=*) states= ;;
+        data.root=*) refuse 2 "$word: staged data are read from the nodes; HPCFL_DATA says from where" \
+          "they are copied" ;;
+      esac
+    done
+    set -- "$@" "data.root=$HPCFL_SCRATCH" ${states:+"$states"}
   fi
   runs=("$out")
   command=("${hpcfl[@]}" run "$@" --out "$out" --continue)

@@ -69,7 +69,9 @@ class Best:
         Raises:
             DiskError: the disk is full or fails.
         """
-        name = next(name for name in SCORES if name in scores)
+        name = next((name for name in SCORES if name in scores), None)
+        if name is None:  # nothing was tested: all labels are padding
+            return
         found = BestModel(x.detach().cpu(), round, name, scores[name])
         if found.rank > self._rank:  # the first of equals is kept, and never a NaN
             self._rank, self.content = found.rank, found.pack()

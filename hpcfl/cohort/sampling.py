@@ -63,7 +63,7 @@ class Bernoulli(Section):
         return self.p
 
     def check(self, population: int, rounds: int) -> None:
-        """Nothing to check: any population is valid."""
+        """Any population is valid; a run refuses cohorts that all turn out empty."""
 
     def draw(self, round: int, population: int, seed: int) -> Clients:
         """The round's clients, ascending."""
@@ -138,8 +138,8 @@ class Replay(Section):
             if len(set(ids)) < len(ids):
                 ((double, _),) = Counter(ids).most_common(1)
                 raise JobError(f"cohort.rounds[{t}]: client {double} is listed twice")
-        if not any(self.cohorts):
-            raise JobError("cohort.rounds: every cohort is empty")
+        if rounds and not any(self.cohorts[:rounds]):
+            raise JobError("cohort.rounds: every cohort is empty, up to the job's last round")
 
     def draw(self, round: int, population: int, seed: int) -> Clients:
         """The round's clients, ascending."""

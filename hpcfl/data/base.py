@@ -171,9 +171,9 @@ class DataConfig(Section):
         return self.natural_clients if self.clients is None else self.clients
 
     @property
-    def unpadded_text(self) -> bool:
-        """Whether its inputs are windows of text in which class 0 is a character, not padding."""
-        return False
+    def padded_text(self) -> bool | None:
+        """Whether its texts end with padding, class 0; None: it has none, or nobody says."""
+        return None
 
     @property
     def published(self) -> PublishedSizes | None:

@@ -16,6 +16,7 @@ from hpcfl.data.grayscale import SIDE, Grey
 from hpcfl.data.idx import idx_place, read_idx
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import require_integers
+from hpcfl.data.prepare_command import prepare_command
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
@@ -146,7 +147,7 @@ class IdxImages(DataConfig):
             raise DataError(
                 f"{self.root}: found neither {layout.train[0]}[.gz] and its kin nor "
                 f"{self._npz.name}; put them there, set data.root to where they are, or say "
-                f"hpcfl data prepare {layout.prepare} --root {self.root}"
+                f"{prepare_command(layout.prepare, self.root)}"
             )
         arrays = read_arrays(self._npz, _ARRAYS)
         x_train, y_train, x_test, y_test = (arrays[name] for name in _ARRAYS)

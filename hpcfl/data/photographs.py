@@ -1,7 +1,6 @@
 """The base of data sets of photographs: packed once, decoded ahead of training."""
 
 import re
-import shlex
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.pack_images import pack
 from hpcfl.data.packed import Contents, read_packed
+from hpcfl.data.prepare_command import changed_keys, prepare_command
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.data.tables import Row
@@ -113,13 +113,9 @@ class Photos(DataConfig):
     def read(self) -> Contents:
         """Memory-map the packed file."""
         if not self.packed.is_file():
-            # Of the keys that preparing needs: the others say how training reads the file.
-            keys = [
-                shlex.quote(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
-                for key in ("size", "margin", "allow_missing", "subset", "images")
-                if (value := getattr(self, key, None)) != getattr(type(self), key, None)
-            ]
-            command = " ".join(["hpcfl data prepare", self.kind, f"--root {self.root}", *keys])
+            # The other keys say how training reads the file.
+            own = changed_keys(self, ("size", "margin", "allow_missing", "subset", "images"))
+            command = prepare_command(self.kind, self.root, own)
             raise DataError(f"{self.packed}: not found; make it once by: {command}")
         return read_packed(self.packed, self.size + self.margin, self.workers)
 

@@ -2,8 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from json import dumps
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -15,6 +14,7 @@ from hpcfl.data.base import DataConfig, Dataset, Transform
 from hpcfl.data.download import Track
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.partition import Spans
+from hpcfl.data.prepare_command import changed_keys, prepare_command
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.source_fingerprint import same
 from hpcfl.data.stand_in import Form, stand_in
@@ -131,6 +131,11 @@ class Sentences(DataConfig):
             mapped=True,
         )
 
+    @property
+    def padded_text(self) -> bool:
+        """Yes: sentences are filled up to one length."""
+        return True
+
     def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
         """Sentences of padding; with ``min_examples`` the tests are still of all users."""
         classes = self.vocabulary + SPECIAL
@@ -153,8 +158,8 @@ class Sentences(DataConfig):
     def _read(self) -> tuple[Vocabulary, dict[str, Split]]:
         path, listed = self.prepared, self.listed
         if not path.exists():
-            command = f"hpcfl data prepare {self.kind} --root {self.root}"
-            raise DataError(f"{path}: not there; make it by: {command}{self._keys()}")
+            command = prepare_command(self.kind, self.root, changed_keys(self, self.prepared_by))
+            raise DataError(f"{path}: not there; make it by: {command}")
         vocabulary, splits = read(path, self.about, self.vocabulary, self.length)
         if listed.exists() and Vocabulary.read(listed, self.vocabulary).words != vocabulary.words:
             raise DataError(
@@ -163,12 +168,6 @@ class Sentences(DataConfig):
             )
         self.check(splits)
         return vocabulary, splits
-
-    def _keys(self) -> str:
-        """Arguments of ``data prepare`` for keys that differ from their defaults."""
-        defaults = {field.name: field.default for field in fields(self)}
-        own = {key: getattr(self, key) for key in self.prepared_by}
-        return "".join(f" {k}={dumps(v)}" for k, v in own.items() if v != defaults[k])
 
     def _examples(self, split: Split, classes: int) -> Examples:
         """Whole rows, so that the transform sees, and checks, all labels."""

@@ -54,6 +54,10 @@ class Evaluate(Section):
         regular = self.every is not None and round % self.every == 0
         return regular or round > rounds - self.last or round == rounds
 
+    def count(self, rounds: int) -> int:
+        """How many evaluations a run of so many rounds has, with that of the initial model."""
+        return sum(self.due(round, rounds) for round in range(rounds + 1))
+
     def check(
         self, algorithm: str, dataset: Dataset, local_model_field: str | None, *, validated: bool
     ) -> None:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from hpcfl.errors import JobError
@@ -116,7 +117,9 @@ def require_mutable(
             why = _why(key, before) or _why(key, after)
             alone = (key, asked) == ("executor", "sequential") and before["block_size"]
             change = f"{_as_override(key, after)}{' block_size=null' if alone else ''}"
-            to_branch = f"`hpcfl resume {run} {change} --round T --out NEW` branches it at "
+            to_branch = (
+                f"`hpcfl resume {quote(str(run))} {change} --round T --out NEW` branches it at "
+            )
             cure = f"{to_branch}a kept round T; or " if _is_branchable(key, before, after) else ""
             raise JobError(
                 f"{origin}: {key}: is {found} in {run}, asked for is {asked}, which would "
@@ -138,10 +141,10 @@ def _as_override(key: str, job: Settings) -> str:
 
 
 def _new_run(run: Path, change: str) -> str:
+    job, model = quote(f"{run}/job.yaml"), "F.safetensors"
     return (
-        f"start a new run: `hpcfl run {run}/job.yaml {change} --out NEW`, with "
-        f"model.init=F.safetensors of `hpcfl export {run} --state-dict F.safetensors` if it is to "
-        "start from here"
+        f"start a new run: `hpcfl run {job} {change} --out NEW`, with model.init={model} of "
+        f"`hpcfl export {quote(str(run))} --state-dict {model}` if it is to start from here"
     )
 
 

@@ -300,6 +300,10 @@ def require_playable(loaded: Loaded, file: JobFile, *, user_code: bool = True) -
     _require_sizes(loaded.tree, file)
     _require_coherent(loaded.job, file)
     if user_code:
+        try:
+            loaded.job.model.check(loaded.job.data)
+        except ValueError as e:
+            raise JobError(f"{file.where(('model',))}: model.{e}") from e
         _require_user_code(loaded.job, file)
         loaded.job.model.require_code()
         _require_rates(loaded.job, file)
@@ -385,10 +389,6 @@ def _require_coherent(job: Job, file: JobFile) -> None:
     Raises:
         JobError: the first such combination, with its file and line.
     """
-    try:
-        job.model.check(job.data)
-    except ValueError as e:
-        raise JobError(f"{file.where(('model',))}: model.{e}") from e
     if job.block_size is not None and job.executor == "sequential":
         said = file.where(("executor",)) if "executor" in file.tree else "its default"
         raise JobError(

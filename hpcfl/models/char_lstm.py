@@ -25,10 +25,10 @@ class CharLstm(ModelConfig):
         Raises:
             ValueError: the data's sentences are.
         """
-        if hasattr(data, "predict"):
+        if getattr(data, "padded_text", None):
             raise ValueError(
-                "name: char_lstm answers after the last token of a text, which is padding in most "
-                "of these sentences; use word_lstm"
+                "name: char_lstm answers after the last token of a text, which may be padding in "
+                "these texts; use word_lstm"
             )
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:

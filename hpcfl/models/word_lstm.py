@@ -34,7 +34,7 @@ class WordLstm(ModelConfig):
             ValueError: ``predict`` differs; or it is last, and class 0 of the data's texts is a
                 character, which would be taken for padding.
         """
-        if self.predict == "last" and getattr(data, "unpadded_text", False):
+        if self.predict == "last" and getattr(data, "padded_text", None) is False:
             raise ValueError(
                 "predict: last reads the state before the padding, which is class 0; in these "
                 "texts class 0 is a character; use model.name: char_lstm"

@@ -123,7 +123,7 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
         full_gradients=full_gradients(components),
         tests=len(components.tests()),
         validation=len(components.validation()),
-        evaluations=sum(job.evaluate.due(t, job.rounds) for t in range(job.rounds + 1)),
+        evaluations=job.evaluate.count(job.rounds),
         traffic=traffic(components.algorithm, schema),
         warm_start=_warm_start_traffic(components),
         counted=components.algorithm.traffic_note,

@@ -51,7 +51,8 @@ class Work:
     """The work of a job, as far as its time depends on it."""
 
     steps: NDArray[np.int64]
-    """[N], gradients of a client's visit."""
+    """[N], gradients of a client's visit; a full one counts as the steps of a pass over all its
+    examples."""
     draw: Callable[[int], NDArray[np.int64]]
     """Round -> its cohort."""
     examples: NDArray[np.int64]
@@ -122,7 +123,7 @@ def work(components: Components) -> Work:
     """The work of the job of ``components``."""
     job, population = components.job, components.clients
     examples = np.array(population.examples)
-    # A pass over all examples, in local steps: its batches are larger, and take so much longer.
+    # The local steps of one pass over a client's examples, as which a full gradient counts.
     passes = examples * population.steps_per_round / population.examples_per_round
     share = full_gradients(components) * full_gradient_rounds(components) / job.rounds
     means = full_gradient_means(components)
@@ -140,7 +141,7 @@ def work(components: Components) -> Work:
         sent=components.stored_state.bytes,
         tests=_evaluated(components),
         rounds=job.rounds,
-        evaluations=sum(job.evaluate.due(t, job.rounds) for t in range(job.rounds + 1)),
+        evaluations=job.evaluate.count(job.rounds),
     )
     groups = components.warm_start_groups
     if not groups:

@@ -121,9 +121,8 @@ class RunDir:
             raise file_error(e, message, JobError) from e
         self.lock()
         if present(self.job):
-            difference, free = self._difference(tree, content)
-            # Without rounds and checkpoints there is nothing that a free key would spoil.
-            if difference is not None and not (free and self._is_unbegun):
+            difference = self._difference(tree, content)
+            if difference is not None:
                 raise JobError(
                     f"{self.root}: holds a run of another job{difference}; choose another "
                     "directory with --out"
@@ -167,29 +166,31 @@ class RunDir:
                     f"{self.root}: lies in the directory of a run, {folder}; choose another place"
                 )
 
-    def _difference(self, tree: dict[str, Any], content: bytes) -> tuple[str | None, bool]:
+    def _difference(self, tree: dict[str, Any], content: bytes) -> str | None:
         """What makes job.yaml another job than ``tree``, for a message; None if it is the same.
 
-        It is the same by its bytes, or by its values under keys of earlier versions.  And whether
-        the keys that differ are all such as a resume may change.
+        It is the same by its bytes, or by its values under keys of earlier versions.  Before the
+        first round the keys that a resume may change do not count: there is nothing they change.
         """
         if read_bytes(self.job, "remove it, or choose another with --out") == content:
-            return None, True
+            return None
         try:
             found: dict[str, Any] = plain(self.read_job().tree)
         except (JobError, StoreError):  # edited, or no job.yaml of hpcfl: not to be overwritten
-            return "", False
+            return ""
         if found == tree:
-            return None, True
+            return None
         jobs = flatten(found), flatten(tree)
         differing = [*changed(*jobs)]
         if not differing:
-            return "", False
-        key, there, here = differing[0]
-        free = all(is_mutable(name, job) for name, *_ in differing for job in jobs)
+            return ""
+        bound = [c for c in differing if not all(is_mutable(c[0], job) for job in jobs)]
+        if not bound and self.is_unbegun:
+            return None
+        key, there, here = (bound or differing)[0]
         resume = f" (a resume may change it: `hpcfl resume {self.root} {key}=...`)"
-        more = resume if free and self.has_checkpoint else ""
-        return f": {key} is {there} there, {here} here{more}", free
+        more = resume if not bound and self.has_checkpoint else ""
+        return f": {key} is {there} there, {here} here{more}"
 
     @property
     def has_checkpoint(self) -> bool:
@@ -212,8 +213,8 @@ class RunDir:
         return self._has_log and not self.has_checkpoint
 
     @property
-    def _is_unbegun(self) -> bool:
-        """Whether there are neither rounds nor checkpoints, as a refused start leaves it."""
+    def is_unbegun(self) -> bool:
+        """Whether there are neither rounds nor checkpoints, as where a start was refused."""
         return not self._has_log and not self.has_checkpoint
 
     def refuse_log_without_checkpoint(self) -> None:

@@ -62,7 +62,10 @@ def choose_executor(
     if resumed_run is not None:
         with raise_collectively(comm):
             job = load_run(resumed_run).job
-        return with_executor(components, job.executor, job.block_size), f"executor: {job.executor}"
+        # A size that the user asks for stays: it may be refused as another job.
+        size = components.job.block_size or job.block_size
+        line = f"executor: {job.executor}, as this run chose before"
+        return with_executor(components, job.executor, size), line
     text = ""
     with raise_collectively(comm):
         if comm.rank == 0:

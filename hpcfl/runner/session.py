@@ -163,12 +163,8 @@ class RankSession:
         Raises:
             JobError: they are.
         """
-        rounds = self.components.job.rounds
-        if rounds and not self._usage.visits:
-            raise JobError(
-                f"cohort: no client takes part in any of the {rounds} rounds; raise cohort.p or "
-                "rounds"
-            )
+        if self.components.job.rounds and not self._usage.visits:
+            raise JobError("cohort: none of the rounds has a client; raise cohort.p, or rounds")
 
     def require_disk_space(self) -> None:
         """Refuse a disk that is too small for all that the run will keep; called on rank 0.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, NamedTuple
 
 import yaml
@@ -14,7 +15,7 @@ from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
 from hpcfl.job.resume_rules import PLACES, is_mutable
 from hpcfl.job.settings import changed, flatten
-from hpcfl.job.yaml_file import as_override, in_own_run, replace_kept
+from hpcfl.job.yaml_file import as_override, as_shell_word, in_own_run, replace_kept
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
@@ -146,14 +147,14 @@ def _require_same_job(run: PendingRun, before: dict[str, Any], now: dict[str, An
         JobError: the directory holds a run of another job.
     """
     root, where, rounds = run.folder.root, run.point.file.where, run.point.loaded.job.rounds
-    resumed = run.action == "resume" and run.done < rounds
+    free = run.folder.is_unbegun or (run.action == "resume" and run.done < rounds)
     # A finished run with checkpoints gets new paths of its data from the user, by `hpcfl resume`.
     settled = run.action == "skip" and run.folder.has_checkpoint
     differing = [
         change
         for change in changed(before, now)
         if not (change[0] in PLACES and not settled)
-        and not (resumed and all(is_mutable(change[0], job) for job in (before, now)))
+        and not (free and all(is_mutable(change[0], job) for job in (before, now)))
     ]
     if not differing:
         return
@@ -167,7 +168,7 @@ def _require_same_job(run: PendingRun, before: dict[str, Any], now: dict[str, An
     if key in PLACES and key in now:
         raise JobError(
             f"{at}: {key} is {found} in {root}, {wanted} here; if the data moved, say so to that "
-            f"run: `hpcfl resume {root} {key}={now[key]}`"
+            f"run: `hpcfl resume {quote(str(root))} {as_shell_word(key, now[key])}`"
         )
     more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
     raise JobError(

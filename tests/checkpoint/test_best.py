@@ -70,6 +70,12 @@ def test_the_highest_accuracy_the_first_of_equals(tmp_path):
     assert rounds(offers, tmp_path) == [0, 1, 1, 1, 4]
 
 
+def test_scores_of_no_test_keep_no_model(tmp_path):
+    """A test set whose labels are all padding has no scores."""
+    Best(tmp_path / BEST).offer(1, {"train_objective": 0.5}, torch.zeros(2))
+    assert not (tmp_path / BEST).exists()
+
+
 def test_the_lowest_loss_where_nothing_is_classified(tmp_path):
     """A loss that is not a number is never the best, not even the first."""
     losses = [math.nan, 3.0, 2.0, 2.0, math.nan, -1.0]

@@ -119,8 +119,10 @@ def test_files_of_a_split_have_its_name(tmp_path):
         (["train-00000-of-00001-0f2c", "train-00000-of-00001-9b1d"], "several data sets or spl"),
         (["train.clean-00000-of-00001", "train.other-00000-of-00001"], "several data sets or spl"),
         (["train-clean", "train-other"], "train-clean.parquet and train-other.parquet, in "),
-        (["train-00000-of-00003"], "train has 1 of its 3 parquet files, number 1 .* is missing"),
-        (["train-00001-of-00002"], "train has 1 of its 2 parquet files, number 0 .* is missing"),
+        (["train-00001-of-00002", "train-00002-of-00002"], None),
+        (["train-00000-of-00003"], "has the parquet files of numbers 0, expected 0 to 2; copy"),
+        (["train-00001-of-00002"], "has the parquet files of numbers 1, expected 0 to 1; copy"),
+        (["train-00000-of-00001", "train-00001-of-00001"], "numbers 0, 1, expected 0 to 0; copy"),
     ],
 )
 def test_the_parts_of_a_split_are_all_of_one(tmp_path, names, message):

@@ -160,7 +160,7 @@ def test_nothing_is_downloaded_beside_an_npz(tmp_path, monkeypatch, source):
         monkeypatch.setattr(source, "url", "http://127.0.0.1:9")
     with pytest.raises(DataError, match="cannot be downloaded"):
         source(root=str(tmp_path), download=True).fetch()
-    (tmp_path / f"{source.layout.name}.npz").touch()
+    (tmp_path / f"{source(root='x').layout.name}.npz").touch()
     source(root=str(tmp_path), download=True).fetch()
 
 

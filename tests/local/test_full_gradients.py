@@ -8,9 +8,12 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.partition import Spans
 from hpcfl.data.sources.arrays import to_indices
 from hpcfl.data.vocabulary import Vocabulary
+from hpcfl.evaluation import Evaluation
 from hpcfl.evaluation.clients import Clients
+from hpcfl.evaluation.config import Evaluate
 from hpcfl.evaluation.measure import Meter
 from hpcfl.local.client_pool import ClientData, ClientPool
+from hpcfl.local.evaluation_set import EvaluationSet
 from hpcfl.local.step import Gradient, Local
 from hpcfl.models.flat_vector import flatten, parameters
 from hpcfl.models.losses import tokens
@@ -30,9 +33,8 @@ def model():
     return WordLstm(embedded=3, hidden=4, projected=3).build((4,), WORDS.classes).double()
 
 
-def population(batch, rows=ROWS):
-    """The first client has the first four sentences, the second none with a word to score."""
-    data = Dataset(
+def dataset(rows):
+    return Dataset(
         train=Examples(rows[:, :-1], rows[:, 1:]),
         test=None,
         natural=None,
@@ -40,9 +42,13 @@ def population(batch, rows=ROWS):
         loss="tokens",
         transform=to_indices,
     )
+
+
+def population(batch, rows=ROWS):
+    """The first client has the first four sentences, the second none with a word to score."""
     clients = Spans(torch.tensor([0, 4]).numpy(), torch.tensor([4, 2]).numpy())
     return ClientPool(
-        ClientData(data, clients, None), Local(lr=1.0), local_lr=lambda _: 1.0, seed=0,
+        ClientData(dataset(rows), clients, None), Local(lr=1.0), local_lr=lambda _: 1.0, seed=0,
         dtype=torch.float64, device=torch.device("cpu"), full_batch=batch,
     )  # fmt: skip
 
@@ -89,3 +95,17 @@ def test_a_client_whose_labels_are_all_padding(model):
     found = clients.global_scores(meter, x, Solo(), objective=True, accuracy=False)
     sums = meter.whole(x, people.training(0))
     assert found["train_objective"] == sums["loss"] / sums["examples"] / 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "scored"), [(ROWS, {"test_loss", "test_accuracy"}), (0 * ROWS, set())]
+)
+def test_a_test_set_of_padding_alone_has_no_scores(model, rows, scored):
+    people, gradient = population(4), Gradient(model, tokens)
+    examples = Examples(rows[:, :-1], rows[:, 1:])
+    tests = EvaluationSet(
+        examples, None, to_indices, batch_size=4, dtype=torch.float64, device=torch.device("cpu")
+    )
+    clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None)
+    evaluation = Evaluation(Evaluate(), gradient, dataset(rows), {"test": tests}, clients, Solo())
+    assert scored == evaluation.scores(parameters(model)).keys() - {"test_top5_accuracy"}

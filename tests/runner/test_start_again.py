@@ -100,14 +100,15 @@ def test_free_keys_may_be_changed_before_the_first_checkpoint(go, whole, tmp_pat
     run = tmp_path / "run"
     assert go("checkpoint.keep=3").code == 0
     forget_rounds(run)
-    line = refused("run", job, "--out", run, "--continue", "local.lr=0.2", "checkpoint.keep=2")
-    assert "holds a run of another job: local.lr is 0.1 there, 0.2 here" in line
+    for settings in (("local.lr=0.2",), ("rounds=6", "local.lr=0.2", "checkpoint.keep=2")):
+        line = refused("run", job, "--out", run, "--continue", *settings)
+        assert "holds a run of another job: local.lr is 0.1 there, 0.2 here" in line
     assert go().code == 0
     assert outcome(run) == whole
 
 
 def test_the_executor_that_was_chosen_is_kept_before_the_first_checkpoint(
-    go, tmp_path, monkeypatch
+    go, job, tmp_path, monkeypatch, refused
 ):
     """The clock may choose another one, and another number of ranks another block size."""
     run = tmp_path / "run"
@@ -118,6 +119,10 @@ def test_the_executor_that_was_chosen_is_kept_before_the_first_checkpoint(
         found = yaml.safe_load((run / "job.yaml").read_text())
         assert (found["executor"], found["block_size"]) == ("block", 3)
         forget_rounds(run)
+    line = refused(
+        "run", job, "--out", run, "--continue", "executor=auto", "cohort.size=3", "block_size=2"
+    )
+    assert "holds a run of another job: block_size is 3 there, 2 here" in line
 
 
 def test_free_keys_may_be_changed(go, job, tmp_path, hpcfl):
@@ -207,7 +212,5 @@ def test_a_folder_with_a_job_and_checkpoints_of_ones_own_is_no_run(
 def test_cohorts_that_are_all_empty_are_refused(job, tmp_path, refused):
     run = tmp_path / "run"
     line = refused("run", job, "cohort={kind: bernoulli, p: 1.0e-9}", "--out", run)
-    assert line.endswith(
-        "cohort: no client takes part in any of the 4 rounds; raise cohort.p or rounds"
-    )
+    assert line.endswith("cohort: none of the rounds has a client; raise cohort.p, or rounds")
     assert not run.exists()

@@ -439,7 +439,7 @@ def test_data_are_staged_once_a_node(slurm, here):
     ended = slurm.wait(job)
     assert ended["JobState"] == "COMPLETED", (here / f"landmarks-{job}.out").read_text()
     assert [path.name for path in scratch.iterdir()] == ["landmarks-256.h5"]
-    words = f"jobs/papers/base/landmarks.yaml seed=3 store.dir={scratch} data.root={scratch}"
+    words = f"jobs/papers/base/landmarks.yaml seed=3 data.root={scratch} store.dir={scratch}"
     assert f"3/4 run {words} --out runs/quick --continue" in (here / "starts").read_text()
 
 

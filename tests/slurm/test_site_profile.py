@@ -111,7 +111,7 @@ def test_staged_data_do_not_change_the_name_of_the_run(play, tmp_path):
         SLURMD_NODENAME="node1",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    words = f"a.yaml seed=3 store.dir={scratch} data.root={scratch}"
+    words = f"a.yaml seed=3 data.root={scratch} store.dir={scratch}"
     assert f"0/1 run {words} --out runs/quick --continue" in (tmp_path / "starts").read_text()
     assert (scratch / "x.h5").read_text() == "images"
 
@@ -135,14 +135,22 @@ def test_a_chain_is_cancelled_where_an_argument_is_refused(play, tmp_path, env):
     assert not (tmp_path / "starts").exists()
 
 
-def test_the_users_settings_stand_before_those_of_staging(play, tmp_path):
+@pytest.mark.parametrize("states", ["store.dir=/states", "store={dir: /states}"])
+def test_the_users_settings_stand_before_those_of_staging(play, tmp_path, states):
     """They may be whole sections; and a folder for the states that is named is kept."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/x.h5").write_text("images")
     done = play(
-        "staged.sh", "x.h5", "a.yaml", "data={kind: own}", "store.dir=/states",
+        "staged.sh", "x.h5", "a.yaml", "data={kind: own}", states,
         HPCFL_SCRATCH=str(tmp_path / "scratch"), SLURM_NODEID="0", SLURMD_NODENAME="node1",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    words = f"a.yaml data={{kind: own}} store.dir=/states data.root={tmp_path}/scratch"
+    words = f"a.yaml data={{kind: own}} {states} data.root={tmp_path}/scratch"
     assert f"0/1 run {words} --out runs/quick --continue" in (tmp_path / "starts").read_text()
+
+
+def test_a_folder_of_data_that_staging_would_replace_is_refused(play, tmp_path):
+    done = play("staged.sh", "x.h5", "a.yaml", "data.root=/mine", HPCFL_SCRATCH=str(tmp_path))
+    assert done.returncode == 2
+    assert "data.root=/mine: staged data are read from the nodes" in done.stderr
+    assert not (tmp_path / "starts").exists()

@@ -226,6 +226,18 @@ def test_a_changed_number_is_written_as_yaml_reads_it(file, tmp_path, hpcfl):
     assert "cache_gib: 5.0e-05" in (root / "avg-seed0/job.yaml").read_text()
 
 
+def test_a_free_key_may_change_before_the_first_checkpoint(file, tmp_path, hpcfl):
+    """After a run that was refused because the disk is too small, say."""
+    root = tmp_path / "out"
+    sweep = ("sweep", file, "--out", root, "--only", "avg,seed0")
+    assert hpcfl(*sweep, "checkpoint.keep=3").code == 0
+    shutil.rmtree(root / "avg-seed0/checkpoints")
+    (root / "avg-seed0/log.jsonl").unlink()
+    done = hpcfl(*sweep, "checkpoint.keep=1")
+    assert done.code == 0, done.err
+    assert "keep: 1" in (root / "avg-seed0/job.yaml").read_text()
+
+
 def test_a_run_of_another_job_is_told_with_the_key(file, job, tmp_path, hpcfl, refused):
     root = tmp_path / "out"
     run = ("run", job, "algorithm={name: fedavg}", "seed=0", "local.lr=0.2")

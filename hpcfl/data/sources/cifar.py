@@ -15,6 +15,7 @@ from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import require_integers
+from hpcfl.data.prepare_command import prepare_command
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.data.unpickle import unpickle
@@ -152,7 +153,7 @@ def read(root: Path, layout: Layout) -> tuple[Examples, Examples]:
     if not path.is_file():
         raise DataError(
             f"{root}: found neither {layout.folder}/ nor {path.name}; put one there, set data.root "
-            f"to where it is, or say hpcfl data prepare {layout.name} --root {root}"
+            f"to where it is, or say {prepare_command(layout.name, root)}"
         )
     arrays = read_arrays(path, _KEYS)
     x_train, y_train, x_test, y_test = (arrays[key] for key in _KEYS)

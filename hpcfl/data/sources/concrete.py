@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import PublishedFile, Track, check_count, provide
 from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.prepare_command import prepare_command
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import cast
 from hpcfl.data.stand_in import Form, stand_in
@@ -116,7 +117,7 @@ def _table(path: Path) -> NDArray[np.float64]:
     if not path.is_file():
         raise DataError(
             f"{path}: not found; put it there, set data.root to where it is, or say "
-            f"hpcfl data prepare concrete --root {path.parent}"
+            f"{prepare_command('concrete', path.parent)}"
         )
     try:
         # numpy warns of a file without rows, which the error below reports.

@@ -198,11 +198,11 @@ def _require_one_set(folder: Path, split: str, files: Sequence[Path]) -> None:
             "data.path, or one in data.train and data.test"
         )
     count = next((count for _, count in sets), 0)
-    missing = [index for index in range(count) if index not in indices]
-    if missing:
+    first = 1 if indices[:1] == [1] and count in indices else 0  # some number from 1
+    if count and indices != [*range(first, first + count)]:
         raise DataError(
-            f"{folder}: {split} has {len(indices)} of its {count} parquet files, number "
-            f"{missing[0]} (from 0) is missing; copy all of them"
+            f"{folder}: {split} has the parquet files of numbers {', '.join(map(str, indices))}, "
+            f"expected {first} to {first + count - 1}; copy all of them"
         )
 
 

@@ -56,9 +56,9 @@ class Leaf(DataConfig):
             raise ValueError(f"flat is for images, but examples is {self.examples}")
 
     @property
-    def unpadded_text(self) -> bool:
-        """Whether the examples are text, whose windows are filled with characters."""
-        return self.examples == "text"
+    def padded_text(self) -> bool | None:
+        """No: windows of text are filled with characters."""
+        return False if self.examples == "text" else None
 
     @property
     def _packed(self) -> Path:

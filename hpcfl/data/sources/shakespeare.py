@@ -70,9 +70,9 @@ class Shakespeare(DataConfig):
     """Keep the first so many test examples of each role."""
 
     @property
-    def unpadded_text(self) -> bool:
-        """Yes: every window is filled with characters."""
-        return True
+    def padded_text(self) -> bool:
+        """No: every window is filled with characters."""
+        return False
 
     def prepare(self, track: Track) -> Path:
         """Fetch and unpack TFF's two files; count their roles and snippets."""

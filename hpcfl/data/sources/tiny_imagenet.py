@@ -26,6 +26,7 @@ from hpcfl.data.image_listing import Fault, ListedFiles, Listing, Photo, read_im
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.packed import checked_labels, mapped
+from hpcfl.data.prepare_command import changed_keys, prepare_command
 from hpcfl.data.prepared_file import new_image_file, preparing
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.source_fingerprint import same
@@ -107,8 +108,8 @@ class TinyImageNet(Coloured):
         path = self.packed
         if not path.is_file():
             raise DataError(
-                f"{path}: not found; make it once by: hpcfl data prepare tiny_imagenet "
-                f"--root {self.root}{' subset=true' if self.subset else ''}"
+                f"{path}: not found; make it once by: "
+                f"{prepare_command('tiny_imagenet', self.root, changed_keys(self, ['subset']))}"
             )
         with opened(path) as file:
             if attribute(file, "format") != FORMAT:
