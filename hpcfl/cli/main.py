@@ -412,9 +412,6 @@ def _draw(plot: Plot, files: Sequence[Path]) -> None:
     plot.draw()
     for line in plot.notes:
         print(line, file=sys.stderr)
-    if plot.without:
-        names = ", ".join(str(run.path) for run in plot.without)
-        print(f"plot: without {names}, which have no such number yet", file=sys.stderr)
     for path in files:
         print(f"plot: {path}", file=sys.stderr)
 

@@ -78,6 +78,7 @@ def distinguishing_settings(jobs: Sequence[Settings], but: Sequence[str] = ()) -
         jobs: the settings of each.
         but: keys that are not compared, as the algorithm's name is not.
     """
+    jobs = _with_sections_that_may_be_absent(jobs)
     values: dict[str, dict[str, str]] = {}
     for job in jobs:
         for key, value in job.items():
@@ -99,6 +100,21 @@ def distinguishing_settings(jobs: Sequence[Settings], but: Sequence[str] = ()) -
         )
         for job in jobs
     ]
+
+
+def _with_sections_that_may_be_absent(jobs: Sequence[Settings]) -> list[Settings]:
+    """Jobs in which a section that another job has not is one setting, as it is there: null."""
+    absent = {key for job in jobs for key, value in job.items() if value is None}
+    found: list[Settings] = []
+    for job in jobs:
+        sections = {key: tree for key in absent if key not in job and (tree := section(job, key))}
+        kept = {
+            key: value
+            for key, value in job.items()
+            if not any(key.startswith(f"{name}.") for name in sections)
+        }
+        found.append(kept | sections)
+    return found
 
 
 def _follows(jobs: Sequence[Settings], leading: str, key: str) -> bool:

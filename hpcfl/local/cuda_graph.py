@@ -1,6 +1,8 @@
 """Capture a local step as a CUDA graph once, and replay it for every step of every block."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +25,9 @@ class CudaGraphStep:
     def __call__(self, *trees: Any) -> Any:
         """The function's value."""
         if self._captured is None:
-            # The function is pure: these calls change no result.
-            for _ in range(WARMUP_CALLS):
-                _run_on_side_stream(self._function, trees)
             self._captured = _capture(self._function, trees)
+            # It may hold this object: without a circle the graph's memory is freed with its owner.
+            del self._function
         captured = self._captured
         for static, given in zip(captured.inputs, tree_leaves(trees), strict=True):
             static.copy_(given)
@@ -34,14 +35,31 @@ class CudaGraphStep:
         return captured.outputs
 
 
-def _run_on_side_stream(function: Callable[..., Any], trees: Any) -> None:
-    """Call it on another stream: PyTorch requires this of calls before a capture."""
+def _warm_up(function: Callable[..., Any], trees: Any) -> None:
+    """Call it on another stream, as PyTorch requires before a capture.
+
+    The function is pure: these calls change no result.
+    """
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     current = torch.cuda.current_stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
-        function(*trees)
+        for _ in range(WARMUP_CALLS):
+            function(*trees)
     current.wait_stream(side)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect garbage now and not inside: the end of another graph there would fail the capture."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Captured(NamedTuple):
@@ -53,11 +71,15 @@ class _Captured(NamedTuple):
 
 
 def _capture(function: Callable[..., Any], trees: Any) -> _Captured:
+    _warm_up(function, trees)
     leaves, spec = tree_flatten(trees)
     inputs = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
     graph = torch.cuda.CUDAGraph()
     # Other threads may free pinned memory or poll NCCL meanwhile: in the default mode "global" any
     # such call makes the capture fail.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with (
+        _no_garbage_collection(),
+        torch.cuda.graph(graph, capture_error_mode="thread_local"),
+    ):
         outputs = function(*tree_unflatten(inputs, spec))
     return _Captured(graph, inputs, outputs)

@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -103,6 +103,27 @@ class ClientTask(NamedTuple):
     """The indices of the same batches, for a block that gathers those of many clients at once."""
 
 
+@contextmanager
+def _recurrent_layers_in_training(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """On a GPU, put recurrent layers into training mode without dropout.
+
+    cuDNN has no backward pass of a recurrent layer in evaluation; without dropout both modes
+    compute the same.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.RNNBase)]
+    if device.type != "cuda":
+        layers = []
+    shares = [layer.dropout for layer in layers]
+    for layer in layers:
+        layer.train()
+        layer.dropout = 0.0
+    try:
+        yield
+    finally:
+        for layer, share in zip(layers, shares, strict=True):
+            layer.dropout = share
+
+
 class Gradient:
     """The gradient of a model's mean loss at any flat vector.
 
@@ -159,10 +180,11 @@ class Gradient:
         """
         self.model.eval()
         totals, count = tuple(map(torch.zeros_like, points)), 0
-        for terms, batch in batches:
-            for point, total in zip(points, totals, strict=True):
-                total.add_(self._value_and_grad(point, batch)[1], alpha=terms)
-            count += terms
+        with _recurrent_layers_in_training(self.model, self._parameters[0].device):
+            for terms, batch in batches:
+                for point, total in zip(points, totals, strict=True):
+                    total.add_(self._value_and_grad(point, batch)[1], alpha=terms)
+                count += terms
         self.model.train()
         return tuple(total.div_(max(count, 1)) for total in totals)
 

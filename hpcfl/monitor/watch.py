@@ -24,7 +24,7 @@ from hpcfl.monitor.facts import DISK_S, LATE_S, RunFacts, RunObserver
 from hpcfl.monitor.status import TITLES, describe
 from hpcfl.report import timing
 from hpcfl.report.collect import Found, find_runs, state_without_directory
-from hpcfl.report.text_plot import text_plot
+from hpcfl.report.text_plot import NARROWEST, text_plot
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import OF_RANKS
 from hpcfl.run_dir.record import RunRecord
@@ -218,7 +218,7 @@ def _curves(run: RunRecord, console: Console, height: int) -> RenderableType:
     """Plot the first of CURVES that the run has, and beside it that of VALIDATION, if any."""
     keys = [key for wanted in (CURVES, VALIDATION) if (key := _first(run, wanted))] or [""]
     braille = console.encoding.lower().startswith("utf")
-    width = console.width // len(keys) - 4
+    width = max(console.width // len(keys) - 4, NARROWEST)
     row = Table.grid(expand=True)
     panels = []
     for key in keys:

@@ -108,6 +108,7 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
     for path in paths:
         if path in beside:
             continue
+        path = path if path.name else path.absolute()  # the current directory has no name
         found = find_runs(path)
         notes += found.unreadable
         started = {folder: failed for folder, failed in found.runs.items() if has(folder, JOB)}

@@ -83,6 +83,9 @@ def report_runs(
     collected = collect_runs(paths)
     runs = collected.runs
     table = arranged(runs, layout, Target.from_options([], target_accuracies))
+    notes = [*collected.notes]
     if plot is not None:
-        Plot(runs, [plot], y, x).draw()
-    return RunsReport(runs, table.values, collected.notes, plain(table) + timing.table(runs))
+        drawn = Plot(runs, [plot], y, x)
+        drawn.draw()
+        notes += drawn.notes
+    return RunsReport(runs, table.values, notes, plain(table) + timing.table(runs))

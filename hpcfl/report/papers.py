@@ -185,7 +185,9 @@ def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
     finals = _finals(runs)
     if finals:
         values = [final.value for final in finals]
-        return _mean(values, finals[0].metric, counted(len(finals), len(runs)))
+        cell = _mean(values, finals[0].metric, counted(len(finals), len(runs)))
+        competes = all(run.finished and not run.diverged for run in runs)
+        return cell._replace(competes=competes)
     newest = [run.scores["test_accuracy"][-1] for run in runs if run.scores["test_accuracy"]]
     if not newest:
         return _Cell()

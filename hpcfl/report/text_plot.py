@@ -8,6 +8,8 @@ Curve = Sequence[tuple[int, float]]  # (round, value)
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a cell: column, row from above
 _BLANK = 0x2800
 _LABEL = 9  # columns of the numbers to the left of the axis
+NARROWEST = 20
+"""Columns that a plot needs."""
 
 
 def text_plot(curve: Curve, rounds: int, width: int, height: int, *, braille: bool) -> list[str]:
@@ -18,7 +20,7 @@ def text_plot(curve: Curve, rounds: int, width: int, height: int, *, braille: bo
     Args:
         curve: values by round, in their order; those that are not finite are left out.
         rounds: the last round of the axis.
-        width: columns, at least 20.
+        width: columns, at least NARROWEST.
         height: lines, at least 3.
         braille: draw 4 x 2 dots in each character; else one star.
     """

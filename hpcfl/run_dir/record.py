@@ -146,9 +146,11 @@ class RunRecord:
         return tuple((t, float(value)) for t, value in found if isinstance(value, int | float))
 
     def last(self, key: str) -> float | None:
-        """The newest value of a score, or None where there is none."""
-        found = self.scores.get(key)
-        return found[-1][1] if found else None
+        """The newest value of a score, NaN if it is not finite; None where there is none."""
+        newest = next((entry[key] for entry in reversed(self.log) if key in entry), None)
+        if newest is None:  # the log has null for numbers that are not finite
+            return math.nan if self.scores.get(key) else None
+        return float(newest)
 
     @property
     def validated(self) -> bool:

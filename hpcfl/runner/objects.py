@@ -22,7 +22,6 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from hpcfl.comm.base import Comm
-from hpcfl.comm.failure import raise_collectively
 from hpcfl.data.base import DataConfig
 from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
 from hpcfl.engine.global_generators import generators
@@ -87,17 +86,21 @@ class KeptFiles:
     def require_alike(self, comm: Comm) -> None:
         """Collective: refuse ranks that passed other objects than rank 0.
 
+        Only ``allgather`` is used: before ``discover_ranks`` no rank has taken its GPU, and any
+        other collective of NCCL would be on GPU 0 of all ranks of a host.
+
         Raises:
-            JobError: an object is another one on this rank.
+            JobError: on all ranks: an object is another one on some rank.
         """
-        names = sorted(self.contents)
-        first = comm.bcast(" ".join(names)).split()
-        with raise_collectively(comm):
+        texts = comm.allgather(" ".join(sorted(self.contents)))
+        first, *others = (text.split() for text in texts)
+        for rank, names in enumerate(others, 1):
             if names != first:
                 parts = sorted({name.partition("-")[0] for name in {*first} ^ {*names}})
                 raise JobError(
-                    f"hpcfl.run: rank {comm.rank} was given another {' and '.join(parts)} than "
-                    "rank 0; make the objects equal on all ranks, from the same seed"
+                    f"hpcfl.run: rank {rank} was given another {' and '.join(parts)} than rank 0; "
+                    "make the objects equal on all ranks, from the same seed",
+                    collective=True,
                 )
 
     def write(self, folder: RunDir) -> None:

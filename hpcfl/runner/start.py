@@ -67,7 +67,7 @@ class Result:
     """The model and the log of a finished run."""
 
     directory: Path
-    """The run directory."""
+    """The run directory, as an absolute path."""
     rounds: int
     """Rounds completed."""
     x: Vector = field(repr=False)
@@ -242,7 +242,7 @@ def _run(
             # A checkpoint is committed: Ctrl-C may now wait for the end of a round.
             signals.latch_interrupt = True
             x = _play(session, ranks, point, signals)
-        return Result(folder.root, components.job.rounds, x)
+        return Result(folder.root.absolute(), components.job.rounds, x)
 
 
 def _has_checkpoint(folder: RunDir, comm: Watched) -> bool:

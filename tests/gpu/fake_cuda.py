@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import DispatchKey, DispatchKeySet, _functorch
 from torch._ops import HigherOrderOperator, _compute_keyset
 from torch.nn import functional
@@ -383,6 +383,17 @@ def fake_cuda() -> Iterator[Runtime]:
             _current.pop()
 
 
+def _as_cudnn(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A recurrent layer as cuDNN computes it, which has no backward pass in evaluation."""
+
+    def checked(layer: nn.Module, *args: Any) -> Any:
+        if torch.is_grad_enabled() and not layer.training:
+            raise RuntimeError("cudnn RNN backward can only be called in training mode")
+        return forward(layer, *args)
+
+    return checked
+
+
 def _replace_torch_cuda(patch: pytest.MonkeyPatch, runtime: Runtime) -> None:
     """Replace the functions of ``torch.cuda`` that hpcfl calls; autocast is the CPU's."""
 
@@ -434,6 +445,8 @@ def _replace_torch_cuda(patch: pytest.MonkeyPatch, runtime: Runtime) -> None:
         patch.setattr(torch.cuda, name, value)
     patch.setattr(torch, "autocast", lambda _, dtype: autocast("cpu", dtype))
     patch.setattr(torch.backends.cudnn, "is_acceptable", lambda _: False)
+    for layer in (nn.LSTM, nn.GRU, nn.RNN):
+        patch.setattr(layer, "forward", _as_cudnn(layer.forward))
     # Module.to would set the data of a plain parameter to a tensor of the device.
     compatible = torch._has_compatible_shallow_copy_type
     patch.setattr(

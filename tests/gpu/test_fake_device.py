@@ -4,8 +4,10 @@
 functions of ``torch.cuda``.  Nothing of hpcfl is replaced.
 """
 
+import gc
 import json
 import warnings
+import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -310,6 +312,12 @@ def test_no_warning_of_cudnn_about_the_weights_of_an_lstm(tmp_path):
     warnings.warn(text, stacklevel=1)
 
 
+@pytest.mark.parametrize("algorithm", ["mime", "mimelite"])
+def test_full_gradients_of_a_recurrent_layer(tmp_path, algorithm):
+    job = model_job("char_lstm", tmp_path) | {"algorithm": {"name": algorithm}}
+    require_cpus_numbers(tmp_path, job, 0.0)
+
+
 def test_a_whole_run_with_checkpoints_and_evaluations(tmp_path):
     """As a user runs it: two rounds, then a resume for one more."""
     job = model_job("logistic", tmp_path) | {
@@ -384,7 +392,28 @@ class TestTheDeviceItself:
             assert again[1].tolist() == [[2, 1], [1, 2]]
             assert kept.tolist() == [1, 1]
         around = ["wait_stream", "side stream", "main stream", "wait_stream"]
-        assert gpu.calls == [*around * WARMUP_CALLS, "synchronize", "capture", "replay", "replay"]
+        assert gpu.calls == [*around, "synchronize", "capture", "replay", "replay"]
+
+    def test_an_owner_of_a_graph_is_freed_with_its_last_name(self):
+        """The garbage collector, which might run in the capture of another graph, is not needed."""
+
+        class Owner:
+            def __init__(self):
+                self.step = CudaGraphStep(self.function)
+
+            def function(self, x):
+                enabled.append(gc.isenabled())
+                return 2 * x
+
+        enabled = []
+        with fake_cuda():
+            owner = Owner()
+            assert owner.step(torch.ones(1).to("cuda")).tolist() == [2]
+            freed = weakref.ref(owner)
+            del owner
+            assert freed() is None
+        assert enabled == [True] * WARMUP_CALLS + [False]
+        assert gc.isenabled()
 
     def test_a_capture_bakes_a_cpu_tensor(self):
         with fake_cuda():

@@ -14,7 +14,7 @@ from hpcfl.evaluation.config import Evaluate
 from hpcfl.evaluation.measure import Meter
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.evaluation_set import EvaluationSet
-from hpcfl.local.step import Gradient, Local
+from hpcfl.local.step import Gradient, Local, _recurrent_layers_in_training
 from hpcfl.models.flat_vector import flatten, parameters
 from hpcfl.models.losses import tokens
 from hpcfl.models.word_lstm import WordLstm
@@ -109,3 +109,17 @@ def test_a_test_set_of_padding_alone_has_no_scores(model, rows, scored):
     clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None)
     evaluation = Evaluation(Evaluate(), gradient, dataset(rows), {"test": tests}, clients, Solo())
     assert scored == evaluation.scores(parameters(model)).keys() - {"test_top5_accuracy"}
+
+
+def test_recurrent_layers_train_without_dropout_on_a_gpu():
+    """cuDNN has no backward pass of theirs in evaluation, where the values are the same."""
+    torch.manual_seed(0)
+    layer = torch.nn.LSTM(3, 4, num_layers=2, dropout=0.5)
+    model, x = torch.nn.Sequential(layer, torch.nn.Identity()).eval(), torch.ones(5, 2, 3)
+    expected = layer(x)[0]
+    with _recurrent_layers_in_training(model, torch.device("cuda")):
+        assert (layer.training, layer.dropout) == (True, 0.0)
+        assert torch.equal(layer(x)[0], expected)
+    assert layer.dropout == 0.5
+    with _recurrent_layers_in_training(model.eval(), torch.device("cpu")):
+        assert not layer.training

@@ -15,9 +15,11 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import hpcfl
+from hpcfl.comm.solo import Solo
 from hpcfl.errors import DataError, JobError, StoreError
 from hpcfl.runner import objects
 from hpcfl.runner.main_source import source_of
+from hpcfl.runner.objects import KeptFiles
 from tests.forked import python
 
 JOB = {
@@ -332,6 +334,11 @@ def test_export_log_and_report(tmp_path, monkeypatch):
     assert "seed 97" in str(report)
     assert "$RUN" not in str(report)  # equal objects do not distinguish runs
     assert (tmp_path / "p.png").stat().st_size
+    shutil.rmtree(tmp_path / "b/checkpoints")
+    (tmp_path / "b/log.jsonl").unlink()
+    rows, plot = [tmp_path / "a", tmp_path / "b"], tmp_path / "p.png"
+    drawn = hpcfl.report_runs(rows, plot=plot, y="train_loss")
+    assert f"plot: without {tmp_path / 'b'}, which have no such number yet" in drawn.notes
     with pytest.raises(JobError, match="expected one of runs, seeds"):
         hpcfl.report_runs([tmp_path / "a"], layout="rows")
     with pytest.raises(JobError, match="directories: found none, expected those of a run"):
@@ -437,6 +444,30 @@ def test_classes_of_a_script_on_two_ranks_and_from_another_process(tmp_path, scr
 def final(directory):
     model = hpcfl.load_model(directory)
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+class WithoutGpu(Solo):
+    """A group of which any collective but ``allgather`` needs a GPU, as NCCL's do."""
+
+    def __init__(self, texts):
+        self.texts = texts
+
+    def allgather(self, text):
+        return self.texts
+
+    def _refuse(self, *args):
+        raise AssertionError("no GPU is taken yet")
+
+    bcast = allreduce_sum = allreduce_max = barrier = exchange = _refuse
+
+
+def test_objects_are_compared_before_a_gpu_is_taken():
+    """Else all ranks of a host would meet on its first GPU, which NCCL refuses."""
+    KeptFiles().require_alike(WithoutGpu(["", "", ""]))
+    texts = ["model-a data-b", "model-a data-b", "model-c data-d"]
+    with pytest.raises(JobError, match="rank 2 was given another data and model than rank 0") as e:
+        KeptFiles().require_alike(WithoutGpu(texts))
+    assert e.value.collective
 
 
 @pytest.mark.slow

@@ -122,7 +122,10 @@ class Plot:
         self.without = [run for run in runs if run not in self._runs]
         """The runs that are left out."""
         self.notes: list[str] = []
-        """Lines about curves that are not drawn, once it is drawn."""
+        """Lines about runs and curves that are not drawn; of curves once it is drawn."""
+        if self.without:
+            names = ", ".join(str(run.path) for run in self.without)
+            self.notes.append(f"plot: without {names}, which have no such number yet")
         if not self._runs:
             names = ", ".join(str(run.path) for run in runs[:3]) + (", ..." if runs[3:] else "")
             if any(run.curve(self._key) for run in runs):
@@ -204,7 +207,7 @@ class Plot:
         axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
         if self._x == "rounds":
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-        axes.set_xlim(0, max(max(curve.x) for curve in curves) / size or 1)
+        axes.set_xlim(0, max(map(_furthest, curves)) / size or 1)
         add_legend(axes, curves, few=few)
 
     def _unit(self, curves: Sequence[Curve]) -> tuple[float, str]:
@@ -212,7 +215,7 @@ class Plot:
         if self._x not in SPENT:
             return 1, "round"
         _, label, units = SPENT[self._x]
-        most = max(max(curve.x) for curve in curves)
+        most = max(map(_furthest, curves))
         size, name = next((unit for unit in units if most >= unit[0]), units[-1])
         return size, f"{label}, {name}"
 
@@ -268,6 +271,11 @@ def _parted(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list[RunR
         title = ", ".join(own[name] + unit.get(name, "") for name in differing)
         panels.setdefault(title, []).append(run)
     return panels
+
+
+def _furthest(curve: Curve) -> float:
+    """The largest x of a curve, and of the seeds that are not as far."""
+    return max([*curve.x, *(x for xs, _ in curve.behind for x in xs)])
 
 
 def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
