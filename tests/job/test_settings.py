@@ -14,6 +14,20 @@ def test_the_type_of_stored_states_tells_jobs_apart():
     assert distinguishing_settings(jobs) == ["store.dtype float32", "store.dtype bfloat16"]
 
 
+def test_a_section_tells_a_job_from_one_without_it():
+    jobs = [
+        {**JOB, "data.validation": None},
+        {**JOB, "data.validation.share": 0.1, "data.validation.of": "examples"},
+    ]
+    assert distinguishing_settings(jobs) == [
+        "data.validation null", "data.validation {share: 0.1, of: exam...",
+    ]  # fmt: skip
+    others = [jobs[1], {**jobs[1], "data.validation.share": 0.2}]
+    assert distinguishing_settings(others) == [
+        "data.validation.share 0.1", "data.validation.share 0.2",
+    ]  # fmt: skip
+
+
 def test_keys_are_compared_whole():
     assert not affects_results("store.cache_gib")
     assert not affects_results("log.tensorboard")

@@ -92,6 +92,10 @@ def test_a_page_fits_the_terminal(run):
         assert max(map(len, said)) <= size[0]
 
 
+def test_a_narrow_terminal(run):
+    assert shown(run, 12, 40)
+
+
 def test_a_run_that_has_no_round_yet(run):
     shutil.rmtree(run / "checkpoints")
     (run / "log.jsonl").unlink()

@@ -1,6 +1,7 @@
 """A rate is chosen on validation data, and otherwise the report says that the test set chose it."""
 
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,13 @@ def test_a_baseline_is_chosen_on_validation_data():
     found = with_target(without_validation(runs), target)
     assert {c.title: c.cells[2] for c in found.columns}["speed-up\nx"] == "1.00"
     assert "2 fedavg jobs (chosen on the test set)" in found.captions[-1]
+
+
+def test_a_last_score_that_is_not_finite_is_not_replaced_by_an_earlier_one():
+    """The log has null for it."""
+    runs = [record("bad", [0.5, None], None, "local.lr=1.0"), record("good", [0.3, 0.4])]
+    assert isnan(runs[0].last("test_accuracy"))
+    (value,) = by_choice(runs).values
+    assert (value["jobs"], value["compared"]) == (2, 1)
+    assert "nan" in plain(by_run(runs))
+    assert record("none", [None]).last("test_accuracy") is None

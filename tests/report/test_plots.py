@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -191,6 +192,16 @@ def test_a_seed_that_lags_behind_shortens_no_mean(tmp_path, drawn):
     assert behind.get_linewidth() < mean.get_linewidth()
     assert behind.get_color() == mean.get_color()
     assert legend(axes) == ["fedavg (2 of 3 seeds)"]
+
+
+def test_a_seed_that_lags_behind_is_inside_the_axes(tmp_path, drawn):
+    """It may have taken more time for fewer rounds."""
+    fast, slow = seeded("fast", 0, 0.1, 1.0), seeded("slow", 1, 0.1, 2.0, rounds=1)
+    slow = replace(slow, log=tuple({**entry, "wall_s": 1000.0} for entry in slow.log))
+    fast = replace(fast, log=tuple({**entry, "wall_s": 1.0} for entry in fast.log))
+    Plot([fast, slow], [tmp_path / "x.png"], "drift", x="time").draw()
+    (axes,) = drawn[0].axes
+    assert axes.get_xlim()[1] == max(x for line in axes.lines for x in line.get_xdata())
 
 
 def test_an_axis_that_nothing_is_drawn_against(tmp_path):

@@ -84,3 +84,12 @@ def test_a_faulty_algorithm_is_told_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(JobError, match=r"Branches: its dry round failed in .*meta.*no if of one"):
         hpcfl.run(JOB, ["algorithm={name: faulty.Branches}"], out=tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+def test_a_result_outlives_a_change_of_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = hpcfl.run(JOB, ["rounds=1"], out="run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert [entry["round"] for entry in result.log] == [0, 1][-len(result.log) :]
+    assert result.log
