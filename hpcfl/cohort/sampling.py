@@ -138,8 +138,8 @@ class Replay(Section):
             if len(set(ids)) < len(ids):
                 ((double, _),) = Counter(ids).most_common(1)
                 raise JobError(f"cohort.rounds[{t}]: client {double} is listed twice")
-        if rounds and not any(self.cohorts[:rounds]):
-            raise JobError("cohort.rounds: every cohort is empty, up to the job's last round")
+        if not any(self.cohorts):
+            raise JobError("cohort.rounds: every cohort is empty")
 
     def draw(self, round: int, population: int, seed: int) -> Clients:
         """The round's clients, ascending."""

@@ -158,12 +158,13 @@ class RankSession:
         self.store.retain(kept)
 
     def require_clients(self) -> None:
-        """Refuse cohorts that are all empty; called on rank 0.
+        """Refuse cohorts that are all empty, unless a warm start trains; called on rank 0.
 
         Raises:
             JobError: they are.
         """
-        if self.components.job.rounds and not self._usage.visits:
+        parts = self.components
+        if parts.job.rounds and not self._usage.visits and not parts.warm_start_groups:
             raise JobError("cohort: none of the rounds has a client; raise cohort.p, or rounds")
 
     def require_disk_space(self) -> None:

@@ -157,8 +157,12 @@ def test_a_signal_stops_after_the_round_and_counts_once(tmp_path, monkeypatch, n
         return play_round(run, server, t, asked)
 
     monkeypatch.setattr(loop, "play_round", signalled)
-    with pytest.raises(Stopped, match=rf"{number.name} after round 3 of 6, with a checkpoint"):
-        play(tmp_path, job(tmp_path, checkpoint={"every": 100}))
+    before = signal.signal(number, signal.SIG_DFL)  # nohup, which ignores SIGHUP, may start pytest
+    try:
+        with pytest.raises(Stopped, match=rf"{number.name} after round 3 of 6, with a checkpoint"):
+            play(tmp_path, job(tmp_path, checkpoint={"every": 100}))
+    finally:
+        signal.signal(number, before)
     assert [c.round for c in committed(tmp_path / "run0" / "checkpoints")] == [0, 3]
 
 

@@ -221,9 +221,9 @@ def test_threads_write_to_absolute_paths(job, tmp_path, monkeypatch):
     noted(Components, "store", 1)
     noted(Watched, "start_heartbeats", 1)
     monkeypatch.chdir(tmp_path)
-    assert api.run(job, out="run").directory == Path("run")
-    assert api.resume("run", ["rounds=5"]).directory == Path("run")
     run = tmp_path / "run"
+    assert api.run(job, out="run").directory == run
+    assert api.resume("run", ["rounds=5"]).directory == run
     assert paths == {run / name for name in ("checkpoints", "stores", "ranks")}
 
 
