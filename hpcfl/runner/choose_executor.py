@@ -62,8 +62,9 @@ def choose_executor(
     if resumed_run is not None:
         with raise_collectively(comm):
             job = load_run(resumed_run).job
-        # A size that the user asks for stays: it may be refused as another job.
-        size = components.job.block_size or job.block_size
+        size = job.block_size
+        if job.executor == "block":  # a size that the user asks for may be refused as another job
+            size = components.job.block_size or size
         line = f"executor: {job.executor}, as this run chose before"
         return with_executor(components, job.executor, size), line
     text = ""

@@ -12,7 +12,7 @@ same on every rank, in this order:
     play the rounds              hpcfl.engine.loop
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -193,7 +193,9 @@ def _run(
         if kept is not None:
             kept.require_alike(comm)
         ranks = discover_ranks(loaded, folder.root, comm)
-        resumed = request is not None or (continued and _has_checkpoint(folder, comm))
+        resumed = request is not None or (
+            continued and _seen_by_rank_0(comm, partial(_has_checkpoint, folder))
+        )
         named = [(type(callback).__qualname__, callback) for callback in callbacks]
         with raise_collectively(comm):
             if comm.rank == 0:
@@ -224,7 +226,8 @@ def _run(
         if components.job.executor == "auto":
             branch = request is not None and request.parent is not None
             # Also of a start that ended before its first checkpoint: its job is in the folder.
-            earlier = folder if not branch and _has_job(folder, comm) else None
+            begun = not branch and _seen_by_rank_0(comm, partial(present, folder.job))
+            earlier = folder if begun else None
             components, line = choose_executor(components, comm, earlier)
             ranks = ranks.with_notes(line)
         # Rank 0 alone writes to the terminal, so it alone measures.
@@ -245,29 +248,30 @@ def _run(
         return Result(folder.root.absolute(), components.job.rounds, x)
 
 
-def _has_checkpoint(folder: RunDir, comm: Watched) -> bool:
-    """Collective: whether the folder holds a checkpoint, as rank 0 sees it.
+def _seen_by_rank_0(comm: Watched, look: Callable[[], bool]) -> bool:
+    """Collective: whether rank 0 finds something on the disk.
 
     The other ranks may see a network's file system as it was some time ago.
 
     Raises:
-        JobError: there are checkpoints, but no job.
+        JobError: raised by ``look``.
     """
     found = ""
     with raise_collectively(comm):
-        if comm.rank == 0 and folder.has_checkpoint:
-            folder.require()
-            found = "a checkpoint"
+        if comm.rank == 0 and look():
+            found = "found"
     return bool(comm.bcast(found))
 
 
-def _has_job(folder: RunDir, comm: Watched) -> bool:
-    """Collective: whether the folder holds the job of a run, as rank 0 sees it."""
-    found = ""
-    with raise_collectively(comm):
-        if comm.rank == 0 and present(folder.job):
-            found = "a job"
-    return bool(comm.bcast(found))
+def _has_checkpoint(folder: RunDir) -> bool:
+    """Whether the folder holds a checkpoint.
+
+    Raises:
+        JobError: there are checkpoints, but no job.
+    """
+    if folder.has_checkpoint:
+        folder.require()
+    return folder.has_checkpoint
 
 
 def start_fresh(session: RankSession) -> StartPoint:

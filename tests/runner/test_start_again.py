@@ -214,3 +214,16 @@ def test_cohorts_that_are_all_empty_are_refused(job, tmp_path, refused):
     line = refused("run", job, "cohort={kind: bernoulli, p: 1.0e-9}", "--out", run)
     assert line.endswith("cohort: none of the rounds has a client; raise cohort.p, or rounds")
     assert not run.exists()
+
+
+def test_auto_may_have_a_block_size_that_its_choice_does_not_need(go, tmp_path, monkeypatch):
+    """The same command goes on."""
+    chosen = Choice("sequential", 2, 0.5, 1.0)
+    monkeypatch.setattr(choose_executor, "_measure", lambda *_: chosen)
+    words = ("executor=auto", "block_size=2")
+    assert go(*words).code == 0
+    unfinish(tmp_path / "run")
+    done = go(*words)
+    assert done.code == 0, done.err
+    forget_rounds(tmp_path / "run")
+    assert go(*words).code == 0
