@@ -167,7 +167,8 @@ class Job(Section):
     weights: Literal["examples", "uniform"] = "examples"
     """Aggregation weights: p_i = n_i / sum n, or 1 / |S|."""
     precision: Precision = "float32"
-    """bf16: autocast, slow on a CPU without instructions for it; tf32: on a GPU only."""
+    """bf16: autocast, slow on a CPU without instructions for it; on a GPU recurrent layers stay in
+    float32.  tf32: on a GPU only."""
     rounds: Count
     """T, the rounds of the run."""
     evaluate: Evaluate = field(default_factory=Evaluate)

@@ -1,7 +1,7 @@
 """Autocast to bfloat16, on processors with and without bfloat16 instructions."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,15 +23,61 @@ def autocast_bfloat16(device_type: str) -> Iterator[None]:
     Where oneDNN has no bfloat16 kernels, torch uses kernels of its own.  Only ``nn.LSTM`` calls
     oneDNN nevertheless and fails; on such processors it runs without oneDNN.
 
+    On a GPU torch's autocast runs the recurrent layers ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` in
+    float16, whatever type it is told, and small gradients would vanish there.  They run in the
+    parameters' own precision instead.
+
     Args:
         device_type: "cpu" or "cuda", where the model computes.
     """
-    with torch.autocast(device_type, torch.bfloat16):
-        if device_type == "cpu" and not onednn_has_bfloat16():
-            with _LstmWithoutOneDnn():
-                yield
-        else:
-            yield
+    rnn: AbstractContextManager[object] = nullcontext()
+    if device_type == "cuda":
+        rnn = RnnWithoutAutocast(device_type)
+    elif not onednn_has_bfloat16():
+        rnn = _LstmWithoutOneDnn()
+    with torch.autocast(device_type, torch.bfloat16), rnn:
+        yield
+
+
+class RnnWithoutAutocast(TorchFunctionMode):
+    """Runs ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` in the precision of their weights.
+
+    Args:
+        device_type: for which autocast is on.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self._device_type = device_type
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call ``func``; of a recurrent layer, with inputs of its weights' type."""
+        if func not in _RECURRENT:
+            return func(*args, **(kwargs or {}))
+        # The arguments of a padded batch are inputs, state, weights and settings; those of a packed
+        # one have the batch sizes, which are integers, second.
+        weights = next(arg for arg in reversed(args) if isinstance(arg, list | tuple))
+        dtype = weights[0].dtype
+        with torch.autocast(self._device_type, enabled=False):
+            return func(*(_as(arg, dtype) for arg in args), **(kwargs or {}))
+
+
+_RECURRENT = (torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu)
+
+
+def _as(argument: Any, dtype: torch.dtype) -> Any:
+    """An argument of a recurrent layer with all its floats of one type."""
+    if isinstance(argument, list | tuple):
+        return [_as(part, dtype) for part in argument]
+    if isinstance(argument, torch.Tensor) and argument.is_floating_point():
+        return argument.to(dtype)
+    return argument
 
 
 class _LstmWithoutOneDnn(TorchFunctionMode):

@@ -443,7 +443,7 @@ def _replace_torch_cuda(patch: pytest.MonkeyPatch, runtime: Runtime) -> None:
         "graph": capture,
     }.items():
         patch.setattr(torch.cuda, name, value)
-    patch.setattr(torch, "autocast", lambda _, dtype: autocast("cpu", dtype))
+    patch.setattr(torch, "autocast", lambda _, *args, **kw: autocast("cpu", *args, **kw))
     patch.setattr(torch.backends.cudnn, "is_acceptable", lambda _: False)
     for layer in (nn.LSTM, nn.GRU, nn.RNN):
         patch.setattr(layer, "forward", _as_cudnn(layer.forward))

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import hpcfl
 from hpcfl.job.schema import load
+from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.models import MODELS
 from hpcfl.runner.components import build_components
@@ -147,3 +149,11 @@ def test_images_in_blocks_give_the_same_bits_twice(tmp_path, model, executor):
     assert first.x.isfinite().all()
     again = hpcfl.run(first.path / "job.yaml", out=tmp_path / "again")
     assert torch.equal(first.x, again.x)
+
+
+def test_recurrent_layers_are_not_in_float16():
+    """As torch's autocast would have them, whatever type it is told."""
+    layer, sequence = nn.LSTM(5, 7, batch_first=True).cuda(), torch.randn(3, 6, 5).cuda()
+    with autocast_bfloat16("cuda"):
+        found, _ = layer(sequence)
+    assert torch.equal(found, layer(sequence)[0])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfl.local.autocast import autocast_bfloat16, onednn_has_bfloat16
+from hpcfl.local.autocast import RnnWithoutAutocast, autocast_bfloat16, onednn_has_bfloat16
 
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 """Makes a newer x86 processor compute like one that has AVX2 alone."""
@@ -55,6 +55,24 @@ def test_an_lstm_in_bfloat16_is_close_to_float32():
     for one, other in zip(rough[1], grads, strict=True):
         assert one.dtype == torch.float32
         assert (one - other).norm() < 0.03 * other.norm()
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_keep_their_precision_under_the_autocast_of_a_gpu(layer):
+    """On a GPU autocast would run them in float16; the layers around them are in bfloat16."""
+    torch.manual_seed(0)
+    recurrent, dense = layer(5, 7, num_layers=2, batch_first=True), nn.Linear(5, 5)
+    sequence = torch.randn(3, 6, 5)
+    packed = nn.utils.rnn.pack_padded_sequence(sequence, [6, 4, 3], batch_first=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        halved = dense(sequence)
+        with RnnWithoutAutocast("cpu"):
+            found, _ = recurrent(halved)
+            found_packed, _ = recurrent(packed)
+        assert torch.is_autocast_enabled("cpu")
+    assert halved.dtype == torch.bfloat16
+    assert torch.equal(found, recurrent(halved.float())[0])
+    assert torch.equal(found_packed.data, recurrent(packed)[0].data)
 
 
 def test_onednn_stays_as_it_was():
