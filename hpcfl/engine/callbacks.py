@@ -1,19 +1,16 @@
 """Call the user's callbacks on rank 0, so that no result depends on them."""
 
 import copy
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from hpcfl import seeds
 from hpcfl.engine.global_generators import seeded
+from hpcfl.engine.process_settings import settings_restored
 from hpcfl.errors import HookError, as_disk_error, described, hint
 from hpcfl.models.flat_vector import load
 from hpcfl.types import Record, Vector
@@ -170,7 +167,7 @@ def undisturbed(seed: int) -> Iterator[None]:
     Args:
         seed: draws of the block from the process' generators follow from it.
     """
-    with seeded(seed), _settings_restored():
+    with seeded(seed), settings_restored():
         yield
 
 
@@ -179,65 +176,3 @@ def advice(error: BaseException) -> str:
     if isinstance(error, Exception):
         return hint()
     return "; to stop the run with a checkpoint, call signal.raise_signal(signal.SIGTERM)"
-
-
-def _folder() -> str | None:
-    try:
-        return os.getcwd()  # noqa: PTH109 - a str is compared faster
-    except FileNotFoundError:  # it was deleted
-        return None
-
-
-def _set_folder(path: str | None) -> None:
-    if path is not None:
-        os.chdir(path)
-
-
-def _default_device() -> torch.device | None:
-    found = torch.get_default_device()
-    return None if found == torch.device("cpu") else found  # None: torch's own default
-
-
-def _gpu() -> int | None:
-    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.cuda.current_device() if begun else None
-
-
-def _set_gpu(index: int | None) -> None:
-    if index is not None:
-        torch.cuda.set_device(index)
-
-
-def _flushes_denormals() -> bool:
-    return sys.float_info.min / _TWO == 0
-
-
-_TWO = 2.0  # a variable, as Python divides constants once and for all
-_SETTINGS: Sequence[tuple[Callable[[], Any], Callable[[Any], Any]]] = (
-    (_folder, _set_folder),
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (_default_device, torch.set_default_device),
-    (_gpu, _set_gpu),
-    (torch.get_num_threads, torch.set_num_threads),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
-    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (_flushes_denormals, torch.set_flush_denormal),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    *(
-        (partial(getattr, torch.backends.cudnn, name), partial(setattr, torch.backends.cudnn, name))
-        for name in ("benchmark", "deterministic", "allow_tf32")
-    ),
-)
-"""What a callback may change of the process and rounds depend on: how it is read and set."""
-
-
-@contextmanager
-def _settings_restored() -> Iterator[None]:
-    """Leave the settings of the process as they were before the block."""
-    before = [read() for read, _ in _SETTINGS]
-    try:
-        yield
-    finally:
-        for (read, set_value), value in zip(_SETTINGS, before, strict=True):
-            if read() != value:
-                set_value(value)

@@ -25,6 +25,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.data.base import DataConfig
 from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
 from hpcfl.engine.global_generators import generators
+from hpcfl.engine.process_settings import settings_restored
 from hpcfl.errors import DataError, JobError, StoreError, described, file_error
 from hpcfl.io.atomic import PART, write_by
 from hpcfl.io.code_file import KEPT, KeptName, digest_of, execute, is_kept_name, load_code
@@ -212,7 +213,7 @@ def loaded_for_trial(
         loaded, kept = load_job(
             job, overrides, out=out, model=model, data=data, copies=False, origin=OVERRIDES
         )
-        with RunDir(out) as folder:
+        with RunDir(out) as folder, settings_restored():
             kept.write(folder)
             yield loaded
 

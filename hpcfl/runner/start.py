@@ -28,6 +28,7 @@ from hpcfl.comm.watched import Watched
 from hpcfl.data.fingerprints import Fingerprints, require_alike
 from hpcfl.engine.callbacks import Callback, Callbacks
 from hpcfl.engine.loop import play
+from hpcfl.engine.process_settings import settings_restored
 from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.io.atomic import write_errors
@@ -162,6 +163,7 @@ def resume(
     return _run(request.loaded, RunDir(out or root), request=request, callbacks=callbacks)
 
 
+@settings_restored()
 def _run(
     loaded: Loaded,
     folder: RunDir,

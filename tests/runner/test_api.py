@@ -33,6 +33,25 @@ def test_an_old_key_is_named_where_the_executor_is_chosen(tmp_path, capsys):
     assert "evaluate.own is now called evaluate.local_models" in capsys.readouterr().err
 
 
+def test_torch_is_left_as_it_was(tmp_path):
+    """A notebook may train models of its own afterwards, with all threads and any operation."""
+    read = (
+        torch.get_num_threads,
+        torch.get_deterministic_debug_mode,
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+    )
+    torch.set_num_threads(3)
+    torch.set_deterministic_debug_mode("default")
+    try:
+        before = [get() for get in read]
+        hpcfl.run(JOB, out=tmp_path / "run")
+        hpcfl.resume(tmp_path / "run", ["rounds=3"])
+        hpcfl.check(JOB, load=True)
+        assert [get() for get in read] == before
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_run_and_resume_as_often_as_one_likes(tmp_path):
     first = hpcfl.run(JOB, out=tmp_path / "a")
     second = hpcfl.run(JOB, ["local.lr=0.2"], out=tmp_path / "b")
