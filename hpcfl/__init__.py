@@ -301,7 +301,7 @@ def report_runs(
     directories: str | Path | Sequence[str | Path],
     *,
     layout: str = "runs",
-    target_accuracies: Sequence[float] = (),
+    target_accuracies: float | Sequence[float] = (),
     plot: str | Path | None = None,
     y: str | None = None,
     x: str = "rounds",
@@ -311,7 +311,7 @@ def report_runs(
     Args:
         directories: run directories, sweeps, or folders of them.
         layout: "runs", "seeds", "paper", "chosen" or "hours".
-        target_accuracies: adds the rounds to each of these test accuracies, of 0 to 1.
+        target_accuracies: adds the rounds to this test accuracy of 0 to 1, or to each of these.
         plot: a .png, .pdf or .svg to draw.
         y: the number to draw, by its key in the log; when absent, the first score that there is.
         x: "rounds", "bytes" or "time".
@@ -322,7 +322,8 @@ def report_runs(
 
     Raises:
         JobError: there is no run in one of the directories, or nothing to draw.
-        StoreError: a file of a run is damaged.
+        StoreError: a file of a run is damaged; in a folder with others, such a run is left out, and
+            ``notes`` says so.
     """
     from hpcfl.report.layouts import report_runs
 

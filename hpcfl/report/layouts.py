@@ -18,6 +18,7 @@ from hpcfl.report.rounds_to_target import Target, with_target
 from hpcfl.report.runs import by_run
 from hpcfl.report.seeds import by_seed
 from hpcfl.report.table import Report, Value
+from hpcfl.run_dir.log import NEW_NAMES
 from hpcfl.run_dir.record import RunRecord
 
 LAYOUTS = ("runs", "seeds", "paper", "chosen", "hours")
@@ -67,7 +68,7 @@ def report_runs(
     paths: Sequence[Path],
     *,
     layout: str,
-    target_accuracies: Sequence[float],
+    target_accuracies: float | Sequence[float],
     plot: Path | None,
     y: str | None,
     x: str,
@@ -82,10 +83,12 @@ def report_runs(
         raise JobError("directories: found none, expected those of a run or a sweep at least")
     collected = collect_runs(paths)
     runs = collected.runs
+    if isinstance(target_accuracies, int | float):
+        target_accuracies = [target_accuracies]
     table = arranged(runs, layout, Target.from_options([], target_accuracies))
     notes = [*collected.notes]
     if plot is not None:
-        drawn = Plot(runs, [plot], y, x)
+        drawn = Plot(runs, [plot], NEW_NAMES.get(y, y), x)
         drawn.draw()
         notes += drawn.notes
     return RunsReport(runs, table.values, notes, plain(table) + timing.table(runs))

@@ -334,6 +334,8 @@ def test_export_log_and_report(tmp_path, monkeypatch):
     assert "seed 97" in str(report)
     assert "$RUN" not in str(report)  # equal objects do not distinguish runs
     assert (tmp_path / "p.png").stat().st_size
+    one, listed = (hpcfl.report_runs(tmp_path, target_accuracies=a) for a in (0.05, [0.05]))
+    assert one.values == listed.values != report.values
     shutil.rmtree(tmp_path / "b/checkpoints")
     (tmp_path / "b/log.jsonl").unlink()
     rows, plot = [tmp_path / "a", tmp_path / "b"], tmp_path / "p.png"
