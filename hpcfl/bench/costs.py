@@ -131,7 +131,7 @@ def _timed_rounds(engine: TimedRounds, rounds: int) -> Iterator[float]:
 def _tests(side: BenchRun) -> Measurement:
     """The seconds of one example of the test set."""
     components, tests = side.components, side.components.tests()
-    meter = Meter(components.gradient(), components.dataset.loss)
+    meter = Meter(components.gradient(), components.dataset.loss, components.dataset.classes)
     batches = [b for b, _ in zip(tests.batches(0, 1), range(BATCHES + 1), strict=False)]
     times = []
     for batch in batches:

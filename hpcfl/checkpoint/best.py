@@ -72,8 +72,11 @@ class Best:
         name = next((name for name in SCORES if name in scores), None)
         if name is None:  # nothing was tested: all labels are padding
             return
+        loss = scores.get(f"{name.partition('_')[0]}_loss", 0.0)
+        if not math.isfinite(loss):  # its accuracy is that of outputs that are not numbers
+            return
         found = BestModel(x.detach().cpu(), round, name, scores[name])
-        if found.rank > self._rank:  # the first of equals is kept, and never a NaN
+        if found.rank > self._rank:  # the first of equals is kept
             self._rank, self.content = found.rank, found.pack()
             write_file(self._path, self.content, advice=STANDS)
 

@@ -20,13 +20,18 @@ class Meter:
     Args:
         gradient: of the model.
         loss: of the data.
+        classes: of the data, or None.
         metrics: the user's.
     """
 
     def __init__(
-        self, gradient: Gradient, loss: LossName, metrics: Sequence[UserMetric] = ()
+        self,
+        gradient: Gradient,
+        loss: LossName,
+        classes: int | None,
+        metrics: Sequence[UserMetric] = (),
     ) -> None:
-        self._gradient, self._loss, self.metrics = gradient, loss, metrics
+        self._gradient, self._loss, self._classes, self.metrics = gradient, loss, classes, metrics
 
     @property
     def classifies(self) -> bool:
@@ -50,7 +55,7 @@ class Meter:
         return {name: rounded_sum(batch[name] for batch in sums) for name in (sums or [{}])[0]}
 
     def _sums(self, outputs: Tensor, labels: Tensor, *, metrics: bool) -> dict[str, float]:
-        sums = totals(self._loss, outputs, labels)
+        sums = totals(self._loss, self._classes, outputs, labels)
         for metric in self.metrics if metrics else ():
             numbers = metric.sums(outputs, labels)
             sums |= dict(zip(sum_names(metric, len(numbers)), numbers, strict=True))

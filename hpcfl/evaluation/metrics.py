@@ -16,7 +16,7 @@ def names(loss: LossName, classes: int | None) -> tuple[str, ...]:
 
     Args:
         loss: which loss.
-        classes: the number of classes, which is that of the model's outputs; None without classes.
+        classes: how many the data has; None without classes.
     """
     if loss not in ("cross_entropy", "tokens"):
         return ("loss", "examples")
@@ -24,18 +24,22 @@ def names(loss: LossName, classes: int | None) -> tuple[str, ...]:
     return ("loss", "examples", "scored", "correct", *top)
 
 
-def totals(loss: LossName, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+def totals(
+    loss: LossName, classes: int | None, outputs: Tensor, labels: Tensor
+) -> dict[str, float]:
     """Sum the losses and the correct answers of a batch.
 
     ``loss`` is the sum over ``examples``.  A classification adds ``correct``, the number of correct
     answers among ``scored`` labels; with more than 5 classes also ``correct_top5``, where the label
     is among the five largest outputs, and of two equal outputs that of the lower class counts as
-    larger.  For ``tokens``, each label that is no padding is an example, and each label that is a
-    word of the vocabulary is scored.  Losses are computed per example in float32 or wider and added
-    in float64, so that the sum over a large test set keeps its digits.
+    larger.  Outputs that are not numbers give no correct answer.  For ``tokens``, each label that
+    is no padding is an example, and each label that is a word of the vocabulary is scored.  Losses
+    are computed per example in float32 or wider and added in float64, so that the sum over a large
+    test set keeps its digits.
 
     Args:
         loss: which loss.
+        classes: how many the data has; the model may have more outputs.  None without classes.
         outputs: of the model, [B, ...].
         labels: [B] or [B, T] classes, [B, targets], or unused.
     """
@@ -43,9 +47,11 @@ def totals(loss: LossName, outputs: Tensor, labels: Tensor) -> dict[str, float]:
     if loss == "tokens":
         present = labels != PAD
         outputs, labels = outputs[present], labels[present].long()
-        correct = _correct(outputs, labels, are_words(labels, outputs.shape[1]))
+        # Without a number of classes, every output is one.
+        all_classes = classes if classes is not None else outputs.shape[1]
+        correct = _correct(outputs, labels, are_words(labels, all_classes), classes)
     elif loss == "cross_entropy":
-        correct = _correct(outputs, labels, torch.ones_like(labels, dtype=torch.bool))
+        correct = _correct(outputs, labels, torch.ones_like(labels, dtype=torch.bool), classes)
     if loss == "squared":
         losses = 0.5 * residuals(outputs, labels).square().sum(1)
     elif loss == "quadratic":
@@ -56,17 +62,21 @@ def totals(loss: LossName, outputs: Tensor, labels: Tensor) -> dict[str, float]:
     return {"loss": total, "examples": float(len(outputs)), **correct}
 
 
-def _correct(outputs: Tensor, labels: Tensor, scored: Tensor) -> dict[str, float]:
+def _correct(
+    outputs: Tensor, labels: Tensor, scored: Tensor, classes: int | None
+) -> dict[str, float]:
     """The number of scored labels, and of those the numbers of correct ones.
 
     Args:
         outputs: [B, n].
         labels: [B].
         scored: [B], which labels count.
+        classes: how many the data has, or None.
     """
-    hits = {"correct": outputs.argmax(1) == labels}
-    if outputs.shape[1] > TOP:
-        hits["correct_top5"] = _rank_of_label(outputs, labels) < TOP
+    rank = _rank_of_label(outputs, labels)
+    hits = {"correct": rank < 1}
+    if classes is not None and classes > TOP:
+        hits["correct_top5"] = rank < TOP
     counts = {name: float((hit & scored).sum()) for name, hit in hits.items()}
     return {"scored": float(scored.sum()), **counts}
 
@@ -74,7 +84,8 @@ def _correct(outputs: Tensor, labels: Tensor, scored: Tensor) -> dict[str, float
 def _rank_of_label(outputs: Tensor, labels: Tensor) -> Tensor:
     """[B]: the number of classes ranked before the label; all of them if its output is NaN.
 
-    Not by ``torch.topk``, which leaves the order of equal outputs undefined.
+    Not by ``torch.topk``, which leaves the order of equal outputs undefined; nor by ``argmax``,
+    which calls a NaN the largest.
     """
     own = outputs.gather(1, labels[:, None])
     lower = torch.arange(outputs.shape[1], device=outputs.device) < labels[:, None]

@@ -41,7 +41,8 @@ class Evaluation:
         comm: Comm,
     ) -> None:
         self._config, self._sets, self._clients, self._comm = config, sets, clients, comm
-        self._meter = Meter(gradient, dataset.loss, load_metrics(config.metrics))
+        metrics = load_metrics(config.metrics)
+        self._meter = Meter(gradient, dataset.loss, dataset.classes, metrics)
         self._names = names(dataset.loss, dataset.classes)
 
     def scores(self, x: Vector) -> dict[str, float]:

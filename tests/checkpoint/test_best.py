@@ -70,6 +70,14 @@ def test_the_highest_accuracy_the_first_of_equals(tmp_path):
     assert rounds(offers, tmp_path) == [0, 1, 1, 1, 4]
 
 
+def test_a_model_whose_loss_is_not_finite_is_never_the_best(tmp_path):
+    offers = [{"test_loss": x, "test_accuracy": a} for x, a in ((math.nan, 0.2), (2.3, 0.1))]
+    assert rounds(offers[::-1], tmp_path) == [0, 0]
+    best = Best(tmp_path / BEST)
+    best.offer(1, offers[0], torch.zeros(3))
+    assert best.content is None
+
+
 def test_scores_of_no_test_keep_no_model(tmp_path):
     """A test set whose labels are all padding has no scores."""
     Best(tmp_path / BEST).offer(1, {"train_objective": 0.5}, torch.zeros(2))

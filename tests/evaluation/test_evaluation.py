@@ -184,7 +184,10 @@ def test_what_cannot_be_had_is_refused(tmp_path, job, changes, message):
 
 
 def top5(rows, labels):
-    return totals("cross_entropy", torch.tensor(rows), torch.tensor(labels)).get("correct_top5")
+    outputs = torch.tensor(rows)
+    return totals("cross_entropy", outputs.shape[1], outputs, torch.tensor(labels)).get(
+        "correct_top5"
+    )
 
 
 def test_top_5():

@@ -24,7 +24,7 @@ CASES = [  # loss, outputs, labels, the sum of the losses
 @pytest.mark.parametrize(("loss", "outputs", "labels", "total"), CASES)
 def test_losses_by_hand(loss, outputs, labels, total):
     assert float(LOSSES[loss](outputs, labels)) == pytest.approx(total / len(outputs))
-    assert totals(loss, outputs, labels)["loss"] == pytest.approx(total)
+    assert totals(loss, None, outputs, labels)["loss"] == pytest.approx(total)
 
 
 @pytest.mark.parametrize(("loss", "outputs", "labels", "total"), CASES)
@@ -34,13 +34,13 @@ def test_losses_are_never_narrower_than_float32(loss, outputs, labels, total):
 
     assert dtype(torch.bfloat16) == dtype(torch.float16) == dtype(torch.float32) == torch.float32
     assert dtype(torch.float64) == torch.float64
-    rough = totals(loss, outputs.bfloat16(), labels)["loss"]
+    rough = totals(loss, None, outputs.bfloat16(), labels)["loss"]
     assert rough == pytest.approx(total, rel=0.02)
 
 
 def test_totals_add_up_over_batches():
-    whole = totals("cross_entropy", LOGITS, CLASSES)
-    parts = [totals("cross_entropy", LOGITS[k : k + 1], CLASSES[k : k + 1]) for k in range(3)]
+    whole = totals("cross_entropy", 2, LOGITS, CLASSES)
+    parts = [totals("cross_entropy", 2, LOGITS[k : k + 1], CLASSES[k : k + 1]) for k in range(3)]
     counts = {"examples": 3.0, "scored": 3.0, "correct": 2.0}
     assert whole == {"loss": pytest.approx(whole["loss"]), **counts}
     for name, value in whole.items():
@@ -60,7 +60,7 @@ def test_tokens_by_hand(dtype):
     labels = SENTENCES.to(dtype)
     total = 4 * HIT + 3 * MISS
     assert float(LOSSES["tokens"](ANSWERS, labels)) == pytest.approx(total / 7)
-    found = totals("tokens", ANSWERS, labels)
+    found = totals("tokens", 6, ANSWERS, labels)
     assert found.pop("loss") == pytest.approx(total)
     assert found.pop("correct_top5") == 5
     assert found == {"examples": 7.0, "scored": 5.0, "correct": 3.0}
@@ -68,11 +68,27 @@ def test_tokens_by_hand(dtype):
     assert terms("cross_entropy", CLASSES) == terms("squared", TARGETS) + 1 == 3
 
 
+def test_more_outputs_than_classes_make_no_special_token_a_word():
+    """As of a model whose last layer is padded to a round number."""
+    more = torch.nn.functional.pad(ANSWERS, (0, 10))
+    found, expected = totals("tokens", 6, more, SENTENCES), totals("tokens", 6, ANSWERS, SENTENCES)
+    assert found.keys() == expected.keys()
+    for count in ("examples", "scored", "correct"):
+        assert found[count] == expected[count]
+    assert "correct_top5" not in totals("cross_entropy", 3, torch.zeros(1, 8), torch.tensor([2]))
+
+
+def test_outputs_that_are_not_numbers_are_no_correct_answers():
+    broken = torch.full((4, 10), math.nan)
+    found = totals("cross_entropy", 10, broken, torch.zeros(4, dtype=torch.int64))
+    assert (found["correct"], found["correct_top5"], found["scored"]) == (0, 0, 4)
+
+
 def test_tokens_once_a_sentence():
     """Labels 2, 5 and 3: of words only the first, which is missed."""
     outputs, labels = ANSWERS[:, 0], torch.tensor([2, 5, 3])
     assert float(LOSSES["tokens"](outputs, labels)) == pytest.approx(MISS)
-    found = totals("tokens", outputs, labels)
+    found = totals("tokens", 6, outputs, labels)
     assert (found["examples"], found["scored"], found["correct"]) == (3, 1, 0)
 
 
@@ -82,14 +98,14 @@ def test_tokens_of_padding_alone_are_worth_nothing():
     (gradient,) = torch.autograd.grad(loss, outputs)
     assert float(loss.detach()) == 0
     assert not gradient.any()
-    assert totals("tokens", ANSWERS[2:], SENTENCES[2:]) == {
+    assert totals("tokens", 6, ANSWERS[2:], SENTENCES[2:]) == {
         "loss": 0, "examples": 0, "scored": 0, "correct": 0, "correct_top5": 0
     }  # fmt: skip
 
 
 def test_tokens_add_up_over_batches():
-    whole = totals("tokens", ANSWERS, SENTENCES)
-    parts = [totals("tokens", ANSWERS[k : k + 1], SENTENCES[k : k + 1]) for k in range(3)]
+    whole = totals("tokens", 6, ANSWERS, SENTENCES)
+    parts = [totals("tokens", 6, ANSWERS[k : k + 1], SENTENCES[k : k + 1]) for k in range(3)]
     for name, value in whole.items():
         assert sum(part[name] for part in parts) == pytest.approx(value)
 
