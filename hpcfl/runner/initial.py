@@ -134,7 +134,12 @@ def _require_examples(examples: Any, part: str, own: str) -> None:
 
 
 def _require_classes(labels: torch.Tensor, part: str, classes: int, own: str) -> None:
-    """Refuse labels that are no classes from 0 to ``classes`` - 1."""
+    """Refuse labels that are not one class of 0 to ``classes`` - 1 an example."""
+    if labels.ndim != 1:
+        raise JobError(
+            f"{own}: the labels of {part} have the shape {tuple(labels.shape)}, expected "
+            f"({len(labels)},), one class an example"
+        )
     if labels.is_floating_point() or labels.is_complex():
         raise JobError(
             f"{own}: the labels of {part} are {labels.dtype}, expected integers, as its classes "

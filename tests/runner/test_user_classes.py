@@ -399,6 +399,7 @@ def changed(**new):
 Pair = changed(train=lambda d: tuple(d.train))
 Numpy1 = changed(train=lambda d: d.train._replace(inputs=d.train.inputs.numpy()))
 FewClasses = changed(classes=lambda d: 3)
+SeveralLabels = changed(train=lambda d: d.train._replace(labels=d.train.labels[:, None]))
 FloatLabels = changed(train=lambda d: d.train._replace(labels=d.train.labels.float()))
 OwnerIds = changed(natural=lambda d: np.arange(40) % 4)
 Shared = changed(natural=lambda d: [np.arange(20), np.arange(10, 30)])
@@ -590,6 +591,7 @@ BEFORE = [
     ("data", "Pair", "train is a tuple, expected hpcfl.types.Examples(inputs, labels)"),
     ("data", "Numpy1", "the inputs of train are a ndarray, expected a tensor; torch.from_numpy"),
     ("data", "FewClasses", "the labels of train run from 0 to 3, expected 0 to 2, as its classes"),
+    ("data", "SeveralLabels", "the labels of train have the shape (40, 1), expected (40,), one"),
     ("data", "FloatLabels", "the labels of train are torch.float32, expected integers, as its"),
     ("data", "OwnerIds", "client 0 of natural is 0, expected a list of its rows: integers [n]"),
     ("data", "Shared", "natural has row 10 2 times, expected each training example of one client"),
