@@ -11,6 +11,7 @@ from torch.func import functional_call, vmap
 
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.layers import Convolutions, VmapLayers
+from hpcfl.local.step import clipped
 from hpcfl.models.dropout import dropouts
 from hpcfl.models.flat_vector import Layout
 from hpcfl.types import Batch, Loss
@@ -65,7 +66,7 @@ class BlockGradients:
             grads = torch.autograd.grad(losses.sum(), views)
         whole = torch.cat([grad.reshape(len(points), -1) for grad in grads], 1)
         if self._clip is not None:
-            whole = whole * (self._clip / whole.norm(dim=1, keepdim=True)).clamp(max=1.0)
+            whole = clipped(whole, self._clip)
         return losses.detach(), whole
 
     def probe(self, x: Tensor, pair: Batch) -> None:
@@ -88,6 +89,10 @@ class BlockGradients:
             batches = Batches(inputs, labels, torch.ones(2, width, device=x.device), seeds)
             with torch.no_grad():
                 self._losses(layers, self._views(points), batches)
+        inputs = pair.inputs
+        if inputs.is_floating_point() and torch.equal(inputs[0], inputs[1]):
+            # Statistics of a batch are the same whatever copies of one example it has.
+            pair = pair._replace(inputs=torch.stack([inputs[0], 2 * inputs[1] + 1]))
         grads = []
         for padding in (0, 1):
             inputs, labels = (

@@ -149,7 +149,7 @@ class Gradient:
         self._begin(seed)
         value, grad = self._value_and_grad(point, batch)
         if self.clip is not None:
-            grad = grad * (self.clip / grad.norm()).clamp(max=1.0)
+            grad = clipped(grad, self.clip)
         return value, grad
 
     def descend(self, y: Vector, batch: Batch, seed: int, lr: float, weight_decay: float) -> Tensor:
@@ -235,6 +235,15 @@ class Gradient:
             common = torch.tensor(seed)
             for dropout in self._dropouts:
                 dropout.begin(common)
+
+
+def clipped(gradients: Tensor, clip: float) -> Tensor:
+    """Gradients [..., P], each scaled down to the norm ``clip`` if it is longer."""
+    norms = gradients.norm(dim=-1, keepdim=True)
+    # The squares of finite numbers may be beyond float32, and a client would stand still.
+    wide = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True, dtype=torch.float64)
+    factors = torch.where(norms.isinf(), (clip / wide).to(norms.dtype), clip / norms)
+    return gradients * factors.clamp(max=1.0)
 
 
 def _default_generators(device: torch.device) -> list[torch.Generator]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.errors import ClientError, JobError
@@ -23,6 +24,7 @@ from hpcfl.run_dir.load_job import load_run
 from hpcfl.runner.components import Components
 
 BUDGET_S = 0.7  # for each executor, unless a single step takes longer
+SAMPLED = 20  # rounds, at least, whose cohorts are drawn
 WARM = {"cpu": 1, "cuda": 5}  # steps before the timed ones: kernel selection, graph capture
 
 
@@ -33,7 +35,10 @@ class Choice(NamedTuple):
     block_size: int
     sequential_s: float
     block_s: float | None
-    """None where the model cannot be trained in blocks of clients."""
+    """Idle steps included: those of clients that have finished while others of their block have
+    not.  None where the model cannot be trained in blocks of clients."""
+    idle: float = 0.0
+    """The share of idle steps."""
     why: str = ""
     """Why it cannot; empty if it can."""
 
@@ -42,6 +47,8 @@ class Choice(NamedTuple):
         if self.block_s is None:
             return f"executor: sequential ({one} a step of a client), because {self.why}"
         many = f"{1e3 * self.block_s:.3g} ms in blocks of {self.block_size}"
+        if self.idle >= 0.01:
+            many += f", {self.idle:.0%} of whose steps are idle"
         return f"executor: {self.executor} (a step of a client: {one} alone, {many})"
 
 
@@ -111,8 +118,34 @@ def _measure(components: Components, ranks: int) -> Choice:
         check_block_executor(many)
         block_s = _seconds(many, many.executor(many.gradient()), size)
     except (JobError, ClientError) as e:  # a GPU's memory may be too small for a whole block
-        return Choice("sequential", size, sequential_s, None, str(e))
-    return Choice("block" if block_s < sequential_s else "sequential", size, sequential_s, block_s)
+        return Choice("sequential", size, sequential_s, None, why=str(e))
+    idle = idle_share(components, ranks, size)
+    block_s /= 1 - idle
+    faster: ExecutorName = "block" if block_s < sequential_s else "sequential"
+    return Choice(faster, size, sequential_s, block_s, idle)
+
+
+def idle_share(components: Components, ranks: int, size: int) -> float:
+    """The share of the block executor's local steps in which a place of a block trains no client.
+
+    A block takes as many steps as its client with the most, and the last block of a rank may have
+    fewer clients than places.
+
+    Args:
+        components: of the job; the cohorts of some of its rounds are drawn.
+        ranks: how many there are; each trains the clients that it owns.
+        size: clients in a block.
+    """
+    job, steps = components.job, components.clients.steps_per_round
+    owner = assign_owners(components.clients.examples, ranks)
+    trained = taken = 0
+    for t in range(0, job.rounds, max(1, job.rounds // SAMPLED)):
+        members = job.cohort.draw(t, len(steps), job.seed)
+        for rank in range(ranks):
+            work = steps[members[owner[members] == rank]]
+            trained += int(work.sum())
+            taken += size * sum(int(work[k : k + size].max()) for k in range(0, len(work), size))
+    return 1 - trained / taken if taken else 0.0
 
 
 def _seconds(components: Components, executor: Executor, clients: int) -> float:

@@ -155,6 +155,23 @@ def test_auto_takes_what_took_less(tmp_path, monkeypatch, faster):
         assert (found.executor, found.block_size) == (faster, size)
 
 
+def test_auto_counts_the_steps_of_clients_that_have_finished(tmp_path, monkeypatch):
+    """One client of 16 steps in a cohort with seven of one: 23 of 128 steps train a client."""
+    monkeypatch.setattr(
+        choose_executor,
+        "_seconds",
+        lambda parts, executor, clients: {"sequential": 1.0, "block": 0.5}[parts.job.executor],
+    )
+    problem = softmax_problem(sizes=[32] + 7 * [2])
+    job = tree(tmp_path, problem, {"name": "fedavg"}, executor="auto")
+    job["local"] = {"epochs": 1, "batch_size": 2, "lr": 0.3}
+    found = choose_executor._measure(parts(tmp_path, job), 1)
+    assert (found.executor, found.sequential_s) == ("sequential", 1.0)
+    assert found.idle == pytest.approx(1 - 23 / 128)
+    assert found.block_s == pytest.approx(0.5 * 128 / 23)
+    assert "in blocks of 8, 82% of whose steps are idle" in str(found)
+
+
 class InPlace(FedAvg):
     """Adds in place to what all clients share, which cannot be done for many at once."""
 

@@ -266,3 +266,12 @@ def test_filling_is_no_example_that_a_model_may_not_meet():
 def test_outside_of_vmap_nothing_is_stacked():
     with VmapLayers("products", pad=True), pytest.raises(RuntimeError, match="outside vmap"):
         stacked(torch.neg, torch.ones(3))
+
+
+def test_batch_statistics_are_found_also_where_both_examples_are_equal():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False))
+    model.append(nn.Flatten()).append(nn.Linear(2 * 4, 3))
+    many = BlockGradients(model, LOSSES["cross_entropy"], "grouped")
+    for images in (torch.randn(2, 1, 4, 4), torch.randn(1, 1, 4, 4).expand(2, -1, -1, -1)):
+        with pytest.raises(NotImplementedError, match="as with batch normalization"):
+            many.probe(parameters(model), Batch(images, torch.tensor([0, 1])))

@@ -1,11 +1,13 @@
 """The gradient at a flat vector: torch's own, clipped, masked, whole, and in low precision."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpcfl.local.step import BatchGradient, Gradient
+from hpcfl.local.step import BatchGradient, Gradient, clipped
 from hpcfl.models.dropout import Dropout, replace_dropout
 from hpcfl.models.flat_vector import flatten, load, parameters
 from hpcfl.types import Batch
@@ -78,6 +80,14 @@ def test_clips_the_norm():
     assert torch.equal(loose.stochastic(x, batch(0), 0)[1], whole)
     (full,) = tight.full((x,), [(5, batch(0))])  # full gradients are not clipped
     torch.testing.assert_close(full, whole, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(10,), (3, 10)])
+def test_clips_a_gradient_whose_squares_are_beyond_float32(shape):
+    """To the norm that was asked for, not to zero: the client would stand still."""
+    found = clipped(torch.full(shape, 1e25), 0.5)
+    torch.testing.assert_close(found.norm(dim=-1), torch.full(shape[:-1], 0.5))
+    assert clipped(torch.full(shape, math.inf), 0.5).isnan().all()  # it has diverged
 
 
 def test_clips_nothing_of_a_zero_gradient():
