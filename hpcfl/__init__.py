@@ -322,8 +322,7 @@ def report_runs(
 
     Raises:
         JobError: there is no run in one of the directories, or nothing to draw.
-        StoreError: a file of a run is damaged; in a folder with others, such a run is left out, and
-            ``notes`` says so.
+        StoreError: a file of a run is damaged.
     """
     from hpcfl.report.layouts import report_runs
 

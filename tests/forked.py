@@ -193,9 +193,14 @@ def _program(
 
 
 def free_ports(count: int) -> int:
-    """The first of so many free ports in a row, below those that Linux gives out by itself."""
+    """The first of so many free ports in a row, below those that Linux gives out by itself.
+
+    Each of pytest's workers has a range of its own: a port is free until its user binds it.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw")[2:]
+    low = 20_000 + 1000 * (1 + int(worker) % 9 if worker else 0)
     while True:
-        first = random.randrange(20_000, 30_000)
+        first = random.randrange(low, low + 1000 - count)
         with ExitStack() as stack, suppress(OSError):
             for port in range(first, first + count):
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))

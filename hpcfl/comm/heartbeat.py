@@ -24,6 +24,8 @@ from hpcfl.io.files import READABLE, readable
 from hpcfl.types import Natural
 
 SIZE = 512  # bytes of every file, so that one write replaces the whole heartbeat
+WATCHED_S = 7.0  # longer than a rank takes between two heartbeats
+POLL_S = 0.2
 _TRIES = 10  # to read a file that is being written, which happens every few seconds
 REPORT = "report"  # the file in which one rank reports why the run ends
 OLD_REPORT = "told"  # its name in runs of earlier versions
@@ -146,6 +148,25 @@ def read_newest(root: Path) -> list[Heartbeat]:
     """
     sessions = [read_all(folder) for folder in (root.iterdir() if root.is_dir() else ())]
     return max(sessions, key=lambda beats: max((b.time for b in beats), default=-1.0), default=[])
+
+
+def are_written(root: Path) -> bool:
+    """Whether a rank rewrites its heartbeat within a few seconds: the run is alive.
+
+    No clock is compared, as those of two hosts may differ.  Immediate where there is no heartbeat.
+    """
+
+    def present() -> dict[Path, Heartbeat]:
+        found = ((path, read(path)) for path in root.glob("*/*.json"))
+        return {path: heartbeat for path, heartbeat in found if heartbeat is not None}
+
+    before, deadline = present(), time.monotonic() + WATCHED_S
+    while before and time.monotonic() < deadline:
+        now = present()
+        if any(now.get(path, old) != old for path, old in before.items()):
+            return True
+        time.sleep(POLL_S)
+    return False
 
 
 def read_report(root: Path) -> str:

@@ -22,6 +22,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.data.base import Dataset
 from hpcfl.data.shared_dataset import CannotShareError, SharedDataset, share
+from hpcfl.io.boot_id import boot_id
 from hpcfl.io.memory import return_freed_memory
 
 _TOKEN_BYTES = 16
@@ -131,9 +132,7 @@ class _Mailbox(NamedTuple):
 
 def _host() -> str:
     """Identifies the host, and the set of processes that this one sees."""
-    known = [socket.gethostname()]
-    with suppress(OSError):
-        known.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    known = [socket.gethostname(), boot_id()]
     with suppress(OSError):  # containers on one host may each have their own
         known.append(str(Path("/proc/self/ns/pid").readlink()))
     return " ".join(known)

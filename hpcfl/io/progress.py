@@ -231,9 +231,18 @@ def open_progress(
         return Progress()
     stream = until_unread(sys.stderr if stream is None else stream)
     console = Console(file=stream)
-    if console.is_interactive or (console.is_jupyter and find_spec("ipywidgets")):
+    if has_bars(console) or (console.is_jupyter and find_spec("ipywidgets")):
         return _Bar(job_name, rounds, start, console, clock)
     return _Lines(job_name, rounds, start, stream, clock, LINE_S)
+
+
+def has_bars(console: Console) -> bool:
+    """Whether to draw bars: on a terminal, or where TTY_INTERACTIVE says that there is one.
+
+    FORCE_COLOR makes rich take a file for a terminal, too, which bars would fill.
+    """
+    terminal = console.file.isatty() or "TTY_INTERACTIVE" in os.environ
+    return terminal and console.is_interactive
 
 
 def track(

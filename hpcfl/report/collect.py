@@ -27,7 +27,7 @@ class CollectedRuns(NamedTuple):
     runs: Sequence[RunRecord]
     notes: Sequence[str]
     """A line for each sweep: how many of its points are finished, failed, not started; and for each
-    folder, run or history that cannot be read."""
+    folder or history that cannot be read."""
 
 
 class Found(NamedTuple):
@@ -96,12 +96,11 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
     """Read run directories, sweeps, and folders of them.
 
     The files that a sweep has beside a run, which a pattern of a shell also matches, are left out.
-    Inputs with the same content have one path in the settings of all runs.  A damaged run in a
-    folder with others is left out, and gets a line in ``notes``.
+    Inputs with the same content have one path in the settings of all runs.
 
     Raises:
         JobError: there is no run in one of them.
-        StoreError: a file of a run that is among ``paths`` is damaged, or all runs of a folder are.
+        StoreError: a file of a run is damaged.
     """
     runs: list[RunRecord] = []
     notes: list[str] = []
@@ -112,27 +111,15 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
         path = path if path.name else path.absolute()  # the current directory has no name
         found = find_runs(path)
         notes += found.unreadable
-        damaged: dict[Path, StoreError] = {}
         started = {folder: failed for folder, failed in found.runs.items() if has(folder, JOB)}
         for root in dict.fromkeys(folder.parent for folder in started or [path]):
             inside = [folder for folder in started or [path] if folder.parent == root]
-            read: list[RunRecord] = []
-            for folder in inside:
-                try:
-                    read.append(_read(folder, notes, failed=started.get(folder, False)))
-                except StoreError as e:
-                    if folder == path:
-                        raise
-                    damaged[folder] = e
+            read = [_read(folder, notes, failed=started.get(folder, False)) for folder in inside]
             runs += read
             # If one run of a sweep was given, the others' states are of no interest.
             events = read_sweep_log(root) if root != path.parent else None
             if events:
-                broken = {folder.name for folder in damaged if folder.parent == root}
-                notes += _sweep_notes(root, read, broken, events)
-        if damaged and not runs:
-            raise next(iter(damaged.values()))
-        notes += [f"{error}; the run is left out" for error in damaged.values()]
+                notes += _sweep_notes(root, read, events)
     return CollectedRuns(with_common_paths(runs), notes)
 
 
@@ -239,12 +226,9 @@ def _is_whole(job: Path) -> bool:
     return all(any(line.startswith(name) for line in lines) for name in _SECTIONS)
 
 
-def _sweep_notes(
-    root: Path, runs: Sequence[RunRecord], damaged: Set[str], events: SweepEvents
-) -> list[str]:
+def _sweep_notes(root: Path, runs: Sequence[RunRecord], events: SweepEvents) -> list[str]:
     states = Counter(run.state for run in runs)
-    started = {run.name for run in runs} | damaged
-    states["damaged"] = len(damaged)
+    started = {run.name for run in runs}
     early = events.failed.keys() - started  # they have no run directory yet
     states["failed"] += len(early)
     jobs = _planned(root)  # a sweep may write them before the runs

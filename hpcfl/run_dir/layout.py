@@ -36,6 +36,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from hpcfl.comm.heartbeat import are_written
 from hpcfl.errors import DataError, JobError, StoreError, file_error
 from hpcfl.io import checksum
 from hpcfl.io.atomic import write_file
@@ -263,7 +264,7 @@ class RunDir:
         if self._lock is not None:
             return
         try:
-            fd = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+            fd = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as e:
             message = f"{self.lock_file}: cannot be opened: {e.strerror}"
             raise file_error(e, message, JobError) from e
@@ -275,16 +276,19 @@ class RunDir:
                     time.sleep(0.1)
                     continue
                 os.close(fd)
-                raise JobError(
-                    f"{self.root}: {holder} is alive in this directory; wait for it or stop it"
-                ) from e
+                raise self._occupied(holder) from e
             except OSError as e:
-                text = (
-                    f"{self.lock_file}: no locks on this file system ({e.strerror}): nothing keeps "
-                )
-                warnings.warn(text + "a second run out of the directory", stacklevel=2)
+                if are_written(self.ranks):
+                    os.close(fd)
+                    raise self._occupied(holder) from e
+                text = f"{self.lock_file}: no locks on this file system ({e.strerror}): only "
+                text += "heartbeats keep a second run out of the directory, and not at the start"
+                warnings.warn(text, stacklevel=2)
             self._lock = fd
             return
+
+    def _occupied(self, holder: str) -> JobError:
+        return JobError(f"{self.root}: {holder} is alive in this directory; wait for it or stop it")
 
     def hold_open(self) -> None:
         """Open the files that a resume needs, to notice if they are deleted; on rank 0 alone.
@@ -309,7 +313,10 @@ class RunDir:
             check_in_place(self.lock_file, self._lock)
 
     def is_locked(self) -> bool:
-        """Whether a run uses the directory; needs no permission to write there."""
+        """Whether a run uses the directory; needs no permission to write there.
+
+        On a file system without locks the heartbeats tell, if need be after some seconds.
+        """
         try:
             fd = os.open(self.lock_file, os.O_RDONLY)
         except FileNotFoundError:
@@ -320,7 +327,7 @@ class RunDir:
         except BlockingIOError:
             return True
         except OSError:  # a file system without locks
-            return False
+            return are_written(self.ranks)
         finally:
             os.close(fd)
         return False

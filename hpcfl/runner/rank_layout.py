@@ -17,6 +17,7 @@ from hpcfl.comm.connect import choose
 from hpcfl.comm.launcher import detect
 from hpcfl.comm.watched import Watched
 from hpcfl.errors import JobError
+from hpcfl.io.boot_id import boot_id
 from hpcfl.job.schema import Job, Loaded
 from hpcfl.runner.device import device_of
 from hpcfl.runner.environment import processor
@@ -34,6 +35,8 @@ class RankInfo(BaseModel):
 
     rank: int
     host: str
+    boot: str = ""
+    """The host's boot id: two hosts may have one name."""
     local_rank: int
     """Its place among the ranks of its host."""
     device: str
@@ -146,6 +149,7 @@ def _own_info(loaded: Loaded, out: Path, comm: Watched) -> str:
     own = RankInfo(
         rank=comm.rank,
         host=socket.gethostname(),
+        boot=boot_id(),
         local_rank=comm.local_rank,
         device=str(device),
         gpu=str(torch.cuda.get_device_properties(device).uuid) if gpu else "",
@@ -241,8 +245,11 @@ def _oddities(infos: Sequence[RankInfo]) -> Iterator[str]:
 
 
 def _by_host(infos: Sequence[RankInfo]) -> list[tuple[str, list[RankInfo]]]:
-    ordered = sorted(infos, key=lambda info: (info.host, info.rank))
-    return [(host, list(members)) for host, members in groupby(ordered, lambda info: info.host)]
+    def host_of(info: RankInfo) -> tuple[str, str]:
+        return info.host, info.boot
+
+    ordered = sorted(infos, key=lambda info: (*host_of(info), info.rank))
+    return [(host, list(members)) for (host, _), members in groupby(ordered, host_of)]
 
 
 def _load(members: Sequence[RankInfo]) -> tuple[int, int]:

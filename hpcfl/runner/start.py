@@ -158,9 +158,13 @@ def resume(
         copied=out is not None,
         origin=origin,
     )
-    if out is not None:
-        require_absent(out)
-    return _run(request.loaded, RunDir(out or root), request=request, callbacks=callbacks)
+    return _run(
+        request.loaded,
+        RunDir(out or root),
+        request=request,
+        copied=out is not None,
+        callbacks=callbacks,
+    )
 
 
 @settings_restored()
@@ -169,6 +173,7 @@ def _run(
     folder: RunDir,
     *,
     request: ResumeRequest | None = None,
+    copied: bool = False,
     continued: bool = False,
     kept: KeptFiles | None = None,
     callbacks: Sequence[Callback] = (),
@@ -179,6 +184,7 @@ def _run(
         loaded: the checked job.
         folder: the run directory.
         request: which checkpoint to resume from, where the user asked for one.
+        copied: whether ``folder`` is to become a copy of the run that is resumed.
         continued: resume from the folder's newest checkpoint, where there is one.
         kept: files to write to the folder first.
         callbacks: objects beside those that the job names.
@@ -201,13 +207,10 @@ def _run(
         named = [(type(callback).__qualname__, callback) for callback in callbacks]
         with raise_collectively(comm):
             if comm.rank == 0:
-                loaded.job.log.check()
+                if copied:  # other ranks would remember for a while that NFS has no such folder
+                    require_absent(folder.root)
                 named = make_callbacks(loaded.job.callbacks, loaded.job.seed) + named
-                if kept is not None:
-                    kept.write(folder)
-                fetch_data(loaded)
-                if not resumed:
-                    fetch_model(loaded)
+                _fetch_files(loaded, folder, kept, resumed=resumed)
         if kept is not None:
             kept.release()
         with raise_collectively(comm):
@@ -247,6 +250,20 @@ def _run(
             signals.latch_interrupt = True
             x = _play(session, ranks, point, signals)
         return Result(folder.root.absolute(), components.job.rounds, x)
+
+
+def _fetch_files(loaded: Loaded, folder: RunDir, kept: KeptFiles | None, *, resumed: bool) -> None:
+    """Bring the files that the run reads into place; on rank 0 alone.
+
+    Raises:
+        JobError, DataError: one cannot be fetched or written.
+    """
+    loaded.job.log.check()
+    if kept is not None:
+        kept.write(folder)
+    fetch_data(loaded)
+    if not resumed:
+        fetch_model(loaded)
 
 
 def _seen_by_rank_0(comm: Watched, look: Callable[[], bool]) -> bool:

@@ -1,17 +1,19 @@
 """Show the progress of a sweep: bars on a terminal, and a line for every event."""
 
+import fcntl
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import IO, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from hpcfl.errors import DiskError, StoreError
 from hpcfl.io.atomic import write_errors
-from hpcfl.io.progress import until_unread
+from hpcfl.io.progress import has_bars, until_unread
 from hpcfl.run_dir.sweep_log import completion, log_line
 
 
@@ -30,14 +32,8 @@ class SweepProgress:
     def __init__(self, name: str, log: Path, total: int, stream: IO[str] | None = None) -> None:
         self._console = Console(file=until_unread(sys.stderr if stream is None else stream))
         self._path = log
-        with write_errors(log):
-            # Not through a buffer: a line is one write, as other parts of the sweep append too.
-            self._log = log.open("ab", buffering=0)
-            try:
-                self._log.write(completion(log, log.read_bytes()))
-            except BaseException:
-                self._log.close()
-                raise
+        with self._opened() as file:
+            file.write(completion(log, log.read_bytes()))
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -46,7 +42,7 @@ class SweepProgress:
             auto_refresh=False,
             redirect_stdout=False,
             expand=True,
-            disable=not self._console.is_interactive,
+            disable=not has_bars(self._console),
         )
         self._whole = self._bars.add_task(name, total=total)
         self._tasks: dict[str, TaskID] = {}
@@ -57,18 +53,28 @@ class SweepProgress:
 
     def __exit__(self, *exception: object) -> None:
         self._bars.stop()
-        try:
-            with write_errors(self._path):
-                self._log.close()
-        except (DiskError, StoreError):
-            if exception[1] is None:  # else the first error is raised
-                raise
+
+    @contextmanager
+    def _opened(self) -> Iterator[FileIO]:
+        """Open the file to append to it; other parts of the sweep do so too, on other hosts.
+
+        It is opened for each line, locked where the file system has locks: NFS otherwise appends
+        at the end that this host remembers, over the lines of others.  Not through a buffer: a line
+        is one write.
+
+        Raises:
+            DiskError: the disk is full or fails.
+        """
+        with write_errors(self._path), FileIO(self._path, "a") as file:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
 
     def log_event(self, event: str, run: str, text: str) -> None:
         """Print an event and append it to the log: "12:30:01 finished fedcm-seed1: 60 rounds"."""
         line = f"{event:<8} {run}: {text}"
-        with write_errors(self._path):
-            self._log.write(log_line(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}"))
+        with self._opened() as file:
+            file.write(log_line(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}"))
         self._console.print(
             f"{time.strftime('%H:%M:%S')} {line}", markup=False, highlight=False, soft_wrap=True
         )

@@ -180,7 +180,10 @@ def test_a_folder_of_someone_else(monkeypatch):
         folder.chmod(0o555)
         me = os.geteuid()
         if me == 0:
-            os.seteuid(65534)
+            try:
+                os.seteuid(65534)
+            except OSError:
+                pytest.skip("this root may be nobody else, as in a user namespace")
         try:
             for make_folder in (False, True):
                 path = folder / "new" / "x" if make_folder else folder / "x"

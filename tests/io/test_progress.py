@@ -36,6 +36,11 @@ def test_a_line_a_round_when_rounds_are_slow():
     assert len({line.index("train_loss") for line in lines}) == 1  # aligned
 
 
+def test_forced_colours_draw_no_bar_into_a_file(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert len(lines_of(Clock(), [record(t) for t in range(1, 6)], seconds=1.5)) == 5
+
+
 def test_about_one_line_a_second_when_rounds_are_quick():
     lines = lines_of(Clock(), [record(t) for t in range(1, 501)], seconds=1 / 128)
     assert [int(line.split()[2].split("/")[0]) for line in lines] == [1, 129, 257, 385]

@@ -146,23 +146,3 @@ def test_a_run_of_a_sweep_that_cannot_be_searched_stays_a_run(sweep, private, hp
     assert private in found.runs
     assert not found.unreadable
     assert any(line.startswith("damaged") for line in hpcfl("status", sweep).out)
-
-
-def test_a_damaged_run_does_not_stop_the_report_of_the_others(sweep, hpcfl, refused):
-    """It is named below the table; where it alone is asked for, it is refused."""
-    (sweep / "sweep.log").write_bytes(events_of(PLAN))
-    log = sweep / "b" / "log.jsonl"
-    log.write_bytes(log.read_bytes().replace(b"{", b"[", 1))
-    collected = collect_runs([sweep])
-    assert [run.name for run in collected.runs] == ["a", "c", "d"]
-    (damaged,) = [note for note in collected.notes if note.startswith(f"{log}:1: ")]
-    assert damaged.endswith("; the run is left out")
-    (states,) = [note for note in collected.notes if note.startswith(f"{sweep}: ")]
-    assert "1 damaged" in states
-    done = hpcfl("report", sweep)
-    assert done.code == 0
-    assert damaged in done.err
-    assert f"{log}:1: " in refused("report", sweep / "b")
-    for name in "acd":
-        (sweep / name / "log.jsonl").write_bytes(b"[]\n")
-    assert f"{sweep}/a/log.jsonl:1: " in refused("report", sweep)

@@ -34,7 +34,8 @@ def gpu(rank, number, host="a", name=None):
         [seat(0, threads=2), seat(1, threads=2)],
         # bound by the launcher, two cores each
         [seat(0, threads=2, cores=[0, 1]), seat(1, threads=2, cores=[2, 3])],
-        # each host has cores of its own
+        # each host has cores of its own, also where all hosts have one name
+        [seat(0, "localhost", boot="x", threads=4), seat(1, "localhost", boot="y", threads=4)],
         [seat(0, threads=4), seat(1, "b", threads=4)],
     ],
 )
