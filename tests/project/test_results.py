@@ -182,6 +182,9 @@ def test_shakespeare():
         expected = [*tens, mean(tens), stdev(tens)]
         assert [float(value) for value in values] == pytest.approx(expected, abs=0.051), name
         assert first.split(", ") == [first_at_the_mark(curve) for curve in curves]
+    for name, title in (("fedavg", "FedAvg"), ("scaffold", "SCAFFOLD"), ("fedhbm", "FedHBM")):
+        last = [accuracies(f"shakespeare/{name}{seed}")[250] for seed in ("", "-1", "-2")]
+        assert f"{mean(last):.2f} +- {stdev(last):.2f} ({title})" in plain_text(text)
     below = [plain - own for plain, own in zip(means["fedavg"], means["scaffold"], strict=True)]
     assert f"ends {min(below):.1f} to {max(below):.1f} points below FedAvg" in plain_text(text)
     ahead = mean(means["fedhbm"]) - mean(means["fedavg"])
