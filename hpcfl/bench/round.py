@@ -1,8 +1,8 @@
 """Compare a round of the engine with a bare PyTorch loop that does the same SGD steps.
 
 The bare loop is written as one would by hand: the model's own parameters, torch.optim.SGD, the
-same batches and augmentation, and a running mean of the clients' models.  It keeps no client
-states, has no exact mean and writes no log.  Both sides run alternately in one process.
+same batches, augmentation and dropout masks, and a running mean of the clients' models.  It keeps
+no client states, has no exact mean and writes no log.  Both sides run alternately in one process.
 
 The bare loop is FedAvg, whatever the job's algorithm is.  If the algorithm is FedAvg too, both
 sides must end every turn at nearly the same model; else their times would be of different work.
@@ -28,6 +28,7 @@ from hpcfl.errors import HpcflError, JobError
 from hpcfl.io.progress import track
 from hpcfl.job.schema import Loaded, load
 from hpcfl.local.autocast import autocast_bfloat16
+from hpcfl.local.step import LayerSeeds
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.models.flat_vector import parameters
 from hpcfl.models.losses import LOSSES
@@ -184,6 +185,16 @@ def bench_round(job: Path | None, overrides: Sequence[str]) -> Result:
     return Result("bench round", report(comparisons), figures, about)
 
 
+class _Visit(NamedTuple):
+    """The work of one local training of a client."""
+
+    weight: float
+    """Of the client in the mean."""
+    batches: list[Batch]
+    seed: int
+    """Of the first step's dropout; that of each further step is larger by 1, as the engine's."""
+
+
 class BareLoop:
     """Runs FedAvg rounds of a run by hand, ``rounds`` in each call, as ``TimedRounds`` does."""
 
@@ -195,6 +206,7 @@ class BareLoop:
         self.x = run.x0.clone()
         self._model = copy.deepcopy(components.model)
         load_vector(self._model, self.x)
+        self._seed_layers = LayerSeeds(self._model)
         if len(components.dataset.train.inputs.shape) == 4:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         bf16 = components.job.precision == "bf16"
@@ -218,17 +230,17 @@ class BareLoop:
         if self.x.device.type == "cuda":
             torch.cuda.synchronize(self.x.device)
 
-    def _work(self, client: int, round: int) -> tuple[float, list[Batch]]:
-        """The client's weight and batches."""
+    def _work(self, client: int, round: int) -> _Visit:
         task = self._run.training.clients.task(client, round)
-        return float(self._run.training.weights[client]), list(task.batches)
+        weight = float(self._run.training.weights[client])
+        return _Visit(weight, list(task.batches), task.dropout_seed)
 
-    def _round(self, cohort: Sequence[tuple[float, list[Batch]]], local_lr: float) -> None:
+    def _round(self, cohort: Sequence[_Visit], local_lr: float) -> None:
         local = self._components.job.local
         loss_of = LOSSES[self._components.dataset.loss]
         mean = torch.zeros_like(self.x)
-        total = sum(weight for weight, _ in cohort)
-        for weight, batches in cohort:
+        total = sum(visit.weight for visit in cohort)
+        for weight, batches, seed in cohort:
             load_vector(self._model, self.x)
             optimizer = torch.optim.SGD(
                 self._model.parameters(),
@@ -237,7 +249,8 @@ class BareLoop:
                 momentum=local.momentum,
                 nesterov=local.nesterov,
             )
-            for batch in batches:
+            for step, batch in enumerate(batches):
+                self._seed_layers(seed + step)
                 optimizer.zero_grad()
                 with self._precision():
                     outputs = self._model(batch.inputs)

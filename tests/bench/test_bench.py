@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from hpcfl.bench import round as bench
 from hpcfl.bench.round import measure, report
@@ -9,6 +11,23 @@ from hpcfl.errors import HpcflError, JobError
 from hpcfl.job.schema import load
 
 PAIRS = 2
+
+
+class MaskedLayers(nn.Sequential):
+    def __init__(self):
+        super().__init__(
+            nn.Linear(3, 9), nn.Dropout(0.5), nn.Tanh(), nn.Dropout(0.3), nn.Linear(9, 4)
+        )
+
+
+class TorchsMasks(nn.Sequential):
+    """Draws from torch's generator."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(3, 9), nn.Linear(9, 4))
+
+    def forward(self, x):
+        return self[1](torch.dropout(self[0](x), 0.5, self.training))
 
 
 @pytest.fixture
@@ -42,6 +61,12 @@ def test_both_sides_train_as_the_job_says(played, overrides):
     turn = played(*overrides)
     assert turn.gap < 1e-3
     assert f"{turn.gap:.1e}" in report([turn])
+
+
+@pytest.mark.parametrize("model", [MaskedLayers, TorchsMasks])
+def test_both_sides_draw_the_same_dropout(played, model):
+    of = f"{__name__}.{model.__name__}"
+    assert played(f"model={{name: module, of: {of}}}", "local.epochs=2").gap < 1e-3
 
 
 def test_different_work_is_not_compared(played, monkeypatch):
