@@ -216,12 +216,15 @@ class BareLoop:
         """Run the next rounds; return their seconds, without the loading of their batches."""
         rounds = range(self._done, self._done + self._turn)
         self._done += self._turn
-        cohorts = [[self._work(int(i), t) for i in self._run.schedule.draw(t)] for t in rounds]
+        return sum(map(self._timed_round, rounds))
+
+    def _timed_round(self, t: int) -> float:
+        """Run a round; its batches are dropped with it, as those of a turn can be too large."""
+        cohort = [self._work(int(client), t) for client in self._run.schedule.draw(t)]
         self._wait()
         began = self._clock()
-        for t, cohort in zip(rounds, cohorts, strict=True):
-            if cohort:
-                self._round(cohort, self._run.schedule.local_lr(t))
+        if cohort:
+            self._round(cohort, self._run.schedule.local_lr(t))
         self._wait()
         return self._clock() - began
 

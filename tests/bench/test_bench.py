@@ -1,5 +1,7 @@
 """The bare loop does the engine's work: it ends at the same model, or says that it does not."""
 
+from weakref import ref
+
 import numpy as np
 import pytest
 import torch
@@ -91,3 +93,19 @@ def test_no_round_beyond_the_jobs_is_played(played):
     """Five rounds are not enough for two each: one each, and a list of five cohorts will do."""
     cohorts = "[[0], [1], [2], [3], [0, 1]]"
     assert played("rounds=5", f"cohort={{kind: replay, rounds: {cohorts}}}").gap < 1e-4
+
+
+def test_the_bare_loop_has_the_batches_of_one_round_at_a_time(played, monkeypatch):
+    made, left = [], []
+    work = bench.BareLoop._work
+
+    def watched(self, client, round):
+        left.extend(t for t, batch in made if t < round and batch() is not None)
+        visit = work(self, client, round)
+        made.extend((round, ref(batch.inputs)) for batch in visit.batches)
+        return visit
+
+    monkeypatch.setattr(bench.BareLoop, "_work", watched)
+    played()
+    assert {t for t, _ in made} == set(range(9))
+    assert not left
