@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
+from statistics import fmean, median
 from time import perf_counter
 from typing import NamedTuple
 
@@ -62,17 +63,32 @@ class Comparison(NamedTuple):
     """Both sides' times for one job."""
 
     name: str
-    visits: int
-    """Local trainings of a client in one turn."""
+    visits: Sequence[int]
+    """Local trainings of a client in each measured turn."""
     engine: Measurement
     bare: Measurement
     gap: float | None
     """The largest distance of both models, see ``TOLERANCE``; None unless it is FedAvg."""
 
     @property
-    def overhead_ms(self) -> float:
-        """The engine's additional milliseconds for one local training of a client."""
-        return 1e3 * (self.engine.median - self.bare.median) / self.visits
+    def visits_of_turn(self) -> float:
+        """Their mean over the turns; cohorts may be of different sizes."""
+        return fmean(self.visits)
+
+    @property
+    def overhead_ms(self) -> float | None:
+        """The engine's additional milliseconds for one local training of a client.
+
+        The difference of both sides' medians over the turns with a client; None if there is none.
+        """
+        played = [turn for turn, visits in enumerate(self.visits) if visits]
+        if not played:
+            return None
+        engine, bare = (
+            median(side.values[turn] / self.visits[turn] for turn in played)
+            for side in (self.engine, self.bare)
+        )
+        return 1e3 * (engine - bare)
 
 
 def write_images(folder: Path, count: int = 5000) -> None:
@@ -115,10 +131,10 @@ def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Comparison:
         times, gaps = _take_turns(
             components, TimedRounds(run, rounds), BareLoop(components, run, rounds), pairs
         )
-    clients = len(components.rows)
+    played = [len(run.schedule.draw(t)) for t in range(rounds * (pairs + 1))]
     return Comparison(
         loaded.name,
-        rounds * max(1, round(loaded.job.cohort.participation(clients) * clients)),
+        [sum(played[k : k + rounds]) for k in range(rounds, len(played), rounds)],
         Measurement(loaded.name, "engine", "s", [a for a, _ in times]),
         Measurement(loaded.name, "bare loop", "s", [b for _, b in times]),
         max(gaps, default=None),
@@ -163,9 +179,10 @@ def report(comparisons: Sequence[Comparison]) -> str:
         "job                client visits    engine      bare   ratio   engine - bare     apart"
     ]
     lines += [
-        f"{column(t.name, 18)} {t.visits:13d} {t.engine.median:8.3f} s {t.bare.median:7.3f} s "
-        f"{t.engine.over(t.bare):7.3f} "
-        f"{t.overhead_ms:8.3f} ms/visit {'-' if t.gap is None else f'{t.gap:.1e}':>9}"
+        f"{column(t.name, 18)} {t.visits_of_turn:13g} {t.engine.median:8.3f} s "
+        f"{t.bare.median:7.3f} s {t.engine.over(t.bare):7.3f} "
+        f"{'-' if t.overhead_ms is None else f'{t.overhead_ms:.3f}':>8} ms/visit "
+        f"{'-' if t.gap is None else f'{t.gap:.1e}':>9}"
         for t in comparisons
     ]
     return "\n".join(lines)
@@ -178,7 +195,7 @@ def bench_round(job: Path | None, overrides: Sequence[str]) -> Result:
         jobs = [load(job, overrides)] if job else built_in_jobs(folder)
         comparisons = [measure(loaded, folder) for loaded in jobs]
     about = {
-        t.name: {"visits": t.visits, "overhead_ms": t.overhead_ms, "gap": t.gap}
+        t.name: {"visits": t.visits_of_turn, "overhead_ms": t.overhead_ms, "gap": t.gap}
         for t in comparisons
     }
     figures = [side for t in comparisons for side in (t.engine, t.bare)]

@@ -1,5 +1,6 @@
 """The bare loop does the engine's work: it ends at the same model, or says that it does not."""
 
+import json
 from weakref import ref
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 from torch import nn
 
 from hpcfl.bench import round as bench
-from hpcfl.bench.round import measure, report
+from hpcfl.bench.result import Measurement
+from hpcfl.bench.round import Comparison, measure, report
 from hpcfl.errors import HpcflError, JobError
 from hpcfl.job.schema import load
 
@@ -109,3 +111,26 @@ def test_the_bare_loop_has_the_batches_of_one_round_at_a_time(played, monkeypatc
     played()
     assert {t for t, _ in made} == set(range(9))
     assert not left
+
+
+def test_visits_are_those_of_the_cohorts_that_were_played(played, tmp_path):
+    """The rounds of the warm-up do not count."""
+    cohorts = "[[0, 1, 2, 3], [0], [1], [0, 1, 2], [], [2, 3]]"
+    turn = played("rounds=6", f"cohort={{kind: replay, rounds: {cohorts}}}")
+    assert turn.visits == [4, 2]
+    assert turn.visits_of_turn == 3
+    (tmp_path / "log.jsonl").unlink()
+    drawn = played("cohort={kind: bernoulli, p: 0.3}")
+    lines = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+    log = [line["clients"] for line in lines if "clients" in line]
+    assert len(log) == 9
+    assert drawn.visits == [sum(log[3:6]), sum(log[6:])]
+
+
+def test_the_overhead_of_a_visit_is_over_the_visits_of_its_turn():
+    engine = Measurement("a", "engine", "s", [0.4, 0.1, 0.8])
+    bare = Measurement("a", "bare loop", "s", [0.2, 0.1, 0.4])
+    assert Comparison("a", [2, 0, 4], engine, bare, None).overhead_ms == pytest.approx(100)
+    none = Comparison("a", [0, 0, 0], engine, bare, None)
+    assert none.overhead_ms is None
+    assert "- ms/visit" in report([none])

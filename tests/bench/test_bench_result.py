@@ -61,7 +61,7 @@ def test_no_line_is_wider_than_a_terminal(monkeypatch):
         restore_s=1e-9, test_s=1e-9,
     )  # fmt: skip
     tables = (
-        round.report([round.Comparison(long, 100_000, slow, slow, 1e-10)]),
+        round.report([round.Comparison(long, [100_000], slow, slow, 1e-10)]),
         told_costs(costs),
         reduce.report([Measurement("25000000", FLOAT, "s", [1234.0])]),
     )
