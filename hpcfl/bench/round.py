@@ -53,6 +53,8 @@ local: {epochs: 1, batch_size: 64, lr: 0.01, weight_decay: 1.0e-3}
 rounds: 13
 """
 PAIRS = 12  # turns of each side
+# For tables in which the times of all other sides include the loading of their batches.
+BARE_NOTE = "(bare loop: without the time in which its batches are made)"
 # The largest distance between the models of both sides after a turn, relative to the distance from
 # the model that they started from.  In float32, rounding that flips a ReLU or a maximum gives 1e-4;
 # different work gives much more.
