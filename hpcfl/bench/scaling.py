@@ -63,16 +63,17 @@ def bench_scaling(ranks: Sequence[int] | None, turns: int = TURNS) -> Result:
 
 
 def report(figures: Sequence[Measurement]) -> str:
-    """A line for each number of ranks."""
+    """A line for each number of ranks; the speed-up is over the first of them."""
     first = figures[0]
+    speed_up = f"speed-up over {first.subject}"
     lines = [
-        f"{'':12} {'ranks':>10} {'bare loops':>12} {'ranks reach':>12} {'speed-up':>9}    "
+        f"{'':12} {'ranks':>10} {'bare loops':>12} {'ranks reach':>12} {speed_up:>25}    "
         f"({os.cpu_count()} cores)"
     ]
     for ranks, bare in zip(figures[::2], figures[1::2], strict=True):
         lines.append(
             f"{ranks.subject:12} {ranks.median:8.3f} s {bare.median:10.3f} s "
-            f"{bare.over(ranks):11.1%} {first.over(ranks):8.2f}x"
+            f"{bare.over(ranks):11.1%} {first.over(ranks):24.2f}x"
         )
     lines.append(BARE_NOTE)
     return "\n".join(lines)

@@ -131,6 +131,17 @@ def test_tables_say_what_the_time_of_the_bare_loop_leaves_out():
         assert table.endswith("\n(bare loop: without the time in which its batches are made)")
 
 
+def test_the_speed_up_names_what_it_is_over():
+    figures = [
+        Measurement(f"{ranks} at once", side, "s", [8 / ranks])
+        for ranks in (2, 4)
+        for side in ("ranks", "bare")
+    ]
+    header, two, four, _ = scaling.report(figures).splitlines()
+    assert " speed-up over 2 at once " in header
+    assert (two.split()[-1], four.split()[-1]) == ("1.00x", "2.00x")
+
+
 TINY = """
 task: digits
 data: {clients: 10}
