@@ -129,13 +129,16 @@ def _timed_rounds(engine: TimedRounds, rounds: int) -> Iterator[float]:
 
 
 def _tests(side: BenchRun) -> Measurement:
-    """The seconds of one example of the test set."""
-    components, tests = side.components, side.components.tests()
+    """The seconds of one example of the test set, reading and transform included, as in a run."""
+    components = side.components
+    batches = components.tests().batches(0, 1)
     meter = Meter(components.gradient(), components.dataset.loss, components.dataset.classes)
-    batches = [b for b, _ in zip(tests.batches(0, 1), range(BATCHES + 1), strict=False)]
     times = []
-    for batch in batches:
+    for _ in range(BATCHES + 1):
         began = perf_counter()
+        batch = next(batches, None)
+        if batch is None:
+            break
         meter.each(components.x0, [batch])
         times.append((perf_counter() - began) / len(batch.labels))
     return Measurement("a test", "engine", "s", times[1:] or times or [0.0])

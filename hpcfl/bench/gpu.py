@@ -20,7 +20,7 @@ import torch
 from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.peers import PeerError, Work, checked_peer, pfl_process
 from hpcfl.bench.result import Measurement, Result
-from hpcfl.bench.round import BareLoop, write_images
+from hpcfl.bench.round import BARE_NOTE, BareLoop, write_images
 from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
 from hpcfl.data.sources.shakespeare import ALPHABET, WINDOW
 from hpcfl.errors import HpcflError, JobError, one_line
@@ -309,4 +309,5 @@ def report(figures: Sequence[Measurement]) -> str:
             f"{name:20} {figure.side:12} {1e3 * figure.median:8.2f} ms "
             f"{1e3 * low:8.2f} to {1e3 * high:8.2f} {ratios[0]:>13} {ratios[1]:>7}"
         )
+    lines.append(BARE_NOTE)
     return "\n".join(lines)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import Measurement, Result
-from hpcfl.bench.round import BareLoop, write_images
+from hpcfl.bench.round import BARE_NOTE, BareLoop, write_images
 from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
@@ -131,6 +131,7 @@ def report(figures: Sequence[Measurement], users: int) -> str:
             f"{side.side:24} {side.median:10.3f} s {low:8.3f} to {high:6.3f} "
             f"{users / side.median:14.2f} {peer.over(side):17.3f}x"
         )
+    lines.append(BARE_NOTE)
     return "\n".join(lines)
 
 

@@ -1,8 +1,8 @@
 """Compare a round of the engine with a bare PyTorch loop that does the same SGD steps.
 
 The bare loop is written as one would by hand: the model's own parameters, torch.optim.SGD, the
-same batches and augmentation, and a running mean of the clients' models.  It keeps no client
-states, has no exact mean and writes no log.  Both sides run alternately in one process.
+same batches, augmentation and dropout masks, and a running mean of the clients' models.  It keeps
+no client states, has no exact mean and writes no log.  Both sides run alternately in one process.
 
 The bare loop is FedAvg, whatever the job's algorithm is.  If the algorithm is FedAvg too, both
 sides must end every turn at nearly the same model; else their times would be of different work.
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
+from statistics import fmean, median
 from time import perf_counter
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from hpcfl.errors import HpcflError, JobError
 from hpcfl.io.progress import track
 from hpcfl.job.schema import Loaded, load
 from hpcfl.local.autocast import autocast_bfloat16
+from hpcfl.local.step import LayerSeeds
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.models.flat_vector import parameters
 from hpcfl.models.losses import LOSSES
@@ -51,6 +53,8 @@ local: {epochs: 1, batch_size: 64, lr: 0.01, weight_decay: 1.0e-3}
 rounds: 13
 """
 PAIRS = 12  # turns of each side
+# For tables in which the times of all other sides include the loading of their batches.
+BARE_NOTE = "(bare loop: without the time in which its batches are made)"
 # The largest distance between the models of both sides after a turn, relative to the distance from
 # the model that they started from.  In float32, rounding that flips a ReLU or a maximum gives 1e-4;
 # different work gives much more.
@@ -61,17 +65,32 @@ class Comparison(NamedTuple):
     """Both sides' times for one job."""
 
     name: str
-    visits: int
-    """Local trainings of a client in one turn."""
+    visits: Sequence[int]
+    """Local trainings of a client in each measured turn."""
     engine: Measurement
     bare: Measurement
     gap: float | None
     """The largest distance of both models, see ``TOLERANCE``; None unless it is FedAvg."""
 
     @property
-    def overhead_ms(self) -> float:
-        """The engine's additional milliseconds for one local training of a client."""
-        return 1e3 * (self.engine.median - self.bare.median) / self.visits
+    def visits_of_turn(self) -> float:
+        """Their mean over the turns; cohorts may be of different sizes."""
+        return fmean(self.visits)
+
+    @property
+    def overhead_ms(self) -> float | None:
+        """The engine's additional milliseconds for one local training of a client.
+
+        The difference of both sides' medians over the turns with a client; None if there is none.
+        """
+        played = [turn for turn, visits in enumerate(self.visits) if visits]
+        if not played:
+            return None
+        engine, bare = (
+            median(side.values[turn] / self.visits[turn] for turn in played)
+            for side in (self.engine, self.bare)
+        )
+        return 1e3 * (engine - bare)
 
 
 def write_images(folder: Path, count: int = 5000) -> None:
@@ -114,10 +133,10 @@ def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Comparison:
         times, gaps = _take_turns(
             components, TimedRounds(run, rounds), BareLoop(components, run, rounds), pairs
         )
-    clients = len(components.rows)
+    played = [len(run.schedule.draw(t)) for t in range(rounds * (pairs + 1))]
     return Comparison(
         loaded.name,
-        rounds * max(1, round(loaded.job.cohort.participation(clients) * clients)),
+        [sum(played[k : k + rounds]) for k in range(rounds, len(played), rounds)],
         Measurement(loaded.name, "engine", "s", [a for a, _ in times]),
         Measurement(loaded.name, "bare loop", "s", [b for _, b in times]),
         max(gaps, default=None),
@@ -162,9 +181,10 @@ def report(comparisons: Sequence[Comparison]) -> str:
         "job                client visits    engine      bare   ratio   engine - bare     apart"
     ]
     lines += [
-        f"{column(t.name, 18)} {t.visits:13d} {t.engine.median:8.3f} s {t.bare.median:7.3f} s "
-        f"{t.engine.over(t.bare):7.3f} "
-        f"{t.overhead_ms:8.3f} ms/visit {'-' if t.gap is None else f'{t.gap:.1e}':>9}"
+        f"{column(t.name, 18)} {t.visits_of_turn:13g} {t.engine.median:8.3f} s "
+        f"{t.bare.median:7.3f} s {t.engine.over(t.bare):7.3f} "
+        f"{'-' if t.overhead_ms is None else f'{t.overhead_ms:.3f}':>8} ms/visit "
+        f"{'-' if t.gap is None else f'{t.gap:.1e}':>9}"
         for t in comparisons
     ]
     return "\n".join(lines)
@@ -177,11 +197,21 @@ def bench_round(job: Path | None, overrides: Sequence[str]) -> Result:
         jobs = [load(job, overrides)] if job else built_in_jobs(folder)
         comparisons = [measure(loaded, folder) for loaded in jobs]
     about = {
-        t.name: {"visits": t.visits, "overhead_ms": t.overhead_ms, "gap": t.gap}
+        t.name: {"visits": t.visits_of_turn, "overhead_ms": t.overhead_ms, "gap": t.gap}
         for t in comparisons
     }
     figures = [side for t in comparisons for side in (t.engine, t.bare)]
     return Result("bench round", report(comparisons), figures, about)
+
+
+class _Visit(NamedTuple):
+    """The work of one local training of a client."""
+
+    weight: float
+    """Of the client in the mean."""
+    batches: list[Batch]
+    seed: int
+    """Of the first step's dropout; that of each further step is larger by 1, as the engine's."""
 
 
 class BareLoop:
@@ -195,6 +225,7 @@ class BareLoop:
         self.x = run.x0.clone()
         self._model = copy.deepcopy(components.model)
         load_vector(self._model, self.x)
+        self._seed_layers = LayerSeeds(self._model)
         if len(components.dataset.train.inputs.shape) == 4:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         bf16 = components.job.precision == "bf16"
@@ -204,12 +235,15 @@ class BareLoop:
         """Run the next rounds; return their seconds, without the loading of their batches."""
         rounds = range(self._done, self._done + self._turn)
         self._done += self._turn
-        cohorts = [[self._work(int(i), t) for i in self._run.schedule.draw(t)] for t in rounds]
+        return sum(map(self._timed_round, rounds))
+
+    def _timed_round(self, t: int) -> float:
+        """Run a round; its batches are dropped with it, as those of a turn can be too large."""
+        cohort = [self._work(int(client), t) for client in self._run.schedule.draw(t)]
         self._wait()
         began = self._clock()
-        for t, cohort in zip(rounds, cohorts, strict=True):
-            if cohort:
-                self._round(cohort, self._run.schedule.local_lr(t))
+        if cohort:
+            self._round(cohort, self._run.schedule.local_lr(t))
         self._wait()
         return self._clock() - began
 
@@ -218,17 +252,17 @@ class BareLoop:
         if self.x.device.type == "cuda":
             torch.cuda.synchronize(self.x.device)
 
-    def _work(self, client: int, round: int) -> tuple[float, list[Batch]]:
-        """The client's weight and batches."""
+    def _work(self, client: int, round: int) -> _Visit:
         task = self._run.training.clients.task(client, round)
-        return float(self._run.training.weights[client]), list(task.batches)
+        weight = float(self._run.training.weights[client])
+        return _Visit(weight, list(task.batches), task.dropout_seed)
 
-    def _round(self, cohort: Sequence[tuple[float, list[Batch]]], local_lr: float) -> None:
+    def _round(self, cohort: Sequence[_Visit], local_lr: float) -> None:
         local = self._components.job.local
         loss_of = LOSSES[self._components.dataset.loss]
         mean = torch.zeros_like(self.x)
-        total = sum(weight for weight, _ in cohort)
-        for weight, batches in cohort:
+        total = sum(visit.weight for visit in cohort)
+        for weight, batches, seed in cohort:
             load_vector(self._model, self.x)
             optimizer = torch.optim.SGD(
                 self._model.parameters(),
@@ -237,7 +271,8 @@ class BareLoop:
                 momentum=local.momentum,
                 nesterov=local.nesterov,
             )
-            for batch in batches:
+            for step, batch in enumerate(batches):
+                self._seed_layers(seed + step)
                 optimizer.zero_grad()
                 with self._precision():
                     outputs = self._model(batch.inputs)

@@ -3,7 +3,8 @@
 A round of LeNet has 20 clients of 250 random images: R ranks train them together, and each of R
 bare loops trains 20 / R of them.  The processes of a side wait while another side runs; the time of
 a turn is that of its slowest process.  The bare loops share the machine like the ranks do, but do
-not communicate: the difference is the cost of the exact mean and of waiting for each other.
+not communicate, and their times exclude the making of batches: the difference is the cost of that,
+of the exact mean and of waiting for each other.
 """
 
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import Measurement, Result
-from hpcfl.bench.round import LENET, write_images
+from hpcfl.bench.round import BARE_NOTE, LENET, write_images
 from hpcfl.errors import JobError
 from hpcfl.sweep.process import environment, mpirun
 
@@ -62,17 +63,19 @@ def bench_scaling(ranks: Sequence[int] | None, turns: int = TURNS) -> Result:
 
 
 def report(figures: Sequence[Measurement]) -> str:
-    """A line for each number of ranks."""
+    """A line for each number of ranks; the speed-up is over the first of them."""
     first = figures[0]
+    speed_up = f"speed-up over {first.subject}"
     lines = [
-        f"{'':12} {'ranks':>10} {'bare loops':>12} {'ranks reach':>12} {'speed-up':>9}    "
+        f"{'':12} {'ranks':>10} {'bare loops':>12} {'ranks reach':>12} {speed_up:>25}    "
         f"({os.cpu_count()} cores)"
     ]
     for ranks, bare in zip(figures[::2], figures[1::2], strict=True):
         lines.append(
             f"{ranks.subject:12} {ranks.median:8.3f} s {bare.median:10.3f} s "
-            f"{bare.over(ranks):11.1%} {first.over(ranks):8.2f}x"
+            f"{bare.over(ranks):11.1%} {first.over(ranks):24.2f}x"
         )
+    lines.append(BARE_NOTE)
     return "\n".join(lines)
 
 

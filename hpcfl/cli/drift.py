@@ -37,8 +37,8 @@ def draw_drift(
         size: of the plot; None: as large as its panels need.
 
     Returns:
-        A table: each run's rounds, and how far its global model and its local models are from the
-        minimum of the mean loss at the end.
+        A table: each run's rounds, how far its global model is from the minimum of the mean loss at
+        the end, and how far the last local models are from the model that the clients received.
 
     Raises:
         JobError: the file is wrong, its data are others, or the plot cannot be written.

@@ -124,6 +124,37 @@ def _recurrent_layers_in_training(model: nn.Module, device: torch.device) -> Ite
             layer.dropout = share
 
 
+class LayerSeeds:
+    """Seeds the layers of a model: hpcfl's ``Dropout``, and those that draw from torch's generator.
+
+    The numbers that they draw in a local step then follow from the step's seed alone.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._dropouts = dropouts(model)
+        self._generators = _default_generators(next(iter(trained(model).values())).device)
+
+    def __call__(self, seed: int) -> None:
+        """Begin a local step of this seed."""
+        for generator in self._generators:
+            generator.manual_seed(seed)
+        if self._dropouts:
+            common = torch.tensor(seed)
+            for dropout in self._dropouts:
+                dropout.begin(common)
+
+
+def _default_generators(device: torch.device) -> list[torch.Generator]:
+    """The generators from which layers on ``device`` draw; beside a GPU's that of the CPU, too.
+
+    They are seeded alone, as ``torch.manual_seed`` seeds every device, which takes as long as a
+    small step.
+    """
+    if device.type == "cuda":
+        return [torch.default_generator, torch.cuda.default_generators[device.index]]
+    return [torch.default_generator]
+
+
 class Gradient:
     """The gradient of a model's mean loss at any flat vector.
 
@@ -141,12 +172,11 @@ class Gradient:
             partial(autocast_bfloat16, self._parameters[0].device.type) if bf16 else nullcontext
         )
         self._viewed: Vector | None = None  # the vector of which the parameters are views
-        self._dropouts = dropouts(model)
-        self._generators = _default_generators(self._parameters[0].device)
+        self._seed_layers = LayerSeeds(model)
 
     def stochastic(self, point: Vector, batch: Batch, seed: int) -> tuple[Tensor, Vector]:
         """Mean loss and gradient on a batch, clipped; dropout masks follow from ``seed``."""
-        self._begin(seed)
+        self._seed_layers(seed)
         value, grad = self._value_and_grad(point, batch)
         if self.clip is not None:
             grad = clipped(grad, self.clip)
@@ -158,7 +188,7 @@ class Gradient:
         The same bits as a step along ``stochastic``'s gradient, but without the copy that joins the
         gradients of all parameters in one vector.
         """
-        self._begin(seed)
+        self._seed_layers(seed)
         value, grads = self._loss_and_grads(y, batch)
         with torch.no_grad():
             steps = grads
@@ -227,15 +257,6 @@ class Gradient:
         value = self.loss(self._outputs(point, batch.inputs), batch.labels)
         return value.detach(), torch.autograd.grad(value, self._parameters)
 
-    def _begin(self, seed: int) -> None:
-        """Seed the layers: hpcfl's ``Dropout``, and those that draw from torch's generator."""
-        for generator in self._generators:
-            generator.manual_seed(seed)
-        if self._dropouts:
-            common = torch.tensor(seed)
-            for dropout in self._dropouts:
-                dropout.begin(common)
-
 
 def clipped(gradients: Tensor, clip: float) -> Tensor:
     """Gradients [..., P], each scaled down to the norm ``clip`` if it is longer."""
@@ -244,17 +265,6 @@ def clipped(gradients: Tensor, clip: float) -> Tensor:
     wide = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True, dtype=torch.float64)
     factors = torch.where(norms.isinf(), (clip / wide).to(norms.dtype), clip / norms)
     return gradients * factors.clamp(max=1.0)
-
-
-def _default_generators(device: torch.device) -> list[torch.Generator]:
-    """The generators from which layers on ``device`` draw; beside a GPU's that of the CPU, too.
-
-    They are seeded alone, as ``torch.manual_seed`` seeds every device, which takes as long as a
-    small step.
-    """
-    if device.type == "cuda":
-        return [torch.default_generator, torch.cuda.default_generators[device.index]]
-    return [torch.default_generator]
 
 
 class BatchGradient:

@@ -1,4 +1,7 @@
-"""Char LSTM: the next character of a text, as LEAF, FedProx and the FedHBM paper model it."""
+"""Char LSTM: the next character of a text, as the FedHBM paper models it.
+
+By that paper it is the model of FedProx (Li et al., 2020) and of FedDyn (Acar et al., 2021).
+"""
 
 from dataclasses import dataclass
 

@@ -72,7 +72,8 @@ class Module(ModelConfig):
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Make the module; of a kept one the layers draw new weights, and ``init`` has the kept.
 
-        Parameters of a kept module's own classes that have no ``reset_parameters`` are not drawn.
+        Each layer draws by its ``reset_parameters``, or ``_reset_parameters`` as torch calls it in
+        some; parameters of a kept module's own classes that have neither are not drawn.
         """
         if self.of.endswith(OBJECT):
             if self.arguments:
@@ -81,10 +82,7 @@ class Module(ModelConfig):
                     "or pass its class"
                 )
             module = read_module(Path(self.of), Path(self.code) if self.code else None)
-            for layer in module.modules():
-                if callable(reset := getattr(layer, "reset_parameters", None)):
-                    reset()
-            return module
+            return module.apply(_draw)  # children first, as a layer may set their parameters
         make = self._make()
         given = {"input_shape": input_shape, "outputs": outputs}
         known = {name: given[name] for name in taken(make, self.of, self.arguments)}
@@ -110,6 +108,17 @@ class Module(ModelConfig):
         if not is_in_file(self.of):
             _require_maker(found, self.of)
         return found
+
+
+def _draw(layer: nn.Module) -> None:
+    """Let a layer draw its own parameters anew, where it has a method for that."""
+    reset = getattr(layer, "reset_parameters", None)
+    if reset is None:  # nn.MultiheadAttention and nn.Transformer have it by a private name
+        reset = getattr(layer, "_reset_parameters", None)
+        if callable(reset) and any(_required(reset)):
+            return  # another function of that name
+    if callable(reset):
+        reset()
 
 
 def _require_maker(found: Any, name: str) -> None:

@@ -1,5 +1,6 @@
 """Count the floating-point operations of a model."""
 
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -26,9 +27,19 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.total += 2 * out.numel() * args[_MATMULS[name]].shape[-1]
         elif name in ("convolution", "_convolution", "mkldnn_convolution"):
             self.total += 2 * out.numel() * prod(args[1].shape[1:])
-        elif name == "mkldnn_rnn_layer":  # input [T, B, ...], weights of the input and of the state
-            self.total += 2 * prod(args[0].shape[:2]) * (args[1].numel() + args[2].numel())
+        elif name == "mkldnn_rnn_layer":  # inputs, weights of the inputs and of the state
+            self.total += recurrent_operations(args[0].shape, [w.shape for w in args[1:3]])
         return out
+
+
+def recurrent_operations(inputs: Sequence[int], weights: Iterable[Sequence[int]]) -> int:
+    """Floating-point operations of the matrix products of recurrent layers.
+
+    Args:
+        inputs: the shape of what they read: features last, the steps of all examples before.
+        weights: shapes; every step multiplies with each matrix. Vectors are biases.
+    """
+    return 2 * prod(inputs[:-1]) * sum(prod(shape) for shape in weights if len(shape) > 1)
 
 
 def forward_operations(components: Components) -> int:

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from hpcfl.bench import reduce, round
+from hpcfl.bench import gpu, reduce, round, scaling
 from hpcfl.bench.costs import report as told_costs
 from hpcfl.bench.peers import WORKS, bench_peers, report
 from hpcfl.bench.reduce import FLOAT, measure
@@ -61,7 +61,7 @@ def test_no_line_is_wider_than_a_terminal(monkeypatch):
         restore_s=1e-9, test_s=1e-9,
     )  # fmt: skip
     tables = (
-        round.report([round.Comparison(long, 100_000, slow, slow, 1e-10)]),
+        round.report([round.Comparison(long, [100_000], slow, slow, 1e-10)]),
         told_costs(costs),
         reduce.report([Measurement("25000000", FLOAT, "s", [1234.0])]),
     )
@@ -122,7 +122,24 @@ def test_ratios_are_to_the_peer_in_the_first_precision():
     ours = Measurement("cnn", "hpcfl, bf16", "CPU s", [2.0])
     lines = report([ours, pfl], users=50).splitlines()
     assert lines[0].endswith("of pfl in bf16")
-    assert [line.split()[-1] for line in lines[1:]] == ["1.500x", "1.000x"]
+    assert [line.split()[-1] for line in lines[1:3]] == ["1.500x", "1.000x"]
+
+
+def test_tables_say_what_the_time_of_the_bare_loop_leaves_out():
+    sides = [Measurement("cnn", side, "s", [2.0]) for side in ("sequential", "bare loop", "pfl")]
+    for table in (report(sides, users=50), gpu.report(sides), scaling.report(sides[:2])):
+        assert table.endswith("\n(bare loop: without the time in which its batches are made)")
+
+
+def test_the_speed_up_names_what_it_is_over():
+    figures = [
+        Measurement(f"{ranks} at once", side, "s", [8 / ranks])
+        for ranks in (2, 4)
+        for side in ("ranks", "bare")
+    ]
+    header, two, four, _ = scaling.report(figures).splitlines()
+    assert " speed-up over 2 at once " in header
+    assert (two.split()[-1], four.split()[-1]) == ("1.00x", "2.00x")
 
 
 TINY = """

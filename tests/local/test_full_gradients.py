@@ -61,13 +61,15 @@ def test_the_full_gradient_is_that_of_the_mean_over_the_words(model, batch):
     x = parameters(model)
     (full,) = Gradient(model, tokens).full((x,), task.full_batches)
     torch.testing.assert_close(full, expected, rtol=1e-12, atol=1e-14)
-    found = Meter(Gradient(model, tokens), "tokens").whole(x, population(batch).training(0))
+    found = Meter(Gradient(model, tokens), "tokens", WORDS.classes).whole(
+        x, population(batch).training(0)
+    )
     assert found["examples"] == 2 + 4 + 1 + 4
     assert found["loss"] / found["examples"] == pytest.approx(float(loss.detach()), rel=1e-12)
 
 
 def test_a_client_without_a_word_to_score_has_no_accuracy(model):
-    meter, x = Meter(Gradient(model, tokens), "tokens"), parameters(model)
+    meter, x = Meter(Gradient(model, tokens), "tokens", WORDS.classes), parameters(model)
     people = population(4)
     clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None)
     found = clients.global_scores(meter, x, Solo(), objective=False, accuracy=True)
@@ -89,7 +91,7 @@ def test_a_client_whose_labels_are_all_padding(model):
     gradient = Gradient(model, tokens)
     (full,) = gradient.full((x,), people.task(1, 0).full_batches)
     assert torch.equal(full, torch.zeros_like(x))
-    meter = Meter(gradient, "tokens")
+    meter = Meter(gradient, "tokens", WORDS.classes)
     weights = torch.ones(2).double().numpy()
     clients = Clients(people, [0, 1], weights, lambda _: None)
     found = clients.global_scores(meter, x, Solo(), objective=True, accuracy=False)

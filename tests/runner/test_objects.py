@@ -17,7 +17,9 @@ from torch.utils.data import Dataset, TensorDataset
 import hpcfl
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import DataError, JobError, StoreError
+from hpcfl.job.schema import load
 from hpcfl.runner import objects
+from hpcfl.runner.components import build_components
 from hpcfl.runner.main_source import source_of
 from hpcfl.runner.objects import KeptFiles
 from tests.forked import python
@@ -151,6 +153,41 @@ def test_a_module_starts_from_its_present_weights(tmp_path, capsys):
     copy = hpcfl.resume(tmp_path / "moved", {"rounds": 3}, out=tmp_path / "copy")
     shutil.rmtree(tmp_path / "moved")
     assert hpcfl.resume(copy.directory).rounds == 3
+
+
+class Attentive(nn.Module):
+    """Its own method needs an argument, so it is not that of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(5, 1, 8, batch_first=True), 2, enable_nested_tensor=False
+        )
+        self.last = nn.Linear(5, 4)
+
+    def _reset_parameters(self, value):
+        raise NotImplementedError
+
+    def forward(self, x):
+        return self.last(self.encoder(x[:, None])[:, 0])
+
+
+def test_random_initialisations_of_a_kept_transformer(tmp_path):
+    """Nothing of the kept weights is left, not even in the attention's own parameters."""
+    net, kept = Attentive(), 7.0
+    for parameter in net.parameters():
+        nn.init.constant_(parameter, kept)
+    job = {**JOB, "algorithm": {"name": "fedhbm", "first": "random"}, "rounds": 1}
+    result = hpcfl.run(job, model=net, data=data(), out=tmp_path / "run")
+    parts = build_components(load(result.directory / "job.yaml"), torch.device("cpu"))
+    assert (parts.x0 == kept).all()
+    sizes = [parameter.numel() for parameter in net.parameters()]
+    one, other = (parts.random_init(client)().split(sizes) for client in (0, 1))
+    for (name, _), first, second in zip(net.named_parameters(), one, other, strict=True):
+        assert not (first == kept).any(), name
+        # Constants as when the layer is made, after the dense layer in it has drawn its own bias.
+        constant = "norm" in name or name.endswith(("in_proj_bias", "out_proj.bias"))
+        assert torch.equal(first, second) == constant, name
 
 
 def test_a_function_is_told_the_shape(tmp_path):
