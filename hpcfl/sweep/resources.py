@@ -1,19 +1,25 @@
 """The cores, GPUs and memory of this machine, and how many runs fit at once."""
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 
+from hpcfl.io.cgroups import core_quotas
 from hpcfl.io.memory import PROC, number
 
 
 def cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """How many cores this process may use, whether or not it is bound to them."""
+    bound = hasattr(os, "sched_getaffinity")
+    found = [len(os.sched_getaffinity(0)) if bound else os.cpu_count() or 1]
+    # Of the step, or of the batch script outside of one.  SLURM_CPUS_PER_TASK would be too few
+    # there: a sweep is one task, and may use those of all tasks.
+    if (allocated := os.environ.get("SLURM_CPUS_ON_NODE", "")).isdigit():
+        found.append(int(allocated))
+    return max(1, min([*found, *map(math.ceil, core_quotas())]))
 
 
 def gpus() -> list[str]:
