@@ -26,6 +26,8 @@ def gpus() -> list[str]:
     """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
     count = torch.cuda.device_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if all(name.startswith("MIG-") for name in named):
+        return named  # of these CUDA shows each process the first alone
     return named[:count] if named != [""] else [str(gpu) for gpu in range(count)]
 
 

@@ -1,9 +1,9 @@
-"""How many cores a sweep counts, by what limits its process."""
+"""How many cores and GPUs a sweep counts, by what limits its process."""
 
 import pytest
 
 from hpcfl.sweep import resources
-from hpcfl.sweep.resources import cores
+from hpcfl.sweep.resources import cores, gpus
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,22 @@ def test_cores_are_those_that_slurm_and_the_groups_leave(monkeypatch, allocated,
     if allocated is not None:
         monkeypatch.setenv("SLURM_CPUS_ON_NODE", allocated)
     assert cores() == count
+
+
+@pytest.mark.parametrize(
+    ("named", "seen", "found"),
+    [
+        (None, 2, ["0", "1"]),
+        ("3,5", 2, ["3", "5"]),
+        ("3,5,9", 2, ["3", "5"]),
+        ("MIG-a,MIG-b,MIG-c", 1, ["MIG-a", "MIG-b", "MIG-c"]),
+        ("MIG-GPU-a/1/0,MIG-GPU-a/2/0", 1, ["MIG-GPU-a/1/0", "MIG-GPU-a/2/0"]),
+    ],
+)
+def test_gpus_are_those_that_are_named(monkeypatch, named, seen, found):
+    """Of slices of GPUs CUDA shows a process one alone."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: seen)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert gpus() == found
