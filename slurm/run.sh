@@ -263,9 +263,9 @@ stage() {
   done
   for try in 1 2 3; do
     # shellcheck disable=SC2016  # the nodes' shells are to expand it
-    follow env -u SLURM_GPUS_PER_NODE -u SLURM_GPUS_PER_TASK srun --nodes="$SLURM_NNODES" \
-      --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --mpi=none --gres=none --kill-on-bad-exit=0 \
-      bash -uc '
+    follow env -u SLURM_GPUS_PER_NODE -u SLURM_GPUS_PER_TASK -u SLURM_TRES_PER_TASK \
+      srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --mpi=none \
+      --gres=none --kill-on-bad-exit=0 bash -uc '
       attempt() {
         # Without the lock: a cp that outlives this shell would keep it.
         said=$(exec 9<&- && LC_ALL=C exec "$@" 2>&1) && return
@@ -329,8 +329,9 @@ play() {
   local start
   if [ -n "$sweep" ]; then
     # One task, which starts the runs itself.  srun would take over how the job's GPUs were asked
-    # for, which may be more than one node has, or fewer than this one.
-    unset SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU
+    # for, which may be more than one node has, or fewer than this one.  Since Slurm 23.11
+    # SLURM_TRES_PER_TASK says that, too.
+    unset SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK
     step+=(--nodes=1 --ntasks=1 --mpi=none --nodelist="$SLURMD_NODENAME"
       ${SLURM_GPUS_ON_NODE:+--gpus="$SLURM_GPUS_ON_NODE"})
   else
