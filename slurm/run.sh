@@ -277,6 +277,8 @@ stage() {
         esac
         exit 1
       }
+      # Other data may have the same size.  Whole seconds: not all disks keep their fractions.
+      stamp() { stat -Lc "%s %Y" "$1"; }
       data=$1 scratch=$2
       shift 2
       attempt mkdir -p "$scratch"
@@ -286,9 +288,9 @@ stage() {
       for file in "$@"; do
         source=$data/$file target=$scratch/$file
         [ -z "$locked" ] || rm -f "$target".part.* # of copies that were killed
-        if [ ! -e "$target" ] || [ "$(stat -Lc %s "$source")" != "$(stat -Lc %s "$target")" ]; then
+        if [ ! -e "$target" ] || [ "$(stamp "$source")" != "$(stamp "$target")" ]; then
           part=$target.part.$SLURM_JOB_ID.$SLURM_NODEID
-          attempt cp "$source" "$part"
+          attempt cp --preserve=timestamps "$source" "$part"
           attempt mv "$part" "$target"
         fi
       done' stage "$data" "$HPCFL_SCRATCH" "${files[@]}"

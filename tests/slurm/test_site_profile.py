@@ -117,6 +117,25 @@ def test_staged_data_do_not_change_the_name_of_the_run(play, tmp_path):
     assert (scratch / "x.h5").read_text() == "images"
 
 
+def test_data_that_were_prepared_again_are_copied_again(play, tmp_path):
+    """Though their size is the same; data that are the same as before are not copied."""
+    data, copy = tmp_path / "data/x.h5", tmp_path / "scratch/x.h5"
+    data.parent.mkdir()
+    copies = []
+    for content, written in (("images", 100), ("photos", 200), ("photos", 200)):
+        data.write_text(content)
+        os.utime(data, (written, written))
+        done = play(
+            "staged.sh", "x.h5", "a.yaml", HPCFL_SCRATCH=str(copy.parent), SLURM_NODEID="0",
+            SLURMD_NODENAME="node1",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        (tmp_path / "starts").unlink()
+        copies.append((copy.read_text(), copy.stat().st_ino))
+    assert [content for content, _ in copies] == ["images", "photos", "photos"]
+    assert copies[1] == copies[2]  # the same file
+
+
 TRES = "cpu=1,gres/gpu=1"  # as since Slurm 23.11
 
 
