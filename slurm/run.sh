@@ -12,8 +12,8 @@
 #   HPCFL_OUT         the run directory; default as `hpcfl run` and `hpcfl sweep` take it
 #   HPCFL_MPI         srun's --mpi: pmi2 (default; MPICH and its kin) or pmix (Open MPI)
 #   HPCFL_MAX_STARTS  how many starts in a row may end without a new checkpoint; default 3
-#   HPCFL_WAIT_S      how long a start waits for an earlier one that is still alive on a node which
-#                     Slurm lost; default 900 (its watchdog ends it after comm.timeout_s, 600)
+#   HPCFL_WAIT_S      how long a start waits for ranks of an earlier one that are alive on a node which
+#                     Slurm lost; default 900 (their watchdog ends them after comm.timeout_s, 600)
 #   HPCFL_SITE        a shell script that is sourced first: modules, an environment or a container,
 #                     options of srun, variables; see slurm/sites/example.sh
 #   HPCFL_COMMAND     the words that start hpcfl; default hpcfl
@@ -310,15 +310,19 @@ held() {
   [ "$code" = 99 ]
 }
 
-# On a node that Slurm has given up, the ranks of an earlier start may live on, until their watchdog
-# finds that others are gone.  They hold the run directory's lock.
+# On a node that Slurm has given up, ranks of an earlier start may live on, until their watchdog finds
+# that others are gone.  Rank 0 holds the lock of the run directory, every rank its files of states.
 wait_for_earlier() {
-  local lock
+  local lock run left locks=("$out/lock") end=$((SECONDS + patience))
   status=0
-  for lock in "$out/lock" ${sweep:+"${runs[@]/%//lock}"}; do
+  for run in "${runs[@]}"; do
+    locks+=("$run/lock" "$run"/stores/*.h5 "$run"/stores/shared/*.h5)
+  done
+  for lock in "${locks[@]}"; do
     if held "$lock"; then
-      say "another start of this run is alive: it holds $lock; wait up to $patience s for its end"
-      follow flock --shared --timeout "$patience" -E 99 "$lock" true
+      left=$((end > SECONDS ? end - SECONDS : 0))
+      say "another start of this run is alive: it holds $lock; wait up to $left s for its end"
+      follow flock --shared --timeout "$left" -E 99 "$lock" true
       if [ "$status" != 0 ]; then
         return
       fi
