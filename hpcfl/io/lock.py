@@ -102,14 +102,14 @@ def _take(lock: Path, wait: bool) -> int | None:
             if error.errno not in NO_LOCKS:
                 os.close(fd)
                 raise
-        if _leads_to(lock, fd):
+        if leads_to(lock, fd):
             return fd
         # The process that held it has deleted it meanwhile: a lock on a file without a name keeps
         # nobody out, so try again.
         os.close(fd)
 
 
-def _leads_to(path: Path, fd: int) -> bool:
+def leads_to(path: Path, fd: int) -> bool:
     """Whether ``path`` is the name of the open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
