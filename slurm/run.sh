@@ -12,8 +12,8 @@
 #   HPCFL_OUT         the run directory; default as `hpcfl run` and `hpcfl sweep` take it
 #   HPCFL_MPI         srun's --mpi: pmi2 (default; MPICH and its kin) or pmix (Open MPI)
 #   HPCFL_MAX_STARTS  how many starts in a row may end without a new checkpoint; default 3
-#   HPCFL_WAIT_S      how long a start waits for an earlier one that is still alive on a node which
-#                     Slurm lost; default 900 (its watchdog ends it after comm.timeout_s, 600)
+#   HPCFL_WAIT_S      how long a start waits for ranks of an earlier one that are alive on a node which
+#                     Slurm lost; default 900 (their watchdog ends them after comm.timeout_s, 600)
 #   HPCFL_SITE        a shell script that is sourced first: modules, an environment or a container,
 #                     options of srun, variables; see slurm/sites/example.sh
 #   HPCFL_COMMAND     the words that start hpcfl; default hpcfl
@@ -263,9 +263,9 @@ stage() {
   done
   for try in 1 2 3; do
     # shellcheck disable=SC2016  # the nodes' shells are to expand it
-    follow env -u SLURM_GPUS_PER_NODE -u SLURM_GPUS_PER_TASK srun --nodes="$SLURM_NNODES" \
-      --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --mpi=none --gres=none --kill-on-bad-exit=0 \
-      bash -uc '
+    follow env -u SLURM_GPUS_PER_NODE -u SLURM_GPUS_PER_TASK -u SLURM_TRES_PER_TASK \
+      srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --mpi=none \
+      --gres=none --kill-on-bad-exit=0 bash -uc '
       attempt() {
         # Without the lock: a cp that outlives this shell would keep it.
         said=$(exec 9<&- && LC_ALL=C exec "$@" 2>&1) && return
@@ -277,6 +277,8 @@ stage() {
         esac
         exit 1
       }
+      # Other data may have the same size.  Whole seconds: not all disks keep their fractions.
+      stamp() { stat -Lc "%s %Y" "$1"; }
       data=$1 scratch=$2
       shift 2
       attempt mkdir -p "$scratch"
@@ -286,9 +288,9 @@ stage() {
       for file in "$@"; do
         source=$data/$file target=$scratch/$file
         [ -z "$locked" ] || rm -f "$target".part.* # of copies that were killed
-        if [ ! -e "$target" ] || [ "$(stat -Lc %s "$source")" != "$(stat -Lc %s "$target")" ]; then
+        if [ ! -e "$target" ] || [ "$(stamp "$source")" != "$(stamp "$target")" ]; then
           part=$target.part.$SLURM_JOB_ID.$SLURM_NODEID
-          attempt cp "$source" "$part"
+          attempt cp --preserve=timestamps "$source" "$part"
           attempt mv "$part" "$target"
         fi
       done' stage "$data" "$HPCFL_SCRATCH" "${files[@]}"
@@ -308,15 +310,19 @@ held() {
   [ "$code" = 99 ]
 }
 
-# On a node that Slurm has given up, the ranks of an earlier start may live on, until their watchdog
-# finds that others are gone.  They hold the run directory's lock.
+# On a node that Slurm has given up, ranks of an earlier start may live on, until their watchdog finds
+# that others are gone.  Rank 0 holds the lock of the run directory, every rank its files of states.
 wait_for_earlier() {
-  local lock
+  local lock run left locks=("$out/lock") end=$((SECONDS + patience))
   status=0
-  for lock in "$out/lock" ${sweep:+"${runs[@]/%//lock}"}; do
+  for run in "${runs[@]}"; do
+    locks+=("$run/lock" "$run"/stores/*.h5 "$run"/stores/shared/*.h5)
+  done
+  for lock in "${locks[@]}"; do
     if held "$lock"; then
-      say "another start of this run is alive: it holds $lock; wait up to $patience s for its end"
-      follow flock --shared --timeout "$patience" -E 99 "$lock" true
+      left=$((end > SECONDS ? end - SECONDS : 0))
+      say "another start of this run is alive: it holds $lock; wait up to $left s for its end"
+      follow flock --shared --timeout "$left" -E 99 "$lock" true
       if [ "$status" != 0 ]; then
         return
       fi
@@ -329,8 +335,9 @@ play() {
   local start
   if [ -n "$sweep" ]; then
     # One task, which starts the runs itself.  srun would take over how the job's GPUs were asked
-    # for, which may be more than one node has, or fewer than this one.
-    unset SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU
+    # for, which may be more than one node has, or fewer than this one.  Since Slurm 23.11
+    # SLURM_TRES_PER_TASK says that, too.
+    unset SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK
     step+=(--nodes=1 --ntasks=1 --mpi=none --nodelist="$SLURMD_NODENAME"
       ${SLURM_GPUS_ON_NODE:+--gpus="$SLURM_GPUS_ON_NODE"})
   else

@@ -8,6 +8,7 @@ goes on without a lock.  A run directory has a lock of its own (``RunDir.lock``)
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from hpcfl.errors import DataError, file_error
 
 NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 """The errors of a file system without locks."""
+RETRIES = 3  # for a lock that a process may hold for a moment, which looks whether it is held
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -61,6 +63,28 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
                 folder.rmdir()
 
 
+def lock_now(fd: int, kind: int) -> None:
+    """Lock an open file, or find that another process has locked it for longer than a moment.
+
+    Args:
+        fd: its descriptor.
+        kind: ``fcntl.LOCK_EX`` or ``fcntl.LOCK_SH``.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        OSError: the file system has no locks, or fails.
+    """
+    for retries_left in range(RETRIES, -1, -1):
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not retries_left:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
 def _take(lock: Path, wait: bool) -> int | None:
     """Lock the file; return its descriptor, or None if this process may not write there."""
     while True:
@@ -78,14 +102,14 @@ def _take(lock: Path, wait: bool) -> int | None:
             if error.errno not in NO_LOCKS:
                 os.close(fd)
                 raise
-        if _leads_to(lock, fd):
+        if leads_to(lock, fd):
             return fd
         # The process that held it has deleted it meanwhile: a lock on a file without a name keeps
         # nobody out, so try again.
         os.close(fd)
 
 
-def _leads_to(path: Path, fd: int) -> bool:
+def leads_to(path: Path, fd: int) -> bool:
     """Whether ``path`` is the name of the open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))

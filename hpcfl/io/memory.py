@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from hpcfl.errors import JobError
+from hpcfl.io.cgroups import control_groups
 
 PROC = Path("/proc")
-_CGROUPS = Path("/sys/fs/cgroup")
 # The files of limit and use, and the key of the reclaimable part, in versions 2 and 1 of cgroups.
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -84,17 +84,9 @@ def number(path: Path, name: str) -> int:
 
 def _left_in_cgroups() -> Iterator[int]:
     """Free bytes within each limit of this process's control groups (Slurm limits jobs by them)."""
-    for line in (PROC / "self/cgroup").read_text().splitlines():
-        _, controllers, name = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root = _CGROUPS / controllers
-        limit, use, reclaimable = _V1 if controllers else _V2
-        own = root / name.lstrip("/")
-        for folder in (own, *own.parents):
-            if not folder.is_relative_to(root):
-                break
-            text = (folder / limit).read_text().strip() if (folder / limit).is_file() else "max"
-            if text != "max":
-                taken = int((folder / use).read_text())
-                yield int(text) - taken + number(folder / "memory.stat", reclaimable)
+    for version, folder in control_groups("memory"):
+        limit, use, reclaimable = _V1 if version == 1 else _V2
+        text = (folder / limit).read_text().strip() if (folder / limit).is_file() else "max"
+        if text != "max":
+            taken = int((folder / use).read_text())
+            yield int(text) - taken + number(folder / "memory.stat", reclaimable)

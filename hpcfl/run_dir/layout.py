@@ -24,7 +24,6 @@ import fcntl
 import io
 import json
 import os
-import time
 import warnings
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -43,6 +42,7 @@ from hpcfl.io.atomic import write_file
 from hpcfl.io.code_file import KEPT
 from hpcfl.io.files import parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
+from hpcfl.io.lock import lock_now
 from hpcfl.job.resume_rules import earlier_job_fingerprint, is_mutable, job_fingerprint
 from hpcfl.job.settings import changed, flatten
 from hpcfl.job.yaml_file import (
@@ -62,7 +62,6 @@ from hpcfl.types import Vector
 SWEEP_LOG = "sweep.log"
 """The log of a sweep, in the directory that holds the sweep's runs."""
 RENAMED_KEYS = {"life": "session", "told": "notes"}  # of the history, by earlier versions
-RETRIES = 3  # for the lock, which ``is_locked`` of another process may hold for a moment
 
 
 class RunDir:
@@ -268,24 +267,19 @@ class RunDir:
         except OSError as e:
             message = f"{self.lock_file}: cannot be opened: {e.strerror}"
             raise file_error(e, message, JobError) from e
-        for retries_left in range(RETRIES, -1, -1):
-            try:
-                fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except BlockingIOError as e:
-                if retries_left:
-                    time.sleep(0.1)
-                    continue
+        try:
+            lock_now(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        except BlockingIOError as e:
+            os.close(fd)
+            raise self._occupied(holder) from e
+        except OSError as e:
+            if are_written(self.ranks):
                 os.close(fd)
                 raise self._occupied(holder) from e
-            except OSError as e:
-                if are_written(self.ranks):
-                    os.close(fd)
-                    raise self._occupied(holder) from e
-                text = f"{self.lock_file}: no locks on this file system ({e.strerror}): only "
-                text += "heartbeats keep a second run out of the directory, and not at the start"
-                warnings.warn(text, stacklevel=2)
-            self._lock = fd
-            return
+            text = f"{self.lock_file}: no locks on this file system ({e.strerror}): only "
+            text += "heartbeats keep a second run out of the directory, and not at the start"
+            warnings.warn(text, stacklevel=2)
+        self._lock = fd
 
     def _occupied(self, holder: str) -> JobError:
         return JobError(f"{self.root}: {holder} is alive in this directory; wait for it or stop it")
@@ -322,7 +316,7 @@ class RunDir:
         except FileNotFoundError:
             return False
         try:
-            # A shared lock for a moment: a run that starts right now tries again (RETRIES).
+            # A shared lock for a moment: a run that starts right now tries again (``lock_now``).
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

@@ -10,7 +10,7 @@ from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.memory import MemoryStore
 from hpcfl.store.null import NullStore
 from hpcfl.store.schema import StateSchema
-from hpcfl.store.scratch import ScratchStore, folder_of_session
+from hpcfl.store.scratch import ScratchFolder, ScratchStore
 from hpcfl.store.shared import SharedStore, folder_of_shared
 
 GIB = 1 << 30
@@ -44,9 +44,10 @@ def make_client_store(
         )
         if disk is None:
             return permanent
-        own = folder_of_session(Path(disk), root.parent, rank, session) / name
-        own.mkdir()
-        scratch = Hdf5Store(own, rank, session, clients, schema, cache, row_per_round=row_per_round)
+        own = ScratchFolder(Path(disk), root.parent, rank, session, name)
+        scratch = Hdf5Store(
+            own.path, rank, session, clients, schema, cache, row_per_round=row_per_round
+        )
         return ScratchStore(scratch, permanent, own)
 
     if kept.own.fields and kept.shared.fields:

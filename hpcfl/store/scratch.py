@@ -4,19 +4,27 @@ Rounds save states on the node's disk, which may be lost with the node.  A resum
 directory alone.
 """
 
+import errno
+import fcntl
+import os
 import shutil
+import socket
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
 from zlib import crc32
 
+from hpcfl.errors import HpcflError
 from hpcfl.io.atomic import write_errors
+from hpcfl.io.lock import leads_to, locked
 from hpcfl.store.base import ClientStore
 from hpcfl.store.hdf5 import Hdf5Store, PinnedState
 from hpcfl.store.row_table import Table
+
+_TRIES = 10  # to make a file in a folder that others may find empty and remove
 
 
 class ScratchStore(ClientStore):
@@ -25,10 +33,10 @@ class ScratchStore(ClientStore):
     Args:
         scratch: the store on the node's disk.
         permanent: the store in the run directory.
-        folder: of the scratch store's files, removed when the store is closed.
+        folder: of the scratch store's files, closed with the store.
     """
 
-    def __init__(self, scratch: Hdf5Store, permanent: Hdf5Store, folder: Path) -> None:
+    def __init__(self, scratch: Hdf5Store, permanent: Hdf5Store, folder: "ScratchFolder") -> None:
         self._scratch, self._permanent, self._folder = scratch, permanent, folder
         self._on_scratch: set[int] = set()  # clients whose newest state is there
         self._changed: set[int] = set()  # since the last snapshot
@@ -86,11 +94,7 @@ class ScratchStore(ClientStore):
         self._copier.shutdown(cancel_futures=True)
         self._scratch.close()
         self._permanent.close()
-        # The next session removes what cannot be removed now (see ``folder_of_session``).
-        shutil.rmtree(self._folder, ignore_errors=True)
-        with suppress(OSError):  # not empty: another rank's folder is there
-            for empty in list(self._folder.parents)[:3]:  # the rank's, the session's, the run's
-                empty.rmdir()
+        self._folder.close()
 
     def _copy(self, pinned: Iterable[PinnedState], folder: Path) -> None:
         for clients, fetch in pinned:
@@ -106,26 +110,110 @@ class ScratchStore(ClientStore):
             future.result()
 
 
-def folder_of_session(disk: Path, run: Path, rank: int, session: str) -> Path:
-    """Make a rank's folder on the node's disk, and remove those of earlier sessions of the run.
+class ScratchFolder:
+    """A rank's folder on the node's disk, DISK/hpcfl-RUN-DIGEST/SESSION/RANK/NAME.
+
+    The file NAME.HOST.lock beside it is locked until the folder is closed or the process ends.  It
+    is locked before the folder is made: a folder whose lock nobody holds is what a killed session
+    left.  The name has the host because some file systems, also shared ones, have locks that other
+    hosts do not see.
 
     Args:
         disk: the folder that the job names.
         run: the run directory.
         rank: this rank's number.
         session: a short name that no earlier start of the run had.
+        name: of the store.
 
     Raises:
         DiskError: the disk is full or fails.
         StoreError: it cannot be made for another reason.
     """
-    # Runs of one name in different places may use the same node's disk.
-    path = str(run.absolute())
-    root = disk / f"hpcfl-{run.name}-{crc32(path.encode()):08x}"
-    folder = root / session / f"{rank:04d}"
-    with write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+
+    def __init__(self, disk: Path, run: Path, rank: int, session: str, name: str) -> None:
+        # Runs of one name in different places may use the same node's disk.
+        path = str(run.absolute())
+        root = disk / f"hpcfl-{run.name}-{crc32(path.encode()):08x}"
+        self.path = root / session / f"{rank:04d}" / name
+        self._lock = self.path.with_name(f"{name}{_suffix()}")
+        # Before anything is written, as it may be these that fill the disk.
+        with ExitStack() as stack:
+            with suppress(HpcflError):  # a full disk may have no room for the lock
+                # A rank waits for another that is removing them.
+                stack.enter_context(locked(disk / f".hpcfl-{os.geteuid()}"))
+            _remove_other_sessions(root, session)
+            _remove_unlocked(disk)
+        with write_errors(self.path):
+            self._fd = _hold(self._lock)
+            try:
+                self.path.mkdir(parents=True)
+            except OSError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Remove it and release its lock."""
+        # A later session removes what cannot be removed now.
+        _remove(self._lock)
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _suffix() -> str:
+    """What follows the name of a folder in the name of its lock."""
+    return f".{socket.gethostname()}.lock"
+
+
+def _hold(lock: Path) -> int | None:
+    """Make and lock a file; return its descriptor, or None where there are no locks."""
+    for _ in range(_TRIES):
+        with suppress(FileNotFoundError):  # the folder was empty, and another process removed it
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            except OSError:
+                os.close(fd)
+                lock.unlink()  # without it nobody removes the folder
+                return None
+            if leads_to(lock, fd):
+                return fd
+            os.close(fd)  # another process found it unlocked, and has removed it
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(lock))
+
+
+def _remove_other_sessions(root: Path, session: str) -> None:
+    """Remove what earlier sessions of the run left, on any host and without a lock, too."""
+    with suppress(OSError):
         for other in root.iterdir():
             if other.name != session:  # another rank may be removing it, too
                 shutil.rmtree(other, ignore_errors=True)
-    return folder
+
+
+def _remove_unlocked(disk: Path) -> None:
+    """Remove what killed sessions of other runs left, of this user and on this host."""
+    locks: list[Path] = []
+    with suppress(OSError):  # another process may be removing some of them
+        locks += disk.glob(f"hpcfl-*-????????/*/*/*{_suffix()}")
+    for lock in locks:
+        with suppress(OSError):
+            fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                # Fails where it is held, and where the file system has no locks.
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if leads_to(lock, fd) and os.fstat(fd).st_uid == os.geteuid():
+                    _remove(lock)
+            finally:
+                os.close(fd)
+
+
+def _remove(lock: Path) -> None:
+    """Remove a folder whose lock this process holds, then the lock, then what is empty around."""
+    folder = lock.with_name(lock.name.removesuffix(_suffix()))
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # not empty: another rank's folder is there
+        if not folder.exists():
+            lock.unlink()
+        for empty in list(lock.parents)[:3]:  # the rank's, the session's, the run's
+            empty.rmdir()

@@ -1,25 +1,33 @@
 """The cores, GPUs and memory of this machine, and how many runs fit at once."""
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 
+from hpcfl.io.cgroups import core_quotas
 from hpcfl.io.memory import PROC, number
 
 
 def cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """How many cores this process may use, whether or not it is bound to them."""
+    bound = hasattr(os, "sched_getaffinity")
+    found = [len(os.sched_getaffinity(0)) if bound else os.cpu_count() or 1]
+    # Of the step, or of the batch script outside of one.  SLURM_CPUS_PER_TASK would be too few
+    # there: a sweep is one task, and may use those of all tasks.
+    if (allocated := os.environ.get("SLURM_CPUS_ON_NODE", "")).isdigit():
+        found.append(int(allocated))
+    return max(1, min([*found, *map(math.ceil, core_quotas())]))
 
 
 def gpus() -> list[str]:
     """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
     count = torch.cuda.device_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if all(name.startswith("MIG-") for name in named):
+        return named  # of these CUDA shows each process the first alone
     return named[:count] if named != [""] else [str(gpu) for gpu in range(count)]
 
 

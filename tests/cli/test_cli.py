@@ -384,7 +384,7 @@ def test_a_look_at_the_lock_does_not_stop_a_start(run, monkeypatch):
         naps.append(seconds)
         os.close(looker)
 
-    monkeypatch.setattr("hpcfl.run_dir.layout.time.sleep", nap)
+    monkeypatch.setattr("hpcfl.io.lock.time.sleep", nap)
     with RunDir(run) as folder:
         folder.lock()
         assert len(naps) == 1

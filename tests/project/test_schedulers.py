@@ -1,5 +1,6 @@
 """The scripts for other schedulers are played as the page prints them."""
 
+import fcntl
 import os
 import re
 import shutil
@@ -146,6 +147,34 @@ def once(here, *words, **env):
         ["./once.sh", *words, "mpirun", "-n", "1", "--", "a.yaml"], cwd=here, text=True,
         env={"PATH": path, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["lock", "stores/a-r0001-s0000.h5", "stores/shared/a.h5"])
+def test_a_start_waits_for_the_ranks_of_an_earlier_one(here, name):
+    (here / "plan").write_text("0")
+    held = here / "runs/quick" / name
+    held.parent.mkdir(parents=True)
+    with held.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        job = once(here, "1000", "x")
+        assert f"it holds runs/quick/{name}; wait up to 900 s" in job.stdout.readline()
+        assert not (here / "starts").exists()
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, said
+    assert (here / "starts").exists()
+
+
+def test_the_wait_is_bounded(here):
+    """hpcfl itself refuses what is still held."""
+    (here / "plan").write_text("2")
+    (here / "runs/quick").mkdir(parents=True)
+    with (here / "runs/quick/lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        job = once(here, "1000", "x", HPCFL_WAIT_S="1")
+        said, _ = job.communicate(timeout=60)
+    assert job.returncode == 2, said
+    assert "it holds runs/quick/lock; wait up to 1 s" in said
+    assert (here / "starts").exists()
 
 
 def test_the_ranks_are_told_before_the_limit(here):

@@ -1,6 +1,7 @@
 """A run directory on a file system without locks, as Lustre is often mounted; and who may lock."""
 
 import errno
+import fcntl
 import os
 import stat
 
@@ -19,7 +20,7 @@ def folder(tmp_path, monkeypatch):
     def refuse(fd, how):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr("hpcfl.run_dir.layout.fcntl.flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr(heartbeat, "WATCHED_S", 0.2)
     (tmp_path / "lock").touch()
     return RunDir(tmp_path)

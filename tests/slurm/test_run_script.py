@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,8 @@ def counters(here):
 
 
 def said(here, job, name="hpcfl"):
-    return (here / f"{name}-{job}.out").read_text()
+    output = here / f"{name}-{job}.out"
+    return output.read_text() if output.exists() else ""  # before the job runs
 
 
 def signal_before_checkpoint(here):
@@ -172,16 +174,57 @@ def test_a_launch_that_fails_is_tried_again(slurm, here):
     assert len(starts(here)) == 1
 
 
-def test_a_run_that_is_alive_elsewhere_for_good_is_given_up(slurm, here):
+@pytest.fixture
+def alive(here):
+    """Hold a file of a run as a rank of an earlier start does."""
+    with ExitStack() as held:
+
+        def hold(name):
+            (here / name).parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context((here / name).open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return file
+
+        yield hold
+
+
+FILES = ["lock", "stores/a-r0001-s0000.h5", "stores/shared/a-r0001-s0000.h5"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_that_is_alive_elsewhere_for_good_is_given_up(slurm, here, alive, name):
     """After a wait that is bounded, and with the bound of all starts."""
-    (here / "runs/quick").mkdir(parents=True)
-    with (here / "runs/quick/lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        job = submit(slurm, here, "0", HPCFL_WAIT_S="1", HPCFL_MAX_STARTS="1")
-        ended = slurm.wait(job)
+    alive(f"runs/quick/{name}")
+    job = submit(slurm, here, "0", HPCFL_WAIT_S="1", HPCFL_MAX_STARTS="1")
+    ended = slurm.wait(job)
     assert (ended["ExitCode"], ended["Restarts"]) == ("1:0", "0")
+    assert f"it holds runs/quick/{name}; wait up to 1 s for its end" in said(here, job)
     assert "another start of this run is still alive, not requeued: 1 starts" in said(here, job)
     assert starts(here) == []
+
+
+def test_a_start_waits_for_every_rank_of_an_earlier_one(slurm, here, alive):
+    """Rank 0, which alone holds the lock, may have been on another node."""
+    held = [alive(f"runs/quick/stores/a-r000{rank}-s0000.h5") for rank in (1, 2)]
+    job = submit(slurm, here, "0")
+    for file in held:
+        name = Path(file.name).relative_to(here)
+        slurm.until(lambda name=name: f"it holds {name}" in said(here, job))
+        assert starts(here) == []
+        file.close()
+    assert slurm.wait(job)["JobState"] == "COMPLETED", said(here, job)
+    assert starts(here) == [COMMAND]
+
+
+def test_a_sweep_waits_for_the_ranks_of_its_runs(slurm, here, alive):
+    (here / "plan").write_text("0")
+    file = alive("runs/several/point0/stores/a-r0001-s0000.h5")
+    job = slurm.sbatch("--ntasks=1", str(RUN), "several.yaml", cwd=here)
+    line = "it holds runs/several/point0/stores/a-r0001-s0000.h5"
+    slurm.until(lambda: line in said(here, job))
+    assert not (here / "starts").exists()
+    file.close()
+    assert slurm.wait(job)["JobState"] == "COMPLETED", said(here, job)
 
 
 @pytest.mark.parametrize("gpus", ["--gpus=3", "--gpus-per-node=2", "--gpus-per-task=1"])

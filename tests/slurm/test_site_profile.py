@@ -9,8 +9,9 @@ import pytest
 
 HERE = Path(__file__).parent
 SLURM = HERE.parents[1] / "slurm"
-# Notes its options, then starts what follows them as one rank.
-SRUN = """while [[ $1 == --* ]]; do echo "$1" >>srun; shift; done
+# Notes its options and what newer versions read besides, then starts what follows as one rank.
+SRUN = """echo "${SLURM_TRES_PER_TASK:-}" >>tres
+while [[ $1 == --* ]]; do echo "$1" >>srun; shift; done
 SLURM_PROCID=0 SLURM_NTASKS=1 exec "$@"
 """
 
@@ -114,6 +115,50 @@ def test_staged_data_do_not_change_the_name_of_the_run(play, tmp_path):
     words = f"a.yaml seed=3 data.root={scratch} store.dir={scratch}"
     assert f"0/1 run {words} --out runs/quick --continue" in (tmp_path / "starts").read_text()
     assert (scratch / "x.h5").read_text() == "images"
+
+
+def test_data_that_were_prepared_again_are_copied_again(play, tmp_path):
+    """Though their size is the same; data that are the same as before are not copied."""
+    data, copy = tmp_path / "data/x.h5", tmp_path / "scratch/x.h5"
+    data.parent.mkdir()
+    copies = []
+    for content, written in (("images", 100), ("photos", 200), ("photos", 200)):
+        data.write_text(content)
+        os.utime(data, (written, written))
+        done = play(
+            "staged.sh", "x.h5", "a.yaml", HPCFL_SCRATCH=str(copy.parent), SLURM_NODEID="0",
+            SLURMD_NODENAME="node1",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        (tmp_path / "starts").unlink()
+        copies.append((copy.read_text(), copy.stat().st_ino))
+    assert [content for content, _ in copies] == ["images", "photos", "photos"]
+    assert copies[1] == copies[2]  # the same file
+
+
+TRES = "cpu=1,gres/gpu=1"  # as since Slurm 23.11
+
+
+def test_steps_without_gpus_are_not_asked_for_some(play, tmp_path):
+    """The copies of the data; the ranks have a GPU each."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x.h5").write_text("images")
+    done = play(
+        "staged.sh", "x.h5", "a.yaml", HPCFL_SCRATCH=str(tmp_path / "scratch"), SLURM_NODEID="0",
+        SLURMD_NODENAME="node1", SLURM_TRES_PER_TASK=TRES,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "tres").read_text() == f"\n{TRES}\n"
+
+
+def test_the_one_task_of_a_sweep_has_all_gpus_of_the_node(play, tmp_path):
+    done = play(
+        "run.sh", "several.yaml", SLURMD_NODENAME="node1", SLURM_GPUS_ON_NODE="4",
+        SLURM_TRES_PER_TASK=TRES,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "--gpus=4" in (tmp_path / "srun").read_text().split()
+    assert (tmp_path / "tres").read_text() == "\n"
 
 
 def test_a_sweep_takes_no_staged_data(play, tmp_path):

@@ -9,7 +9,7 @@ from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
-from hpcfl.store.scratch import ScratchStore
+from hpcfl.store.scratch import ScratchFolder, ScratchStore
 from hpcfl.store.segment import Segment
 
 CLIENTS, COHORT, ROUNDS = 20, 8, 25
@@ -71,9 +71,10 @@ def test_every_state_and_every_checkpoint_is_right(
     random, size = Random(seed), cached * footprint(schema)
     store = Hdf5Store(root, 0, "a", range(CLIENTS), schema, size)
     if scratch:
-        disk = tmp_path / "node/job/rank"
-        disk.mkdir(parents=True)
-        store = ScratchStore(Hdf5Store(disk, 0, "b", range(CLIENTS), schema, size), store, disk)
+        near = ScratchFolder(tmp_path / "disk", tmp_path, 0, "b", "own")
+        store = ScratchStore(
+            Hdf5Store(near.path, 0, "b", range(CLIENTS), schema, size), store, near
+        )
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     checkpoints, newest = Checkpoints(store, folder, root, schema, bits), {}

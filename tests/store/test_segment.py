@@ -1,6 +1,7 @@
 """A segment returns the bits it was given, and refuses whatever is not a whole segment."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -99,6 +100,14 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(path, schema):
     Segment.open(path, schema, "r").close()
     writer.close()
     Segment.open(path, schema, "r+").close()
+
+
+def test_a_look_at_the_lock_keeps_no_writer_out(path, schema, monkeypatch):
+    """As slurm/run.sh looks whether ranks of an earlier start are alive."""
+    with path.open("rb") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        monkeypatch.setattr("hpcfl.io.lock.time.sleep", lambda _: fcntl.flock(look, fcntl.LOCK_UN))
+        Segment.open(path, schema, "r+").close()
 
 
 def test_an_existing_file_is_never_replaced(path, schema):

@@ -15,7 +15,7 @@ from hpcfl.store.null import NullStore
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.schema import Field, StateSchema
-from hpcfl.store.scratch import ScratchStore, folder_of_session
+from hpcfl.store.scratch import ScratchFolder, ScratchStore
 from hpcfl.store.shared import SharedStore
 from tests.long_form import LONG
 
@@ -37,9 +37,8 @@ def one_part(request, tmp_path):
         room = KINDS[request.param] * footprint(schema)
         if request.param != "scratch":
             return Hdf5Store(root, rank, session, clients, schema, room)
-        folder = folder_of_session(tmp_path / "disk", tmp_path, rank, session) / root.name
-        folder.mkdir()
-        near = Hdf5Store(folder, rank, session, clients, schema, room)
+        folder = ScratchFolder(tmp_path / "disk", tmp_path, rank, session, root.name)
+        near = Hdf5Store(folder.path, rank, session, clients, schema, room)
         return ScratchStore(near, Hdf5Store(root, rank, session, clients, schema, 0), folder)
 
     return store
