@@ -74,12 +74,27 @@ def test_near_names_are_told(job, near):
     assert line.endswith(f"(hpcfl list jobs); did you mean {near}?")
 
 
+def test_the_file_without_its_ending_is_told(tmp_path):
+    (tmp_path / "d").mkdir()
+    for name in ("quickstar", "d/fedvarp"):
+        (tmp_path / f"{name}.yaml").write_text("")
+        assert refusal(name).endswith(f"; did you mean {name}.yaml?")
+
+
+def test_a_directory_is_no_job(tmp_path, refused):
+    (tmp_path / "d").mkdir()
+    for name in (".", "d"):
+        line = refused("run", name)
+        assert line.startswith(f"JobError: {name}: is a directory, expected the file of a job")
+
+
 def test_commands_take_names(hpcfl, refused):
     assert "fedhbm" in hpcfl("check", "quickstart").text
     assert hpcfl("check", "jobs/quickstart", "--where").out == ["runs/quickstart"]
     assert "runs/quickstart needs " in hpcfl("plan", "quickstart").text
     assert "did you mean quickstart" in refused("run", "quickstar")
-    assert "use `hpcfl sweep" in refused("run", "sweeps/quickstart")
+    sweep = refused("check", "sweeps/quickstart")
+    assert f"use `hpcfl sweep {FOLDER}/sweeps/quickstart.yaml`, which with --dry-run" in sweep
     assert len(hpcfl("sweep", "sweeps/quickstart", "--where").out) == 6
     assert "quadratics/scaffold" in hpcfl("list", "jobs").text
 
