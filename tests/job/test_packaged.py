@@ -96,7 +96,22 @@ def test_commands_take_names(hpcfl, refused):
     sweep = refused("check", "sweeps/quickstart")
     assert f"use `hpcfl sweep {FOLDER}/sweeps/quickstart.yaml`, which with --dry-run" in sweep
     assert len(hpcfl("sweep", "sweeps/quickstart", "--where").out) == 6
-    assert "quadratics/scaffold" in hpcfl("list", "jobs").text
+
+
+@pytest.mark.parametrize("columns", [None, 80, 100])
+def test_the_list_has_a_line_for_each_job(columns, hpcfl, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    rows = [line for line in hpcfl("list", "jobs").out if line.startswith("| ")][1:]
+    known = packaged_jobs()
+    assert [row.split()[1] for row in rows] == list(known)
+    assert max(map(len, rows)) <= (columns or 1000)
+    whole = [summary(file) in row for row, file in zip(rows, known.values(), strict=True)]
+    assert all(whole) if columns is None else not all(whole)
+    name = "cifar10/fedavg_published_split"
+    alone = " ".join(" ".join(line.split("|")[2].split()) for line in hpcfl("list", name).out[3:-3])
+    assert alone.strip() == summary(known[name])
 
 
 def test_the_kind_of_an_argument(tmp_path, monkeypatch, hpcfl, refused):
